@@ -11,7 +11,9 @@ from bstune.options import TrainedOptions
 
 CONF = Path(__file__).parents[1] / "conf"
 README = CONF / "README.md"
-GROUPS = {"batch_schedule": "doubling"}  # groups without a choice by default, whose options stand in one's file
+GROUPS = {
+    "batch_schedule": "doubling"
+}  # groups without a choice by default, whose options stand in one's file
 
 
 def option_types(section: type[BaseModel] = TrainedOptions, prefix: str = "") -> dict[str, Any]:
@@ -20,7 +22,14 @@ def option_types(section: type[BaseModel] = TrainedOptions, prefix: str = "") ->
     for name, field in section.model_fields.items():
         kind = field.annotation
         if get_origin(kind) in (Union, UnionType):  # a section that may be left out
-            kind = next((inner for one in get_args(kind) if is_section(inner := (get_args(one) or [one])[0])), kind)
+            kind = next(
+                (
+                    inner
+                    for one in get_args(kind)
+                    if is_section(inner := (get_args(one) or [one])[0])
+                ),
+                kind,
+            )
         if is_section(kind):
             types |= option_types(kind, f"{prefix}{name}.")
         else:
@@ -41,8 +50,19 @@ def allowed(schema: dict[str, Any]) -> str:
         return ", ".join(f"`{value}`" for value in schema.get("enum", [schema.get("const")]))
     if schema.get("type") == "array":
         return f"list of {allowed(schema['items'])}"
-    names = {"integer": "integer", "number": "number", "boolean": "`true`, `false`", "string": "text", "null": "`null`"}
-    ends = {"minimum": "from", "exclusiveMinimum": "over", "maximum": "to", "exclusiveMaximum": "below"}
+    names = {
+        "integer": "integer",
+        "number": "number",
+        "boolean": "`true`, `false`",
+        "string": "text",
+        "null": "`null`",
+    }
+    ends = {
+        "minimum": "from",
+        "exclusiveMinimum": "over",
+        "maximum": "to",
+        "exclusiveMaximum": "below",
+    }
     bounds = [f"{word} {number(schema[name])}" for name, word in ends.items() if name in schema]
     return " ".join([names.get(schema.get("type", ""), "mapping"), *bounds])
 
@@ -50,7 +70,9 @@ def allowed(schema: dict[str, Any]) -> str:
 def number(value: float) -> str:
     """Return a bound in few characters: 1000, 1e6, 4294967295."""
     power = f"{value:.0e}".replace("e+", "e").replace("e-0", "e-").replace("e0", "e")
-    return power if float(power) == value and (value >= 1e5 or 0 < value < 1e-2) else f"{value:.10g}"
+    return (
+        power if float(power) == value and (value >= 1e5 or 0 < value < 1e-2) else f"{value:.10g}"
+    )
 
 
 def comments() -> dict[str, tuple[str, str]]:
@@ -58,7 +80,11 @@ def comments() -> dict[str, tuple[str, str]]:
     found = comments_of(CONF / "config.yaml")
     for group, choice in GROUPS.items():
         own = comments_of(CONF / group / f"{choice}.yaml")
-        found |= {f"{group}.{name}": value for name, value in own.items() if not name.startswith("tunable")}
+        found |= {
+            f"{group}.{name}": value
+            for name, value in own.items()
+            if not name.startswith("tunable")
+        }
     return found
 
 
@@ -88,4 +114,6 @@ def table() -> str:
 
 if __name__ == "__main__":
     text = README.read_text()
-    README.write_text(re.sub(r"\| option \| default .*?\n(?!\|)", lambda _: table() + "\n", text, flags=re.S))
+    README.write_text(
+        re.sub(r"\| option \| default .*?\n(?!\|)", lambda _: table() + "\n", text, flags=re.S)
+    )

@@ -49,13 +49,47 @@ VERBS = {  # each is called with what stands after it, and raises what ends it
     "sweep": "bstune.sweeps.harness:main",
 }
 HYDRAS_OWN = {
-    *("--help", "-h", "--hydra-help", "--version", "--cfg", "-c", "--info", "-i", "--multirun", "-m", "--resolve"),
-    *("--package", "-p", "--shell-completion", "-sc", "--config-path", "-cp", "--config-name", "-cn", "--run", "-r"),
+    *(
+        "--help",
+        "-h",
+        "--hydra-help",
+        "--version",
+        "--cfg",
+        "-c",
+        "--info",
+        "-i",
+        "--multirun",
+        "-m",
+        "--resolve",
+    ),
+    *(
+        "--package",
+        "-p",
+        "--shell-completion",
+        "-sc",
+        "--config-path",
+        "-cp",
+        "--config-name",
+        "-cn",
+        "--run",
+        "-r",
+    ),
 }
 
 
 WITH_VALUE = {
-    *("--config-dir", "-cd", "--cfg", "-c", "--info", "-i", "--package", "-p", "--config-path", "-cp"),
+    *(
+        "--config-dir",
+        "-cd",
+        "--cfg",
+        "-c",
+        "--info",
+        "-i",
+        "--package",
+        "-p",
+        "--config-path",
+        "-cp",
+    ),
     *("--config-name", "-cn", "--shell-completion", "-sc"),
 }
 WRITTEN = "options are written NAME=VALUE; bstune --help shows the most useful ones"
@@ -125,7 +159,10 @@ def main() -> int:
             return status or Interrupted.exit_status
         if not isinstance(error, Exception):
             raise
-        return explain(full_disk(error) or error, any(one.lower() in ("debug=true", "debug=1") for one in given))
+        return explain(
+            full_disk(error) or error,
+            any(one.lower() in ("debug=true", "debug=1") for one in given),
+        )
     return 0
 
 
@@ -148,14 +185,20 @@ def check_words(arguments: Sequence[str]) -> None:
         if own or "=" in argument or argument.startswith("~"):
             continue
         if argument in VERBS:
-            raise ConfigError(f"unknown word {argument}: a verb stands before all else, as in bstune {argument} ...")
+            raise ConfigError(
+                f"unknown word {argument}: a verb stands before all else, as in bstune {argument} ..."
+            )
         word = argument.lstrip("-+")
         options = [f"{name}=VALUE" for name in nearest(word.replace("-", "_"), option_names())]
-        found = [f"bstune {verb}" for verb in nearest(word, VERBS)] if argument is arguments[0] else []
+        found = (
+            [f"bstune {verb}" for verb in nearest(word, VERBS)] if argument is arguments[0] else []
+        )
         found += [f"+workload={name}" for name in nearest(word, workload_names())]
         found = options or found if argument.startswith("-") else found or options
         mean = f": did you mean {' or '.join(found)}?" if found else ""
-        raise ConfigError(f"unknown {'option' if argument.startswith('-') else 'word'} {argument}{mean}\n{WRITTEN}")
+        raise ConfigError(
+            f"unknown {'option' if argument.startswith('-') else 'word'} {argument}{mean}\n{WRITTEN}"
+        )
 
 
 def tune(arguments: list[str]) -> None:
@@ -185,21 +228,31 @@ def tune(arguments: list[str]) -> None:
 
         config = compose_checked(arguments)
         parsed = parse(arguments)
-        folder = ["--config-dir", str(Path(parsed.config_dir).absolute())] if parsed.config_dir else []
+        folder = (
+            ["--config-dir", str(Path(parsed.config_dir).absolute())] if parsed.config_dir else []
+        )
         return run(config, [*folder, *parsed.overrides])
     arguments = with_choices(without_plus(arguments))
     sys.argv = [sys.argv[0], *arguments]  # Hydra reads it
-    os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra raises what it would print, so that it ends as everything else
+    os.environ["HYDRA_FULL_ERROR"] = (
+        "1"  # Hydra raises what it would print, so that it ends as everything else
+    )
     # a quarter of a second
     import hydra
     from hydra.errors import HydraException
     from omegaconf.errors import OmegaConfBaseException
 
-    hydra_main = hydra.main(version_base=HYDRA_VERSION, config_path=f"pkg://{CONFIG_MODULE}", config_name=CONFIG_NAME)
+    hydra_main = hydra.main(
+        version_base=HYDRA_VERSION, config_path=f"pkg://{CONFIG_MODULE}", config_name=CONFIG_NAME
+    )
     printed = io.StringIO()
     try:
         # What Hydra prints of a config may hold passwords; what its jobs print is shown as it comes.
-        with nullcontext() if names & {"--multirun", "-m"} or not names & HYDRAS_OWN else redirect_stdout(printed):
+        with (
+            nullcontext()
+            if names & {"--multirun", "-m"} or not names & HYDRAS_OWN
+            else redirect_stdout(printed)
+        ):
             hydra_main(_job)()
     except (HydraException, OmegaConfBaseException) as error:
         raise ConfigError(plain_error(error)) from error
@@ -282,9 +335,13 @@ def worker(arguments: list[str]) -> None:
     given = dict(argument.split("=", 1) for argument in arguments if "=" in argument)
     if not {"storage", "study"} <= given.keys():
         got = " ".join(arguments)
-        raise ConfigError(f"bstune worker needs storage=URL and study=NAME of the study to join, but got {got}")
+        raise ConfigError(
+            f"bstune worker needs storage=URL and study=NAME of the study to join, but got {got}"
+        )
     try:
-        url = expand_home(str(OmegaConf.create({"storage": given["storage"]}).storage))  # it may be ${oc.env:...}
+        url = expand_home(
+            str(OmegaConf.create({"storage": given["storage"]}).storage)
+        )  # it may be ${oc.env:...}
     except ValueError as error:
         raise ConfigError(f"storage: {str(error).splitlines()[0]}") from error
     remember(url)
@@ -303,10 +360,16 @@ def lightning(arguments: list[str]) -> None:
         "bstune_conf/workload/, whose learning rate is the trial's; the data are read in batches of every size.",
     )
     parser.add_argument("config", type=Path, help="YAML file with trainer, model and data")
-    parser.add_argument("--target", required=True, help="val_loss=0.1, 'val_loss<=0.1' or 'val_acc>=0.9'")
+    parser.add_argument(
+        "--target", required=True, help="val_loss=0.1, 'val_loss<=0.1' or 'val_acc>=0.9'"
+    )
     for one in ("model", "data"):
-        parser.add_argument(f"--{one}", metavar="CLASS", help=f"the class of the {one}, where the file names none")
-    parser.add_argument("--lr", metavar="KEY", help="the learning rate's key, where its name does not tell it")
+        parser.add_argument(
+            f"--{one}", metavar="CLASS", help=f"the class of the {one}, where the file names none"
+        )
+    parser.add_argument(
+        "--lr", metavar="KEY", help="the learning rate's key, where its name does not tell it"
+    )
     parser.add_argument("--name", help="of the workload (default: the model's class)")
     parser.add_argument("overrides", nargs="*", metavar="OPTION=VALUE", help="options of bstune")
     options = parser.parse_intermixed_args(arguments)
@@ -318,12 +381,16 @@ def lightning(arguments: list[str]) -> None:
     from bstune.study.prepare import compose_checked
     from bstune.trial.lightning_cli import Chosen, workload_of
 
-    chosen = Chosen(**{name: getattr(options, name) for name in ("target", "model", "data", "lr", "name")})
+    chosen = Chosen(
+        **{name: getattr(options, name) for name in ("target", "model", "data", "lr", "name")}
+    )
     workload, lines = workload_of(options.config, chosen)
     text = safe_dump(workload, sort_keys=False, default_flow_style=None, width=110)
     written = Path("bstune_conf", "workload", f"{workload['name']}.yaml")
     composed = [f"workload={workload['name']}", *options.overrides]
-    with tempfile.TemporaryDirectory() as folder:  # whatever is wrong is found before anything is written
+    with (
+        tempfile.TemporaryDirectory() as folder
+    ):  # whatever is wrong is found before anything is written
         Path(folder, "workload").mkdir()
         Path(folder, "workload", written.name).write_text(text, encoding="utf-8")
         compose_checked(["--config-dir", folder, *composed])
@@ -342,9 +409,14 @@ def fit(arguments: list[str]) -> None:
     parser = argparse.ArgumentParser(
         prog="bstune fit", description="Fits S*(B) = S_min (1 + B_crit/B + (B_opt/B)^2) to points."
     )
-    parser.add_argument("points", type=Path, help="CSV file: batch_size, steps, and optionally censored (0 or 1)")
     parser.add_argument(
-        "--law", choices=LAWS, default="auto", help="auto: the third term only where the points ask for it"
+        "points", type=Path, help="CSV file: batch_size, steps, and optionally censored (0 or 1)"
+    )
+    parser.add_argument(
+        "--law",
+        choices=LAWS,
+        default="auto",
+        help="auto: the third term only where the points ask for it",
     )
     options = parser.parse_args(arguments)
     print(dump_json(asdict(fit_curve(read_points(options.points), law=options.law)), indent=2))
@@ -357,15 +429,27 @@ def plan(arguments: list[str]) -> None:
         description="Splits a global batch over devices and micro-batches that fit, so that the gradient is the whole "
         "batch's. The learning rate belongs to the global batch size: the number of devices does not change it.",
     )
-    parser.add_argument("batch_size", type=int, metavar="B", help="examples per optimizer step, over all devices")
-    parser.add_argument("--devices", type=int, required=True, metavar="N", help="processes with a device each")
     parser.add_argument(
-        "--memory-ceiling", type=int, required=True, metavar="M", help="examples that fit on one device at once"
+        "batch_size", type=int, metavar="B", help="examples per optimizer step, over all devices"
+    )
+    parser.add_argument(
+        "--devices", type=int, required=True, metavar="N", help="processes with a device each"
+    )
+    parser.add_argument(
+        "--memory-ceiling",
+        type=int,
+        required=True,
+        metavar="M",
+        help="examples that fit on one device at once",
     )
     parser.add_argument("--lr", type=float, help="learning rate of B, or of --reference-batch-size")
-    parser.add_argument("--reference-batch-size", type=int, metavar="B0", help="that --lr belongs to (default: B)")
+    parser.add_argument(
+        "--reference-batch-size", type=int, metavar="B0", help="that --lr belongs to (default: B)"
+    )
     rules = ("none", "sqrt", "linear", "saturating", "surge")
-    parser.add_argument("--scaling", choices=rules, default="sqrt", help="the rule from B0 to B (default: sqrt)")
+    parser.add_argument(
+        "--scaling", choices=rules, default="sqrt", help="the rule from B0 to B (default: sqrt)"
+    )
     parser.add_argument("--noise-scale", type=float, help="in examples, for saturating and surge")
     options = parser.parse_args(arguments)
     if options.lr is None and options.reference_batch_size is not None:
@@ -375,10 +459,20 @@ def plan(arguments: list[str]) -> None:
     split = split_batch(options.batch_size, options.devices, options.memory_ceiling)
     lines = list(split_lines(split, options.memory_ceiling))
     if options.lr is not None:
-        reference = options.batch_size if options.reference_batch_size is None else options.reference_batch_size
+        reference = (
+            options.batch_size
+            if options.reference_batch_size is None
+            else options.reference_batch_size
+        )
         lr = lr_of(options.scaling, options.batch_size, reference, options.lr, options.noise_scale)
-        source = "" if reference == options.batch_size else f" ({options.scaling} from {options.lr:g} at {reference})"
-        lines.append(f"learning rate     {lr:.6g}{source}: the global batch's, whatever the number of devices")
+        source = (
+            ""
+            if reference == options.batch_size
+            else f" ({options.scaling} from {options.lr:g} at {reference})"
+        )
+        lines.append(
+            f"learning rate     {lr:.6g}{source}: the global batch's, whatever the number of devices"
+        )
     print("\n".join(lines))
 
 
@@ -393,11 +487,20 @@ def compare(arguments: list[str]) -> None:
         description="Compares studies: steps to target, critical batch sizes and whether they differ, times to target. "
         "Writes comparison.html and comparison.png.",
     )
-    parser.add_argument("studies", nargs="*", metavar="STUDY", help="a study's output folder, or its curve.json")
-    parser.add_argument("--mlflow", metavar="EXPERIMENT", help="the studies that were logged in it")
-    parser.add_argument("--uri", help="of MLflow (default: MLFLOW_TRACKING_URI, or mlflow.db in the working directory)")
     parser.add_argument(
-        "--output", type=Path, default=Path(), metavar="FOLDER", help="of the two files (default: here)"
+        "studies", nargs="*", metavar="STUDY", help="a study's output folder, or its curve.json"
+    )
+    parser.add_argument("--mlflow", metavar="EXPERIMENT", help="the studies that were logged in it")
+    parser.add_argument(
+        "--uri",
+        help="of MLflow (default: MLFLOW_TRACKING_URI, or mlflow.db in the working directory)",
+    )
+    parser.add_argument(
+        "--output",
+        type=Path,
+        default=Path(),
+        metavar="FOLDER",
+        help="of the two files (default: here)",
     )
     options = parser.parse_intermixed_args(arguments)
     if not options.studies and options.mlflow is None:

@@ -40,9 +40,15 @@ def with_choices_of(
     with open_dict(config):
         schedule, algorithm = config.pop("schedule", None), config.pop("algorithm", None)
         sizes = config.get(BATCH_SCHEDULE)
-        for name, chosen in (("schedule", schedule), ("algorithm", algorithm), (BATCH_SCHEDULE, sizes)):
+        for name, chosen in (
+            ("schedule", schedule),
+            ("algorithm", algorithm),
+            (BATCH_SCHEDULE, sizes),
+        ):
             if chosen is not None and replayed:
-                raise ConfigError(f"a replayed workload is not trained, so it has no {name}: leave out {name}=...")
+                raise ConfigError(
+                    f"a replayed workload is not trained, so it has no {name}: leave out {name}=..."
+                )
         for name in HALF_LIVES:
             if replayed and OmegaConf.select(config, name) is not None:
                 line = f"a replayed workload is not trained, so that {name} changes nothing: leave it out"
@@ -62,8 +68,14 @@ def with_choices_of(
 def _put_schedule(config: DictConfig, chosen: Any) -> list[str]:
     if chosen is None:
         return []
-    if not isinstance(chosen, DictConfig) or not {"rate", "average"} <= set(chosen) <= {"rate", "average", "tunable"}:
-        raise ConfigError(f"a schedule has the keys rate and average, and may have tunable, but got {chosen}")
+    if not isinstance(chosen, DictConfig) or not {"rate", "average"} <= set(chosen) <= {
+        "rate",
+        "average",
+        "tunable",
+    }:
+        raise ConfigError(
+            f"a schedule has the keys rate and average, and may have tunable, but got {chosen}"
+        )
     module, place = OmegaConf.select(config, "workload.module"), MODULE
     if module is None:
         return []
@@ -120,7 +132,11 @@ def _put_algorithm(config: DictConfig, chosen: Any, own: Sequence[str]) -> list[
     reference = OmegaConf.select(config, "workload.reference.lr")
     same_class = _target(former) == optimizer["_target_"]
     if same_class:
-        kept = [name for name in arguments if name not in OF_ALGORITHM and f"optimizer.{name}" not in own]
+        kept = [
+            name
+            for name in arguments
+            if name not in OF_ALGORITHM and f"optimizer.{name}" not in own
+        ]
         optimizer |= {name: arguments[name] for name in kept}
     if same_class and "lr" not in own:
         if isinstance(reference, int | float):
@@ -133,11 +149,17 @@ def _put_algorithm(config: DictConfig, chosen: Any, own: Sequence[str]) -> list[
     prefix = place
     if "class_path" in former:
         prefix = f"{place}.init_args"
-        rest = {name: value for name, value in optimizer.items() if name not in ("_target_", "_partial_")}
+        rest = {
+            name: value
+            for name, value in optimizer.items()
+            if name not in ("_target_", "_partial_")
+        }
         optimizer = {"class_path": optimizer["_target_"], "init_args": rest}
     node: Any = config
     for part in place.split(".")[:-1]:
-        if OmegaConf.is_interpolation(node, part):  # setting a value below would cut it off from the rest
+        if OmegaConf.is_interpolation(
+            node, part
+        ):  # setting a value below would cut it off from the rest
             node[part] = _plain(node[part])
         node = node[part]
     OmegaConf.update(config, place, optimizer, merge=False)
@@ -181,7 +203,9 @@ def _optimizers(node: Any, key: str) -> Iterator[str]:
         if OmegaConf.is_missing(node, name) or not isinstance(one := node[name], DictConfig):
             continue
         target = _target(one)
-        torchs = target.startswith("torch.optim.") and not target.startswith("torch.optim.lr_scheduler.")
+        torchs = target.startswith("torch.optim.") and not target.startswith(
+            "torch.optim.lr_scheduler."
+        )
         if torchs or (target and name == "optimizer"):
             yield f"{key}.{name}"
         else:

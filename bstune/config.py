@@ -23,7 +23,11 @@ from hydra.errors import HydraException, InstantiationException
 from hydra.utils import instantiate as hydra_instantiate
 from hydra.version import VersionBase
 from omegaconf import DictConfig, ListConfig, OmegaConf, open_dict
-from omegaconf.errors import InterpolationToMissingValueError, MissingMandatoryValue, OmegaConfBaseException
+from omegaconf.errors import (
+    InterpolationToMissingValueError,
+    MissingMandatoryValue,
+    OmegaConfBaseException,
+)
 from pydantic import ValidationError
 from yaml import YAMLError, safe_load
 
@@ -38,7 +42,9 @@ CONFIG_MODULE, CONFIG_NAME, HYDRA_VERSION = "bstune.conf", "config", "1.3"
 CLASS_KEYS = {"class_path", "init_args", "dict_kwargs"}  # of what LightningCLI instantiates
 GROUPS = ("workload", "scaling", "sampler", "schedule", "algorithm", "batch_schedule")
 OPTIONAL = ("schedule", "algorithm", "batch_schedule")  # groups without a choice by default
-Complete = Callable[[DictConfig], DictConfig]  # fills in what a replayed workload takes from its table
+Complete = Callable[
+    [DictConfig], DictConfig
+]  # fills in what a replayed workload takes from its table
 
 
 def is_replayed(config: DictConfig) -> bool:
@@ -61,7 +67,11 @@ def compose(arguments: Sequence[str], complete: Complete | None = None) -> DictC
 
 def groups_in(folder: str | None) -> frozenset[str]:
     """Return the names of the config groups in a folder of the user's: they may stand beside bstune's own options."""
-    return frozenset(path.name for path in Path(folder).iterdir() if path.is_dir()) if folder else frozenset()
+    return (
+        frozenset(path.name for path in Path(folder).iterdir() if path.is_dir())
+        if folder
+        else frozenset()
+    )
 
 
 def compose_workload(
@@ -74,7 +84,9 @@ def compose_workload(
     name, store = "python", ConfigStore.instance()
     store.store(group="workload", name=name, node=dict(workload))
     try:
-        config, unknown = compose_known(CONFIG_MODULE, CONFIG_NAME, [f"workload={name}", *arguments])
+        config, unknown = compose_known(
+            CONFIG_MODULE, CONFIG_NAME, [f"workload={name}", *arguments]
+        )
     finally:  # the store is the process's: later it would be listed among the workloads
         del store.repo["workload"][f"{name}.yaml"]
     for option, value in set_options.items():
@@ -90,7 +102,9 @@ def read_yaml(name: str) -> Any:
 def workload_names() -> list[str]:
     """Return the names of the workloads that ship, sorted."""
     folder = files(CONFIG_MODULE).joinpath("workload")
-    return sorted(one.name.removesuffix(".yaml") for one in folder.iterdir() if one.name.endswith(".yaml"))
+    return sorted(
+        one.name.removesuffix(".yaml") for one in folder.iterdir() if one.name.endswith(".yaml")
+    )
 
 
 def option_names() -> list[str]:
@@ -151,7 +165,9 @@ def compose_known(module: str, name: str, options: Sequence[str]) -> tuple[DictC
     options = with_choices(options)
     with _own_hydra(), initialize_config_module(module, version_base=HYDRA_VERSION):
         while True:
-            known = [option for option in options if option.split("=")[0].lstrip("+~") not in unknown]
+            known = [
+                option for option in options if option.split("=")[0].lstrip("+~") not in unknown
+            ]
             try:
                 return hydra_compose(name, known), unknown
             except (HydraException, OmegaConfBaseException) as error:
@@ -160,7 +176,9 @@ def compose_known(module: str, name: str, options: Sequence[str]) -> tuple[DictC
                     raise ConfigError(plain_error(error)) from error
                 unknown.append(refused[1])
             except YAMLError as error:
-                raise ConfigError(f"a config file is not YAML: {' '.join(str(error).split())}") from error
+                raise ConfigError(
+                    f"a config file is not YAML: {' '.join(str(error).split())}"
+                ) from error
 
 
 @contextmanager
@@ -180,11 +198,15 @@ def _own_hydra() -> Iterator[None]:
 def plain_error(error: Exception) -> str:
     """Return Hydra's message without its search path, its workloads on one line."""
     message = str(error) or str(error.__cause__)
-    lines = [line.strip() for line in message.split("Config search path")[0].splitlines() if line.strip()]
+    lines = [
+        line.strip() for line in message.split("Config search path")[0].splitlines() if line.strip()
+    ]
     workload = re.search(r"You must specify 'workload'|Could not find 'workload/(.*)'", lines[0])
     if not workload:
         return "\n".join(lines)
-    problem = "no workload was given" if workload[1] is None else f"there is no workload {workload[1]!r}"
+    problem = (
+        "no workload was given" if workload[1] is None else f"there is no workload {workload[1]!r}"
+    )
     return f"{problem}\nworkloads: {', '.join(lines[2:])}\nrun one with: python -m bstune +workload=NAME"
 
 
@@ -217,14 +239,23 @@ def _parse(
     mistakes, options = {name: _unknown(name, names) for name in unknown}, None
     values = _resolve(config, "", mistakes)
     remember(values)
-    values = {name: value for name, value in values.items() if name in OPTIONS or name not in groups}
+    values = {
+        name: value for name, value in values.items() if name in OPTIONS or name not in groups
+    }
     try:
-        options = (ReplayedOptions if is_replayed(config) else TrainedOptions).model_validate(values, context=config)
+        options = (ReplayedOptions if is_replayed(config) else TrainedOptions).model_validate(
+            values, context=config
+        )
     except ValidationError as error:
         for one in error.errors():
             name = ".".join(str(part) for part in one["loc"])
-            mistakes.setdefault(name, _unknown(name, names) if one["type"] == "extra_forbidden" else mistake(name, one))
-    lines = [line for name, line in mistakes.items() if str(names.get(name))[2:-1] not in mistakes]  # ${copied} option
+            mistakes.setdefault(
+                name,
+                _unknown(name, names) if one["type"] == "extra_forbidden" else mistake(name, one),
+            )
+    lines = [
+        line for name, line in mistakes.items() if str(names.get(name))[2:-1] not in mistakes
+    ]  # ${copied} option
     lines = [line for line in lines if not (incomplete and " is missing: " in line)]
     if lines:
         raise ConfigError("\n".join(lines))
@@ -255,8 +286,12 @@ def _unknown(name: str, names: Mapping[str, Any]) -> str:
         return f"unknown option {name}: it is called {renamed[name]} now"
     if name in ("workload.data", "workload.module"):
         return f"{name}: a workload is trained (data and module) or replayed (table), but this one has both"
-    near = " or ".join(nearest(name, [one for one in names if not f"{one}.".startswith(f"{name}.")]))
-    then = f": did you mean {near}?" if near else "; bstune --cfg job +workload=NAME lists the options"
+    near = " or ".join(
+        nearest(name, [one for one in names if not f"{one}.".startswith(f"{name}.")])
+    )
+    then = (
+        f": did you mean {near}?" if near else "; bstune --cfg job +workload=NAME lists the options"
+    )
     return f"unknown option {name}{then}"
 
 
@@ -271,7 +306,9 @@ def _write_types(node: DictConfig, section: Any) -> None:
             for key, tunable in value.items():
                 _write_types(node[name][key], tunable)
         elif field.annotation != Node and (name in node or not field.exclude):
-            text = isinstance(value, str) and value != node[name]  # a home directory, or a reference to a number
+            text = (
+                isinstance(value, str) and value != node[name]
+            )  # a home directory, or a reference to a number
             if text or not OmegaConf.is_interpolation(node, name):
                 node[name] = value
 
@@ -283,7 +320,11 @@ def instantiate(node: DictConfig, what: str) -> Any:
     """
     try:
         return hydra_instantiate(_with_targets(node), _convert_="all")
-    except (InstantiationException, OmegaConfBaseException, TypeError) as error:  # TypeError: of _partial_ and its like
+    except (
+        InstantiationException,
+        OmegaConfBaseException,
+        TypeError,
+    ) as error:  # TypeError: of _partial_ and its like
         if isinstance(error.__cause__, BstuneError):
             raise error.__cause__ from None  # it caused the error: a ring of causes has no end
         reason = _not_found(error) or " ".join(str(error).split())
@@ -301,10 +342,16 @@ def _with_targets(node: DictConfig) -> DictConfig:
 def _targets(value: Any) -> Any:
     if isinstance(value, list):
         return [_targets(one) for one in value]
-    if not isinstance(value, dict) or value.get("_recursive_") is False:  # its target reads what is inside
+    if (
+        not isinstance(value, dict) or value.get("_recursive_") is False
+    ):  # its target reads what is inside
         return value
     if "class_path" in value and value.keys() <= CLASS_KEYS:
-        value = {"_target_": value["class_path"], **(value.get("init_args") or {}), **(value.get("dict_kwargs") or {})}
+        value = {
+            "_target_": value["class_path"],
+            **(value.get("init_args") or {}),
+            **(value.get("dict_kwargs") or {}),
+        }
     return {key: _targets(one) for key, one in value.items()}
 
 

@@ -7,7 +7,15 @@ from typing import Annotated, Any, Literal
 from urllib.parse import urlsplit
 
 from omegaconf import OmegaConf
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, create_model
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationError,
+    create_model,
+)
 from pydantic_core import PydanticCustomError
 
 from bstune.core.batch_schedule import BatchSchedule
@@ -37,7 +45,9 @@ def _real(low: float, high: float) -> Any:
 
 
 # Every number has a range. Its ends are far from what one needs; beyond them arithmetic or memory ends.
-Number = Annotated[float, _NUMBER]  # the one without: an end of a metric's range, which may be infinite
+Number = Annotated[
+    float, _NUMBER
+]  # the one without: an end of a metric's range, which may be infinite
 Count = _whole(0, 10**15)  # of examples or steps; a float holds every one
 Positive = _whole(1, 10**15)
 Few = _whole(0, 10**6)
@@ -62,7 +72,9 @@ def _is_text(value: str) -> str:
     """Refuse what no file name, database or terminal takes."""
     if not value.strip():
         raise PydanticCustomError("text", "must not be empty")
-    if any(unicodedata.category(character) in ("Cc", "Cs") for character in value):  # NUL is one; undecodable bytes
+    if any(
+        unicodedata.category(character) in ("Cc", "Cs") for character in value
+    ):  # NUL is one; undecodable bytes
         raise PydanticCustomError("text", "must not contain control characters")
     return value
 
@@ -71,7 +83,9 @@ def _is_name(value: str) -> str:
     """Refuse a name that, as a path below a folder, leaves it or is no path."""
     parts = value.split("/")
     if any(part.strip() in ("", ".", "..") or len(part.encode()) > 200 for part in parts):
-        raise PydanticCustomError("text", "must be a name, or names with / between, of at most 200 bytes each")
+        raise PydanticCustomError(
+            "text", "must be a name, or names with / between, of at most 200 bytes each"
+        )
     return value
 
 
@@ -85,15 +99,23 @@ def _is_uri(value: str) -> str:
     try:
         urlsplit(value).port  # noqa: B018  # raises for what is no address
     except ValueError as error:
-        raise PydanticCustomError("text", "must be a URL: {reason}", {"reason": str(error)}) from error
+        raise PydanticCustomError(
+            "text", "must be a URL: {reason}", {"reason": str(error)}
+        ) from error
     return value
 
 
 Text = Annotated[str, Field(max_length=4000), AfterValidator(_is_text)]
 Name = Annotated[str, Field(max_length=400), AfterValidator(_is_text), AfterValidator(_is_name)]
-OneName = Annotated[str, Field(max_length=200), AfterValidator(_is_text), AfterValidator(_is_one_name)]
-HomePath = Annotated[Text, AfterValidator(expand_home)]  # a path, or a SQLite URL, with ~ for the home directory
-Uri = Annotated[str, Field(max_length=4000), AfterValidator(_is_uri), AfterValidator(expand_home)]  # empty: none
+OneName = Annotated[
+    str, Field(max_length=200), AfterValidator(_is_text), AfterValidator(_is_one_name)
+]
+HomePath = Annotated[
+    Text, AfterValidator(expand_home)
+]  # a path, or a SQLite URL, with ~ for the home directory
+Uri = Annotated[
+    str, Field(max_length=4000), AfterValidator(_is_uri), AfterValidator(expand_home)
+]  # empty: none
 Node = dict[str, Any]  # instantiated by Hydra: takes what its target takes
 
 
@@ -110,7 +132,9 @@ def _listed(kind: Any) -> Any:
 
 def _section(base: Any = Section, **types: Any) -> Any:
     """Return the model of a group: the type of each option, with a default where the YAML may leave it out."""
-    fields = {name: kind if isinstance(kind, tuple) else (kind, ...) for name, kind in types.items()}
+    fields = {
+        name: kind if isinstance(kind, tuple) else (kind, ...) for name, kind in types.items()
+    }
     return create_model("Options", __base__=base, **fields)  # type: ignore[call-overload]
 
 
@@ -139,8 +163,14 @@ def _check_target(options: Any) -> list[tuple[Any, str]]:
         return [(True, f"bounds must be two increasing numbers, but got {bounds}")]
     best, worst = bounds if options.mode == "min" else bounds[::-1]
     return [
-        (target.gap(best) > 0, f"the target {target} cannot be reached: {target.metric} lies in {bounds}"),
-        (target.gap(worst) <= 0, f"the target {target} is met by every value in {bounds}: check mode and value"),
+        (
+            target.gap(best) > 0,
+            f"the target {target} cannot be reached: {target.metric} lies in {bounds}",
+        ),
+        (
+            target.gap(worst) <= 0,
+            f"the target {target} is met by every value in {bounds}: check mode and value",
+        ),
     ]
 
 
@@ -161,8 +191,14 @@ def _check_tunable(options: Any) -> list[tuple[Any, str]]:
             options.log and options.complement and not options.high < 1,
             f"high must be less than 1 where its complement is on a log scale, but got {ends}",
         ),
-        (options.integer and options.complement, "a whole number has no complement: leave out complement or integer"),
-        (options.integer and not whole, f"low and high of a whole number must be whole, but got {ends}"),
+        (
+            options.integer and options.complement,
+            "a whole number has no complement: leave out complement or integer",
+        ),
+        (
+            options.integer and not whole,
+            f"low and high of a whole number must be whole, but got {ends}",
+        ),
     ]
 
 
@@ -198,7 +234,9 @@ def _check_search(search: Any, info: Any) -> Any:
     for name in search.tune if workload else ():
         named = f"search.tune names {name!r}"
         if name == BATCH_SCHEDULE:
-            raise ValueError(f"{named}, but batch sizes stay: choose a schedule that grows, batch_schedule=doubling")
+            raise ValueError(
+                f"{named}, but batch sizes stay: choose a schedule that grows, batch_schedule=doubling"
+            )
         if name not in workload.tunable:
             listed = ", ".join(workload.tunable) or "nothing"
             instead = "; the search chooses each trial's horizon without it" * (name == "horizon")
@@ -211,13 +249,19 @@ def _check_search(search: Any, info: Any) -> Any:
         value = OmegaConf.select(info.context, key, default="nothing")
         if type(value) not in (int, float, type(None)):  # null: it is off
             key = f"workload.tunable.{name}.key={key}"
-            raise ValueError(f"{key} must name a number of the config, or null, but got {value} there")
+            raise ValueError(
+                f"{key} must name a number of the config, or null, but got {value} there"
+            )
     if search.workers > 1 and workload and hardware and trial and trial.batch_size is None:
         reason = None
         if hasattr(workload, "table"):
-            reason = f"workload {workload.name} is answered from recorded runs, which need no training"
+            reason = (
+                f"workload {workload.name} is answered from recorded runs, which need no training"
+            )
         elif not hardware.enabled:  # trials slow each other down
-            reason = "seconds per step are the survey's, measured alone: it needs hardware.enabled=true"
+            reason = (
+                "seconds per step are the survey's, measured alone: it needs hardware.enabled=true"
+            )
         if reason:
             raise ValueError(f"search.workers={search.workers}: {reason}; or use search.workers=1")
     return search
@@ -243,7 +287,8 @@ _Sampler = _section(  # the numbers of conf/sampler/
             moves=(_whole(1, 1000), 1),
             candidates=(_whole(10, 2000), 10),
             **dict.fromkeys(
-                ("initial_fraction", "max_growth", "max_first_growth", "probe_fraction"), (_real(1e-6, 1e6), 1)
+                ("initial_fraction", "max_growth", "max_first_growth", "probe_fraction"),
+                (_real(1e-6, 1e6), 1),
             ),
             max_predicted_fraction=(_real(1e-6, 1e6), 1),
             stop_factor=(OverOne, 2),
@@ -265,8 +310,12 @@ def _check_sampler(sampler: Node, info: Any) -> Node:
         _Sampler.model_validate(sampler)
     except ValidationError as error:
         for one in error.errors():
-            if not OmegaConf.is_interpolation(info.context.sampler, str(one["loc"][0])):  # checked where it stands
-                raise ValueError(mistake(".".join(["sampler", *map(str, one["loc"])]), one)) from error
+            if not OmegaConf.is_interpolation(
+                info.context.sampler, str(one["loc"][0])
+            ):  # checked where it stands
+                raise ValueError(
+                    mistake(".".join(["sampler", *map(str, one["loc"])]), one)
+                ) from error
     return sampler
 
 
@@ -279,9 +328,16 @@ def _check_batch_schedule(options: Any) -> list[tuple[Any, str]]:
 
 
 _Budget = _section(steps=Positive, examples=Positive)
-_Target = _section(metric=Text, value=Finite, mode=Literal["min", "max"], bounds=(list[Number] | None, None))
+_Target = _section(
+    metric=Text, value=Finite, mode=Literal["min", "max"], bounds=(list[Number] | None, None)
+)
 _Tunable = _section(
-    key=Text, low=Finite, high=Finite, log=(bool, False), integer=(bool, False), complement=(bool, False)
+    key=Text,
+    low=Finite,
+    high=Finite,
+    log=(bool, False),
+    integer=(bool, False),
+    complement=(bool, False),
 )
 _Tunables: Any = dict[str, _checked(_Tunable, _check_tunable)]  # type: ignore[misc]
 _Range = _section(low=Positive, high=Positive)
@@ -298,7 +354,10 @@ _Workload = _section(
         Field(default=None, exclude=True),
     ),  # of a study's settings, if it is left out
     fast=(Fast | None, Field(default=None, exclude=True)),
-    tokens=(Positive | None, Field(default=None, exclude=True)),  # of an example: batch sizes are said in them too
+    tokens=(
+        Positive | None,
+        Field(default=None, exclude=True),
+    ),  # of an example: batch sizes are said in them too
     trainer=(Node, {}),
     tunable=(_checked(_Tunables, _check_names), {}),
 )
@@ -316,7 +375,9 @@ _Search = _section(
     stratified=Share,
     batch_size=_checked(_section(_Range, multiple=Positive | None), _check_range),
 )
-_Trial = _section(batch_size=Positive | None, lr=PositiveFinite | None, seed=Seed, total_steps=Count | None)
+_Trial = _section(
+    batch_size=Positive | None, lr=PositiveFinite | None, seed=Seed, total_steps=Count | None
+)
 _Protocol = _section(
     evaluation_ratio=OverOne,
     evaluation_share=PositiveShare,
@@ -424,7 +485,9 @@ OPTIONS: dict[str, Any] = {
     "search": Annotated[_Search, AfterValidator(_check_search)],  # after what its check reads
 }
 TrainedOptions: type[Section] = _section(**OPTIONS)
-ReplayedOptions: type[Section] = _section(**{**OPTIONS, "workload": _section(_Workload, table=Text)})
+ReplayedOptions: type[Section] = _section(
+    **{**OPTIONS, "workload": _section(_Workload, table=Text)}
+)
 
 
 def mistake(name: str, error: Mapping[str, Any]) -> str:
@@ -438,7 +501,12 @@ def mistake(name: str, error: Mapping[str, Any]) -> str:
     if error["type"] == "value_error":
         message = message.removeprefix("Value error, ")
         return message if message.startswith(f"{name}.") else f"{name}: {message}"
-    for key, word in (("ge", "at least"), ("le", "at most"), ("gt", "greater than"), ("lt", "less than")):
+    for key, word in (
+        ("ge", "at least"),
+        ("le", "at most"),
+        ("gt", "greater than"),
+        ("lt", "less than"),
+    ):
         if key in error.get("ctx", {}):
             message = f"must be {word} {error['ctx'][key]:.12g}"
     return f"{name} {message}, but got {shown(error['input'])}"

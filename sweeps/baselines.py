@@ -69,7 +69,9 @@ class Entry:
 def searches() -> tuple[Entry, ...]:
     """Return all searches that have a name, each Optuna sampler with each axis and form."""
     entries = [Entry(FRONTIER, None, None, FrontierSearch)]
-    entries += [Entry(FRONTIER, rule, None, partial(FrontierSearch, rule=rule)) for rule in FRONTIER_RULES]
+    entries += [
+        Entry(FRONTIER, rule, None, partial(FrontierSearch, rule=rule)) for rule in FRONTIER_RULES
+    ]
     for name in SAMPLERS:
         for axis in AXES:
             for form in (None,) if name in BLIND else FORMS:
@@ -79,11 +81,15 @@ def searches() -> tuple[Entry, ...]:
     return (*entries, Entry("shallue", None, None, EachBatchSize), Entry("zeus", None, None, Zeus))
 
 
-def _optuna_search(problem: Problem, seed: int, *, name: str, axis: str, form: Form | None) -> Search:
+def _optuna_search(
+    problem: Problem, seed: int, *, name: str, axis: str, form: Form | None
+) -> Search:
     sampler_seed = trial_seed(seed, 0, purpose=1)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ExperimentalWarning)
-        return OptunaSearch(problem, seed, _sampler(name, sampler_seed), rule_of(problem, axis), form or "pruned")
+        return OptunaSearch(
+            problem, seed, _sampler(name, sampler_seed), rule_of(problem, axis), form or "pruned"
+        )
 
 
 def _sampler(name: str, seed: int) -> BaseSampler:
@@ -91,7 +97,9 @@ def _sampler(name: str, seed: int) -> BaseSampler:
         return RandomSampler(seed=seed)
     if name == "qmc":
         first = RandomSampler(seed=seed)
-        return QMCSampler(scramble=True, seed=seed, independent_sampler=first, warn_independent_sampling=False)
+        return QMCSampler(
+            scramble=True, seed=seed, independent_sampler=first, warn_independent_sampling=False
+        )
     if name == "tpe":
         return TPESampler(seed=seed)
     return GPSampler(seed=seed, warn_independent_sampling=False)
@@ -99,13 +107,18 @@ def _sampler(name: str, seed: int) -> BaseSampler:
 
 def rule_of(problem: Problem, axis: str) -> scaling.ScalingRule | None:
     """Return the rule through the problem's reference; None for the axis ``lr``."""
-    bound = {"reference_batch_size": problem.reference_batch_size, "reference_lr": problem.reference_lr}
+    bound = {
+        "reference_batch_size": problem.reference_batch_size,
+        "reference_lr": problem.reference_lr,
+    }
     plain = {"none": scaling.none, "sqrt": scaling.sqrt, "linear": scaling.linear}
     if axis in plain:
         return partial(plain[axis], **bound)
     if axis in ("saturating", "surge"):
         if problem.noise_scale is None:
-            raise ConfigError(f"the axis {axis} needs a noise scale, and the table does not determine its B_crit")
+            raise ConfigError(
+                f"the axis {axis} needs a noise scale, and the table does not determine its B_crit"
+            )
         rule = scaling.saturating if axis == "saturating" else scaling.surge
         return partial(rule, **bound, noise_scale=problem.noise_scale)
     return None
@@ -127,7 +140,12 @@ class OptunaSearch(Search):
     """
 
     def __init__(
-        self, problem: Problem, seed: int, sampler: BaseSampler, rule: scaling.ScalingRule | None, form: Form
+        self,
+        problem: Problem,
+        seed: int,
+        sampler: BaseSampler,
+        rule: scaling.ScalingRule | None,
+        form: Form,
     ) -> None:
         self._problem, self._seed, self._rule, self._form = problem, seed, rule, form
         self.study = optuna.create_study(sampler=sampler, pruner=optuna.pruners.NopPruner())
@@ -143,18 +161,33 @@ class OptunaSearch(Search):
             self.tell(*self._asked, finished[-1])
         problem, number = self._problem, len(finished)
         trial = self.study.ask()
-        batch_size = trial.suggest_int("batch_size", problem.batch_sizes[0], problem.batch_sizes[-1], log=True)
+        batch_size = trial.suggest_int(
+            "batch_size", problem.batch_sizes[0], problem.batch_sizes[-1], log=True
+        )
         lr, delta = self._learning_rate(trial, batch_size)
         last, resumed_from = self.ending(trial, batch_size, finished)
         self._asked = trial, last
         if resumed_from is None:
-            return TrialSpec(number, number, batch_size, lr, delta, trial_seed(self._seed, number), last)
-        stopped = finished[resumed_from]  # its numbers, not the suggested ones, which went through a logarithm
+            return TrialSpec(
+                number, number, batch_size, lr, delta, trial_seed(self._seed, number), last
+            )
+        stopped = finished[
+            resumed_from
+        ]  # its numbers, not the suggested ones, which went through a logarithm
         return TrialSpec(
-            number, number, stopped.batch_size, stopped.lr, stopped.delta, stopped.seed, last, resumed_from
+            number,
+            number,
+            stopped.batch_size,
+            stopped.lr,
+            stopped.delta,
+            stopped.seed,
+            last,
+            resumed_from,
         )
 
-    def ending(self, trial: optuna.Trial, batch_size: int, finished: Sequence[TrialResult]) -> tuple[int, int | None]:
+    def ending(
+        self, trial: optuna.Trial, batch_size: int, finished: Sequence[TrialResult]
+    ) -> tuple[int, int | None]:
         """Return the last step of a trial and the stopped trial that it continues; a subclass may decide both."""
         return stopping_step(self._problem, batch_size, finished), None
 
@@ -173,10 +206,14 @@ class OptunaSearch(Search):
         if cost is None and self._form == "bound":
             cost = last * self._problem.tau(result.batch_size)
         if cost is not None:
-            self.study.tell(trial, math.log(merit(self._problem.objective, cost, result.batch_size)))
+            self.study.tell(
+                trial, math.log(merit(self._problem.objective, cost, result.batch_size))
+            )
         else:
             values = [value for _, value in result.history if value is not None]
-            if values:  # at step 1 for all: TPE ranks by step first, and steps differ with the batch size
+            if (
+                values
+            ):  # at step 1 for all: TPE ranks by step first, and steps differ with the batch size
                 trial.report(self._problem.target.gap(values[-1]), step=1)
             self.study.tell(trial, state=TrialState.PRUNED)
 
@@ -191,19 +228,25 @@ class EachBatchSize(Search):
 
     def __init__(self, problem: Problem, seed: int) -> None:
         self._problem, self._seed = problem, seed
-        self._shifts = np.random.default_rng(trial_seed(seed, 0, purpose=1)).random(len(problem.batch_sizes))
+        self._shifts = np.random.default_rng(trial_seed(seed, 0, purpose=1)).random(
+            len(problem.batch_sizes)
+        )
 
     def propose(self, finished: Sequence[TrialResult]) -> TrialSpec:
         """Return the next learning rate of the next batch size."""
         problem, number = self._problem, len(finished)
         turn, place = divmod(number, len(problem.batch_sizes))
-        order = np.random.default_rng(trial_seed(self._seed, turn, purpose=2)).permutation(len(problem.batch_sizes))
+        order = np.random.default_rng(trial_seed(self._seed, turn, purpose=2)).permutation(
+            len(problem.batch_sizes)
+        )
         index = int(order[place])
         share = (van_der_corput(turn) + float(self._shifts[index])) % 1.0
         batch_size = problem.batch_sizes[index]
         lr = problem.clip_lr(problem.lr_low * (problem.lr_high / problem.lr_low) ** share)
         max_steps = stopping_step(problem, batch_size, finished)
-        return TrialSpec(number, number, batch_size, lr, None, trial_seed(self._seed, number), max_steps)
+        return TrialSpec(
+            number, number, batch_size, lr, None, trial_seed(self._seed, number), max_steps
+        )
 
 
 class Zeus(Search):
@@ -223,10 +266,14 @@ class Zeus(Search):
     def __init__(self, problem: Problem, seed: int) -> None:
         self._problem, self._seed = problem, seed
         self._rule = partial(
-            scaling.sqrt, reference_batch_size=problem.reference_batch_size, reference_lr=problem.reference_lr
+            scaling.sqrt,
+            reference_batch_size=problem.reference_batch_size,
+            reference_lr=problem.reference_lr,
         )
         self.left: tuple[int, ...] = problem.batch_sizes
-        self._default = min(self.left, key=lambda size: abs(math.log(size / problem.reference_batch_size)))
+        self._default = min(
+            self.left, key=lambda size: abs(math.log(size / problem.reference_batch_size))
+        )
         self._round: list[TrialResult] = []  # trials of this round of pruning
         self._rounds = 0
 
@@ -244,10 +291,14 @@ class Zeus(Search):
             batch_size = self._thompson(finished)
         lr = self._problem.clip_lr(self._rule(batch_size))
         max_steps = stopping_step(self._problem, batch_size, finished)
-        return TrialSpec(number, number, batch_size, lr, None, trial_seed(self._seed, number), max_steps)
+        return TrialSpec(
+            number, number, batch_size, lr, None, trial_seed(self._seed, number), max_steps
+        )
 
     def _end_round(self) -> None:
-        reached = [(trial.train_seconds, trial.batch_size) for trial in self._round if trial.reached]
+        reached = [
+            (trial.train_seconds, trial.batch_size) for trial in self._round if trial.reached
+        ]
         self._round = []
         if reached:
             self._rounds += 1
@@ -267,7 +318,9 @@ class Zeus(Search):
         return min(draws)[1]
 
 
-def next_to_prune(batch_sizes: Sequence[int], default: int, tried: Sequence[TrialResult]) -> int | None:
+def next_to_prune(
+    batch_sizes: Sequence[int], default: int, tried: Sequence[TrialResult]
+) -> int | None:
     """Return the next batch size of a round of Zeus's pruning, None if the round is over.
 
     From ``default`` downwards to the first that failed to reach the target, then from above it upwards likewise.
@@ -303,19 +356,28 @@ class FrontierSearch(OptunaSearch):
             lr_range=(problem.lr_low, problem.lr_high),
             step_time=problem.tau,
             search_space={
-                BATCH_SIZE: IntDistribution(problem.batch_sizes[0], problem.batch_sizes[-1], log=True),
+                BATCH_SIZE: IntDistribution(
+                    problem.batch_sizes[0], problem.batch_sizes[-1], log=True
+                ),
                 LR: FloatDistribution(problem.lr_low, problem.lr_high, log=True),
             },
             seed=trial_seed(seed, 0, purpose=1),
         )
         super().__init__(problem, seed, self.sampler, None, "pruned")
 
-    def ending(self, trial: optuna.Trial, batch_size: int, finished: Sequence[TrialResult]) -> tuple[int, int | None]:
+    def ending(
+        self, trial: optuna.Trial, batch_size: int, finished: Sequence[TrialResult]
+    ) -> tuple[int, int | None]:
         """Return the last step and the continued trial that the sampler decided."""
-        max_steps, resumed_from = self.sampler.max_steps(trial.number), self.sampler.resumed_from(trial.number)
+        max_steps, resumed_from = (
+            self.sampler.max_steps(trial.number),
+            self.sampler.resumed_from(trial.number),
+        )
         if resumed_from is not None:
             trial.set_user_attr(RESUMED_FROM, resumed_from)
-        return super().ending(trial, batch_size, finished)[0] if max_steps is None else max_steps, resumed_from
+        return super().ending(trial, batch_size, finished)[
+            0
+        ] if max_steps is None else max_steps, resumed_from
 
     def tell(self, trial: optuna.Trial, last: int, result: TrialResult) -> None:
         """Tell the study the trial's result, with its record."""
@@ -326,7 +388,9 @@ class FrontierSearch(OptunaSearch):
 
     def incumbent(self, finished: Sequence[TrialResult]) -> TrialResult | None:
         """Return the trial whose point is best by the posterior's mean, rather than the luckiest one."""
-        if not finished or not finished[-1].reached:  # only a trial that reached the target changes it
+        if (
+            not finished or not finished[-1].reached
+        ):  # only a trial that reached the target changes it
             return self._incumbent
         if self._asked is not None:  # the next proposal would tell the last trial: too late here
             self.tell(*self._asked, finished[-1])

@@ -47,7 +47,9 @@ def run(
 ) -> Finding:
     """Return a row for each table and target that it determines."""
     if not easier or not all(math.isfinite(times) and times >= 1.0 for times in easier):
-        raise ConfigError(f"sweep.experiment.easier must be multiples of the target, 1 or more, but got {easier}")
+        raise ConfigError(
+            f"sweep.experiment.easier must be multiples of the target, 1 or more, but got {easier}"
+        )
     if not 0.0 < level < 1.0:
         raise ConfigError(f"sweep.experiment.level must be between 0 and 1, but got {level}")
     rows, notes, seeds = [], [], []
@@ -62,7 +64,11 @@ def run(
             one = replace(goal, value=goal.value * times)
             why = too_coarse(table, one)
             try:
-                rows += [] if why else [{"table": name, "metric": goal.metric, **row(table, one, level)}]
+                rows += (
+                    []
+                    if why
+                    else [{"table": name, "metric": goal.metric, **row(table, one, level)}]
+                )
             except CurveError as error:
                 why = str(error)
             notes += [f"{name}, {one} is left out: {why}"] if why else []
@@ -70,14 +76,30 @@ def run(
         raise TableError(f"no table determines anything: {'; '.join(notes)}")
     paint = functools.partial(_paint, rows, level)
     shown_rows = [shown(row) for row in rows]
-    return Finding(sentence(rows), shown_rows, min(seeds), "recorded runs", paint, (7.0, 4.6), notes, {"numbers": rows})
+    return Finding(
+        sentence(rows),
+        shown_rows,
+        min(seeds),
+        "recorded runs",
+        paint,
+        (7.0, 4.6),
+        notes,
+        {"numbers": rows},
+    )
 
 
 def shown(row: Mapping[str, Any]) -> dict[str, str]:
     """Return a row as texts; ``numbers`` of result.json has its values."""
-    low, high = (format_number(row[f"b_crit_{end}"], 3) if row[f"b_crit_{end}"] else "open" for end in ("low", "high"))
+    low, high = (
+        format_number(row[f"b_crit_{end}"], 3) if row[f"b_crit_{end}"] else "open"
+        for end in ("low", "high")
+    )
     b_crit = "undetermined" if row["b_crit"] is None else format_number(row["b_crit"], 3)
-    rates = "-" if row["lr_low"] is None else f"{row['lr_exponent']:.2f} ({row['lr_low']:.2f} to {row['lr_high']:.2f})"
+    rates = (
+        "-"
+        if row["lr_low"] is None
+        else f"{row['lr_exponent']:.2f} ({row['lr_low']:.2f} to {row['lr_high']:.2f})"
+    )
     return {
         "table": row["table"],
         "target": f"{row['metric']} {format_number(row['target'])}",
@@ -139,7 +161,9 @@ def best_rates(table: Table, target: Target) -> dict[int, float]:
     best = {}
     for size in table.batch_sizes:
         steps = {
-            lr: statistics.median(math.inf if (hit := run.steps_to(target)) is None else float(hit) for run in runs)
+            lr: statistics.median(
+                math.inf if (hit := run.steps_to(target)) is None else float(hit) for run in runs
+            )
             for (batch_size, lr), runs in table.cells.items()
             if batch_size == size
         }
@@ -157,7 +181,9 @@ def best_rates(table: Table, target: Target) -> dict[int, float]:
     return best
 
 
-def lr_exponent(best: Mapping[int, float], level: float) -> tuple[float | None, float | None, float | None]:
+def lr_exponent(
+    best: Mapping[int, float], level: float
+) -> tuple[float | None, float | None, float | None]:
     """Return the least-squares exponent of the best learning rate over B, and its interval; None for too few sizes."""
     if len(best) < 3:
         return None, None, None
@@ -165,7 +191,9 @@ def lr_exponent(best: Mapping[int, float], level: float) -> tuple[float | None, 
     away = x - x.mean()
     slope = float(away @ y / (away @ away))
     residual = y - y.mean() - slope * away
-    error = math.sqrt(residual @ residual / (len(x) - 2) / (away @ away)) * stdtrit(len(x) - 2, (1.0 + level) / 2.0)
+    error = math.sqrt(residual @ residual / (len(x) - 2) / (away @ away)) * stdtrit(
+        len(x) - 2, (1.0 + level) / 2.0
+    )
     return slope, slope - error, slope + error
 
 
@@ -178,7 +206,13 @@ def sentence(rows: Sequence[Mapping[str, Any]]) -> str:
         if found is None:
             texts.append(f"{name}: too few targets have a critical batch size with both ends")
             continue
-        sign = "rises" if found["high"] < 0 else "falls" if found["low"] > 0 else "neither surely rises nor falls"
+        sign = (
+            "rises"
+            if found["high"] < 0
+            else "falls"
+            if found["low"] > 0
+            else "neither surely rises nor falls"
+        )
         ends = f"{format_number(found['from'])} to {format_number(found['to'])}"
         texts.append(
             f"{name}: from {own[0]['metric']} {ends} B_crit {sign}, as its power {found['exponent']:.2f} "
@@ -199,13 +233,25 @@ def _paint(rows: Sequence[Mapping[str, Any]], level: float, figure: "Figure") ->
         if not own:
             continue
         middle = [row["b_crit"] for row in own]
-        low, high = ([row[key] or row["b_crit"] for row in own] for key in ("b_crit_low", "b_crit_high"))
-        reach = [[m - a for m, a in zip(middle, low, strict=True)], [b - m for m, b in zip(middle, high, strict=True)]]
+        low, high = (
+            [row[key] or row["b_crit"] for row in own] for key in ("b_crit_low", "b_crit_high")
+        )
+        reach = [
+            [m - a for m, a in zip(middle, low, strict=True)],
+            [b - m for m, b in zip(middle, high, strict=True)],
+        ]
         color = PURPLE if len(names) == 1 else colormaps["viridis"](0.9 * i / len(names))
         label = f"{name}, {own[0]['metric']}"
         marker = MARKERS[i % len(MARKERS)]
         axes.errorbar(
-            [row["target"] for row in own], middle, reach, label=label, color=color, marker=marker, capsize=3.0, lw=1.0
+            [row["target"] for row in own],
+            middle,
+            reach,
+            label=label,
+            color=color,
+            marker=marker,
+            capsize=3.0,
+            lw=1.0,
         )
         values += [*low, *high]
     log_axis(axes, "y", log_limits(values, (0.05, 0.08)))

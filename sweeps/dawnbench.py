@@ -37,7 +37,13 @@ from bstune.sweeps.harness import Finding
 from bstune.sweeps.statistics import Difference, compare, holm
 from bstune.trial.device import device_name, device_of, synchronize
 from bstune.trial.loop import Workload, run_trial
-from bstune.trial.workload import build_workload, checked_protocol, load_data, resolve, train_examples
+from bstune.trial.workload import (
+    build_workload,
+    checked_protocol,
+    load_data,
+    resolve,
+    train_examples,
+)
 
 if TYPE_CHECKING:
     from lightning.pytorch import LightningDataModule
@@ -72,9 +78,15 @@ class Reduced:
     enabled: bool
     steps: int  # of every trial
     batch_size: int
-    lr: dict[str, float]  # by rung; all others follow the linear rule, lr x batch_size / the rung's own
-    set: dict[str, dict[str, Any]]  # by rung, on top of the rung's; they stay for the rungs after it
-    left_out: list[str]  # rungs that differ from the one before in their epochs alone, which are the same here
+    lr: dict[
+        str, float
+    ]  # by rung; all others follow the linear rule, lr x batch_size / the rung's own
+    set: dict[
+        str, dict[str, Any]
+    ]  # by rung, on top of the rung's; they stay for the rungs after it
+    left_out: list[
+        str
+    ]  # rungs that differ from the one before in their epochs alone, which are the same here
 
 
 @dataclass(frozen=True)
@@ -127,17 +139,25 @@ def run(
     rows = make_rows(steps, trials, level)
     device = device_name(steps[0].protocol.trainer)
     text = sentence(rows, level, len(seeds), list(left_out))
-    size = f"; reduced: {reduced.steps} steps of {reduced.batch_size} at every rung" if reduced.enabled else ""
+    size = (
+        f"; reduced: {reduced.steps} steps of {reduced.batch_size} at every rung"
+        if reduced.enabled
+        else ""
+    )
     title = f"{config.workload.name} on {device}, {len(seeds)} seeds{size}"
     panels = 2 if reduced.enabled else 3
     inches = (1.8 + PANEL_INCHES * panels, 1.6 + ROW_INCHES * len(rows))
     painter = functools.partial(paint, rows, level, title, reduced.enabled)
-    taus = [trial.seconds_per_step for trial in trials[0].values() if trial.seconds_per_step is not None]
+    taus = [
+        trial.seconds_per_step for trial in trials[0].values() if trial.seconds_per_step is not None
+    ]
     notes = [data_note(steps[0], statistics.median(taus))] if taus else []
     return Finding(text, [shown(row) for row in rows], len(seeds), device, painter, inches, notes)
 
 
-def data_note(step: BuiltRung, seconds_per_step: float, now: Callable[[], float] = time.perf_counter) -> str:
+def data_note(
+    step: BuiltRung, seconds_per_step: float, now: Callable[[], float] = time.perf_counter
+) -> str:
     """Return what preparing a rung's batches takes of its steps, and what it would take to move them to a GPU.
 
     Page's first gains were these two: all images moved at once, as bytes, and prepared on the device. Tests replace the
@@ -181,10 +201,14 @@ def _check(rungs: Sequence[Rung], seeds: Sequence[int], level: float, reduced: R
         raise ConfigError(f"sweep.experiment.level must lie between 0 and 1, but got {level}")
     names = [rung.name for rung in rungs]
     if twice := sorted({name for name in names if names.count(name) > 1}):
-        raise ConfigError(f"every rung needs a name of its own, but {', '.join(map(repr, twice))} stands twice")
+        raise ConfigError(
+            f"every rung needs a name of its own, but {', '.join(map(repr, twice))} stands twice"
+        )
     for rung in rungs:
         if not (rung.batch_size >= 1 and _positive(rung.lr) and _positive(rung.epochs)):
-            raise ConfigError(f"a rung needs a batch size from 1, and a positive lr and epochs, but got {rung}")
+            raise ConfigError(
+                f"a rung needs a batch size from 1, and a positive lr and epochs, but got {rung}"
+            )
     if reduced.steps < 1 or reduced.batch_size < 1:
         raise ConfigError(
             "sweep.experiment.reduced needs steps and a batch size from 1, but got "
@@ -192,8 +216,12 @@ def _check(rungs: Sequence[Rung], seeds: Sequence[int], level: float, reduced: R
         )
     for name, lr in reduced.lr.items():
         if not _positive(lr):
-            raise ConfigError(f"sweep.experiment.reduced.lr must be positive, but got {lr} for {name!r}")
-    if reduced.enabled and (unknown := sorted({*reduced.lr, *reduced.set, *reduced.left_out} - set(names))):
+            raise ConfigError(
+                f"sweep.experiment.reduced.lr must be positive, but got {lr} for {name!r}"
+            )
+    if reduced.enabled and (
+        unknown := sorted({*reduced.lr, *reduced.set, *reduced.left_out} - set(names))
+    ):
         raise ConfigError(
             f"sweep.experiment.reduced names {', '.join(map(repr, unknown))}, which is no rung; "
             f"rungs: {', '.join(map(repr, names))}"
@@ -226,7 +254,9 @@ def climb(
             except ConfigError as error:
                 if own.precision == reached.precision:
                     raise
-                left_out[rung.name] = f"{rung.name} is left out, and the rungs after it go on without it: {error}"
+                left_out[rung.name] = (
+                    f"{rung.name} is left out, and the rungs after it go on without it: {error}"
+                )
                 continue
             reached = own
             if not (reduced.enabled and rung.name in reduced.left_out):
@@ -237,7 +267,11 @@ def climb(
 
 
 def _build(
-    rung: Rung, config: DictConfig, reduced: Reduced, target: Target, data: "dict[str, LightningDataModule]"
+    rung: Rung,
+    config: DictConfig,
+    reduced: Reduced,
+    target: Target,
+    data: "dict[str, LightningDataModule]",
 ) -> BuiltRung:
     own = resolve(config)
     key = json.dumps(to_dict(own.workload.data), sort_keys=True, default=str)
@@ -245,10 +279,15 @@ def _build(
         data[key] = load_data(own)
     size, lr = rung.batch_size, rung.lr
     if reduced.enabled:
-        size, lr = reduced.batch_size, reduced.lr.get(rung.name, rung.lr * reduced.batch_size / rung.batch_size)
+        size, lr = (
+            reduced.batch_size,
+            reduced.lr.get(rung.name, rung.lr * reduced.batch_size / rung.batch_size),
+        )
     examples = train_examples(data[key])
     if size > examples:
-        raise ConfigError(f"its batch size {size} is larger than the training data ({examples} examples)")
+        raise ConfigError(
+            f"its batch size {size} is larger than the training data ({examples} examples)"
+        )
     # Rounded, as 9.74848 epochs of 50,000 images are 476 steps of 1024 and a last digit.
     steps = reduced.steps if reduced.enabled else math.ceil(round(rung.epochs * examples / size, 6))
     own.budget.steps, own.budget.examples = steps, 1  # a schedule's horizon too

@@ -42,7 +42,14 @@ if TYPE_CHECKING:
 
 SWEEP_MODULE = "bstune.sweeps"
 COMMAND = "python -m bstune sweep"
-PACKAGES = ("bstune", "lightning", "numpy", "optuna", "scipy", "torch")  # whose versions a result depends on
+PACKAGES = (
+    "bstune",
+    "lightning",
+    "numpy",
+    "optuna",
+    "scipy",
+    "torch",
+)  # whose versions a result depends on
 WIDTH = 118  # of a table that goes into a file
 
 
@@ -51,7 +58,9 @@ class Finding:
     """What a sweep found: a sentence, the numbers behind it, and one figure."""
 
     sentence: str  # computed from the rows
-    rows: Sequence[Mapping[str, Any]]  # of plain values, one a line; nested ones go to result.json alone
+    rows: Sequence[
+        Mapping[str, Any]
+    ]  # of plain values, one a line; nested ones go to result.json alone
     n: int  # measurements behind each row: repeats, or seeds
     device: str
     paint: Callable[["Figure"], None]  # draws on an empty figure
@@ -76,7 +85,9 @@ class Sweep:
     name: str
     source: str
     output: Path  # the folder
-    config: DictConfig  # the rest of the composed config, checked; empty for a sweep without a workload
+    config: (
+        DictConfig  # the rest of the composed config, checked; empty for a sweep without a workload
+    )
     experiment: functools.partial[Finding]
     parameters: Mapping[str, Any]  # each of its annotated type
     plain_parameters: Mapping[str, Any]
@@ -94,10 +105,16 @@ class Sweep:
 
 def main(arguments: list[str]) -> None:
     """Run the sweep that is named, or list the sweeps."""
-    parser = argparse.ArgumentParser(prog=COMMAND, description=str(__doc__).splitlines()[0], add_help=False)
+    parser = argparse.ArgumentParser(
+        prog=COMMAND, description=str(__doc__).splitlines()[0], add_help=False
+    )
     parser.add_argument("name", nargs="?", help="the sweep; without one, the sweeps are listed")
-    parser.add_argument("options", nargs="*", help="options of the sweep's file, as sweep.output=DIR")
-    parser.add_argument("-h", "--help", action="store_true", help="after a name: list the options, as they are set")
+    parser.add_argument(
+        "options", nargs="*", help="options of the sweep's file, as sweep.output=DIR"
+    )
+    parser.add_argument(
+        "-h", "--help", action="store_true", help="after a name: list the options, as they are set"
+    )
     parsed = parser.parse_args(arguments)
     if parsed.name is None:
         sys.stdout.write((parser.format_help() + "\n" if parsed.help else "") + listing())
@@ -109,13 +126,19 @@ def main(arguments: list[str]) -> None:
 
 def sweep_names() -> list[str]:
     """Return the names of all sweeps, sorted."""
-    return sorted(Path(file.name).stem for file in files(SWEEP_MODULE).iterdir() if file.name.endswith(".yaml"))
+    return sorted(
+        Path(file.name).stem
+        for file in files(SWEEP_MODULE).iterdir()
+        if file.name.endswith(".yaml")
+    )
 
 
 def listing() -> str:
     """Return the sweeps, each with its source, and how one is run."""
     lines = [f"{name}\n    {compose_sweep(name, ()).sweep.source}" for name in sweep_names()]
-    return "\n".join([*lines, f"run one with: {COMMAND} NAME [options]; its options: {COMMAND} NAME --help", ""])
+    return "\n".join(
+        [*lines, f"run one with: {COMMAND} NAME [options]; its options: {COMMAND} NAME --help", ""]
+    )
 
 
 def compose_sweep(name: str, options: Sequence[str]) -> DictConfig:
@@ -124,31 +147,51 @@ def compose_sweep(name: str, options: Sequence[str]) -> DictConfig:
         raise ConfigError(f"there is no sweep {name!r}; sweeps: {', '.join(sweep_names())}")
     config, unknown = compose_known(SWEEP_MODULE, name, without_plus(options))
     if unknown:
-        raise ConfigError("\n".join(f"unknown option {option}; --help lists the options" for option in unknown))
+        raise ConfigError(
+            "\n".join(f"unknown option {option}; --help lists the options" for option in unknown)
+        )
     return config
 
 
 def check_sweep(name: str, config: DictConfig) -> Sweep:
     """Check a composed sweep and its output folder, writing nothing."""
     if not isinstance(config.get("sweep"), DictConfig):
-        raise ConfigError(f"sweep must have the keys source, output and experiment, but got {config.get('sweep')!r}")
+        raise ConfigError(
+            f"sweep must have the keys source, output and experiment, but got {config.get('sweep')!r}"
+        )
     try:
         root = config.sweep.get("output")
-        config.sweep.output = _expanded(root) if isinstance(root, str) else root  # before others refer to it
-        values = OmegaConf.to_container(config.sweep, resolve=True)  # it may refer to keys beside it
+        config.sweep.output = (
+            _expanded(root) if isinstance(root, str) else root
+        )  # before others refer to it
+        values = OmegaConf.to_container(
+            config.sweep, resolve=True
+        )  # it may refer to keys beside it
         keys = OmegaConf.merge(OmegaConf.structured(SweepKeys), values)
         experiment = instantiate(keys.experiment, "sweep.experiment")
     except ConfigKeyError as error:
-        raise ConfigError(f"unknown option sweep.{error.full_key}; --help lists the options") from error
+        raise ConfigError(
+            f"unknown option sweep.{error.full_key}; --help lists the options"
+        ) from error
     except OmegaConfBaseException as error:
         raise ConfigError(f"sweep: {str(error).splitlines()[0]}") from error
     if not isinstance(experiment, functools.partial):
-        raise ConfigError("sweep.experiment must have _partial_: true: it is called once everything is checked")
+        raise ConfigError(
+            "sweep.experiment must have _partial_: true: it is called once everything is checked"
+        )
     parameters, plain_parameters = _typed(experiment)
     rest = config.copy()
     with open_dict(rest):
         del rest["sweep"]
-    sweep = Sweep(name, keys.source, Path(keys.output), _checked(name, rest), experiment, parameters, plain_parameters)
+    sweep = Sweep(
+        name,
+        keys.source,
+        Path(keys.output),
+        _checked(name, rest),
+        experiment,
+        parameters,
+        plain_parameters,
+    )
     check_writable(sweep.result, f"sweep.output={root}")
     _check_own(sweep)
     return sweep
@@ -184,7 +227,9 @@ def _checked(name: str, rest: DictConfig) -> DictConfig:
     if "workload" not in rest:
         raise ConfigError(f"the sweep {name} needs a workload: add +workload=NAME")
     if is_replayed(rest):
-        raise ConfigError(f"the sweep {name} trains, and recorded runs have no data: choose another workload")
+        raise ConfigError(
+            f"the sweep {name} trains, and recorded runs have no data: choose another workload"
+        )
     return validate(rest)
 
 
@@ -192,16 +237,24 @@ def _typed(experiment: functools.partial[Finding]) -> tuple[dict[str, Any], dict
     """Return an experiment's parameters, as its annotations have them and as plain values."""
     after_console = list(inspect.signature(experiment.func).parameters.values())[2:]
     # A parameter with a default is not the YAML's: a clock that tests replace.
-    schema = make_dataclass("Parameters", [(p.name, p.annotation) for p in after_console if p.default is p.empty])
+    schema = make_dataclass(
+        "Parameters", [(p.name, p.annotation) for p in after_console if p.default is p.empty]
+    )
     try:
         merged = OmegaConf.merge(OmegaConf.structured(schema), experiment.keywords)
         if missing := OmegaConf.missing_keys(merged):
-            raise ConfigError(f"no value is given for sweep.experiment.{', sweep.experiment.'.join(sorted(missing))}")
+            raise ConfigError(
+                f"no value is given for sweep.experiment.{', sweep.experiment.'.join(sorted(missing))}"
+            )
         typed = OmegaConf.to_object(merged)
     except ConfigKeyError as error:
-        raise ConfigError(f"unknown option sweep.experiment.{error.full_key}; --help lists the options") from error
+        raise ConfigError(
+            f"unknown option sweep.experiment.{error.full_key}; --help lists the options"
+        ) from error
     except ValidationError as error:
-        raise ConfigError(f"sweep.experiment.{error.full_key}: {str(error).splitlines()[0]}") from error
+        raise ConfigError(
+            f"sweep.experiment.{error.full_key}: {str(error).splitlines()[0]}"
+        ) from error
     plain = OmegaConf.to_container(merged)
     return {f.name: getattr(typed, f.name) for f in fields(schema)}, dict(plain)  # type: ignore[arg-type]
 
@@ -231,7 +284,9 @@ def write(sweep: Sweep, finding: Finding, options: Sequence[str]) -> None:
         "n": finding.n,
         "device": finding.device,
         "versions": {name: version(name) for name in PACKAGES},
-        "command": shlex.join([*COMMAND.split(), sweep.name, *(redact_patterns(option) for option in options)]),
+        "command": shlex.join(
+            [*COMMAND.split(), sweep.name, *(redact_patterns(option) for option in options)]
+        ),
         "parameters": sweep.plain_parameters,
         "rows": finding.rows,
         "notes": finding.notes,
@@ -265,7 +320,9 @@ def show(sweep: Sweep, finding: Finding, console: Console) -> None:
     table = Table(box=box.SIMPLE_HEAD, padding=(0, 1), pad_edge=False)
     for key, values in columns.items():
         text = any(isinstance(value, str) for value in values)
-        table.add_column(key.replace("_", " "), justify="left" if text else "right", overflow="fold")
+        table.add_column(
+            key.replace("_", " "), justify="left" if text else "right", overflow="fold"
+        )
     for cells in zip(*columns.values(), strict=True):
         table.add_row(*(escape(_cell(value)) for value in cells))
     console.print(table)

@@ -79,14 +79,20 @@ def run(
     plan = [(place, seed) for seed in seeds for place in rng.permutation(len(runs)).tolist()]
     trials: list[list[TrialResult]] = [[] for _ in runs]
     for number, (place, seed) in track(
-        list(enumerate(plan)), "training", console=console, transient=True, disable=not console.is_terminal
+        list(enumerate(plan)),
+        "training",
+        console=console,
+        transient=True,
+        disable=not console.is_terminal,
     ):
         series = runs[place]
         steps = math.ceil(series.epochs * workload.train_examples / series.batch_size)
         spec = TrialSpec(number, number, series.batch_size, series.lr, None, seed)
         trials[place].append(run_trial(workload, spec, replace(protocol, budget=Budget(steps, 1))))
     sources = (workload, load(_row_by_row(config))[0])
-    resident, one_by_one = loader_seconds(sources, protocol, runs, loader, np.random.default_rng(order_seed), timer)
+    resident, one_by_one = loader_seconds(
+        sources, protocol, runs, loader, np.random.default_rng(order_seed), timer
+    )
     rows = [
         {**row(series, own, level), "ms_resident": 1e3 * before, "ms_row_by_row": 1e3 * after}
         for series, own, before, after in zip(runs, trials, resident, one_by_one, strict=True)
@@ -129,16 +135,29 @@ def loader_seconds(
             series = runs[place]
             steps = timer(sources[source], protocol, series.batch_size, series.lr, loader.steps)
             means[source, place].append(statistics.mean(steps))
-    return [[statistics.median(means[source, place]) for place in range(len(runs))] for source in range(len(sources))]
+    return [
+        [statistics.median(means[source, place]) for place in range(len(runs))]
+        for source in range(len(sources))
+    ]
 
 
-def _check(runs: Sequence[Series], seeds: Sequence[int], loader: LoaderTiming, examples: int) -> None:
+def _check(
+    runs: Sequence[Series], seeds: Sequence[int], loader: LoaderTiming, examples: int
+) -> None:
     if loader.rounds < 1 or loader.steps < 1:
-        raise ConfigError(f"sweep.experiment.loader needs rounds and steps from 1, but got {loader}")
+        raise ConfigError(
+            f"sweep.experiment.loader needs rounds and steps from 1, but got {loader}"
+        )
     if not runs or not seeds or min(seeds) < 0:
-        raise ConfigError(f"this sweep needs runs, and seeds from 0, but got {len(runs)} runs and seeds {list(seeds)}")
+        raise ConfigError(
+            f"this sweep needs runs, and seeds from 0, but got {len(runs)} runs and seeds {list(seeds)}"
+        )
     for series in runs:
-        if not (1 <= series.batch_size <= examples and 0.0 < series.lr < math.inf and 0.0 < series.epochs < math.inf):
+        if not (
+            1 <= series.batch_size <= examples
+            and 0.0 < series.lr < math.inf
+            and 0.0 < series.epochs < math.inf
+        ):
             raise ConfigError(
                 f"a run needs a batch size from 1 to {examples}, and a positive lr and epochs, but got {series}"
             )
@@ -150,9 +169,13 @@ def row(series: Series, trials: Sequence[TrialResult], level: float) -> dict[str
     ``steps_to_level`` and ``seconds_to_level``, those steps x tau(B), are None where the median trial does not reach
     the level. The curve holds the steps at which every trial was evaluated and had a finite loss.
     """
-    histories = [{step: loss for step, loss in trial.history if loss is not None} for trial in trials]
+    histories = [
+        {step: loss for step, loss in trial.history if loss is not None} for trial in trials
+    ]
     steps = sorted(set.intersection(*(set(history) for history in histories)))
-    losses = [np.quantile([history[step] for history in histories], QUARTILES).tolist() for step in steps]
+    losses = [
+        np.quantile([history[step] for history in histories], QUARTILES).tolist() for step in steps
+    ]
     tau = statistics.median(trial.seconds_per_step or math.inf for trial in trials)
     reached = statistics.median(_steps_to(history, level) for history in histories)
     reaches = math.isfinite(reached) and math.isfinite(tau)
@@ -191,7 +214,10 @@ def _steps_to(history: Mapping[int, float], level: float) -> float:
 
 def sentence(rows: Sequence[Mapping[str, Any]], level: float, n: int) -> str:
     """Return the finding in words: which run gets to ``level`` first, and how much later the others do."""
-    there = sorted((row for row in rows if row["seconds_to_level"]), key=lambda row: float(row["seconds_to_level"]))
+    there = sorted(
+        (row for row in rows if row["seconds_to_level"]),
+        key=lambda row: float(row["seconds_to_level"]),
+    )
     absent = [row["run"] for row in rows if not row["seconds_to_level"]]
     medians = f"(medians, n = {n} seed{'s' if n > 1 else ''})"
     if not there:
@@ -199,7 +225,9 @@ def sentence(rows: Sequence[Mapping[str, Any]], level: float, n: int) -> str:
     first, *rest = there
 
     def cost(row: Mapping[str, Any]) -> str:
-        return f"{format_count(row['steps_to_level'])} steps of {format_number(row['ms_per_step'])} ms"
+        return (
+            f"{format_count(row['steps_to_level'])} steps of {format_number(row['ms_per_step'])} ms"
+        )
 
     parts = [f"{first['run']} reaches a loss of {format_number(level)} first, in"]
     parts += [f"{format_seconds(first['seconds_to_level'])} ({cost(first)})"]
@@ -207,7 +235,11 @@ def sentence(rows: Sequence[Mapping[str, Any]], level: float, n: int) -> str:
     for row in rest:
         times = format_number(row["seconds_to_level"] / first["seconds_to_level"], 2)
         text += f"; {row['run']} takes {times} times as long ({cost(row)})"
-    text += f"; {' and '.join(absent)} never reach{'es' if len(absent) == 1 else ''} it" if absent else ""
+    text += (
+        f"; {' and '.join(absent)} never reach{'es' if len(absent) == 1 else ''} it"
+        if absent
+        else ""
+    )
     return f"{text[0].upper()}{text[1:]} {medians}."
 
 
@@ -223,7 +255,9 @@ def loader_sentence(rows: Sequence[Mapping[str, Any]], rounds: int) -> str:
     )
 
 
-def _paint(rows: Sequence[Mapping[str, Any]], level: float, metric: str, title: str, figure: "Figure") -> None:
+def _paint(
+    rows: Sequence[Mapping[str, Any]], level: float, metric: str, title: str, figure: "Figure"
+) -> None:
     """Draw each run's loss over its seconds on a logarithmic axis, with its quartiles."""
     axes = figure.subplots()
     ends = [row["curve"]["seconds"][-1] for row in rows if row["curve"]["seconds"]]
@@ -231,11 +265,31 @@ def _paint(rows: Sequence[Mapping[str, Any]], level: float, metric: str, title: 
     for place, row in enumerate(rows):
         curve, colour = row["curve"], COLOURS[place % len(COLOURS)]
         x = np.array(curve["seconds"]) / scale
-        label = f"{row['run']}, lr {format_number(row['lr'])}, {format_number(row['epochs'])} epochs"
+        label = (
+            f"{row['run']}, lr {format_number(row['lr'])}, {format_number(row['epochs'])} epochs"
+        )
         marker = "o" if len(x) <= 40 else ""
-        axes.plot(x, curve["loss"], color=colour, linewidth=1.6, marker=marker, markersize=3.5, label=label, zorder=3)
-        axes.fill_between(x, curve["loss_low"], curve["loss_high"], color=colour, alpha=0.18, linewidth=0)
-    axes.axhline(level, color=GREY, linewidth=0.9, linestyle="--", label=f"loss {format_number(level)}", zorder=1)
+        axes.plot(
+            x,
+            curve["loss"],
+            color=colour,
+            linewidth=1.6,
+            marker=marker,
+            markersize=3.5,
+            label=label,
+            zorder=3,
+        )
+        axes.fill_between(
+            x, curve["loss_low"], curve["loss_high"], color=colour, alpha=0.18, linewidth=0
+        )
+    axes.axhline(
+        level,
+        color=GREY,
+        linewidth=0.9,
+        linestyle="--",
+        label=f"loss {format_number(level)}",
+        zorder=1,
+    )
     axes.set_xscale("log")
     axes.set_xlabel(f"{unit} of training (steps x tau(B)), evaluation left out")
     axes.set_ylabel(f"loss on the training data ({metric})")

@@ -93,13 +93,18 @@ def run(
         raise ConfigError(
             f"sweep.experiment.level must lie between 0 and 1 and lr be positive, but got level={level} and lr={lr}"
         )
-    if len(against_each_other) not in (0, 3) or sorted(set(against_each_other)) != against_each_other:
+    if (
+        len(against_each_other) not in (0, 3)
+        or sorted(set(against_each_other)) != against_each_other
+    ):
         raise ConfigError(
             "sweep.experiment.against_each_other must be three rising batch sizes or none, "
             f"but got {against_each_other}"
         )
     batch_sizes = [*batch_sizes, *against_each_other]
-    choose_batch_sizes(batch_sizes, centres, max([*batch_sizes, *centres, 3]))  # refuses them before any probe
+    choose_batch_sizes(
+        batch_sizes, centres, max([*batch_sizes, *centres, 3])
+    )  # refuses them before any probe
     config = resolve(config)
     workload, protocol = load(config)
     if ceiling is None:
@@ -110,7 +115,9 @@ def run(
         )
     choice = choose_batch_sizes(batch_sizes, centres, ceiling)
     if choice.left_out:
-        console.print(f"left out, as they do not fit under {ceiling}: {', '.join(map(str, choice.left_out))}")
+        console.print(
+            f"left out, as they do not fit under {ceiling}: {', '.join(map(str, choice.left_out))}"
+        )
 
     timed: dict[int, list[tuple[float, ...]]] = {size: [] for size in choice.sizes}
     order = visits(choice.sizes, repeats, seed)
@@ -118,13 +125,17 @@ def run(
     with _steps_of(config, workload, protocol, timer) as time_steps:
         for size in track(order, rounds_of, console=console, transient=True):
             timed[size].append(time_steps(size, lr, steps))
-    medians = {size: [statistics.median(visit) for visit in rounds] for size, rounds in timed.items()}
+    medians = {
+        size: [statistics.median(visit) for visit in rounds] for size, rounds in timed.items()
+    }
     found = effects(medians, choice.centres, level)
     filled = gain(medians, choice.power, choice.ceiling, level)
     in_use = {}
     if config.devices == 1:
         for size in choice.sizes:
-            seconds = statistics.median(busy(workload, protocol, size, lr, steps) for _ in range(BUSY_VISITS))
+            seconds = statistics.median(
+                busy(workload, protocol, size, lr, steps) for _ in range(BUSY_VISITS)
+            )
             in_use[size] = seconds / statistics.median(medians[size])
     summaries = {size: summarize(size, rounds) for size, rounds in timed.items()}
     rows = _rows(choice, summaries, medians, found, filled, in_use)
@@ -132,7 +143,9 @@ def run(
     if against_each_other and against_each_other[-1] <= choice.ceiling:
         parts.append(sentence_of_three(*against_each_other, medians, level))
     if in_use:
-        ends = " and ".join(f"{in_use[size]:.0%} at B = {size}" for size in (choice.sizes[0], choice.ceiling))
+        ends = " and ".join(
+            f"{in_use[size]:.0%} at B = {size}" for size in (choice.sizes[0], choice.ceiling)
+        )
         parts.append(f"The device's time is in use to {ends}.")
     device = device_name(protocol.trainer, protocol.devices)
     title = f"{config.workload.name} in {config.precision}, {device}; n = {repeats} rounds"
@@ -148,7 +161,11 @@ def run(
 
 
 def _measured(
-    config: DictConfig, workload: Workload, probe: CeilingProbe, find: Callable[..., Ceiling], console: "Console"
+    config: DictConfig,
+    workload: Workload,
+    probe: CeilingProbe,
+    find: Callable[..., Ceiling],
+    console: "Console",
 ) -> int:
     """Measure the ceiling and print it."""
 
@@ -169,7 +186,11 @@ def _measured(
         verify=probe.verify,
         report=report,
     )
-    limit = f"under {found.at.limit / 2**20:,.0f} MiB" if found.above is not None else "where the range ends"
+    limit = (
+        f"under {found.at.limit / 2**20:,.0f} MiB"
+        if found.above is not None
+        else "where the range ends"
+    )
     console.print(f"ceiling {found.batch_size}, {limit}")
     for note in found.notes:
         console.print(note)
@@ -254,14 +275,20 @@ def p_text(effect: Effect) -> str:
 
 
 def sentence(
-    found: Sequence[Effect], choice: Choice, medians: Mapping[int, Sequence[float]], filled: Effect, level: float
+    found: Sequence[Effect],
+    choice: Choice,
+    medians: Mapping[int, Sequence[float]],
+    filled: Effect,
+    level: float,
 ) -> str:
     """Return the finding in words: which batch sizes differ from their neighbours, and what the ceiling gives."""
     rounds = found[0].rounds
     significant = [effect for effect in found if effect.corrected < 1.0 - level]
     room = max(max(abs(effect.low), abs(effect.high)) for effect in found)
     if significant:
-        listed = "; ".join(f"{effect.name} {share_text(effect)}, {p_text(effect)}" for effect in significant)
+        listed = "; ".join(
+            f"{effect.name} {share_text(effect)}, {p_text(effect)}" for effect in significant
+        )
         first = (
             f"Over {rounds} rounds a step's time differs from the mean of its two neighbours' at {listed}"
             f" ({level:.0%} intervals, p corrected for {len(found)} tests)"
@@ -279,7 +306,9 @@ def sentence(
     )
 
 
-def sentence_of_three(low: int, middle: int, high: int, medians: Mapping[int, Sequence[float]], level: float) -> str:
+def sentence_of_three(
+    low: int, middle: int, high: int, medians: Mapping[int, Sequence[float]], level: float
+) -> str:
     """Return in words what three batch sizes give a second, and whether the middle one is off the others' line."""
     speeds = [share_text(gain(medians, *pair, level)) for pair in ((low, middle), (middle, high))]
     return (
@@ -317,19 +346,35 @@ def _paint(
     handles: dict[str, Any] = {}
     for axes in panels:
         handles |= dict(zip(*reversed(axes.get_legend_handles_labels()), strict=True))
-    names = [name for name in ("power of two", "multiple of 8", "other batch size", "ceiling") if name in handles]
+    names = [
+        name
+        for name in ("power of two", "multiple of 8", "other batch size", "ceiling")
+        if name in handles
+    ]
     figure.legend(
-        [handles[name] for name in names], names, loc="outside lower center", ncols=4, fontsize=8.5, frameon=False
+        [handles[name] for name in names],
+        names,
+        loc="outside lower center",
+        ncols=4,
+        fontsize=8.5,
+        frameon=False,
     )
 
 
-def _draw_speeds(axes: "Axes", group: Sequence[int], medians: Mapping[int, Sequence[float]], choice: Choice) -> None:
+def _draw_speeds(
+    axes: "Axes", group: Sequence[int], medians: Mapping[int, Sequence[float]], choice: Choice
+) -> None:
     """Draw one point a batch size, evenly spaced: 127, 128 and 129 would be one on a true axis."""
     for place, size in enumerate(group):
         speeds = [size / seconds for seconds in medians[size]]
         mean, deviation = statistics.mean(speeds), statistics.stdev(speeds)
         if size == choice.ceiling:
-            ring: dict[str, Any] = {"facecolor": "none", "edgecolor": INK, "s": 130, "linewidths": 1.0}
+            ring: dict[str, Any] = {
+                "facecolor": "none",
+                "edgecolor": INK,
+                "s": 130,
+                "linewidths": 1.0,
+            }
             axes.scatter([place], [mean], label="ceiling", **ring)
         axes.errorbar(
             place,
@@ -341,7 +386,11 @@ def _draw_speeds(axes: "Axes", group: Sequence[int], medians: Mapping[int, Seque
             markersize=6.0,
             label=kind(size) or "other batch size",
         )
-    axes.set_xticks(range(len(group)), [format_number(size, 6) for size in group], rotation=45 if len(group) > 5 else 0)
+    axes.set_xticks(
+        range(len(group)),
+        [format_number(size, 6) for size in group],
+        rotation=45 if len(group) > 5 else 0,
+    )
     axes.set_xlim(-0.6, len(group) - 0.4)
     axes.set_xlabel("batch size B")
     axes.grid(axis="y", color=INK, alpha=0.07, linewidth=0.6)
@@ -354,7 +403,15 @@ def _draw_effects(axes: "Axes", found: Sequence[Effect], level: float) -> None:
         reach = [[100 * (effect.mean - effect.low)], [100 * (effect.high - effect.mean)]]
         colour = VERMILION if all(is_power_of_two(centre) for centre in effect.centres) else BLUE
         marker = "o" if len(effect.centres) == 1 else "D"
-        axes.errorbar(100 * effect.mean, row, xerr=reach, fmt=marker, color=colour, capsize=3.5, markersize=6.0)
+        axes.errorbar(
+            100 * effect.mean,
+            row,
+            xerr=reach,
+            fmt=marker,
+            color=colour,
+            capsize=3.5,
+            markersize=6.0,
+        )
         axes.annotate(
             p_text(effect),
             (100 * effect.mean, row),

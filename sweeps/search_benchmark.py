@@ -46,7 +46,9 @@ class Case:
         optuna.logging.set_verbosity(optuna.logging.WARNING)  # here too: it may be another process
         problem = self.benchmark.problem
         search = self.entry.make(problem, self.seed)
-        return run_search(search, self.benchmark, MULTIPLES[problem.objective], self.entry.max_trials)
+        return run_search(
+            search, self.benchmark, MULTIPLES[problem.objective], self.entry.max_trials
+        )
 
 
 def run(
@@ -68,15 +70,21 @@ def run(
     """Run each search on each table and seed, without those that ``runs`` has, and compare what they found."""
     n = (QUICK_SEEDS if quick else SEEDS) if seeds is None else seeds
     if n < 1 or workers < 1:
-        raise ConfigError(f"sweep.experiment.seeds and .workers must be at least 1, but got {n} and {workers}")
+        raise ConfigError(
+            f"sweep.experiment.seeds and .workers must be at least 1, but got {n} and {workers}"
+        )
     if objective not in MULTIPLES:
-        raise ConfigError(f"sweep.experiment.objective must be one of {', '.join(MULTIPLES)}, but got {objective!r}")
+        raise ConfigError(
+            f"sweep.experiment.objective must be one of {', '.join(MULTIPLES)}, but got {objective!r}"
+        )
     entries = choose(searches, quick)
     sources = find_sources(tables, read_index())
     benchmarks, digests = [], {}
     for name, (file, shipped) in sources.items():
         goal = find_target(file, shipped, target)
-        benchmarks.append(make_benchmark(name, read_table(file), goal, objective, lr_factor, budget_factor))
+        benchmarks.append(
+            make_benchmark(name, read_table(file), goal, objective, lr_factor, budget_factor)
+        )
         digests[name] = sha256(file.read_bytes()).hexdigest()[:16]
     path = Path(runs)
     check_writable(path, f"sweep.experiment.runs={runs}")
@@ -86,13 +94,20 @@ def run(
         table = {"search": entry.key, "table": one.name, "digest": digests[one.name]}
         table["target"] = [one.problem.target.metric, one.problem.target.value]
         for seed in range(n):
-            factors = {"seed": seed, "objective": objective, "lr_factor": lr_factor, "budget_factor": budget_factor}
+            factors = {
+                "seed": seed,
+                "objective": objective,
+                "lr_factor": lr_factor,
+                "budget_factor": budget_factor,
+            }
             cases.append(Case(one, entry, seed, dump_json({**table, **factors})))
     kept = _run_missing(cases, path, again, workers, console)
     by_search: dict[tuple[str, str], list[SearchRun]] = {}
     for case in cases:
         by_search.setdefault((case.benchmark.name, case.entry.key), []).append(kept[case.key])
-    standings: list[Standing] = [standing(one, entry, by_search[one.name, entry.key]) for one, entry in usable]
+    standings: list[Standing] = [
+        standing(one, entry, by_search[one.name, entry.key]) for one, entry in usable
+    ]
     left_out = [
         f"{one.name}: {entry.key} is left out: its rule takes a noise scale, and this table determines no B_crit"
         for one in benchmarks
@@ -100,7 +115,8 @@ def run(
         if not _usable(one, entry)
     ]
     origins = [
-        {"digest": digests[name], "command": shipped and shipped.command} for name, (_, shipped) in sources.items()
+        {"digest": digests[name], "command": shipped and shipped.command}
+        for name, (_, shipped) in sources.items()
     ]
     return make_finding(benchmarks, standings, left_out, origins, n)
 
@@ -125,7 +141,9 @@ def _run_missing(
             append_run(path, case.key, result)
             kept[case.key] = result
     except KeyboardInterrupt as error:
-        raise Interrupted(f"interrupted: finished runs are kept in {path}; the same command goes on") from error
+        raise Interrupted(
+            f"interrupted: finished runs are kept in {path}; the same command goes on"
+        ) from error
     return kept
 
 
@@ -158,11 +176,15 @@ def _imported(name: str) -> Entry:
     try:
         make = getattr(importlib.import_module(module), function)
     except (ImportError, AttributeError) as error:
-        raise ConfigError(f"the search {name!r} cannot be imported ({error}): give MODULE:FUNCTION") from error
+        raise ConfigError(
+            f"the search {name!r} cannot be imported ({error}): give MODULE:FUNCTION"
+        ) from error
     return Entry(name, None, None, make)
 
 
-def find_sources(names: Sequence[str], index: Mapping[str, Source]) -> dict[str, tuple[Path, Source | None]]:
+def find_sources(
+    names: Sequence[str], index: Mapping[str, Source]
+) -> dict[str, tuple[Path, Source | None]]:
     """Return file and, if it ships, source of the tables that are named or given by path; of none, all that ship."""
     sources: dict[str, tuple[Path, Source | None]] = {}
     if not names:
@@ -171,13 +193,17 @@ def find_sources(names: Sequence[str], index: Mapping[str, Source]) -> dict[str,
         path = Path(name)
         if name not in index and not path.exists():
             others = f", or one of {', '.join(index)}" if index else ""
-            raise TableError(f"there is no table {name}: give the path of a file of JSON lines{others}")
+            raise TableError(
+                f"there is no table {name}: give the path of a file of JSON lines{others}"
+            )
         same = (source for source in index.values() if source.path.resolve() == path.resolve())
         shipped = index.get(name) or next(same, None)
         path = path if shipped is None else shipped.path
         sources[str(path) if path.stem in sources else path.stem] = path, shipped
     if not sources:
-        raise TableError("bstune ships no tables here: name a file with sweep.experiment.tables=[FILE], and a target")
+        raise TableError(
+            "bstune ships no tables here: name a file with sweep.experiment.tables=[FILE], and a target"
+        )
     return sources
 
 
@@ -202,7 +228,10 @@ def read_runs(path: Path, again: Iterable[str] = ()) -> dict[str, SearchRun]:
     for number, line in enumerate(text[: text.rfind("\n") + 1].splitlines(), start=1):
         try:
             values = loads(line)
-            result, parts = READ_RUN.validate_python(values["run"]), values["key"]["search"].split("/")
+            result, parts = (
+                READ_RUN.validate_python(values["run"]),
+                values["key"]["search"].split("/"),
+            )
         except (ValueError, KeyError, TypeError) as error:
             reason = " ".join(str(error).split())
             raise TableError(

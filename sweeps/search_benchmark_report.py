@@ -77,12 +77,18 @@ RULES: dict[Objective, tuple[str, ...]] = {
 }
 
 LABELS: dict[Objective, tuple[str, str]] = {  # of the figure's axes
-    "time": ("spending / cost of the best trial", "incumbent's time / best time, median over seeds"),
+    "time": (
+        "spending / cost of the best trial",
+        "incumbent's time / best time, median over seeds",
+    ),
     "steps": (
         "spending / cost of the trial with the fewest steps, in examples",
         "incumbent's steps / fewest steps, median over seeds",
     ),
-    "curve": ("spending / cost of the frontier", "B_crit off by a factor of, median and 10 to 90% of seeds"),
+    "curve": (
+        "spending / cost of the frontier",
+        "B_crit off by a factor of, median and 10 to 90% of seeds",
+    ),
 }
 
 
@@ -103,7 +109,9 @@ class Standing:
     entry: Entry
     # after each of the multiples, the incumbent's ratio, or by what factor B_crit is off
     marks: tuple[Mark, ...]
-    within: tuple[float, float]  # spending until first within WITHIN, median and 90th percentile over seeds
+    within: tuple[
+        float, float
+    ]  # spending until first within WITHIN, median and 90th percentile over seeds
     trials: float  # median over seeds
     cut_short: int  # seeds that the cap on trials ended, not the spending
     runs: tuple[SearchRun, ...]
@@ -128,7 +136,13 @@ def standing(benchmark: Benchmark, entry: Entry, runs: Sequence[SearchRun]) -> S
     within = statistics.median(spending), percentile(spending, 0.9)
     trials = statistics.median(run.trials for run in runs)
     return Standing(
-        benchmark.name, entry, tuple(marks), within, trials, sum(not run.complete for run in runs), tuple(runs)
+        benchmark.name,
+        entry,
+        tuple(marks),
+        within,
+        trials,
+        sum(not run.complete for run in runs),
+        tuple(runs),
     )
 
 
@@ -157,7 +171,11 @@ def make_finding(
     (no trial has reached the target, no estimate) is null there.
     """
     objective = benchmarks[0].problem.objective
-    shown = [one for task in benchmarks for one in _by_group(o for o in standings if o.table == task.name)]
+    shown = [
+        one
+        for task in benchmarks
+        for one in _by_group(o for o in standings if o.table == task.name)
+    ]
     notes = [title(one) for one in benchmarks]
     notes += ["* ended by the cap on trials"] if any(one.cut_short for one in shown) else []
     notes += RULES[objective]
@@ -183,18 +201,26 @@ def title(benchmark: Benchmark) -> str:
     unit = "examples" if benchmark.problem.objective == "steps" else "s"
     text = f"{benchmark.name}: {benchmark.problem.target}; best B {batch_size}, lr {lr:.3g}, {cost:.3g} {unit}"
     if benchmark.problem.objective == "curve":
-        text += f"; B_crit {benchmark.b_crit:.0f}; the frontier costs {benchmark.frontier_cost:.3g} s"
+        text += (
+            f"; B_crit {benchmark.b_crit:.0f}; the frontier costs {benchmark.frontier_cost:.3g} s"
+        )
     return text
 
 
 def row(one: Standing, objective: Objective) -> dict[str, Any]:
     """Return a standing as a line of the table, of text: ``1.22/1.53``, ``none/none``, ``> 60``."""
-    cells: dict[str, Any] = {"table": one.table, "search": one.entry.group, "form": one.entry.form or ""}
+    cells: dict[str, Any] = {
+        "table": one.table,
+        "search": one.entry.group,
+        "form": one.entry.form or "",
+    }
     for mark in one.marks:
         cells[f"{mark.spending:g}x"] = f"{_number(mark.median)}/{_number(mark.p90)}"
     if objective != "curve":
         median = one.within[0]
-        cells[f"to_{WITHIN:g}"] = f"{median:.1f}" if math.isfinite(median) else f"> {MULTIPLES['time'][-1]:g}"
+        cells[f"to_{WITHIN:g}"] = (
+            f"{median:.1f}" if math.isfinite(median) else f"> {MULTIPLES['time'][-1]:g}"
+        )
     return cells | {"trials": f"{one.trials:g}{'*' if one.cut_short else ''}"}
 
 
@@ -236,13 +262,17 @@ def sentence(benchmarks: Sequence[Benchmark], standings: Sequence[Standing]) -> 
         ordered = _by_group(_contenders(benchmark, standings))
         if benchmark.problem.objective == "curve":
             best = ordered[0]
-            parts.append(f"{benchmark.name}: {best.entry.group} by {_number(best.marks[-1].median)}")
+            parts.append(
+                f"{benchmark.name}: {best.entry.group} by {_number(best.marks[-1].median)}"
+            )
         else:
             parts.append(f"{benchmark.name}: {_leaders(ordered)}")
     if benchmarks[0].problem.objective == "curve":
         last = MULTIPLES["curve"][-1]
         return f"After {last:g} times the frontier's cost B_crit is off least (median factor) with {'; '.join(parts)}."
-    return f"Spending until within {WITHIN:g} of the best, in its cost (median): {'; '.join(parts)}."
+    return (
+        f"Spending until within {WITHIN:g} of the best, in its cost (median): {'; '.join(parts)}."
+    )
 
 
 def _leaders(ordered: Sequence[Standing]) -> str:
@@ -267,7 +297,9 @@ def _contenders(benchmark: Benchmark, standings: Iterable[Standing]) -> list[Sta
     """Return a table's standings; bstune's only with its usual rule, which was not chosen on these seeds."""
     here = [one for one in standings if one.table == benchmark.name]
     usual = any(one.entry.key == FRONTIER for one in here)
-    return [one for one in here if not usual or one.entry.name != FRONTIER or one.entry.key == FRONTIER]
+    return [
+        one for one in here if not usual or one.entry.name != FRONTIER or one.entry.key == FRONTIER
+    ]
 
 
 def paint(benchmarks: Sequence[Benchmark], standings: Sequence[Standing], figure: "Figure") -> None:
@@ -282,11 +314,18 @@ def paint(benchmarks: Sequence[Benchmark], standings: Sequence[Standing], figure
         name = one.entry.name
         return name != FRONTIER, SAMPLERS.index(name) if name in SAMPLERS else -1, name
 
-    names = list(dict.fromkeys(one.entry.name for one in sorted(standings, key=order)))[: len(COLOURS)]
-    for axes, benchmark in zip(np.atleast_1d(figure.subplots(1, len(benchmarks))), benchmarks, strict=True):
+    names = list(dict.fromkeys(one.entry.name for one in sorted(standings, key=order)))[
+        : len(COLOURS)
+    ]
+    for axes, benchmark in zip(
+        np.atleast_1d(figure.subplots(1, len(benchmarks))), benchmarks, strict=True
+    ):
         best = best_by(_contenders(benchmark, standings), lambda standing: standing.entry.name)
         lines = {one.entry.name: one for one in best}
-        optunas, others = [name for name in lines if name in SAMPLERS], [n for n in lines if n not in SAMPLERS]
+        optunas, others = (
+            [name for name in lines if name in SAMPLERS],
+            [n for n in lines if n not in SAMPLERS],
+        )
         banded = optunas[:1] + ([FRONTIER] if FRONTIER in lines else others[:1])
         for index, name in enumerate(names):
             if name not in lines:
@@ -303,7 +342,9 @@ def _draw_line(axes: "Axes", one: Standing, colour: str, with_band: bool) -> Non
     x = np.geomspace(1.0, MULTIPLES["time"][-1], 400)
     values = [[ratio_after(run.path, float(at)) for run in one.runs] for at in x]
     middle = [_finite(statistics.median(at)) for at in values]
-    axes.plot(x, middle, "-", color=colour, drawstyle="steps-post", linewidth=1.9, label=one.entry.group)
+    axes.plot(
+        x, middle, "-", color=colour, drawstyle="steps-post", linewidth=1.9, label=one.entry.group
+    )
     if with_band:
         low, high = ([min(percentile(at, share), ABOVE) for at in values] for share in (0.1, 0.9))
         axes.fill_between(x, low, high, step="post", color=colour, alpha=0.13, linewidth=0.0)
@@ -316,7 +357,9 @@ def _draw_bars(axes: "Axes", one: Standing, index: int, count: int) -> None:
     low, high = ([min(percentile(at, share), ABOVE) for at in values] for share in (0.1, 0.9))
     axes.vlines(x, low, high, color=COLOURS[index], linewidth=1.2, alpha=0.6)
     middle = [_finite(mark.median) for mark in one.marks]
-    axes.plot(x, middle, f"{MARKERS[index]}-", color=COLOURS[index], linewidth=1.5, label=one.entry.group)
+    axes.plot(
+        x, middle, f"{MARKERS[index]}-", color=COLOURS[index], linewidth=1.5, label=one.entry.group
+    )
 
 
 def _finite(value: float) -> float:
@@ -329,7 +372,9 @@ def _finish(axes: "Axes", benchmark: Benchmark) -> None:
     axes.set_yscale("log")
     axes.set_ylim(0.97, MAX_RATIO)
     marks = MULTIPLES[objective]
-    axes.set_xlim(*((marks[0] / 1.3, marks[-1] * 1.3) if objective == "curve" else (1.0, marks[-1])))
+    axes.set_xlim(
+        *((marks[0] / 1.3, marks[-1] * 1.3) if objective == "curve" else (1.0, marks[-1]))
+    )
     axes.set_xticks([*marks], labels=[f"{mark:g}" for mark in marks])
     ticks = (1.0, 1.25, 1.5, 2.0, 3.0, 5.0, 10.0)
     axes.set_yticks([*ticks], labels=[f"{tick:g}" for tick in ticks])
@@ -340,4 +385,6 @@ def _finish(axes: "Axes", benchmark: Benchmark) -> None:
     axes.set_xlabel(xlabel)
     axes.set_ylabel(ylabel)
     # Below the panel: searches cross every corner inside it.
-    axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.12), ncols=4, fontsize=7.5, frameon=False)
+    axes.legend(
+        loc="upper center", bbox_to_anchor=(0.5, -0.12), ncols=4, fontsize=7.5, frameon=False
+    )

@@ -22,7 +22,11 @@ from bstune.trial.replay import Table, replay, unusable_target
 Objective = Literal["time", "steps", "curve"]
 # Spendings at which searches are compared, in Benchmark.unit
 OF_BEST = (5.0, 10.0, 20.0, 40.0, 60.0)
-MULTIPLES: dict[Objective, tuple[float, ...]] = {"time": OF_BEST, "steps": OF_BEST, "curve": (1.0, 3.0, 10.0)}
+MULTIPLES: dict[Objective, tuple[float, ...]] = {
+    "time": OF_BEST,
+    "steps": OF_BEST,
+    "curve": (1.0, 3.0, 10.0),
+}
 STOP_FACTOR = 2.0  # a trial is stopped once it has cost this many times the best so far
 BUDGET_FACTOR = 4.0  # the first budget over what the best cell needs
 WITHIN = 1.25
@@ -40,7 +44,9 @@ class Problem:
     table's own B_crit, more than a study would know; None where the table does not determine it.
     """
 
-    batch_sizes: tuple[int, ...]  # those of the table, ascending; any integer between the first and the last is allowed
+    batch_sizes: tuple[
+        int, ...
+    ]  # those of the table, ascending; any integer between the first and the last is allowed
     lr_low: float
     lr_high: float
     target: Target
@@ -127,14 +133,21 @@ class SearchRun:
     # (spending, incumbent's time over the best) after each trial that changed the ratio; the ratio is None where the
     # incumbent's point does not reach the target in half of the table's runs
     path: tuple[tuple[float, float | None], ...]
-    b_crit: tuple[float | None, ...]  # estimate over the table's own after each multiple, for ``curve``
+    b_crit: tuple[
+        float | None, ...
+    ]  # estimate over the table's own after each multiple, for ``curve``
     trials: int  # finished within the spending
     spent: float
     complete: bool  # False if the cap on trials ended the search, not the spending
 
 
 def make_benchmark(
-    name: str, table: Table, target: Target, objective: Objective, lr_factor: float = 1.0, budget_factor: float = 1.0
+    name: str,
+    table: Table,
+    target: Target,
+    objective: Objective,
+    lr_factor: float = 1.0,
+    budget_factor: float = 1.0,
 ) -> Benchmark:
     """Return the benchmark that a table poses; the two factors put its reference lr and its first budget off.
 
@@ -144,16 +157,27 @@ def make_benchmark(
     """
     for option, factor in (("lr_factor", lr_factor), ("budget_factor", budget_factor)):
         if not (math.isfinite(factor) and factor > 0):
-            raise ConfigError(f"sweep.experiment.{option} must be a positive number, but got {factor}")
+            raise ConfigError(
+                f"sweep.experiment.{option} must be a positive number, but got {factor}"
+            )
     if objective == "steps":  # hardware has no part in it
-        table = replace(table, runs=tuple(replace(run, seconds_per_step=float(run.batch_size)) for run in table.runs))
-    times = {cell: time for cell in table.cells if (time := median_time(table, *cell, target)) is not None}
+        table = replace(
+            table,
+            runs=tuple(replace(run, seconds_per_step=float(run.batch_size)) for run in table.runs),
+        )
+    times = {
+        cell: time
+        for cell in table.cells
+        if (time := median_time(table, *cell, target)) is not None
+    }
     if not times:
         why = unusable_target(table, target) or (
             f"in no cell do more than half the runs reach {target}: choose a target that is easier to reach"
         )
         raise TableError(f"{name}: {why}")
-    best_cell = min(times, key=lambda cell: (merit(objective, times[cell], cell[0]), times[cell], cell))
+    best_cell = min(
+        times, key=lambda cell: (merit(objective, times[cell], cell[0]), times[cell], cell)
+    )
     best = (*best_cell, times[best_cell])
     b_crit = dense_b_crit(table, target)
     if objective == "curve" and b_crit is None:
@@ -163,7 +187,10 @@ def make_benchmark(
         )
     sizes, rates = table.batch_sizes, table.lrs
     seconds = {
-        size: statistics.median(run.seconds_per_step for run in table.runs if run.batch_size == size) for size in sizes
+        size: statistics.median(
+            run.seconds_per_step for run in table.runs if run.batch_size == size
+        )
+        for size in sizes
     }
     steps = BUDGET_FACTOR * budget_factor * best[2] / seconds[best[0]]
     problem = Problem(
@@ -193,7 +220,9 @@ def median_time(table: Table, batch_size: float, lr: float, target: Target) -> f
     """Return the median time to target in seconds over the seeds; None if half of them did not reach it."""
     draws = math.lcm(*{len(runs) for runs in table.cells.values()})
     outcomes = [table.read(batch_size, lr, target, (i + 0.5) / draws) for i in range(draws)]
-    middle = statistics.median(o.steps * o.seconds_per_step if o.steps is not None else math.inf for o in outcomes)
+    middle = statistics.median(
+        o.steps * o.seconds_per_step if o.steps is not None else math.inf for o in outcomes
+    )
     return middle if math.isfinite(middle) else None
 
 
@@ -209,7 +238,11 @@ def dense_points(table: Table, target: Target) -> list[FrontierPoint]:
         last = max(1, round(steps)) if math.isfinite(steps) else min(run.end for run in runs)
         result = replay(table, TrialSpec(number, number, batch_size, lr, None, 0), target, last)
         status: Status = (
-            "reached" if math.isfinite(steps) else "diverged" if any(run.diverged for run in runs) else "censored"
+            "reached"
+            if math.isfinite(steps)
+            else "diverged"
+            if any(run.diverged for run in runs)
+            else "censored"
         )
         low = 0 if status == "reached" else last
         medians.append(replace(result, status=status, steps=last, steps_low=low))
@@ -229,7 +262,9 @@ def dense_b_crit(table: Table, target: Target) -> float | None:
         return None
     if fit.b_crit is None:
         return None
-    sizes, steps = np.array([(point.batch_size, point.steps) for point in points if not point.censored]).T
+    sizes, steps = np.array(
+        [(point.batch_size, point.steps) for point in points if not point.censored]
+    ).T
     off = np.log(steps) - np.log(1.0 + fit.b_crit / sizes + ((fit.b_opt or 0.0) / sizes) ** 2)
     grid = np.linspace(math.log(sizes[0]) - BEYOND, math.log(sizes[-1]) + BEYOND, 400)
     frontier = np.log1p(fit.b_crit / np.exp(grid)) + np.interp(grid, np.log(sizes), off)
@@ -265,7 +300,9 @@ def stopping_step(problem: Problem, batch_size: int, finished: Sequence[TrialRes
     elif problem.objective == "steps":
         steps = float(best.steps)
     else:
-        steps = min(t.steps if t.batch_size <= batch_size else t.examples / batch_size for t in reached)
+        steps = min(
+            t.steps if t.batch_size <= batch_size else t.examples / batch_size for t in reached
+        )
     return max(1, min(budget, math.floor(STOP_FACTOR * steps * ROUNDING)))
 
 
@@ -281,9 +318,16 @@ def run_search(
     estimates: list[float | None] = []
     spent = 0.0
     while True:
-        trial = _answer(search.propose(finished), benchmark, finished) if len(finished) < max_trials else None
+        trial = (
+            _answer(search.propose(finished), benchmark, finished)
+            if len(finished) < max_trials
+            else None
+        )
         after = spent + trial.train_seconds if trial is not None else math.inf
-        while len(estimates) < len(multiples) and after > multiples[len(estimates)] * benchmark.unit * ROUNDING:
+        while (
+            len(estimates) < len(multiples)
+            and after > multiples[len(estimates)] * benchmark.unit * ROUNDING
+        ):
             estimates.append(_estimate(search, benchmark, finished))
         if trial is None or len(estimates) == len(multiples):
             break
@@ -295,15 +339,21 @@ def run_search(
         ratio = benchmark.ratio(incumbent.batch_size, incumbent.lr)
         if not path or path[-1][1] != ratio:
             path.append((spent / benchmark.unit, ratio))
-    return SearchRun(tuple(path), tuple(estimates), len(finished), spent / benchmark.unit, trial is not None)
+    return SearchRun(
+        tuple(path), tuple(estimates), len(finished), spent / benchmark.unit, trial is not None
+    )
 
 
 def _answer(spec: TrialSpec, benchmark: Benchmark, finished: Sequence[TrialResult]) -> TrialResult:
     if spec.number != len(finished):
-        raise ConfigError(f"a search must number its trials from 0: expected {len(finished)}, but got {spec.number}")
+        raise ConfigError(
+            f"a search must number its trials from 0: expected {len(finished)}, but got {spec.number}"
+        )
     resumed_from = None
     if spec.resumed_from is not None:
-        resumed_from = finished[spec.resumed_from] if 0 <= spec.resumed_from < len(finished) else None
+        resumed_from = (
+            finished[spec.resumed_from] if 0 <= spec.resumed_from < len(finished) else None
+        )
         point = spec.batch_size, spec.lr, spec.seed
         if (
             resumed_from is None
@@ -318,11 +368,15 @@ def _answer(spec: TrialSpec, benchmark: Benchmark, finished: Sequence[TrialResul
     last = problem.budget.last_step(spec.batch_size) if spec.max_steps is None else spec.max_steps
     done = 0 if resumed_from is None else resumed_from.steps
     if last <= done:
-        raise ConfigError(f"trial {spec.number} needs max_steps past the {done} steps it has, but got {last}")
+        raise ConfigError(
+            f"trial {spec.number} needs max_steps past the {done} steps it has, but got {last}"
+        )
     return replay(benchmark.table, spec, problem.target, last, resumed_from)
 
 
-def _estimate(search: Search, benchmark: Benchmark, finished: Sequence[TrialResult]) -> float | None:
+def _estimate(
+    search: Search, benchmark: Benchmark, finished: Sequence[TrialResult]
+) -> float | None:
     if benchmark.problem.objective != "curve" or benchmark.b_crit is None:
         return None
     b_crit = search.b_crit(finished)
@@ -340,7 +394,10 @@ def ratio_after(path: Sequence[tuple[float, float | None]], multiple: float) -> 
 
 def spending_within(path: Sequence[tuple[float, float | None]], within: float = WITHIN) -> float:
     """Return the spending at which the ratio is first at most ``within``; infinite if it never is."""
-    return next((spent for spent, ratio in path if ratio is not None and ratio <= within * ROUNDING), math.inf)
+    return next(
+        (spent for spent, ratio in path if ratio is not None and ratio <= within * ROUNDING),
+        math.inf,
+    )
 
 
 def factor(ratio: float | None) -> float:

@@ -67,7 +67,9 @@ def run(
     if not studies:
         raise ConfigError("this sweep compares studies, but sweep.experiment.studies has none")
     root = Path(folder).absolute()
-    arguments = {name: [*common, *chosen, *options, *_places(name, root)] for name, chosen in studies.items()}
+    arguments = {
+        name: [*common, *chosen, *options, *_places(name, root)] for name, chosen in studies.items()
+    }
     configs = {}
     for name, each in arguments.items():
         try:
@@ -77,13 +79,22 @@ def run(
     root.mkdir(parents=True, exist_ok=True)
     quieten(training=True)
     for number, (name, each) in enumerate(configs.items(), start=1):
-        console.print(f"\n{factor} {name}, study {number} of {len(configs)}", soft_wrap=True, markup=False)
+        console.print(
+            f"\n{factor} {name}, study {number} of {len(configs)}", soft_wrap=True, markup=False
+        )
         try:
             run_study(each, arguments[name], console)
-        except (KeyboardInterrupt, SystemExit) as error:  # Lightning turns the first into the second
-            raise Interrupted(f"interrupted: {root} keeps all finished trials; the same command goes on") from error
+        except (
+            KeyboardInterrupt,
+            SystemExit,
+        ) as error:  # Lightning turns the first into the second
+            raise Interrupted(
+                f"interrupted: {root} keeps all finished trials; the same command goes on"
+            ) from error
     read = {name: read_study(root / name).summary for name in configs}
-    found = compare([replace(compared(summary, str(root / name)), name=name) for name, summary in read.items()])
+    found = compare(
+        [replace(compared(summary, str(root / name)), name=name) for name, summary in read.items()]
+    )
     console.print()
     write_comparison(found, root, console)
     device = ", ".join(dict.fromkeys(one.device for one in found.studies))
@@ -104,7 +115,9 @@ def run(
 def _places(name: str, root: Path) -> list[str]:
     """Return the arguments that keep a study, and its trials, within the sweep's folder."""
     values = {"study": name, "output": root / name, "storage": f"sqlite:///{root}/studies.db"}
-    quoted = {key: value if PLAIN.fullmatch(str(value)) else f"'{value}'" for key, value in values.items()}
+    quoted = {
+        key: value if PLAIN.fullmatch(str(value)) else f"'{value}'" for key, value in values.items()
+    }
     return [*(f"{key}={value}" for key, value in quoted.items()), "mlflow.enabled=false"]
 
 
@@ -121,12 +134,17 @@ def row(study: Compared, summary: Mapping[str, Any]) -> dict[str, Any]:
         "B_crit": study.critical,
         "slopes": "-" if small is None else f"{small:.2f}, {large:.2f}",
         "exponent of lr": study.exponent_text,
-        "reached at B": f"{format_count(min(sizes))} to {format_count(max(sizes))}" if sizes else "-",
+        "reached at B": f"{format_count(min(sizes))} to {format_count(max(sizes))}"
+        if sizes
+        else "-",
         "steps": min((one.steps for one in study.points), default=None),
         "examples": min((one.steps * one.batch_size for one in study.points), default=None),
         "reached": f"{summary['statuses'].get('reached')} of {summary['trials']}",
         "details": {
-            **{name: getattr(study, name) for name in ("b_crit", "b_crit_low", "b_crit_high", "level", "exponent")},
+            **{
+                name: getattr(study, name)
+                for name in ("b_crit", "b_crit_low", "b_crit_high", "level", "exponent")
+            },
             "slope_small": small,
             "slope_large": large,
             "target": study.target,
@@ -137,7 +155,11 @@ def row(study: Compared, summary: Mapping[str, Any]) -> dict[str, Any]:
 
 def end_slopes(study: Compared) -> tuple[float | None, float | None]:
     """Return the slopes of log S*(B) over log B at the small and the large end of what was seen; None for no curve."""
-    if not study.steps.size or not study.points or study.points[0].batch_size == study.points[-1].batch_size:
+    if (
+        not study.steps.size
+        or not study.points
+        or study.points[0].batch_size == study.points[-1].batch_size
+    ):
         return None, None
     low, high = study.points[0].batch_size, study.points[-1].batch_size
     span = min(END_SPAN, high / low)
@@ -152,7 +174,9 @@ def end_slopes(study: Compared) -> tuple[float | None, float | None]:
 
 def sentence(factor: str, found: Comparison) -> str:
     """Return the finding in words: the largest and the smallest critical batch size, and whether they differ."""
-    placed = sorted((one for one in found.studies if one.b_crit is not None), key=lambda one: one.b_crit or 0.0)
+    placed = sorted(
+        (one for one in found.studies if one.b_crit is not None), key=lambda one: one.b_crit or 0.0
+    )
     missing = [one.name for one in found.studies if one.b_crit is None]
     unknown = f" That of {' and '.join(missing)} is not known." if missing else ""
     if len(placed) < 2:
@@ -179,7 +203,9 @@ def budget_curve(study: Compared) -> tuple[np.ndarray, np.ndarray]:
     """Return examples E(B) and the fewest steps S*(B) within them, (n,) each, from the fewest examples on."""
     if not study.steps.size or not study.points:
         return np.empty(0), np.empty(0)
-    seen = (study.batch_size >= study.points[0].batch_size) & (study.batch_size <= study.points[-1].batch_size)
+    seen = (study.batch_size >= study.points[0].batch_size) & (
+        study.batch_size <= study.points[-1].batch_size
+    )
     examples, steps = (study.batch_size * study.steps)[seen], study.steps[seen]
     start = int(np.argmin(examples)) if examples.size else 0
     return examples[start:], np.minimum.accumulate(steps[start:])
@@ -198,8 +224,13 @@ def _paint(found: Comparison, figure: "Figure") -> None:
     axes.set_title("What a budget of examples buys", fontsize=9.0, loc="left")
     if drawn:
         log_axis(
-            axes, "x", log_limits(np.concatenate([examples for _, examples, _ in drawn]), (0.05, 0.05)), decimal=True
+            axes,
+            "x",
+            log_limits(np.concatenate([examples for _, examples, _ in drawn]), (0.05, 0.05)),
+            decimal=True,
         )
-        log_axis(axes, "y", log_limits(np.concatenate([steps for _, _, steps in drawn]), (0.1, 0.1)))
+        log_axis(
+            axes, "y", log_limits(np.concatenate([steps for _, _, steps in drawn]), (0.1, 0.1))
+        )
         axes.legend(frameon=False, fontsize=7.5)
     paint_comparison(top, found)  # last: its labels need everything's place

@@ -65,7 +65,9 @@ def run(
     workload, protocol = load(config)
     _check(batch_sizes, lrs, seeds, workload.train_examples)
     target = protocol.target
-    protocol = replace(protocol, target=target.never_met, budget=Budget(steps, examples), noise_scale_every=None)
+    protocol = replace(
+        protocol, target=target.never_met, budget=Budget(steps, examples), noise_scale_every=None
+    )
     settings = {**frozen_settings(config), "budget.steps": steps, "budget.examples": examples}
     kept = _Runs(Path(runs), sha256(dump_json(settings).encode()).hexdigest()[:16])
 
@@ -74,9 +76,16 @@ def run(
             if (size, lr, seed) in kept.histories:
                 continue
             try:
-                result = trainer(workload, TrialSpec(number, number, size, lr, None, seed), protocol)
-            except (KeyboardInterrupt, SystemExit) as error:  # Lightning turns the first into the second
-                raise Interrupted(f"interrupted: {runs} keeps finished runs; the same command goes on") from error
+                result = trainer(
+                    workload, TrialSpec(number, number, size, lr, None, seed), protocol
+                )
+            except (
+                KeyboardInterrupt,
+                SystemExit,
+            ) as error:  # Lightning turns the first into the second
+                raise Interrupted(
+                    f"interrupted: {runs} keeps finished runs; the same command goes on"
+                ) from error
             kept.add(result)
             line = f"{number} of {len(wanted)}  B {size}  lr {format_number(lr)}  seed {seed}: {result.status}"
             console.print(line, soft_wrap=True, markup=False, highlight=False)
@@ -90,11 +99,15 @@ def run(
         "both": (None, None),
     }
     chosen = {
-        (name, size): min(lrs, key=lambda lr: sign * best(first[size, lr, seeds[0]], size, sign, *limits))
+        (name, size): min(
+            lrs, key=lambda lr: sign * best(first[size, lr, seeds[0]], size, sign, *limits)
+        )
         for name, limits in budgets.items()
         for size in batch_sizes
     }
-    again = dict.fromkeys((size, lr, seed) for (_, size), lr in chosen.items() for seed in seeds[1:])
+    again = dict.fromkeys(
+        (size, lr, seed) for (_, size), lr in chosen.items() for seed in seeds[1:]
+    )
     found = histories(list(again))
     rows = []
     for (name, size), lr in chosen.items():
@@ -103,10 +116,14 @@ def run(
     device = device_name(protocol.trainer)
     title = f"{config.workload.name} on {device}: best {target.metric}, {len(seeds) - 1} seeds, {level:.0%} intervals"
     text = sentence(rows, target.metric, target.mode, level)
-    return Finding(text, rows, len(seeds) - 1, device, functools.partial(_paint, rows, title), INCHES)
+    return Finding(
+        text, rows, len(seeds) - 1, device, functools.partial(_paint, rows, title), INCHES
+    )
 
 
-def _check(batch_sizes: Sequence[int], lrs: Sequence[float], seeds: Sequence[int], examples: int) -> None:
+def _check(
+    batch_sizes: Sequence[int], lrs: Sequence[float], seeds: Sequence[int], examples: int
+) -> None:
     if len(set(batch_sizes)) < 2 or not 1 <= min(batch_sizes) <= max(batch_sizes) <= examples:
         raise ConfigError(
             f"this sweep needs two batch sizes or more, from 1 to {examples}, but got {list(batch_sizes)}"
@@ -114,7 +131,9 @@ def _check(batch_sizes: Sequence[int], lrs: Sequence[float], seeds: Sequence[int
     if not lrs or not all(0.0 < lr < math.inf for lr in lrs):
         raise ConfigError(f"this sweep needs learning rates over 0, but got {list(lrs)}")
     if len(seeds) < 3 or len(set(seeds)) < len(seeds) or min(seeds) < 0:
-        raise ConfigError(f"this sweep needs three different seeds or more, from 0, but got {list(seeds)}")
+        raise ConfigError(
+            f"this sweep needs three different seeds or more, from 0, but got {list(seeds)}"
+        )
 
 
 class _Runs:
@@ -130,7 +149,9 @@ class _Runs:
                 if values["settings"] == settings:
                     self._take(values)
             except (ValueError, KeyError, TypeError) as error:
-                raise TableError(f"{path}, line {number} is no run of this sweep: delete the line") from error
+                raise TableError(
+                    f"{path}, line {number} is no run of this sweep: delete the line"
+                ) from error
 
     def _take(self, values: Mapping[str, Any]) -> None:
         place = values["batch_size"], values["lr"], values["seed"]
@@ -145,13 +166,20 @@ class _Runs:
         self._take(values)
 
 
-def best(history: History, batch_size: int, sign: float, steps: int | None, examples: int | None) -> float:
+def best(
+    history: History, batch_size: int, sign: float, steps: int | None, examples: int | None
+) -> float:
     """Return the best value within a budget, None being none; the worst there can be where nothing was measured."""
-    limit = min(math.inf if steps is None else steps, math.inf if examples is None else examples / batch_size)
+    limit = min(
+        math.inf if steps is None else steps,
+        math.inf if examples is None else examples / batch_size,
+    )
     return sign * min((sign * value for step, value in history if step <= limit), default=math.inf)
 
 
-def row(budget: str, batch_size: int, lr: float, values: Sequence[float], level: float) -> dict[str, Any]:
+def row(
+    budget: str, batch_size: int, lr: float, values: Sequence[float], level: float
+) -> dict[str, Any]:
     """Return the mean of a batch size's best values, one a seed, with Student's interval; None where one diverged."""
     mean = float(np.mean(values))
     low = high = None
@@ -186,8 +214,16 @@ def sentence(rows: Sequence[Mapping[str, Any]], metric: str, mode: str, level: f
         low, high = difference(large["values"], small["values"], level)
         worse = low > 0.0 if mode == "min" else high < 0.0
         better = high < 0.0 if mode == "min" else low > 0.0
-        verdict = "larger is worse" if worse else "larger is better" if better else "no difference is shown"
-        parts.append(f"within {_named(name)}, {verdict} ({ends}; difference {low:.2g} to {high:.2g})")
+        verdict = (
+            "larger is worse"
+            if worse
+            else "larger is better"
+            if better
+            else "no difference is shown"
+        )
+        parts.append(
+            f"within {_named(name)}, {verdict} ({ends}; difference {low:.2g} to {high:.2g})"
+        )
     return f"Best {metric}: {'; '.join(parts)}."
 
 
@@ -209,9 +245,13 @@ def _paint(rows: Sequence[Mapping[str, Any]], title: str, figure: "Figure") -> N
     for colour, name in zip(COLOURS, dict.fromkeys(one["budget"] for one in rows), strict=True):
         there = [one for one in rows if one["budget"] == name and one["values"]]
         middle = np.array([one["mean"] for one in there])
-        ends = np.abs(np.array([[one["low"], one["high"]] for one in there]).reshape(-1, 2).T - middle)
+        ends = np.abs(
+            np.array([[one["low"], one["high"]] for one in there]).reshape(-1, 2).T - middle
+        )
         sizes = [one["batch_size"] for one in there]
-        axes.errorbar(sizes, middle, ends, color=colour, marker="o", capsize=3, label=f"within {_named(name)}")
+        axes.errorbar(
+            sizes, middle, ends, color=colour, marker="o", capsize=3, label=f"within {_named(name)}"
+        )
     log_axis(axes, "x", log_limits([one["batch_size"] for one in rows], (0.05, 0.05)))
     axes.set(xlabel="batch size B (examples per optimizer step)", ylabel="best value")
     axes.grid(color=INK, alpha=0.07, linewidth=0.6)

@@ -28,7 +28,9 @@ class Choice:
     """The batch sizes to measure, all rising."""
 
     sizes: tuple[int, ...]
-    centres: tuple[int, ...]  # of the triplets P - 1, P, P + 1 that lie wholly below the ceiling or end at it
+    centres: tuple[
+        int, ...
+    ]  # of the triplets P - 1, P, P + 1 that lie wholly below the ceiling or end at it
     ceiling: int  # the largest batch size that fits
     power: int  # the largest power of two below it
     left_out: tuple[int, ...]  # asked for, but over the ceiling
@@ -75,7 +77,9 @@ def choose_batch_sizes(alone: Iterable[int], centres: Iterable[int], ceiling: in
     asked = alone | {size for centre in centres | {power} for size in _triplet(centre)} | {ceiling}
     triplets = {size for centre in fitting for size in _triplet(centre)}
     sizes = {size for size in alone if size <= ceiling} | triplets | {ceiling}
-    return Choice(tuple(sorted(sizes)), tuple(sorted(fitting)), ceiling, power, tuple(sorted(asked - sizes)))
+    return Choice(
+        tuple(sorted(sizes)), tuple(sorted(fitting)), ceiling, power, tuple(sorted(asked - sizes))
+    )
 
 
 def _triplet(centre: int) -> tuple[int, int, int]:
@@ -108,11 +112,15 @@ def gain(seconds: Mapping[int, Sequence[float]], before: int, after: int, level:
     return estimate(f"{after} over {before}", (after, before), np.asarray(logs[0] - logs[1]), level)
 
 
-def off_the_line(seconds: Mapping[int, Sequence[float]], low: int, middle: int, high: int, level: float) -> Effect:
+def off_the_line(
+    seconds: Mapping[int, Sequence[float]], low: int, middle: int, high: int, level: float
+) -> Effect:
     """Return tau at a batch size over the one on the line through two others, less 1: log-ratios over rounds."""
     below, at, above = (np.array(seconds[size], dtype=np.float64) for size in (low, middle, high))
     line = below + (above - below) * (middle - low) / (high - low)
-    return estimate(f"{middle} between {low} and {high}", (middle,), np.asarray(np.log(at / line)), level)
+    return estimate(
+        f"{middle} between {low} and {high}", (middle,), np.asarray(np.log(at / line)), level
+    )
 
 
 def estimate(name: str, centres: Sequence[int], values: Array, level: float) -> Effect:
@@ -123,12 +131,16 @@ def estimate(name: str, centres: Sequence[int], values: Array, level: float) -> 
         )
     test = stats.ttest_1samp(values, 0.0)
     interval = test.confidence_interval(level)
-    mean, low, high = (math.expm1(float(value)) for value in (values.mean(), interval.low, interval.high))
+    mean, low, high = (
+        math.expm1(float(value)) for value in (values.mean(), interval.low, interval.high)
+    )
     p = float(test.pvalue)
     return Effect(name, tuple(centres), len(values), mean, low, high, p, p)
 
 
-def effects(seconds: Mapping[int, Sequence[float]], centres: Sequence[int], level: float) -> tuple[Effect, ...]:
+def effects(
+    seconds: Mapping[int, Sequence[float]], centres: Sequence[int], level: float
+) -> tuple[Effect, ...]:
     """Return the effects of each triplet, of all powers of two together and of all multiples of 8 together.
 
     Together means the mean contrast of a round, so n stays the number of rounds: triplets of one round are not
@@ -138,8 +150,14 @@ def effects(seconds: Mapping[int, Sequence[float]], centres: Sequence[int], leve
     by_centre = {centre: contrasts(seconds, centre) for centre in centres}
     powers = [centre for centre in centres if is_power_of_two(centre)]
     aligned = [centre for centre in centres if centre % ALIGNED == 0]
-    found = [estimate(f"{centre} ({kind(centre)})", [centre], by_centre[centre], level) for centre in centres]
-    groups = {tuple(aligned): f"multiples of {ALIGNED} together", tuple(powers): "powers of two together"}
+    found = [
+        estimate(f"{centre} ({kind(centre)})", [centre], by_centre[centre], level)
+        for centre in centres
+    ]
+    groups = {
+        tuple(aligned): f"multiples of {ALIGNED} together",
+        tuple(powers): "powers of two together",
+    }
     for members, name in reversed(groups.items()):
         if len(members) > 1:
             together = np.mean([by_centre[centre] for centre in members], axis=0)
@@ -173,7 +191,9 @@ class Difference:
     p: float | None  # of the paired t-test against 0
 
 
-def compare(before: Mapping[int, float | None], after: Mapping[int, float | None], level: float) -> Difference:
+def compare(
+    before: Mapping[int, float | None], after: Mapping[int, float | None], level: float
+) -> Difference:
     """Return Student's paired comparison of values by seed; a seed counts where both have a value."""
     both = ((value, before.get(seed)) for seed, value in after.items())
     pairs = [(value, first) for value, first in both if value is not None and first is not None]

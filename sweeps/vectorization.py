@@ -30,7 +30,9 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from rich.console import Console
 
-FLOATS = {name: dtype for name, dtype in DTYPES.items() if name != "tf32"}  # tf32 is a mode of fp32's, no type
+FLOATS = {
+    name: dtype for name, dtype in DTYPES.items() if name != "tf32"
+}  # tf32 is a mode of fp32's, no type
 FIGURE_INCHES = (12.0, 4.5)
 CACHES = Path("/sys/devices/system/cpu/cpu0/cache")
 READ_BYTES = 2**26  # in one call at least, so that what a call costs is no part of it
@@ -91,13 +93,21 @@ def run(
     """Measure the four ways and the readings, and return their GFLOP/s and GB/s, median and quartiles over repeats."""
     place = resolve_device(device, "sweep.experiment.device")
     if dtype not in FLOATS:
-        raise ConfigError(f"sweep.experiment.dtype must be one of {', '.join(FLOATS)}, but got {dtype!r}")
+        raise ConfigError(
+            f"sweep.experiment.dtype must be one of {', '.join(FLOATS)}, but got {dtype!r}"
+        )
     counts = {"size": size, "block": block, "repeats": repeats}
-    for name, value in {**counts, "segment_seconds": segment_seconds, "limit_seconds": limit_seconds}.items():
+    for name, value in {
+        **counts,
+        "segment_seconds": segment_seconds,
+        "limit_seconds": limit_seconds,
+    }.items():
         if not (math.isfinite(value) and value > 0):
             raise ConfigError(f"sweep.experiment.{name} must be positive, but got {value}")
     if not all(1 <= kib <= 2**22 for kib in working_sets):
-        raise ConfigError(f"sweep.experiment.working_sets must be KiB from 1 to {2**22}, but got {list(working_sets)}")
+        raise ConfigError(
+            f"sweep.experiment.working_sets must be KiB from 1 to {2**22}, but got {list(working_sets)}"
+        )
     generator = torch.Generator().manual_seed(seed)
     b, c = (torch.randn(size, size, generator=generator).to(place, FLOATS[dtype]) for _ in range(2))
     a = torch.zeros_like(b)
@@ -108,10 +118,17 @@ def run(
         return now()
 
     rng = np.random.default_rng(seed)
-    rows = list(_rows(measure(named, repeats, segment_seconds, limit_seconds, rng, clock), 2.0 * size**3))
+    rows = list(
+        _rows(measure(named, repeats, segment_seconds, limit_seconds, rng, clock), 2.0 * size**3)
+    )
     reads = reading(working_sets, place)
     seconds = measure(
-        {str(kib): read for kib, read in reads.items()}, repeats, segment_seconds, limit_seconds, rng, clock
+        {str(kib): read for kib, read in reads.items()},
+        repeats,
+        segment_seconds,
+        limit_seconds,
+        rng,
+        clock,
     )
     levels = cache_levels(place)
     read_rows = [_read_row(kib, seconds[str(kib)], levels) for kib in reads]
@@ -120,14 +137,18 @@ def run(
     title = f"A = B C of {size} x {size} matrices in {dtype}, {name}"
     text = f"{sentence(rows, n)} {read_sentence(read_rows)}".strip()
     painter = functools.partial(_paint, rows, read_rows, levels, title)
-    return Finding(text, [*rows, *read_rows], n, name, painter, FIGURE_INCHES, details={"cache_bytes": levels})
+    return Finding(
+        text, [*rows, *read_rows], n, name, painter, FIGURE_INCHES, details={"cache_bytes": levels}
+    )
 
 
 def reading(working_sets: Sequence[int], place: torch.device) -> dict[int, Callable[[], Tensor]]:
     """Return calls that read a vector of so many KiB of fp32 again and again, by these: one call reads READ_BYTES."""
     calls: dict[int, Callable[[], Tensor]] = {}
     for kib in sorted(set(working_sets)):
-        vector = torch.ones(kib * 2**10 // 4, device=place)  # ones: untouched pages of a host are not memory
+        vector = torch.ones(
+            kib * 2**10 // 4, device=place
+        )  # ones: untouched pages of a host are not memory
         calls[kib] = functools.partial(torch.sum, vector.expand(_times(kib), len(vector)), dim=1)
     return calls
 
@@ -142,21 +163,29 @@ def cache_levels(place: torch.device, folder: Path = CACHES) -> dict[str, int]:
         return {"L2": int(torch.cuda.get_device_properties(place).L2_cache_size)}
     levels = {}
     for cache in sorted(folder.glob("index*")):
-        kind, level, size = ((cache / name).read_text().strip() for name in ("type", "level", "size"))
+        kind, level, size = (
+            (cache / name).read_text().strip() for name in ("type", "level", "size")
+        )
         if kind != "Instruction" and size.endswith("K"):
             levels[f"L{level}"] = int(size[:-1]) * 2**10
     return dict(sorted(levels.items(), key=lambda item: item[1]))
 
 
 def _read_row(kib: int, seconds: Sequence[float], levels: Mapping[str, int]) -> dict[str, Any]:
-    low, middle, high = (float(v) for v in np.quantile(_times(kib) * kib * 2**10 / np.array(seconds) / 1e9, QUARTILES))
+    low, middle, high = (
+        float(v)
+        for v in np.quantile(_times(kib) * kib * 2**10 / np.array(seconds) / 1e9, QUARTILES)
+    )
     return {
         "way": f"reading {_size(kib)}",
         "repeats": len(seconds),
         "gb_per_second": middle,
         "gb_low": low,
         "gb_high": high,
-        "fits": next((level for level, size in levels.items() if kib * 2**10 <= size), "no cache" if levels else None),
+        "fits": next(
+            (level for level, size in levels.items() if kib * 2**10 <= size),
+            "no cache" if levels else None,
+        ),
         "kib": kib,
     }
 
@@ -172,7 +201,9 @@ def read_sentence(rows: Sequence[Mapping[str, Any]]) -> str:
     best, last = max(rows, key=lambda row: float(row["gb_per_second"])), rows[-1]
 
     def where(row: Mapping[str, Any]) -> str:
-        inside = {None: "", "no cache": ", which fits no cache,"}.get(row["fits"], f", which fits {row['fits']},")
+        inside = {None: "", "no cache": ", which fits no cache,"}.get(
+            row["fits"], f", which fits {row['fits']},"
+        )
         return f"{_size(row['kib'])}{inside}"
 
     rates = [format_number(row["gb_per_second"]) for row in (best, last)]
@@ -201,7 +232,9 @@ def measure(
     calls = {}
     for name, timer in timers.items():
         once = timer.timeit(1).median
-        standing_still = once < 1e-8  # torch takes a clock that stands still for one that read 1e-9 s
+        standing_still = (
+            once < 1e-8
+        )  # torch takes a clock that stands still for one that read 1e-9 s
         calls[name] = 1 if standing_still else max(1, math.ceil(segment_seconds / once))
     seconds: dict[str, list[float]] = {name: [] for name in named}
     for _ in range(repeats):
@@ -214,7 +247,9 @@ def measure(
 def _rows(seconds: Mapping[str, Sequence[float]], flops: float) -> Iterator[dict[str, Any]]:
     slowest: float | None = None
     for name, values in seconds.items():
-        low, middle, high = (float(value) for value in np.quantile(flops / np.array(values) / 1e9, QUARTILES))
+        low, middle, high = (
+            float(value) for value in np.quantile(flops / np.array(values) / 1e9, QUARTILES)
+        )
         slowest = slowest or middle
         yield {
             "way": name,
@@ -250,7 +285,9 @@ def _paint(
     reach.append([row["gflops_high"] - value for value, row in zip(values, rows, strict=True)])
     names = [f"{row['way'].replace(' by ', chr(10) + 'by ')}\nn = {row['repeats']}" for row in rows]
     axes.bar(names, values, color=BLUE, width=0.6, zorder=2)
-    axes.errorbar(range(len(rows)), values, yerr=reach, fmt="none", ecolor=INK, capsize=4.0, zorder=3)
+    axes.errorbar(
+        range(len(rows)), values, yerr=reach, fmt="none", ecolor=INK, capsize=4.0, zorder=3
+    )
     for place, row in enumerate(rows):
         axes.annotate(
             format_number(row["gflops"]),
@@ -266,11 +303,19 @@ def _paint(
     sizes, rates = ([row[name] for row in read_rows] for name in ("kib", "gb_per_second"))
     reads.plot(sizes, rates, "o-", color=BLUE, label="a vector, read again and again")
     reads.fill_between(
-        sizes, *([row[name] for row in read_rows] for name in ("gb_low", "gb_high")), color=BLUE, alpha=0.2
+        sizes,
+        *([row[name] for row in read_rows] for name in ("gb_low", "gb_high")),
+        color=BLUE,
+        alpha=0.2,
     )
     for level, size in levels.items():
         reads.axvline(size / 2**10, color=INK, linewidth=0.9, linestyle="--")
         reads.text(size / 2**10, 0.97, f" {level}", transform=reads.get_xaxis_transform(), va="top")
-    reads.set(xscale="log", ylim=(0.0, None), xlabel="KiB of the vector", ylabel="GB/s, median and quartiles")
+    reads.set(
+        xscale="log",
+        ylim=(0.0, None),
+        xlabel="KiB of the vector",
+        ylabel="GB/s, median and quartiles",
+    )
     reads.grid(color=INK, alpha=0.07, linewidth=0.6)
     figure.suptitle(title, fontsize=10.5, parse_math=False)

@@ -16,14 +16,23 @@ from urllib.request import urlopen
 import pytest
 
 CHROMIUM, DRIVER = shutil.which("chromium"), shutil.which("chromedriver")
-OPTIONS = ("--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-sync")
+OPTIONS = (
+    "--headless",
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-sync",
+)
 OPTIONS += ("--disable-background-networking", "--disable-component-update", "--hide-scrollbars")
 SECONDS = 120  # that a page, or the server, may take to be there on a busy machine
 
 
 def skip_without_chromium() -> Any:
     """Return selenium; skip the test where it, or Debian's chromium or chromium-driver, is not installed."""
-    missing = [name for name, path in (("chromium", CHROMIUM), ("chromium-driver", DRIVER)) if path is None]
+    missing = [
+        name for name, path in (("chromium", CHROMIUM), ("chromium-driver", DRIVER)) if path is None
+    ]
     if missing:
         pytest.skip(f"needs Debian's {' and '.join(missing)}")
     return pytest.importorskip("selenium.webdriver", reason="needs pip install 'bstune[browser]'")
@@ -73,11 +82,28 @@ def mlflow_server(folder: Path) -> Iterator[str]:
     """Serve ``mlflow.db`` in a folder on loopback; the server's address."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
-    command = [sys.executable, "-m", "mlflow", "server", "--workers", "1", "--host", "127.0.0.1", "--port", str(port)]
+    command = [
+        sys.executable,
+        "-m",
+        "mlflow",
+        "server",
+        "--workers",
+        "1",
+        "--host",
+        "127.0.0.1",
+        "--port",
+        str(port),
+    ]
     command += ["--backend-store-uri", f"sqlite:///{folder}/mlflow.db"]
-    environment = {**os.environ, "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false", "MLFLOW_DISABLE_TELEMETRY": "true"}
+    environment = {
+        **os.environ,
+        "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",
+        "MLFLOW_DISABLE_TELEMETRY": "true",
+    }
     with (folder / "server.log").open("w") as log:
-        server = subprocess.Popen(command, cwd=folder, env=environment, stdout=log, stderr=log, start_new_session=True)
+        server = subprocess.Popen(
+            command, cwd=folder, env=environment, stdout=log, stderr=log, start_new_session=True
+        )
     try:
         address, deadline = f"http://127.0.0.1:{port}", time.monotonic() + SECONDS
         while not _answers(address):

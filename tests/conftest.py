@@ -56,7 +56,11 @@ def bstune(
     def run(*given: object) -> tuple[object, str, str]:
         arguments = [str(argument) for argument in given]
         surveys = any(argument.startswith("hardware.") for argument in arguments)
-        own = [] if surveys or not any("=" in argument for argument in arguments) else ["hardware.enabled=false"]
+        own = (
+            []
+            if surveys or not any("=" in argument for argument in arguments)
+            else ["hardware.enabled=false"]
+        )
         monkeypatch.setattr(sys, "argv", ["bstune", *arguments, *own])
         status: object
         try:
@@ -92,7 +96,9 @@ def write_table() -> Callable[[Path, Table, str], Path]:
     def write(path: Path, table: Table, status: str) -> Path:
         names = ("batch_size", "lr", "seed", "steps", "metric", "seconds_per_step")
         runs = [({name: getattr(run, name) for name in names}, run.diverged) for run in table.runs]
-        return toolbox.write_rows(path, (row | {"status": "diverged" if ended else status} for row, ended in runs))
+        return toolbox.write_rows(
+            path, (row | {"status": "diverged" if ended else status} for row, ended in runs)
+        )
 
     return write
 
@@ -115,7 +121,9 @@ def shapes() -> Callable[[nn.Module, Tensor], list[tuple[int, ...]]]:
     def seen_by(model: nn.Module, images: Tensor) -> list[tuple[int, ...]]:
         seen: list[tuple[int, ...]] = []
         for child in model.children():
-            child.register_forward_hook(lambda child, inputs, output: seen.append(tuple(output.shape[1:])))
+            child.register_forward_hook(
+                lambda child, inputs, output: seen.append(tuple(output.shape[1:]))
+            )
         model(images)
         return seen
 
@@ -128,4 +136,6 @@ def warned(caplog: pytest.LogCaptureFixture) -> Callable[[], list[str]]:
     from bstune.trial.compile import warn_once  # seconds, which few tests need
 
     warn_once.cache_clear()
-    return lambda: [record.getMessage() for record in caplog.records if record.name == "bstune.trial.compile"]
+    return lambda: [
+        record.getMessage() for record in caplog.records if record.name == "bstune.trial.compile"
+    ]

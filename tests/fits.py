@@ -18,7 +18,11 @@ from bstune.trial.checkpoint import Stopped
 from bstune.trial.loop import Workload, run_trial
 from bstune.trial.trainer import package_of
 
-EXAMPLES, BATCH_SIZE, STEPS = 50, 8, 40  # six batches an epoch, so that two examples go over into the next one
+EXAMPLES, BATCH_SIZE, STEPS = (
+    50,
+    8,
+    40,
+)  # six batches an epoch, so that two examples go over into the next one
 X = torch.linspace(-2, 2, EXAMPLES).view(-1, 1)
 DATA = TensorDataset(X, torch.sin(X))
 HELD_OUT = DataLoader(TensorDataset(X[::5] + 0.1, torch.sin(X[::5] + 0.1)), batch_size=4)
@@ -60,7 +64,11 @@ def batches_of(spec, micro_batch_size=None, collate=None, plan=None):
 
 
 def protocol_of(**changes):
-    values = {"target": Target("val/error", 0.0, "min"), "evaluation_schedule": SELDOM, "divergence": 1e9}
+    values = {
+        "target": Target("val/error", 0.0, "min"),
+        "evaluation_schedule": SELDOM,
+        "divergence": 1e9,
+    }
     return make_protocol(**{"steps": STEPS, **values, **changes})
 
 
@@ -77,8 +85,12 @@ def run(kind, spec=None, protocol=None, batches=batches_of, collate=None, data=N
     modules, protocol = [], protocol or protocol_of()
     held_out = DataLoader(HELD_OUT.dataset, batch_size=4, collate_fn=collate)
     train = partial(batches, micro_batch_size=protocol.micro_batch_size, collate=collate)
-    workload = Workload(built(kind, modules), train, held_out, len(HELD_OUT.dataset), data_module=data)
-    return run_trial(workload, spec or make_spec(BATCH_SIZE, seed=3), protocol, **options), modules[-1]
+    workload = Workload(
+        built(kind, modules), train, held_out, len(HELD_OUT.dataset), data_module=data
+    )
+    return run_trial(workload, spec or make_spec(BATCH_SIZE, seed=3), protocol, **options), modules[
+        -1
+    ]
 
 
 def stop_and_continue(kind, protocol, at, state):
@@ -107,7 +119,9 @@ def fit(kind, micro_batch_size=None, collate=None, **options):
     module = kind()
     batches = batches_of(make_spec(BATCH_SIZE, seed=3), micro_batch_size, collate)
     steps = {"max_steps": STEPS} if module.automatic_optimization else {}
-    quiet = dict.fromkeys(("enable_progress_bar", "enable_model_summary", "enable_checkpointing", "logger"), False)
+    quiet = dict.fromkeys(
+        ("enable_progress_bar", "enable_model_summary", "enable_checkpointing", "logger"), False
+    )
     trainer = import_module(package_of(module)).Trainer(
         accelerator="cpu", max_epochs=math.ceil(STEPS / 6), **quiet, **steps, **options
     )

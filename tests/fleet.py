@@ -22,8 +22,19 @@ from bstune.trial.replay import ReplayBackend
 
 CONTEXT = multiprocessing.get_context("forkserver")
 # On the fork server's path, as we are not.
-PRELOAD = ["bstune.study.run", "bstune.trial.replay", "alembic.command", "optuna.storages._rdb.models"]
-STUDY = ("workload=replay", "workload.table=fashion_mlp", "search.objective=steps", "search.precision=null", "study=s")
+PRELOAD = [
+    "bstune.study.run",
+    "bstune.trial.replay",
+    "alembic.command",
+    "optuna.storages._rdb.models",
+]
+STUDY = (
+    "workload=replay",
+    "workload.table=fashion_mlp",
+    "search.objective=steps",
+    "search.precision=null",
+    "study=s",
+)
 STUDY += ("search.replicates=0", "mlflow.enabled=false")
 DONE = (optuna.trial.TrialState.COMPLETE, optuna.trial.TrialState.PRUNED)
 FAIL = optuna.trial.TrialState.FAIL
@@ -40,7 +51,9 @@ class Sleeping(ReplayBackend):
     def run(self, spec, folder, resumed_from):
         time.sleep(self.seconds)
         if self.states:
-            assert resumed_from is None or folder.state(resumed_from.number).exists(), "its state is elsewhere"
+            assert resumed_from is None or folder.state(resumed_from.number).exists(), (
+                "its state is elsewhere"
+            )
             folder.states.mkdir(exist_ok=True)
             folder.state(spec.number).touch()
             folder.checkpoint(spec.number).touch()
@@ -60,9 +73,13 @@ def work(role: str, folder: Path, options: Sequence[str], backend: dict) -> None
     try:
         if role == "owner":
             config = compose_checked([*STUDY, *options])
-            run_study(prepare(config, backend=Sleeping(config, **backend)), [*STUDY, *options], console)
+            run_study(
+                prepare(config, backend=Sleeping(config, **backend)), [*STUDY, *options], console
+            )
         else:
-            storage = next(one.removeprefix("storage=") for one in options if one.startswith("storage="))
+            storage = next(
+                one.removeprefix("storage=") for one in options if one.startswith("storage=")
+            )
             study = find_study("s", storage)
             config = compose_joined(study, ["study=s", *options])
             run_worker(prepare(config, backend=Sleeping(config, **backend)), study, console)
@@ -103,4 +120,6 @@ class Watch:
 
     def training(self) -> int:
         """Return how many trials run and have been suggested: their processes sleep."""
-        return sum(SPEC in trial.user_attrs for trial in self.trials(optuna.trial.TrialState.RUNNING))
+        return sum(
+            SPEC in trial.user_attrs for trial in self.trials(optuna.trial.TrialState.RUNNING)
+        )

@@ -51,7 +51,11 @@ def _made(result: Any, inputs: Any) -> dict[int, Tensor]:
     """Return the tensors that an operator has made, by their place among all that it returned."""
     given = {tensor.untyped_storage().data_ptr() for tensor in _tensors(inputs)}
     places = enumerate(_tensors(result))
-    return {place: tensor for place, tensor in places if tensor.untyped_storage().data_ptr() not in given}
+    return {
+        place: tensor
+        for place, tensor in places
+        if tensor.untyped_storage().data_ptr() not in given
+    }
 
 
 def _tensors(tree: Any) -> list[Tensor]:
@@ -62,6 +66,7 @@ def random_images(shape: tuple[int, int, int], root: str = "") -> ImageDataset:
     """Return a data set of random images, in place of one that would have to be read."""
     random = np.random.default_rng(0)
     train, test = (
-        Images(random.integers(0, 256, (n, *shape), np.uint8), random.integers(0, 10, n, np.int64)) for n in (256, 64)
+        Images(random.integers(0, 256, (n, *shape), np.uint8), random.integers(0, 10, n, np.int64))
+        for n in (256, 64)
     )
     return ImageDataset("random images", 255, train, test)

@@ -29,10 +29,18 @@ from bstune.__main__ import main
 from bstune.study import report, run  # noqa: F401
 from bstune.study.tracking.database import make_database
 
-STUDY = ("workload=replay", "workload.target.value=0.14", "search.trials=5", "study=s", "output=outputs")
+STUDY = (
+    "workload=replay",
+    "workload.target.value=0.14",
+    "search.trials=5",
+    "study=s",
+    "output=outputs",
+)
 STUDY += ("search.lease_seconds=3600",)  # no beats, so that two runs commit the same
 SAMPLERS, OBJECTIVES = ("frontier", "random", "tpe"), ("steps", "time", "both", "curve")
-OWN_DATABASE = 5  # every so many studies make MLflow's database, which takes seconds; the others find it made
+OWN_DATABASE = (
+    5  # every so many studies make MLflow's database, which takes seconds; the others find it made
+)
 UNEQUAL = ("wall_seconds", "eval_seconds", "startup_seconds")  # from run to run
 TRIALS, DONE = "bstune.trials", "bstune.result_trials"
 
@@ -42,7 +50,12 @@ class Killer:
 
     def __init__(self, at: int, after: bool) -> None:
         self.at, self.after, self.calls = at, after, 0
-        for owner, name in ((DefaultDialect, "do_commit"), (os, "replace"), (os, "rename"), (os, "unlink")):
+        for owner, name in (
+            (DefaultDialect, "do_commit"),
+            (os, "replace"),
+            (os, "rename"),
+            (os, "unlink"),
+        ):
             setattr(owner, name, self._counted(getattr(owner, name)))
 
     def _counted(self, call: Callable[..., Any]) -> Callable[..., Any]:
@@ -92,12 +105,17 @@ def run_in(folder: Path, arguments: list[str], at: int = 0, after: bool = False)
 
 def history(folder: Path) -> dict[int, Any]:
     """Return what came of each trial index; numbers count the trials that were cut short, too."""
-    trials = [json.loads(line) for line in (folder / "outputs" / "trials.jsonl").read_text().splitlines()]
+    trials = [
+        json.loads(line) for line in (folder / "outputs" / "trials.jsonl").read_text().splitlines()
+    ]
     index = {trial["number"]: trial["trial_index"] for trial in trials}
     links = ("resumed_from", "replicate_of")
     fields = ("batch_size", "lr", "seed", "status", "steps", "history")
     return {
-        trial["trial_index"]: [*(trial[name] for name in fields), *(index.get(trial[name]) for name in links)]
+        trial["trial_index"]: [
+            *(trial[name] for name in fields),
+            *(index.get(trial[name]) for name in links),
+        ]
         for trial in trials
         if trial["status"] != "failed"
     }
@@ -111,8 +129,13 @@ def tracked(folder: Path) -> list[Any]:
             return database.execute(f"SELECT {what} WHERE run_uuid = ?", (run,)).fetchall()
 
         found = []
-        for run, status in database.execute("SELECT run_uuid, status FROM runs WHERE lifecycle_stage = 'active'"):
-            tags, params = dict(of(run, "key, value FROM tags")), dict(of(run, "key, value FROM params"))
+        for run, status in database.execute(
+            "SELECT run_uuid, status FROM runs WHERE lifecycle_stage = 'active'"
+        ):
+            tags, params = (
+                dict(of(run, "key, value FROM tags")),
+                dict(of(run, "key, value FROM params")),
+            )
             metrics = sorted(of(run, "key, step, value FROM metrics"))
             metrics = [metric for metric in metrics if metric[0].rpartition("/")[2] not in UNEQUAL]
             if tags.get("bstune.status") != "failed":
@@ -122,11 +145,19 @@ def tracked(folder: Path) -> list[Any]:
 
 def complete(folder: Path) -> bool:
     """Return whether MLflow has each trial of the study once, those that were cut short too, and all have ended."""
-    numbers = [json.loads(line)["number"] for line in (folder / "outputs" / "trials.jsonl").read_text().splitlines()]
+    numbers = [
+        json.loads(line)["number"]
+        for line in (folder / "outputs" / "trials.jsonl").read_text().splitlines()
+    ]
     with closing(sqlite3.connect(folder / "mlflow.db")) as database:
-        active = database.execute("SELECT run_uuid, status FROM runs WHERE lifecycle_stage = 'active'").fetchall()
+        active = database.execute(
+            "SELECT run_uuid, status FROM runs WHERE lifecycle_stage = 'active'"
+        ).fetchall()
         tags = database.execute("SELECT run_uuid, key, value FROM tags").fetchall()
-    values = {key: [one for of, name, one in tags if name == key and of in dict(active)] for key in (TRIALS, DONE)}
+    values = {
+        key: [one for of, name, one in tags if name == key and of in dict(active)]
+        for key in (TRIALS, DONE)
+    }
     ended = all(status != "RUNNING" for _, status in active)
     sent = sorted(int(number) for chain in values[TRIALS] for number in chain.split())
     return ended and sent == numbers and values[DONE] == [str(len(numbers))]
@@ -142,8 +173,17 @@ def left(folder: Path) -> list[str]:
 
 def check(number: int, kills: int, table: Path, database: Path) -> dict[str, Any]:
     """Kill one of the studies at sampled points, continue each with the same command; return what differs."""
-    sampler, objective, replicates = SAMPLERS[number % 3], OBJECTIVES[number % 4], 1 - number // 4 % 2
-    arguments = [*STUDY, f"workload.table={table}", f"search.objective={objective}", f"seed={number}"]
+    sampler, objective, replicates = (
+        SAMPLERS[number % 3],
+        OBJECTIVES[number % 4],
+        1 - number // 4 % 2,
+    )
+    arguments = [
+        *STUDY,
+        f"workload.table={table}",
+        f"search.objective={objective}",
+        f"seed={number}",
+    ]
     arguments += [f"search.replicates={replicates}", "mlflow.uri=sqlite:///mlflow.db"]
     arguments += [] if sampler == "frontier" else [f"sampler={sampler}"]
     start = time.monotonic()
@@ -152,12 +192,19 @@ def check(number: int, kills: int, table: Path, database: Path) -> dict[str, Any
         folder = Path(name)
         if number % OWN_DATABASE:
             shutil.copy(database, folder / "mlflow.db")
-        assert run_in(folder, arguments, at, after) == (-signal.SIGKILL if at else 0), (folder / "log").read_text()
+        assert run_in(folder, arguments, at, after) == (-signal.SIGKILL if at else 0), (
+            folder / "log"
+        ).read_text()
         return folder
 
     with tempfile.TemporaryDirectory() as name:
         whole = study(name)
-        calls, expected, sent, files = int((whole / "calls").read_text()), history(whole), tracked(whole), left(whole)
+        calls, expected, sent, files = (
+            int((whole / "calls").read_text()),
+            history(whole),
+            tracked(whole),
+            left(whole),
+        )
         assert complete(whole)
     counts, different = dict.fromkeys(("kills", "equal", "mlflow"), 0), []
     points = [(at, after) for at in range(1, calls + 1) for after in (False, True)]
@@ -172,14 +219,25 @@ def check(number: int, kills: int, table: Path, database: Path) -> dict[str, Any
             if not (equal and mlflow):
                 extra = sorted({*left(folder)} ^ {*files})
                 log = (folder / "log").read_text()[-2000:]
-                different.append({"at": at, "after": after, "status": status, "files": extra, "log": log})
-    what = {"study": number, "sampler": sampler, "objective": objective, "replicates": replicates, "calls": calls}
+                different.append(
+                    {"at": at, "after": after, "status": status, "files": extra, "log": log}
+                )
+    what = {
+        "study": number,
+        "sampler": sampler,
+        "objective": objective,
+        "replicates": replicates,
+        "calls": calls,
+    }
     return {**what, **counts, "seconds": round(time.monotonic() - start), "different": different}
 
 
 if __name__ == "__main__":
     with tempfile.TemporaryDirectory() as scratch:
-        rows, empty = write_rows(Path(scratch) / "t.jsonl", table_rows()), Path(scratch) / "mlflow.db"
+        rows, empty = (
+            write_rows(Path(scratch) / "t.jsonl", table_rows()),
+            Path(scratch) / "mlflow.db",
+        )
         assert forked(lambda: make_database(empty) or 0) == 0
         for one in range(int(sys.argv[1])):
             print(json.dumps(check(one, int(sys.argv[2]), rows, empty)), flush=True)

@@ -24,7 +24,18 @@ momentum = partial(torch.optim.SGD, momentum=0.9, nesterov=True)
 class Operators(TorchDispatchMode):
     """Notes the names of the operators that are called, those that only look at memory in another way left out."""
 
-    VIEWS = ("view", "slice", "select", "split", "unbind", "unsqueeze", "expand", "permute", "detach", "alias")
+    VIEWS = (
+        "view",
+        "slice",
+        "select",
+        "split",
+        "unbind",
+        "unsqueeze",
+        "expand",
+        "permute",
+        "detach",
+        "alias",
+    )
     EMPTY = ("empty", "new_empty", "_unsafe_view")
 
     def __init__(self):
@@ -62,10 +73,19 @@ def validation():
 
 
 def learner(
-    spec, kind=Classifier, optimizer=torch.optim.SGD, layers=(), schedule=None, average=None, callbacks=(), **options
+    spec,
+    kind=Classifier,
+    optimizer=torch.optim.SGD,
+    layers=(),
+    schedule=None,
+    average=None,
+    callbacks=(),
+    **options,
 ):
     """Return a classifier of the images; layers, average and call-backs are made anew for each."""
-    model = nn.Sequential(nn.Flatten(), nn.Linear(9, 16), nn.Tanh(), *(layer() for layer in layers), nn.Linear(16, 3))
+    model = nn.Sequential(
+        nn.Flatten(), nn.Linear(9, 16), nn.Tanh(), *(layer() for layer in layers), nn.Linear(16, 3)
+    )
     if callbacks:
         options["callbacks"] = [callback() for callback in callbacks]
     average = None if average is None else average()
@@ -74,12 +94,23 @@ def learner(
 
 def learning_protocol(steps=60, **changes):
     """Return a protocol that evaluates now and then, with a target that is never met."""
-    values = {"target": Target("val/loss", 0.0, "min"), "evaluation_schedule": SCHEDULE, "divergence": 5.0}
+    values = {
+        "target": Target("val/loss", 0.0, "min"),
+        "evaluation_schedule": SCHEDULE,
+        "divergence": 5.0,
+    }
     return make_protocol(steps, **(values | changes))
 
 
 def train(
-    spec=None, protocol=None, build=learner, batches=stream, evaluated=validation, examples=20, data=None, **options
+    spec=None,
+    protocol=None,
+    build=learner,
+    batches=stream,
+    evaluated=validation,
+    examples=20,
+    data=None,
+    **options,
 ):
     """Run a trial in no time; return its record and the module that it trained."""
     module = None
@@ -127,7 +158,9 @@ def count(module, spec=None, protocol=None, batches=blanks, evaluated=1, **optio
     """Train a module that looks at no batch; return the record."""
     protocol = protocol or make_protocol()
     loader = DataLoader(torch.zeros(evaluated))
-    return train(spec, protocol, lambda spec: module, batches, lambda: loader, examples=10, **options)[0]
+    return train(
+        spec, protocol, lambda spec: module, batches, lambda: loader, examples=10, **options
+    )[0]
 
 
 def tensors(module):
@@ -148,7 +181,12 @@ def factors(schedule, steps):
     """Return each step's factor of the learning rate of each group of parameters."""
     used = []
     for _ in range(steps):
-        used.append([rate / full for rate, full in zip(schedule.get_last_lr(), schedule.base_lrs, strict=True)])
+        used.append(
+            [
+                rate / full
+                for rate, full in zip(schedule.get_last_lr(), schedule.base_lrs, strict=True)
+            ]
+        )
         schedule.optimizer.step()
         schedule.step()
     return used

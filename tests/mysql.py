@@ -14,7 +14,12 @@ with suppress(ImportError):  # its tests are skipped
     import pymysql
 
 PROGRAM = shutil.which("mariadbd", path=os.pathsep.join([os.environ.get("PATH", ""), "/usr/sbin"]))
-OPTIONS = ("--no-defaults", "--skip-grant-tables", "--bind-address=127.0.0.1", "--innodb-flush-log-at-trx-commit=2")
+OPTIONS = (
+    "--no-defaults",
+    "--skip-grant-tables",
+    "--bind-address=127.0.0.1",
+    "--innodb-flush-log-at-trx-commit=2",
+)
 
 
 class MariaDB:
@@ -44,16 +49,24 @@ class MariaDB:
 
     def end_connections(self) -> None:
         """End all connections, as an administrator does."""
-        for (number,) in self.query("SELECT id FROM information_schema.processlist WHERE id <> connection_id()"):
+        for (number,) in self.query(
+            "SELECT id FROM information_schema.processlist WHERE id <> connection_id()"
+        ):
             with suppress(pymysql.err.OperationalError):  # it has ended meanwhile
                 self.query(f"KILL {number}")
 
     def start(self) -> None:
         """Start the server and wait until it answers."""
         user = ["--user=root"] if os.geteuid() == 0 else []
-        places = [f"--datadir={self._folder}/data", f"--socket={self._folder}/socket", f"--port={self.port}"]
+        places = [
+            f"--datadir={self._folder}/data",
+            f"--socket={self._folder}/socket",
+            f"--port={self.port}",
+        ]
         with (self._folder / "log").open("a") as log:
-            self._process = subprocess.Popen([PROGRAM, *OPTIONS, *user, *places], stdout=log, stderr=log)
+            self._process = subprocess.Popen(
+                [PROGRAM, *OPTIONS, *user, *places], stdout=log, stderr=log
+            )
         for _ in range(600):
             with suppress(pymysql.err.OperationalError):
                 self.query("SELECT 1")

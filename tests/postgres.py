@@ -14,7 +14,9 @@ PROGRAMS = sorted(Path("/usr/lib/postgresql").glob("*/bin"))  # Debian's, which 
 
 def program(name: str) -> str | None:
     """Return the path of one of PostgreSQL's programs; None where it is not installed."""
-    return shutil.which(name, path=os.pathsep.join([*map(str, reversed(PROGRAMS)), os.environ.get("PATH", "")]))
+    return shutil.which(
+        name, path=os.pathsep.join([*map(str, reversed(PROGRAMS)), os.environ.get("PATH", "")])
+    )
 
 
 def free_port() -> int:
@@ -30,7 +32,9 @@ class Postgres:
 
     def __init__(self, folder: Path) -> None:
         self._data, self._socket = folder / "data", folder
-        self._user = {"user": "postgres", "group": "postgres"} if os.geteuid() == 0 else {}  # it refuses to run as root
+        self._user = (
+            {"user": "postgres", "group": "postgres"} if os.geteuid() == 0 else {}
+        )  # it refuses to run as root
         if self._user:
             shutil.chown(folder, "postgres", "postgres")
         options = ("-U", "bstune", "-A", "trust", "-N", "-E", "UTF8", "--locale=C")
@@ -41,7 +45,9 @@ class Postgres:
     def _run(self, name: str, *arguments: str) -> None:
         path = program(name)
         assert path is not None
-        done = subprocess.run([path, *arguments], cwd="/", stdout=subprocess.DEVNULL, timeout=60, **self._user)
+        done = subprocess.run(
+            [path, *arguments], cwd="/", stdout=subprocess.DEVNULL, timeout=60, **self._user
+        )
         assert done.returncode == 0, f"{name} ended with status {done.returncode}"
 
     @staticmethod
@@ -60,12 +66,24 @@ class Postgres:
 
     def end_connections(self) -> None:
         """End all connections, as an administrator does."""
-        self.query("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE pid <> pg_backend_pid()")
+        self.query(
+            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE pid <> pg_backend_pid()"
+        )
 
     def start(self) -> None:
         """Start the server and wait until it answers."""
         options = f"-p {self.port} -c listen_addresses=127.0.0.1 -k {self._socket} -F -c max_connections=100"
-        self._run("pg_ctl", "-D", str(self._data), "-l", str(self._socket / "log"), "-w", "-o", options, "start")
+        self._run(
+            "pg_ctl",
+            "-D",
+            str(self._data),
+            "-l",
+            str(self._socket / "log"),
+            "-w",
+            "-o",
+            options,
+            "start",
+        )
 
     def stop(self, mode: str = "fast") -> None:
         """End the server: ``fast`` ends its connections, ``immediate`` is like a crash."""
@@ -75,7 +93,10 @@ class Postgres:
     def _processes(self) -> list[int]:
         """Return the process numbers of the server and of its connections."""
         server = int((self._data / "postmaster.pid").read_text().split()[0])
-        return [server, *map(int, Path(f"/proc/{server}/task/{server}/children").read_text().split())]
+        return [
+            server,
+            *map(int, Path(f"/proc/{server}/task/{server}/children").read_text().split()),
+        ]
 
     def freeze(self) -> None:
         """Let it answer nothing, as where its disk hangs; connections are still taken by the system."""

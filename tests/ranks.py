@@ -35,7 +35,10 @@ class Noisy(Dataset):
         return len(self.y)
 
     def __getitem__(self, index):
-        return {"x": self.x[index] + (0.1 * torch.randn(3) if self.noisy else 0.0), "y": self.y[index]}
+        return {
+            "x": self.x[index] + (0.1 * torch.randn(3) if self.noisy else 0.0),
+            "y": self.y[index],
+        }
 
 
 class Foreign(LightningModule):
@@ -55,7 +58,9 @@ class Foreign(LightningModule):
 
     def validation_step(self, batch, batch_idx):
         loss = F.cross_entropy(self.net(batch["x"]), batch["y"])
-        self.log("val/loss", fault_in_validation(self, self.fault, loss), batch_size=len(batch["y"]))
+        self.log(
+            "val/loss", fault_in_validation(self, self.fault, loss), batch_size=len(batch["y"])
+        )
 
     def on_train_epoch_end(self):
         if self.fault == "epoch" and second():
@@ -115,7 +120,9 @@ def workload(kind, spec, micro_batch_size):
     loader = DataLoader(Noisy(60, 0, kind == "noisy"), batch_size=4, shuffle=True)
     return Workload(
         build_module=partial(Foreign, fault=kind),
-        train_batches=lambda spec, plan=None: rebatch(loader, spec.batch_size, micro_batch_size, spec.seed, plan),
+        train_batches=lambda spec, plan=None: rebatch(
+            loader, spec.batch_size, micro_batch_size, spec.seed, plan
+        ),
         validation_batches=DataLoader(FOREIGN[1], batch_size=8),
         validation_examples=20,
     )
@@ -124,13 +131,22 @@ def workload(kind, spec, micro_batch_size):
 def open_train(kind, micro_batch_size=None, devices=2, lowest=-1.0, schedule=None):
     """Return what trains a trial of a workload, and writes its state to the output folder."""
     quieten()
-    protocol = learning_protocol(1000, micro_batch_size=micro_batch_size, devices=devices, batch_schedule=schedule)
+    protocol = learning_protocol(
+        1000, micro_batch_size=micro_batch_size, devices=devices, batch_schedule=schedule
+    )
     protocol = replace(protocol, target=Target("val/loss", lowest, "min"))
 
     def train(spec, output, parent):
         resume = None if parent is None else Stopped(parent, output.root / f"{parent.number}.state")
         state, reached = (output.root / f"{spec.number}.{name}" for name in ("state", "ckpt"))
-        return run_trial(workload(kind, spec, micro_batch_size), spec, protocol, reached, state=state, resume=resume)
+        return run_trial(
+            workload(kind, spec, micro_batch_size),
+            spec,
+            protocol,
+            reached,
+            state=state,
+            resume=resume,
+        )
 
     return train
 

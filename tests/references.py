@@ -40,22 +40,40 @@ def numbers(value: Any, leave_out: tuple[str, ...] = ("version",)) -> list[str]:
         return sorted(itertools.chain.from_iterable(numbers(item, leave_out) for item in kept))
     if isinstance(value, list):
         return sorted(itertools.chain.from_iterable(numbers(item, leave_out) for item in value))
-    return [repr(float(value))] if isinstance(value, int | float) and not isinstance(value, bool) else []
+    return (
+        [repr(float(value))]
+        if isinstance(value, int | float) and not isinstance(value, bool)
+        else []
+    )
 
 
 def bstune(folder: Path, *arguments: str) -> None:
     """Run the command in a folder of its own."""
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "BSTUNE_CACHE": str(folder / "cache")}
     done = subprocess.run(
-        [sys.executable, "-m", *arguments], cwd=folder, env=environment, capture_output=True, text=True
+        [sys.executable, "-m", *arguments],
+        cwd=folder,
+        env=environment,
+        capture_output=True,
+        text=True,
     )
     if done.returncode:
-        raise SystemExit(f"{' '.join(arguments)} ended with {done.returncode}:\n{done.stdout}\n{done.stderr}")
+        raise SystemExit(
+            f"{' '.join(arguments)} ended with {done.returncode}:\n{done.stdout}\n{done.stderr}"
+        )
 
 
 def study(folder: Path, leave_out: tuple[str, ...], *arguments: str) -> dict[str, Any]:
     """Run a study; return its trials and its curve, each as numbers."""
-    bstune(folder, "bstune", *arguments, "study=s", "output=out", "mlflow.enabled=false", "hardware.enabled=false")
+    bstune(
+        folder,
+        "bstune",
+        *arguments,
+        "study=s",
+        "output=out",
+        "mlflow.enabled=false",
+        "hardware.enabled=false",
+    )
     rows = [json.loads(line) for line in (folder / "out/trials.jsonl").read_text().splitlines()]
     return {
         "trials": [[row["status"], *numbers(row, leave_out)] for row in rows],
@@ -65,21 +83,43 @@ def study(folder: Path, leave_out: tuple[str, ...], *arguments: str) -> dict[str
 
 def replayed(folder: Path, table: str, sampler: str, objective: str) -> dict[str, Any]:
     """Run a study on a shipped table, short enough to be repeated after every step."""
-    options = (f"workload.table={table}", f"sampler={sampler}", f"search.objective={objective}", "search.trials=24")
+    options = (
+        f"workload.table={table}",
+        f"sampler={sampler}",
+        f"search.objective={objective}",
+        "search.trials=24",
+    )
     return study(folder, ("version",), "+workload=replay", *options)
 
 
 def trained(folder: Path, workload: str, options: list[str]) -> dict[str, Any]:
     """Train a workload under an objective that no clock decides."""
-    return study(folder, MEASURED, f"+workload={workload}", "search.objective=steps", "search.trials=20", *options)
+    return study(
+        folder,
+        MEASURED,
+        f"+workload={workload}",
+        "search.objective=steps",
+        "search.trials=20",
+        *options,
+    )
 
 
 def benchmark(folder: Path) -> dict[str, Any]:
     """Compare searches on the shipped tables, few seeds."""
-    bstune(folder, "bstune", "sweep", "search_benchmark", "sweep.experiment.quick=true", "sweep.output=out")
+    bstune(
+        folder,
+        "bstune",
+        "sweep",
+        "search_benchmark",
+        "sweep.experiment.quick=true",
+        "sweep.output=out",
+    )
     rows = [json.loads(line) for line in (folder / "out/runs.jsonl").read_text().splitlines()]
     return {
-        "runs": sorted([row["key"]["search"], row["key"]["table"], *numbers(row, ("version", "wall"))] for row in rows)
+        "runs": sorted(
+            [row["key"]["search"], row["key"]["table"], *numbers(row, ("version", "wall"))]
+            for row in rows
+        )
     }
 
 
@@ -87,7 +127,10 @@ def collect(options: list[str]) -> dict[str, Any]:
     """Run every case, two at a time; the options are of those that train."""
     cases: dict[str, tuple[Any, ...]] = {"benchmark": (benchmark,)}
     cases |= {workload: (trained, workload, options) for workload in TRAINED}
-    cases |= {"/".join(case): (replayed, *case) for case in itertools.product(TABLES, SAMPLERS, OBJECTIVES)}
+    cases |= {
+        "/".join(case): (replayed, *case)
+        for case in itertools.product(TABLES, SAMPLERS, OBJECTIVES)
+    }
 
     def run(case: tuple[Any, ...]) -> dict[str, Any]:
         with tempfile.TemporaryDirectory() as folder:
@@ -104,10 +147,19 @@ def main(verb: str, file: str, *options: str) -> int:
         Path(file).write_text(json.dumps(found))
         return 0
     before = json.loads(Path(file).read_text())
-    differ = sorted(name for name in before.keys() | found.keys() if before.get(name) != found.get(name))
+    differ = sorted(
+        name for name in before.keys() | found.keys() if before.get(name) != found.get(name)
+    )
     for name in differ:
         parts = before.get(name, {}).keys() | found.get(name, {}).keys()
-        print(name, *(part for part in parts if before.get(name, {}).get(part) != found.get(name, {}).get(part)))
+        print(
+            name,
+            *(
+                part
+                for part in parts
+                if before.get(name, {}).get(part) != found.get(name, {}).get(part)
+            ),
+        )
     print(f"{len(before) - len(differ)} of {len(before)} the same")
     return int(bool(differ))
 

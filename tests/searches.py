@@ -15,13 +15,25 @@ TARGET = Target("error", 0.1, "min")
 def recorded(batch_size, lr, reached, tau=1.0, seed=0, end=1000, diverged=False):
     """Return a run that meets the target at step ``reached``, or misses it up to step ``end``."""
     last = end if reached is None else reached
-    return Run(batch_size, lr, seed, (last // 2, last), (0.5, 0.5 if reached is None else 0.05), tau, diverged=diverged)
+    return Run(
+        batch_size,
+        lr,
+        seed,
+        (last // 2, last),
+        (0.5, 0.5 if reached is None else 0.05),
+        tau,
+        diverged=diverged,
+    )
 
 
 # B 40 is fastest with 50 s; the budget is 4 x 50 = 200 steps or 8000 examples, 800 steps at B 10.
-TABLE = Table((recorded(10, 0.1, 100), recorded(10, 1.0, None), recorded(40, 0.1, 50), recorded(40, 1.0, 80)))
+TABLE = Table(
+    (recorded(10, 0.1, 100), recorded(10, 1.0, None), recorded(40, 0.1, 50), recorded(40, 1.0, 80))
+)
 # B_crit = 400, S_min = 200: 10200, 1450, 600, 400, 300 steps at B 8, 64, 200, 400, 800
-CURVE = synthetic_table(Law(exponent=0.0, overhead=1.0, per_example=1e-9), (8, 64, 200, 400, 800), (0.05, 0.1, 0.2))
+CURVE = synthetic_table(
+    Law(exponent=0.0, overhead=1.0, per_example=1e-9), (8, 64, 200, 400, 800), (0.05, 0.1, 0.2)
+)
 
 
 class Scripted(Search):

@@ -20,7 +20,11 @@ DIVERGES_AFTER = 0.1  # of the steps that the best learning rate needs
 DIVERGED_METRIC = 2.0  # times the metric at the start
 BATCH_SIZES = tuple(2**k for k in range(3, 13))
 LRS = tuple(2.0**k for k in range(-11, 2))
-START, TARGET, FLOOR = 0.9, 0.1, 0.05  # of the metric: its first value, the target's and the best that it can have
+START, TARGET, FLOOR = (
+    0.9,
+    0.1,
+    0.05,
+)  # of the metric: its first value, the target's and the best that it can have
 STEEPNESS = 0.7  # of the metric's power law in steps
 
 
@@ -67,13 +71,17 @@ class Law:
         delta = math.log2(lr / self.best_lr(batch_size))
         if delta >= self.edge:
             return None
-        return self.frontier(batch_size) * math.exp((self.left if delta < 0 else self.right) * delta**2)
+        return self.frontier(batch_size) * math.exp(
+            (self.left if delta < 0 else self.right) * delta**2
+        )
 
     def tau(self, batch_size: float) -> float:
         return self.overhead + self.per_example * batch_size
 
 
-def metric_history(steps: Sequence[int], reached_at: int, noise: float, rng: np.random.Generator) -> tuple[float, ...]:
+def metric_history(
+    steps: Sequence[int], reached_at: int, noise: float, rng: np.random.Generator
+) -> tuple[float, ...]:
     """Return a metric that reaches TARGET at step S: FLOOR + (START - FLOOR) (1 + steps/t0)^-STEEPNESS.
 
     ``noise`` is the standard deviation of log(metric - FLOOR) from evaluation to evaluation; it never moves S.
@@ -136,8 +144,13 @@ def _run(law: Law, metric_noise: float, batch_size: int, lr: float, seed: int) -
     else:
         reached_at = max(1, round(steps * scatter))
         end = min(reached_at, max(1, round(law.frontier(batch_size) * LONGEST)))
-        if law.cadence > CADENCE:  # on a grid that does not know the run: it ends after it has reached the target
-            end = math.ceil(10.0 * law.cadence ** math.ceil(math.log(max(end, 10) / 10.0) / math.log(law.cadence)))
+        if (
+            law.cadence > CADENCE
+        ):  # on a grid that does not know the run: it ends after it has reached the target
+            end = math.ceil(
+                10.0
+                * law.cadence ** math.ceil(math.log(max(end, 10) / 10.0) / math.log(law.cadence))
+            )
         evaluated = _evaluated(end, law.cadence)
         values = metric_history(evaluated, reached_at, metric_noise, rng)
     return Run(batch_size, lr, seed, evaluated, values, law.tau(batch_size), diverged=steps is None)

@@ -20,7 +20,15 @@ from bstune.search.acquisition import (
     unseen_regime,
 )
 from bstune.search.observations import infer
-from bstune.search.posterior import B_CRIT, B_OPT, NOISE, draw_prior, log_likelihood, log_steps, make_prior
+from bstune.search.posterior import (
+    B_CRIT,
+    B_OPT,
+    NOISE,
+    draw_prior,
+    log_likelihood,
+    log_steps,
+    make_prior,
+)
 from bstune.search.sampler import default_policy
 
 LOW, HIGH = 8, 4096
@@ -30,12 +38,21 @@ BUDGET = 20_000.0
 
 
 def make(others=0, low=LOW, high=HIGH, budget=BUDGET):
-    study = {"low": low, "high": high, "rule": lambda x: np.log2(0.1) + 0.5 * (x - 7.0), "others": others}
-    return make_prior(**study, log_budget=math.log(budget), sigma=1.0, exponent_sigma=0.3, noise_scale=None)
+    study = {
+        "low": low,
+        "high": high,
+        "rule": lambda x: np.log2(0.1) + 0.5 * (x - 7.0),
+        "others": others,
+    }
+    return make_prior(
+        **study, log_budget=math.log(budget), sigma=1.0, exponent_sigma=0.3, noise_scale=None
+    )
 
 
 def domain(snap=round, others=0):
-    return Domain(LOW, HIGH, snap, lambda x: (np.full(x.shape, -10.0), np.full(x.shape, 0.0)), others)
+    return Domain(
+        LOW, HIGH, snap, lambda x: (np.full(x.shape, -10.0), np.full(x.shape, 0.0)), others
+    )
 
 
 def snap(batch_size):
@@ -43,13 +60,28 @@ def snap(batch_size):
 
 
 def inferred(trials, seed=0, others=None, **changes):
-    settings = {"prior": make(), "target": None, "ideal": None, "step_time": LAW.tau, "in_examples": False}
-    settings |= {"particles": POLICY.particles, "moves": POLICY.moves, "rng": np.random.default_rng(seed)}
+    settings = {
+        "prior": make(),
+        "target": None,
+        "ideal": None,
+        "step_time": LAW.tau,
+        "in_examples": False,
+    }
+    settings |= {
+        "particles": POLICY.particles,
+        "moves": POLICY.moves,
+        "rng": np.random.default_rng(seed),
+    }
     return infer(trials, others or {}, **(settings | changes))
 
 
 def decided(posterior, seed=0, pending=(), **changes):
-    settings = {"objective": "time", "domain": domain(), "budget": lambda batch_size: BUDGET, "policy": POLICY}
+    settings = {
+        "objective": "time",
+        "domain": domain(),
+        "budget": lambda batch_size: BUDGET,
+        "policy": POLICY,
+    }
     settings |= {"resumable": lambda number: True, "rng": np.random.default_rng(seed)}
     return suggest(posterior, pending, **(settings | changes))
 
@@ -59,9 +91,20 @@ def tried(number, batch_size, lr, max_steps=math.inf, resumed_from=None):
     needed, tau = LAW.steps(batch_size, lr), LAW.tau(batch_size)
     steps = 10 if needed is None else round(min(needed, max_steps))
     status = "diverged" if needed is None else "reached" if needed <= max_steps else "censored"
-    made = {"number": number, "batch_size": batch_size, "lr": lr, "status": status, "resumed_from": resumed_from}
+    made = {
+        "number": number,
+        "batch_size": batch_size,
+        "lr": lr,
+        "status": status,
+        "resumed_from": resumed_from,
+    }
     return make_result(
-        **made, steps=steps, steps_low=steps, train_seconds=steps * tau, seconds_per_step=tau, history=()
+        **made,
+        steps=steps,
+        steps_low=steps,
+        train_seconds=steps * tau,
+        seconds_per_step=tau,
+        history=(),
     )
 
 
@@ -72,7 +115,12 @@ def play(count, seed, answer=tried, **changes):
         posterior = inferred([result for _, result in played], 1000 * seed + number)
         suggestion = decided(posterior, 1000 * seed + number, **changes)
         batch_size, lr = round(2**suggestion.x), 2**suggestion.z
-        played.append((suggestion, answer(number, batch_size, lr, suggestion.max_steps, suggestion.resumed_from)))
+        played.append(
+            (
+                suggestion,
+                answer(number, batch_size, lr, suggestion.max_steps, suggestion.resumed_from),
+            )
+        )
     return played
 
 
@@ -87,7 +135,9 @@ def test_limits_grow_in_proportion_to_what_was_spent(resumable):
     spent = [inferred([result for _, result in played[:number]]).spent for number in range(26)]
     for (suggestion, _), before in zip(played[1:], spent[1:], strict=False):
         step, resumed_from = LAW.tau(2**suggestion.x), suggestion.resumed_from
-        cost = step * (suggestion.max_steps - (0 if resumed_from is None else played[resumed_from][1].steps))
+        cost = step * (
+            suggestion.max_steps - (0 if resumed_from is None else played[resumed_from][1].steps)
+        )
         most = max(share * before, POLICY.initial_fraction * BUDGET * step)
         assert cost <= most * 1.001 + 2 * step
         assert cost >= min(POLICY.max_first_growth, POLICY.max_growth) * before * 0.999
@@ -114,7 +164,9 @@ def test_a_new_trial_is_looked_at_before_it_gets_all():
 
     def shares(resumable):
         chosen = [decided(posterior, seed, resumable=resumable) for seed in range(30)]
-        return np.array([suggestion.max_steps * LAW.tau(2**suggestion.x) / most for suggestion in chosen])
+        return np.array(
+            [suggestion.max_steps * LAW.tau(2**suggestion.x) / most for suggestion in chosen]
+        )
 
     looks, whole = shares(lambda number: True), shares(None)
     # The incumbent is a mean over a few draws: nearly, not quite, the time seen.
@@ -131,7 +183,10 @@ def resumed(posterior, **changes):
 
 
 def test_stopped_trials_are_continued_at_their_own_point():
-    trials = [tried(i, size, LAW.best_lr(size), 0.5 * LAW.frontier(size)) for i, size in enumerate((128, 256, 512))]
+    trials = [
+        tried(i, size, LAW.best_lr(size), 0.5 * LAW.frontier(size))
+        for i, size in enumerate((128, 256, 512))
+    ]
     trials.append(tried(3, 200, 2.0 * LAW.best_lr(200)))  # as good as they are, and has reached
     posterior = inferred(trials)
     continued, _ = resumed(posterior)
@@ -143,10 +198,15 @@ def test_stopped_trials_are_continued_at_their_own_point():
     running = [(math.log2(256), math.log2(trials[1].lr), 1)]
     assert resumed(posterior, pending=running, resumable=lambda number: number != 0)[1] == {2}
     assert not resumed(posterior, resumable=None)[1]
-    again = [replace(trial, number=4 + i, resumed_from=trial.number) for i, trial in enumerate(trials[:3])]
+    again = [
+        replace(trial, number=4 + i, resumed_from=trial.number)
+        for i, trial in enumerate(trials[:3])
+    ]
     stuck = inferred([*trials, *again])  # continued without a further step
     assert [one.number for one in stuck.observations] == [3, 4, 5, 6]
-    slow = inferred([tried(0, 8, LAW.best_lr(8) / 64, 3.0 * LAW.frontier(8)), tried(1, 256, LAW.best_lr(256))])
+    slow = inferred(
+        [tried(0, 8, LAW.best_lr(8) / 64, 3.0 * LAW.frontier(8)), tried(1, 256, LAW.best_lr(256))]
+    )
     assert slow.observations[0].status == "censored"  # past the margin
     assert not resumed(stuck)[1] | resumed(slow)[1]
 
@@ -168,8 +228,13 @@ def test_points_are_snapped_and_within_their_bounds(objective):
 
 @pytest.mark.parametrize(("too_large", "largest"), [(240, 216), (48, 24)])
 @pytest.mark.parametrize("random_fraction", [0.0, 1.0])
-def test_no_batch_size_is_tried_beyond_one_that_ran_out_of_memory(too_large, largest, random_fraction):
-    trials = [tried(0, 24, LAW.best_lr(24)), replace(tried(1, too_large, 0.1), status="oom", steps=0)]
+def test_no_batch_size_is_tried_beyond_one_that_ran_out_of_memory(
+    too_large, largest, random_fraction
+):
+    trials = [
+        tried(0, 24, LAW.best_lr(24)),
+        replace(tried(1, too_large, 0.1), status="oom", steps=0),
+    ]
     options = {"domain": domain(snap), "policy": replace(POLICY, random_fraction=random_fraction)}
     sizes = {round(2.0 ** decided(inferred(trials), seed, **options).x) for seed in range(25)}
     assert max(sizes) <= largest
@@ -187,7 +252,9 @@ def test_the_curve_is_looked_at_on_both_sides_of_b_crit():
 
 
 def test_another_worker_is_sent_elsewhere():
-    posterior = inferred([tried(i, B, LAW.best_lr(B)) for i, B in enumerate((64, 128, 256, 512, 300, 200))])
+    posterior = inferred(
+        [tried(i, B, LAW.best_lr(B)) for i, B in enumerate((64, 128, 256, 512, 300, 200))]
+    )
 
     def points(pending):
         chosen = [decided(posterior, seed, pending=pending) for seed in range(60)]
@@ -202,14 +269,22 @@ def test_another_worker_is_sent_elsewhere():
 
 
 def test_a_place_where_all_diverged_is_left():
-    trials = [tried(i, size, 16.0 * LAW.best_lr(size)) for i, size in enumerate((16, 64, 256, 1024))]
+    trials = [
+        tried(i, size, 16.0 * LAW.best_lr(size)) for i, size in enumerate((16, 64, 256, 1024))
+    ]
     assert {trial.status for trial in trials} == {"diverged"}
     chosen = [decided(inferred(trials, seed), seed) for seed in range(20)]
-    assert np.median([2**suggestion.z / LAW.best_lr(2**suggestion.x) for suggestion in chosen]) < 4.0
+    assert (
+        np.median([2**suggestion.z / LAW.best_lr(2**suggestion.x) for suggestion in chosen]) < 4.0
+    )
 
 
 def test_chains_are_joined_and_paid_once_and_failures_passed_over():
-    chain = [tried(0, 128, 0.1, 100), tried(1, 128, 0.1, 250, resumed_from=0), tried(2, 128, 0.1, resumed_from=1)]
+    chain = [
+        tried(0, 128, 0.1, 100),
+        tried(1, 128, 0.1, 250, resumed_from=0),
+        tried(2, 128, 0.1, resumed_from=1),
+    ]
     trials = [*chain, tried(3, 64, 0.05, 50)]
     posterior = inferred(trials)
     assert [one.number for one in posterior.observations] == [2, 3]
@@ -218,14 +293,21 @@ def test_chains_are_joined_and_paid_once_and_failures_passed_over():
     np.testing.assert_array_equal(inferred([*trials, *failed]).theta, posterior.theta)
     # Costs can be counted in examples, whatever the clock says.
     trials[3] = replace(trials[3], seconds_per_step=17.0, train_seconds=1e6)
-    assert inferred(trials, in_examples=True, step_time=None).spent == chain[2].steps * 128 + 50 * 64
+    assert (
+        inferred(trials, in_examples=True, step_time=None).spent == chain[2].steps * 128 + 50 * 64
+    )
 
 
 def test_trials_that_repeat_a_recorded_run_count_as_one():
     points = ((64, 0.05, math.inf), (256, 0.1, math.inf), (64, 0.1, 30), (256, 60.0, math.inf))
-    trials = [replace(tried(i, *point), history=((5, 0.5), (6 + i, 0.4))) for i, point in enumerate(points)]
+    trials = [
+        replace(tried(i, *point), history=((5, 0.5), (6 + i, 0.4)))
+        for i, point in enumerate(points)
+    ]
     assert [trial.status for trial in trials] == ["reached", "reached", "censored", "diverged"]
-    silent = [replace(trials[3], number=4 + i, history=()) for i in range(2)]  # nothing says that they are the same
+    silent = [
+        replace(trials[3], number=4 + i, history=()) for i in range(2)
+    ]  # nothing says that they are the same
     copies = [replace(trials[i % 4], number=6 + i) for i in range(8)]
     once, repeated = inferred([*trials, *silent]), [*trials, *silent, *copies]
     every = (once, inferred(repeated, independent=False), inferred(repeated))
@@ -259,11 +341,19 @@ def curve(sizes=SIZES, b_crit=300.0, s_min=200.0):
 
 def around(points, off=0.0, **changes):
     """Return trials of (batch size, steps): at the rule's own learning rate, the best, and an octave on either side."""
-    near = [(size, steps, *side) for size, steps in points for side in ((-1.0, 0.2), (0.0, 0.0), (1.0, 0.3))]
+    near = [
+        (size, steps, *side)
+        for size, steps in points
+        for side in ((-1.0, 0.2), (0.0, 0.0), (1.0, 0.3))
+    ]
     made = {"seconds_per_step": None, "history": ()} | changes
     return [
         make_result(
-            number=n, batch_size=size, lr=LAW.best_lr(size) * 2 ** (z + off), steps=round(S * math.exp(p)), **made
+            number=n,
+            batch_size=size,
+            lr=LAW.best_lr(size) * 2 ** (z + off),
+            steps=round(S * math.exp(p)),
+            **made,
         )
         for n, (size, S, z, p) in enumerate(near)
     ]
@@ -271,7 +361,9 @@ def around(points, off=0.0, **changes):
 
 def learned(trials):
     """Return a posterior of more particles and moves than a decision has."""
-    return inferred(trials, prior=make(budget=2000.0), step_time=StepTime(1e-3, 1e-6), particles=600, moves=8)
+    return inferred(
+        trials, prior=make(budget=2000.0), step_time=StepTime(1e-3, 1e-6), particles=600, moves=8
+    )
 
 
 def quantiles(posterior, shares=(0.05, 0.5, 0.95)):
@@ -286,7 +378,18 @@ def test_trials_on_the_curve_give_its_b_crit(b_crit):
 
 
 # The frontier of the recorded table fashion_mlp, which is not quite of the model's shape.
-RECORDED = {8: 5138, 16: 3795, 32: 1444, 64: 710, 128: 359, 256: 170, 512: 99, 1024: 93, 2048: 95, 4096: 81}
+RECORDED = {
+    8: 5138,
+    16: 3795,
+    32: 1444,
+    64: 710,
+    128: 359,
+    256: 170,
+    512: 99,
+    1024: 93,
+    2048: 95,
+    4096: 81,
+}
 
 
 @pytest.mark.parametrize("crowd", [(512, 1024) * 6, (128, 256, 512) * 5])
@@ -329,12 +432,18 @@ def test_what_is_asked_tells_of_b_crit_for_its_cost():
 
 
 def test_a_stopped_trial_takes_what_its_own_history_says_as_far_as_it_says_it():
-    stopped = [replace(tried(number, 64, 0.05), status="censored", steps=500) for number in (30, 31, 32)]
+    stopped = [
+        replace(tried(number, 64, 0.05), status="censored", steps=500) for number in (30, 31, 32)
+    ]
     posterior = learned([*around(curve().items()), *stopped])
     data, last = posterior.data, posterior.observations[-3:]
     # An estimate that is sure, one that says nothing, and a bound far above what the law says.
     data = replace(data, y=data.y.copy(), spread=data.spread.copy(), bound=data.bound.copy())
-    data.y[-3:], data.spread[-3:], data.bound[-3:] = (9.0, 9.0, 9.0), (1e-3, 1e3, 0.05), (False, False, True)
+    data.y[-3:], data.spread[-3:], data.bound[-3:] = (
+        (9.0, 9.0, 9.0),
+        (1e-3, 1e3, 0.05),
+        (False, False, True),
+    )
     posterior = replace(posterior, data=data)
     x, z = np.array([6.0] * 3 + [8.0]), np.array([math.log2(0.05)] * 3 + [-3.0])
     candidates = Candidates(tuple(last), x, z, np.zeros((4, 0)), np.array([500.0] * 3 + [0.0]))
@@ -347,7 +456,8 @@ def test_a_stopped_trial_takes_what_its_own_history_says_as_far_as_it_says_it():
     data.spread[-3] = 0.2
     share = 1.0 / (1.0 + 0.2**2 * np.exp(-2.0 * noise))
     np.testing.assert_allclose(
-        candidate_log_steps(posterior, candidates, posterior.theta)[:, 0], law[:, 0] + share * (9.0 - law[:, 0])
+        candidate_log_steps(posterior, candidates, posterior.theta)[:, 0],
+        law[:, 0] + share * (9.0 - law[:, 0]),
     )
 
 
@@ -373,7 +483,11 @@ def test_a_trial_that_is_past_what_was_expected_of_it_is_given_up(steps):
 @pytest.mark.parametrize(
     ("sizes", "allowed", "place"),
     [
-        ((64, 128, 256, 512, 1024), 1e6, 4),  # B_crit/9 is 33 and 9 B_crit 2700: the large end is cheaper to look at
+        (
+            (64, 128, 256, 512, 1024),
+            1e6,
+            4,
+        ),  # B_crit/9 is 33 and 9 B_crit 2700: the large end is cheaper to look at
         ((64, 128, 256, 512, 1024, 4096), 1e6, 1),
         ((16, 64, 256, 1024), 1e6, 4),
         ((16, 64, 256, 1024, 4096), 1e6, None),  # both ends are seen
@@ -384,11 +498,17 @@ def test_a_regime_in_which_nothing_has_reached_the_target_is_looked_at(sizes, al
     posterior = learned(around(curve(sizes).items()))
     x = np.array([3.0, 4.5, 6.0, 8.0, 12.0])
     candidates = Candidates((), x, posterior.prior.rule(x), np.zeros((5, 0)), np.zeros(5))
-    draws = candidate_log_steps(posterior, candidates, posterior.theta), log_b_crit(posterior.theta, posterior.prior)
+    draws = (
+        candidate_log_steps(posterior, candidates, posterior.theta),
+        log_b_crit(posterior.theta, posterior.prior),
+    )
     found = unseen_regime(posterior, candidates, [], *draws, allowed)
     assert (found and found[0]) == place
     running = [] if place is None else [(float(x[place]), 0.0, None)]
-    assert place is None or (unseen_regime(posterior, candidates, running, *draws, allowed) or (None,))[0] != place
+    assert (
+        place is None
+        or (unseen_regime(posterior, candidates, running, *draws, allowed) or (None,))[0] != place
+    )
     # A look that has cost too much already, like one at far too high a learning rate, is not followed by more.
     dear = replace(posterior.observations[0], status="censored", steps=10**10, x=4.0)
     posterior = replace(posterior, observations=(*posterior.observations, dear))

@@ -15,7 +15,9 @@ def airbench(widths=(8, 12, 16), classes=10, logit_scale=1 / 9, **options):
     whitening.initialise_from(images())
     norm = partial(BatchNorm, scale=1.0, momentum=0.4, eps=1e-12)
     switches = {"identity_init": True, "unit_head": False} | options
-    return Airbench(classes, widths, logit_scale, activation=nn.GELU, norm=norm, whitening=whitening, **switches)
+    return Airbench(
+        classes, widths, logit_scale, activation=nn.GELU, norm=norm, whitening=whitening, **switches
+    )
 
 
 def images(n=6, seed=0):
@@ -25,10 +27,19 @@ def images(n=6, seed=0):
 def test_its_parameters_in_closed_form(parameters):
     for a, b, c, classes in ((64, 256, 256, 10), (8, 12, 16, 3)):
         network = airbench((a, b, c), classes)
-        learnt = 24 + 9 * (24 * a + a * a + a * b + b * b + b * c + c * c) + 2 * (a + b + c) + c * classes
+        learnt = (
+            24
+            + 9 * (24 * a + a * a + a * b + b * b + b * c + c * c)
+            + 2 * (a + b + c)
+            + c * classes
+        )
         assert parameters(network) == learnt
         # the source's frozen filters and scales
-        frozen = sum(layer.weight.numel() for layer in network.modules() if isinstance(layer, BatchNorm | Whitening))
+        frozen = sum(
+            layer.weight.numel()
+            for layer in network.modules()
+            if isinstance(layer, BatchNorm | Whitening)
+        )
         assert frozen == 24 * 3 * 2 * 2 + 2 * (a + b + c)
         assert a == 8 or (learnt, frozen) == (1_971_352, 1440)
     for identity_init in (True, False):  # as layers.dirac_init does it

@@ -16,7 +16,14 @@ from bstune.workloads import datasets
 from bstune.workloads.airfoil import AirfoilData, LinearRegression
 
 RNG = np.random.RandomState(0)
-TABLE = RNG.normal(size=(40, 6)) * [900.0, 6.0, 0.1, 15.0, 0.01, 7.0] + [2900.0, 7.0, 0.1, 50.0, 0.01, 125.0]
+TABLE = RNG.normal(size=(40, 6)) * [900.0, 6.0, 0.1, 15.0, 0.01, 7.0] + [
+    2900.0,
+    7.0,
+    0.1,
+    50.0,
+    0.01,
+    125.0,
+]
 
 
 def table_bytes(table):
@@ -29,7 +36,9 @@ def table_bytes(table):
 def data_folder(monkeypatch, tmp_path):
     """Make a small table the published one; return a folder with it."""
     checksum = {"airfoil_self_noise.dat": hashlib.sha256(table_bytes(TABLE)).hexdigest()}
-    monkeypatch.setattr(datasets, "AIRFOIL", replace(datasets.AIRFOIL, sha256=checksum, mirrors=("http://one/",)))
+    monkeypatch.setattr(
+        datasets, "AIRFOIL", replace(datasets.AIRFOIL, sha256=checksum, mirrors=("http://one/",))
+    )
     (tmp_path / "airfoil").mkdir()
     (tmp_path / "airfoil" / "airfoil_self_noise.dat").write_bytes(table_bytes(TABLE))
     return tmp_path
@@ -63,11 +72,16 @@ def test_the_first_rows_are_trained_on_and_validated_on(data_folder, rows):
         torch.testing.assert_close(features, expected[:, :5], rtol=1e-5, atol=1e-6)
         torch.testing.assert_close(labels, expected[:, 5], rtol=1e-5, atol=1e-6)
         index = torch.arange(rows).flip(0)
-        torch.testing.assert_close(loader.dataset.__getitems__(index.tolist()), (features[index], labels[index]))
+        torch.testing.assert_close(
+            loader.dataset.__getitems__(index.tolist()), (features[index], labels[index])
+        )
 
 
 def test_other_rows_than_there_are(data_folder):
-    for rows, message in ((41, "from 1 to 40, but got 41"), ("all", "a positive integer, but got 'all'")):
+    for rows, message in (
+        (41, "from 1 to 40, but got 41"),
+        ("all", "a positive integer, but got 'all'"),
+    ):
         with pytest.raises(ConfigError, match=rf"data\.rows must be {message}"):
             make_data(data_folder, rows).setup()
 

@@ -40,11 +40,23 @@ def fresh(number, steps=440, of=LUCKY, **changes):
     return make_trial(number, of.batch_size, of.lr, steps=steps, replicate_of=of.number, **changes)
 
 
-def summary_of(trials, target=TARGET, critical=None, budget=None, stop_reason=None, exponent=None, **more):
+def summary_of(
+    trials, target=TARGET, critical=None, budget=None, stop_reason=None, exponent=None, **more
+):
     """Return a study's mapping as report.py completes it."""
-    found = summarize(trials, target, "no fit", exponent, stop_reason, critical, best_of(trials), budget)
+    found = summarize(
+        trials, target, "no fit", exponent, stop_reason, critical, best_of(trials), budget
+    )
     use = next((name for name in ("best_by_time", "best_by_steps") if found[name]), None)
-    return {"study": "s", "workload": "digits", "use": use, "search": SEARCH, "notes": [], **found, **more}
+    return {
+        "study": "s",
+        "workload": "digits",
+        "use": use,
+        "search": SEARCH,
+        "notes": [],
+        **found,
+        **more,
+    }
 
 
 def texts(summary, label):
@@ -63,7 +75,10 @@ WHOLE = summary_of(
     load={"low": 1.0, "high": 1.4},
     seed_scatter={"scatter": 0.17, "low": 0.1, "high": 0.2, "level": 0.9},
     scale_out={
-        "ideal": [{"devices": n, "efficiency": share} for n, share in ((1, 1.0), (2, 0.62), (4, 0.39), (8, 0.2))],
+        "ideal": [
+            {"devices": n, "efficiency": share}
+            for n, share in ((1, 1.0), (2, 0.62), (4, 0.39), (8, 0.2))
+        ],
         "with_all_reduce": [],
     },
 )
@@ -93,13 +108,24 @@ def test_a_whole_study_reads_as_one_block():
     assert answer(WHOLE).headline == headline
 
 
-GROWTH = {"exponent": -4.31, "low": -5.0, "high": -3.5, "level": 0.9, "ideal": 0.0, "from": 2.6, "to": 2.0}
+GROWTH = {
+    "exponent": -4.31,
+    "low": -5.0,
+    "high": -3.5,
+    "level": 0.9,
+    "ideal": 0.0,
+    "from": 2.6,
+    "to": 2.0,
+}
 
 
 @pytest.mark.parametrize(
     ("changes", "expected"),
     [
-        ({}, "rises as the target gets harder: as val/error^-4.3 (90%: -5.0 to -3.5) from 2.6 to 2"),
+        (
+            {},
+            "rises as the target gets harder: as val/error^-4.3 (90%: -5.0 to -3.5) from 2.6 to 2",
+        ),
         (
             {"high": 0.1},
             "shows no sure change as the target gets harder: as val/error^-4.3 (90%: -5.0 to 0.1) from 2.6",
@@ -108,7 +134,10 @@ GROWTH = {"exponent": -4.31, "low": -5.0, "high": -3.5, "level": 0.9, "ideal": 0
             {"low": 0.4, "exponent": 0.5, "high": 0.7},
             "falls as the target gets harder: as val/error^0.5 (90%: 0.4 to 0",
         ),
-        ({"ideal": 1.0}, "rises as the target gets harder: as |val/error - 1|^-4.3 (90%: -5.0 to -3.5) from 2.6 to 2"),
+        (
+            {"ideal": 1.0},
+            "rises as the target gets harder: as |val/error - 1|^-4.3 (90%: -5.0 to -3.5) from 2.6 to 2",
+        ),
     ],
 )
 def test_how_the_critical_batch_size_grows_with_the_target(changes, expected):
@@ -120,7 +149,9 @@ def test_batch_sizes_are_said_in_tokens_where_an_example_has_some():
     found = {**WHOLE, "tokens": 64}
     assert texts(found, "USE")[0] == "batch size 256 (16,384 tokens), learning rate 0.4"
     assert texts(found, "CRITICAL")[0] == "batch size 67 (90%: 41 to 110), 4300 tokens"
-    assert texts(found | {"critical": asdict(hand_critical(None, 450.0, None))}, "CRITICAL")[0].endswith("above 450)")
+    assert texts(found | {"critical": asdict(hand_critical(None, 450.0, None))}, "CRITICAL")[
+        0
+    ].endswith("above 450)")
 
 
 NARROWER = (NextTrial(8, 0.011, 2310.0, 12.3), NextTrial(4096, 0.5, 81.0, None))
@@ -169,7 +200,9 @@ def test_one_batch_size_tells_nothing_of_a_curve():
 
 
 def test_what_else_is_known_of_the_critical_batch_size():
-    critical = replace(hand_critical(300.0, None, 480.0), b_opt=40.0, b_opt_low=30.0, b_opt_high=55.0)
+    critical = replace(
+        hand_critical(300.0, None, 480.0), b_opt=40.0, b_opt_low=30.0, b_opt_high=55.0
+    )
     noise = {"noise_scale": 99.4, "low": 91.0, "high": 110.0, "level": 0.9}
     found = texts(summary_of([LUCKY], critical=critical) | {"noise_scale": noise}, "CRITICAL")
     assert found[2:] == (
@@ -226,13 +259,18 @@ def test_hyperparameters_horizon_and_test_metrics_stand_with_the_winner():
 
 
 def test_test_metrics_of_the_other_winner_are_not_shown():
-    assert len(texts(summary_of(CONFIRMED, test={"best_by_steps": {"test/error": 0.1012}}), "USE")) == 2
+    assert (
+        len(texts(summary_of(CONFIRMED, test={"best_by_steps": {"test/error": 0.1012}}), "USE"))
+        == 2
+    )
 
 
 def test_a_study_for_steps_says_which_point_is_the_fastest():
     summary = summary_of(CONFIRMED) | {"use": "best_by_steps"}
     assert texts(summary, "USE")[0] == "batch size 4096, learning rate 0.8"
-    assert texts(summary, "FASTEST") == ("4.30 s at batch size 256, learning rate 0.4 (3 of 3 fresh seeds)",)
+    assert texts(summary, "FASTEST") == (
+        "4.30 s at batch size 256, learning rate 0.4 (3 of 3 fresh seeds)",
+    )
     assert texts(summary, "FEWEST") == ()
 
 
@@ -259,7 +297,11 @@ FLAT = make_trial(1, 64, status="censored", steps=100, history=((10, 0.5), (50, 
             "an easier target (workload.target.value=0.21) or another learning rate (scaling.lr)",
         ),
         (
-            [make_trial(0, lr=0.3, status="diverged"), make_trial(1, lr=0.9, status="diverged"), STOPPED],
+            [
+                make_trial(0, lr=0.3, status="diverged"),
+                make_trial(1, lr=0.9, status="diverged"),
+                STOPPED,
+            ],
             "2 of 3 trials diverged",
             "smaller learning rates: scaling.lr=0.03",
         ),
@@ -279,7 +321,9 @@ def test_advice_follows_the_cause(trials, why, change):
     summary = summary_of(trials, budget=Budget(400, 1))
     assert texts(summary, "WHY") == (why,)
     assert texts(summary, "TRY")[0].startswith(change)
-    assert texts(summary, "RESULT")[0].startswith(f"val/error <= 0.1 was not reached in {len(trials)} run")
+    assert texts(summary, "RESULT")[0].startswith(
+        f"val/error <= 0.1 was not reached in {len(trials)} run"
+    )
     assert not {"USE", "CRITICAL", "FEWEST"} & {label for label, _ in answer(summary).lines}
     limited = summary | {"search": SEARCH | {"limit": "search.seconds"}}
     assert ("more of search.seconds" in texts(limited, "TRY")[0]) == (trials == [STOPPED])
@@ -292,7 +336,9 @@ def test_the_closest_value_is_named_with_its_trial():
         "val/error <= 0.1 was not reached in 2 runs; the closest was 0.132, at batch size 256, learning rate 0.4, "
         "after 300 steps (trial 7)",
     )
-    assert texts(summary_of([]), "RESULT") == ("no trial has run, so val/error <= 0.1 was not reached",)
+    assert texts(summary_of([]), "RESULT") == (
+        "no trial has run, so val/error <= 0.1 was not reached",
+    )
 
 
 @pytest.mark.parametrize(
@@ -301,7 +347,11 @@ def test_the_closest_value_is_named_with_its_trial():
         (-0.1, 0.2, "a constant rate fits"),
         (0.5, 0.5, "the square root fits"),
         (0.75, 1.4, "the saturating rule and linear scaling both fit"),
-        (0.3, 1.1, "the surge rule, the square root, the saturating rule and linear scaling all fit"),
+        (
+            0.3,
+            1.1,
+            "the surge rule, the square root, the saturating rule and linear scaling all fit",
+        ),
         (0.55, 0.65, "between the square root and linear scaling"),
         (0.05, 0.2, "slower than the square root"),
         (1.1, 1.3, "faster than linear scaling"),
@@ -309,7 +359,12 @@ def test_the_closest_value_is_named_with_its_trial():
     ],
 )
 def test_what_an_interval_says_of_the_rules(low, high, text):
-    assert verdict(low, high, {"none": 0.0, "surge": 0.3, "sqrt": 0.5, "saturating": 0.8, "linear": 1.0}) == text
+    assert (
+        verdict(
+            low, high, {"none": 0.0, "surge": 0.3, "sqrt": 0.5, "saturating": 0.8, "linear": 1.0}
+        )
+        == text
+    )
 
 
 @pytest.mark.parametrize(
@@ -324,7 +379,10 @@ def test_what_an_interval_says_of_the_rules(low, high, text):
             {"identified": False, "reached": 2, "octaves": 1.0},
             "not known: 2 trials over 1.0 octaves of batch size reached the target",
         ),
-        ({"identified": False, "reached": 2, "octaves": None}, "not known: 2 trials reached the target"),
+        (
+            {"identified": False, "reached": 2, "octaves": None},
+            "not known: 2 trials reached the target",
+        ),
         (
             {"below_b_crit": EXPONENT | {"exponent": 0.5, "low": 0.4, "high": 0.6, "end": 67.0}},
             "grew as B^0.22 (0.16 to 0.27): slower than the square root; up to the critical batch size grew as "
@@ -345,12 +403,18 @@ def test_how_the_learning_rate_grew(changes, text):
             {"b_crit_low": None, "next_trials": NARROWER},
             ["search.trials=64 closes the interval (first at batch sizes 8 and 4096)"],
         ),
-        ({"note": "the interval reaches beyond the search"}, ["the interval reaches beyond the search"]),
+        (
+            {"note": "the interval reaches beyond the search"},
+            ["the interval reaches beyond the search"],
+        ),
     ],
 )
 def test_what_would_tell_more(changes, actions):
     critical = replace(hand_critical(100.0, 90.0, 120.0), **changes)
-    assert list(dict(answer(summary_of(CONFIRMED, critical=critical)).actions).get("more", ())) == actions
+    assert (
+        list(dict(answer(summary_of(CONFIRMED, critical=critical)).actions).get("more", ()))
+        == actions
+    )
 
 
 def test_what_was_not_run_again_is_advised():
@@ -363,7 +427,10 @@ def test_what_was_not_run_again_is_advised():
 
 
 def test_devices_are_named_only_where_there_is_a_plan():
-    assert texts(WHOLE | {"scale_out": {"ideal": [{"devices": 1, "efficiency": 1.0}]}}, "DEVICES") == ()
+    assert (
+        texts(WHOLE | {"scale_out": {"ideal": [{"devices": 1, "efficiency": 1.0}]}}, "DEVICES")
+        == ()
+    )
 
 
 TESTED = {"best_by_time": {"test/error": 0.04, "test/loss": 0.15}}
@@ -371,7 +438,9 @@ NAMES = ("two words/and a path", "<b>bold</b> & co", "[red]markup[/red]", "gr√∂√
 
 
 @pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("base", [WHOLE, summary_of([]), summary_of([STOPPED] * 3)], ids=["whole", "none", "stopped"])
+@pytest.mark.parametrize(
+    "base", [WHOLE, summary_of([]), summary_of([STOPPED] * 3)], ids=["whole", "none", "stopped"]
+)
 def test_the_block_has_at_most_25_lines_of_120_columns_whatever_is_in_it(base, name):
     notes = [f"note {i} with {name[:60]} " + "and more words " * 12 for i in range(30)]
     found = answer(base | {"workload": name, "notes": notes})
@@ -379,24 +448,41 @@ def test_the_block_has_at_most_25_lines_of_120_columns_whatever_is_in_it(base, n
     lines = block(found, report)
     assert max(len(lines), len(block(found, report, 80))) <= MAX_LINES
     assert any("further notes in curve.json" in line for line in lines)
-    assert all(len(line) <= WIDTH for line in lines if "x" * 100 not in line and "report" not in line)
+    assert all(
+        len(line) <= WIDTH for line in lines if "x" * 100 not in line and "report" not in line
+    )
     assert f"outputs/{name}/report.html" in "\n".join(lines)  # unbroken: it gets copied
 
 
 def test_on_a_narrow_terminal_lines_that_the_page_has_are_left_out_and_named():
     critical = hand_critical(67.0, 41.0, 110.0, 5, 1114)
-    more = {"critical": asdict(replace(critical, b_opt=12.0, b_opt_low=8.0, b_opt_high=20.0)), "test": TESTED}
+    more = {
+        "critical": asdict(replace(critical, b_opt=12.0, b_opt_low=8.0, b_opt_high=20.0)),
+        "test": TESTED,
+    }
     missed = {**WHOLE["best_by_time"]["confirmed"], "reached": 2}
-    more |= {name: WHOLE[name] | {"confirmed": missed} for name in ("best_by_time", "best_by_steps")}
-    places = [("report", ("report",)), ("files", ("files",)), ("compare", ("compare",)), ("MLflow", ("ui", "page"))]
+    more |= {
+        name: WHOLE[name] | {"confirmed": missed} for name in ("best_by_time", "best_by_steps")
+    }
+    places = [
+        ("report", ("report",)),
+        ("files", ("files",)),
+        ("compare", ("compare",)),
+        ("MLflow", ("ui", "page")),
+    ]
     lines = block(answer(WHOLE | more), places, 80)
     assert len(lines) <= MAX_LINES
     assert "PAGE      RUNS, LR, FEWEST, DEVICES, more: in report.html" in lines
     assert not any(line.startswith(("RUNS", "LR", "more")) for line in lines)
-    assert all(any(line.startswith(label) for line in lines) for label in ("USE", "WARNING", "CRITICAL", "TRUST"))
+    assert all(
+        any(line.startswith(label) for line in lines)
+        for label in ("USE", "WARNING", "CRITICAL", "TRUST")
+    )
 
 
-@pytest.mark.parametrize("kept", [(), ("workload",), ("workload", "target", "trials"), ("workload", "best_by_time")])
+@pytest.mark.parametrize(
+    "kept", [(), ("workload",), ("workload", "target", "trials"), ("workload", "best_by_time")]
+)
 def test_an_older_mapping_is_answered_with_what_it_has(kept):
     found = answer({name: WHOLE[name] for name in kept})
     assert ("use B = 256, lr = 0.4" in found.headline) == ("best_by_time" in kept)
@@ -416,4 +502,6 @@ def test_what_took_the_steps_is_said_where_it_is_not_what_the_option_asks_for():
         "Lightning's: protocol.fast=off": 1,
         "lean": 1,
     }
-    assert texts(summary, "NOTE") == ("Lightning's own loop took the steps, not the lean one: Mine has backward",)
+    assert texts(summary, "NOTE") == (
+        "Lightning's own loop took the steps, not the lean one: Mine has backward",
+    )

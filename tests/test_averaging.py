@@ -13,7 +13,12 @@ from torch.nn import functional as F
 
 from bstune.core.errors import ConfigError
 from bstune.workloads import averaging
-from bstune.workloads.averaging import SNAPSHOTS, ExponentialMovingAverage, Lookahead, RunningWeightAverage
+from bstune.workloads.averaging import (
+    SNAPSHOTS,
+    ExponentialMovingAverage,
+    Lookahead,
+    RunningWeightAverage,
+)
 from bstune.workloads.classifier import Classifier
 
 
@@ -35,7 +40,9 @@ class Weights(LightningModule):
             self.count.add_(1)
 
     def get(self):
-        return torch.cat([self.narrow.detach().double(), self.wide.detach(), self.statistic.double()])
+        return torch.cat(
+            [self.narrow.detach().double(), self.wide.detach(), self.statistic.double()]
+        )
 
 
 def started(callback):
@@ -64,7 +71,9 @@ def follow(callback, steps):
     return values, averages, updates
 
 
-@pytest.mark.parametrize(("fraction", "tolerance"), [(1.0, 1e-12), (0.5, 0.003), (0.1, 0.03), (0.05, 0.1)])
+@pytest.mark.parametrize(
+    ("fraction", "tolerance"), [(1.0, 1e-12), (0.5, 0.003), (0.1, 0.03), (0.05, 0.1)]
+)
 def test_updated_every_step_weights_count_by_a_power_law(fraction, tolerance, monkeypatch):
     monkeypatch.setattr(averaging, "SNAPSHOTS", 10**9)
     steps = 200
@@ -72,7 +81,9 @@ def test_updated_every_step_weights_count_by_a_power_law(fraction, tolerance, mo
     assert updates == list(range(1, steps + 1))
     for t in (1, 2, 7, 60, steps):
         s = torch.arange(1, t + 1, dtype=torch.float64)
-        weights = (s / t) ** (1 / fraction) - ((s - 1) / t) ** (1 / fraction)  # the first s steps: (s/t)^(1/fraction)
+        weights = (s / t) ** (1 / fraction) - ((s - 1) / t) ** (
+            1 / fraction
+        )  # the first s steps: (s/t)^(1/fraction)
         torch.testing.assert_close(averages[t - 1], weights @ values[:t], rtol=1e-5, atol=1e-6)
     stated = s ** (1 / fraction - 1)
     assert (weights - stated / stated.sum()).abs().sum() / 2 < tolerance
@@ -80,7 +91,10 @@ def test_updated_every_step_weights_count_by_a_power_law(fraction, tolerance, mo
 
 @pytest.mark.parametrize("fraction", [0.1, 0.3, 1.0])
 def test_with_snapshots_each_stands_for_the_steps_since_the_one_before(fraction):
-    steps, taken = 700, [1]  # the next one lies fraction/16 of the last one further, and at least one step
+    steps, taken = (
+        700,
+        [1],
+    )  # the next one lies fraction/16 of the last one further, and at least one step
     while (due := max(taken[-1] + 1, math.ceil(taken[-1] * (1 + fraction / 16)))) <= steps:
         taken.append(due)
     values, averages, updates = follow(RunningWeightAverage(fraction), steps)
@@ -91,8 +105,12 @@ def test_with_snapshots_each_stands_for_the_steps_since_the_one_before(fraction)
         so_far = [s for s in taken if s <= t]
         edges = torch.tensor([0, *so_far], dtype=torch.float64) / so_far[-1]
         weights = (edges ** (1 / fraction)).diff()
-        torch.testing.assert_close(averages[t - 1], weights @ values[torch.tensor(so_far) - 1], rtol=1e-5, atol=1e-6)
-    assert float(weights @ (1 - edges[1:])) == pytest.approx(fraction / (1 + fraction), rel=0.1)  # the mean age
+        torch.testing.assert_close(
+            averages[t - 1], weights @ values[torch.tensor(so_far) - 1], rtol=1e-5, atol=1e-6
+        )
+    assert float(weights @ (1 - edges[1:])) == pytest.approx(
+        fraction / (1 + fraction), rel=0.1
+    )  # the mean age
 
 
 @pytest.mark.parametrize(("decay", "every"), [(0.99, 5), (0.9, 1), (0.5, 3), (0.0, 4)])
@@ -102,7 +120,10 @@ def test_a_moving_average_weighs_its_updates_by_powers_of_the_decay(decay, every
         taken = list(range(1, t + 1, every))
         assert updates[t - 1] == len(taken)
         rho = decay**every
-        weights = [(1 - rho if number else 1.0) * rho ** (len(taken) - 1 - number) for number in range(len(taken))]
+        weights = [
+            (1 - rho if number else 1.0) * rho ** (len(taken) - 1 - number)
+            for number in range(len(taken))
+        ]
         expected = torch.tensor(weights, dtype=torch.float64) @ values[torch.tensor(taken) - 1]
         torch.testing.assert_close(averages[t - 1], expected, rtol=1e-5, atol=1e-6)
 
@@ -123,7 +144,9 @@ def test_an_update_takes_an_operator_for_all_that_is_averaged_and_one_for_all_th
 
 def on_meta(callback, steps):
     """Take steps with a module on the device meta, where to read a value on the host is an error; return the module."""
-    module = started(callback).to("meta")  # Lightning moves a module only after the call-backs' set-up
+    module = started(callback).to(
+        "meta"
+    )  # Lightning moves a module only after the call-backs' set-up
     callback.on_fit_start(None, module)
     for step in range(1, steps + 1):
         end_step(callback, module, step)
@@ -134,12 +157,16 @@ def on_meta(callback, steps):
 def test_an_average_never_waits_for_the_device(make):
     callback = make()
     module = on_meta(callback, 3)
-    assert {tensor.device.type for tensor in callback._average_model.module.state_dict().values()} == {"meta"}
+    assert {
+        tensor.device.type for tensor in callback._average_model.module.state_dict().values()
+    } == {"meta"}
     callback.on_validation_epoch_start(None, module)
     callback.on_validation_epoch_end(None, module)
     counter = callback._average_model.n_averaged
     assert (counter.device.type, int(counter)) == ("cpu", 3)
-    with pytest.raises((RuntimeError, NotImplementedError)):  # as the update of torch's own average is
+    with pytest.raises(
+        (RuntimeError, NotImplementedError)
+    ):  # as the update of torch's own average is
         torch.optim.swa_utils.AveragedModel(Weights(), device="meta").update_parameters(module)
     lookahead = Lookahead(10, 2, 0.5, 1.0)
     on_meta(lookahead, 10)
@@ -177,7 +204,9 @@ STEPS, SPEC = 23, make_spec(batch_size=8, seed=4)
 
 def network():
     torch.manual_seed(0)
-    return nn.Sequential(nn.Conv2d(1, 4, 2), nn.BatchNorm2d(4), nn.Flatten(), nn.ReLU(), nn.Linear(16, 3))
+    return nn.Sequential(
+        nn.Conv2d(1, 4, 2), nn.BatchNorm2d(4), nn.Flatten(), nn.ReLU(), nn.Linear(16, 3)
+    )
 
 
 def by_hand(model, every, decay, power):
@@ -207,7 +236,8 @@ def trial(callbacks, model, micro_batch_size=None, average=None):
 
 
 @pytest.mark.parametrize(
-    ("every", "decay", "power"), [(5, 0.95**5, 3), (1, 0.5, 1), (4, 0.9, 0), (STEPS, 0.3, 2), (100, 0.5, 1)]
+    ("every", "decay", "power"),
+    [(5, 0.95**5, 3), (1, 0.5, 1), (4, 0.9, 0), (STEPS, 0.3, 2), (100, 0.5, 1)],
 )
 def test_a_trial_with_lookahead_is_the_plain_loop_of_the_source(every, decay, power):
     model = network()
@@ -254,10 +284,22 @@ FRACTION = "the fraction of steps that is averaged must lie in (0, 1], but got"
         (RunningWeightAverage, (0.0,), f"{FRACTION} 0.0"),
         (RunningWeightAverage, (1.01,), f"{FRACTION} 1.01"),
         (RunningWeightAverage, (math.nan,), f"{FRACTION} nan"),
-        (ExponentialMovingAverage, (1.0, 5), "the decay of a moving average must lie in [0, 1), but got 1.0"),
-        (ExponentialMovingAverage, (0.9, 2.0), "between updates of an average must be a positive integer, but got 2.0"),
+        (
+            ExponentialMovingAverage,
+            (1.0, 5),
+            "the decay of a moving average must lie in [0, 1), but got 1.0",
+        ),
+        (
+            ExponentialMovingAverage,
+            (0.9, 2.0),
+            "between updates of an average must be a positive integer, but got 2.0",
+        ),
         (Lookahead, (0, 5, 0.5, 3), "lookahead needs at least one step, but got 0"),
-        (Lookahead, (9, 0, 0.5, 3), "the steps between updates of lookahead must be a positive integer, but got 0"),
+        (
+            Lookahead,
+            (9, 0, 0.5, 3),
+            "the steps between updates of lookahead must be a positive integer, but got 0",
+        ),
         (Lookahead, (9, 5, 1.1, 3), "the decay of lookahead must lie in [0, 1], but got 1.1"),
         (Lookahead, (9, 5, 0.5, -1), "the power of lookahead must be at least 0, but got -1"),
     ],

@@ -56,7 +56,12 @@ def schedule(*switches, factor=2.0, stretch=1.0, exponent=0.5, largest=None):
 @pytest.mark.parametrize(
     ("given", "start", "sizes", "first"),
     [
-        (schedule(100, 200, 400), 16, (16, 32, 64, 128), (0, 7, 10, 13)),  # 112, 208, 400 examples before them
+        (
+            schedule(100, 200, 400),
+            16,
+            (16, 32, 64, 128),
+            (0, 7, 10, 13),
+        ),  # 112, 208, 400 examples before them
         (schedule(100, 200, 400, largest=50), 16, (16, 32, 50), (0, 7, 10)),
         (schedule(100, 200, 400, stretch=0.5), 16, (16, 32, 64, 128), (0, 4, 6, 8)),
         (schedule(100, 200), 150, (150, 300, 600), (0, 1, 2)),
@@ -118,7 +123,9 @@ def test_examples_are_those_of_one_batch_size_without_a_gap(n, first):
     start = plan.examples(first)
     count = max(0, min(len(whole) - start, len(parts)))
     assert torch.equal(parts[:count], whole[start : start + count])
-    assert [len(one) for one in drawn(plan, first)] == [plan.sizes[plan.part(first + i)] for i in range(40)]
+    assert [len(one) for one in drawn(plan, first)] == [
+        plan.sizes[plan.part(first + i)] for i in range(40)
+    ]
 
 
 # What is trained
@@ -170,7 +177,11 @@ def test_a_trial_is_the_bare_loop_over_its_batches(optimizer, fast):
     assert same_weights(module, by_hand(seeded, 30))
     assert record.training_loop == ("lean" if fast == "auto" else "Lightning's: protocol.fast=off")
     assert (record.steps, record.examples) == (30, PLAN.examples(30))
-    assert [part[:2] for part in record.batch_parts] == [(8, 5), (16, 4), (32, 5), (60, 16)] == list(PLAN.counts(30))
+    assert (
+        [part[:2] for part in record.batch_parts]
+        == [(8, 5), (16, 4), (32, 5), (60, 16)]
+        == list(PLAN.counts(30))
+    )
     constant_size, other = train(make_spec(8), learning_protocol(30, fast=fast), seeded)
     assert constant_size.batch_parts == ()
     assert not same_weights(module, other)
@@ -221,7 +232,9 @@ def test_a_module_finds_and_sets_its_own_rate_while_a_schedule_raises_it(micro, 
             torch.testing.assert_close(one, other)
 
 
-@pytest.mark.parametrize("micro", [16, 7, 3])  # from the second part on, the first one, or everywhere
+@pytest.mark.parametrize(
+    "micro", [16, 7, 3]
+)  # from the second part on, the first one, or everywhere
 def test_micro_batches_are_the_large_batches(micro):
     def trained(**changes):
         protocol = growing(25, **changes)
@@ -237,10 +250,16 @@ def test_micro_batches_are_the_large_batches(micro):
 
 @pytest.mark.parametrize("micro", [None, 16, 7])
 def test_a_plain_fit_is_the_trial(micro):
-    build, protocol = partial(learner, optimizer=momentum, schedule=halving), growing(25, micro_batch_size=micro)
+    build, protocol = (
+        partial(learner, optimizer=momentum, schedule=halving),
+        growing(25, micro_batch_size=micro),
+    )
     batches = partial(stream, micro_batch_size=micro)
     _, expected = train(make_spec(8), protocol, build)
-    workload, quiet = Workload(build, batches, validation(), 20), {"logger": False, "enable_checkpointing": False}
+    workload, quiet = (
+        Workload(build, batches, validation(), 20),
+        {"logger": False, "enable_checkpointing": False},
+    )
     module, trainer = fit(workload, make_spec(8), protocol, 25, **quiet)
     assert same_weights(module, expected)
     assert trainer.global_step == 25
@@ -256,7 +275,9 @@ class Epochs(Regression):
     def training_step(self, batch, batch_idx):
         trainer = self.trainer
         lengths = trainer.num_training_batches, len(trainer.train_dataloader)
-        self.seen.append((trainer.current_epoch, batch_idx, len(batch[0]), trainer.is_last_batch, *lengths))
+        self.seen.append(
+            (trainer.current_epoch, batch_idx, len(batch[0]), trainer.is_last_batch, *lengths)
+        )
         return super().training_step(batch, batch_idx)
 
     def configure_optimizers(self):
@@ -287,7 +308,11 @@ def test_epochs_of_a_data_loader_have_as_many_batches_as_fit(start, given, micro
     while start < 24:
         batches = plan.epoch(n, start)
         sizes = [plan.sizes[plan.part(batch)] for batch in batches]
-        parts = [min(micro or size, size - done) for size in sizes for done in range(0, size, micro or size)]
+        parts = [
+            min(micro or size, size - done)
+            for size in sizes
+            for done in range(0, size, micro or size)
+        ]
         for number, size in enumerate(parts):
             expected.append((epoch, number, size, number == len(parts) - 1, len(parts), len(parts)))
         start, epoch = batches.stop, epoch + 1
@@ -324,7 +349,9 @@ def test_a_trial_goes_on_anywhere_in_its_schedule(micro, tmp_path):
     stopped = None
     limits = [1, 4, 5, 6, 9, 12, 14, 15, None]
     for number, limit in enumerate(limits):
-        spec = make_spec(8, number=number, max_steps=limit, resumed_from=number - 1 if number else None)
+        spec = make_spec(
+            8, number=number, max_steps=limit, resumed_from=number - 1 if number else None
+        )
         state = tmp_path / f"{number}.state"
         record, module = train(spec, protocol, build, batches, state=state, resume=stopped)
         stopped = Stopped(record, state)
@@ -340,7 +367,11 @@ def test_a_trial_on_a_loader_goes_on_through_epochs_of_other_lengths(micro, tmp_
     stopped = None
     for number, limit in enumerate([6, 8, 9, 11, 12, 16, 18, 19, 20, 22, None]):
         spec = make_spec(
-            BATCH_SIZE, seed=3, number=number, max_steps=limit, resumed_from=number - 1 if number else None
+            BATCH_SIZE,
+            seed=3,
+            number=number,
+            max_steps=limit,
+            resumed_from=number - 1 if number else None,
         )
         state = tmp_path / f"{number}.state"
         record, module = run_regression(Epochs, spec, protocol, state=state, resume=stopped)
@@ -365,12 +396,18 @@ def test_seconds_are_the_sum_of_each_sizes_own():
     def passing(spec, micro_batch_size=None, plan=None):
         for x, y in stream(spec, micro_batch_size, plan=plan):
             yield x, y
-            time.sleep(1.0 + len(y))  # Lightning and the lean loop ask for the next batch after each step
+            time.sleep(
+                1.0 + len(y)
+            )  # Lightning and the lean loop ask for the next batch after each step
 
-    record, _ = train(make_spec(8), growing(30, warmup_steps=1), batches=passing, clock=TrialClock(time))
+    record, _ = train(
+        make_spec(8), growing(30, warmup_steps=1), batches=passing, clock=TrialClock(time)
+    )
     taus = {size: tau for size, _, tau in record.batch_parts}
     for size, tau in taus.items():
-        assert tau == pytest.approx(1.0 + size, rel=0.35)  # a segment's last step may wait for the next size's batch
+        assert tau == pytest.approx(
+            1.0 + size, rel=0.35
+        )  # a segment's last step may wait for the next size's batch
     total = sum(steps * tau for _, steps, tau in record.batch_parts)
     assert record.seconds_per_step * record.steps == pytest.approx(total)
     surveyed = with_step_time(record, lambda size: 2.0 * size)
@@ -392,7 +429,9 @@ def test_the_first_steps_of_each_size_are_not_timed():
 
     protocol = growing(30, warmup_steps=2, evaluation_schedule=replace(SCHEDULE, ratio=100.0))
     record, _ = train(make_spec(8), protocol, partial(learner, kind=Slow), clock=TrialClock(time))
-    assert [(size, tau) for size, _, tau in record.batch_parts] == [(size, size) for size in PLAN.sizes]
+    assert [(size, tau) for size, _, tau in record.batch_parts] == [
+        (size, size) for size in PLAN.sizes
+    ]
 
 
 def test_a_record_cut_at_an_easier_target_has_its_own_parts():
@@ -417,10 +456,19 @@ DOUBLING = [*DIGITS, "batch_schedule=doubling"]
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["batch_schedule.factor=0.5"], r"batch_schedule.factor=0.5 ends below .*: give a factor of at least 1$"),
-        (["batch_schedule.switch_examples=[200,100]"], r"must be rising numbers of examples.*\[200, 100\]"),
+        (
+            ["batch_schedule.factor=0.5"],
+            r"batch_schedule.factor=0.5 ends below .*: give a factor of at least 1$",
+        ),
+        (
+            ["batch_schedule.switch_examples=[200,100]"],
+            r"must be rising numbers of examples.*\[200, 100\]",
+        ),
         (["batch_schedule.switch_examples=[]"], r"switch_examples must have at least 1 item"),
-        (["batch_schedule.switch_examples=[0]"], r"switch_examples.0 must be at least 1, but got 0"),
+        (
+            ["batch_schedule.switch_examples=[0]"],
+            r"switch_examples.0 must be at least 1, but got 0",
+        ),
         (["batch_schedule.stretch=0"], r"batch_schedule.stretch must be at least"),
         (["batch_schedule.factr=2"], r"unknown option batch_schedule.factr"),
     ],
@@ -431,10 +479,16 @@ def test_a_schedule_that_cannot_be_is_refused(options, message):
 
 
 def test_what_does_not_go_with_a_schedule_is_refused():
-    with pytest.raises(ConfigError, match="batch sizes stay: choose a schedule that grows, batch_schedule=doubling"):
+    with pytest.raises(
+        ConfigError, match="batch sizes stay: choose a schedule that grows, batch_schedule=doubling"
+    ):
         compose_checked([*DIGITS, "search.tune=[batch_schedule]"])
-    with pytest.raises(ConfigError, match="a replayed workload is not trained, so it has no batch_schedule"):
-        compose_checked(["workload=replay", "workload.table=fashion_mlp", "batch_schedule=doubling"])
+    with pytest.raises(
+        ConfigError, match="a replayed workload is not trained, so it has no batch_schedule"
+    ):
+        compose_checked(
+            ["workload=replay", "workload.table=fashion_mlp", "batch_schedule=doubling"]
+        )
     with pytest.raises(ConfigError, match=r"Could not find 'batch_schedule/halving'"):
         compose_checked([*DIGITS, "batch_schedule=halving"])
 
@@ -446,12 +500,16 @@ def single(*options):
 def test_batch_sizes_end_at_the_training_data(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert single("batch_schedule.factor=8").protocol.plan(64).sizes == (64, 512, 1200)
-    with pytest.raises(ConfigError, match=r"batch_schedule.largest=32 ends below .*64: raise it, or lower"):
+    with pytest.raises(
+        ConfigError, match=r"batch_schedule.largest=32 ends below .*64: raise it, or lower"
+    ):
         single("batch_schedule.largest=32")
 
 
 @pytest.mark.parametrize(("devices", "micro", "where"), [(1, 100, ""), (2, 50, " on each device")])
-def test_batches_past_the_memory_ceiling_are_accumulated_and_it_is_said(devices, micro, where, tmp_path, monkeypatch):
+def test_batches_past_the_memory_ceiling_are_accumulated_and_it_is_said(
+    devices, micro, where, tmp_path, monkeypatch
+):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("os.cpu_count", lambda: 2)
     asked = []
@@ -461,32 +519,51 @@ def test_batches_past_the_memory_ceiling_are_accumulated_and_it_is_said(devices,
         return make_survey(taus=((16, 1e-3), (32, 1.5e-3), (100, 3e-3))), True
 
     monkeypatch.setattr("bstune.hardware.survey.cached_survey", surveyed)
-    options = ["hardware.enabled=true", "search.batch_size.high=64", "budget.steps=200", f"devices={devices}"]
-    options += ["batch_schedule.switch_examples=[200,600]", "batch_schedule.factor=3", "budget.examples=1"]
+    options = [
+        "hardware.enabled=true",
+        "search.batch_size.high=64",
+        "budget.steps=200",
+        f"devices={devices}",
+    ]
+    options += [
+        "batch_schedule.switch_examples=[200,600]",
+        "batch_schedule.factor=3",
+        "budget.examples=1",
+    ]
     prepared = prepare(compose_checked([*DOUBLING, *options]))
     assert asked == [(576, None)]  # as far as batches grow, at constant sizes
     assert (prepared.space.high, prepared.protocol.micro_batch_size) == (64, micro)
     said = f"batch sizes past the memory ceiling, 100, up to 576, are accumulated from micro-batches of {micro}{where}"
     assert said in prepared.notes
-    assert prepared.frozen_settings["protocol.micro_batch_size"] is None  # the ceiling may differ when it goes on
+    assert (
+        prepared.frozen_settings["protocol.micro_batch_size"] is None
+    )  # the ceiling may differ when it goes on
     if devices > 1:
         return
     record = prepared.backend.run(make_spec(64, 0.3), None, None)
     assert [part[:2] for part in record.batch_parts][:2] == [(64, 4), (192, 2)]
-    reason = (
-        r"up to 576 are past the memory ceiling, 100, and cannot be accumulated, as .*set batch_schedule.largest=100"
-    )
+    reason = r"up to 576 are past the memory ceiling, 100, and cannot be accumulated, as .*set batch_schedule.largest=100"
     with pytest.raises(ConfigError, match=reason):
-        prepare(compose_checked([*DOUBLING, *options, "workload.module._target_=test_batch_schedule.Manual"]))
+        prepare(
+            compose_checked(
+                [*DOUBLING, *options, "workload.module._target_=test_batch_schedule.Manual"]
+            )
+        )
     fitting = ["batch_schedule.largest=100", "workload.module._target_=test_batch_schedule.Manual"]
-    assert prepare(compose_checked([*DOUBLING, *options, *fitting])).protocol.micro_batch_size is None
-    assert record.training_loop == "Lightning's: accumulation of micro-batches, once batches are large"
+    assert (
+        prepare(compose_checked([*DOUBLING, *options, *fitting])).protocol.micro_batch_size is None
+    )
+    assert (
+        record.training_loop == "Lightning's: accumulation of micro-batches, once batches are large"
+    )
     assert "3 times as large after 200, 600 examples" in prepared.caveats[0]
 
 
 def test_steps_that_several_devices_share_are_timed_at_one_size(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    config = resolve(compose_checked([*DOUBLING, "batch_schedule.switch_examples=[100]", "device=cpu"]))
+    config = resolve(
+        compose_checked([*DOUBLING, "batch_schedule.switch_examples=[100]", "device=cpu"])
+    )
     train = open_short_trials(OmegaConf.to_container(config, resolve=False), None, 1)
     record = train(make_spec(64, max_steps=4), Output(tmp_path), None)
     assert (record.examples, record.batch_parts) == (4 * 64, ())
@@ -510,7 +587,9 @@ def test_a_data_module_that_takes_no_plan_is_refused(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     config = compose_checked([*DOUBLING, "trial.batch_size=8", "trial.lr=0.4"])
     config.workload.data = {"_target_": f"{__name__}.Plain"}
-    with pytest.raises(ConfigError, match=r"Plain.train_batches\(\) takes no plan of batch sizes that change"):
+    with pytest.raises(
+        ConfigError, match=r"Plain.train_batches\(\) takes no plan of batch sizes that change"
+    ):
         prepare(config)
 
 
@@ -523,7 +602,9 @@ def test_what_is_searched_of_a_schedule(tmp_path):
     settings = frozen_settings(config)
     assert settings["batch_schedule.factor"] == 2.0
     assert settings["workload.tunable.batch_stretch.key"] == "batch_schedule.stretch"
-    assert not any("batch_" in name.partition(".")[0] for name in frozen_settings(compose_checked(DIGITS)))
+    assert not any(
+        "batch_" in name.partition(".")[0] for name in frozen_settings(compose_checked(DIGITS))
+    )
 
 
 # What the curve proposes
@@ -533,7 +614,9 @@ def over(*pairs):
     return [{"target": target, "b_crit": b_crit} for target, b_crit in pairs]
 
 
-LEARNT = replace(RESULT, batch_size=10, history=tuple((step, 100 / step) for step in range(1, 101)))  # a loss, to 1
+LEARNT = replace(
+    RESULT, batch_size=10, history=tuple((step, 100 / step) for step in range(1, 101))
+)  # a loss, to 1
 
 
 @pytest.mark.parametrize(
@@ -559,7 +642,9 @@ def test_batches_double_where_the_critical_size_has(rows, expected):
         assert found["targets"] == pytest.approx(targets, rel=1e-4)
 
 
-def test_a_schedule_that_is_searched_is_not_said_to_be_the_one_of_its_options(tmp_path, monkeypatch):
+def test_a_schedule_that_is_searched_is_not_said_to_be_the_one_of_its_options(
+    tmp_path, monkeypatch
+):
     monkeypatch.chdir(tmp_path)
     prepared = prepare(compose_checked([*DOUBLING, "search.tune=[batch_schedule]"]))
     words = "grow, in each trial by its own batch_factor and batch_stretch"

@@ -28,8 +28,12 @@ def test_closed_forms(numbers, sizes):
     assert [split.of_device(device) for device in range(split.devices)] == sizes
 
 
-@pytest.mark.parametrize(("batch_size", "devices", "largest"), [row for row in TABLE if row[0] >= row[1]])
-def test_each_example_is_in_one_micro_batch_and_the_gradient_is_the_whole_batchs(batch_size, devices, largest):
+@pytest.mark.parametrize(
+    ("batch_size", "devices", "largest"), [row for row in TABLE if row[0] >= row[1]]
+)
+def test_each_example_is_in_one_micro_batch_and_the_gradient_is_the_whole_batchs(
+    batch_size, devices, largest
+):
     split = split_batch(batch_size, devices, largest)
     sizes = split.sizes
     assert sum(sizes) == batch_size
@@ -42,9 +46,13 @@ def test_each_example_is_in_one_micro_batch_and_the_gradient_is_the_whole_batchs
         own = split.of_device(device)
         assert len(own) == split.rounds
         assert split.share(device) == sum(own) in (batch_size // devices, -(-batch_size // devices))
-        assert split.counts(device) == {size: own.count(size) for size in sorted(set(own), reverse=True)}
+        assert split.counts(device) == {
+            size: own.count(size) for size in sorted(set(own), reverse=True)
+        }
     # d/dw of the mean of (w x - y)^2 / 2, at w = 3
-    gradients = [Fraction((3 * x - y) * x) for x, y in ((e % 11 - 5, e % 7) for e in range(batch_size))]
+    gradients = [
+        Fraction((3 * x - y) * x) for x, y in ((e % 11 - 5, e % 7) for e in range(batch_size))
+    ]
     whole = sum(gradients) / batch_size
     summed = averaged = Fraction(0)
     start = 0
@@ -58,7 +66,9 @@ def test_each_example_is_in_one_micro_batch_and_the_gradient_is_the_whole_batchs
 
 def test_numbers_far_beyond_memory_are_split_at_once():
     split = split_batch(10**15 - 7, 10**6, 3)
-    assert [split.share(device) for device in (0, 10**6 - 8, 10**6 - 7, 10**6 - 1)] == [10**9] * 2 + [10**9 - 1] * 2
+    assert [split.share(device) for device in (0, 10**6 - 8, 10**6 - 7, 10**6 - 1)] == [
+        10**9
+    ] * 2 + [10**9 - 1] * 2
 
 
 @pytest.mark.parametrize(
@@ -68,7 +78,10 @@ def test_numbers_far_beyond_memory_are_split_at_once():
         ((8, -1, 2), "the number of devices must be a whole number .* but got -1"),
         ((8, 1, True), "the memory ceiling must be a whole number .* but got True"),
         ((8, 2.5, 1), "the number of devices must be a whole number .* but got 2.5"),
-        ((3, 4, 2), "a batch of 3 leaves some of 4 devices without an example: use at most 3 devices, or a batch size"),
+        (
+            (3, 4, 2),
+            "a batch of 3 leaves some of 4 devices without an example: use at most 3 devices, or a batch size",
+        ),
     ],
 )
 def test_bad_numbers_are_refused(numbers, message):
@@ -78,21 +91,31 @@ def test_bad_numbers_are_refused(numbers, message):
 
 @pytest.mark.parametrize(
     ("rule", "values", "lr"),
-    [("none", (64, 0.2, None), 0.2), ("sqrt", (64, 0.2, None), 0.4), ("saturating", (64, 0.2, 500), None)],
+    [
+        ("none", (64, 0.2, None), 0.2),
+        ("sqrt", (64, 0.2, None), 0.4),
+        ("saturating", (64, 0.2, 500), None),
+    ],
 )
 def test_a_rule_by_name(rule, values, lr):
     found = lr_of(rule, 256, *values)
-    assert found == pytest.approx(0.2 * (1 + 500 / 64) / (1 + 500 / 256) if lr is None else lr, rel=1e-12)
+    assert found == pytest.approx(
+        0.2 * (1 + 500 / 64) / (1 + 500 / 256) if lr is None else lr, rel=1e-12
+    )
 
 
-@pytest.mark.parametrize("values", [(0, 0.2, None), (64, float("nan"), None), (64, -1.0, None), (64, 0.2, 0.0)])
+@pytest.mark.parametrize(
+    "values", [(0, 0.2, None), (64, float("nan"), None), (64, -1.0, None), (64, 0.2, 0.0)]
+)
 def test_a_rule_of_bad_numbers_is_refused(values):
     with pytest.raises(ConfigError, match="must be a positive number, but got"):
         lr_of("sqrt", 256, *values)
 
 
 def test_the_command(bstune):
-    status, out, err = bstune("plan", "33", "--devices", "2", "--memory-ceiling", "8", "--lr", "0.1")
+    status, out, err = bstune(
+        "plan", "33", "--devices", "2", "--memory-ceiling", "8", "--lr", "0.1"
+    )
     assert (status, err) == (0, "")
     assert out.splitlines() == [
         "global batch      33 examples a step on 2 devices, at most 8 at once on each",
@@ -105,12 +128,23 @@ def test_the_command(bstune):
         "                  is the whole batch's, if each loss is the mean over its examples",
         "learning rate     0.1: the global batch's, whatever the number of devices",
     ]
-    arguments = ("--devices", "64", "--memory-ceiling", "16", "--lr", "0.1", "--reference-batch-size", "256")
+    arguments = (
+        "--devices",
+        "64",
+        "--memory-ceiling",
+        "16",
+        "--lr",
+        "0.1",
+        "--reference-batch-size",
+        "256",
+    )
     out = bstune("plan", "4100", *arguments)[1]
     assert "devices 0 to 3    65 examples each: " in out
     assert "devices 4 to 63   64 examples each: " in out
     assert "learning rate     0.400195 (sqrt from 0.1 at 256): " in out
-    assert any("a micro-batch of 0 examples" in line for line in split_lines(split_batch(3, 2, 1), 1))
+    assert any(
+        "a micro-batch of 0 examples" in line for line in split_lines(split_batch(3, 2, 1), 1)
+    )
 
 
 @pytest.mark.parametrize(
@@ -118,13 +152,22 @@ def test_the_command(bstune):
     [
         ("8 --devices 2", "the following arguments are required: --memory-ceiling"),
         ("x --devices 2 --memory-ceiling 4", "argument B: invalid int value: 'x'"),
-        ("3 --devices 4 --memory-ceiling 4", "error: a batch of 3 leaves some of 4 devices without an example"),
+        (
+            "3 --devices 4 --memory-ceiling 4",
+            "error: a batch of 3 leaves some of 4 devices without an example",
+        ),
         (
             "8 --devices 2 --memory-ceiling 4 --lr inf",
             "error: the learning rate must be a positive number, but got inf",
         ),
-        ("8 --devices 2 --memory-ceiling 4 --reference-batch-size 4", "needs the learning rate that goes with it"),
-        ("8 --devices 2 --memory-ceiling 4 --lr 1 --scaling surge", "--scaling surge needs --noise-scale, in examples"),
+        (
+            "8 --devices 2 --memory-ceiling 4 --reference-batch-size 4",
+            "needs the learning rate that goes with it",
+        ),
+        (
+            "8 --devices 2 --memory-ceiling 4 --lr 1 --scaling surge",
+            "--scaling surge needs --noise-scale, in examples",
+        ),
     ],
 )
 def test_bad_input_ends_in_a_line(bstune, arguments, message):

@@ -34,7 +34,9 @@ from bstune.trial.batches import (
 )
 from bstune.workloads.images import random_crop_flip
 
-IMAGES = torch.randint(0, 256, (20, 3, 8, 6), generator=torch.Generator().manual_seed(1), dtype=torch.uint8)
+IMAGES = torch.randint(
+    0, 256, (20, 3, 8, 6), generator=torch.Generator().manual_seed(1), dtype=torch.uint8
+)
 LABELS = torch.arange(20)
 SCALE = torch.linspace(0.01, 0.03, 3).view(1, 3, 1, 1)
 NORMALISE = Normalisation(SCALE, -100 * SCALE)
@@ -42,7 +44,9 @@ crop = partial(random_crop_flip, padding=2)
 mirror_only = partial(random_crop_flip, padding=0)
 
 
-def train_batches(batch_size=6, micro_batch_size=None, seed=0, images=IMAGES, normalise=NORMALISE, **options):
+def train_batches(
+    batch_size=6, micro_batch_size=None, seed=0, images=IMAGES, normalise=NORMALISE, **options
+):
     labels = torch.arange(len(images), device=images.device)
     options |= {"batch_size": batch_size, "micro_batch_size": micro_batch_size, "seed": seed}
     return TrainBatches(images, labels, normalise=normalise, **options)
@@ -91,9 +95,15 @@ def test_micro_batch_sizes(batch_size, micro_batch_size, sizes):
 
 
 def test_seeded_generators_differ_from_each_other_and_from_the_next_seed():
-    numbers = [torch.rand(1, generator=g).item() for seed in (0, 1) for g in seeded_generators(seed, "cpu", 2)]
+    numbers = [
+        torch.rand(1, generator=g).item()
+        for seed in (0, 1)
+        for g in seeded_generators(seed, "cpu", 2)
+    ]
     assert len(set(numbers)) == 4
-    assert [torch.rand(1, generator=g).item() for g in seeded_generators(0, "cpu", 2)] == numbers[:2]
+    assert [torch.rand(1, generator=g).item() for g in seeded_generators(0, "cpu", 2)] == numbers[
+        :2
+    ]
 
 
 @pytest.mark.parametrize("batch_size", [1, 6, 20])
@@ -101,7 +111,9 @@ def test_train_batches_are_those_of_a_loop_over_examples(batch_size):
     order, _ = seeded_generators(0, "cpu", 2)
     indices = endless_indices(20, batch_size, order)
     for (x, y), index in zip(islice(train_batches(batch_size), 10), indices, strict=False):
-        expected = torch.stack([IMAGES[i].double() * SCALE[0] - 100 * SCALE[0] for i in index.tolist()])
+        expected = torch.stack(
+            [IMAGES[i].double() * SCALE[0] - 100 * SCALE[0] for i in index.tolist()]
+        )
         assert (x.dtype, y.dtype) == (torch.float32, torch.int64)
         torch.testing.assert_close(x.double(), expected, rtol=0, atol=1e-6)
         assert torch.equal(y, LABELS[index])
@@ -119,8 +131,13 @@ def test_micro_batches_are_the_batch_bit_for_bit(micro_batch_size, augment):
 
 
 def test_train_batches_are_a_function_of_the_seed_and_augmentation_keeps_their_order():
-    first, again, other = (list(islice(train_batches(seed=seed, augment=crop), 9)) for seed in (0, 0, 1))
-    assert all(torch.equal(a[0], b[0]) and torch.equal(a[1], b[1]) for a, b in zip(first, again, strict=True))
+    first, again, other = (
+        list(islice(train_batches(seed=seed, augment=crop), 9)) for seed in (0, 0, 1)
+    )
+    assert all(
+        torch.equal(a[0], b[0]) and torch.equal(a[1], b[1])
+        for a, b in zip(first, again, strict=True)
+    )
     assert not any(torch.equal(a[1], b[1]) for a, b in zip(first, other, strict=True))
     plain = list(islice(train_batches(), 9))
     assert all(torch.equal(a[1], b[1]) for a, b in zip(first, plain, strict=True))
@@ -133,12 +150,16 @@ def test_train_batches_have_no_length_and_go_on_at_a_whole_batch():
         len(batches)
     reference = [y for _, y in islice(train_batches(6), 3)]
     assert torch.equal(next(iter(batches))[1], reference[0][:4])
-    assert torch.equal(next(iter(batches))[1], reference[1][:4])  # the rest of the first batch is not repeated
+    assert torch.equal(
+        next(iter(batches))[1], reference[1][:4]
+    )  # the rest of the first batch is not repeated
     assert torch.equal(torch.cat([y for _, y in islice(batches, 2)]), reference[2])
 
 
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.float32])
-@pytest.mark.parametrize(("n", "batch_size", "sizes"), [(20, 8, [8, 8, 4]), (20, 50, [20]), (0, 5, [])])
+@pytest.mark.parametrize(
+    ("n", "batch_size", "sizes"), [(20, 8, [8, 8, 4]), (20, 50, [20]), (0, 5, [])]
+)
 def test_eval_batches_are_all_examples_in_order(n, batch_size, sizes, dtype):
     images = IMAGES[:n].to(dtype)
     batches = EvalBatches(images, LABELS[:n], batch_size=batch_size, normalise=NORMALISE)
@@ -155,7 +176,9 @@ def test_what_is_cut_out_is_the_mean_and_becomes_zero():
     x, _ = next(iter(train_batches(augment=partial(mirror_only, cutout=6))))
     cut = (x - NORMALISE(NORMALISE.mean.round())).abs().amax(dim=1) < 1e-6
     assert cut.flatten(1).sum(1).ge(36).all()
-    torch.testing.assert_close(NORMALISE(NORMALISE.mean.expand(1, 3, 8, 6)), torch.zeros(1, 3, 8, 6))
+    torch.testing.assert_close(
+        NORMALISE(NORMALISE.mean.expand(1, 3, 8, 6)), torch.zeros(1, 3, 8, 6)
+    )
 
 
 # Batches that are made together
@@ -183,9 +206,12 @@ def own_crop(images, generator):
         (9, 4, {"augment": crop, "alternating_flip": True}),
     ],
 )
-def test_batches_made_together_are_those_made_one_by_one(batch_size, micro_batch_size, options, at_once):
+def test_batches_made_together_are_those_made_one_by_one(
+    batch_size, micro_batch_size, options, at_once
+):
     one_by_one, together = (
-        islice(train_batches(batch_size, micro_batch_size, at_once=at, **options), 70) for at in (1, at_once)
+        islice(train_batches(batch_size, micro_batch_size, at_once=at, **options), 70)
+        for at in (1, at_once)
     )
     assert equal(together, one_by_one)
 
@@ -193,7 +219,9 @@ def test_batches_made_together_are_those_made_one_by_one(batch_size, micro_batch
 @pytest.mark.parametrize("remembers", [False, True])
 @pytest.mark.parametrize("done", range(9))
 def test_they_are_resumed_within_a_group(done, remembers):
-    fresh = partial(train_batches, 3, 2, augment=crop, alternating_flip=True, at_once=12)  # four at a time
+    fresh = partial(
+        train_batches, 3, 2, augment=crop, alternating_flip=True, at_once=12
+    )  # four at a time
     whole = list(islice(fresh(), 2 * (done + 9)))
     batches = fresh()
     batches.stream.remembers = remembers
@@ -222,7 +250,9 @@ def test_batches_come_in_the_type_and_the_memory_format_that_are_asked_for():
     half = replace(NORMALISE, dtype=torch.bfloat16, memory_format=torch.channels_last)
     for at_once in (1, 20):
         batches = train_batches(normalise=half, augment=crop, at_once=at_once)
-        for (x, y), (same_x, same_y) in zip(islice(batches, 9), train_batches(augment=crop), strict=False):
+        for (x, y), (same_x, same_y) in zip(
+            islice(batches, 9), train_batches(augment=crop), strict=False
+        ):
             assert x.dtype == torch.bfloat16
             assert x.is_contiguous(memory_format=torch.channels_last)
             assert torch.equal(x, same_x.bfloat16())
@@ -245,7 +275,9 @@ def mirrored(batches, epochs):
     return seen.gather(1, labels.argsort(dim=1))
 
 
-@pytest.mark.parametrize(("batch_size", "augment"), [(1, None), (7, mirror_only), (50, None), (101, mirror_only)])
+@pytest.mark.parametrize(
+    ("batch_size", "augment"), [(1, None), (7, mirror_only), (50, None), (101, mirror_only)]
+)
 def test_an_image_is_mirrored_every_other_time(batch_size, augment):
     seen = mirrored(arrows(batch_size, augment=augment), 5)
     assert (seen[:-1] ^ seen[1:]).all()
@@ -260,7 +292,9 @@ def test_which_are_mirrored_first_is_a_function_of_the_seed_and_of_nothing_else(
     assert torch.equal(first[0], first[2])
     assert not torch.equal(first[0], mirrored(arrows(50, seed=1), 3))
     # The order, what is cropped and what is cut out stay those of the same seed without it.
-    for (_, y), (_, other) in islice(zip(arrows(50), arrows(50, alternating_flip=False), strict=False), 9):
+    for (_, y), (_, other) in islice(
+        zip(arrows(50), arrows(50, alternating_flip=False), strict=False), 9
+    ):
         assert torch.equal(y, other)
 
 
@@ -279,13 +313,17 @@ def integers(examples):
 
 def loader(**options):
     size = {} if "batch_sampler" in options else {"batch_size": 4}
-    return DataLoader(TensorDataset(torch.arange(10)), **(size | {"collate_fn": integers} | options))
+    return DataLoader(
+        TensorDataset(torch.arange(10)), **(size | {"collate_fn": integers} | options)
+    )
 
 
 @pytest.mark.parametrize(
     ("batch_size", "micro_batch_size", "shuffle"), [(3, None, False), (7, 3, True), (10, 10, True)]
 )
-def test_rebatch_gives_epochs_of_an_endless_stream_of_the_same_data(batch_size, micro_batch_size, shuffle):
+def test_rebatch_gives_epochs_of_an_endless_stream_of_the_same_data(
+    batch_size, micro_batch_size, shuffle
+):
     result = rebatch(loader(shuffle=shuffle, drop_last=True), batch_size, micro_batch_size, seed=5)
     sizes = micro_batch_sizes(batch_size, micro_batch_size)
     assert len(result) == len(list(result)) == 10 // batch_size * len(sizes)
@@ -294,10 +332,14 @@ def test_rebatch_gives_epochs_of_an_endless_stream_of_the_same_data(batch_size, 
     assert [len(item) for item in items] == list(sizes) * 10
     stream = [value for item in items for value in item]
     assert all(sorted(stream[k : k + 10]) == list(range(10)) for k in range(0, len(stream) - 9, 10))
-    again = islice(endless(rebatch(loader(shuffle=shuffle), batch_size, micro_batch_size, seed=5)), len(items))
+    again = islice(
+        endless(rebatch(loader(shuffle=shuffle), batch_size, micro_batch_size, seed=5)), len(items)
+    )
     assert list(again) == items
     half = rebatch(loader(), 5, None, seed=0)
-    assert sorted(next(iter(half)) + next(iter(half))) == list(range(10))  # goes on where the last iterator left off
+    assert sorted(next(iter(half)) + next(iter(half))) == list(
+        range(10)
+    )  # goes on where the last iterator left off
 
 
 def of_subset(epoch):
@@ -313,9 +355,19 @@ def distinct(epoch):
     [
         (SubsetRandomSampler([7, 2, 5]), 3, of_subset, {2: 1 / 3, 5: 1 / 3, 7: 1 / 3}),
         (SubsetRandomSampler(np.array([7, 2, 5])), 3, of_subset, {2: 1 / 3, 5: 1 / 3, 7: 1 / 3}),
-        (WeightedRandomSampler([0, 1, 0, 3, 0, 0, 0, 0, 0, 0], 6), 6, lambda epoch: True, {1: 0.25, 3: 0.75}),
+        (
+            WeightedRandomSampler([0, 1, 0, 3, 0, 0, 0, 0, 0, 0], 6),
+            6,
+            lambda epoch: True,
+            {1: 0.25, 3: 0.75},
+        ),
         (WeightedRandomSampler([1, 1, 1, 9] + [0] * 6, 3, replacement=False), 3, distinct, None),
-        (RandomSampler(range(10), replacement=True), 10, lambda epoch: True, dict.fromkeys(range(10), 0.1)),
+        (
+            RandomSampler(range(10), replacement=True),
+            10,
+            lambda epoch: True,
+            dict.fromkeys(range(10), 0.1),
+        ),
         (RandomSampler(range(10), num_samples=5), 5, distinct, dict.fromkeys(range(10), 0.1)),
         (RandomSampler(range(10), num_samples=15), 15, lambda epoch: distinct(epoch[:10]), None),
         (RandomSampler(range(4)), 4, distinct, dict.fromkeys(range(4), 0.25)),
@@ -324,7 +376,11 @@ def distinct(epoch):
 )
 @pytest.mark.parametrize("in_batches", [False, True])
 def test_rebatch_draws_what_the_loaders_own_sampler_draws(in_batches, sampler, n, right, shares):
-    source = loader(batch_sampler=BatchSampler(sampler, 4, False)) if in_batches else loader(sampler=sampler)
+    source = (
+        loader(batch_sampler=BatchSampler(sampler, 4, False))
+        if in_batches
+        else loader(sampler=sampler)
+    )
     assert epoch_length(source) == n
     result = rebatch(source, 2, None, seed=5)
     assert len(result) == n // 2
@@ -333,7 +389,9 @@ def test_rebatch_draws_what_the_loaders_own_sampler_draws(in_batches, sampler, n
     assert all(map(right, epochs))
     assert len({tuple(epoch) for epoch in epochs}) > 5, "each epoch is drawn anew"
     for value, share in (shares or {}).items():
-        assert drawn.count(value) / len(drawn) == pytest.approx(share, abs=0.04)  # 3 standard errors at most
+        assert drawn.count(value) / len(drawn) == pytest.approx(
+            share, abs=0.04
+        )  # 3 standard errors at most
     assert shares is None or set(drawn) == set(shares)
     resumed = rebatch(source, 2, None, seed=5)
     stream_of(resumed).resume(stream_of(result).position(1500))
@@ -342,10 +400,23 @@ def test_rebatch_draws_what_the_loaders_own_sampler_draws(in_batches, sampler, n
 
 
 def test_rebatch_keeps_the_loaders_options():
-    options = {"num_workers": 2, "timeout": 3.0, "worker_init_fn": print, "prefetch_factor": 5, "in_order": False}
+    options = {
+        "num_workers": 2,
+        "timeout": 3.0,
+        "worker_init_fn": print,
+        "prefetch_factor": 5,
+        "in_order": False,
+    }
     source = loader(**options, persistent_workers=True, multiprocessing_context="fork")
     result = rebatch(source, 5, None, seed=0)
-    for name in (*options, "persistent_workers", "multiprocessing_context", "collate_fn", "pin_memory", "dataset"):
+    for name in (
+        *options,
+        "persistent_workers",
+        "multiprocessing_context",
+        "collate_fn",
+        "pin_memory",
+        "dataset",
+    ):
         assert getattr(result, name) == getattr(source, name), name
 
 
@@ -374,11 +445,20 @@ class OwnIterator(DataLoader):
         (DataLoader(Stream()), "Stream, is iterable"),
         (DataLoader(NoLength(), sampler=[0, 1]), "NoLength, has no length"),
         (OwnIterator([1, 2]), "OwnIterator has an __iter__ of its own"),
-        (DataLoader([1, 2], batch_size=None), r"no batch size of its own \(batch_sampler is NoneType\)"),
+        (
+            DataLoader([1, 2], batch_size=None),
+            r"no batch size of its own \(batch_sampler is NoneType\)",
+        ),
         (DataLoader([1, 2], batch_sampler=[[0], [1]]), "batch_sampler is list"),
-        (loader(sampler=OwnWeights([1.0] * 10, 10)), "its sampler, OwnWeights, is not one of torch's"),
+        (
+            loader(sampler=OwnWeights([1.0] * 10, 10)),
+            "its sampler, OwnWeights, is not one of torch's",
+        ),
         (loader(sampler=[0, 1, 2]), "its sampler, list, is not one of torch's"),
-        (loader(batch_sampler=BatchSampler([0, 1, 2], 2, False)), "its sampler, list, is not one of torch's"),
+        (
+            loader(batch_sampler=BatchSampler([0, 1, 2], 2, False)),
+            "its sampler, list, is not one of torch's",
+        ),
     ],
 )
 def test_rebatch_refuses(source, text):
@@ -390,11 +470,15 @@ def test_rebatch_refuses(source, text):
 
 
 def noisy(examples):
-    return [float(x) + random.random() + np.random.randn() + torch.rand(()).item() for (x,) in examples]
+    return [
+        float(x) + random.random() + np.random.randn() + torch.rand(()).item() for (x,) in examples
+    ]
 
 
 @pytest.mark.parametrize(("done", "micro_batch_size"), [(0, 4), (1, None), (7, 4)])
-def test_a_loader_is_resumed_with_what_reading_draws_from_python_numpy_and_torch(done, micro_batch_size):
+def test_a_loader_is_resumed_with_what_reading_draws_from_python_numpy_and_torch(
+    done, micro_batch_size
+):
     def fresh():
         for seed in (random.seed, np.random.seed, torch.manual_seed):
             seed(0)
@@ -432,9 +516,13 @@ def test_a_position_that_is_past_is_refused():
     stream = train_batches(augment=crop).stream
     list(islice(stream, 3))
     assert stream.position(3)["batches"] == 3
-    with pytest.raises(ValueError, match="the position after 2 batches is not remembered: 3 are drawn"):
+    with pytest.raises(
+        ValueError, match="the position after 2 batches is not remembered: 3 are drawn"
+    ):
         stream.position(2)
-    with pytest.raises(ValueError, match="only a fresh stream can be resumed, but 3 batches are drawn"):
+    with pytest.raises(
+        ValueError, match="only a fresh stream can be resumed, but 3 batches are drawn"
+    ):
         stream.resume(stream.position(3))
 
 
@@ -451,4 +539,6 @@ def test_cuda_batches_never_wait_for_the_device():
     finally:
         torch.cuda.set_sync_debug_mode("default")
     assert {x.device.type for x, _ in batches} == {"cuda"}
-    assert all(torch.equal(a[0], b[0]) for a, b in zip(batches, islice(fresh(), 1, 30), strict=True))
+    assert all(
+        torch.equal(a[0], b[0]) for a, b in zip(batches, islice(fresh(), 1, 30), strict=True)
+    )

@@ -24,7 +24,11 @@ from bstune.workloads.averaging import RunningWeightAverage
     [
         ({8: 0.0, 16: 0.0, 32: 0.02}, 0.01, 16 * math.sqrt(2)),  # half of the way over log B
         ({8: 0.0, 16: -0.5, 32: 0.01}, 0.01, None),  # at the tolerance nothing is lost
-        ({8: 0.0, 16: math.inf, 32: 0.0}, 0.01, 8),  # the first size that loses counts, whatever comes later
+        (
+            {8: 0.0, 16: math.inf, 32: 0.0},
+            0.01,
+            8,
+        ),  # the first size that loses counts, whatever comes later
         ({8: 0.0, 16: 0.04, 32: 0.0}, 0.01, 8 * 2**0.25),
     ],
 )
@@ -42,7 +46,9 @@ def test_the_largest_batch_over_seeds():
     assert math.log2(found.high / 64) == pytest.approx(2.92 / math.sqrt(3), abs=1e-3)
     assert found.low * found.high == pytest.approx(64**2)
     nothing = {8: 0.0, 16: 0.0}
-    assert largest_batch([nothing, nothing], 0.01, 0.9) == LargestBatch(pytest.approx(16), pytest.approx(16), None, 2)
+    assert largest_batch([nothing, nothing], 0.01, 0.9) == LargestBatch(
+        pytest.approx(16), pytest.approx(16), None, 2
+    )
     assert largest_batch([nothing], 0.01, 0.9) == LargestBatch(pytest.approx(16), None, None, 1)
 
 
@@ -66,7 +72,9 @@ def run_until(path, build, steps):
     """Train as a user does, and write a checkpoint."""
     torch.manual_seed(0)
     module = build(make_spec(8, 0.05))
-    quiet = dict.fromkeys(("enable_progress_bar", "enable_model_summary", "enable_checkpointing", "logger"), False)
+    quiet = dict.fromkeys(
+        ("enable_progress_bar", "enable_model_summary", "enable_checkpointing", "logger"), False
+    )
     trainer = Trainer(accelerator="cpu", max_steps=steps, limit_val_batches=0, **quiet)
     trainer.fit(module, stream(make_spec(8, seed=9)), validation())
     trainer.save_checkpoint(path)
@@ -74,7 +82,9 @@ def run_until(path, build, steps):
 
 
 def evaluated(module):
-    trainer = Trainer(accelerator="cpu", logger=False, enable_progress_bar=False, enable_checkpointing=False)
+    trainer = Trainer(
+        accelerator="cpu", logger=False, enable_progress_bar=False, enable_checkpointing=False
+    )
     return trainer.validate(module, validation(), verbose=False)[0]["val/loss"]
 
 
@@ -84,7 +94,9 @@ def halving(optimizer):
 
 @pytest.mark.parametrize("optimizer", [momentum, torch.optim.AdamW])
 @pytest.mark.parametrize(("batch_size", "exponent"), [(8, 0.5), (16, 0.5), (20, 1.0)])
-def test_a_branch_goes_on_from_weights_optimizer_and_rate(optimizer, batch_size, exponent, tmp_path):
+def test_a_branch_goes_on_from_weights_optimizer_and_rate(
+    optimizer, batch_size, exponent, tmp_path
+):
     path, modules = tmp_path / "run.ckpt", []
     build = partial(learner, optimizer=optimizer, schedule=halving)
     module, trainer = run_until(path, build, 12)
@@ -92,7 +104,14 @@ def test_a_branch_goes_on_from_weights_optimizer_and_rate(optimizer, batch_size,
     own = make_spec(8, 0.05, seed=3)
     protocol = learning_protocol(7, micro_batch_size=None)
     record, start = branch(
-        workload_of(kept(modules, build)), protocol, path, checkpoint, own, batch_size, 100, exponent
+        workload_of(kept(modules, build)),
+        protocol,
+        path,
+        checkpoint,
+        own,
+        batch_size,
+        100,
+        exponent,
     )
     assert record.steps == round(100 / batch_size)
     assert record.status == "censored"
@@ -124,7 +143,10 @@ def test_averaged_weights_and_their_steps_go_on(micro, tmp_path):
         record, start = branch(workload, protocol, path, checkpoint, make_spec(8), size, 400, 0.5)
         values.append(record.history[-1][1])
         assert modules[-1].trainer.global_step == 40 + record.steps
-        assert any(isinstance(one, WeightAveraging | RunningWeightAverage) for one in modules[-1].trainer.callbacks)
+        assert any(
+            isinstance(one, WeightAveraging | RunningWeightAverage)
+            for one in modules[-1].trainer.callbacks
+        )
     assert all(value < 0.98 * start for value in values)  # as the average moves on
 
 
@@ -144,10 +166,15 @@ def test_nothing_ends_a_branch_early(tmp_path):
 
     def go_on(stopping):
         build = partial(learner, callbacks=[stopping])
-        return branch(workload_of(build), learning_protocol(), path, checkpoint, make_spec(8), 8, 40, 0.5)[0].steps
+        return branch(
+            workload_of(build), learning_protocol(), path, checkpoint, make_spec(8), 8, 40, 0.5
+        )[0].steps
 
     assert go_on(partial(Impatient, "val/loss")) == 5  # it is left out
-    with pytest.raises(ConfigError, match=r"a branch at batch size 8 ended after 1 of its 5 steps: .*by the module or"):
+    with pytest.raises(
+        ConfigError,
+        match=r"a branch at batch size 8 ended after 1 of its 5 steps: .*by the module or",
+    ):
         go_on(Stopping)
 
 
@@ -157,17 +184,35 @@ def test_nothing_ends_a_branch_early(tmp_path):
 @pytest.mark.parametrize(
     ("spoil", "message"),
     [
-        (lambda c: c.pop("optimizer_states"), "it lacks an optimizer's state, as one that is saved with weights alone"),
+        (
+            lambda c: c.pop("optimizer_states"),
+            "it lacks an optimizer's state, as one that is saved with weights alone",
+        ),
         (lambda c: c.pop("state_dict"), "it lacks weights"),
-        (lambda c: c["state_dict"].pop("model.1.bias"), r"of another workload: model.1.bias is no such weight in it"),
-        (lambda c: c["state_dict"].update(more=torch.zeros(2)), r"more is one of \(2,\) in it, and no such weight in"),
+        (
+            lambda c: c["state_dict"].pop("model.1.bias"),
+            r"of another workload: model.1.bias is no such weight in it",
+        ),
+        (
+            lambda c: c["state_dict"].update(more=torch.zeros(2)),
+            r"more is one of \(2,\) in it, and no such weight in",
+        ),
         (
             lambda c: c["state_dict"].update({"model.1.bias": torch.zeros(3)}),
             r"one of \(3,\) in it, and one of \(16,\)",
         ),
-        (lambda c: c["optimizer_states"][0]["param_groups"].append({"params": []}), "its optimizer's state is not one"),
-        (lambda c: c["optimizer_states"].append({}), "it has 2 optimizers' states, and Classifier 1"),
-        (lambda c: c.update(own=Workload), "holds more than plain data.*--trusted reads it all the same"),
+        (
+            lambda c: c["optimizer_states"][0]["param_groups"].append({"params": []}),
+            "its optimizer's state is not one",
+        ),
+        (
+            lambda c: c["optimizer_states"].append({}),
+            "it has 2 optimizers' states, and Classifier 1",
+        ),
+        (
+            lambda c: c.update(own=Workload),
+            "holds more than plain data.*--trusted reads it all the same",
+        ),
     ],
 )
 def test_a_checkpoint_of_another_workload_is_refused(spoil, message, tmp_path):
@@ -201,7 +246,9 @@ def test_the_verb_reports_the_largest_batch_size(run, tmp_path):
     from bstune.trial.workload import load
 
     workload, protocol = load(compose_checked(["workload=digits", "mlflow.enabled=false"]))
-    quiet = dict.fromkeys(("enable_progress_bar", "enable_model_summary", "enable_checkpointing", "logger"), False)
+    quiet = dict.fromkeys(
+        ("enable_progress_bar", "enable_model_summary", "enable_checkpointing", "logger"), False
+    )
     _, trainer = fit(workload, make_spec(16, 0.2), protocol, 30, **quiet)
     trainer.save_checkpoint(tmp_path / "run.ckpt")
     arguments = ("run.ckpt", *OWN, "--examples", 1001, "--seeds", "0,1", "--json", "found.json")
@@ -212,15 +259,24 @@ def test_the_verb_reports_the_largest_batch_size(run, tmp_path):
         (seed, size, steps) for seed in (0, 1) for size, steps in ((16, 78), (64, 20), (250, 5))
     ]
     assert found["examples"] == 1250  # whole batches of the largest
-    by_seed = [{one["batch_size"]: one["value"] for one in found["branches"] if one["seed"] == seed} for seed in (0, 1)]
+    by_seed = [
+        {one["batch_size"]: one["value"] for one in found["branches"] if one["seed"] == seed}
+        for seed in (0, 1)
+    ]
     losses = [{size: value - values[16] for size, value in values.items()} for values in by_seed]
     largest = largest_batch(losses, 0.01, 0.9)
     assert found["largest"]["batch_size"] == largest.batch_size < 250
-    assert f"LARGEST   batch size {largest.batch_size:.0f} loses at most 0.01 of val/loss against 16 (90%: " in out
-    status, out, err = run("run.ckpt", *OWN, "workload.module.model.hidden=[64]", "--examples", 1000)
+    assert (
+        f"LARGEST   batch size {largest.batch_size:.0f} loses at most 0.01 of val/loss against 16 (90%: "
+        in out
+    )
+    status, out, err = run(
+        "run.ckpt", *OWN, "workload.module.model.hidden=[64]", "--examples", 1000
+    )
     assert status == 2
     assert (
-        "error: run.ckpt is of another workload: model.1.weight is one of (128, 64) in it, and one of (64, 64)" in err
+        "error: run.ckpt is of another workload: model.1.weight is one of (128, 64) in it, and one of (64, 64)"
+        in err
     )
 
 
@@ -230,10 +286,21 @@ def test_the_verb_reports_the_largest_batch_size(run, tmp_path):
         (("gone.ckpt", *OWN, "--examples", 100), "there is no checkpoint gone.ckpt"),
         (("text.ckpt", *OWN, "--examples", 100), "text.ckpt"),
         (
-            ("text.ckpt", "--batch-size", 16, "workload=replay", "workload.table=fashion_mlp", "--examples", 9),
+            (
+                "text.ckpt",
+                "--batch-size",
+                16,
+                "workload=replay",
+                "workload.table=fashion_mlp",
+                "--examples",
+                9,
+            ),
             "recorded",
         ),
-        (("text.ckpt", *OWN, "--examples", 100, "batch_schedule=doubling"), "leave out batch_schedule=..."),
+        (
+            ("text.ckpt", *OWN, "--examples", 100, "batch_schedule=doubling"),
+            "leave out batch_schedule=...",
+        ),
         (
             ("text.ckpt", *OWN, "--examples", 100, "scaling.weight_decay_half_life=1e5"),
             "weight_decay_half_life would not",
@@ -250,24 +317,41 @@ def test_the_verb_reports_the_largest_batch_size(run, tmp_path):
             "batch size 2000 is larger than the training data, 1200",
         ),
         (("run.ckpt", *OWN, "--examples", 99999, SIZES, 16), "--batch-sizes=16 is the run's own"),
-        (("run.ckpt", *OWN, "--examples", 99999, SIZES, 8), "--batch-sizes must be over the run's own"),
+        (
+            ("run.ckpt", *OWN, "--examples", 99999, SIZES, 8),
+            "--batch-sizes must be over the run's own",
+        ),
         (
             ("run.ckpt", "--batch-size", 800, "workload=digits", "--examples", 99999),
             "batch size 1600 is larger than the training data, 1200 examples: give --batch-sizes of at most 1200",
         ),
-        (("text.ckpt", *OWN, "--examples", 0), "--examples: takes an integer from 1 to 1e+15, but got '0'"),
+        (
+            ("text.ckpt", *OWN, "--examples", 0),
+            "--examples: takes an integer from 1 to 1e+15, but got '0'",
+        ),
         (
             ("text.ckpt", *OWN, "--examples", "many"),
             "argument --examples: takes an integer from 1 to 1e+15, but got 'many'",
         ),
-        (("text.ckpt", "--batch-size", 0, "--examples", 9), "--batch-size: takes an integer from 1 to 1e+15, but got"),
-        (("text.ckpt", *OWN, "--examples", 9, "--tolerance", "nan"), "--tolerance: takes a number from 0 to 1e+15"),
-        (("text.ckpt", *OWN, "--examples", 9, "--lr-exponent", "nan"), "--lr-exponent: takes a number from -2 to 2"),
+        (
+            ("text.ckpt", "--batch-size", 0, "--examples", 9),
+            "--batch-size: takes an integer from 1 to 1e+15, but got",
+        ),
+        (
+            ("text.ckpt", *OWN, "--examples", 9, "--tolerance", "nan"),
+            "--tolerance: takes a number from 0 to 1e+15",
+        ),
+        (
+            ("text.ckpt", *OWN, "--examples", 9, "--lr-exponent", "nan"),
+            "--lr-exponent: takes a number from -2 to 2",
+        ),
     ],
 )
 def test_what_cannot_be_branched_ends_in_a_line(arguments, message, run, tmp_path):
     (tmp_path / "text.ckpt").write_text("no checkpoint")
-    torch.save({"state_dict": {"weight": torch.zeros(1)}, "optimizer_states": [{}]}, tmp_path / "run.ckpt")
+    torch.save(
+        {"state_dict": {"weight": torch.zeros(1)}, "optimizer_states": [{}]}, tmp_path / "run.ckpt"
+    )
     status, _, err = run(*arguments)
     assert status == 2
     assert message in err

@@ -38,8 +38,15 @@ def studies(tmp_path_factory):
         patch.chdir(folder)
         patch.delenv("MLFLOW_TRACKING_URI", raising=False)
         for table in TABLES:
-            arguments = ("workload=replay", f"workload.table={table}", f"study={table}", "search.trials=16")
-            patch.setattr(sys, "argv", ["bstune", *arguments, "sampler=random", "search.replicates=1"])
+            arguments = (
+                "workload=replay",
+                f"workload.table={table}",
+                f"study={table}",
+                "search.trials=16",
+            )
+            patch.setattr(
+                sys, "argv", ["bstune", *arguments, "sampler=random", "search.replicates=1"]
+            )
             with contextlib.redirect_stdout(io.StringIO()) as out:
                 assert main() == 0
             printed += [word for word in out.getvalue().split() if "/#/experiments/" in word]
@@ -48,13 +55,21 @@ def studies(tmp_path_factory):
         yield address, printed[0].partition("/#")[2], folder
 
 
-def test_the_view_that_a_study_prints_shows_the_curves_over_each_other_on_log_axes(studies, tmp_path):
+def test_the_view_that_a_study_prints_shows_the_curves_over_each_other_on_log_axes(
+    studies, tmp_path
+):
     address, page, _ = studies
     with opened_browser(tmp_path / "profile", 1280, 1000) as driver:
         driver.get(f"{address}/#{page}")
-        charts = awaited(driver, CHARTS, lambda found: sum(len(chart["drawn"]) for chart in found) >= 4 * len(TABLES))
+        charts = awaited(
+            driver,
+            CHARTS,
+            lambda found: sum(len(chart["drawn"]) for chart in found) >= 4 * len(TABLES),
+        )
         drawn = {chart["title"]: chart["drawn"] for chart in charts}
-        assert {*drawn} == {f"curve/{name}_to_target{fit}" for name in ("steps", "time") for fit in ("", "_fit")}
+        assert {*drawn} == {
+            f"curve/{name}_to_target{fit}" for name in ("steps", "time") for fit in ("", "_fit")
+        }
         for chart in charts:
             assert chart["axes"] == ["log", "log"]
             assert sorted(name.removeprefix("replay-") for name in chart["drawn"]) == sorted(TABLES)
@@ -74,9 +89,14 @@ def test_a_studys_run_shows_the_answer_and_the_figure(studies, tmp_path):
         assert "CRITICAL" in note
         picture = "return [...document.images].find(image => image.src.includes('curve.png'))?.naturalWidth"
         assert awaited(driver, picture) >= 900
-        link = 'return [...document.links].find(link => link.innerText == "the study\'s trials").href'
+        link = (
+            'return [...document.links].find(link => link.innerText == "the study\'s trials").href'
+        )
         driver.get(driver.execute_script(link))
-        assert awaited(driver, "return [...document.links].some(link => /^B [0-9,]+ · lr /.test(link.innerText))")
+        assert awaited(
+            driver,
+            "return [...document.links].some(link => /^B [0-9,]+ · lr /.test(link.innerText))",
+        )
 
 
 def test_the_report_opens_offline_without_errors_at_any_width(studies, tmp_path):
@@ -89,8 +109,12 @@ def test_the_report_opens_offline_without_errors_at_any_width(studies, tmp_path)
             resize(driver, width, 900)
             driver.get(report.as_uri())
             undrawn = "document.querySelectorAll('figure.chart:not(:has(svg.main-svg))').length"
-            assert awaited(driver, f"return document.querySelectorAll('svg.main-svg').length > 4 && !{undrawn}")
-            asked = driver.execute_script("return performance.getEntriesByType('resource').map(entry => entry.name)")
+            assert awaited(
+                driver, f"return document.querySelectorAll('svg.main-svg').length > 4 && !{undrawn}"
+            )
+            asked = driver.execute_script(
+                "return performance.getEntriesByType('resource').map(entry => entry.name)"
+            )
             assert [name for name in asked if not name.startswith(("data:", "blob:"))] == []
             assert errors(driver) == []
             assert driver.execute_script("return document.documentElement.scrollWidth") <= width

@@ -46,7 +46,9 @@ SPEC = make_spec(8, 0.05, 4, number=1)
 
 # What is trained
 
-triangle = partial(piecewise_linear, total_steps=STEPS, knots=(0.0, 0.4, 1.0), factors=(0.0, 1.0, 0.0))
+triangle = partial(
+    piecewise_linear, total_steps=STEPS, knots=(0.0, 0.4, 1.0), factors=(0.0, 1.0, 0.0)
+)
 dropout = partial(nn.Dropout, 0.4)
 batch_norm = partial(nn.BatchNorm1d, 16)
 lookahead = partial(Lookahead, STEPS, every=4, decay=0.9, power=1.0)
@@ -54,7 +56,11 @@ groups = partial(
     parameter_groups,
     weight_decay=0.01,
     batch_size=8,
-    kinds={"norm_bias": {"rate": 8.0}, "head": {"examples": 200}, "rest": {"examples": 300, "fade": True}},
+    kinds={
+        "norm_bias": {"rate": 8.0},
+        "head": {"examples": 200},
+        "rest": {"examples": 300, "fade": True},
+    },
 )
 
 
@@ -76,7 +82,9 @@ class Overflows(Classifier):
     """Some batches' gradients overflow, so that a gradient scaler skips their steps."""
 
     def training_step(self, batch, batch_idx):
-        return super().training_step(batch, batch_idx) * (torch.inf if batch_idx % 9 in (3, 4) else 1.0)
+        return super().training_step(batch, batch_idx) * (
+            torch.inf if batch_idx % 9 in (3, 4) else 1.0
+        )
 
 
 class Unfreezing(Classifier):
@@ -147,14 +155,25 @@ class Foreign(LightningDataModule):
 
 def shuffled_validation():
     """Evaluating it draws random numbers."""
-    return DataLoader(TensorDataset(NORMALISE(VALIDATION[0]), VALIDATION[1]), batch_size=8, shuffle=True)
+    return DataLoader(
+        TensorDataset(NORMALISE(VALIDATION[0]), VALIDATION[1]), batch_size=8, shuffle=True
+    )
 
 
-def chain(folder, limits, spec=SPEC, protocol=learning_protocol, clock=lambda: TrialClock(FakeTime()), **options):
+def chain(
+    folder,
+    limits,
+    spec=SPEC,
+    protocol=learning_protocol,
+    clock=lambda: TrialClock(FakeTime()),
+    **options,
+):
     """Train in parts that end at ``limits``, the last one at the budget; return all records and the last module."""
     records, stopped = [], None
     for part, limit in enumerate([*limits, None]):
-        part_spec = replace(spec, number=part, max_steps=limit, resumed_from=part - 1 if part else None)
+        part_spec = replace(
+            spec, number=part, max_steps=limit, resumed_from=part - 1 if part else None
+        )
         torch.rand(part)  # what was drawn before does not matter
         files = {"state": folder / f"{part}.state", "resume": stopped}
         record, module = train(part_spec, protocol(), clock=clock(), **files, **options)
@@ -167,10 +186,16 @@ def chain(folder, limits, spec=SPEC, protocol=learning_protocol, clock=lambda: T
 
 def assert_same(continued, module, whole, reference, limits):
     """Forced evaluations aside, the last record of a chain is the uninterrupted trial's; so are the weights."""
-    assert (continued.status, continued.steps, continued.examples) == (whole.status, whole.steps, whole.examples)
+    assert (continued.status, continued.steps, continued.examples) == (
+        whole.status,
+        whole.steps,
+        whole.examples,
+    )
     due = dict(whole.history)
     assert [pair for pair in continued.history if pair[0] in due] == list(whole.history)
-    assert {step for step, _ in continued.history} == due.keys() | {n for n in limits if n < whole.steps}
+    assert {step for step, _ in continued.history} == due.keys() | {
+        n for n in limits if n < whole.steps
+    }
     assert [step for step, _ in continued.history] == sorted(step for step, _ in continued.history)
     assert same_weights(module, reference)
 
@@ -184,10 +209,15 @@ CASES = {
     "groups": {"build": partial(learner, layers=[batch_norm], optimizer=momentum, groups=groups)},
     "lookahead": {
         "build": partial(
-            learner, layers=[batch_norm], callbacks=[lookahead], average=partial(ExponentialMovingAverage, 0.9, 5)
+            learner,
+            layers=[batch_norm],
+            callbacks=[lookahead],
+            average=partial(ExponentialMovingAverage, 0.9, 5),
         )
     },
-    "alternating flip": {"batches": partial(stream, augment=partial(flip, cutout=1), alternating_flip=True)},
+    "alternating flip": {
+        "batches": partial(stream, augment=partial(flip, cutout=1), alternating_flip=True)
+    },
     "loader, micro-batches": {"batches": noisy, "build": partial(learner, layers=[dropout])},
     "scaler": {"build": partial(learner, kind=Overflows, optimizer=momentum)},
     "foreign project": {
@@ -213,7 +243,9 @@ CASES = {
 def protocol_of(case, every=None):
     """Return the protocol of one trial of a case: a gradient scaler has a state."""
     trainer = gradient_scaler(growth_interval=3, init_scale=64.0) if case == "scaler" else TRAINER
-    return learning_protocol(micro_batch_size=MICRO_BATCHES.get(case), noise_scale_every=every, trainer=trainer)
+    return learning_protocol(
+        micro_batch_size=MICRO_BATCHES.get(case), noise_scale_every=every, trainer=trainer
+    )
 
 
 QUICK = (("plain", None), ("everything", 5), ("foreign project", 5), ("unfrozen layers", None))
@@ -221,7 +253,14 @@ QUICK = (("plain", None), ("everything", 5), ("foreign project", 5), ("unfrozen 
 
 @pytest.mark.parametrize(
     ("case", "every"),
-    [*QUICK, *(pytest.param(case, 5, marks=pytest.mark.slow) for case in CASES if (case, 5) not in QUICK)],
+    [
+        *QUICK,
+        *(
+            pytest.param(case, 5, marks=pytest.mark.slow)
+            for case in CASES
+            if (case, 5) not in QUICK
+        ),
+    ],
 )
 def test_a_trial_that_goes_on_is_the_uninterrupted_one_bit_for_bit(case, every, tmp_path):
     """Nor does measuring the noise scale change it; the measurements go on as well."""
@@ -250,11 +289,17 @@ def test_a_state_without_measurements_is_taken_up(stopped):
 @pytest.mark.parametrize("limits", [(37,), (3, 4, 5, 33, 34, 35, 42, 43)])
 def test_steps_to_target_do_not_depend_on_where_a_trial_was_stopped(limits, tmp_path):
     protocol = learning_protocol(300, target=Target("val/loss", 0.45, "min"))
-    spec, build, path = replace(SPEC, lr=0.01), partial(learner, optimizer=momentum), tmp_path / "weights.ckpt"
+    spec, build, path = (
+        replace(SPEC, lr=0.01),
+        partial(learner, optimizer=momentum),
+        tmp_path / "weights.ckpt",
+    )
     whole, reference = train(spec, protocol, build)
     assert whole.status == "reached"
     assert max(limits) < whole.steps_low
-    records, module = chain(tmp_path, limits, spec, protocol=lambda: protocol, build=build, checkpoint=path)
+    records, module = chain(
+        tmp_path, limits, spec, protocol=lambda: protocol, build=build, checkpoint=path
+    )
     assert_same(records[-1], module, whole, reference, limits)
     assert (records[-1].status, records[-1].steps_low) == ("reached", whole.steps_low)
     saved = torch.load(path, weights_only=True)["state_dict"].values()
@@ -265,7 +310,12 @@ def test_steps_to_target_do_not_depend_on_where_a_trial_was_stopped(limits, tmp_
 def test_on_cuda_its_generators_go_on_too(tmp_path):
     def batches(spec, micro_batch_size):
         norm = Normalisation(NORMALISE.scale.cuda(), NORMALISE.shift.cuda())
-        options = {"batch_size": 8, "micro_batch_size": micro_batch_size, "seed": spec.seed, "augment": flip}
+        options = {
+            "batch_size": 8,
+            "micro_batch_size": micro_batch_size,
+            "seed": spec.seed,
+            "augment": flip,
+        }
         return TrainBatches(IMAGES.cuda(), LABELS.cuda(), **options, normalise=norm)
 
     options = {"batches": batches, "build": CASES["everything"]["build"]}
@@ -299,7 +349,9 @@ def test_an_evaluation_at_the_limit_can_reach_the_target_and_leaves_no_state(tmp
 
 def test_a_limit_leaves_at_least_a_step(stopped):
     for limit in (10, 20):
-        with pytest.raises(ConfigError, match=f"a trial that has 20 steps cannot be trained until step {limit}"):
+        with pytest.raises(
+            ConfigError, match=f"a trial that has 20 steps cannot be trained until step {limit}"
+        ):
             resume(stopped, max_steps=limit)
 
 
@@ -351,7 +403,10 @@ def test_only_a_trial_out_of_steps_leaves_a_state(how, status, tmp_path, monkeyp
 
 def test_only_batches_that_know_their_place_can_be_stopped(tmp_path):
     for blank in (DataLoader([1, 2]), []):
-        with pytest.raises(ConfigError, match=f"batches from {type(blank).__name__} cannot be stopped to go on later"):
+        with pytest.raises(
+            ConfigError,
+            match=f"batches from {type(blank).__name__} cannot be stopped to go on later",
+        ):
             train(SPEC, batches=lambda spec, micro_batch_size: blank, state=tmp_path / "1.state")  # noqa: B023
 
 
@@ -359,7 +414,10 @@ def test_evaluations_do_not_change_the_training():
     """However often it evaluates, and whatever random numbers that takes."""
     options = {"build": partial(learner, layers=[dropout]), "evaluated": shuffled_validation}
     schedules = (SCHEDULE, EvaluationSchedule(9, 1, 1, 1.5))
-    modules = [train(SPEC, learning_protocol(evaluation_schedule=schedule), **options)[1] for schedule in schedules]
+    modules = [
+        train(SPEC, learning_protocol(evaluation_schedule=schedule), **options)[1]
+        for schedule in schedules
+    ]
     assert same_weights(*modules)
 
 
@@ -389,15 +447,28 @@ class Timed(Classifier):
 
 def test_seconds_are_the_trials_own_and_steps_the_whole_chains(tmp_path):
     build, clock = partial(learner, kind=Timed), lambda: TrialClock(Timed.now)
-    records, _ = chain(tmp_path, (30, 40), protocol=partial(learning_protocol, 41), build=build, clock=clock)
+    records, _ = chain(
+        tmp_path, (30, 40), protocol=partial(learning_protocol, 41), build=build, clock=clock
+    )
     first, second, third = records
     assert [(r.steps, r.examples) for r in records] == [(30, 240), (40, 320), (41, 328)]
     evaluations = [len(first.history), len(second.history) - len(first.history), 1]
-    assert [r.eval_seconds for r in records] == [10.0 * (evaluations[0] + 1), 10.0 * evaluations[1], 10.0]
+    assert [r.eval_seconds for r in records] == [
+        10.0 * (evaluations[0] + 1),
+        10.0 * evaluations[1],
+        10.0,
+    ]
     assert [r.train_seconds for r in records] == [100.0 + 28.0, 100.0 + 8.0, 50.0]
     assert [r.startup_seconds for r in records] == [100.0] * 3
-    assert all(r.wall_seconds == r.train_seconds + r.eval_seconds + r.startup_seconds + 7.0 for r in records)
-    assert [r.seconds_per_step for r in records] == [1.0, 1.0, 50.0]  # a trial of one step has nothing else
+    assert all(
+        r.wall_seconds == r.train_seconds + r.eval_seconds + r.startup_seconds + 7.0
+        for r in records
+    )
+    assert [r.seconds_per_step for r in records] == [
+        1.0,
+        1.0,
+        50.0,
+    ]  # a trial of one step has nothing else
     assert TrialResult.from_json(third.to_json()) == third
 
 
@@ -420,12 +491,19 @@ def test_divergence_is_judged_from_the_first_start(tmp_path):
         (20, 0.2, (), [10, 20, 21, 22, 25, 30, 35, 40]),
         (20, 0.2, (23,), [10, 20, 21, 22, 25, 30, 35, 40]),  # what was near stays near
         (15, 0.2, (), [10, 20, 30, 40]),
-        (15, 0.2, (15,), [10, 20, 30, 40]),  # that it looked near where it was stopped does not count
+        (
+            15,
+            0.2,
+            (15,),
+            [10, 20, 30, 40],
+        ),  # that it looked near where it was stopped does not count
         (15, 3.0, (15,), [10, 20, 30, 40]),  # nor that it improved since
         (15, 0.2, (15, 17, 29), [10, 20, 30, 40]),
     ],
 )
-def test_later_evaluations_do_not_depend_on_where_it_was_stopped(step, value, limits, due, tmp_path):
+def test_later_evaluations_do_not_depend_on_where_it_was_stopped(
+    step, value, limits, due, tmp_path
+):
     """With k evaluations of 20 examples, 10 k steps have to lie behind far from the target, 5 k near it."""
     build = scripted(lambda steps: value if steps == step else 0.9)
     protocol = learning_protocol(40, target=Target("val/loss", 0.1, "min"))
@@ -443,7 +521,9 @@ def stopped(tmp_path):
 
 
 def resume(stopped, protocol=None, **changes):
-    return train(replace(SPEC, **{"number": 2, "resumed_from": 1} | changes), protocol, resume=stopped)
+    return train(
+        replace(SPEC, **{"number": 2, "resumed_from": 1} | changes), protocol, resume=stopped
+    )
 
 
 def changed(change):
@@ -518,7 +598,11 @@ def test_a_state_of_other_versions_or_another_device_is_refused(stopped, monkeyp
 
 def test_the_parent_is_the_trial_that_goes_on(stopped):
     for parent in (None, 7):
-        with pytest.raises(ValueError, match=f"a trial with resumed_from={parent} cannot go on from trial 1"):
+        with pytest.raises(
+            ValueError, match=f"a trial with resumed_from={parent} cannot go on from trial 1"
+        ):
             resume(stopped, resumed_from=parent)
-    with pytest.raises(ValueError, match="a trial with resumed_from=1 cannot go on from trial None"):
+    with pytest.raises(
+        ValueError, match="a trial with resumed_from=1 cannot go on from trial None"
+    ):
         train(replace(SPEC, resumed_from=1))

@@ -39,7 +39,8 @@ def optimizer_of(config):
 
 
 @pytest.mark.parametrize(
-    ("name", "workload"), [*itertools.product(ALGORITHMS, ("digits", "cifar_mlp")), ("sgd", "airfoil")]
+    ("name", "workload"),
+    [*itertools.product(ALGORITHMS, ("digits", "cifar_mlp")), ("sgd", "airfoil")],
 )
 def test_every_algorithm_takes_the_place_of_a_workloads_optimizer(name, workload):
     kind, options = ALGORITHMS[name]
@@ -74,7 +75,11 @@ def test_the_reference_learning_rate_is_the_algorithms(arguments, lr):
 
 
 def test_what_the_command_line_sets_in_the_place_holds():
-    own = ["workload.module.optimizer.eps=1e-6", "workload.tunable.beta2.high=0.99", "search.tune=[beta2,average]"]
+    own = [
+        "workload.module.optimizer.eps=1e-6",
+        "workload.tunable.beta2.high=0.99",
+        "search.tune=[beta2,average]",
+    ]
     config = compose(["workload=digits", "algorithm=adam", *own])
     assert optimizer_of(config).param_groups[0]["eps"] == 1e-6
     assert config.workload.tunable.beta2.high == 0.99
@@ -103,9 +108,24 @@ class Anything:
     ("module", "chosen", "place", "given"),
     [
         ({"_target_": "test_choices.Scheduled"}, "linear", "workload.module", ["schedule"]),
-        ({"class_path": "test_choices.Scheduled"}, "linear", "workload.module.init_args", ["schedule"]),
-        ({"_target_": "test_choices.Anything"}, "warmup", "workload.module", ["schedule", "average"]),
-        ({"_target_": "not_installed.Module"}, "warmup", "workload.module", ["schedule", "average"]),
+        (
+            {"class_path": "test_choices.Scheduled"},
+            "linear",
+            "workload.module.init_args",
+            ["schedule"],
+        ),
+        (
+            {"_target_": "test_choices.Anything"},
+            "warmup",
+            "workload.module",
+            ["schedule", "average"],
+        ),
+        (
+            {"_target_": "not_installed.Module"},
+            "warmup",
+            "workload.module",
+            ["schedule", "average"],
+        ),
     ],
 )
 def test_a_schedule_is_given_to_what_takes_it(module, chosen, place, given):
@@ -137,24 +157,39 @@ def test_a_weight_decay_stays_the_workloads_between_optimizers_of_one_class():
         config = compose(["workload=resnet_cifar", f"algorithm={name}"])
         assert config.workload.module.optimizer.weight_decay == decay
         # what the command line sets counts, also between optimizers of one class
-        config = compose(["workload=resnet_cifar", f"algorithm={name}", "algorithm.optimizer.weight_decay=0.25"])
+        config = compose(
+            ["workload=resnet_cifar", f"algorithm={name}", "algorithm.optimizer.weight_decay=0.25"]
+        )
         assert config.workload.module.optimizer.weight_decay == 0.25
-    assert compose(["workload=resnet_cifar", "algorithm=heavy_ball"]).workload.module.optimizer.fused
+    assert compose(
+        ["workload=resnet_cifar", "algorithm=heavy_ball"]
+    ).workload.module.optimizer.fused
 
 
 def test_a_study_of_a_former_version_goes_on():
     """What it did not name is not frozen as long as it is off."""
     frozen = frozen_settings(compose(["workload=digits", "search.tune=[momentum]"]))
     assert not [name for name in frozen if "half_life" in name or "complement" in name]
-    frozen = frozen_settings(compose(["workload=digits", "algorithm=adam", "scaling.beta2_half_life=1e5"]))
+    frozen = frozen_settings(
+        compose(["workload=digits", "algorithm=adam", "scaling.beta2_half_life=1e5"])
+    )
     assert frozen["scaling.beta2_half_life"] == 1e5
-    tuned = frozen_settings(compose(["workload=digits", "algorithm=nesterov", "search.tune=[momentum]"]))
+    tuned = frozen_settings(
+        compose(["workload=digits", "algorithm=nesterov", "search.tune=[momentum]"])
+    )
     assert tuned["workload.tunable.momentum.complement"]
 
 
 def test_a_project_with_a_hydra_tree_of_its_own(monkeypatch):
     monkeypatch.syspath_prepend(PROJECTS)
-    config = compose(["--config-dir", str(PROJECTS / "hydra_tree" / "conf"), "workload=wine", "algorithm=nesterov"])
+    config = compose(
+        [
+            "--config-dir",
+            str(PROJECTS / "hydra_tree" / "conf"),
+            "workload=wine",
+            "algorithm=nesterov",
+        ]
+    )
     optimizer = optimizer_of(config)
     assert type(optimizer) is torch.optim.SGD
     assert (optimizer.param_groups[0]["lr"], optimizer.param_groups[0]["nesterov"]) == (0.25, True)
@@ -170,17 +205,32 @@ def test_a_file_of_lightning_cli(monkeypatch):
 
 
 def test_a_module_that_stands_elsewhere_in_the_config_stays_whole():
-    own = {"_target_": "torch.optim.SGD", "_partial_": True, "lr": "${trial.lr}", "weight_decay": 0.1}
+    own = {
+        "_target_": "torch.optim.SGD",
+        "_partial_": True,
+        "lr": "${trial.lr}",
+        "weight_decay": 0.1,
+    }
     config = OmegaConf.create(
         {
-            "workload": {"name": "mine", "reference": {"batch_size": 64, "lr": 0.1}, "module": "${model}"},
+            "workload": {
+                "name": "mine",
+                "reference": {"batch_size": 64, "lr": 0.1},
+                "module": "${model}",
+            },
             "model": {"_target_": "my.Model", "optimizer": "${optimizer}"},
             "optimizer": own,
             "trial": {"lr": 1.0},
-            "algorithm": {"lr": 0.01, "optimizer": own | {"weight_decay": 0.0, "momentum": 0.9}, "tunable": {}},
+            "algorithm": {
+                "lr": 0.01,
+                "optimizer": own | {"weight_decay": 0.0, "momentum": 0.9},
+                "tunable": {},
+            },
         }
     )
-    module = OmegaConf.to_container(with_choices_of(config, False, [], [])[0].workload, resolve=True)["module"]
+    module = OmegaConf.to_container(
+        with_choices_of(config, False, [], [])[0].workload, resolve=True
+    )["module"]
     assert module == {"_target_": "my.Model", "optimizer": own | {"lr": 1.0, "momentum": 0.9}}
 
 
@@ -193,12 +243,23 @@ CANNOT = {
         ["workload=digits", "+workload.module.other={_target_: torch.optim.Adam, _partial_: true}"],
         "has workload.module.optimizer, workload.module.other: leave out algorithm=",
     ),
-    "replayed": (["workload=replay", "workload.table=fashion_mlp"], "so it has no algorithm: leave out algorithm=..."),
+    "replayed": (
+        ["workload=replay", "workload.table=fashion_mlp"],
+        "so it has no algorithm: leave out algorithm=...",
+    ),
     "a half-life of what is replayed": (
-        ["workload=replay", "workload.table=fashion_mlp", "scaling.beta2_half_life=1e5", "algorithm=null"],
+        [
+            "workload=replay",
+            "workload.table=fashion_mlp",
+            "scaling.beta2_half_life=1e5",
+            "algorithm=null",
+        ],
         "a replayed workload is not trained, so that scaling.beta2_half_life changes nothing: leave it out",
     ),
-    "a choice of the user's own": (["workload=digits", "+algorithm.rate=1"], "has the keys lr, optimizer and tunable"),
+    "a choice of the user's own": (
+        ["workload=digits", "+algorithm.rate=1"],
+        "has the keys lr, optimizer and tunable",
+    ),
 }
 
 
@@ -209,19 +270,40 @@ def test_where_it_cannot_it_says_so(arguments, line):
 
 
 @pytest.mark.slow
-def test_momentum_and_half_lives_are_searched_in_a_study_of_a_users_own(bstune, tmp_path, monkeypatch):
+def test_momentum_and_half_lives_are_searched_in_a_study_of_a_users_own(
+    bstune, tmp_path, monkeypatch
+):
     """The command of a winner's record builds its optimizer: what was searched stands in the algorithm's place."""
     shutil.copytree(PROJECTS / "hydra_tree", tmp_path / "hydra_tree")
     monkeypatch.syspath_prepend(tmp_path)
-    arguments = ["--config-dir", "hydra_tree/conf", "workload=wine", "algorithm=nesterov", "study=wine"]
-    arguments += ["search.tune=[momentum,weight_decay_half_life]", "sampler=each_batch_size", "search.trials=4"]
-    arguments += ["search.batch_size.low=16", "search.batch_size.high=32", "search.objective=steps", "workers=0"]
-    arguments = [one.replace("workers", "search.workers") for one in arguments] + ["mlflow.enabled=false"]
+    arguments = [
+        "--config-dir",
+        "hydra_tree/conf",
+        "workload=wine",
+        "algorithm=nesterov",
+        "study=wine",
+    ]
+    arguments += [
+        "search.tune=[momentum,weight_decay_half_life]",
+        "sampler=each_batch_size",
+        "search.trials=4",
+    ]
+    arguments += [
+        "search.batch_size.low=16",
+        "search.batch_size.high=32",
+        "search.objective=steps",
+        "workers=0",
+    ]
+    arguments = [one.replace("workers", "search.workers") for one in arguments] + [
+        "mlflow.enabled=false"
+    ]
     status, printed, errors = bstune(*arguments, "search.replicates=0", "workload.target.value=0.5")
     assert status == 0, errors
     assert "4 trials, at each of 2 batch sizes in turn; each ends" in printed
     assert "searches momentum (0.1 to 0.99), weight_decay_half_life" in printed
-    winner = yaml.safe_load((tmp_path / "outputs" / "wine" / "best.yaml").read_text())["best_by_steps"]
+    winner = yaml.safe_load((tmp_path / "outputs" / "wine" / "best.yaml").read_text())[
+        "best_by_steps"
+    ]
     command = shlex.split(winner["command"])
     config = compose(command[command.index("bstune") + 1 :])
     values = winner["hyperparameters"]

@@ -32,13 +32,17 @@ def labelled(n, wrong, classes=10):
 
 
 @pytest.mark.parametrize("batch_size", [7, 500, 5000])
-@pytest.mark.parametrize(("n", "wrong"), [(5000, 500), (5000, 0), (5000, 5000), (4999, 1), (333, 33)])
+@pytest.mark.parametrize(
+    ("n", "wrong"), [(5000, 500), (5000, 0), (5000, 5000), (4999, 1), (333, 33)]
+)
 def test_errors_are_exact_counts(n, wrong, batch_size):
     logits, labels = labelled(n, wrong)
     module, logged = classifier(), {}
     module.log_dict = logged.update
     for _ in range(2):  # each evaluation starts from nothing
-        for number, batch in enumerate(zip(logits.split(batch_size), labels.split(batch_size), strict=True)):
+        for number, batch in enumerate(
+            zip(logits.split(batch_size), labels.split(batch_size), strict=True)
+        ):
             module.validation_step(batch, number)
         module.on_validation_epoch_end()
         assert torch.equal(logged["val/error"], torch.tensor(wrong, dtype=torch.float32) / n)
@@ -56,7 +60,9 @@ def test_views_and_smoothed_labels_are_in_what_is_evaluated(stage):
     torch.testing.assert_close(module.training_step((logits, labels), 0), smoothed(logits, labels))
     batches = DataLoader(list(zip(logits.split(8), labels.split(8), strict=True)), batch_size=None)
     trainer = make_trainer(TRAINER)
-    (metrics,) = (trainer.validate if stage == "val" else trainer.test)(module, batches, verbose=False)
+    (metrics,) = (trainer.validate if stage == "val" else trainer.test)(
+        module, batches, verbose=False
+    )
     error = (logits.flip(1).argmax(1) != labels).float().mean().item()
     assert error > 0.5
     loss = smoothed(logits.flip(1), labels).item()
@@ -82,13 +88,23 @@ def test_optimizer_schedule_and_call_backs():
 @pytest.mark.parametrize(
     ("workload", "option", "text"),
     [
-        ("resnet_cifar", "workload.module.optimizer.momentum=0.0", "Nesterov momentum requires a momentum and zero"),
+        (
+            "resnet_cifar",
+            "workload.module.optimizer.momentum=0.0",
+            "Nesterov momentum requires a momentum and zero",
+        ),
         ("fashion_mlp", "workload.module.optimizer.momentum=-1", "Invalid momentum value: -1"),
-        ("airfoil", "+workload.module.optimizer.momentun=0.1", "unexpected keyword argument 'momentun'"),
+        (
+            "airfoil",
+            "+workload.module.optimizer.momentun=0.1",
+            "unexpected keyword argument 'momentun'",
+        ),
     ],
 )
 def test_an_option_that_the_optimizer_refuses_is_a_plain_line(workload, option, text):
-    module = build_module(compose_checked([f"+workload={workload}", option, "device=cpu"]), make_spec(64))
+    module = build_module(
+        compose_checked([f"+workload={workload}", option, "device=cpu"]), make_spec(64)
+    )
     message = rf"workload\.module: \w+ cannot build its optimizers .*: .*{text}.* \(\w+Error"
     with pytest.raises(ConfigError, match=message):
         module.configure_optimizers()
@@ -108,20 +124,29 @@ def test_parts_that_start_from_images_are_handed_them():
 def test_channels_last_changes_only_the_format():
     def convolutional(**options):
         torch.manual_seed(0)
-        model = nn.Sequential(nn.Conv2d(3, 4, 3), BatchNorm(4, ghost_size=4), nn.Flatten(), nn.Linear(4 * 36, 5))
+        model = nn.Sequential(
+            nn.Conv2d(3, 4, 3), BatchNorm(4, ghost_size=4), nn.Flatten(), nn.Linear(4 * 36, 5)
+        )
         return classifier(model, **options)
 
     batch = torch.randn(8, 3, 8, 8), torch.arange(8) % 5
     plain, last = convolutional(), convolutional(channels_last=True)
     assert last.model[0].weight.is_contiguous(memory_format=torch.channels_last)
     seen = []
-    last.model[1].register_forward_hook(lambda layer, inputs, output: seen.extend([inputs[0], output]))
+    last.model[1].register_forward_hook(
+        lambda layer, inputs, output: seen.extend([inputs[0], output])
+    )
     losses = [module.training_step(batch, 0) for module in (plain, last)]
     assert all(images.is_contiguous(memory_format=torch.channels_last) for images in seen)
     torch.testing.assert_close(*losses)
     modules = (plain, last)
-    gradients = [torch.autograd.grad(loss, list(m.parameters())) for loss, m in zip(losses, modules, strict=True)]
+    gradients = [
+        torch.autograd.grad(loss, list(m.parameters()))
+        for loss, m in zip(losses, modules, strict=True)
+    ]
     torch.testing.assert_close(*gradients, rtol=1e-4, atol=1e-5)
     assert list(plain.state_dict()) == list(last.state_dict())
-    with pytest.raises(ConfigError, match="channels_last is for convolutions, but the model, Linear, has none"):
+    with pytest.raises(
+        ConfigError, match="channels_last is for convolutions, but the model, Linear, has none"
+    ):
         classifier(nn.Linear(4, 3), channels_last=True)

@@ -7,7 +7,14 @@ from bstune.core.clock import Phase, TrialClock, seconds_per_step
 def test_each_phase_gets_its_seconds():
     fake = FakeTime(50.0)
     clock = TrialClock(fake)
-    phases = (Phase.TRAINING, Phase.EVALUATION, Phase.TRAINING, Phase.EVALUATION, Phase.CLOSING, Phase.CLOSING)
+    phases = (
+        Phase.TRAINING,
+        Phase.EVALUATION,
+        Phase.TRAINING,
+        Phase.EVALUATION,
+        Phase.CLOSING,
+        Phase.CLOSING,
+    )
     for seconds, phase in zip((3.0, 5.0, 0.5, 7.0, 0.25, 1.0), phases, strict=True):
         before = clock.total_seconds
         fake.sleep(seconds)
@@ -57,8 +64,16 @@ def test_it_waits_for_the_device_at_the_edges_alone_and_counts_the_wait_before()
         ([(4, 2.0)], 1, 0.5),  # a single segment counts
         ([(1, 100.0), (4, 2.0)], 0, 0.5),  # the first segment is left out in any case
         ([(1, 100.0), (4, 2.0), (2, 8.0)], 1, 2.25),  # even number: the mean of the middle two
-        ([(1, 100.0), (1, 1.0), (10, 20.0), (2, 1000.0)], 1, 2.0),  # segments count once each, not by their steps
-        ([(1, 100.0), (1, 50.0), (3, 30.0), (10, 20.0), (10, 10.0)], 5, 1.5),  # several short ones make up the warm-up
+        (
+            [(1, 100.0), (1, 1.0), (10, 20.0), (2, 1000.0)],
+            1,
+            2.0,
+        ),  # segments count once each, not by their steps
+        (
+            [(1, 100.0), (1, 50.0), (3, 30.0), (10, 20.0), (10, 10.0)],
+            5,
+            1.5,
+        ),  # several short ones make up the warm-up
         ([(1, 100.0), (1, 50.0), (1, 30.0)], 5, 30.0),  # nothing but warm-up: the last one
     ],
 )

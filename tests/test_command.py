@@ -20,7 +20,12 @@ from bstune.study.search import worth_continuing
 
 WORKLOADS = sorted(path.stem for path in (Path(conf.__file__).parent / "workload").glob("*.yaml"))
 LISTED = f"workloads: {', '.join(WORKLOADS)}"
-QUICK = ("workload=digits", "search.trials=4", "search.batch_size.low=32", "search.batch_size.high=512")
+QUICK = (
+    "workload=digits",
+    "search.trials=4",
+    "search.batch_size.low=32",
+    "search.batch_size.high=512",
+)
 # An easy target and a small budget: milliseconds a trial. Of sixteen of bstune's own short ones some reach it.
 EASY = (*QUICK, "workload.target.value=1.0", "budget.steps=60", "budget.examples=6000")
 OFFLINE = "mlflow.enabled=false"
@@ -64,44 +69,89 @@ def refused(bstune, folder, message, *arguments):
         ),
         ("workload=digits search.trials=[1", "no viable alternative at input '[1'"),
         ("workload=digits nonsense", "unknown word nonsense\noptions are written NAME=VALUE"),
-        ("workload=digits --trials 9", "unknown option --trials: did you mean search.trials=VALUE?"),
+        (
+            "workload=digits --trials 9",
+            "unknown option --trials: did you mean search.trials=VALUE?",
+        ),
         ("workload=digits lr", "unknown word lr: did you mean scaling.lr=VALUE or trial.lr=VALUE?"),
-        ("--config-dir . survey workload=digits", "survey: a verb stands before all else, as in bstune survey ..."),
+        (
+            "--config-dir . survey workload=digits",
+            "survey: a verb stands before all else, as in bstune survey ...",
+        ),
         ("digit", "unknown word digit: did you mean +workload=digits?"),
         ("sruvey workload=digits", "unknown word sruvey: did you mean bstune survey?"),
-        ("workload=digits batch_size=9", "unknown option batch_size: did you mean scaling.batch_size or trial.batch_"),
+        (
+            "workload=digits batch_size=9",
+            "unknown option batch_size: did you mean scaling.batch_size or trial.batch_",
+        ),
         (
             "workload=digits seed=-1 nope=1",
             "unknown option nope; bstune --cfg job +workload=NAME lists the options\nseed ",
         ),
         ("workload=digits --config-dir nowhere", "--config-dir nowhere is not a folder"),
-        ("workload=digits search.batch_size.high=5000", "(1200 examples): set search.batch_size.high to at most 1200"),
-        ("workload=digits trial.batch_size=5000 trial.lr=0.1", "(1200 examples): set trial.batch_size to at most 1200"),
-        ("workload=digits workload.target.mode=max", "the target val/loss >= 0.1 is met before training"),
-        ("workload=digits workload.target.metric=val/nope", "in validation the module logs val/error, val/loss: make"),
-        ("workload=digits precision=16-true device=cpu", "precision=16-true needs a CUDA device, but this is"),
+        (
+            "workload=digits search.batch_size.high=5000",
+            "(1200 examples): set search.batch_size.high to at most 1200",
+        ),
+        (
+            "workload=digits trial.batch_size=5000 trial.lr=0.1",
+            "(1200 examples): set trial.batch_size to at most 1200",
+        ),
+        (
+            "workload=digits workload.target.mode=max",
+            "the target val/loss >= 0.1 is met before training",
+        ),
+        (
+            "workload=digits workload.target.metric=val/nope",
+            "in validation the module logs val/error, val/loss: make",
+        ),
+        (
+            "workload=digits precision=16-true device=cpu",
+            "precision=16-true needs a CUDA device, but this is",
+        ),
         ("workload=digits device=tpu", "device must be auto, cpu, cuda or cuda:N, but got 'tpu'"),
         ("workload=digits device=cuda:99", "CUDA devices: use auto or cpu"),
         ("workload=digits output=/dev/null/x", "/dev/null is not a folder"),
         ("workload=digits storage=nonsense", "storage=nonsense is no database URL"),
-        ("workload=digits storage=oracle9://me:s3cret@h/n", "does not answer: storage=oracle9://me:***@h/n"),
+        (
+            "workload=digits storage=oracle9://me:s3cret@h/n",
+            "does not answer: storage=oracle9://me:***@h/n",
+        ),
         ("workload=digits mlflow.uri=foo://x", "such as sqlite:///mlflow.db, but got 'foo://x'"),
         (
             "workload=digits workload.module._target_=no.Such",
             "cannot be built: there is no module no, for no.Such: run",
         ),
         ("workload=digits +workload.module.nope=3", "unexpected keyword argument 'nope'"),
-        ("workload=digits +workload.module.channels_last=true", "channels_last is for convolutions, but"),
+        (
+            "workload=digits +workload.module.channels_last=true",
+            "channels_last is for convolutions, but",
+        ),
         ("workload=digits workload.data.validation=5000", "leave nothing to train on"),
         (
             "workload=digits algorithm=nesterov algorithm.optimizer.momentum=1.5",
             "the momentum of SGD must be less than 1",
         ),
-        ("workload=digits sampler._target_=no.Such", "sampler cannot be built: there is no module no, for no.Such"),
-        ("workload=digits +trainer.max_steps=7", "trainer.max_steps is bstune's own: how long a trial is, is set by"),
-        ("workload=digits +workload.trainer.precision=16", "workload.trainer.precision is bstune's own: it is set by"),
-        ("workload=digits +workload.trainer.nope=3", "trainer: Trainer.__init__() got an unexpected keyword argument"),
-        ("workload=digits +trainer.nope=3", "trainer: Trainer.__init__() got an unexpected keyword argument"),
+        (
+            "workload=digits sampler._target_=no.Such",
+            "sampler cannot be built: there is no module no, for no.Such",
+        ),
+        (
+            "workload=digits +trainer.max_steps=7",
+            "trainer.max_steps is bstune's own: how long a trial is, is set by",
+        ),
+        (
+            "workload=digits +workload.trainer.precision=16",
+            "workload.trainer.precision is bstune's own: it is set by",
+        ),
+        (
+            "workload=digits +workload.trainer.nope=3",
+            "trainer: Trainer.__init__() got an unexpected keyword argument",
+        ),
+        (
+            "workload=digits +trainer.nope=3",
+            "trainer: Trainer.__init__() got an unexpected keyword argument",
+        ),
         (
             "workload=digits search.tune=[momentum] workload.tunable.momentum.low=-1",
             "the module does not take workload",
@@ -110,7 +160,10 @@ def refused(bstune, folder, message, *arguments):
             "workload=digits search.tune=[h] '+workload.tunable.h={key: budget.examples, low: 1000, high: 9000}'",
             "no schedule of digits ends with its budget",
         ),
-        ("survey workload=replay workload.table=fashion_mlp", "recorded runs have no hardware to survey: name a"),
+        (
+            "survey workload=replay workload.table=fashion_mlp",
+            "recorded runs have no hardware to survey: name a",
+        ),
         ("survey workload=replay", "recorded runs have no hardware to survey: name a"),
         ("fit nowhere.csv", "cannot read nowhere.csv"),
         ("sweep nope", "there is no sweep 'nope'"),
@@ -120,9 +173,14 @@ def test_bad_input_ends_in_plain_lines_and_writes_nothing(bstune, tmp_path, argu
     refused(bstune, tmp_path, message, *shlex.split(arguments))
 
 
-def test_batches_smaller_than_what_the_model_takes_are_refused_unless_no_trial_has_one(bstune, tmp_path):
+def test_batches_smaller_than_what_the_model_takes_are_refused_unless_no_trial_has_one(
+    bstune, tmp_path
+):
     message = f"ghost size 32 is over the batch size 8: {GHOST_ADVICE}"
-    for arguments in (["trial.batch_size=8", "trial.lr=0.1"], ["search.batch_size.low=8", "hardware.seconds=1"]):
+    for arguments in (
+        ["trial.batch_size=8", "trial.lr=0.1"],
+        ["search.batch_size.low=8", "hardware.seconds=1"],
+    ):
         refused(bstune, tmp_path, message, *GHOSTS, *arguments)
     own = ("trial.batch_size=64", "trial.lr=0.01", "budget.steps=3", "budget.examples=1", OFFLINE)
     status, _, err = bstune(*GHOSTS, "search.batch_size.low=8", *own)
@@ -154,12 +212,17 @@ def study(tmp_path_factory):
 def test_a_study_from_end_to_end(study):
     root, out = study
     assert "study small: val/loss <= 1, objective steps" in out
-    assert "9 trials; each ends at the target or once it cannot matter, and may be continued; winners run again" in out
+    assert (
+        "9 trials; each ends at the target or once it cannot matter, and may be continued; winners run again"
+        in out
+    )
     assert "the plan is done: search.trials=9" in out
     assert "\x1b[" not in out, "no terminal, no escape sequences"
     assert entries(root) == ["bstune.db", "mlflow.db", "mlruns", "outputs"]
     folder = root / "outputs" / "small"
-    assert {"trials.jsonl", "curve.json", "curve.png", "config.yaml", "best.yaml"} <= set(entries(folder))
+    assert {"trials.jsonl", "curve.json", "curve.png", "config.yaml", "best.yaml"} <= set(
+        entries(folder)
+    )
     trials = trials_of(folder)
     assert [trial.number for trial in trials] == list(range(len(trials)))
     searched = [trial for trial in trials if trial.replicate_of is None]
@@ -177,7 +240,11 @@ def test_a_study_from_end_to_end(study):
     assert continued
     for trial in continued:
         earlier = trials[trial.resumed_from]
-        assert (trial.batch_size, trial.lr, trial.seed) == (earlier.batch_size, earlier.lr, earlier.seed)
+        assert (trial.batch_size, trial.lr, trial.seed) == (
+            earlier.batch_size,
+            earlier.lr,
+            earlier.seed,
+        )
         assert trial.steps > earlier.steps
         assert trial.history[: len(earlier.history)] == earlier.history
     states = {int(path.stem.removeprefix("trial-")) for path in (folder / "states").iterdir()}
@@ -194,7 +261,9 @@ def test_mlflow_holds_the_study(study):
     from mlflow import MlflowClient
 
     client = MlflowClient(f"sqlite:///{study[0]}/mlflow.db")
-    ids = [client.get_experiment_by_name(name).experiment_id for name in ("bstune", "bstune-trials")]
+    ids = [
+        client.get_experiment_by_name(name).experiment_id for name in ("bstune", "bstune-trials")
+    ]
     (parent,), children = (client.search_runs([experiment]) for experiment in ids)
     trials = trials_of(study[0] / "outputs" / "small")
     sent = [list(map(int, run.data.tags["bstune.trials"].split())) for run in children]
@@ -209,7 +278,9 @@ def test_mlflow_holds_the_study(study):
         assert [(one.step, one.value) for one in history] == [*trials[numbers[-1]].history]
 
 
-@pytest.mark.filterwarnings("ignore:.*Any type hint is inferred as AnyType:UserWarning")  # mlflow.pyfunc, imported
+@pytest.mark.filterwarnings(
+    "ignore:.*Any type hint is inferred as AnyType:UserWarning"
+)  # mlflow.pyfunc, imported
 def test_the_winners_model_loads_back_from_mlflow(study):
     """It predicts what the trial was evaluated on: the same loss on the same validation data."""
     import torch
@@ -226,8 +297,12 @@ def test_the_winners_model_loads_back_from_mlflow(study):
     data = load_data(OmegaConf.merge(OmegaConf.load(folder / "config.yaml"), {"device": "cpu"}))
     data.setup("fit")
     ((images, labels),) = data.val_dataloader()
-    predicted = torch.from_numpy(pyfunc.load_model(logged.artifact_location).predict(images.numpy()))
-    winner = trials_of(folder)[yaml.safe_load((folder / "best.yaml").read_text())["best_by_steps"]["number"]]
+    predicted = torch.from_numpy(
+        pyfunc.load_model(logged.artifact_location).predict(images.numpy())
+    )
+    winner = trials_of(folder)[
+        yaml.safe_load((folder / "best.yaml").read_text())["best_by_steps"]["number"]
+    ]
     assert cross_entropy(predicted, labels).item() == pytest.approx(winner.history[-1][1], rel=1e-5)
 
 
@@ -237,7 +312,10 @@ def test_the_command_in_best_yaml_trains_the_winner_again(study, bstune, tmp_pat
     best = yaml.safe_load((folder / "best.yaml").read_text())["best_by_steps"]
     assert bstune(*shlex.split(best["command"])[3:])[0] == 0
     (record,) = tmp_path.glob("outputs/small/trial-B*/trial.json")
-    again, winner = json.loads(record.read_text()), json.loads(trials_of(folder)[best["number"]].to_json())
+    again, winner = (
+        json.loads(record.read_text()),
+        json.loads(trials_of(folder)[best["number"]].to_json()),
+    )
     assert (again["steps"], again["seed"]) == (winner["steps"], winner["seed"])
     assert again["history"][-1] == winner["history"][-1]
     assert {tuple(one) for one in again["history"]} <= {tuple(one) for one in winner["history"]}
@@ -247,13 +325,18 @@ def test_the_command_in_best_yaml_trains_the_winner_again(study, bstune, tmp_pat
 def test_another_folder_and_changed_settings_are_refused(study, bstune, monkeypatch, tmp_path):
     monkeypatch.chdir(study[0])
     before = {path: path.read_bytes() for path in study[0].rglob("*") if path.is_file()}
-    refused(bstune, study[0], "continue it with output=", *STUDY, f"output={tmp_path / 'elsewhere'}")
+    refused(
+        bstune, study[0], "continue it with output=", *STUDY, f"output={tmp_path / 'elsewhere'}"
+    )
     for change, line in (
         ("seed=1", "seed: was 5, now 1"),
         ("workload.target.value=0.5", "workload.target.value: was 1.0, now 0.5"),
         ("search.objective=time", "search.objective: was 'steps', now 'time'"),
         ("search.batch_size.high=256", "search.batch_size.high: was 512, now 256"),
-        ("scaling=linear", "scaling.rule._target_: was 'bstune.core.scaling.sqrt', now 'bstune.core.scaling.linear'"),
+        (
+            "scaling=linear",
+            "scaling.rule._target_: was 'bstune.core.scaling.sqrt', now 'bstune.core.scaling.linear'",
+        ),
         ("precision=bf16-mixed", "precision: was '32-true', now 'bf16-mixed'"),
         ("compile=default", "compile: was None, now 'default'"),
         ("workload.module.model.hidden=[64]", "workload.module.model.hidden: was [128], now [64]"),
@@ -274,13 +357,21 @@ def test_the_help_is_short_and_its_examples_compose(bstune):
     assert set(VERBS) - {"tune"} <= set(lines[1].split())
     for name in WORKLOADS:
         assert name in out.split("Workloads: ")[1]
-    options = [word for line in lines[11:] for word in line.split() if re.fullmatch(r"[a-z_.]+=[\w.-]+;?", word)]
+    options = [
+        word
+        for line in lines[11:]
+        for word in line.split()
+        if re.fullmatch(r"[a-z_.]+=[\w.-]+;?", word)
+    ]
     assert len(options) > 10
-    OmegaConf.create(bstune("--cfg", "job", "+workload=digits", *(one.rstrip(";") for one in options))[1])
+    OmegaConf.create(
+        bstune("--cfg", "job", "+workload=digits", *(one.rstrip(";") for one in options))[1]
+    )
 
 
 @pytest.mark.parametrize(
-    "verb", [(), ("survey",), ("fit",), ("plan",), ("report",), ("compare",), ("record",), ("sweep",)]
+    "verb",
+    [(), ("survey",), ("fit",), ("plan",), ("report",), ("compare",), ("record",), ("sweep",)],
 )
 def test_every_verb_explains_itself(bstune, verb):
     status, out, err = bstune(*verb, "--help")
@@ -292,8 +383,16 @@ def test_hydras_own_options(bstune, tmp_path):
     status, out, _ = bstune("--cfg", "job", "+workload=digits", "seed=3")
     assert status == 0
     assert OmegaConf.create(out).seed == 3
-    replayed = ("workload=replay", "workload.table=cifar_mlp", "search.trials=2", "search.replicates=0", OFFLINE)
-    status, out, err = bstune("--multirun", *replayed, "search.objective=steps", "seed=0,1", "study=s${seed}")
+    replayed = (
+        "workload=replay",
+        "workload.table=cifar_mlp",
+        "search.trials=2",
+        "search.replicates=0",
+        OFFLINE,
+    )
+    status, out, err = bstune(
+        "--multirun", *replayed, "search.objective=steps", "seed=0,1", "study=s${seed}"
+    )
     assert (status, err) == (0, "")
     assert entries(tmp_path / "outputs") == ["s0", "s1"]
     status, _, err = bstune("--multirun", "workload=digits", "seed=-1,-2")

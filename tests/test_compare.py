@@ -32,12 +32,43 @@ def summary(study="a", b_crit=100.0, low=50.0, high=200.0, s_min=80.0, bend=0.0,
         {"batch_size": round(size), "steps": round(value), "time_to_target": 0.01 * value, "censored": False}
         for size, value in zip(curve["batch_size"][::3], curve["steps"][::3], strict=True)
     ]  # fmt: skip
-    fresh = {"reached": 3, "runs": 3, "time_low": 1.0, "time_high": 3.0, "steps_low": 90, "steps_high": 130}
-    winner = {"number": 4, "batch_size": 128, "lr": 0.1, "steps": 110, "time_to_target": 2.0, "confirmed": fresh}
-    critical = {"b_crit": b_crit, "b_crit_low": low, "b_crit_high": high, "s_min": s_min, "level": 0.9}
+    fresh = {
+        "reached": 3,
+        "runs": 3,
+        "time_low": 1.0,
+        "time_high": 3.0,
+        "steps_low": 90,
+        "steps_high": 130,
+    }
+    winner = {
+        "number": 4,
+        "batch_size": 128,
+        "lr": 0.1,
+        "steps": 110,
+        "time_to_target": 2.0,
+        "confirmed": fresh,
+    }
+    critical = {
+        "b_crit": b_crit,
+        "b_crit_low": low,
+        "b_crit_high": high,
+        "s_min": s_min,
+        "level": 0.9,
+    }
     critical |= {"smallest": 8, "largest": 4096}
-    whole = {"study": study, "workload": "digits", "target": "val/loss <= 0.1", "devices": ["cpu (1 thread)"]}
-    whole |= {"points": points, "curve": curve, "critical": critical, "use": "best_by_time", "best_by_time": winner}
+    whole = {
+        "study": study,
+        "workload": "digits",
+        "target": "val/loss <= 0.1",
+        "devices": ["cpu (1 thread)"],
+    }
+    whole |= {
+        "points": points,
+        "curve": curve,
+        "critical": critical,
+        "use": "best_by_time",
+        "best_by_time": winner,
+    }
     return {**whole, "spend": {"runs": 40, "seconds": 12.0, "examples": 1000}, **changes}
 
 
@@ -46,9 +77,21 @@ def studies(*summaries):
 
 
 UNREACHED = {"points": [], "curve": None, "critical": None, "best_by_time": None, "use": None}
-ONE_SIZE = {"points": [{"batch_size": 8, "steps": 90, "time_to_target": None, "censored": False}], "curve": None}
-ALL_STOPPED = UNREACHED | {"points": [{"batch_size": 8, "steps": None, "steps_low": 90, "censored": True}]}
-FEW = {"reached": 2, "runs": 3, "time_low": 1.0, "time_high": None, "steps_low": 90, "steps_high": None}
+ONE_SIZE = {
+    "points": [{"batch_size": 8, "steps": 90, "time_to_target": None, "censored": False}],
+    "curve": None,
+}
+ALL_STOPPED = UNREACHED | {
+    "points": [{"batch_size": 8, "steps": None, "steps_low": 90, "censored": True}]
+}
+FEW = {
+    "reached": 2,
+    "runs": 3,
+    "time_low": 1.0,
+    "time_high": None,
+    "steps_low": 90,
+    "steps_high": None,
+}
 OLD = {"study": "old", "workload": "digits", "points": ONE_SIZE["points"]}
 
 
@@ -57,9 +100,13 @@ OLD = {"study": "old", "workload": "digits", "points": ONE_SIZE["points"]}
     [((0.0,), 0.0, 1.0), ((0.0, 0.0), 0.0, 1.0), ((0.2,), None, 0.0), ((0.0, 0.2), None, 0.5)],
 )
 def test_the_collapse_says_how_far_curves_are_from_the_law(bends, deviation, inside):
-    found = collapse(studies(*(summary(str(i), 100.0 * (i + 1), bend=bend) for i, bend in enumerate(bends))))
+    found = collapse(
+        studies(*(summary(str(i), 100.0 * (i + 1), bend=bend) for i, bend in enumerate(bends)))
+    )
     square = sum(np.mean((bend * np.log(SIZES)) ** 2) for bend in bends) / len(bends)
-    assert found.deviation == pytest.approx(math.expm1(math.sqrt(square)) if deviation is None else deviation, abs=1e-9)
+    assert found.deviation == pytest.approx(
+        math.expm1(math.sqrt(square)) if deviation is None else deviation, abs=1e-9
+    )
     assert found.inside == pytest.approx(inside)
     assert (found.smallest, found.largest) == pytest.approx((8 / 100.0 / len(bends), 40.96))
     assert found.by_study.keys() == {str(i) for i in range(len(bends))}
@@ -71,7 +118,11 @@ def test_the_collapse_says_how_far_curves_are_from_the_law(bends, deviation, ins
     [
         ((400, 200, 800), (100, 50, 200), (4.0, 4 / 2**2**0.5, 4 * 2**2**0.5, True)),
         ((100, 50, 200), (200, 100, 400), (2.0, 2 / 2**2**0.5, 2 * 2**2**0.5, False)),
-        ((400, 100, 500), (100, 95, 105), (4.0, 0.9991, 5.029, False)),  # the halves that face each other
+        (
+            (400, 100, 500),
+            (100, 95, 105),
+            (4.0, 0.9991, 5.029, False),
+        ),  # the halves that face each other
         ((400, 390, 4000), (100, 10, 110), (4.0, 3.624, 103.8, True)),
         ((400, None, 800), (100, 50, 200), (4.0, None, 4 * 2**2**0.5, None)),
         ((None, 400, None), (100, 50, 200), (None, 2.0, None, True)),
@@ -109,8 +160,12 @@ def test_of_two_ends_alone_none_is_said_to_differ_among_many():
     )
     (pair,) = pairs(studies(open_one, others[0]))
     assert (pair.differ, pair.low) == (True, pytest.approx(1.05))
-    found = [pair for pair in pairs(studies(open_one, *others)) if "a" in (pair.larger, pair.smaller)]
-    assert [(pair.differ, pair.low) for pair in found] == [(None, None)] * 2  # three pairs at one joint level
+    found = [
+        pair for pair in pairs(studies(open_one, *others)) if "a" in (pair.larger, pair.smaller)
+    ]
+    assert [(pair.differ, pair.low) for pair in found] == [
+        (None, None)
+    ] * 2  # three pairs at one joint level
 
 
 def test_of_three_equal_ones_two_differ_as_often_as_it_says():
@@ -140,7 +195,9 @@ def test_what_a_study_lacks_is_said_beside_what_there_is(changes, note, tmp_path
     found = compare(studies(summary("a"), summary("b", **changes)))
     assert any(note in line for line in found.studies[1].notes), found.studies[1].notes
     assert f"b: {found.studies[1].notes[0]}" in comparison_page(found).replace("&lt;", "<")
-    figure_of(lambda figure: paint_comparison(figure, found), (INCHES_WIDE, 7.0)).draw_without_rendering()
+    figure_of(
+        lambda figure: paint_comparison(figure, found), (INCHES_WIDE, 7.0)
+    ).draw_without_rendering()
 
 
 def test_names_are_text_and_differ():
@@ -151,9 +208,16 @@ def test_names_are_text_and_differ():
     page = comparison_page(found)
     assert "<b>é" not in page
     assert "a b/&lt;b&gt;é&lt;/b&gt; &amp; &quot;ü&quot; $x^2$ 日本" in page
-    assert [line.split(":")[0].split(",")[0] for line in found.notes] == ["the targets differ", "the devices differ"]
+    assert [line.split(":")[0].split(",")[0] for line in found.notes] == [
+        "the targets differ",
+        "the devices differ",
+    ]
     drawn = figure_of(lambda figure: paint_comparison(figure, found), (INCHES_WIDE, 7.0))
-    texts = [text.get_text() for axes in drawn.findobj(match=lambda one: hasattr(one, "texts")) for text in axes.texts]
+    texts = [
+        text.get_text()
+        for axes in drawn.findobj(match=lambda one: hasattr(one, "texts"))
+        for text in axes.texts
+    ]
     assert all(
         any(part in text for text in texts)
         for part in ("a b/<b>é</b>", "outputs/1)", "$x^2$ 日本", "val/acc >= 0.9", "H200")
@@ -161,13 +225,17 @@ def test_names_are_text_and_differ():
 
 
 def test_labels_of_curves_cover_no_point_and_no_other_label():
-    found = compare(studies(*(summary(f"workload {i}", 30.0 * 2**i, s_min=60.0 + 25 * i) for i in range(6))))
+    found = compare(
+        studies(*(summary(f"workload {i}", 30.0 * 2**i, s_min=60.0 + 25 * i) for i in range(6)))
+    )
     figure = figure_of(lambda figure: paint_comparison(figure, found), (INCHES_WIDE, 8.0))
     figure.draw_without_rendering()
     axes = figure.subfigs[0].axes[0]
     boxes = [label.get_window_extent() for label in axes.texts]
     assert len(boxes) == 6
-    points = axes.transData.transform([(one.batch_size, one.steps) for study in found.studies for one in study.points])
+    points = axes.transData.transform(
+        [(one.batch_size, one.steps) for study in found.studies for one in study.points]
+    )
     for i, box in enumerate(boxes):
         assert not any(box.overlaps(other) for other in boxes[:i])
         assert not any(box.contains(*point) for point in points)
@@ -183,7 +251,9 @@ def folders(tmp_path, monkeypatch):
             folder = tmp_path / "outputs" / name
             folder.mkdir(parents=True)
             if text is not None:
-                (folder / "curve.json").write_text(text if isinstance(text, str) else json.dumps(text))
+                (folder / "curve.json").write_text(
+                    text if isinstance(text, str) else json.dumps(text)
+                )
         return [f"outputs/{name}" for name in texts]
 
     return write
@@ -196,7 +266,9 @@ def test_what_is_no_study_is_left_out_with_a_line(folders):
     assert [line.startswith("left out: outputs/") for line in left_out] == [True] * 3
     found = compare([a, old], left_out)
     assert all(line.split("outputs/")[1][:4] in comparison_page(found) for line in left_out)
-    with pytest.raises(StudyError, match=r"no study to compare\nleft out: outputs/empty has no curve.json"):
+    with pytest.raises(
+        StudyError, match=r"no study to compare\nleft out: outputs/empty has no curve.json"
+    ):
         compare(*read_studies(["outputs/empty"]))
 
 
@@ -209,7 +281,9 @@ def test_what_is_no_study_is_left_out_with_a_line(folders):
         (("--mlflow", "bstune"), "error: there is no MLflow database"),
     ],
 )
-def test_bad_input_ends_in_one_line_with_nothing_written(bstune, folders, tmp_path, arguments, message):
+def test_bad_input_ends_in_one_line_with_nothing_written(
+    bstune, folders, tmp_path, arguments, message
+):
     folders(a=summary())
     status, out, err = bstune("compare", *arguments)
     assert (status, out) == (2, "")
@@ -219,7 +293,9 @@ def test_bad_input_ends_in_one_line_with_nothing_written(bstune, folders, tmp_pa
 
 def test_the_command_writes_both_files_and_says_where(bstune, folders, tmp_path):
     folders(a=summary("a"), b=summary("b", 900.0, 800.0, 1000.0), broken="{")
-    status, out, err = bstune("compare", "outputs/a", "outputs/b", "outputs/broken", "--output", "shown")
+    status, out, err = bstune(
+        "compare", "outputs/a", "outputs/b", "outputs/broken", "--output", "shown"
+    )
     assert (status, err) == (0, "")
     for line in (
         "a · digits · val/loss <= 0.1 · cpu, 1 thread",
@@ -241,7 +317,9 @@ def test_comparing_imports_no_training_library(folders, tmp_path):
         f"import sys; from bstune.__main__ import main; sys.argv = ['bstune', 'compare', *{paths}]; status = main(); "
         "assert (status, {'torch', 'lightning', 'mlflow', 'optuna', 'hydra'} & set(sys.modules)) == (0, set())"
     )
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, cwd=tmp_path, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, cwd=tmp_path, check=False
+    )
     assert (done.returncode, done.stderr) == (0, "")
 
 
@@ -267,7 +345,9 @@ def test_studies_are_read_back_from_mlflow(bstune, tmp_path, capfd):
     assert (status, err) == (0, "")
     assert out.startswith("3 studies · 1 workload")
     assert out.count("a (MLflow run ") >= 2
-    assert [out.count(text) for text in ("no curve.json", "is no JSON", "holds no study", "trial 0")] == [1, 1, 1, 0]
+    assert [
+        out.count(text) for text in ("no curve.json", "is no JSON", "holds no study", "trial 0")
+    ] == [1, 1, 1, 0]
     assert (tmp_path / "shown/comparison.html").exists()
     for arguments, message in (
         (("--mlflow", "none"), "has no experiment 'none', but "),
@@ -276,7 +356,10 @@ def test_studies_are_read_back_from_mlflow(bstune, tmp_path, capfd):
             ("--mlflow", ODD, "--uri", "http://me:hidden-word@127.0.0.1:9"),
             "MLflow at http://me:***@127.0.0.1:9 does not answer",
         ),
-        (("--mlflow", ODD, "--uri", "foo://x"), "must be the http address of an MLflow server or a database"),
+        (
+            ("--mlflow", ODD, "--uri", "foo://x"),
+            "must be the http address of an MLflow server or a database",
+        ),
     ):
         status, _, err = bstune("compare", *arguments)
         assert (status, err.count("\n")) == (2, 1)
@@ -285,8 +368,12 @@ def test_studies_are_read_back_from_mlflow(bstune, tmp_path, capfd):
 
 
 @pytest.mark.slow
-def test_the_page_draws_its_charts_in_a_browser_and_asks_nothing_of_the_network(bstune, folders, tmp_path):
-    folders(a=summary(ODD), b=summary("b", 900.0, 800.0, 1000.0), c=summary("c", **UNREACHED), d=OLD)
+def test_the_page_draws_its_charts_in_a_browser_and_asks_nothing_of_the_network(
+    bstune, folders, tmp_path
+):
+    folders(
+        a=summary(ODD), b=summary("b", 900.0, 800.0, 1000.0), c=summary("c", **UNREACHED), d=OLD
+    )
     assert bstune("compare", *(f"outputs/{name}" for name in "abcd"))[0] == 0
     drawn = "return [...document.querySelectorAll('figure.chart')].every(one => one.querySelector('svg.main-svg'))"
     with opened_browser(tmp_path / "profile", 1280, 900) as driver:
@@ -296,7 +383,9 @@ def test_the_page_draws_its_charts_in_a_browser_and_asks_nothing_of_the_network(
             assert awaited(driver, drawn)
             assert errors(driver) == []
             assert driver.execute_script("return document.documentElement.scrollWidth") == width
-            fetched = driver.execute_script("return performance.getEntriesByType('resource').map(one => one.name)")
+            fetched = driver.execute_script(
+                "return performance.getEntriesByType('resource').map(one => one.name)"
+            )
             assert not [name for name in fetched if not name.startswith(("data:", "blob:"))]
             shown = driver.find_element("tag name", "body").text
             assert all(text in shown for text in (ODD, "c: ", "d: ", "differ"))

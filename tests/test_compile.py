@@ -22,16 +22,24 @@ from bstune.workloads.classifier import Classifier
 
 COMPILE = torch.compile
 # It has buffers, random numbers and several layers.
-network = partial(learner, optimizer=momentum, layers=(partial(nn.BatchNorm1d, 16), partial(nn.Dropout, 0.2)))
+network = partial(
+    learner, optimizer=momentum, layers=(partial(nn.BatchNorm1d, 16), partial(nn.Dropout, 0.2))
+)
 
 
 def train(build=network, steps=12, batch_size=16, clock=None, **rules):
     """Run a trial, compiled unless the rules say otherwise, and return its record and its module."""
-    rules = {"target": Target("val/error", -1.0, "min"), "divergence": 9.0, "compile": "default"} | rules
+    rules = {
+        "target": Target("val/error", -1.0, "min"),
+        "divergence": 9.0,
+        "compile": "default",
+    } | rules
     options = {} if clock is None else {"clock": clock}
     protocol = learners.learning_protocol(steps, **rules)
     result, module = learners.train(make_spec(batch_size, 0.05, 3), protocol, build, **options)
-    assert all(part._compiled_call_impl is None for part in module.modules())  # it is left as it was
+    assert all(
+        part._compiled_call_impl is None for part in module.modules()
+    )  # it is left as it was
     return result, module
 
 
@@ -85,7 +93,10 @@ def test_graphs_that_overwrite_gradients_are_not_accumulated(mode, device, micro
     config.device = device
     assert backend.make_protocol(config).micro_batch_size == config.protocol.micro_batch_size
     config.device, config.compile, config.protocol.micro_batch_size = "cuda", "reduce-overhead", 8
-    with pytest.raises(ConfigError, match="compile=reduce-overhead replays CUDA graphs, which overwrite the gradients"):
+    with pytest.raises(
+        ConfigError,
+        match="compile=reduce-overhead replays CUDA graphs, which overwrite the gradients",
+    ):
         backend.make_protocol(config)
     config.protocol.micro_batch_size, config.protocol.fast = None, "graph"
     assert backend.make_protocol(config).fast == "auto"  # its code captures graphs itself
@@ -133,7 +144,9 @@ class Numbering(Classifier):
 
 class Scaling(Classifier):
     def training_step(self, batch, batch_idx):
-        return super().training_step(batch, batch_idx) * (1.0 + batch_idx)  # which no subclass of int notices
+        return super().training_step(batch, batch_idx) * (
+            1.0 + batch_idx
+        )  # which no subclass of int notices
 
 
 class Counting(Classifier):
@@ -143,7 +156,10 @@ class Counting(Classifier):
 
 @pytest.mark.parametrize(
     ("kind", "whole"),
-    [*((kind, True) for kind in (Classifier, Direct)), *((k, False) for k in (Logging, Numbering, Scaling, Counting))],
+    [
+        *((kind, True) for kind in (Classifier, Direct)),
+        *((k, False) for k in (Logging, Numbering, Scaling, Counting)),
+    ],
 )
 def test_a_step_is_compiled_whole_unless_it_goes_by_its_number(monkeypatch, warned, kind, whole):
     traced = []
@@ -186,8 +202,14 @@ class Manual(Headless):
 @pytest.mark.parametrize(
     ("module", "text"),
     [
-        (Headless, "compile=default does not apply to Headless: its training_step calls no module with parameters"),
-        (Manual, "compile=default warms a step up before the clock runs, but Manual steps its optimizers itself"),
+        (
+            Headless,
+            "compile=default does not apply to Headless: its training_step calls no module with parameters",
+        ),
+        (
+            Manual,
+            "compile=default warms a step up before the clock runs, but Manual steps its optimizers itself",
+        ),
     ],
 )
 def test_a_module_that_it_does_not_apply_to(module, text, graphs):
@@ -213,7 +235,9 @@ def test_where_a_compiler_fails_with_any_number_of_examples_it_is_fixed(monkeypa
     free = []
 
     def backend(graph, inputs):
-        free.append(any(isinstance(one, torch.SymInt | int) for one in inputs))  # a graph takes it as an argument
+        free.append(
+            any(isinstance(one, torch.SymInt | int) for one in inputs)
+        )  # a graph takes it as an argument
         if torch.is_grad_enabled() and free[-1]:
             raise RuntimeError("no kernel for such a number")
         return graph.forward
@@ -229,7 +253,9 @@ def test_where_a_compiler_fails_with_any_number_of_examples_it_is_fixed(monkeypa
 
 
 @pytest.mark.parametrize("stage", ["training", "validation"])
-def test_a_compiler_that_fails_leaves_the_training_eager_with_one_warning(monkeypatch, warned, stage):
+def test_a_compiler_that_fails_leaves_the_training_eager_with_one_warning(
+    monkeypatch, warned, stage
+):
     def fail():
         if torch.is_grad_enabled() == (stage == "training"):
             raise FileNotFoundError("no compiler at /nowhere\nand a long list")
@@ -241,7 +267,9 @@ def test_a_compiler_that_fails_leaves_the_training_eager_with_one_warning(monkey
         trained = train(noise_scale_every=4)
         check_same(trained, plain)
         assert trained[0].message == f"trained eagerly, as compile=default failed: {reason}"
-    assert warned() == [f"compile=default fails, so the training is eager (compile=null leaves it out): {reason}"]
+    assert warned() == [
+        f"compile=default fails, so the training is eager (compile=null leaves it out): {reason}"
+    ]
 
 
 def test_a_compiler_that_runs_out_of_memory_ends_the_trial_as_a_step_would(monkeypatch):
@@ -271,7 +299,9 @@ def test_a_module_that_is_compiled_anew_in_its_training_is_told_of(warned):
 
 
 def test_called_modules_are_the_outermost_with_parameters():
-    outer = nn.ModuleDict({"a": nn.Sequential(nn.Linear(2, 2)), "b": nn.Linear(2, 2), "relu": nn.ReLU()})
+    outer = nn.ModuleDict(
+        {"a": nn.Sequential(nn.Linear(2, 2)), "b": nn.Linear(2, 2), "relu": nn.ReLU()}
+    )
 
     def calls():
         return outer["relu"](outer["b"](outer["a"](outer["a"](torch.zeros(1, 2)))))
@@ -306,7 +336,9 @@ def test_the_next_trial_takes_the_code_from_the_disk(warned):
     assert counters["inductor"]["fxgraph_cache_miss"] == made
     assert counters["inductor"]["fxgraph_cache_hit"] == 2 * made
     assert first.history == second.history
-    assert [value for _, value in first.history] == pytest.approx([value for _, value in plain.history], abs=0.05)
+    assert [value for _, value in first.history] == pytest.approx(
+        [value for _, value in plain.history], abs=0.05
+    )
     assert warned() == []
 
 
@@ -315,4 +347,6 @@ def test_without_a_compiler_the_training_is_eager():
     with torch._inductor.config.patch({"cpp.cxx": (None, "/nowhere/g++")}):
         result, _ = train(learner)
     assert result.steps == 12
-    assert result.message.startswith("trained eagerly, as compile=default failed: InvalidCxxCompiler")
+    assert result.message.startswith(
+        "trained eagerly, as compile=default failed: InvalidCxxCompiler"
+    )

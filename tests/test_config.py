@@ -12,7 +12,15 @@ from omegaconf import OmegaConf
 from pydantic import TypeAdapter
 
 from bstune import conf
-from bstune.config import budget_of, compose, compose_workload, flatten, overrides, to_dict, with_hyperparameters
+from bstune.config import (
+    budget_of,
+    compose,
+    compose_workload,
+    flatten,
+    overrides,
+    to_dict,
+    with_hyperparameters,
+)
 from bstune.core.errors import ConfigError, TableError
 from bstune.core.search_space import Tunable
 from bstune.trial.backend import make_space
@@ -45,7 +53,9 @@ def mistakes(*arguments):
     [[f"+workload={name}"] for name in WORKLOADS if name != "replay"]
     + [["workload=digits", f"sampler={name}"] for name in SAMPLERS]
     + [["workload=digits", f"scaling={name}"] for name in RULES]
-    + [["workload=resnet_cifar", f"schedule={name}"] for name in SCHEDULES],  # those with numbers to tune: test_choices
+    + [
+        ["workload=resnet_cifar", f"schedule={name}"] for name in SCHEDULES
+    ],  # those with numbers to tune: test_choices
 )
 def test_what_ships_is_valid_and_stays_as_it_is(arguments, monkeypatch):
     monkeypatch.setenv("BSTUNE_DATA", "data")  # without ~, which is expanded
@@ -64,11 +74,27 @@ def test_what_ships_is_valid_and_stays_as_it_is(arguments, monkeypatch):
 
 
 def test_allows():
-    digits("search.seconds=null", "search.precision=null", "search.replicates=0", "device=cuda:3", "study=7")
-    digits("search.seconds=1e9", "hardware.scale_out.all_reduce.overlap=1e6", "~workload.target.bounds")
-    digits("schedule=null", "study=a/b", "trial.seed=4294967295", "mlflow.uri=''", "scaling.lr_octaves=100")
+    digits(
+        "search.seconds=null",
+        "search.precision=null",
+        "search.replicates=0",
+        "device=cuda:3",
+        "study=7",
+    )
+    digits(
+        "search.seconds=1e9", "hardware.scale_out.all_reduce.overlap=1e6", "~workload.target.bounds"
+    )
+    digits(
+        "schedule=null",
+        "study=a/b",
+        "trial.seed=4294967295",
+        "mlflow.uri=''",
+        "scaling.lr_octaves=100",
+    )
     digits("protocol.micro_batch_size=null", "protocol.noise_scale_every=null", "~workload.tunable")
-    digits("+trainer.gradient_clip_val=1.0", "+sampler.seed=3", "+workload.module.anything=1")  # what the targets take
+    digits(
+        "+trainer.gradient_clip_val=1.0", "+sampler.seed=3", "+workload.module.anything=1"
+    )  # what the targets take
 
 
 @pytest.mark.parametrize(
@@ -116,9 +142,14 @@ def test_allows():
 )
 def test_types_and_bounds(must, overrides):
     values = dict(override.split("=") for override in overrides.split())
-    received = {word: f"'{word}'" for word in ("many", "maybe", "momentum", "down", "speed", "fast")}
+    received = {
+        word: f"'{word}'" for word in ("many", "maybe", "momentum", "down", "speed", "fast")
+    }
     received |= {"true": "True", "1e300": "1e+300", "1e10": "10000000000.0"}
-    lines = [f"{name} must {must}, but got {received.get(value, value)}" for name, value in values.items()]
+    lines = [
+        f"{name} must {must}, but got {received.get(value, value)}"
+        for name, value in values.items()
+    ]
     assert sorted(mistakes("workload=digits", *overrides.split())) == sorted(lines)
 
 
@@ -128,9 +159,18 @@ def test_types_and_bounds(must, overrides):
         ("budget.steps=${study}", "budget.steps must be a valid integer, but got 'digits'"),
         # once, not as scaling.lr
         ("workload.reference.lr=0", "workload.reference.lr must be at least 1e-15, but got 0"),
-        ("hardware.ceilings.matrix_sizes=[9e9]", "hardware.ceilings.matrix_sizes.0 must be at most 32768, but got 90"),
-        ("sampler.policy.particles=2147483648", "sampler.policy.particles must be at most 10000, but got 2147483648"),
-        ("sampler=tpe sampler.n_startup_trials=x", "sampler.n_startup_trials must be a valid integer, but got 'x'"),
+        (
+            "hardware.ceilings.matrix_sizes=[9e9]",
+            "hardware.ceilings.matrix_sizes.0 must be at most 32768, but got 90",
+        ),
+        (
+            "sampler.policy.particles=2147483648",
+            "sampler.policy.particles must be at most 10000, but got 2147483648",
+        ),
+        (
+            "sampler=tpe sampler.n_startup_trials=x",
+            "sampler.n_startup_trials must be a valid integer, but got 'x'",
+        ),
         ("sampler.sigma=nan", "sampler.sigma must be a finite number, but got nan"),
         ("workload.batch_size.low=1e300", "workload.batch_size.low is too large, but got 1e+300"),
         (f"{MOMENTUM}.high=inf", f"{MOMENTUM}.high must be a finite number, but got inf"),
@@ -138,28 +178,67 @@ def test_types_and_bounds(must, overrides):
         ("output=''", "output must not be empty, but got ''"),
         ("storage=''", "storage must not be empty, but got ''"),
         ("data.root='a\0b'", "data.root must not contain control characters, but got 'a\\x00b'"),
-        ("study=/a", "study must be a name, or names with / between, of at most 200 bytes each, but got '/a'"),
-        ("study=a/../../b", "study must be a name, or names with / between, of at most 200 bytes each, but got 'a/.."),
+        (
+            "study=/a",
+            "study must be a name, or names with / between, of at most 200 bytes each, but got '/a'",
+        ),
+        (
+            "study=a/../../b",
+            "study must be a name, or names with / between, of at most 200 bytes each, but got 'a/..",
+        ),
         ("study=.", "study must be a name, or names with"),
         (f"study={'x' * 201}", "study must be a name, or names with"),
         ("workload.name=../x study=a", "workload.name must be a name"),
-        ("output=~no-such-user/x", "output: there is no home directory ~no-such-user, but got '~no-such-user/x'"),
-        ("mlflow.uri='http://[::1'", "mlflow.uri must be a URL: Invalid IPv6 URL, but got 'http://[::1'"),
+        (
+            "output=~no-such-user/x",
+            "output: there is no home directory ~no-such-user, but got '~no-such-user/x'",
+        ),
+        (
+            "mlflow.uri='http://[::1'",
+            "mlflow.uri must be a URL: Invalid IPv6 URL, but got 'http://[::1'",
+        ),
         ("schedule=1", "schedule must be the name of a choice, but got schedule=1"),
         ("scaling=nan", "scaling must be the name of a choice, but got scaling=nan"),
         ("scaling=[nan]", "scaling must be the name of a choice, but got scaling=[nan]"),
         (f"sampler={'x' * 300}", "sampler must be the name of a choice, but got sampler=xxx"),
         ("sampler=null", "sampler must be the name of a choice, but got sampler=null"),
-        ("hardware.scale_out.devices=[0]", "hardware.scale_out.devices.0 must be at least 1, but got 0"),
-        ("search.batch_size.low=9999", "search.batch_size: low must be at most high, but got low=9999 and high=1200"),
-        ("trial.batch_size=64", "trial: to train one trial, give both trial.batch_size and trial.lr, but got"),
-        ("workload.target.value=-0.1", f"{TARGET} -0.1 cannot be reached: val/loss lies in [0.0, inf]"),
-        ("workload.target.bounds=[0,0.1]", f"{TARGET} 0.1 is met by every value in [0.0, 0.1]: check mode and value"),
-        ("workload.target.bounds=[1,0]", "workload.target: bounds must be two increasing numbers, but got [1.0, 0.0]"),
-        (f"{REDUCE}.seconds={{1:0.1}}", f"{REDUCE}: seconds must be given for 2 devices or more, but got {{1: 0.1}}"),
-        (f"{REDUCE}.seconds={{2:1}} {REDUCE}.bytes_per_second=1", f"{REDUCE}: give bytes_per_second or seconds, not"),
+        (
+            "hardware.scale_out.devices=[0]",
+            "hardware.scale_out.devices.0 must be at least 1, but got 0",
+        ),
+        (
+            "search.batch_size.low=9999",
+            "search.batch_size: low must be at most high, but got low=9999 and high=1200",
+        ),
+        (
+            "trial.batch_size=64",
+            "trial: to train one trial, give both trial.batch_size and trial.lr, but got",
+        ),
+        (
+            "workload.target.value=-0.1",
+            f"{TARGET} -0.1 cannot be reached: val/loss lies in [0.0, inf]",
+        ),
+        (
+            "workload.target.bounds=[0,0.1]",
+            f"{TARGET} 0.1 is met by every value in [0.0, 0.1]: check mode and value",
+        ),
+        (
+            "workload.target.bounds=[1,0]",
+            "workload.target: bounds must be two increasing numbers, but got [1.0, 0.0]",
+        ),
+        (
+            f"{REDUCE}.seconds={{1:0.1}}",
+            f"{REDUCE}: seconds must be given for 2 devices or more, but got {{1: 0.1}}",
+        ),
+        (
+            f"{REDUCE}.seconds={{2:1}} {REDUCE}.bytes_per_second=1",
+            f"{REDUCE}: give bytes_per_second or seconds, not",
+        ),
         (f"{REDUCE}.seconds={{two:1}}", f"{REDUCE}.seconds.two.[key] must be a valid integer"),
-        ("search.tune=[dropout]", "search.tune names 'dropout', but the workload digits lists momentum, average"),
+        (
+            "search.tune=[dropout]",
+            "search.tune names 'dropout', but the workload digits lists momentum, average",
+        ),
         (
             "search.tune=[horizon]",
             "search.tune names 'horizon', but the workload digits lists momentum, average, weight_decay, "
@@ -173,10 +252,22 @@ def test_types_and_bounds(must, overrides):
             f"{MOMENTUM}: key must lie below workload.module, budget or batch_schedule, or be scaling.beta2_",
         ),
         (f"{MOMENTUM}.integer=true", f"{MOMENTUM}: low and high of a whole number must be whole"),
-        ("+workload.tunable.lr={key:workload.module.lr,low:0,high:1}", "workload.tunable: a study has lr already"),
-        (f"search.tune=[momentum] {MU}", f"search: {MU} must name a number of the config, or null, but got nothing"),
-        ("search.workers=0 protocol.trial_seconds=9", "search.workers=0 runs trials in this process, which cannot end"),
-        ("search.workers=2 hardware.enabled=false", "search.workers=2: seconds per step are the survey's, measured"),
+        (
+            "+workload.tunable.lr={key:workload.module.lr,low:0,high:1}",
+            "workload.tunable: a study has lr already",
+        ),
+        (
+            f"search.tune=[momentum] {MU}",
+            f"search: {MU} must name a number of the config, or null, but got nothing",
+        ),
+        (
+            "search.workers=0 protocol.trial_seconds=9",
+            "search.workers=0 runs trials in this process, which cannot end",
+        ),
+        (
+            "search.workers=2 hardware.enabled=false",
+            "search.workers=2: seconds per step are the survey's, measured",
+        ),
         (
             "search.trails=3",
             "unknown option search.trails: did you mean search.trials?",
@@ -185,14 +276,29 @@ def test_types_and_bounds(must, overrides):
             "+search.trails=3",
             "unknown option search.trails: did you mean search.trials?",
         ),
-        ("+nothing.like=1", "unknown option nothing; bstune --cfg job +workload=NAME lists the options"),
+        (
+            "+nothing.like=1",
+            "unknown option nothing; bstune --cfg job +workload=NAME lists the options",
+        ),
         ("storage=???", "storage is missing: give it a value, storage=..."),
         ("~workload.data", "workload.data is missing: give it a value, workload.data=..."),
-        ("~hardware.memory.relative.cuda", "hardware.memory.relative.cuda is missing: give it a value, "),
-        ("+workload.module.x=???", "workload.module.x is missing: give it a value, workload.module.x=..."),
+        (
+            "~hardware.memory.relative.cuda",
+            "hardware.memory.relative.cuda is missing: give it a value, ",
+        ),
+        (
+            "+workload.module.x=???",
+            "workload.module.x is missing: give it a value, workload.module.x=...",
+        ),
         ("output=outputs/${no.such.key}/x", "output: Interpolation key 'no.such.key' not found"),
-        ("workload.module.lr=${no.such.key}", "workload.module.lr: Interpolation key 'no.such.key' not found"),
-        ("data.root=${oc.env:BSTUNE_TEST_NOT_SET}", 'data.root: KeyError raised while resolving interpolation: "Envir'),
+        (
+            "workload.module.lr=${no.such.key}",
+            "workload.module.lr: Interpolation key 'no.such.key' not found",
+        ),
+        (
+            "data.root=${oc.env:BSTUNE_TEST_NOT_SET}",
+            'data.root: KeyError raised while resolving interpolation: "Envir',
+        ),
     ],
 )
 def test_refuses_in_one_line(overrides, line):
@@ -203,9 +309,17 @@ def test_refuses_in_one_line(overrides, line):
 def test_a_home_directory_is_expanded(monkeypatch):
     monkeypatch.setenv("HOME", "/home/me")
     monkeypatch.setenv("BSTUNE_CACHE", "~/cache")
-    config = digits("output=~/out/${study}", "data.root=~", "storage=sqlite:///~/b.db", "mlflow.uri=sqlite:///~/m.db")
+    config = digits(
+        "output=~/out/${study}",
+        "data.root=~",
+        "storage=sqlite:///~/b.db",
+        "mlflow.uri=sqlite:///~/m.db",
+    )
     assert (config.output, config.data.root) == ("/home/me/out/digits", "/home/me")
-    assert (config.storage, config.mlflow.uri) == ("sqlite:////home/me/b.db", "sqlite:////home/me/m.db")
+    assert (config.storage, config.mlflow.uri) == (
+        "sqlite:////home/me/b.db",
+        "sqlite:////home/me/m.db",
+    )
     assert (config.hardware.cache, config.storage[:6]) == ("/home/me/cache/hardware", "sqlite")
 
 
@@ -214,7 +328,10 @@ def test_every_number_has_a_range():
 
     def without_range(schema):
         if isinstance(schema, dict):
-            ends = {"minimum", "exclusiveMinimum"} & schema.keys() and {"maximum", "exclusiveMaximum"} & schema.keys()
+            ends = {"minimum", "exclusiveMinimum"} & schema.keys() and {
+                "maximum",
+                "exclusiveMaximum",
+            } & schema.keys()
             yield schema.get("type") in ("integer", "number") and not ends
             for value in schema.values():
                 yield from without_range(value)
@@ -223,7 +340,9 @@ def test_every_number_has_a_range():
                 yield from without_range(value)
 
     types = script["option_types"]()
-    assert [name for name, kind in types.items() if any(without_range(TypeAdapter(kind).json_schema()))] == [
+    assert [
+        name for name, kind in types.items() if any(without_range(TypeAdapter(kind).json_schema()))
+    ] == [
         "workload.target.bounds"  # may be infinite
     ]
 
@@ -248,7 +367,10 @@ def test_an_old_name_is_told_the_new_one():
 
 def test_types_are_written_and_references_stay():
     config = digits("search.seconds=5", "workload.reference.batch_size=64", "study=7")
-    assert [type(value) for value in (config.search.seconds, config.scaling.batch_size)] == [float, float]
+    assert [type(value) for value in (config.search.seconds, config.scaling.batch_size)] == [
+        float,
+        float,
+    ]
     assert config.study == "7"
     assert digits("mlflow.experiment=${seed}").mlflow.experiment == "0"
     assert OmegaConf.to_container(config.workload.module)["lr"] == "${trial.lr}"
@@ -258,12 +380,22 @@ def test_types_are_written_and_references_stay():
 
 def test_a_folder_of_ones_own(tmp_path):
     (tmp_path / "workload").mkdir()
-    (tmp_path / "workload" / "mine.yaml").write_text((CONF / "workload" / "digits.yaml").read_text())
-    for order in (["--config-dir", str(tmp_path), "workload=mine"], ["workload=mine", "--config-dir", str(tmp_path)]):
+    (tmp_path / "workload" / "mine.yaml").write_text(
+        (CONF / "workload" / "digits.yaml").read_text()
+    )
+    for order in (
+        ["--config-dir", str(tmp_path), "workload=mine"],
+        ["workload=mine", "--config-dir", str(tmp_path)],
+    ):
         assert compose(order).workload.name == "digits"
-    assert mistakes("--config-dir", str(tmp_path))[1] == f"workloads: {', '.join(sorted([*WORKLOADS, 'mine']))}"
+    assert (
+        mistakes("--config-dir", str(tmp_path))[1]
+        == f"workloads: {', '.join(sorted([*WORKLOADS, 'mine']))}"
+    )
     (tmp_path / "workload" / "mine.yaml").write_text("a: [")
-    assert "a config file is not YAML" in mistakes("--config-dir", str(tmp_path), "workload=mine")[0]
+    assert (
+        "a config file is not YAML" in mistakes("--config-dir", str(tmp_path), "workload=mine")[0]
+    )
 
 
 # A replayed workload
@@ -275,13 +407,20 @@ REPLAY = ("workload=replay", "workload.table=fashion_mlp")
 def test_what_is_given_stays_where_the_table_would_say_otherwise():
     given = ("workload.reference.lr=3", "search.batch_size.high=16", "workload.budget.examples=7")
     config = compose((*REPLAY, *given), complete)
-    assert (config.scaling.lr, config.search.batch_size.high, config.budget.examples) == (3.0, 16, 7)
+    assert (config.scaling.lr, config.search.batch_size.high, config.budget.examples) == (
+        3.0,
+        16,
+        7,
+    )
 
 
 @pytest.mark.parametrize(
     ("override", "line"),
     [
-        ("+workload.module={}", "workload.module: a workload is trained (data and module) or replayed (table), but"),
+        (
+            "+workload.module={}",
+            "workload.module: a workload is trained (data and module) or replayed (table), but",
+        ),
         ("+workload.nope=1", "unknown option workload.nope"),
         ("workload.table=[1]", "workload.table must be a valid string, but got [1]"),
         ("workload.budget.steps=x", "workload.budget.steps must be a valid integer, but got 'x'"),
@@ -317,7 +456,10 @@ def test_names_pick_from_what_the_workload_lists():
 def test_hyperparameters_stand_at_their_keys_in_a_copy():
     config = digits("+workload.tunable.horizon={key: budget.examples, low: 1, high: 9e9}")
     changed = with_hyperparameters(config, {"momentum": 0.5, "average": 0.3, "horizon": 6400})
-    assert (changed.workload.module.optimizer.momentum, changed.workload.module.average.fraction) == (0.5, 0.3)
+    assert (
+        changed.workload.module.optimizer.momentum,
+        changed.workload.module.average.fraction,
+    ) == (0.5, 0.3)
     assert config.workload.module.optimizer.momentum == 0.0
     assert budget_of(changed).last_step(16) == 400
     assert overrides(config, {"momentum": 0.25}) == ["workload.module.optimizer.momentum=0.25"]
@@ -331,7 +473,10 @@ def test_the_table_of_options_is_current():
     script = runpy.run_path(str(Path(__file__).parents[1] / ".ci/option_table.py"))
     names, comments = set(script["option_types"]()), script["comments"]()
     assert script["table"]() in README.read_text()
-    assert set(comments) >= {name for name in names if not name.startswith("workload")} - {"sampler", "scaling.rule"}
+    assert set(comments) >= {name for name in names if not name.startswith("workload")} - {
+        "sampler",
+        "scaling.rule",
+    }
     assert not [name for name, (_, what) in comments.items() if name in names and not what]
 
 

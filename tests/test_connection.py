@@ -42,7 +42,9 @@ def test_storages_that_cannot_be_are_refused(tmp_path, storage, message):
         with pytest.raises(StudyError, match=message):
             look(storage.format(tmp=tmp_path))
     check_storage(url(tmp_path))
-    with pytest.raises(StudyError, match="has no study 'toy', but none at all: begin it there with"):
+    with pytest.raises(
+        StudyError, match="has no study 'toy', but none at all: begin it there with"
+    ):
         find_study("toy", url(tmp_path))
     assert entries(tmp_path) == ["notes.txt"], "checking writes nothing"
 
@@ -52,7 +54,9 @@ def test_a_storage_of_another_version_of_optuna_is_named_as_such(tmp_path):
     with contextlib.closing(sqlite3.connect(tmp_path / "study.db")) as connection, connection:
         connection.execute("UPDATE alembic_version SET version_num = 'v2.6.0.a'")
     for look in (lambda: opened(tmp_path), lambda: find_study("toy", url(tmp_path))):
-        with pytest.raises(StudyError, match=r"study\.db cannot be read: The runtime optuna version .* upgrade"):
+        with pytest.raises(
+            StudyError, match=r"study\.db cannot be read: The runtime optuna version .* upgrade"
+        ):
             look()
 
 
@@ -64,7 +68,9 @@ def test_a_storage_that_does_not_answer_is_reported(tmp_path, monkeypatch):
         with pytest.raises(StudyError, match="database is locked"):
             check_storage(url(tmp_path))
     pytest.importorskip("pymysql", reason="needs a MySQL driver")
-    silent = pytest.raises(StudyError, match=r"the storage does not answer: .*no answer within 0.4 s")
+    silent = pytest.raises(
+        StudyError, match=r"the storage does not answer: .*no answer within 0.4 s"
+    )
     with socket.create_server(("127.0.0.1", 0)) as server, silent:
         check_storage(f"mysql+pymysql://u@127.0.0.1:{server.getsockname()[1]}/name")
 

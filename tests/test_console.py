@@ -12,7 +12,18 @@ def test_numbers_have_their_significant_digits():
 
 def test_durations_have_three_digits_and_a_unit():
     seconds = (None, 0.0, 0.0000351, 0.0123, 0.99996, 29.0, 119.96, 3600.0, 7199.9, 1e6)
-    texts = ["-", "0 s", "0.0351 ms", "12.3 ms", "1.00 s", "29.0 s", "2.00 min", "60.0 min", "2.00 h", "278 h"]
+    texts = [
+        "-",
+        "0 s",
+        "0.0351 ms",
+        "12.3 ms",
+        "1.00 s",
+        "29.0 s",
+        "2.00 min",
+        "60.0 min",
+        "2.00 h",
+        "278 h",
+    ]
     assert [format_seconds(one) for one in seconds] == texts
 
 

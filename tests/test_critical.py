@@ -11,25 +11,51 @@ from bstune.report.answer import critical_text
 from bstune.search.acquisition import most_telling
 from bstune.search.observations import Observation, Posterior, likelihood_data
 from bstune.search.posterior import B_CRIT, B_OPT, LEVEL, draw_prior, make_prior
-from bstune.study.critical import critical_batch, easier_targets, growth, no_easier_target, over_targets, passing
+from bstune.study.critical import (
+    critical_batch,
+    easier_targets,
+    growth,
+    no_easier_target,
+    over_targets,
+    passing,
+)
 
 LOW, HIGH = 8, 2048  # B_mid is 128
 MIDDLE = math.log(128.0)
 TARGET = Target("val/error", 0.1, "min")
 
 
-def posterior_of(b_crit, b_opt=None, s_min=100.0, sizes=(8, 32, 128, 512, 2048), status="reached", spread=0.1, low=LOW):
+def posterior_of(
+    b_crit,
+    b_opt=None,
+    s_min=100.0,
+    sizes=(8, 32, 128, 512, 2048),
+    status="reached",
+    spread=0.1,
+    low=LOW,
+):
     """Return a posterior whose draws follow the law with these medians, and trials at these batch sizes."""
-    settings = {"log_budget": 7.0, "sigma": 1.0, "exponent_sigma": 0.3, "noise_scale": None, "others": 0}
+    settings = {
+        "log_budget": 7.0,
+        "sigma": 1.0,
+        "exponent_sigma": 0.3,
+        "noise_scale": None,
+        "others": 0,
+    }
     prior = make_prior(low=low, high=HIGH, rule=lambda x: 0.5 * x - 6.0, **settings)
     theta = draw_prior(prior, 200, np.random.default_rng(0))
     theta[:, -prior.knots.size :] = 0.0
     theta[:, B_CRIT] = math.log(b_crit) - MIDDLE + np.linspace(-spread, spread, 200)
     if b_opt is not None:
         theta[:, B_OPT] = math.log(b_opt) - MIDDLE + np.linspace(-spread, spread, 200)[::-1]
-    theta[:, LEVEL] = math.log(s_min) + np.log(1.0 + np.exp(theta[:, B_CRIT]) + np.exp(2.0 * theta[:, B_OPT]))
+    theta[:, LEVEL] = math.log(s_min) + np.log(
+        1.0 + np.exp(theta[:, B_CRIT]) + np.exp(2.0 * theta[:, B_OPT])
+    )
     logs = [math.log2(size) for size in sizes]
-    seen = tuple(Observation(i, status, 100, 99, 0.01, x, -4.0, (), None, 0.0, stuck=False) for i, x in enumerate(logs))
+    seen = tuple(
+        Observation(i, status, 100, 99, 0.01, x, -4.0, (), None, 0.0, stuck=False)
+        for i, x in enumerate(logs)
+    )
     tau = StepTimes(StepTime(1e-3, 0.0))
     return Posterior(seen, likelihood_data(seen, prior), theta, tau, 1.0, prior, math.inf)
 
@@ -37,7 +63,9 @@ def posterior_of(b_crit, b_opt=None, s_min=100.0, sizes=(8, 32, 128, 512, 2048),
 def test_the_law_gives_its_own_numbers():
     found = critical_batch(posterior_of(200.0))
     assert (found.smallest, found.largest, found.level) == (8, 2048, pytest.approx(0.9))
-    assert (found.b_crit, found.s_min, found.e_min) == pytest.approx((200.0, 100.0, 20_000.0), rel=0.02)
+    assert (found.b_crit, found.s_min, found.e_min) == pytest.approx(
+        (200.0, 100.0, 20_000.0), rel=0.02
+    )
     ends = 200.0 * math.exp(-0.09), 200.0 * math.exp(0.09)
     assert (found.b_crit_low, found.b_crit_high) == pytest.approx(ends, rel=0.02)
     assert (found.perfect_scaling_below, found.maximal_data_parallelism_above) == pytest.approx(
@@ -51,13 +79,21 @@ def test_the_law_gives_its_own_numbers():
     ("sizes", "spread", "known"),
     [
         ((8, 2048), 0.1, (True, True, True)),
-        ((8, 110), 0.1, (True, True, True)),  # an octave beyond the largest one that reached the target
+        (
+            (8, 110),
+            0.1,
+            (True, True, True),
+        ),  # an octave beyond the largest one that reached the target
         ((8, 95), 0.1, (True, False, False)),
         ((8, 64), 0.1, (True, False, False)),  # above an octave beyond
         ((900, 2048), 0.1, (False, False, True)),
         ((410, 2048), 0.1, (False, False, True)),
         ((200, 200), 0.1, (False, False, False)),  # one batch size says nothing of the others
-        ((200, 200), 2.0, (False, False, False)),  # in the middle of an interval without an end is the prior's guess
+        (
+            (200, 200),
+            2.0,
+            (False, False, False),
+        ),  # in the middle of an interval without an end is the prior's guess
     ],
 )
 def test_what_lies_beyond_the_batch_sizes_that_reached_the_target_is_open(sizes, spread, known):
@@ -79,9 +115,13 @@ def test_what_lies_beyond_the_batch_sizes_that_reached_the_target_is_open(sizes,
         (2.0, (32, 2048), None),
     ],
 )
-def test_an_interval_beyond_the_search_asks_for_other_batch_sizes_and_no_trials(b_crit, sizes, options):
+def test_an_interval_beyond_the_search_asks_for_other_batch_sizes_and_no_trials(
+    b_crit, sizes, options
+):
     found = critical_batch(posterior_of(b_crit, sizes=sizes))
-    assert found.note == (options and f"the interval reaches beyond the search: {options} would show more")
+    assert found.note == (
+        options and f"the interval reaches beyond the search: {options} would show more"
+    )
     assert bool(found.next_trials) == (options is None)
     assert found.b_crit is None
 
@@ -89,7 +129,11 @@ def test_an_interval_beyond_the_search_asks_for_other_batch_sizes_and_no_trials(
 @pytest.mark.parametrize(
     ("sizes", "above", "known"),
     [
-        ((2048, 2048), 0.0, (False, False, False)),  # the prior's upper end, 2400, is near a batch size that reached it
+        (
+            (2048, 2048),
+            0.0,
+            (False, False, False),
+        ),  # the prior's upper end, 2400, is near a batch size that reached it
         ((8, 8), 0.0, (False, False, False)),  # the lower one, 7
         ((8, 2048), 0.0, (False, False, False)),
         ((8, 2048), 64.0, (True, True, False)),
@@ -98,10 +142,17 @@ def test_an_interval_beyond_the_search_asks_for_other_batch_sizes_and_no_trials(
 def test_an_end_that_the_prior_sets_is_open(sizes, above, known):
     posterior = posterior_of(200.0, sizes=sizes)
     theta = draw_prior(posterior.prior, 1000, np.random.default_rng(1))
-    found = critical_batch(replace(posterior, theta=theta[np.exp(theta[:, B_CRIT] + MIDDLE) > above]))
-    assert tuple(end is not None for end in (found.b_crit_low, found.b_crit, found.b_crit_high)) == known
+    found = critical_batch(
+        replace(posterior, theta=theta[np.exp(theta[:, B_CRIT] + MIDDLE) > above])
+    )
+    assert (
+        tuple(end is not None for end in (found.b_crit_low, found.b_crit, found.b_crit_high))
+        == known
+    )
     assert (found.s_min is None, found.e_min is None) == (not known[2], not known[0])
-    assert critical_text(vars(found)).endswith("(90%: above 70)" if known[0] else "open at both ends)")
+    assert critical_text(vars(found)).endswith(
+        "(90%: above 70)" if known[0] else "open at both ends)"
+    )
 
 
 def test_nothing_reached_gives_nothing():
@@ -120,8 +171,13 @@ def test_a_small_batch_term_is_reported_where_the_trials_ask_for_it():
         critical_batch(posterior_of(200.0, 60.0, sizes=(8, 32))),
         critical_batch(posterior_of(200.0, 80.0, sizes=(8, 32))),
     )
-    assert [(one.b_opt_low is None, one.b_opt_high is None) for one in ends] == [(False, True), (True, True)]
-    assert critical_batch(posterior_of(200.0, 5.0)).b_opt is None  # below the smallest batch size it changes nothing
+    assert [(one.b_opt_low is None, one.b_opt_high is None) for one in ends] == [
+        (False, True),
+        (True, True),
+    ]
+    assert (
+        critical_batch(posterior_of(200.0, 5.0)).b_opt is None
+    )  # below the smallest batch size it changes nothing
 
 
 def test_the_trials_that_would_narrow_it_are_on_both_sides_at_the_best_rate():
@@ -136,7 +192,9 @@ def test_the_trials_that_would_narrow_it_are_on_both_sides_at_the_best_rate():
     assert critical_batch(posterior, in_seconds=False).next_trials[0].seconds is None
 
 
-@pytest.mark.parametrize(("low", "too_large", "largest"), [(8, 64, 54), (8, 8, None), (8, 4, None), (3, 4, 3)])
+@pytest.mark.parametrize(
+    ("low", "too_large", "largest"), [(8, 64, 54), (8, 8, None), (8, 4, None), (3, 4, 3)]
+)
 def test_no_trial_is_named_that_does_not_fit(low, too_large, largest):
     no_room = replace(posterior_of(200.0, spread=2.0, low=low), too_large=math.log2(too_large))
     assert max((round(2.0**x) for x, _, _ in most_telling(no_room, 3)), default=None) == largest
@@ -164,20 +222,31 @@ def test_a_record_at_an_easier_target(value, steps, steps_low, status):
 
 def falling(number, batch_size, last):
     history = tuple((step, 0.1 * last / step) for step in range(5, last + 1, 5))
-    return make_result(number=number, batch_size=batch_size, status="reached", steps=last, history=history)
+    return make_result(
+        number=number, batch_size=batch_size, status="reached", steps=last, history=history
+    )
 
 
 def test_b_crit_over_targets_that_enough_trials_passed():
     done = [falling(i, 16 * 2**i, round(4000 / 2**i)) for i in range(8)]
-    ladder = [0.1 * 1.06**k for k in (1, 6, 11, 15, 20)]  # of the 20 that all of them passed, five with both ends
+    ladder = [
+        0.1 * 1.06**k for k in (1, 6, 11, 15, 20)
+    ]  # of the 20 that all of them passed, five with both ends
     assert [one.value for one in easier_targets(done, TARGET, 0.0)] == pytest.approx(ladder)
     assert easier_targets(done[:7], TARGET, 0.0) == easier_targets(done[:1] * 9, TARGET, 0.0) == []
     assert easier_targets(done, TARGET, None) == []
     assert "set workload.target.bounds" in no_easier_target(TARGET, None)
-    assert "by 8 closely evaluated trials over 8 times the batch size" in no_easier_target(TARGET, 0.0)
+    assert "by 8 closely evaluated trials over 8 times the batch size" in no_easier_target(
+        TARGET, 0.0
+    )
     assert "has a schedule for the harder one" in no_easier_target(TARGET, 0.0, horizon=True)
     assert (
-        easier_targets([replace(one, history=one.history[:: len(one.history) - 1]) for one in done], TARGET, 0.0) == []
+        easier_targets(
+            [replace(one, history=one.history[:: len(one.history) - 1]) for one in done],
+            TARGET,
+            0.0,
+        )
+        == []
     )  # coarse
     parts = [replace(one, number=one.number + 8, resumed_from=one.number) for one in done]
     assert easier_targets([*done[:4], *parts[:4]], TARGET, 0.0) == []  # four trials
@@ -189,7 +258,9 @@ def test_b_crit_over_targets_that_enough_trials_passed():
         return posterior_of(1000.0 * target.value, spread=0.3)
 
     rows = over_targets(done, TARGET, 0.0, infer)
-    assert [row["b_crit"] for row in rows] == pytest.approx([1000.0 * row["target"] for row in rows], rel=0.03)
+    assert [row["b_crit"] for row in rows] == pytest.approx(
+        [1000.0 * row["target"] for row in rows], rel=0.03
+    )
     assert {row["passed"] for row in rows} == {8}
     assert all(before > after for before, after in zip(asked[0], asked[-1], strict=True))
 
@@ -197,13 +268,19 @@ def test_b_crit_over_targets_that_enough_trials_passed():
 def rows_of(b_crit, width=1.2, values=(2.0, 2.2, 2.4, 2.6)):
     """Return B_crit at targets, each with an interval of a factor."""
     middles = [(value, b_crit(value)) for value in values]
-    return [{"target": t, "b_crit": b, "b_crit_low": b / width, "b_crit_high": b * width} for t, b in middles]
+    return [
+        {"target": t, "b_crit": b, "b_crit_low": b / width, "b_crit_high": b * width}
+        for t, b in middles
+    ]
 
 
 @pytest.mark.parametrize("ideal", [0.0, 1.0])
 @pytest.mark.parametrize("exponent", [-4.76, 0.0, 2.0])
 def test_the_exponent_of_a_power_of_the_distance_and_its_sign(ideal, exponent):
-    found = growth(rows_of(lambda target: 30.0 * abs(target - ideal) ** exponent, values=(2.0, 2.5, 3.0, 4.0)), ideal)
+    found = growth(
+        rows_of(lambda target: 30.0 * abs(target - ideal) ** exponent, values=(2.0, 2.5, 3.0, 4.0)),
+        ideal,
+    )
     assert found["exponent"] == pytest.approx(exponent, abs=1e-6)
     assert (found["from"], found["to"], found["ideal"]) == (4.0, 2.0, ideal)
     assert found["low"] < exponent < found["high"]

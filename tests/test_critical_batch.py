@@ -26,9 +26,22 @@ def made(power, every=1.03):
     for size in SIZES:
         best = 0.01 * size**EXPONENT
         for away in (-1.3, -0.3, 0.7):  # octaves from the best rate
-            steps = 3000.0 * (losses / 2.0) ** -6.0 * (1.0 + 60.0 * (losses / 2.0) ** power / size) * 2.0 ** (away**2)
-            run = {"batch_size": size, "lr": best * 2.0**away, "seed": 0, "seconds_per_step": 0.1, "status": "reached"}
-            rows.append({**run, "steps": np.round(steps).astype(int).tolist(), "metric": losses.tolist()})
+            steps = (
+                3000.0
+                * (losses / 2.0) ** -6.0
+                * (1.0 + 60.0 * (losses / 2.0) ** power / size)
+                * 2.0 ** (away**2)
+            )
+            run = {
+                "batch_size": size,
+                "lr": best * 2.0**away,
+                "seed": 0,
+                "seconds_per_step": 0.1,
+                "status": "reached",
+            }
+            rows.append(
+                {**run, "steps": np.round(steps).astype(int).tolist(), "metric": losses.tolist()}
+            )
     return rows
 
 
@@ -48,7 +61,9 @@ def test_a_laws_numbers_are_found_at_every_target(tmp_path, power, loss):
     assert found["lr_exponent"] == pytest.approx(EXPONENT, abs=0.02)
 
 
-@pytest.mark.parametrize(("power", "word"), [(-4.76, "rises"), (0.0, "neither surely rises nor falls")])
+@pytest.mark.parametrize(
+    ("power", "word"), [(-4.76, "rises"), (0.0, "neither surely rises nor falls")]
+)
 def test_the_sign_of_its_growth_is_said(tmp_path, power, word):
     path = write_rows(tmp_path / "made.jsonl", made(power))
     options = {"tables": [str(path)], "target": 2.0, "easier": [1.0, 1.2, 1.5], "level": 0.9}
@@ -73,10 +88,22 @@ def test_targets_that_were_not_evaluated_closely_are_left_out(tmp_path):
     close, coarse = table_of(tmp_path, -4.0), table_of(tmp_path, -4.0, every=1.2)
     target = Target("val/loss", 2.0, "min")
     assert too_coarse(close, target) is None
-    assert too_coarse(coarse, target) == "33 of 33 runs that passed it were not evaluated closely there"
-    assert too_coarse(close, Target("val/loss", 9.0, "min")).startswith("33 of 33")  # at its first evaluation
-    options = {"tables": [str(tmp_path / "made.jsonl")], "target": 2.0, "easier": [1.0], "level": 0.9}
-    with pytest.raises(TableError, match=r"no table determines anything: made, error <= 2 is left out: 33 of 33"):
+    assert (
+        too_coarse(coarse, target)
+        == "33 of 33 runs that passed it were not evaluated closely there"
+    )
+    assert too_coarse(close, Target("val/loss", 9.0, "min")).startswith(
+        "33 of 33"
+    )  # at its first evaluation
+    options = {
+        "tables": [str(tmp_path / "made.jsonl")],
+        "target": 2.0,
+        "easier": [1.0],
+        "level": 0.9,
+    }
+    with pytest.raises(
+        TableError, match=r"no table determines anything: made, error <= 2 is left out: 33 of 33"
+    ):
         critical_batch.run(OmegaConf.create(), Console(), **options)
 
 
@@ -84,7 +111,10 @@ def test_targets_that_were_not_evaluated_closely_are_left_out(tmp_path):
     ("changes", "message"),
     [
         ({"easier": []}, r"easier must be multiples of the target, 1 or more, but got \[\]"),
-        ({"easier": [1.0, 0.9]}, r"easier must be multiples of the target, 1 or more, but got \[1.0, 0.9\]"),
+        (
+            {"easier": [1.0, 0.9]},
+            r"easier must be multiples of the target, 1 or more, but got \[1.0, 0.9\]",
+        ),
         ({"level": 1.0}, r"level must be between 0 and 1, but got 1.0"),
         ({"tables": ["nowhere"]}, r"there is no table nowhere: give the path of a file"),
     ],
@@ -96,7 +126,13 @@ def test_mistakes(changes, message):
 
 
 def test_too_few_targets_tell_no_growth():
-    known = {"table": "a", "metric": "val/loss", "b_crit": 30.0, "b_crit_low": 20.0, "b_crit_high": 40.0}
+    known = {
+        "table": "a",
+        "metric": "val/loss",
+        "b_crit": 30.0,
+        "b_crit_low": 20.0,
+        "b_crit_high": 40.0,
+    }
     rows = [{**known, "target": 2.0}, {**known, "target": 2.2, "b_crit_high": None}]
     assert sentence(rows) == "a: too few targets have a critical batch size with both ends."
 

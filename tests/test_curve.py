@@ -22,7 +22,17 @@ from bstune.core.curve import (
 S_MIN, B_CRIT = 100.0, 1000.0
 NINE = B_CRIT * 2.0 ** np.arange(-5, 4)  # B_crit/32 to 8 B_crit
 # steps of the 85M-parameter language model in the runs released with Zhang et al. 2024, arXiv 2410.21676
-ZHANG = {64: 46000, 128: 23000, 256: 13282, 512: 7000, 1024: 3840, 2048: 2500, 4096: 1800, 8192: 1600, 16384: 1600}
+ZHANG = {
+    64: 46000,
+    128: 23000,
+    256: 13282,
+    512: 7000,
+    1024: 3840,
+    2048: 2500,
+    4096: 1800,
+    8192: 1600,
+    16384: 1600,
+}
 
 
 def point(batch_size, steps, censored=False):
@@ -42,7 +52,9 @@ def noisy_points(rng, batch_sizes, noise, b_opt=0.0):
 
 def trial(number, batch_size, steps, status="reached", low=None):
     low = steps - 1 if low is None else low
-    return make_result(number=number, batch_size=batch_size, steps=steps, status=status, steps_low=low)
+    return make_result(
+        number=number, batch_size=batch_size, steps=steps, status=status, steps_low=low
+    )
 
 
 FRONTIER = {
@@ -55,16 +67,34 @@ FRONTIER = {
         [trial(0, 128, 40), trial(1, 90, 50), trial(2, 91, 50), trial(3, 127, 49)],
         [(90, 50, False, 49), (91, 50, False, 49), (128, 40, False, 39)],
     ),
-    "equal S x B: the smaller batch size": ([trial(0, 80, 4), trial(1, 64, 5)], [(64, 5, False, 4)]),
-    "equal S x B and B: the lower number": ([trial(4, 64, 5, low=3), trial(2, 64, 5, low=1)], [(64, 5, False, 1)]),
-    "a bound beside a reached trial is dropped": ([trial(0, 64, 5), trial(1, 64, 9, "censored")], [(64, 5, False, 4)]),
+    "equal S x B: the smaller batch size": (
+        [trial(0, 80, 4), trial(1, 64, 5)],
+        [(64, 5, False, 4)],
+    ),
+    "equal S x B and B: the lower number": (
+        [trial(4, 64, 5, low=3), trial(2, 64, 5, low=1)],
+        [(64, 5, False, 1)],
+    ),
+    "a bound beside a reached trial is dropped": (
+        [trial(0, 64, 5), trial(1, 64, 9, "censored")],
+        [(64, 5, False, 4)],
+    ),
     "the largest bound on S x B, from its last evaluation": (
-        [trial(0, 64, 900, "censored", 10), trial(1, 70, 40, "censored", 40), trial(2, 64, 30, "censored", 30)],
+        [
+            trial(0, 64, 900, "censored", 10),
+            trial(1, 70, 40, "censored", 40),
+            trial(2, 64, 30, "censored", 30),
+        ],
         [(70, 40, True, 40)],
     ),
     "a trial never evaluated bounds nothing": ([trial(0, 64, 900, "censored", 0)], []),
     "diverged, oom and failed say nothing": (
-        [trial(0, 64, 900, "diverged"), trial(1, 128, 900, "oom"), trial(2, 256, 900, "failed"), trial(3, 1, 7)],
+        [
+            trial(0, 64, 900, "diverged"),
+            trial(1, 128, 900, "oom"),
+            trial(2, 256, 900, "failed"),
+            trial(3, 1, 7),
+        ],
         [(1, 7, False, 6)],
     ),
 }
@@ -79,7 +109,12 @@ def test_frontier_points(trials, expected):
 
 @pytest.mark.parametrize(
     ("batch_sizes", "s_min", "b_crit"),
-    [(NINE, 3e5, 2e4), ([16, 64, 256], 50, 64), ([8, 64, 8, 64], 50, 20), (np.geomspace(1, 1e5, 40), 1234.5, 321)],
+    [
+        (NINE, 3e5, 2e4),
+        ([16, 64, 256], 50, 64),
+        ([8, 64, 8, 64], 50, 20),
+        (np.geomspace(1, 1e5, 40), 1234.5, 321),
+    ],
 )
 def test_noiseless_points_return_the_parameters(batch_sizes, s_min, b_crit):
     points = true_points(batch_sizes, s_min, b_crit)
@@ -105,7 +140,10 @@ def test_noiseless_points_with_a_small_batch_term_return_the_parameters(b_crit, 
     assert fit.b_opt_low < b_opt < fit.b_opt_high
     assert fit.e_min == pytest.approx(50 * (b_crit + 2 * b_opt), rel=1e-3)
     assert fit.e_min <= min(p.batch_size * p.steps for p in points) * 1.001
-    for edge, slope in ((fit.perfect_scaling_below, -0.9), (fit.maximal_data_parallelism_above, -0.1)):
+    for edge, slope in (
+        (fit.perfect_scaling_below, -0.9),
+        (fit.maximal_data_parallelism_above, -0.1),
+    ):
         first, second = (b_crit / edge, (b_opt / edge) ** 2)
         assert -(first + 2 * second) / (1 + first + second) == pytest.approx(slope, rel=1e-2)
 
@@ -115,10 +153,14 @@ def test_two_terms_raise_no_false_alarm_and_three_are_found():
     rng, two, three = np.random.default_rng(3), [], []
     for _ in range(12):
         two.append(fit_curve(noisy_points(rng, NINE, 0.1)))
-        three.append(fit_curve(noisy_points(rng, NINE, 0.1, b_opt=340.0)))  # E(B_crit/32) is 2.8 E_min
+        three.append(
+            fit_curve(noisy_points(rng, NINE, 0.1, b_opt=340.0))
+        )  # E(B_crit/32) is 2.8 E_min
     assert [fit.law for fit in two] == ["two-terms"] * 12
     assert [fit.law for fit in three] == ["three-terms"] * 12
-    assert sum((fit.b_crit_low or 0) <= B_CRIT <= (fit.b_crit_high or math.inf) for fit in three) >= 10
+    assert (
+        sum((fit.b_crit_low or 0) <= B_CRIT <= (fit.b_crit_high or math.inf) for fit in three) >= 10
+    )
     assert sum(fit.b_opt_low <= 340.0 <= (fit.b_opt_high or math.inf) for fit in three) >= 10
 
 
@@ -144,12 +186,23 @@ def test_the_law_may_be_chosen_and_what_is_doubtful_is_said():
 def test_b_opt_is_open_above_where_b_crit_is():
     points = [point(B, 1e6 / B * (1 + 64 / B)) for B in 2.0 ** np.arange(3, 10)]  # S_min is 0
     fit = fit_curve(points)
-    assert (fit.law, fit.s_min, fit.b_crit, fit.b_opt, fit.b_opt_high) == ("three-terms", None, None, None, None)
+    assert (fit.law, fit.s_min, fit.b_crit, fit.b_opt, fit.b_opt_high) == (
+        "three-terms",
+        None,
+        None,
+        None,
+        None,
+    )
     assert fit.b_opt_low > 128
     assert fit.e_min == pytest.approx(1e6, rel=0.01)
     assert "no upper end: run batch sizes above 512" in fit.note
     band = predict_steps(fit, np.geomspace(1e-3, 1e9, 13))
-    assert np.all(np.isfinite(band.high) & (band.low > 0) & (band.low <= band.steps) & (band.steps <= band.high))
+    assert np.all(
+        np.isfinite(band.high)
+        & (band.low > 0)
+        & (band.low <= band.steps)
+        & (band.steps <= band.high)
+    )
 
 
 def reference_deviance(points, b_crit=None, s_min=None, b_opt=0.0):
@@ -173,9 +226,13 @@ def reference_deviance(points, b_crit=None, s_min=None, b_opt=0.0):
         return 2 * prior - 2 * np.log(chance).sum()
 
     middle = float(np.median(np.log(steps * size)))
-    starts = [(math.log(s), middle + shift, 7.0, 5.0) for shift in (-1.0, 0.0, 1.0) for s in (0.05, 0.3)]
+    starts = [
+        (math.log(s), middle + shift, 7.0, 5.0) for shift in (-1.0, 0.0, 1.0) for s in (0.05, 0.3)
+    ]
     options = {"xatol": 1e-7, "fatol": 1e-9, "maxiter": 8000, "maxfev": 8000}
-    return min(minimize(deviance, start, method="Nelder-Mead", options=options).fun for start in starts)
+    return min(
+        minimize(deviance, start, method="Nelder-Mead", options=options).fun for start in starts
+    )
 
 
 @pytest.mark.slow
@@ -191,7 +248,9 @@ def test_the_ends_are_where_a_reference_likelihood_falls_by_the_stated_amount(ce
     least = reference_deviance(points)
     assert reference_deviance(points, fit.b_crit) == pytest.approx(least, abs=1e-3)
     for end in (fit.b_crit_low, fit.b_crit_high):
-        assert reference_deviance(points, end) - least == pytest.approx(n * math.log(1 + t**2 / (n - 2)), abs=0.02)
+        assert reference_deviance(points, end) - least == pytest.approx(
+            n * math.log(1 + t**2 / (n - 2)), abs=0.02
+        )
 
 
 @pytest.mark.slow
@@ -213,7 +272,9 @@ def test_the_ends_of_three_terms_are_where_a_reference_likelihood_falls_likewise
         assert rise == pytest.approx(n * math.log(1 + t**2 / (n - 3)), abs=0.1)
     sizes = np.geomspace(8, 1e5, 9)
     band = predict_steps(fit, sizes)
-    assert band.steps == pytest.approx(fit.s_min * (1 + fit.b_crit / sizes + (fit.b_opt / sizes) ** 2), rel=1e-6)
+    assert band.steps == pytest.approx(
+        fit.s_min * (1 + fit.b_crit / sizes + (fit.b_opt / sizes) ** 2), rel=1e-6
+    )
     assert np.all((band.low < band.steps) & (band.steps < band.high))
 
 
@@ -225,8 +286,16 @@ def test_published_points_of_an_85m_language_model_whose_scale_scales_the_fit():
     assert 2500 < fit.b_crit_high < 2800
     wider = fit_curve(points, 0.99)
     assert wider.b_crit_low < fit.b_crit_low < fit.b_crit_high < wider.b_crit_high
-    scaled = fit_curve([replace(p, batch_size=p.batch_size * 37.0, steps=p.steps * 0.01) for p in points])
-    for name, factor in {"b_crit": 37, "b_crit_low": 37, "b_crit_high": 37, "s_min": 0.01, "e_min": 0.37}.items():
+    scaled = fit_curve(
+        [replace(p, batch_size=p.batch_size * 37.0, steps=p.steps * 0.01) for p in points]
+    )
+    for name, factor in {
+        "b_crit": 37,
+        "b_crit_low": 37,
+        "b_crit_high": 37,
+        "s_min": 0.01,
+        "e_min": 0.37,
+    }.items():
         assert getattr(scaled, name) == pytest.approx(getattr(fit, name) * factor, rel=1e-6), name
     assert scaled.noise == pytest.approx(fit.noise, rel=1e-6)
 
@@ -234,7 +303,9 @@ def test_published_points_of_an_85m_language_model_whose_scale_scales_the_fit():
 def test_one_bad_point_moves_the_fit_little_and_bounds_only_where_they_say_something():
     points = true_points(NINE)
     for i, factor in ((i, factor) for i in range(len(points)) for factor in (3.0, 1 / 3.0)):
-        bad = [replace(p, steps=p.steps * (factor if j == i else 1.0)) for j, p in enumerate(points)]
+        bad = [
+            replace(p, steps=p.steps * (factor if j == i else 1.0)) for j, p in enumerate(points)
+        ]
         assert fit_curve(bad).b_crit == pytest.approx(B_CRIT, rel=0.02), (i, factor)
     low_bounds = fit_curve([*points, point(5.0, 10.0, True), point(1e5, 1.0, True)])
     assert low_bounds.b_crit == pytest.approx(fit_curve(points).b_crit, rel=1e-3)
@@ -249,7 +320,12 @@ OPEN_ABOVE = "no point near or above B_crit, so it has no upper end: run batch s
 OPEN = "the points scatter by a factor of 2.6: repeat them; the points do not bracket B_crit: run batch sizes below 100"
 OPEN += " and above 130, or more trials"
 UNDETERMINED = {
-    "perfect scaling": ({B: 32000 / B for B in (1, 2, 4, 8, 16, 32)}, {"e_min": 32000}, (32, None), OPEN_ABOVE),
+    "perfect scaling": (
+        {B: 32000 / B for B in (1, 2, 4, 8, 16, 32)},
+        {"e_min": 32000},
+        (32, None),
+        OPEN_ABOVE,
+    ),
     "maximal data parallelism": (
         {1024: 500, 2048: 500, 4096: 500, 8192: 500},
         {"s_min": 500},
@@ -260,7 +336,9 @@ UNDETERMINED = {
 }
 
 
-@pytest.mark.parametrize(("steps", "found", "ends", "note"), UNDETERMINED.values(), ids=UNDETERMINED.keys())
+@pytest.mark.parametrize(
+    ("steps", "found", "ends", "note"), UNDETERMINED.values(), ids=UNDETERMINED.keys()
+)
 def test_what_the_points_do_not_determine_is_left_open(steps, found, ends, note):
     fit = fit_curve([point(B, S) for B, S in steps.items()])
     assert (fit.b_crit, fit.perfect_scaling_below, fit.note) == (None, None, note)
@@ -270,14 +348,21 @@ def test_what_the_points_do_not_determine_is_left_open(steps, found, ends, note)
     assert fit.b_crit_low is None if ends[0] is None else fit.b_crit_low > ends[0]
     assert fit.b_crit_high is None if ends[1] is None else fit.b_crit_high < ends[1]
     band = predict_steps(fit, np.geomspace(1e-3, 1e9, 13))  # which stays finite
-    assert np.all(np.isfinite(band.high) & (band.low > 0) & (band.low <= band.steps) & (band.steps <= band.high))
+    assert np.all(
+        np.isfinite(band.high)
+        & (band.low > 0)
+        & (band.low <= band.steps)
+        & (band.steps <= band.high)
+    )
 
 
 def test_a_bend_within_the_noise_leaves_b_crit_open():
     points = [point(B, 32000 / B * (1 + B / 1000)) for B in (1, 2, 4, 8, 16, 32)]
     fit = fit_curve(points)
     assert fit.b_crit is None
-    assert fit.e_min == pytest.approx(math.exp(np.mean([math.log(p.steps * p.batch_size) for p in points])), rel=1e-3)
+    assert fit.e_min == pytest.approx(
+        math.exp(np.mean([math.log(p.steps * p.batch_size) for p in points])), rel=1e-3
+    )
 
 
 def test_log_slope_is_least_squares_over_reached_points():
@@ -310,7 +395,9 @@ def test_the_predicted_band_agrees_with_the_fit():
         predict_steps(fit, [64, 0])
 
 
-NOT_TESTED = "whether small batches waste examples is not known: that takes 4 points at 3 batch sizes"
+NOT_TESTED = (
+    "whether small batches waste examples is not known: that takes 4 points at 3 batch sizes"
+)
 ASSUMED = "3 points hardly show their noise: the intervals assume 11%"
 WASTE = "small batches waste examples, so "
 CONTRADICTIONS = {
@@ -332,11 +419,15 @@ CONTRADICTIONS = {
 }
 
 
-@pytest.mark.parametrize(("points", "laws", "note"), CONTRADICTIONS.values(), ids=CONTRADICTIONS.keys())
+@pytest.mark.parametrize(
+    ("points", "laws", "note"), CONTRADICTIONS.values(), ids=CONTRADICTIONS.keys()
+)
 def test_points_that_contradict_the_law_have_no_b_crit(points, laws, note):
     for law in laws:
         fit = fit_curve(points, law=law)
-        numbers = [value for name, value in vars(fit).items() if "b_" in name or name in ("s_min", "e_min")]
+        numbers = [
+            value for name, value in vars(fit).items() if "b_" in name or name in ("s_min", "e_min")
+        ]
         assert (fit.note, set(numbers)) == (note, {None})
 
 
@@ -356,7 +447,10 @@ BAD_POINTS = {
         [point(1, 90), point(9, 20), point(4, 2, True), point(5, 2, True)],
         "got 2 at 2: known is 20 to 90 steps to target at batch size 1 to 9 and more than 2 steps .* 4 to 5;",
     ),
-    "NaN": ([*true_points(NINE), point(64, math.nan)], "steps must be a positive, finite number .* but got nan"),
+    "NaN": (
+        [*true_points(NINE), point(64, math.nan)],
+        "steps must be a positive, finite number .* but got nan",
+    ),
     "infinite": ([*true_points(NINE), point(math.inf, 5)], "batch_size must be .* but got inf"),
     "zero": ([*true_points(NINE), point(64, 0, True)], "steps must be .* but got 0.0"),
     "too many": (true_points(np.linspace(1, 100, 1001)), "at most 1000 points, but got 1001"),
@@ -371,7 +465,8 @@ def test_points_that_cannot_be_fitted(points, message):
 
 def test_three_terms_need_four_points_and_a_law_must_be_one_of_them():
     with pytest.raises(
-        CurveError, match=r"at least 4 points .*, at 3 batch sizes, but got 3 at 3: run more, or fit two"
+        CurveError,
+        match=r"at least 4 points .*, at 3 batch sizes, but got 3 at 3: run more, or fit two",
     ):
         fit_curve(true_points([1, 9, 99]), law="three-terms")
     with pytest.raises(CurveError, match="one of auto, two-terms, three-terms, but got cubic"):
@@ -405,7 +500,10 @@ BY_HAND = {"up to B_crit/2", "one point 3 times too high", "one point 3 times to
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("ratios", "bounds", "factor", "ends"),
-    [pytest.param(*case, marks=[pytest.mark.soak] * (name in BY_HAND), id=name) for name, case in CASES.items()],
+    [
+        pytest.param(*case, marks=[pytest.mark.soak] * (name in BY_HAND), id=name)
+        for name, case in CASES.items()
+    ],
 )
 def test_the_interval_covers_b_crit_as_often_as_it_says(ratios, bounds, factor, ends):
     rng, batch_sizes, n = np.random.default_rng(20250101), B_CRIT * ratios, len(ratios)
@@ -415,7 +513,12 @@ def test_the_interval_covers_b_crit_as_often_as_it_says(ratios, bounds, factor, 
         steps[rng.integers(n)] *= factor
         stopped = rng.choice(n, bounds, replace=False)
         steps[stopped] *= rng.uniform(0.3, 1.0, bounds)
-        fit = fit_curve([point(B, S, i in stopped) for i, (B, S) in enumerate(zip(batch_sizes, steps, strict=True))])
+        fit = fit_curve(
+            [
+                point(B, S, i in stopped)
+                for i, (B, S) in enumerate(zip(batch_sizes, steps, strict=True))
+            ]
+        )
         intervals.append((fit.b_crit_low or 0.0, fit.b_crit_high or math.inf))
     low, high = np.array(intervals).T
     covered = (low <= B_CRIT) & (high >= B_CRIT)
@@ -434,9 +537,17 @@ def test_the_interval_covers_b_crit_as_often_as_it_says(ratios, bounds, factor, 
 ROWS = "".join(f"{B},{S}\n" for B, S in ZHANG.items())
 GOOD_FILES = {
     "plain": ("batch_size,steps\n" + ROWS, 9, 0),
-    "byte-order mark, other columns, blank lines": ("\ufeff note , steps,batch_size\n\nx,9,1\n\nx,5,2\nx,4,9\n", 3, 0),
+    "byte-order mark, other columns, blank lines": (
+        "\ufeff note , steps,batch_size\n\nx,9,1\n\nx,5,2\nx,4,9\n",
+        3,
+        0,
+    ),
     "censored": ("batch_size,steps,censored\n1,9,TRUE\n2,9,0\n4,7,false\n9,6,0\n", 4, 1),
-    "floats, quotes, carriage returns": ('batch_size,steps\r\n"16",1e3\r\n64,3.5e2\r\n256.5,2e2\r\n', 3, 0),
+    "floats, quotes, carriage returns": (
+        'batch_size,steps\r\n"16",1e3\r\n64,3.5e2\r\n256.5,2e2\r\n',
+        3,
+        0,
+    ),
 }
 
 
@@ -454,13 +565,22 @@ BAD_FILES = {
     "empty": ("", "line 1: needs the columns batch_size and steps"),
     "missing column": ("batch,steps\n1,2\n", "got 'batch,steps'"),
     "no header": (ROWS, "got '64,46000'"),
-    "repeated column": ("batch_size,steps,steps\n1,2,3\n", "each once, but got 'batch_size,steps,steps'"),
-    "not a number": (HEAD + ROWS + "many,2\n", "line 11: batch_size must be a positive, finite number"),
+    "repeated column": (
+        "batch_size,steps,steps\n1,2,3\n",
+        "each once, but got 'batch_size,steps,steps'",
+    ),
+    "not a number": (
+        HEAD + ROWS + "many,2\n",
+        "line 11: batch_size must be a positive, finite number",
+    ),
     "missing value": (HEAD + "1,\n" + ROWS, "line 2: steps must be .* but got ''"),
     "NaN": (HEAD + ROWS + "1,nan\n", "line 11: steps must be .* but got 'nan'"),
     "too short a line": (HEAD + "1\n" + ROWS, "line 2: needs 2 values"),
     "too long a line": (HEAD + "1,2,3\n" + ROWS, "line 2: needs 2 values"),
-    "unknown flag": ("batch_size,steps,censored\n1,2,maybe\n", "line 2: censored must be .* but got 'maybe'"),
+    "unknown flag": (
+        "batch_size,steps,censored\n1,2,maybe\n",
+        "line 2: censored must be .* but got 'maybe'",
+    ),
     "open quote": (HEAD + '1,"2\n' + ROWS, "not a CSV file"),
     "not text": (b"\xff\xfe\x00batch_size", "not a CSV file in UTF-8"),
     "no such file": (None, "cannot read .*points.csv: No such file or directory"),

@@ -34,9 +34,14 @@ def idx_bytes(array):
 
 SIZE = 2000  # pinned, of each of these small files
 IDX_FILES = {name: idx_bytes(array) for name, array in IDX_ARRAYS.items()}
-CIFAR_IMAGES = RNG.randint(0, 256, (6, 2, 3, 32, 32)).astype(np.uint8)  # file, image, channel, row, column
+CIFAR_IMAGES = RNG.randint(0, 256, (6, 2, 3, 32, 32)).astype(
+    np.uint8
+)  # file, image, channel, row, column
 CIFAR_FILES = {
-    name: b"".join(bytes([label]) + image.tobytes() for label, image in zip((k, 9 - k), CIFAR_IMAGES[k], strict=True))
+    name: b"".join(
+        bytes([label]) + image.tobytes()
+        for label, image in zip((k, 9 - k), CIFAR_IMAGES[k], strict=True)
+    )
     for k, name in enumerate(sorted(datasets.CIFAR10.sha256))
 }
 
@@ -69,10 +74,18 @@ class FakeMirrors:
 def mirrors(monkeypatch):
     fake = FakeMirrors()
     monkeypatch.setattr(datasets.pooch, "HTTPDownloader", fake)
-    for name, files, hosts in (("FASHION_MNIST", IDX_FILES, ("one", "two")), ("CIFAR10", CIFAR_FILES, ("one",))):
+    for name, files, hosts in (
+        ("FASHION_MNIST", IDX_FILES, ("one", "two")),
+        ("CIFAR10", CIFAR_FILES, ("one",)),
+    ):
         sha256 = {file: digest(data) for file, data in files.items()}
-        published = {"sha256": sha256, "sizes": {file: max(len(data), SIZE) for file, data in files.items()}}
-        source = replace(getattr(datasets, name), **published, mirrors=tuple(f"http://{host}/" for host in hosts))
+        published = {
+            "sha256": sha256,
+            "sizes": {file: max(len(data), SIZE) for file, data in files.items()},
+        }
+        source = replace(
+            getattr(datasets, name), **published, mirrors=tuple(f"http://{host}/" for host in hosts)
+        )
         monkeypatch.setattr(datasets, name, source)
     return fake
 
@@ -91,12 +104,20 @@ def assert_fashion(dataset):
     for part, prefix in ((dataset.train, "train"), (dataset.test, "t10k")):
         assert np.array_equal(part.images[:, 0], IDX_ARRAYS[f"{prefix}-images-idx3-ubyte"])
         assert np.array_equal(part.labels, IDX_ARRAYS[f"{prefix}-labels-idx1-ubyte"])
-    assert (dataset.white, dataset.train.images.dtype, dataset.train.labels.dtype) == (255, np.uint8, np.int64)
+    assert (dataset.white, dataset.train.images.dtype, dataset.train.labels.dtype) == (
+        255,
+        np.uint8,
+        np.int64,
+    )
 
 
 def test_complete_local_copy_needs_no_network_and_is_left_alone(tmp_path, mirrors, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path))
-    copies = {"plain": (bytes, ""), "gzip": (gzip.compress, ".gz"), "other": (partial(gzip.compress, mtime=1), ".gz")}
+    copies = {
+        "plain": (bytes, ""),
+        "gzip": (gzip.compress, ".gz"),
+        "other": (partial(gzip.compress, mtime=1), ".gz"),
+    }
     for name, (wrap, suffix) in copies.items():
         root = tmp_path / name
         write(root / "fashion-mnist", IDX_FILES, wrap, suffix)
@@ -115,24 +136,41 @@ BAD_PAGES = {  # and why they cannot be used
     "empty error": (EOFError(), "EOFError"),
     "captive portal": (b"<html>log in</html>", f"{digest(b'<html>log in</html>')}, expected "),
     "truncated": (gzip.compress(RNG.bytes(1000), mtime=0)[:-20], "damaged ("),
-    "other bytes": (gzip.compress(b"something else", mtime=0), "not the published file: its sha256 (uncompressed) is"),
+    "other bytes": (
+        gzip.compress(b"something else", mtime=0),
+        "not the published file: its sha256 (uncompressed) is",
+    ),
     "a bomb": (gzip.compress(bytes(10**7)), "larger than what is published: over 2,000 bytes"),
-    "without end": (RNG.bytes(2**20 + SIZE + 1), "larger than what is published: over 1,050,576 bytes"),
+    "without end": (
+        RNG.bytes(2**20 + SIZE + 1),
+        "larger than what is published: over 1,050,576 bytes",
+    ),
     "damaged": (gzip.compress(RNG.bytes(1000), mtime=0)[:100] + bytes(100), "damaged ("),
 }
 
 
 @pytest.mark.parametrize(("bad", "reason"), BAD_PAGES.values(), ids=BAD_PAGES)
-def test_download_goes_on_to_the_next_mirror_or_leaves_nothing_and_says_what_was_tried(tmp_path, mirrors, bad, reason):
+def test_download_goes_on_to_the_next_mirror_or_leaves_nothing_and_says_what_was_tried(
+    tmp_path, mirrors, bad, reason
+):
     mirrors.pages = {f"http://one/{name}.gz": bad for name in IDX_FILES}
     root = tmp_path / "new" / "root"
     with pytest.raises(DataError) as caught:
         datasets.load_fashion_mnist(root)
-    said = (str(root / "fashion-mnist"), *IDX_FILES, "http://one/", "http://two/", "404 Not Found", "BSTUNE_DATA")
+    said = (
+        str(root / "fashion-mnist"),
+        *IDX_FILES,
+        "http://one/",
+        "http://two/",
+        "404 Not Found",
+        "BSTUNE_DATA",
+    )
     for text in (*said, reason):
         assert text in str(caught.value)
     assert list(tmp_path.iterdir()) == []
-    assert len(mirrors.requested) == 2  # one file is enough to know: the time-outs do not add up over all files
+    assert (
+        len(mirrors.requested) == 2
+    )  # one file is enough to know: the time-outs do not add up over all files
 
     for number, (name, data) in enumerate(IDX_FILES.items()):  # some servers unwrap the gzip
         mirrors.pages[f"http://two/{name}.gz"] = data if number % 2 else gzip.compress(data)
@@ -143,11 +181,15 @@ def test_download_goes_on_to_the_next_mirror_or_leaves_nothing_and_says_what_was
 
 
 @pytest.mark.parametrize(
-    ("suffix", "bad"), [("", "captive portal"), (".gz", "truncated"), (".gz", "damaged"), (".gz", "other bytes")]
+    ("suffix", "bad"),
+    [("", "captive portal"), (".gz", "truncated"), (".gz", "damaged"), (".gz", "other bytes")],
 )
 def test_damaged_local_file_is_named_and_not_replaced(tmp_path, mirrors, suffix, bad):
     folder, (data, text) = tmp_path / "fashion-mnist", BAD_PAGES[bad]
-    write(folder, {name: data for name, data in IDX_FILES.items() if name != "train-labels-idx1-ubyte"})
+    write(
+        folder,
+        {name: data for name, data in IDX_FILES.items() if name != "train-labels-idx1-ubyte"},
+    )
     damaged = folder / f"train-labels-idx1-ubyte{suffix}"
     damaged.write_bytes(data)
     with pytest.raises(DataError) as caught:
@@ -203,7 +245,11 @@ def tar_bytes(files, target=None):
 def test_cifar10_is_taken_from_its_archive_where_files_are_missing(tmp_path, mirrors):
     members = {f"cifar-10-batches-bin/{name}": data for name, data in CIFAR_FILES.items()}
     mirrors.pages[ARCHIVE] = tar_bytes(members | {"../evil": b"x", "readme.html": b"x"})
-    for missing, requests in ((None, 1), (None, 1), ("data_batch_3.bin", 2)):  # all files, none, one
+    for missing, requests in (
+        (None, 1),
+        (None, 1),
+        ("data_batch_3.bin", 2),
+    ):  # all files, none, one
         if missing:
             (tmp_path / "root" / "cifar-10-batches-bin" / missing).unlink()
         dataset = datasets.load_cifar10(tmp_path / "root")
@@ -216,10 +262,16 @@ def test_cifar10_is_taken_from_its_archive_where_files_are_missing(tmp_path, mir
 
 
 BAD_ARCHIVES = {
-    "missing member": (tar_bytes({"other/data_batch_1.bin": b"x"}), f"the archive has no file {FIRST}"),
+    "missing member": (
+        tar_bytes({"other/data_batch_1.bin": b"x"}),
+        f"the archive has no file {FIRST}",
+    ),
     "link": (tar_bytes({FIRST: b""}, target="/etc/passwd"), f"the archive has no file {FIRST}"),
     "truncated": (tar_bytes({FIRST: RNG.bytes(4000)})[:-500], "Compressed file ended|invalid"),
-    "a bomb": (tar_bytes({"readme": bytes(3 * 2**20)}), "larger than what is published: over 1,085,"),
+    "a bomb": (
+        tar_bytes({"readme": bytes(3 * 2**20)}),
+        "larger than what is published: over 1,085,",
+    ),
     "another file": (tar_bytes({FIRST: b"x"}), "not the published file"),
     "not an archive": (b"<html>", f"{ARCHIVE}: "),
 }
@@ -234,7 +286,9 @@ def test_cifar10_bad_archive(tmp_path, mirrors, archive, text):
 
 
 def test_two_processes_download_at_once(tmp_path, mirrors, monkeypatch):
-    mirrors.pages = {f"http://one/{name}.gz": gzip.compress(data) for name, data in IDX_FILES.items()}
+    mirrors.pages = {
+        f"http://one/{name}.gz": gzip.compress(data) for name, data in IDX_FILES.items()
+    }
     both = Barrier(2, timeout=30)
     verified = datasets._verified
 
@@ -244,7 +298,9 @@ def test_two_processes_download_at_once(tmp_path, mirrors, monkeypatch):
 
     monkeypatch.setattr(datasets, "_verified", meet)
     with ThreadPoolExecutor() as pool:
-        for loaded in [pool.submit(datasets.load_fashion_mnist, tmp_path / "root") for _ in range(2)]:
+        for loaded in [
+            pool.submit(datasets.load_fashion_mnist, tmp_path / "root") for _ in range(2)
+        ]:
             assert_fashion(loaded.result())
     assert listing(tmp_path) == sorted(f"root/fashion-mnist/{name}" for name in IDX_FILES)
 
@@ -268,8 +324,23 @@ def test_only_https(monkeypatch, tmp_path):
 def test_digits():
     dataset = datasets.load_digits()
     assert dataset.train.images.shape == (1797, 1, 8, 8)
-    assert (dataset.train.images.dtype, dataset.train.images.max(), dataset.white) == (np.uint8, 16, 16)
-    assert np.bincount(dataset.train.labels).tolist() == [178, 182, 177, 183, 181, 182, 181, 179, 174, 180]
+    assert (dataset.train.images.dtype, dataset.train.images.max(), dataset.white) == (
+        np.uint8,
+        16,
+        16,
+    )
+    assert np.bincount(dataset.train.labels).tolist() == [
+        178,
+        182,
+        177,
+        183,
+        181,
+        182,
+        181,
+        179,
+        174,
+        180,
+    ]
     assert dataset.test is None
 
 
@@ -286,6 +357,9 @@ def test_published_data(monkeypatch, load, folder, shape, mean):
     monkeypatch.undo()
     dataset = load(root)
     n = 50_000 if shape[0] == 3 else 60_000
-    assert (dataset.train.images.shape, dataset.test.images.shape) == ((n, *shape), (10_000, *shape))
+    assert (dataset.train.images.shape, dataset.test.images.shape) == (
+        (n, *shape),
+        (10_000, *shape),
+    )
     assert (len(dataset.test.labels), dataset.train.labels.max()) == (10_000, 9)
     assert dataset.train.images.mean() / 255 == pytest.approx(mean, abs=1e-4)

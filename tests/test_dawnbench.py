@@ -58,7 +58,9 @@ def checked(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
 
     def check(*options, rungs=LADDER, lr=None, reduced=None, left_out=()):
-        config = compose_sweep("dawnbench", ("workload=digits", "device=cpu", "sweep.experiment.seeds=[3,5]", *options))
+        config = compose_sweep(
+            "dawnbench", ("workload=digits", "device=cpu", "sweep.experiment.seeds=[3,5]", *options)
+        )
         config.sweep.experiment.rungs = rungs
         config.sweep.experiment.reduced.lr = lr or {}
         config.sweep.experiment.reduced.set = reduced or {}
@@ -88,7 +90,12 @@ def untrained(sweep, **changes):
     def trainer(workload, spec, protocol):
         seen.append((workload, spec, protocol))
         steps = protocol.budget.steps
-        values = {"status": "censored", "steps": steps, "history": ((steps, 0.1 + 0.001 * spec.number),), **changes}
+        values = {
+            "status": "censored",
+            "steps": steps,
+            "history": ((steps, 0.1 + 0.001 * spec.number),),
+            **changes,
+        }
         return make_result(seed=spec.seed, batch_size=spec.batch_size, lr=spec.lr, **values)
 
     return seen, *run(sweep, trainer=trainer)
@@ -103,12 +110,16 @@ def test_what_preparing_and_moving_batches_takes_of_a_step(checked, monkeypatch,
     time = FakeTime()
     drawn = (time.sleep(0.01) or (torch.ones(4, 1, 8, 8), torch.ones(4)) for _ in range(100))
     monkeypatch.setattr(dawnbench, "device_of", lambda trainer: torch.device(device))
-    monkeypatch.setattr(dawnbench, "synchronize", lambda place: time.sleep(0.1))  # outside of the clock, but for one
-    note = data_note(replace(first, workload=replace(first.workload, train_batches=lambda spec: drawn)), 0.05, time)
-    # 12 batches of 100 are an epoch of 1200 digits; 20 batches and a wait are timed: 0.3 s
-    start = (
-        "start: an epoch's 12 batches are drawn, augmented and normalised on the device in 180 ms, 30% of its steps' "
+    monkeypatch.setattr(
+        dawnbench, "synchronize", lambda place: time.sleep(0.1)
+    )  # outside of the clock, but for one
+    note = data_note(
+        replace(first, workload=replace(first.workload, train_batches=lambda spec: drawn)),
+        0.05,
+        time,
     )
+    # 12 batches of 100 are an epoch of 1200 digits; 20 batches and a wait are timed: 0.3 s
+    start = "start: an epoch's 12 batches are drawn, augmented and normalised on the device in 180 ms, 30% of its steps' "
     assert note.startswith(start)
     assert note.count("ms") == calls
     assert note.endswith("(means of 20 batches)")
@@ -116,7 +127,9 @@ def test_what_preparing_and_moving_batches_takes_of_a_step(checked, monkeypatch,
 
 def test_each_rung_trains_once_a_seed_for_its_own_epochs(checked):
     seen, finding, _ = untrained(checked())
-    asked = Counter((spec.seed, spec.batch_size, spec.lr, protocol.budget.steps) for _, spec, protocol in seen)
+    asked = Counter(
+        (spec.seed, spec.batch_size, spec.lr, protocol.budget.steps) for _, spec, protocol in seen
+    )
     # 1200 digits are trained on: 12 steps of 100 an epoch, 24 of 50
     rungs = ((100, 0.4, 12), (100, 0.4, 24), (50, 0.1, 24))
     assert asked == Counter((seed, *rest) for seed in (3, 5) for rest in rungs)
@@ -128,9 +141,16 @@ def test_each_rung_trains_once_a_seed_for_its_own_epochs(checked):
 
 
 def test_the_order_is_shuffled_anew_for_each_seed(checked):
-    many = [rung(f"rung {place}", DIGITS if not place else {}, lr=0.1 + place) for place in range(6)]
+    many = [
+        rung(f"rung {place}", DIGITS if not place else {}, lr=0.1 + place) for place in range(6)
+    ]
     first, again, other = (
-        [spec.lr for _, spec, _ in untrained(checked(f"sweep.experiment.order_seed={seed}", rungs=many))[0]]
+        [
+            spec.lr
+            for _, spec, _ in untrained(checked(f"sweep.experiment.order_seed={seed}", rungs=many))[
+                0
+            ]
+        ]
         for seed in (0, 0, 1)
     )
     assert sorted(first[:6]) == sorted(first[6:])
@@ -153,11 +173,21 @@ def test_a_trial_is_evaluated_at_its_end_alone_and_its_schedule_ends_there(check
         evaluations.append([at for at, _ in run_trial(one.workload, spec, one.protocol).history])
         module = one.workload.build_module(spec)
         optimizer = module.configure_optimizers()
-        built.append((module.loss.label_smoothing, module.average, optimizer["optimizer"].defaults["momentum"]))
+        built.append(
+            (
+                module.loss.label_smoothing,
+                module.average,
+                optimizer["optimizer"].defaults["momentum"],
+            )
+        )
         factor = optimizer["lr_scheduler"]["scheduler"].lr_lambdas[0]
         assert factor(one.steps - 1) == 0.0 < factor(one.steps - 2)
     assert evaluations == [[12], [24], [24]]
-    assert built == [(0.0, None, 0.0), (0.2, None, 0.0), (0.2, None, 0.9)]  # each rung stands on all rungs before
+    assert built == [
+        (0.0, None, 0.0),
+        (0.2, None, 0.0),
+        (0.2, None, 0.9),
+    ]  # each rung stands on all rungs before
 
 
 # The rungs
@@ -171,20 +201,42 @@ def test_rungs_of_the_same_data_share_them(checked, monkeypatch):
         return load_data(config)
 
     monkeypatch.setattr("bstune.sweeps.dawnbench.load_data", load)
-    mirror = {"_target_": "bstune.workloads.images.random_crop_flip", "_partial_": True, "padding": 1}
-    climbed(checked(rungs=[*LADDER, rung("augmentation", {"+workload.data.augment": mirror}), rung("last")]))
+    mirror = {
+        "_target_": "bstune.workloads.images.random_crop_flip",
+        "_partial_": True,
+        "padding": 1,
+    }
+    climbed(
+        checked(
+            rungs=[*LADDER, rung("augmentation", {"+workload.data.augment": mirror}), rung("last")]
+        )
+    )
     assert loaded == [False, True]
 
 
 def test_settings_replace_what_stood_there(checked):
     config = checked().config
     before = OmegaConf.to_container(config)
-    own = applied(config, {**DIGITS, **SMOOTH, "+workload.module.optimizer.nesterov": True, "precision": "bf16-mixed"})
+    own = applied(
+        config,
+        {
+            **DIGITS,
+            **SMOOTH,
+            "+workload.module.optimizer.nesterov": True,
+            "precision": "bf16-mixed",
+        },
+    )
     assert OmegaConf.to_container(config) == before
     node = OmegaConf.to_container(own.workload.module.schedule)
-    assert node == {**DIGITS["workload.module.schedule"], "total_steps": "${trial.total_steps}"}  # merged with nothing
+    assert node == {
+        **DIGITS["workload.module.schedule"],
+        "total_steps": "${trial.total_steps}",
+    }  # merged with nothing
     assert own.workload.module.average is None
-    assert own.workload.module.optimizer == {**before["workload"]["module"]["optimizer"], "nesterov": True}
+    assert own.workload.module.optimizer == {
+        **before["workload"]["module"]["optimizer"],
+        "nesterov": True,
+    }
     assert own.precision == "bf16-mixed"
     own.trial.total_steps = 17
     assert own.workload.module.schedule.total_steps == 17
@@ -198,15 +250,23 @@ def test_a_rung_that_the_device_cannot_run_is_left_out_and_said(checked):
     assert reason in printed
     assert finding.sentence.endswith("; left out on this device: half.")
     (workload, spec, _) = next(entry for entry in seen if entry[1].lr == 0.2)
-    assert workload.build_module(spec).configure_optimizers()["optimizer"].defaults["momentum"] == 0.0
+    assert (
+        workload.build_module(spec).configure_optimizers()["optimizer"].defaults["momentum"] == 0.0
+    )
 
 
 def test_the_reduced_setting_takes_the_place_of_the_rungs_sizes(checked):
-    options = (REDUCED, "sweep.experiment.reduced.steps=7", "sweep.experiment.reduced.batch_size=20")
+    options = (
+        REDUCED,
+        "sweep.experiment.reduced.steps=7",
+        "sweep.experiment.reduced.batch_size=20",
+    )
     smaller = {"smoothing": {"workload.module.model.hidden": [16]}}
     seen, finding, _ = untrained(checked(*options, lr={"momentum": 0.3}, reduced=smaller))
     measured = [row["measured"] for row in finding.rows]
-    assert [(row["steps"], row["batch_size"], row["epochs"]) for row in measured] == [(7, 20, 7 * 20 / 1200)] * 3
+    assert [(row["steps"], row["batch_size"], row["epochs"]) for row in measured] == [
+        (7, 20, 7 * 20 / 1200)
+    ] * 3
     found = set()
     for workload, spec, protocol in seen:
         width = len(next(workload.build_module(spec).model.parameters()))
@@ -250,10 +310,15 @@ def shipped(tmp_path, monkeypatch):
 
 @pytest.mark.soak
 def test_every_rung_of_the_reduced_ladder_trains(shipped):
-    small = [f"sweep.experiment.reduced.{option}" for option in ("enabled=true", "steps=2", "batch_size=64")]
+    small = [
+        f"sweep.experiment.reduced.{option}"
+        for option in ("enabled=true", "steps=2", "batch_size=64")
+    ]
     finding, printed = run(shipped(*small, "sweep.experiment.seeds=[0]"))
     assert [(row["steps"], row["n"]) for row in finding.rows] == [(2, 1)] * 20, printed
-    assert finding.sentence.endswith("; left out on this device: half-precision weights and compiled.")
+    assert finding.sentence.endswith(
+        "; left out on this device: half-precision weights and compiled."
+    )
 
 
 def test_the_last_rungs_are_the_recipes_of_their_sources(shipped):
@@ -273,11 +338,18 @@ def test_the_last_rungs_are_the_recipes_of_their_sources(shipped):
         config = compose_sweep("dawnbench", (f"workload={recipe}",))
         assert parts(by_rung[name]) == parts(config)
         reference = OmegaConf.to_container(config.workload.reference)
-        assert reference == {"batch_size": by_rung[name].trial.batch_size, "lr": by_rung[name].trial.lr}
+        assert reference == {
+            "batch_size": by_rung[name].trial.batch_size,
+            "lr": by_rung[name].trial.lr,
+        }
     # Page's has its scales frozen at 1 where the ladder has 1/4, which is 16 times the rate and a quarter of the rest.
     recipe = parts(compose_sweep("dawnbench", ("workload=resnet_cifar_fast",)))
     found = parts(by_rung["flip at test time"])
-    times = {k: found[k] / recipe[k] for k in found if isinstance(found[k], float) and found[k] != recipe[k]}
+    times = {
+        k: found[k] / recipe[k]
+        for k in found
+        if isinstance(found[k], float) and found[k] != recipe[k]
+    }
     assert times == {
         "module.model.norm.scale": 0.25,
         "module.model.activation.alpha": 0.25,
@@ -286,7 +358,10 @@ def test_the_last_rungs_are_the_recipes_of_their_sources(shipped):
     }
     # Page has 97 steps of 512 an epoch and leaves out the rest of its images; here an epoch has all of them.
     rungs = {one.name: one for one in sweep.parameters["rungs"]}
-    steps = {name: math.ceil(round(one.epochs * 50_000 / one.batch_size, 6)) for name, one in rungs.items()}
+    steps = {
+        name: math.ceil(round(one.epochs * 50_000 / one.batch_size, 6))
+        for name, one in rungs.items()
+    }
     assert (steps["airbench94's network"], steps["Muon"]) == (476, 200)
     assert steps["start"] == math.ceil(24 * 50_000 / 512) <= 1.01 * 24 * 97
     times = [one.seconds for one in rungs.values() if one.seconds is not None]
@@ -297,7 +372,13 @@ def test_the_last_rungs_are_the_recipes_of_their_sources(shipped):
 
 
 def trial(seed, error, **changes):
-    values = {"status": "censored", "steps": 10, "history": ((10, error),), "seconds_per_step": 0.5, **changes}
+    values = {
+        "status": "censored",
+        "steps": 10,
+        "history": ((10, error),),
+        "seconds_per_step": 0.5,
+        **changes,
+    }
     return make_result(seed=seed, **values)
 
 
@@ -317,16 +398,34 @@ def test_rows():
     assert (first["accuracy"], first["accuracy_sd"]) == pytest.approx((0.94, 0.02))
     assert (first["n"], first["at_level"]) == (3, pytest.approx(2 / 3))  # at the level counts
     assert (first["seconds"], first["seconds_sd"]) == (5.0, 0.0)
-    assert (first["source_seconds"], first["source_accuracy"], first["epochs"]) == (70.0, 0.941, 0.5)
-    assert [first[key] for key in ("difference", "difference_low", "difference_high", "p")] == [None] * 4
-    assert (second["n"], second["at_level"]) == (2, pytest.approx(1 / 3))  # of all seeds: it did not get there
+    assert (first["source_seconds"], first["source_accuracy"], first["epochs"]) == (
+        70.0,
+        0.941,
+        0.5,
+    )
+    assert [first[key] for key in ("difference", "difference_low", "difference_high", "p")] == [
+        None
+    ] * 4
+    assert (second["n"], second["at_level"]) == (
+        2,
+        pytest.approx(1 / 3),
+    )  # of all seeds: it did not get there
     assert (second["pairs"]["n"], second["difference"]) == (2, pytest.approx(0.015))
     assert [one["status"] for one in second["trials"]] == ["censored", "diverged", "censored"]
-    errors = [[0.30, 0.32, 0.29, 0.33], [0.28, 0.31, 0.27, 0.31], [0.27, 0.31, 0.28, 0.30], [0.20, 0.21, 0.18, 0.22]]
+    errors = [
+        [0.30, 0.32, 0.29, 0.33],
+        [0.28, 0.31, 0.27, 0.31],
+        [0.27, 0.31, 0.28, 0.30],
+        [0.20, 0.21, 0.18, 0.22],
+    ]
     rows = make_rows([built(name) for name in "abcd"], [trials(*one) for one in errors], 0.94)
     raw = [row["pairs"]["p_uncorrected"] for row in rows[1:]]
     low, middle, high = sorted(raw)  # p is corrected for the number of rungs
-    corrected = {low: 3 * low, middle: max(3 * low, 2 * middle), high: max(3 * low, 2 * middle, high)}
+    corrected = {
+        low: 3 * low,
+        middle: max(3 * low, 2 * middle),
+        high: max(3 * low, 2 * middle, high),
+    }
     assert [row["p"] for row in rows[1:]] == pytest.approx([min(1.0, corrected[p]) for p in raw])
 
 
@@ -352,7 +451,12 @@ def test_rows_as_the_table_shows_them():
     assert (second["gain"], second["source"]) == ("+1.50 (-4.85 to +7.85)", None)
     assert second["measured"]["difference"] == pytest.approx(0.015)
     assert (second["n"], second["seconds_(SD)"]) == (2, "5")  # the seconds of one of the two
-    assert (third["accuracy_(SD)"], third["seconds_(SD)"], third["source"], third["n"]) == (None, None, "94.1%", 0)
+    assert (third["accuracy_(SD)"], third["seconds_(SD)"], third["source"], third["n"]) == (
+        None,
+        None,
+        "94.1%",
+        0,
+    )
 
 
 def line(name, mean, change=None, p=None, at_level=0.0, lost=0):
@@ -374,7 +478,11 @@ def line(name, mean, change=None, p=None, at_level=0.0, lost=0):
             " accuracy with 95% intervals, paired by seed, n = 5 seeds, p corrected for 3 comparisons)",
         ),
         (
-            [line("b", 0.53, 0.03, 0.04), line("c", 0.95, 0.42, 0.01, at_level=0.6, lost=1), line("d", 0.5, 0.03, 0.2)],
+            [
+                line("b", 0.53, 0.03, 0.04),
+                line("c", 0.95, 0.42, 0.01, at_level=0.6, lost=1),
+                line("d", 0.5, 0.03, 0.2),
+            ],
             5,
             ["x", "y", "z"],
             "d accuracy goes from 50.00% to 50.00%: b (+3.00, +2.00 to +4.00) and c (+42.00, +41.00 to +43.00) help"
@@ -415,18 +523,46 @@ NO_EPOCHS = {key: value for key, value in rung("a").items() if key != "epochs"}
 @pytest.mark.parametrize(
     ("option", "settings", "message"),
     [
-        ("sweep.experiment.seeds=[]", {}, "needs rungs, and seeds from 0, each once, but got 3 rungs and seeds []"),
+        (
+            "sweep.experiment.seeds=[]",
+            {},
+            "needs rungs, and seeds from 0, each once, but got 3 rungs and seeds []",
+        ),
         ("sweep.experiment.seeds=[2,2]", {}, "but got 3 rungs and seeds [2, 2]"),
-        ("sweep.experiment.level=nan", {}, "sweep.experiment.level must lie between 0 and 1, but got nan"),
-        ("sweep.experiment.metric=val/nope", {}, "metric is 'val/nope', but the module logs val/error"),
-        ("sweep.experiment.reduced.steps=0", {}, "steps and a batch size from 1, but got steps=0 and batch_size=128"),
+        (
+            "sweep.experiment.level=nan",
+            {},
+            "sweep.experiment.level must lie between 0 and 1, but got nan",
+        ),
+        (
+            "sweep.experiment.metric=val/nope",
+            {},
+            "metric is 'val/nope', but the module logs val/error",
+        ),
+        (
+            "sweep.experiment.reduced.steps=0",
+            {},
+            "steps and a batch size from 1, but got steps=0 and batch_size=128",
+        ),
         ("device=tpu", {}, "device must be auto, cpu, cuda or cuda:N, but got 'tpu'"),
         ("precision=16-mixed", {}, "precision=16-mixed needs a CUDA device"),
-        (REDUCED, {"lr": {"nope": 1.0}}, "names 'nope', which is no rung; rungs: 'start', 'smoothing', 'momentum'"),
+        (
+            REDUCED,
+            {"lr": {"nope": 1.0}},
+            "names 'nope', which is no rung; rungs: 'start', 'smoothing', 'momentum'",
+        ),
         (REDUCED, {"reduced": {"nope": {}}}, "names 'nope', which is no rung"),
         (REDUCED, {"left_out": ["nope"]}, "names 'nope', which is no rung"),
-        (REDUCED, {"lr": {"start": 0.0}}, "sweep.experiment.reduced.lr must be positive, but got 0.0 for 'start'"),
-        (REDUCED, {"reduced": {"start": {"seed.x": 1}}}, "the rung 'start': the config has no option seed.x"),
+        (
+            REDUCED,
+            {"lr": {"start": 0.0}},
+            "sweep.experiment.reduced.lr must be positive, but got 0.0 for 'start'",
+        ),
+        (
+            REDUCED,
+            {"reduced": {"start": {"seed.x": 1}}},
+            "the rung 'start': the config has no option seed.x",
+        ),
     ],
 )
 def test_bad_parameters_are_named(checked, option, settings, message):
@@ -442,13 +578,25 @@ def test_bad_parameters_are_named(checked, option, settings, message):
         ([rung("a", lr=0.0)], "a rung needs a batch size from 1, and a positive lr and epochs"),
         ([rung("a")] * 2, "every rung needs a name of its own, but 'a' stands twice"),
         ([rung("a", batch_size=1201)], "1201 is larger than the training data (1200"),
-        ([rung("a", {"workload.module.loss": {"_target_": "no.Such"}})], "the rung 'a': workload.module cannot be"),
+        (
+            [rung("a", {"workload.module.loss": {"_target_": "no.Such"}})],
+            "the rung 'a': workload.module cannot be",
+        ),
         ([LADDER[0], NO_EPOCHS], "no value is given for sweep.experiment.rungs[1].epochs"),
-        ([rung("a", {"precision": "16-mixed"})], "no rung is left: a is left out, and the rungs after it go on"),
-        ([rung("a", {"workload.module.nope": 1})], "no option workload.module.nope; an argument that is not there"),
+        (
+            [rung("a", {"precision": "16-mixed"})],
+            "no rung is left: a is left out, and the rungs after it go on",
+        ),
+        (
+            [rung("a", {"workload.module.nope": 1})],
+            "no option workload.module.nope; an argument that is not there",
+        ),
         ([rung("a", {"workload.module.loss.weight": 0.1})], "by +workload.module.loss.weight"),
         ([rung("a", {"+nope.deeper": 1})], "the config has no option nope.deeper"),
-        ([rung("a", {"workload.module.loss.a.b": 1})], "the config has no option workload.module.loss.a.b"),
+        (
+            [rung("a", {"workload.module.loss.a.b": 1})],
+            "the config has no option workload.module.loss.a.b",
+        ),
         ([rung("a", {"+protocol.nope": 1})], "unknown option protocol.nope"),
         ([rung("a", {"workload.precision": None})], "workload.precision"),
         ([rung("a", {"workload.module.lr": "%{trial.nope}"})], "trial.nope"),

@@ -7,7 +7,13 @@ import torch
 
 from bstune.trial import device
 from bstune.trial.compile import is_out_of_memory
-from bstune.trial.device import cuda_settings, device_of, forget_failed_allocations, memory_ran_out, synchronize
+from bstune.trial.device import (
+    cuda_settings,
+    device_of,
+    forget_failed_allocations,
+    memory_ran_out,
+    synchronize,
+)
 from bstune.trial.process import restored
 from bstune.trial.workers import mps_runs
 
@@ -26,8 +32,16 @@ def cuda(monkeypatch):
         memory_stats=lambda device: {"num_ooms": 0},
         reset_accumulated_memory_stats=lambda device: asked.append(("reset", device)),
     )
-    for name in ("is_initialized", "synchronize", "mem_get_info", "memory_stats", "reset_accumulated_memory_stats"):
-        monkeypatch.setattr(torch.cuda, name, lambda *arguments, name=name: getattr(stand_in, name)(*arguments))
+    for name in (
+        "is_initialized",
+        "synchronize",
+        "mem_get_info",
+        "memory_stats",
+        "reset_accumulated_memory_stats",
+    ):
+        monkeypatch.setattr(
+            torch.cuda, name, lambda *arguments, name=name: getattr(stand_in, name)(*arguments)
+        )
     return stand_in
 
 
@@ -55,13 +69,42 @@ def test_a_protocols_device():
 @pytest.mark.parametrize(
     ("error", "failed", "free", "found"),
     [
-        (RuntimeError("GET was unable to find an engine to execute this computation"), 1, 40 * GIB, True),
-        (RuntimeError("GET was unable to find an engine to execute this computation"), 0, 40 * GIB, False),
-        (RuntimeError("CUDA error: CUBLAS_STATUS_NOT_INITIALIZED when calling `cublasCreate(handle)`"), 0, 9, True),
-        (RuntimeError("CUDA error: CUBLAS_STATUS_NOT_INITIALIZED when calling `cublasCreate(handle)`"), 0, GIB, False),
+        (
+            RuntimeError("GET was unable to find an engine to execute this computation"),
+            1,
+            40 * GIB,
+            True,
+        ),
+        (
+            RuntimeError("GET was unable to find an engine to execute this computation"),
+            0,
+            40 * GIB,
+            False,
+        ),
+        (
+            RuntimeError(
+                "CUDA error: CUBLAS_STATUS_NOT_INITIALIZED when calling `cublasCreate(handle)`"
+            ),
+            0,
+            9,
+            True,
+        ),
+        (
+            RuntimeError(
+                "CUDA error: CUBLAS_STATUS_NOT_INITIALIZED when calling `cublasCreate(handle)`"
+            ),
+            0,
+            GIB,
+            False,
+        ),
         (RuntimeError("cuDNN error: CUDNN_STATUS_INTERNAL_ERROR"), 0, 9, True),
         (RuntimeError("cuDNN error: CUDNN_STATUS_ALLOC_FAILED"), 0, 40 * GIB, True),
-        (RuntimeError("cuDNN error: CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED"), 0, 40 * GIB, True),
+        (
+            RuntimeError("cuDNN error: CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED"),
+            0,
+            40 * GIB,
+            True,
+        ),
         (RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling"), 0, 40 * GIB, True),
         (RuntimeError("CUDA error: out of memory"), 0, 40 * GIB, True),
         (RuntimeError("CUDA out of memory. Tried to allocate 2 GiB"), 0, 40 * GIB, True),
@@ -129,7 +172,9 @@ def test_a_precision_that_was_set_by_operator_is_not_asked_for_otherwise():
         assert device.products_in_tf32()
 
 
-def test_the_device_that_a_program_uses_is_its_own_again_after_a_trial_on_another(cuda, monkeypatch):
+def test_the_device_that_a_program_uses_is_its_own_again_after_a_trial_on_another(
+    cuda, monkeypatch
+):
     used = [0]
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_rng_state_all", list)
@@ -152,7 +197,9 @@ def test_a_study_on_a_cpu_never_touches_the_gpu_beside_it(bstune, monkeypatch):
     """A context takes half a gigabyte of the device, from whoever uses it."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
-    monkeypatch.setattr(torch.cuda, "_lazy_init", lambda: pytest.fail("a study on the CPU opens a context"))
+    monkeypatch.setattr(
+        torch.cuda, "_lazy_init", lambda: pytest.fail("a study on the CPU opens a context")
+    )
     status, _, errors = bstune(
         "workload=digits",
         "device=cpu",

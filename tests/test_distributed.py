@@ -53,7 +53,9 @@ def test_a_trial_on_two_devices_is_that_on_one(kind, micro_batch_size, tmp_path)
     (tmp_path / "two").mkdir()
     specs = [make_spec(size, number=size, max_steps=12) for size in (32, 33)]
     asked = [(spec, tmp_path / "two", None) for spec in specs]
-    for spec, finished in zip(specs, on_two(partial(ranks.open_train, kind, micro_batch_size), *asked), strict=True):
+    for spec, finished in zip(
+        specs, on_two(partial(ranks.open_train, kind, micro_batch_size), *asked), strict=True
+    ):
         here = ranks.open_train(kind, micro_batch_size, devices=1)
         two, one = finished.result(), here(spec, Output(tmp_path), None)
         assert (
@@ -62,8 +64,12 @@ def test_a_trial_on_two_devices_is_that_on_one(kind, micro_batch_size, tmp_path)
             == ("censored", 12, 12 * spec.batch_size)
         )
         assert [step for step, _ in two.history] == [step for step, _ in one.history]
-        assert [value for _, value in two.history] == pytest.approx([value for _, value in one.history], rel=1e-5)
-        found, expected = (weights(folder / f"{spec.number}.state") for folder in (tmp_path / "two", tmp_path))
+        assert [value for _, value in two.history] == pytest.approx(
+            [value for _, value in one.history], rel=1e-5
+        )
+        found, expected = (
+            weights(folder / f"{spec.number}.state") for folder in (tmp_path / "two", tmp_path)
+        )
         assert torch.allclose(found, expected, rtol=1e-4, atol=1e-6)
         assert two.device == "2 x cpu (1 thread)"
 
@@ -84,7 +90,9 @@ def test_batch_sizes_that_change_are_shared_by_two_devices(kind, micro_batch_siz
     with Workers(open_train, 1, GUARD, devices=2) as workers:
         two = None
         for number, limit in enumerate(limits):
-            spec = make_spec(9, number=number, max_steps=limit, resumed_from=None if two is None else number - 1)
+            spec = make_spec(
+                9, number=number, max_steps=limit, resumed_from=None if two is None else number - 1
+            )
             workers.start(spec, Output(tmp_path / "two"), two)
             two = workers.wait().result()
     one = open_train(devices=1)(make_spec(9, number=2, max_steps=12), Output(tmp_path), None)
@@ -111,12 +119,19 @@ def test_batch_sizes_that_change_are_shared_by_two_devices(kind, micro_batch_siz
         ("death", -1.0, "failed", "its process ended with status 7"),
         ("loss", -1.0, "diverged", r"the training loss is nan at step \d+"),
         ("metric", -1.0, "diverged", r"val/loss is not finite at step \d+"),
-        ("stop", -1.0, "censored", r"the training was stopped at step \d+: by the module or a call-back"),
+        (
+            "stop",
+            -1.0,
+            "censored",
+            r"the training was stopped at step \d+: by the module or a call-back",
+        ),
         ("reached by the first", 0.0, "reached", ""),
         ("reached by the second", 0.0, "censored", ""),
     ],
 )
-def test_what_one_device_alone_meets_ends_the_trial_on_both(kind, lowest, status, message, tmp_path):
+def test_what_one_device_alone_meets_ends_the_trial_on_both(
+    kind, lowest, status, message, tmp_path
+):
     ((first, second)) = on_two(
         partial(ranks.open_train, kind, lowest=lowest),
         (make_spec(9, number=1, max_steps=12), tmp_path, None),
@@ -137,19 +152,32 @@ def test_what_one_device_alone_meets_ends_the_trial_on_both(kind, lowest, status
 @pytest.mark.parametrize(
     ("kind", "message"),
     [
-        ("unused", r"some parameters take no part in the loss, .*\(requires_grad=False\), or set devices=1"),
-        ("manual", r"Foreign steps its optimizers itself \(manual .* cannot be split over devices: set devices=1"),
-        ("whole batches", "the batches of generator are not split over devices: take them from TrainBatches or"),
+        (
+            "unused",
+            r"some parameters take no part in the loss, .*\(requires_grad=False\), or set devices=1",
+        ),
+        (
+            "manual",
+            r"Foreign steps its optimizers itself \(manual .* cannot be split over devices: set devices=1",
+        ),
+        (
+            "whole batches",
+            "the batches of generator are not split over devices: take them from TrainBatches or",
+        ),
     ],
 )
 def test_what_does_not_go_with_several_devices_says_so(kind, message, tmp_path):
-    (finished,) = on_two(partial(ranks.open_train, kind), (make_spec(9, max_steps=12), tmp_path, None))
+    (finished,) = on_two(
+        partial(ranks.open_train, kind), (make_spec(9, max_steps=12), tmp_path, None)
+    )
     with pytest.raises(ConfigError, match=message):
         finished.result()
 
 
 def test_no_trial_runs_on_other_devices_than_it_says(tmp_path):
-    with pytest.raises(ConfigError, match="devices=2, but here 1 would train the trial: use devices=1"):
+    with pytest.raises(
+        ConfigError, match="devices=2, but here 1 would train the trial: use devices=1"
+    ):
         ranks.open_train("shipped")(make_spec(8, max_steps=2), Output(tmp_path), None)
 
 
@@ -163,8 +191,14 @@ def test_no_trial_runs_on_other_devices_than_it_says(tmp_path):
             "devices=2 search.batch_size.low=1",
             "some without an example: set search.batch_size.low to at least 2",
         ),
-        ("devices=2 trial.batch_size=1 trial.lr=0.1", "leaves some without an example: set trial.batch_size to at"),
-        ("devices=2 search.workers=2 hardware.enabled=true", "in processes of its own: set search.workers=1"),
+        (
+            "devices=2 trial.batch_size=1 trial.lr=0.1",
+            "leaves some without an example: set trial.batch_size to at",
+        ),
+        (
+            "devices=2 search.workers=2 hardware.enabled=true",
+            "in processes of its own: set search.workers=1",
+        ),
         ("devices=2 search.workers=0", "in processes of its own: set search.workers=1"),
         ("devices=2 compile=default", "does not go with compile=default"),
         ("devices=2 protocol.micro_batch_size=1", "set protocol.micro_batch_size to 2 or more"),
@@ -176,7 +210,9 @@ def test_no_trial_runs_on_other_devices_than_it_says(tmp_path):
 )
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
 def test_bad_input_ends_in_a_line(bstune, tmp_path, arguments, message):
-    status, _, err = bstune("workload=digits", "device=cpu", "mlflow.enabled=false", *arguments.split())
+    status, _, err = bstune(
+        "workload=digits", "device=cpu", "mlflow.enabled=false", *arguments.split()
+    )
     assert status == 2
     assert message in " ".join(err.split())
     assert list(tmp_path.iterdir()) == []
@@ -192,7 +228,9 @@ def test_each_process_has_its_own_cuda_device_and_the_trainer_has_all(monkeypatc
         monkeypatch.setattr(distributed, "_place", distributed.Place(rank, 3))
         assert distributed.config_of_process({"device": device}).device == f"cuda:{first + rank}"
         assert distributed.config_of_process({"device": "cpu"}).device == "cpu"
-        own = distributed.trainer_options({"accelerator": "cuda", "devices": [first + rank]}, lambda: "ddp")
+        own = distributed.trainer_options(
+            {"accelerator": "cuda", "devices": [first + rank]}, lambda: "ddp"
+        )
         assert (own["devices"], own["strategy"]) == ([first, first + 1, first + 2], "ddp")
         assert not own["use_distributed_sampler"]
 
@@ -200,7 +238,9 @@ def test_each_process_has_its_own_cuda_device_and_the_trainer_has_all(monkeypatc
 @pytest.mark.slow
 def test_a_device_that_stops_alone_ends_the_trial(tmp_path, monkeypatch):
     monkeypatch.setattr("bstune.trial.workers.APART_SECONDS", 2)
-    (finished,) = on_two(partial(ranks.open_train, "epoch"), (make_spec(30, max_steps=12), tmp_path, None))
+    (finished,) = on_two(
+        partial(ranks.open_train, "epoch"), (make_spec(30, max_steps=12), tmp_path, None)
+    )
     found = finished.result()
     assert (found.status, found.message) == (
         "failed",
@@ -225,7 +265,9 @@ def test_a_trial_goes_on_where_it_was_stopped_bit_for_bit(tmp_path):
         expected = workers.wait().result()
         workers.start(half, Output(tmp_path), None)
         stopped = workers.wait().result()
-        workers.start(make_spec(9, number=3, max_steps=12, resumed_from=1), Output(tmp_path), stopped)
+        workers.start(
+            make_spec(9, number=3, max_steps=12, resumed_from=1), Output(tmp_path), stopped
+        )
         found = workers.wait().result()
     later = [pair for pair in found.history if pair[0] > 6]
     assert later == [pair for pair in expected.history if pair[0] > 6]
@@ -234,11 +276,21 @@ def test_a_trial_goes_on_where_it_was_stopped_bit_for_bit(tmp_path):
 
 @pytest.mark.soak  # the trials are those above, the command that of the study below
 def test_a_shipped_workload_by_the_command(bstune, tmp_path):
-    arguments = ("workload=digits", "trial.batch_size=33", "trial.lr=0.3", "device=cpu", "workload.target.value=0.5")
+    arguments = (
+        "workload=digits",
+        "trial.batch_size=33",
+        "trial.lr=0.3",
+        "device=cpu",
+        "workload.target.value=0.5",
+    )
     found = []
     for devices, micro_batch_size in ((1, "null"), (2, "null"), (2, "6")):
         folder = tmp_path / f"{devices}-{micro_batch_size}"
-        options = (f"devices={devices}", f"protocol.micro_batch_size={micro_batch_size}", f"output={folder}")
+        options = (
+            f"devices={devices}",
+            f"protocol.micro_batch_size={micro_batch_size}",
+            f"output={folder}",
+        )
         status, _, err = bstune(*arguments, *options)
         assert (status, err) == (0, "")
         trial = folder / "trial-B33-lr0.3-seed0"
@@ -248,7 +300,9 @@ def test_a_shipped_workload_by_the_command(bstune, tmp_path):
     for two, two_weights in found[1:]:
         assert (two.status, two.steps) == (one.status, one.steps) == ("reached", two.steps)
         assert [step for step, _ in two.history] == [step for step, _ in one.history]
-        assert [value for _, value in two.history] == pytest.approx([value for _, value in one.history], rel=1e-5)
+        assert [value for _, value in two.history] == pytest.approx(
+            [value for _, value in one.history], rel=1e-5
+        )
         assert (one_weights - two_weights).abs().max().item() < 1e-5
         assert two.device == "2 x cpu (1 thread)"
 
@@ -256,8 +310,18 @@ def test_a_shipped_workload_by_the_command(bstune, tmp_path):
 @pytest.mark.soak
 def test_a_study_on_two_devices(bstune, tmp_path):
     """It is surveyed, and continues trials that it stopped."""
-    arguments = ("workload=digits", "mlflow.enabled=false", "device=cpu", "devices=2", "hardware.seconds=1")
-    arguments += ("search.batch_size.low=32", "search.batch_size.high=512", "workload.target.value=1.0")
+    arguments = (
+        "workload=digits",
+        "mlflow.enabled=false",
+        "device=cpu",
+        "devices=2",
+        "hardware.seconds=1",
+    )
+    arguments += (
+        "search.batch_size.low=32",
+        "search.batch_size.high=512",
+        "workload.target.value=1.0",
+    )
     arguments += (
         "budget={steps: 60, examples: 6000}",
         "search.trials=6",
@@ -285,7 +349,10 @@ def test_a_study_on_two_devices(bstune, tmp_path):
 def test_python_objects_on_two_devices(tmp_path, monkeypatch):
     """Without a survey; the loaders know nothing of devices either."""
     monkeypatch.chdir(tmp_path)
-    loaders = [DataLoader(ranks.Noisy(600, 0), batch_size=8, shuffle=True), DataLoader(ranks.FOREIGN[1], batch_size=20)]
+    loaders = [
+        DataLoader(ranks.Noisy(600, 0), batch_size=8, shuffle=True),
+        DataLoader(ranks.FOREIGN[1], batch_size=20),
+    ]
     result = bstune.tune(
         lambda trial: ranks.Foreign(trial),
         loaders,
@@ -306,7 +373,9 @@ def test_python_objects_on_two_devices(tmp_path, monkeypatch):
 @pytest.mark.slow
 @pytest.mark.parametrize(("devices", "outcomes"), [(1, ["error"]), (2, ["fits", "error"])])
 def test_a_probe_trains_the_share_of_one_device(devices, outcomes):
-    config = compose_checked(["workload=digits", "workload.module._target_=ranks.Limited", "device=cpu"])
+    config = compose_checked(
+        ["workload=digits", "workload.module._target_=ranks.Limited", "device=cpu"]
+    )
     config = resolve(OmegaConf.merge(config, {"devices": devices}))
     probe = TrialProbe(OmegaConf.to_container(config, resolve=False), 2**34, steps=2, seconds=GUARD)
     found = [probe(batch_size) for batch_size in (34, 35)[: len(outcomes)]]

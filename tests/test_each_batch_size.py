@@ -35,14 +35,18 @@ def test_batch_sizes(low, high, ratio, sizes):
     assert batch_sizes(low, high, ratio, round) == sizes
 
 
-@pytest.mark.parametrize(("base", "terms"), [(2, [0, 1 / 2, 1 / 4, 3 / 4]), (3, [0, 1 / 3, 2 / 3, 1 / 9, 4 / 9])])
+@pytest.mark.parametrize(
+    ("base", "terms"), [(2, [0, 1 / 2, 1 / 4, 3 / 4]), (3, [0, 1 / 3, 2 / 3, 1 / 9, 4 / 9])]
+)
 def test_low_discrepancy(base, terms):
     assert [van_der_corput(i, base) for i in range(len(terms))] == pytest.approx(terms)
 
 
 def asked(index, attempt=0):
     own = {"trial_index": index, "attempt": attempt, "study_seed": BUDGET.seed}
-    return EachBatchSize(ratio=2.0, search_space=SEARCHED, snap=TUNED.snap, **own).sample_relative(None, None, SEARCHED)
+    return EachBatchSize(ratio=2.0, search_space=SEARCHED, snap=TUNED.snap, **own).sample_relative(
+        None, None, SEARCHED
+    )
 
 
 def test_every_batch_size_has_as_many_points_well_spread():
@@ -54,11 +58,15 @@ def test_every_batch_size_has_as_many_points_well_spread():
     for some in points.values():
         deltas, left = (sorted(values) for values in zip(*some, strict=True))
         assert len(some) == 4
-        assert len({math.floor((delta + 3.0) / 1.5) for delta in deltas}) >= 3  # of the four quarters
+        assert (
+            len({math.floor((delta + 3.0) / 1.5) for delta in deltas}) >= 3
+        )  # of the four quarters
         assert -2 <= left[0] < left[-1] <= math.log10(0.9)
     assert len({some[0] for some in points.values()}) == 8  # a shift of its own for each size
     assert asked(5)["batch_size"] == asked(5, 1)["batch_size"]
-    assert abs(asked(5)["delta"] - asked(5, 1)["delta"]) > 1e-9  # a point that failed is not tried again
+    assert (
+        abs(asked(5)["delta"] - asked(5, 1)["delta"]) > 1e-9
+    )  # a point that failed is not tried again
 
 
 def test_a_study_asks_them_by_their_index(tmp_path):
@@ -76,7 +84,10 @@ def test_a_study_asks_them_by_their_index(tmp_path):
 @pytest.mark.parametrize(
     ("options", "line"),
     [
-        ({"ratio": 1.0}, "sampler.ratio is of neighbouring batch sizes and must be over 1, but got 1.0"),
+        (
+            {"ratio": 1.0},
+            "sampler.ratio is of neighbouring batch sizes and must be over 1, but got 1.0",
+        ),
         (
             {"ratio": 2.0, "search_space": {str(i): FloatDistribution(0, 1) for i in range(12)}},
             "takes at most 9 names in search.tune, but got 10",
@@ -91,7 +102,9 @@ def test_refuses(options, line):
 def test_whole_numbers_have_equal_shares():
     space = {"batch_size": IntDistribution(8, 8), "depth": IntDistribution(1, 3)}
     values = [
-        EachBatchSize(ratio=2.0, search_space=space, trial_index=i).sample_relative(None, None, space)["depth"]
+        EachBatchSize(ratio=2.0, search_space=space, trial_index=i).sample_relative(
+            None, None, space
+        )["depth"]
         for i in range(300)
     ]
     assert [values.count(depth) for depth in (1, 2, 3)] == pytest.approx([100] * 3, abs=3)
@@ -108,13 +121,26 @@ def test_in_a_study_of_ones_own_it_has_no_place_for_other_parameters():
     [
         (6, "6 trials, at each of 3 batch sizes in turn; each ends"),
         (7, "7 trials, at each of 3 batch sizes in turn, one more at the 1 smallest; each ends"),
-        (2, "2 trials, at the 2 smallest of 3 batch sizes alone: choose search.trials as a multiple of 3; each ends"),
+        (
+            2,
+            "2 trials, at the 2 smallest of 3 batch sizes alone: choose search.trials as a multiple of 3; each ends",
+        ),
     ],
 )
 def test_the_plan_says_how_many_batch_sizes_there_are(trials, words, bstune):
     status, printed, errors = bstune(
-        *("workload=replay", "workload.table=fashion_mlp", "sampler=each_batch_size", f"search.trials={trials}"),
-        *("search.batch_size.low=16", "search.batch_size.high=64", "search.replicates=0", "mlflow.enabled=false"),
+        *(
+            "workload=replay",
+            "workload.table=fashion_mlp",
+            "sampler=each_batch_size",
+            f"search.trials={trials}",
+        ),
+        *(
+            "search.batch_size.low=16",
+            "search.batch_size.high=64",
+            "search.replicates=0",
+            "mlflow.enabled=false",
+        ),
     )
     assert status == 0, errors
     assert words in " ".join(printed.split())

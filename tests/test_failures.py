@@ -96,8 +96,19 @@ FAILURES = {
     "never validates": TOO_LONG,
 }
 HARMLESS = ("nothing", "forks", "starts a thread", "leaves the folder")
-OPTIONS = ("workload=digits", "mlflow.enabled=false", "device=cpu", "hardware.enabled=false", "sampler=random")
-OPTIONS += ("search.replicates=0", "search.batch_size.low=32", "search.batch_size.high=64", "workload.target.value=0.3")
+OPTIONS = (
+    "workload=digits",
+    "mlflow.enabled=false",
+    "device=cpu",
+    "hardware.enabled=false",
+    "sampler=random",
+)
+OPTIONS += (
+    "search.replicates=0",
+    "search.batch_size.low=32",
+    "search.batch_size.high=64",
+    "workload.target.value=0.3",
+)
 OPTIONS += ("budget={steps: 30, examples: 1}", "workload.module._target_=deeds.Does")
 
 
@@ -121,7 +132,9 @@ def command(tmp_path, deeds):
     def start(*arguments):
         line = [sys.executable, "-c", IMPATIENT, *OPTIONS, *arguments]
         pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-        process = subprocess.Popen(line, cwd=tmp_path, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"}, **pipes)
+        process = subprocess.Popen(
+            line, cwd=tmp_path, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"}, **pipes
+        )
         started.append(process)
         return process
 
@@ -133,7 +146,11 @@ def command(tmp_path, deeds):
 
 @pytest.mark.soak
 def test_what_the_users_code_does_in_one_trial_is_that_trials_own_end(command, tmp_path):
-    order = [deed for pair in zip(FAILURES, [*HARMLESS, *HARMLESS, "nothing"], strict=True) for deed in pair]
+    order = [
+        deed
+        for pair in zip(FAILURES, [*HARMLESS, *HARMLESS, "nothing"], strict=True)
+        for deed in pair
+    ]
     study = command(does(*order), "search.trials=9", f"protocol.trial_seconds={TRIAL_SECONDS}")
     _, err = study.communicate(timeout=400)
     assert study.returncode == 0, err
@@ -149,7 +166,9 @@ def test_what_it_does_in_every_trial_ends_the_study(bstune, tmp_path, deeds, dee
     status, _, err = bstune(*OPTIONS, does(deed), f"protocol.trial_seconds={TRIAL_SECONDS}")
     assert status == (1 if "deeds.py" in FAILURES[deed] else 2)
     plain = " ".join(err.split())
-    assert re.search(f"error: the first 3 trials all failed, the last one with {FAILURES[deed]}", plain), err
+    assert re.search(
+        f"error: the first 3 trials all failed, the last one with {FAILURES[deed]}", plain
+    ), err
     assert "Traceback" not in err
     if "deeds.py" in FAILURES[deed]:
         assert re.search(rf"\n  {tmp_path}/deeds.py:\d+ in \w+: ", err)
@@ -159,18 +178,38 @@ def test_what_it_does_in_every_trial_ends_the_study(bstune, tmp_path, deeds, dee
 
 @pytest.mark.slow
 def test_three_failures_in_a_row_end_it_and_the_same_command_continues(bstune, tmp_path, deeds):
-    study = (*OPTIONS, does("nothing", "raises", "nothing", "raises", "raises", "raises", "nothing"), "search.trials=4")
+    study = (
+        *OPTIONS,
+        does("nothing", "raises", "nothing", "raises", "raises", "raises", "nothing"),
+        "search.trials=4",
+    )
     status, _, err = bstune(*study)
     assert status == 1
     first, *frames, last = err.splitlines()
     assert re.fullmatch(
-        r"error: the last 3 trials failed, the last one with LookupError: no such layer \(deeds.py:\d+\)", first
+        r"error: the last 3 trials failed, the last one with LookupError: no such layer \(deeds.py:\d+\)",
+        first,
     )
-    assert re.fullmatch(rf"  {tmp_path}/deeds.py:\d+ in do: raise LookupError\(.no such layer.\)", frames[-1])
-    assert last == "the finished trials are stored: mend it, and the same command continues the study"
-    assert [trial.status == "failed" for trial in trials_of(tmp_path / "outputs" / "digits")] == [0, 1, 0, 1, 1, 1]
+    assert re.fullmatch(
+        rf"  {tmp_path}/deeds.py:\d+ in do: raise LookupError\(.no such layer.\)", frames[-1]
+    )
+    assert (
+        last == "the finished trials are stored: mend it, and the same command continues the study"
+    )
+    assert [trial.status == "failed" for trial in trials_of(tmp_path / "outputs" / "digits")] == [
+        0,
+        1,
+        0,
+        1,
+        1,
+        1,
+    ]
     assert bstune(*study)[::2] == (0, "")
-    indices = {trial.trial_index for trial in trials_of(tmp_path / "outputs" / "digits") if trial.status != "failed"}
+    indices = {
+        trial.trial_index
+        for trial in trials_of(tmp_path / "outputs" / "digits")
+        if trial.status != "failed"
+    }
     assert indices == {0, 1, 2, 3}
 
 
@@ -193,10 +232,22 @@ NEVER, EASILY = "workload.target.value=0.0001", "workload.target.value=2.1"
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ((EASILY, "output=full/s"), r"\S+/full/s/\S+ cannot be written: No space left"),  # first a checkpoint
-        ((NEVER, "output=full/s", "sampler=frontier"), r"\S+/full/s/\S+ cannot be written: No space left"),  # a state
-        ((NEVER, "output=full/s"), r"\S+/s/trials.jsonl cannot be written: No space left on device; tried 2 times"),
-        ((NEVER, "storage=sqlite:///full/s.db"), "the storage does not answer: .*(disk is full|disk I/O error)"),
+        (
+            (EASILY, "output=full/s"),
+            r"\S+/full/s/\S+ cannot be written: No space left",
+        ),  # first a checkpoint
+        (
+            (NEVER, "output=full/s", "sampler=frontier"),
+            r"\S+/full/s/\S+ cannot be written: No space left",
+        ),  # a state
+        (
+            (NEVER, "output=full/s"),
+            r"\S+/s/trials.jsonl cannot be written: No space left on device; tried 2 times",
+        ),
+        (
+            (NEVER, "storage=sqlite:///full/s.db"),
+            "the storage does not answer: .*(disk is full|disk I/O error)",
+        ),
     ],
 )
 def test_a_full_disk_ends_the_study_in_a_line(command, tmp_path, small_disk, arguments, message):
@@ -235,7 +286,9 @@ ALONE = ("trial.batch_size=32", "trial.lr=0.001")
         ("SystemExit(3)", "RuntimeError: sys.exit(3) was called (deeds.py:", ()),
     ],
 )
-def test_what_cannot_be_trained_at_all_is_said_before_any_trial(bstune, tmp_path, deeds, error, message, arguments):
+def test_what_cannot_be_trained_at_all_is_said_before_any_trial(
+    bstune, tmp_path, deeds, error, message, arguments
+):
     (tmp_path / "deeds.py").write_text(DEEDS + RAISES.format(first=0, error=error))
     status, _, err = bstune(*OPTIONS, does("nothing"), *arguments)
     assert status == 1
@@ -250,13 +303,16 @@ def test_a_crash_before_any_trial_says_where(command, tmp_path):
     process = command(does("nothing"))
     _, err = process.communicate(timeout=100)
     assert process.returncode == -signal.SIGSEGV
-    assert re.search(r"Fatal Python error: Segmentation fault\n(?s:.*)deeds.py\", line \d+ in training_step\n", err), (
-        err
-    )
+    assert re.search(
+        r"Fatal Python error: Segmentation fault\n(?s:.*)deeds.py\", line \d+ in training_step\n",
+        err,
+    ), err
 
 
 def test_a_trial_by_itself_that_fails_leaves_its_record(bstune, tmp_path, deeds):
-    (tmp_path / "deeds.py").write_text(DEEDS + RAISES.format(first=20, error="LookupError('no such layer')"))
+    (tmp_path / "deeds.py").write_text(
+        DEEDS + RAISES.format(first=20, error="LookupError('no such layer')")
+    )
     status, _, err = bstune(*OPTIONS, does("nothing"), *ALONE)
     assert status == 1
     (record,) = tmp_path.rglob("trial.json")

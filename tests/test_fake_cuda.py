@@ -18,14 +18,19 @@ WORKLOADS = (
     *("resnet_cifar", "resnet_cifar_fast", "airbench_cifar", "airbench_muon", "speedrun_cifar"),
     *("shakespeare_transformer", "shakespeare_lstm"),
     pytest.param(
-        "mobilenet_cifar", marks=pytest.mark.skipif(find_spec("torchvision") is None, reason="there is no torchvision")
+        "mobilenet_cifar",
+        marks=pytest.mark.skipif(
+            find_spec("torchvision") is None, reason="there is no torchvision"
+        ),
     ),
 )
 STEPS = 12
 # What torch's scaler itself reads: whether a gradient has overflowed, once a step.
 SCALER = "torch/amp/grad_scaler.py:GradScaler._maybe_opt_step.<locals>.<genexpr>"
 pytestmark = [
-    pytest.mark.skipif(missing() is not None, reason=f"nothing runs on fake CUDA tensors here: {missing()}"),
+    pytest.mark.skipif(
+        missing() is not None, reason=f"nothing runs on fake CUDA tensors here: {missing()}"
+    ),
     pytest.mark.slow,
 ]
 
@@ -34,7 +39,9 @@ def seen_in(*cases):
     """Run cases in one process with a fake device, and return what was seen of each."""
     lines = "".join(json.dumps({"steps": STEPS, **case}) + "\n" for case in cases)
     command = [sys.executable, str(RUN), "--cases", "--json"]
-    ran = subprocess.run(command, input=lines, env=environment(), capture_output=True, text=True, check=False)
+    ran = subprocess.run(
+        command, input=lines, env=environment(), capture_output=True, text=True, check=False
+    )
     found = [json.loads(line) for line in ran.stdout.splitlines()]
     assert len(found) == len(cases), ran.stderr[-2000:]
     for one in found:
@@ -44,7 +51,9 @@ def seen_in(*cases):
 
 def within_segments(seen):
     """Return what was asked of the device while it trained, by kind and innermost function; edges are left out."""
-    events = [event for event in seen["events"] if event[0] == "training" and event[1] != "synchronize"]
+    events = [
+        event for event in seen["events"] if event[0] == "training" and event[1] != "synchronize"
+    ]
     found = Counter()
     for _, kind, _, place, times in events:
         found[kind, place.split(" < ")[0]] += times
@@ -52,7 +61,11 @@ def within_segments(seen):
 
 
 def synchronisations(seen, phase="training"):
-    return sum(times for where, kind, _, _, times in seen["events"] if (where, kind) == (phase, "synchronize"))
+    return sum(
+        times
+        for where, kind, _, _, times in seen["events"]
+        if (where, kind) == (phase, "synchronize")
+    )
 
 
 READ = ("read", "bstune/trial/noise_scale.py:_squares")
@@ -69,7 +82,10 @@ CASES = {
     "surveyed": ({"workload": "fashion_mlp", "surveys": True, "steps": 4}, FREE),
     "surveyed for longer": ({"workload": "fashion_mlp", "surveys": True, "steps": 9}, FREE),
 }
-READER = {"workload": "resnet_cifar", "overrides": ["workload.module.callbacks=[{_target_: made.Reader}]"]}
+READER = {
+    "workload": "resnet_cifar",
+    "overrides": ["workload.module.callbacks=[{_target_: made.Reader}]"],
+}
 
 
 def test_a_segment_waits_for_nothing_but_what_is_listed():
@@ -87,10 +103,17 @@ def test_a_segment_waits_for_nothing_but_what_is_listed():
         asides = one["noise_scales"] if "parts" in name else 0
         assert synchronisations(one) <= one["evaluations"] + trials_of_case + asides, name
     parts = seen["noise of parts"]
-    reads = [times for _, kind, _, place, times in parts["events"] if kind == "read" and READ[1] in place]
+    reads = [
+        times for _, kind, _, place, times in parts["events"] if kind == "read" and READ[1] in place
+    ]
     assert (parts["noise_scales"], reads) == (3, [3])  # once a measurement
     few, many = seen["surveyed"], seen["surveyed for longer"]
-    assert (len(few["trial"]), len(few["bare"]), len(many["trial"]), len(many["bare"])) == (4, 4, 9, 9)
+    assert (len(few["trial"]), len(few["bare"]), len(many["trial"]), len(many["bare"])) == (
+        4,
+        4,
+        9,
+        9,
+    )
     phases = ("startup", "training", "evaluation", "closing")
     assert [synchronisations(few, p) for p in phases] == [synchronisations(many, p) for p in phases]
     (found,) = within_segments(seen["a reader"]).items()
@@ -102,7 +125,9 @@ def test_a_segment_waits_for_nothing_but_what_is_listed():
 @pytest.mark.parametrize("workload", WORKLOADS)
 def test_every_workload_in_every_precision_waits_for_nothing_in_a_segment(workload, precision):
     fused = ("resnet_cifar", "resnet_cifar_fast", "airbench_cifar")
-    refused = precision == "16-mixed" and workload in fused  # as momentum of a fused optimizer goes wrong there
+    refused = (
+        precision == "16-mixed" and workload in fused
+    )  # as momentum of a fused optimizer goes wrong there
     overrides = ["workload.module.optimizer.fused=false"] if refused else []
     (seen,) = seen_in({"workload": workload, "precision": precision, "overrides": overrides})
     found = within_segments(seen)

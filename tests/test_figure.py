@@ -21,7 +21,14 @@ from bstune.study.summary import summarize
 
 TARGET = Target("val/error", 0.1, "min")
 RULES = {"none": 0.0, "sqrt": 0.5, "linear": 1.0}
-EXPONENT = {"exponent": 0.5, "low": 0.4, "high": 0.6, "identified": True, "end": 9e9, "rules": RULES}
+EXPONENT = {
+    "exponent": 0.5,
+    "low": 0.4,
+    "high": 0.6,
+    "identified": True,
+    "end": 9e9,
+    "rules": RULES,
+}
 
 
 def simulated(n=40, seed=1, largest=8192, budget=8000, all_censored=False, with_delta=True):
@@ -33,15 +40,26 @@ def simulated(n=40, seed=1, largest=8192, budget=8000, all_censored=False, with_
         delta = draw.gauss(0, 1.3)
         penalty = math.exp((0.25 if delta < 0 else 0.4) * delta**2 + draw.gauss(0, 0.05))
         steps = round(100 * (1 + 300 / batch_size) * penalty)
-        ends = {"status": "reached", "steps": steps, "steps_low": int(steps / 1.05), "tau": 0.004 + batch_size / 40000}
+        ends = {
+            "status": "reached",
+            "steps": steps,
+            "steps_low": int(steps / 1.05),
+            "tau": 0.004 + batch_size / 40000,
+        }
         if batch_size > 6000:
             ends = {"status": "oom", "steps": 0, "steps_low": 0, "tau": None}
         elif delta > 2.1:
             ends |= {"status": "diverged", "steps": 37, "steps_low": 20}
         elif all_censored or steps > budget:
-            ends |= {"status": "censored", "steps": min(budget, steps), "steps_low": min(budget, steps)}
+            ends |= {
+                "status": "censored",
+                "steps": min(budget, steps),
+                "steps_low": min(budget, steps),
+            }
         lr = 0.1 * math.sqrt(batch_size / 256) * 2**delta
-        trials.append(make_trial(number, batch_size, lr, **ends, delta=delta if with_delta else None))
+        trials.append(
+            make_trial(number, batch_size, lr, **ends, delta=delta if with_delta else None)
+        )
     return trials
 
 
@@ -59,7 +77,9 @@ def summed(trials, critical=None, name="digits", **further):
         curve["seconds_per_step"] = (0.004 + x / 40000).tolist() if timed else [None] * len(x)
         critical = critical or hand_critical(300.0, 190.0, 480.0, min(sizes), max(sizes))
     best = best_of(trials)
-    found = summarize(trials, TARGET, "no fit", EXPONENT if sizes else None, critical=critical, best=best)
+    found = summarize(
+        trials, TARGET, "no fit", EXPONENT if sizes else None, critical=critical, best=best
+    )
     use = next((key for key in ("best_by_time", "best_by_steps") if found[key]), None)
     reference = {"batch_size": 256, "lr": 0.1, "rule": "sqrt"}
     return found | {"workload": name, "use": use, "curve": curve, "reference": reference} | further
@@ -78,12 +98,19 @@ def fresh_range(summary, reached=3):
 
 def no_seed_reached(summary):
     winner = summary["best_by_time"]
-    missed = dict.fromkeys(("time_low", "time_high", "steps_low", "steps_high")) | {"reached": 0, "runs": 3}
-    return summary | {"best_by_time": {**winner, "steps": None, "time_to_target": None, "confirmed": missed}}
+    missed = dict.fromkeys(("time_low", "time_high", "steps_low", "steps_high")) | {
+        "reached": 0,
+        "runs": 3,
+    }
+    return summary | {
+        "best_by_time": {**winner, "steps": None, "time_to_target": None, "confirmed": missed}
+    }
 
 
 def u_shaped(trials):
-    critical = replace(hand_critical(300.0, 190.0, 480.0), b_opt=30.0, b_opt_low=20.0, b_opt_high=50.0)
+    critical = replace(
+        hand_critical(300.0, 190.0, 480.0), b_opt=30.0, b_opt_low=20.0, b_opt_high=50.0
+    )
     return summed(trials, critical)
 
 
@@ -120,9 +147,14 @@ def boxes_of_data(axes):
     for some in axes.collections:
         if isinstance(some, PathCollection):
             half = math.sqrt(some.get_sizes()[0]) / 2.0 * axes.figure.dpi / 72.0 * 0.7
-            boxes += [(x - half, y - half, x + half, y + half) for x, y in axes.transData.transform(some.get_offsets())]
+            boxes += [
+                (x - half, y - half, x + half, y + half)
+                for x, y in axes.transData.transform(some.get_offsets())
+            ]
         elif isinstance(some, LineCollection):
-            boxes += [tuple(axes.transData.transform(segment).ravel()) for segment in some.get_segments()]
+            boxes += [
+                tuple(axes.transData.transform(segment).ravel()) for segment in some.get_segments()
+            ]
     for line in axes.lines:
         if line.get_gid() != GUIDE:
             for start, end in pairwise(axes.transData.transform(line.get_xydata())):
@@ -151,11 +183,16 @@ def test_no_label_covers_data_or_another_label_and_no_text_is_clipped(name):
                        if one[0] < box.x1 and one[2] > box.x0 and one[1] < box.y1 and one[3] > box.y0]  # fmt: skip
             assert not covered, text
         for axis in (axes.xaxis, axes.yaxis):
-            ticks = [label.get_window_extent() for label in axis.get_ticklabels() if label.get_text()]
+            ticks = [
+                label.get_window_extent() for label in axis.get_ticklabels() if label.get_text()
+            ]
             assert not any(a.overlaps(b) for a, b in pairwise(ticks))
     titles = [axes.get_title(loc="left") for axes in panels]
     assert all(titles)
-    texts = [*figure.texts, *chain.from_iterable((axes.xaxis.label, axes._left_title) for axes in panels)]
+    texts = [
+        *figure.texts,
+        *chain.from_iterable((axes.xaxis.label, axes._left_title) for axes in panels),
+    ]
     for shown in [*texts, *(axes.get_legend() for axes in figure.axes if axes.get_legend())]:
         box = shown.get_window_extent()
         assert 0 <= box.x0 <= box.x1 <= width, shown
@@ -170,7 +207,9 @@ def test_the_title_is_the_answer_and_the_panels_have_curve_points_and_winners():
     trials, summary = STUDIES["rich"]
     figure = curve_figure(trials, summary)
     found = answer(summary)
-    assert " ".join(figure.get_suptitle().split()) == f"{found.headline} {found.title}".replace("digits · ", "")
+    assert " ".join(figure.get_suptitle().split()) == f"{found.headline} {found.title}".replace(
+        "digits · ", ""
+    )
     left, right, rates, _ = figure.axes
     curve = summary["curve"]
     steps, seconds = (axes.lines[0].get_ydata() for axes in (left, right))
@@ -178,7 +217,9 @@ def test_the_title_is_the_answer_and_the_panels_have_curve_points_and_winners():
     assert seconds == pytest.approx(np.multiply(curve["steps"], curve["seconds_per_step"]))
     reached = [point for point in summary["points"] if not point["censored"]]
     points = shown_marks(left)["fewest examples near its batch size;\nbar: last miss to first hit"]
-    assert points.get_offsets().tolist() == [[point["batch_size"], point["steps"]] for point in reached]
+    assert points.get_offsets().tolist() == [
+        [point["batch_size"], point["steps"]] for point in reached
+    ]
     others = shown_marks(left)["other trial that reached the target"]
     assert len(others.get_offsets()) == summary["statuses"]["reached"] - len(reached)
     texts = {axes: [text.get_text() for text in axes.texts] for axes in (left, right, rates)}
@@ -187,19 +228,25 @@ def test_the_title_is_the_answer_and_the_panels_have_curve_points_and_winners():
     assert {"a constant rate", "the square root", "linear scaling"} == set(texts[rates])
     use, star = summary["best_by_time"], shown_marks(right)[USE_TEXT]
     assert star.get_offsets().tolist() == [[use["batch_size"], use["time_to_target"]]]
-    assert any(text.startswith("use: ") and f"\nB = {use['batch_size']}, lr = " in text for text in texts[right])
+    assert any(
+        text.startswith("use: ") and f"\nB = {use['batch_size']}, lr = " in text
+        for text in texts[right]
+    )
     guide = next(line for line in left.lines if line.get_linestyle() == "--").get_xydata()
     assert guide[:, 0] * guide[:, 1] == pytest.approx(30_000.0)
     assert rates.get_title(loc="left").startswith("learning rate grew as B^0.50 (0.40 to 0.60)")
     assert any(
-        "only 2 of 3 fresh seeds" in text.get_text() for text in curve_figure(*STUDIES["a seed missed"]).axes[1].texts
+        "only 2 of 3 fresh seeds" in text.get_text()
+        for text in curve_figure(*STUDIES["a seed missed"]).axes[1].texts
     )
 
 
 def test_a_winner_that_no_fresh_seed_confirms_is_shown_with_a_warning():
     summary = STUDIES["no seed reached"][1]
     use, right = summary["best_by_time"], curve_figure(*STUDIES["no seed reached"]).axes[1]
-    assert any("use: not known\n(only 0 of 3 fresh seeds)" in text.get_text() for text in right.texts)
+    assert any(
+        "use: not known\n(only 0 of 3 fresh seeds)" in text.get_text() for text in right.texts
+    )
     single = [use["batch_size"], use["single_run"]["time_to_target"]]
     assert shown_marks(right)[USE_TEXT].get_offsets().tolist() == [single]
 
@@ -211,9 +258,18 @@ def test_one_batch_size_claims_neither_a_slope_nor_a_critical_batch_size():
 
 
 def test_stopped_trials_are_shown_only_where_they_bound_the_curve():
-    trials = [make_trial(0, 64, steps=500), make_trial(1, 512, steps=150), make_trial(2, 64, 9.0, "censored", 300)]
-    trials += [make_trial(3, 200, 0.1, "censored", 900, 900), make_trial(4, 300, 0.1, "censored", 3, 3)]
-    trials += [make_trial(5, 8, 0.1, "censored", 700, 700)]  # beyond the batch sizes that reached the target
+    trials = [
+        make_trial(0, 64, steps=500),
+        make_trial(1, 512, steps=150),
+        make_trial(2, 64, 9.0, "censored", 300),
+    ]
+    trials += [
+        make_trial(3, 200, 0.1, "censored", 900, 900),
+        make_trial(4, 300, 0.1, "censored", 3, 3),
+    ]
+    trials += [
+        make_trial(5, 8, 0.1, "censored", 700, 700)
+    ]  # beyond the batch sizes that reached the target
     marks = shown_marks(curve_figure(trials, summed(trials)).axes[0])
     assert (
         "stopped before the target: it takes more" not in marks
@@ -238,7 +294,8 @@ def test_a_label_is_beside_its_mark_and_says_where_there_is_no_room():
         figure.draw_without_rendering()
         at = np.array([[10.0, 10.0]])
         found.extend(
-            place_labels(axes, [Label(text, at, "black")], 9.0)[1] for text in ("a mark", "\n".join(["x" * 80] * 40))
+            place_labels(axes, [Label(text, at, "black")], 9.0)[1]
+            for text in ("a mark", "\n".join(["x" * 80] * 40))
         )
 
     axes = figure_of(paint, (4.0, 4.0)).axes[0]

@@ -7,7 +7,15 @@ import pytest
 from toolbox import FakeTime, entries
 
 from bstune.core.errors import StudyError
-from bstune.core.files import Identity, Output, check_writable, full_disk, keep_trials, owned, write_text
+from bstune.core.files import (
+    Identity,
+    Output,
+    check_writable,
+    full_disk,
+    keep_trials,
+    owned,
+    write_text,
+)
 
 MINE = Identity("s", "sqlite:///a.db", "1")
 
@@ -20,7 +28,9 @@ def test_a_file_is_whole_or_not_there(tmp_path, monkeypatch):
         raise PermissionError(errno.EACCES, "Permission denied")
 
     monkeypatch.setattr(Path, "replace", fail)
-    with pytest.raises(StudyError, match=r"curve\.json cannot be written: Permission denied; what has finished"):
+    with pytest.raises(
+        StudyError, match=r"curve\.json cannot be written: Permission denied; what has finished"
+    ):
         write_text(path, "two")
     assert path.read_text() == "one"
 
@@ -60,9 +70,17 @@ def test_a_body_that_fails_at_once_leaves_what_was_there(tmp_path):
         ("{", False, "is not empty and no study's"),
         (MINE, True, ""),
         (replace(MINE, id=None), True, ""),  # a survey's, before the study began
-        (replace(MINE, id="2"), False, "is of the study 's' in sqlite:///a.db, but of an earlier one of this name"),
+        (
+            replace(MINE, id="2"),
+            False,
+            "is of the study 's' in sqlite:///a.db, but of an earlier one of this name",
+        ),
         (replace(MINE, storage="grpc://host:13000"), True, ""),  # another way to the same storage
-        (replace(MINE, study="other", id="2"), False, "is of the study 'other' in sqlite:///a.db: choose another"),
+        (
+            replace(MINE, study="other", id="2"),
+            False,
+            "is of the study 'other' in sqlite:///a.db: choose another",
+        ),
         (
             replace(MINE, storage="sqlite:///b.db", id=None),
             False,
@@ -84,15 +102,22 @@ def test_a_folder_is_this_studys_or_refused_and_left_as_it_is(tmp_path, content,
         kept = content if isinstance(content, Identity) and content.id is not None else MINE
         assert json.loads(output.identity.read_text()) == asdict(kept)
     else:
-        with pytest.raises(StudyError, match=f"output={output.root} {message}"), owned(output, MINE):
+        with (
+            pytest.raises(StudyError, match=f"output={output.root} {message}"),
+            owned(output, MINE),
+        ):
             pytest.fail("not ours")
         assert {path.name: path.read_text() for path in output.root.iterdir()} == before
 
 
-def test_identities_show_no_password_and_mean_the_same_database_from_any_folder(tmp_path, monkeypatch):
+def test_identities_show_no_password_and_mean_the_same_database_from_any_folder(
+    tmp_path, monkeypatch
+):
     monkeypatch.chdir(tmp_path)
     assert Identity.of("s", "sqlite:///a.db").storage == f"sqlite:///{tmp_path}/a.db"
-    assert Identity.of("s", "postgresql://me:secret@host/db").storage == "postgresql://me:***@host/db"
+    assert (
+        Identity.of("s", "postgresql://me:secret@host/db").storage == "postgresql://me:***@host/db"
+    )
 
 
 def test_places_are_checked_without_writing(tmp_path):
@@ -113,7 +138,14 @@ def test_only_files_of_the_studys_own_trials_are_deleted(tmp_path):
         "trial-3.ckpt.old",
         "my-trial-3.ckpt",
     ]
-    for name in ("trial-1.ckpt", "trial-2.ckpt", "trial-3.ckpt", "trial-4.ckpt.partial", "trial-31.ckpt", *theirs):
+    for name in (
+        "trial-1.ckpt",
+        "trial-2.ckpt",
+        "trial-3.ckpt",
+        "trial-4.ckpt.partial",
+        "trial-31.ckpt",
+        *theirs,
+    ):
         (tmp_path / name).touch()
     keep_trials(tmp_path, {1, 2, 3, 4, 31}, lambda: {1, 7})
     assert entries(tmp_path) == sorted(["trial-1.ckpt", *theirs])
@@ -121,7 +153,11 @@ def test_only_files_of_the_studys_own_trials_are_deleted(tmp_path):
 
 
 def test_a_full_disk_is_found_among_causes_that_may_form_a_ring():
-    full, cause, other = OSError(errno.ENOSPC, "No space left on device", "x"), ValueError("a"), KeyError("b")
+    full, cause, other = (
+        OSError(errno.ENOSPC, "No space left on device", "x"),
+        ValueError("a"),
+        KeyError("b"),
+    )
     cause.__cause__, other.__cause__ = other, cause
     assert full_disk(cause) is None
     cause.__cause__ = full

@@ -4,12 +4,23 @@ import optuna
 import pytest
 from toolbox import entries, table_rows, write_rows
 
-REPLAY = ("workload=replay", "workload.table=t.jsonl", "workload.target.value=0.14", "search.objective=steps")
+REPLAY = (
+    "workload=replay",
+    "workload.table=t.jsonl",
+    "workload.target.value=0.14",
+    "search.objective=steps",
+)
 REPLAY += ("workload.name=replay",)  # by itself it would be of the table
 REPLAY += ("search.trials=2", "search.replicates=0", "mlflow.enabled=false")
 DIGITS = ("workload=digits", "hardware.seconds=1", "mlflow.enabled=false")
 SINGLE = ("trial.batch_size=32", "trial.lr=0.16")
-THEIRS = ("checkpoints/trial-best.pt", "checkpoints/trial-7.ckpt", "states/trial-notes.txt", "config.yaml", "best.yaml")
+THEIRS = (
+    "checkpoints/trial-best.pt",
+    "checkpoints/trial-7.ckpt",
+    "states/trial-notes.txt",
+    "config.yaml",
+    "best.yaml",
+)
 
 
 @pytest.fixture
@@ -18,7 +29,10 @@ def table(tmp_path):
 
 
 def tree(folder):
-    return {str(path.relative_to(folder)): path.is_file() and path.read_bytes() for path in folder.rglob("*")}
+    return {
+        str(path.relative_to(folder)): path.is_file() and path.read_bytes()
+        for path in folder.rglob("*")
+    }
 
 
 @pytest.mark.parametrize("output", [".", "theirs"])
@@ -33,7 +47,10 @@ def test_a_foreign_folder_is_refused_and_stays_as_it_is(bstune, table, tmp_path,
     before = tree(tmp_path)
     status, out, err = bstune(*arguments, f"output={output}")
     assert (status, out) == (2, "")
-    assert f"{output} is not empty and no study's: choose another with output=DIR".removeprefix(".") in err
+    assert (
+        f"{output} is not empty and no study's: choose another with output=DIR".removeprefix(".")
+        in err
+    )
     assert tree(tmp_path) == before
 
 
@@ -61,7 +78,11 @@ def test_a_new_database_with_an_old_output_is_refused(bstune, table, tmp_path):
     (tmp_path / "bstune.db").unlink()
     for _ in range(2):
         status, _, err = bstune(*REPLAY)
-        assert (status, "is of the study 'replay' in sqlite:///" in err, "earlier one of this name" in err) == (2, 1, 1)
+        assert (
+            status,
+            "is of the study 'replay' in sqlite:///" in err,
+            "earlier one of this name" in err,
+        ) == (2, 1, 1)
         assert tree(tmp_path / "outputs") == before
 
 

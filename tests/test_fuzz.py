@@ -10,11 +10,60 @@ from toolbox import entries, table_rows, write_rows
 from bstune.config import flatten, to_dict
 from bstune.study.prepare import compose_checked
 
-STUDY = ("workload=replay", "workload.table=t.jsonl", "workload.target.value=0.14", "search.objective=steps")
+STUDY = (
+    "workload=replay",
+    "workload.table=t.jsonl",
+    "workload.target.value=0.14",
+    "search.objective=steps",
+)
 STUDY += ("search.trials=2", "search.replicates=0")
-NUMBERS = ("nan", "inf", "-inf", "1e300", "-1e300", "1e-320", "-1", "0", "0.5", "1", str(2**31), str(2**32), str(2**63))
-OTHERS = ("null", "[]", "{}", "true", "false", "[1]", "[nan]", "{a: 1}", "???", "${seed}", "${nothing}", "~/x")
-TEXTS = ("", " ", "null", "7", "1e3", "-1", "a/b", "../x", "/", ".", "~", "~nobody/x", "a\0b", "a\nb", "\udcff", "😀")
+NUMBERS = (
+    "nan",
+    "inf",
+    "-inf",
+    "1e300",
+    "-1e300",
+    "1e-320",
+    "-1",
+    "0",
+    "0.5",
+    "1",
+    str(2**31),
+    str(2**32),
+    str(2**63),
+)
+OTHERS = (
+    "null",
+    "[]",
+    "{}",
+    "true",
+    "false",
+    "[1]",
+    "[nan]",
+    "{a: 1}",
+    "???",
+    "${seed}",
+    "${nothing}",
+    "~/x",
+)
+TEXTS = (
+    "",
+    " ",
+    "null",
+    "7",
+    "1e3",
+    "-1",
+    "a/b",
+    "../x",
+    "/",
+    ".",
+    "~",
+    "~nobody/x",
+    "a\0b",
+    "a\nb",
+    "\udcff",
+    "😀",
+)
 TEXTS += (
     "**",
     "x" * 300,
@@ -44,7 +93,10 @@ def quoted(text):
 
 def commands(rng, count):
     """Return the arguments of commands, each with one option that has a nasty value."""
-    names = {sampler: sorted(flatten(to_dict(compose_checked((*STUDY, sampler))))) for sampler in SAMPLERS}
+    names = {
+        sampler: sorted(flatten(to_dict(compose_checked((*STUDY, sampler)))))
+        for sampler in SAMPLERS
+    }
     values = [*NUMBERS, *OTHERS, *map(quoted, TEXTS)]
     for _ in range(count):
         sampler = rng.choice(SAMPLERS)
@@ -78,10 +130,14 @@ def test_any_value_ends_in_a_study_or_in_a_plain_line(bstune, tmp_path, monkeypa
             status, out, err = repr(error), "", ""
         finally:
             signal.alarm(0)
-        plain = "Traceback" not in out + err and (status == 0 or (status == 2 and err.startswith("error: ")))
+        plain = "Traceback" not in out + err and (
+            status == 0 or (status == 2 and err.startswith("error: "))
+        )
         outside = entries(folder.parent) != ["here"] and name not in PLACES
         if not plain or outside:
             faults.append((arguments[-1][:200], status, err[-2000:], entries(folder.parent)))
     signal.signal(signal.SIGALRM, before)
     assert not faults, "\n".join(map(str, faults))
-    assert entries(tmp_path) == sorted([*(f"case{number}" for number in range(COMMANDS)), "t.jsonl"])
+    assert entries(tmp_path) == sorted(
+        [*(f"case{number}" for number in range(COMMANDS)), "t.jsonl"]
+    )

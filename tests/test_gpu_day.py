@@ -64,7 +64,13 @@ def test_recipes_and_a_sources_script_are_timed(tmp_path):
     options += ("environment", "workloads", "sources")
     found = run(tmp_path / "out", *options)
     trained = [line for line in found["workloads"] if "seed" in line]
-    names = ["airbench_cifar", "airbench_muon", "speedrun_cifar", "resnet_cifar_fast", "resnet_cifar"]
+    names = [
+        "airbench_cifar",
+        "airbench_muon",
+        "speedrun_cifar",
+        "resnet_cifar_fast",
+        "resnet_cifar",
+    ]
     assert [line["workload"] for line in trained] == names
     assert {line["loop"] for line in trained} == {"Lightning's: protocol.fast=off"}
     assert all(line["steps"] == 10 and 0.0 <= line["accuracy"] <= 1.0 for line in trained)
@@ -79,7 +85,18 @@ def test_recipes_and_a_sources_script_are_timed(tmp_path):
 
 @pytest.mark.soak
 def test_every_other_section_runs_on_a_cpu(tmp_path):
-    found = run(tmp_path, "--seconds", "300", "tests", "loops", "steps", "operators", "powers", "workers", "ceiling")
+    found = run(
+        tmp_path,
+        "--seconds",
+        "300",
+        "tests",
+        "loops",
+        "steps",
+        "operators",
+        "powers",
+        "workers",
+        "ceiling",
+    )
     assert [line["fast"] for line in found["steps"]] == ["off", "auto", "graph"]
     assert [line["loop"] for line in found["steps"]][1:] == ["lean", "lean"]
     assert len(found["loops"]) == 15

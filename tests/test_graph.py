@@ -56,14 +56,18 @@ def fused(kind, **options):
 
 def of_algorithm(name):
     """Return an optimizer of conf/algorithm/."""
-    return instantiate(compose_checked(["workload=digits", f"algorithm={name}"]).workload.module.optimizer, name)
+    return instantiate(
+        compose_checked(["workload=digits", f"algorithm={name}"]).workload.module.optimizer, name
+    )
 
 
 def muon(parameters, lr):
     parameters = list(parameters)
     groups = [{"params": [p for p in parameters if p.dim() > 1], "orthogonalise": True}]
     groups += [{"params": [p for p in parameters if p.dim() == 1], "lr": lr / 2}]
-    return Muon(groups, lr, momentum=0.9, nesterov=True, steps=3, normalise_weights=False, weight_decay=0.01)
+    return Muon(
+        groups, lr, momentum=0.9, nesterov=True, steps=3, normalise_weights=False, weight_decay=0.01
+    )
 
 
 network = partial(learner, layers=(partial(nn.BatchNorm1d, 16), partial(nn.Dropout, 0.2)))
@@ -103,10 +107,25 @@ def train(build, steps=12, captured=True, change=lambda module, step: None, **op
     [
         ({"optimizer": fused(torch.optim.SGD, momentum=0.9, nesterov=True)}, True),
         ({"optimizer": fused(torch.optim.Adam)}, True),
-        ({"optimizer": fused(torch.optim.AdamW), "schedule": partial(linear_decay, total_steps=12, end=0.1)}, False),
-        ({"optimizer": momentum, "schedule": partial(linear_decay, total_steps=12, end=0.0)}, False),
+        (
+            {
+                "optimizer": fused(torch.optim.AdamW),
+                "schedule": partial(linear_decay, total_steps=12, end=0.1),
+            },
+            False,
+        ),
+        (
+            {"optimizer": momentum, "schedule": partial(linear_decay, total_steps=12, end=0.0)},
+            False,
+        ),
         ({"optimizer": muon, "schedule": partial(linear_decay, total_steps=12, end=0.0)}, False),
-        ({"optimizer": of_algorithm("muon"), "schedule": partial(linear_decay, total_steps=12, end=0.0)}, False),
+        (
+            {
+                "optimizer": of_algorithm("muon"),
+                "schedule": partial(linear_decay, total_steps=12, end=0.0),
+            },
+            False,
+        ),
         ({"optimizer": of_algorithm("adamw")}, False),
     ],
 )
@@ -193,7 +212,10 @@ def listened(parameters, lr):
         ({"kind": Keeping}, "training_step changes losses on the host"),
         ({"kind": Replacing}, "training_step changes mean on the host"),
         ({"kind": Drawing}, "training_step draws random numbers on the host"),
-        ({"kind": Reading}, "RuntimeError in its capture: CUDA error: operation not permitted when stream is captu"),
+        (
+            {"kind": Reading},
+            "RuntimeError in its capture: CUDA error: operation not permitted when stream is captu",
+        ),
         ({"optimizer": Plain}, "the steps of Plain are neither fused nor capturable"),
     ],
 )
@@ -230,8 +252,14 @@ class Exposing(Classifier):
         (cycle, 12, 0, "the module, the optimizer's options, tensors' places or shapes change"),
     ],
 )
-def test_a_step_that_changes_is_captured_anew_a_few_times(change, steps, captures, reason, recorded):
-    options = {"optimizer": fused(torch.optim.SGD, momentum=0.9), "kind": Exposing, "change": change}
+def test_a_step_that_changes_is_captured_anew_a_few_times(
+    change, steps, captures, reason, recorded
+):
+    options = {
+        "optimizer": fused(torch.optim.SGD, momentum=0.9),
+        "kind": Exposing,
+        "change": change,
+    }
     module, losses, take = train(network, steps, **options)
     plain, expected, _ = train(network, steps, captured=False, **options)
     assert len(recorded) == captures
@@ -251,8 +279,14 @@ def fail(step, generators, error):
 @pytest.mark.parametrize(
     ("record", "reason"),
     [
-        (partial(fail, error=ValueError("no kernel\nand more")), "ValueError in its capture: no kernel"),
-        (lambda step, generators: graphs.record(step, generators) and (lambda: None), "a replayed step differs from"),
+        (
+            partial(fail, error=ValueError("no kernel\nand more")),
+            "ValueError in its capture: no kernel",
+        ),
+        (
+            lambda step, generators: graphs.record(step, generators) and (lambda: None),
+            "a replayed step differs from",
+        ),
     ],
 )
 def test_where_a_capture_fails_the_training_is_eager(record, reason, monkeypatch):
@@ -280,13 +314,21 @@ SMALL = {
     "fashion_mlp": ("[1,28,28]", "+workload.module.optimizer.fused=true"),
     "mnist_cnn": ("[1,28,28]", "+workload.module.optimizer.fused=true"),
     "resnet_cifar": ("[3,32,32]", "workload.module.model.width=4"),
-    "resnet_cifar_fast": ("[3,32,32]", "workload.module.model.width=4", "workload.module.model.whitening.images=64"),
+    "resnet_cifar_fast": (
+        "[3,32,32]",
+        "workload.module.model.width=4",
+        "workload.module.model.whitening.images=64",
+    ),
     "airbench_cifar": (
         "[3,32,32]",
         "workload.module.model.widths=[8,8,8]",
         "workload.module.model.whitening.images=64",
     ),
-    "airbench_muon": ("[3,32,32]", "workload.module.model.widths=[8,8,8]", "workload.module.model.whitening.images=64"),
+    "airbench_muon": (
+        "[3,32,32]",
+        "workload.module.model.widths=[8,8,8]",
+        "workload.module.model.whitening.images=64",
+    ),
     "speedrun_cifar": (
         "[3,32,32]",
         "workload.module.model.widths=[8,8,8]",
@@ -298,11 +340,28 @@ SMALL = {
 def trial(workload, fast, *overrides):
     """Run twelve steps of a workload on random images; return the record and the module."""
     shape, *small = SMALL[workload]
-    images = ("workload.data.load._target_=graphs.random_images", f"+workload.data.load.shape={shape}")
-    options = ("budget.steps=12", "budget.examples=1", "protocol.evaluation_share=1", "protocol.noise_scale_every=5")
-    validation = () if "cifar" in workload or "airbench" in workload else ("workload.data.validation=32",)
-    config = [f"workload={workload}", f"protocol.fast={fast}", "device=cpu", "workload.target.metric=val/loss"]
-    built, protocol = load(compose_checked([*config, *images, *options, *validation, *small, *overrides]))
+    images = (
+        "workload.data.load._target_=graphs.random_images",
+        f"+workload.data.load.shape={shape}",
+    )
+    options = (
+        "budget.steps=12",
+        "budget.examples=1",
+        "protocol.evaluation_share=1",
+        "protocol.noise_scale_every=5",
+    )
+    validation = (
+        () if "cifar" in workload or "airbench" in workload else ("workload.data.validation=32",)
+    )
+    config = [
+        f"workload={workload}",
+        f"protocol.fast={fast}",
+        "device=cpu",
+        "workload.target.metric=val/loss",
+    ]
+    built, protocol = load(
+        compose_checked([*config, *images, *options, *validation, *small, *overrides])
+    )
     protocol = replace(protocol, target=protocol.target.never_met, divergence=1e9)
     modules = []
 
@@ -315,7 +374,8 @@ def trial(workload, fast, *overrides):
 
 
 @pytest.mark.parametrize(
-    "workload", [name if name in FEW else pytest.param(name, marks=pytest.mark.soak) for name in SMALL]
+    "workload",
+    [name if name in FEW else pytest.param(name, marks=pytest.mark.soak) for name in SMALL],
 )
 def test_a_trial_is_that_of_eager_steps_to_the_bit(workload, recorded):
     """History, noise scale and weights, with evaluations, averages and Lookahead between replays."""
@@ -363,7 +423,10 @@ class Epochs(Classifier):
     [
         (Classifier, "graph"),
         (Epochs, "graph"),
-        (Asking, "lean, not graph: training_step uses trainer.global_step, which differs from step to step"),
+        (
+            Asking,
+            "lean, not graph: training_step uses trainer.global_step, which differs from step to step",
+        ),
         (Logging, "lean, not graph: training_step uses self.log, which differs from step to step"),
         (Clipping, "Lightning's: Clipping has on_before_optimizer_step"),
     ],
@@ -371,7 +434,8 @@ class Epochs(Classifier):
 def test_the_record_says_what_took_the_steps(kind, loop):
     build = partial(network, kind=kind, optimizer=fused(torch.optim.SGD, momentum=0.9))
     trained = [
-        learners.train(make_spec(16), learners.learning_protocol(20, fast=fast), build) for fast in ("graph", "off")
+        learners.train(make_spec(16), learners.learning_protocol(20, fast=fast), build)
+        for fast in ("graph", "off")
     ]
     assert trained[0][0].training_loop == loop
     assert trained[0][0].history == trained[1][0].history
@@ -406,7 +470,9 @@ def test_batch_sizes_that_change_are_captured_one_after_another(optimizer, kind,
     assert record.training_loop == ("graph" if kind is Classifier else f"lean{reason}")
     assert len(recorded) == (len(SIZES) if kind is Classifier else 0)
     assert [part[:2] for part in record.batch_parts] == list(GROWING.plan(4).counts(60))
-    assert [value for _, value in record.history] == pytest.approx([value for _, value in plain.history], rel=1e-5)
+    assert [value for _, value in record.history] == pytest.approx(
+        [value for _, value in plain.history], rel=1e-5
+    )
     if exact:
         assert record.history == plain.history
         assert same_weights(module, other)
@@ -416,13 +482,18 @@ def test_batch_sizes_that_change_are_captured_one_after_another(optimizer, kind,
 @pytest.mark.parametrize("case", [name for name in LEAN if name not in ("logging", "watching")])
 def test_a_trial_of_any_module_is_what_it_is_under_lightnings_loop(case):
     kind, changes, options = LEAN[case]
-    trained = [run(kind, protocol=protocol_of(**{"steps": 20, **changes, "fast": fast}), **options) for fast in MODES]
+    trained = [
+        run(kind, protocol=protocol_of(**{"steps": 20, **changes, "fast": fast}), **options)
+        for fast in MODES
+    ]
     (record, module), (reference, other) = trained
     assert record.training_loop == LOOPS.get(case, "graph")
     assert [step for step, _ in record.history] == [step for step, _ in reference.history]
     # Fused steps of weights in half precision are computed in float32.
     close = {"rel": 0.02, "abs": 0.01} if case == "bf16-true" else {"rel": 1e-5, "abs": 1e-6}
-    assert [v for _, v in record.history] == pytest.approx([v for _, v in reference.history], **close)
+    assert [v for _, v in record.history] == pytest.approx(
+        [v for _, v in reference.history], **close
+    )
     for weight, expected in zip(learners.tensors(module), learners.tensors(other), strict=True):
         assert weight.flatten().tolist() == pytest.approx(expected.flatten().tolist(), **close)
 
@@ -439,12 +510,21 @@ ALL = ("digits", "fashion_cnn", "cifar_mlp", *SMALL)
 
 @pytest.mark.parametrize(
     ("workloads", "precision"),
-    [(ALL, "bf16-mixed"), *((("resnet_cifar", "airbench_muon"), precision) for precision in ("32-true", "bf16-true"))],
+    [
+        (ALL, "bf16-mixed"),
+        *((("resnet_cifar", "airbench_muon"), precision) for precision in ("32-true", "bf16-true")),
+    ],
 )
 @pytest.mark.soak
 def test_a_captured_step_asks_nothing_of_the_host_and_is_the_same_each_time(workloads, precision):
     """On fake CUDA tensors, which choose the operators that CUDA has."""
-    command = [sys.executable, Path(__file__).parent / "fake_cuda/captured.py", *workloads, "--precision", precision]
+    command = [
+        sys.executable,
+        Path(__file__).parent / "fake_cuda/captured.py",
+        *workloads,
+        "--precision",
+        precision,
+    ]
     done = subprocess.run(command, capture_output=True, text=True)
     if "nothing runs on fake CUDA tensors here" in done.stderr:
         pytest.skip(done.stderr)
@@ -452,31 +532,49 @@ def test_a_captured_step_asks_nothing_of_the_host_and_is_the_same_each_time(work
     lines = [json.loads(line) for line in done.stdout.splitlines()]
     assert [line["workload"] for line in lines] == list(workloads)
     for line in lines:
-        assert (line["reason"], line["asked"], line["changes"], line["replayed"]) == (None, [], {}, 9), line
+        assert (line["reason"], line["asked"], line["changes"], line["replayed"]) == (
+            None,
+            [],
+            {},
+            9,
+        ), line
 
 
 @pytest.mark.parametrize("optimizer", [torch.optim.Adam, momentum])
 def test_a_trial_that_is_continued_is_the_one_that_was_never_stopped(optimizer, tmp_path):
-    build, protocol = partial(network, optimizer=optimizer), learners.learning_protocol(24, fast="graph")
-    stopped, _ = learners.train(make_spec(16, max_steps=12), protocol, build, state=tmp_path / "state")
+    build, protocol = (
+        partial(network, optimizer=optimizer),
+        learners.learning_protocol(24, fast="graph"),
+    )
+    stopped, _ = learners.train(
+        make_spec(16, max_steps=12), protocol, build, state=tmp_path / "state"
+    )
     resume = Stopped(stopped, tmp_path / "state")
     spec = make_spec(16, max_steps=24, resumed_from=stopped.number)
     record, module = learners.train(spec, protocol, build, resume=resume)
     whole, other = learners.train(make_spec(16, max_steps=24), protocol, build)
     assert [one.training_loop for one in (stopped, record, whole)] == ["graph"] * 3
-    assert set(whole.history) <= set(record.history)  # which was evaluated where it was stopped, too
+    assert set(whole.history) <= set(
+        record.history
+    )  # which was evaluated where it was stopped, too
     assert same_weights(module, other)
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.parametrize("precision", ["32-true", "bf16-mixed"])
-@pytest.mark.parametrize("schedule", [(), ("batch_schedule=doubling", "batch_schedule.switch_examples=[250,600]")])
+@pytest.mark.parametrize(
+    "schedule", [(), ("batch_schedule=doubling", "batch_schedule.switch_examples=[250,600]")]
+)
 @pytest.mark.parametrize("workload", SMALL)
 def test_a_cuda_graph_trains_as_eager_steps(monkeypatch, workload, schedule, precision):
     """With real graphs: the noise scale is measured in between, and the losses are those of eager steps."""
     monkeypatch.undo()
     options = ("device=cuda", f"precision={precision}", "budget.steps=24")
-    (result, _), (plain, _) = (trial(workload, fast, *options, *schedule) for fast in ("graph", "auto"))
+    (result, _), (plain, _) = (
+        trial(workload, fast, *options, *schedule) for fast in ("graph", "auto")
+    )
     assert result.training_loop == "graph"
     close = {"rel": 1e-3 if precision == "32-true" else 0.05}
-    assert [value for _, value in result.history] == pytest.approx([value for _, value in plain.history], **close)
+    assert [value for _, value in result.history] == pytest.approx(
+        [value for _, value in plain.history], **close
+    )

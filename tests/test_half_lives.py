@@ -28,7 +28,9 @@ def test_closed_forms():
     for batch_size in (1, 64, 4096):
         assert beta2_of(batch_size, 1000) ** (1000 / batch_size) == pytest.approx(0.5)
         assert (1 - shrinkage_of(batch_size, 1000)) ** (1000 / batch_size) == pytest.approx(0.5)
-    assert shrinkage_of(1, 1e12) == pytest.approx(math.log(2) * 1e-12, rel=1e-9)  # no digits are lost
+    assert shrinkage_of(1, 1e12) == pytest.approx(
+        math.log(2) * 1e-12, rel=1e-9
+    )  # no digits are lost
     assert beta2_of(128, 88_657) == pytest.approx(0.999, abs=1e-6)  # the usual one
     assert effective_lr_of(0.1, 0.9) == pytest.approx(1.0)
     assert effective_lr_of(0.1, 0.9, dampening=0.9) == pytest.approx(0.1)
@@ -60,20 +62,25 @@ def test_a_weight_without_gradient_halves_in_as_many_examples(make, batch_size):
 
 
 def test_beta2_follows_and_beta1_stays():
-    optimizer = ADAM([{"params": [parameter()]}, {"params": [parameter()], "betas": (0.8, 0.9)}], lr=0.1)
+    optimizer = ADAM(
+        [{"params": [parameter()]}, {"params": [parameter()], "betas": (0.8, 0.9)}], lr=0.1
+    )
     follow_batch_size([optimizer, SGD([parameter()], lr=0.1)], 100, 1000.0, None)
     assert [group["betas"] for group in optimizer.param_groups] == [(0.9, 2**-0.1), (0.8, 2**-0.1)]
 
 
 def test_groups_keep_their_ratios_and_a_schedules_first_factor_is_left_out():
     groups = [
-        {"params": [parameter()], "weight_decay": decay, "lr": lr} for decay, lr in ((0.1, 0.2), (0, 0.2), (0.1, 0.1))
+        {"params": [parameter()], "weight_decay": decay, "lr": lr}
+        for decay, lr in ((0.1, 0.2), (0, 0.2), (0.1, 0.1))
     ]
     optimizer = ADAMW(groups, lr=0.1)
     LambdaLR(optimizer, lambda step: 0.01)
     follow_batch_size(optimizer, 64, None, 6400.0)
     share = 1 - 2**-0.01
-    assert [g["weight_decay"] for g in optimizer.param_groups] == pytest.approx([share / 0.2, 0, share / 2 / 0.1])
+    assert [g["weight_decay"] for g in optimizer.param_groups] == pytest.approx(
+        [share / 0.2, 0, share / 2 / 0.1]
+    )
     none = SGD([parameter()], lr=0.5)
     follow_batch_size(none, 64, None, 6400.0)
     assert none.param_groups[0]["weight_decay"] == pytest.approx(share / 0.5)
@@ -82,7 +89,13 @@ def test_groups_keep_their_ratios_and_a_schedules_first_factor_is_left_out():
 def test_what_configure_optimizers_may_return():
     first, second = SGD([parameter()], lr=0.1), ADAM([parameter()], lr=0.1)
     schedule = LambdaLR(first, lambda step: 1.0)
-    shapes = [first, [first], ([first], [schedule]), {"optimizer": first, "lr_scheduler": schedule}, None]
+    shapes = [
+        first,
+        [first],
+        ([first], [schedule]),
+        {"optimizer": first, "lr_scheduler": schedule},
+        None,
+    ]
     assert [list(optimizers_in(shape)) for shape in shapes] == [[first]] * 4 + [[]]
     assert list(optimizers_in(({"optimizer": first}, {"optimizer": second}))) == [first, second]
 
@@ -100,7 +113,11 @@ def test_what_configure_optimizers_may_return():
             (None, 1e3),
             "with a weight_decay, but the module's are LBFGS: leave it out",
         ),
-        (ADAM([parameter()], lr=0.1), (None, 1e3), "the weight decay of Adam goes through its averages of gradients"),
+        (
+            ADAM([parameter()], lr=0.1),
+            (None, 1e3),
+            "the weight decay of Adam goes through its averages of gradients",
+        ),
         (None, (1e3, None), "but the module's are none"),
     ],
 )
@@ -122,22 +139,39 @@ def test_the_effective_learning_rate():
         effective_lr([SGD([parameter()], lr=0.1, momentum=1.5)])
 
 
-@pytest.mark.parametrize("half_life", ["scaling.beta2_half_life=1e4", "search.tune=[beta2_half_life]"])
+@pytest.mark.parametrize(
+    "half_life", ["scaling.beta2_half_life=1e4", "search.tune=[beta2_half_life]"]
+)
 def test_batch_sizes_that_grow_are_refused_beside_them(half_life, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    arguments = ["workload=digits", "algorithm=adam", "batch_schedule=doubling", half_life, "mlflow.enabled=false"]
-    with pytest.raises(ConfigError, match=r"scaling.beta2_half_life is applied once a trial, at its first batch size"):
+    arguments = [
+        "workload=digits",
+        "algorithm=adam",
+        "batch_schedule=doubling",
+        half_life,
+        "mlflow.enabled=false",
+    ]
+    with pytest.raises(
+        ConfigError,
+        match=r"scaling.beta2_half_life is applied once a trial, at its first batch size",
+    ):
         prepare(compose(arguments))
 
 
 def test_a_trials_module_has_them_at_its_own_batch_size_and_value():
     tuned = "search.tune=[beta2_half_life]"
-    config = compose(["workload=digits", "algorithm=adamw", "scaling.weight_decay_half_life=1e5", tuned])
+    config = compose(
+        ["workload=digits", "algorithm=adamw", "scaling.weight_decay_half_life=1e5", tuned]
+    )
     workload = build_workload(config)
     for batch_size, half_life in ((10, 2e4), (200, 1e4)):
-        module = workload.build_module(make_spec(batch_size, 0.5, hyperparameters={"beta2_half_life": half_life}))
+        module = workload.build_module(
+            make_spec(batch_size, 0.5, hyperparameters={"beta2_half_life": half_life})
+        )
         (group,) = module.configure_optimizers()["optimizer"].param_groups
         assert group["betas"][1] == beta2_of(batch_size, half_life)
         assert group["weight_decay"] == pytest.approx(shrinkage_of(batch_size, 1e5) / 0.5)
     with pytest.raises(ConfigError, match="is of optimizers with betas"):
-        build_module(compose(["workload=digits", "scaling.beta2_half_life=1e4"]), make_spec()).configure_optimizers()
+        build_module(
+            compose(["workload=digits", "scaling.beta2_half_life=1e4"]), make_spec()
+        ).configure_optimizers()

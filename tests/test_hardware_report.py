@@ -22,7 +22,13 @@ from bstune.hardware.survey import probe_text
 from tests.toolbox import entries, make_probe_result, make_survey
 
 ODD = LayerCost(
-    "fc", "Linear", AffineCost(0, 1e6), AffineCost(0, 9), AffineCost(0, 9), AffineCost(9, 0), (("in_features", 15),)
+    "fc",
+    "Linear",
+    AffineCost(0, 1e6),
+    AffineCost(0, 9),
+    AffineCost(0, 9),
+    AffineCost(9, 0),
+    (("in_features", 15),),
 )
 
 
@@ -43,19 +49,40 @@ def on_cuda(dtype, measured_gain=None):
         (make_survey(), "examples a second still rise at the largest batch size, 1000"),
         (make_survey(((4, 1e-3), (500, 2e-3), (1000, 3.9e-3))), "from batch size 500 on"),
         (make_survey(), "the range ends at 1000, not the memory"),
-        (make_survey(above=make_probe_result(1010, "training")), "1000 fits: no need to fall back to 512, the power"),
-        (make_survey(bare=0.6), "the framework takes 40% of a step at batch size 4, over 20% up to 1000"),
-        (on_cuda("tf32"), "tensor cores take tf32 in multiples of 4, 16 bytes (NVIDIA, Matrix Multiplication"),
+        (
+            make_survey(above=make_probe_result(1010, "training")),
+            "1000 fits: no need to fall back to 512, the power",
+        ),
+        (
+            make_survey(bare=0.6),
+            "the framework takes 40% of a step at batch size 4, over 20% up to 1000",
+        ),
+        (
+            on_cuda("tf32"),
+            "tensor cores take tf32 in multiples of 4, 16 bytes (NVIDIA, Matrix Multiplication",
+        ),
         (on_cuda("bf16"), "tensor cores take bf16 in multiples of 8, 16 bytes"),
-        (on_cuda("bf16"), "fc (Linear): pad in_features from 15 to 16: predicted 1.88 times its throughput"),
-        (on_cuda("bf16", 1.31), "pad in_features from 15 to 16: predicted 1.88, measured 1.31 times its throughput"),
+        (
+            on_cuda("bf16"),
+            "fc (Linear): pad in_features from 15 to 16: predicted 1.88 times its throughput",
+        ),
+        (
+            on_cuda("bf16", 1.31),
+            "pad in_features from 15 to 16: predicted 1.88, measured 1.31 times its throughput",
+        ),
         # 4e6 FLOPs at 1e12/s and 1e5 bytes at 1e10/s are allowed 1e-5 s, 6.4e7 FLOPs at 64 6.4e-5 s
         (
             make_survey(limits=FAST_DEVICE),
             "up to batch size 64 a step is bound by neither arithmetic nor memory, which",
         ),
-        (make_survey(limits=FAST_DEVICE), "take 5.3% of it at most: a faster device gains nothing there"),
-        (on_cuda("fp32"), "fp32 does not run on tensor cores, so no multiple is asked of layers or batch"),
+        (
+            make_survey(limits=FAST_DEVICE),
+            "take 5.3% of it at most: a faster device gains nothing there",
+        ),
+        (
+            on_cuda("fp32"),
+            "fp32 does not run on tensor cores, so no multiple is asked of layers or batch",
+        ),
     ],
 )
 def test_advice(survey, words):
@@ -63,7 +90,9 @@ def test_advice(survey, words):
 
 
 def test_advice_that_is_not_needed():
-    lines = advice(make_survey(((4, 1e-3), (512, 5e-3)), above=make_probe_result(520, "training"), high=600))
+    lines = advice(
+        make_survey(((4, 1e-3), (512, 5e-3)), above=make_probe_result(520, "training"), high=600)
+    )
     assert not any("power" in line or "tensor cores" in line or "neither" in line for line in lines)
 
 

@@ -11,9 +11,19 @@ from omegaconf import OmegaConf
 from rich.console import Console
 
 from bstune.core.errors import BstuneError, ConfigError, Interrupted, StudyError
-from bstune.sweeps.harness import Finding, check_sweep, compose_sweep, main, show, sweep_names, write
+from bstune.sweeps.harness import (
+    Finding,
+    check_sweep,
+    compose_sweep,
+    main,
+    show,
+    sweep_names,
+    write,
+)
 
-SHALLUE = [f"shallue_{name}" for name in ("algorithms", "data", "regularisation", "widths", "workloads")]
+SHALLUE = [
+    f"shallue_{name}" for name in ("algorithms", "data", "regularisation", "widths", "workloads")
+]
 NAMES = [
     "critical_batch",
     "dawnbench",
@@ -64,7 +74,12 @@ def test_without_a_name_the_sweeps_are_listed(sweep, tmp_path):
     assert "https://d2l.ai/chapter_optimization/minibatch-sgd.html" in out
     assert "python -m bstune sweep NAME" in out
     assert "usage" in sweep("--help")
-    assert OmegaConf.create(sweep("vectorization", "sweep.experiment.size=8", "--help")).sweep.experiment.size == 8
+    assert (
+        OmegaConf.create(
+            sweep("vectorization", "sweep.experiment.size=8", "--help")
+        ).sweep.experiment.size
+        == 8
+    )
     assert files_in(tmp_path) == []
 
 
@@ -77,23 +92,48 @@ def test_without_a_name_the_sweeps_are_listed(sweep, tmp_path):
         (("vectorization", "+sweep.experiment.nope=1"), "unknown option sweep.experiment.nope"),
         (("vectorization", "+nope=1"), "unknown option nope"),
         (("vectorization", "+workload=digits"), "unknown option workload"),
-        (("vectorization", "~sweep"), "sweep must have the keys source, output and experiment, but got None"),
+        (
+            ("vectorization", "~sweep"),
+            "sweep must have the keys source, output and experiment, but got None",
+        ),
         (("vectorization", "sweep.output=null"), "sweep: Incompatible value 'None'"),
         (("vectorization", "sweep.output=${nope}"), "sweep: Interpolation key 'nope' not found"),
-        (("vectorization", "~sweep.experiment.size"), "no value is given for sweep.experiment.size"),
-        (("vectorization", "sweep.experiment.size=abc"), "sweep.experiment.size: Value 'abc' of type 'str'"),
-        (("vectorization", "sweep.experiment._target_=no.Such"), "there is no module no, for no.Such"),
         (
-            ("vectorization", "sweep.experiment._partial_=false", "sweep.experiment._target_=builtins.dict"),
+            ("vectorization", "~sweep.experiment.size"),
+            "no value is given for sweep.experiment.size",
+        ),
+        (
+            ("vectorization", "sweep.experiment.size=abc"),
+            "sweep.experiment.size: Value 'abc' of type 'str'",
+        ),
+        (
+            ("vectorization", "sweep.experiment._target_=no.Such"),
+            "there is no module no, for no.Such",
+        ),
+        (
+            (
+                "vectorization",
+                "sweep.experiment._partial_=false",
+                "sweep.experiment._target_=builtins.dict",
+            ),
             "sweep.experiment must have _partial_: true",
         ),
         (("vectorization", "nonsense"), "Error parsing override 'nonsense'"),
-        (("vectorization", "sweep.output=/dev/null/x"), "sweep.output=/dev/null/x: /dev/null is not a folder"),
+        (
+            ("vectorization", "sweep.output=/dev/null/x"),
+            "sweep.output=/dev/null/x: /dev/null is not a folder",
+        ),
         (("minibatch_sgd", "search.nope=1"), "unknown option search.nope"),
         (("minibatch_sgd", "protocol.warmup_steps=abc"), "protocol.warmup_steps"),
         (("minibatch_sgd", "sweep.experiment.runs=[3]"), "sweep.experiment.runs[0]: "),
-        (("minibatch_sgd", "sweep.experiment.runs=[{name: a}]"), "no value is given for sweep.experiment.runs[0]."),
-        (("minibatch_sgd", "workload=replay", "workload.table=fashion_mlp"), "the sweep minibatch_sgd trains, and"),
+        (
+            ("minibatch_sgd", "sweep.experiment.runs=[{name: a}]"),
+            "no value is given for sweep.experiment.runs[0].",
+        ),
+        (
+            ("minibatch_sgd", "workload=replay", "workload.table=fashion_mlp"),
+            "the sweep minibatch_sgd trains, and",
+        ),
     ],
 )
 def test_bad_input_is_refused_and_writes_nothing(sweep, tmp_path, arguments, message):
@@ -104,16 +144,35 @@ def test_bad_input_is_refused_and_writes_nothing(sweep, tmp_path, arguments, mes
 
 
 def test_a_run_leaves_its_result_and_its_figure_and_prints_the_sentence(sweep, tmp_path):
-    out = sweep("vectorization", *(f"sweep.experiment.{option}" for option in TINY), "sweep.output=here/there")
-    assert files_in(tmp_path) == ["here", "here/there", "here/there/figure.png", "here/there/result.json"]
+    out = sweep(
+        "vectorization",
+        *(f"sweep.experiment.{option}" for option in TINY),
+        "sweep.output=here/there",
+    )
+    assert files_in(tmp_path) == [
+        "here",
+        "here/there",
+        "here/there/figure.png",
+        "here/there/result.json",
+    ]
     assert (tmp_path / "here/there/figure.png").read_bytes().startswith(b"\x89PNG")
-    result = json.loads((tmp_path / "here/there/result.json").read_text(), parse_constant=pytest.fail)
+    result = json.loads(
+        (tmp_path / "here/there/result.json").read_text(), parse_constant=pytest.fail
+    )
     assert result["source"] == compose_sweep("vectorization", ()).sweep.source
     assert (result["sweep"], result["n"], result["parameters"]["size"]) == ("vectorization", 2, 4)
     assert result["device"].startswith("cpu (")
     assert set(result["versions"]) >= {"bstune", "torch"}
-    assert result["command"].startswith("python -m bstune sweep vectorization sweep.experiment.size=4")
-    for text in (result["source"], result["sentence"], "here/there/result.json", "here/there/figure.png", "whole"):
+    assert result["command"].startswith(
+        "python -m bstune sweep vectorization sweep.experiment.size=4"
+    )
+    for text in (
+        result["source"],
+        result["sentence"],
+        "here/there/result.json",
+        "here/there/figure.png",
+        "whole",
+    ):
         assert text in out
 
 
@@ -127,7 +186,9 @@ def found(sentence="So it is.", rows=(), paint=paint, notes=()):
 
 @pytest.fixture
 def checked(tmp_path):
-    return check_sweep("vectorization", compose_sweep("vectorization", (f"sweep.output={tmp_path}/out/deep",)))
+    return check_sweep(
+        "vectorization", compose_sweep("vectorization", (f"sweep.output={tmp_path}/out/deep",))
+    )
 
 
 @pytest.mark.parametrize("error", [OSError(28, "No space left on device"), RuntimeError("a bug")])
@@ -149,11 +210,19 @@ def test_outputs_are_whole_or_as_they_were(checked, tmp_path, error, earlier):
 
 @pytest.mark.parametrize(
     ("name", "content"),
-    [("figure.png", "mine"), ("result.json", "mine"), ("result.json", '{"sweep": "dawnbench"}'), ("result.json", "[]")],
+    [
+        ("figure.png", "mine"),
+        ("result.json", "mine"),
+        ("result.json", '{"sweep": "dawnbench"}'),
+        ("result.json", "[]"),
+    ],
 )
 def test_what_another_wrote_is_refused_and_stays(tmp_path, name, content):
     (tmp_path / name).write_text(content)
-    with pytest.raises(StudyError, match=r"that is not of the sweep vectorization: choose another with sweep\.output="):
+    with pytest.raises(
+        StudyError,
+        match=r"that is not of the sweep vectorization: choose another with sweep\.output=",
+    ):
         check_sweep("vectorization", compose_sweep("vectorization", (f"sweep.output={tmp_path}",)))
     assert (files_in(tmp_path), (tmp_path / name).read_text()) == ([name], content)
 
@@ -161,7 +230,10 @@ def test_what_another_wrote_is_refused_and_stays(tmp_path, name, content):
 def test_the_home_directory_is_expanded(monkeypatch, tmp_path):
     monkeypatch.setenv("HOME", str(tmp_path))
     found = check_sweep("losses", compose_sweep("losses", ("sweep.output=~/a",)))
-    assert (found.output, found.experiment.keywords["folder"]) == (tmp_path / "a", str(tmp_path / "a"))
+    assert (found.output, found.experiment.keywords["folder"]) == (
+        tmp_path / "a",
+        str(tmp_path / "a"),
+    )
 
 
 def interrupted(*arguments):
@@ -181,20 +253,29 @@ class Pair:
     high: float
 
 
-def typed(config, console, *, pairs: list[Pair], names: list[str], share: float, clock: object = None):
+def typed(
+    config, console, *, pairs: list[Pair], names: list[str], share: float, clock: object = None
+):
     return found(f"{pairs}, {names}, {share}")
 
 
 def check_typed(**changes):
     parameters = {"pairs": [{"low": 1, "high": 2}], "names": ["a"], "share": 1, **changes}
     experiment = {"_target_": f"{__name__}.typed", "_partial_": True, **parameters}
-    return check_sweep("typed", OmegaConf.create({"sweep": {"source": "s", "output": "o", "experiment": experiment}}))
+    return check_sweep(
+        "typed",
+        OmegaConf.create({"sweep": {"source": "s", "output": "o", "experiment": experiment}}),
+    )
 
 
 def test_parameters_are_of_their_annotated_types():
     checked = check_typed()
     assert checked.parameters == {"pairs": [Pair(1, 2.0)], "names": ["a"], "share": 1.0}
-    assert checked.plain_parameters == {"pairs": [{"low": 1, "high": 2.0}], "names": ["a"], "share": 1.0}
+    assert checked.plain_parameters == {
+        "pairs": [{"low": 1, "high": 2.0}],
+        "names": ["a"],
+        "share": 1.0,
+    }
     for changes, message in (
         ({"pairs": [{"low": 1}]}, "no value is given for sweep.experiment.pairs[0].high"),
         ({"names": "a"}, "sweep.experiment.names: "),

@@ -36,8 +36,18 @@ POLICY = replace(default_policy(), particles=96, moves=2, candidates=80, curve_s
 
 
 def prior(horizon=True, others=0):
-    study = {"low": LOW, "high": HIGH, "rule": lambda x: np.log2(0.1) + 0.5 * (x - 7.0), "others": others}
-    made = {"log_budget": math.log(BUDGET), "sigma": 1.0, "exponent_sigma": 0.3, "noise_scale": None}
+    study = {
+        "low": LOW,
+        "high": HIGH,
+        "rule": lambda x: np.log2(0.1) + 0.5 * (x - 7.0),
+        "others": others,
+    }
+    made = {
+        "log_budget": math.log(BUDGET),
+        "sigma": 1.0,
+        "exponent_sigma": 0.3,
+        "noise_scale": None,
+    }
     return make_prior(**study, **made, horizon=horizon)
 
 
@@ -54,7 +64,13 @@ def trial(number, size, lr, horizon, power=0.5, share=1.0, shortest=None):
 
 
 def inferred(trials, seed=0, particles=96, **changes):
-    settings = {"prior": prior(), "target": ERROR, "ideal": 0.0, "step_time": LAW.tau, "in_examples": False}
+    settings = {
+        "prior": prior(),
+        "target": ERROR,
+        "ideal": 0.0,
+        "step_time": LAW.tau,
+        "in_examples": False,
+    }
     settings |= {"particles": particles, "moves": POLICY.moves, "rng": np.random.default_rng(seed)}
     return infer(trials, {}, **(settings | changes))
 
@@ -62,7 +78,9 @@ def inferred(trials, seed=0, particles=96, **changes):
 def test_the_law_in_closed_form():
     law = np.log([[2.0, 0.5, 0.5, 0.4]])
     ends = Ends(np.array([0.25, -0.25, 0.0, 0.0]), np.array([0.0, 0.0, -0.4, 0.0]))
-    assert log_shortest(law, ends).tolist() == [pytest.approx([1.0, -1.0, 0.4 * math.tanh(1.0) - 0.2, 0.0])]
+    assert log_shortest(law, ends).tolist() == [
+        pytest.approx([1.0, -1.0, 0.4 * math.tanh(1.0) - 0.2, 0.0])
+    ]
     spreads = misfit(Ends(np.array([0.0, 0.1, 1.0]), np.zeros(3)))
     assert spreads[0] == 0.03
     assert (np.diff(spreads) > 0.0).all()
@@ -76,24 +94,33 @@ def test_when_runs_meet_the_target_is_what_their_ends_say_of_the_shortest_horizo
     over = log_shortest(law, Ends(np.zeros(ABOVE.size), met - ABOVE))[0]
     assert over == pytest.approx(-met, abs=0.01)
     assert met[0] == pytest.approx(0.0, abs=0.01)
-    assert share > 0.1 or met[-1] == pytest.approx(-waste, abs=0.02)  # as if the rate had never fallen
+    assert share > 0.1 or met[-1] == pytest.approx(
+        -waste, abs=0.02
+    )  # as if the rate had never fallen
 
 
 def met_of(share, waste=1e-6):
     return log_met(np.log([[2.0, 0.8, share, waste]]))
 
 
-@pytest.mark.parametrize(("spread", "above"), [(0.03, True), (0.1, True), (0.3, True), (1.0, False), (3.0, False)])
+@pytest.mark.parametrize(
+    ("spread", "above"), [(0.03, True), (0.1, True), (0.3, True), (1.0, False), (3.0, False)]
+)
 def test_the_horizon_of_least_cost_until_a_run_reaches_the_target(spread, above):
     """Where all is gained at the end the cost is h/P(S <= h): a run that misses is run again."""
     grid = np.linspace(-12.0, 2.0, 28_001)
-    cost = np.exp(grid) / (ndtr(grid / spread) + 1e-300) + np.exp(grid) * OUTLIERS / (1.0 - OUTLIERS)
+    cost = np.exp(grid) / (ndtr(grid / spread) + 1e-300) + np.exp(grid) * OUTLIERS / (
+        1.0 - OUTLIERS
+    )
     least, steps = least_cost(met_of(1e9), spread, math.inf)
     assert least == pytest.approx(grid[cost.argmin()], abs=0.03 * max(spread, 1.0))
     assert (least > 0.0) == above
     assert spread > 0.3 or steps == pytest.approx(cost.min(), rel=0.05)
     # The less the end matters, the longer; the longer still the more a schedule's end wastes.
-    longer = [least_cost(met_of(*law), spread, math.inf)[0] for law in ((1e9,), (4.0,), (1.0,), (0.01,), (0.01, 0.7))]
+    longer = [
+        least_cost(met_of(*law), spread, math.inf)[0]
+        for law in ((1e9,), (4.0,), (1.0,), (0.01,), (0.01, 0.7))
+    ]
     assert longer == sorted(longer)
     assert longer[-1] <= 4.0 * spread
     assert not above or least < longer[2] < longer[-1]
@@ -103,11 +130,15 @@ def test_a_horizon_of_least_cost_within_limits():
     met = met_of(1.0)
     free, _ = least_cost(met, 0.2, math.inf)
     assert least_cost(met, 0.2, 0.5 * free)[0] == 0.5 * free
-    assert least_cost(met, 0.2, math.inf, latest=0.25 * free)[0] == pytest.approx(0.5 * free, abs=0.01)
+    assert least_cost(met, 0.2, math.inf, latest=0.25 * free)[0] == pytest.approx(
+        0.5 * free, abs=0.01
+    )
     assert least_cost(met, 0.2, -3.0)[0] == -3.0
     assert least_cost(met, 0.2, math.inf, latest=-9.0) == (-9.0, math.inf)
     assert least_cost(met, 2.0, math.inf)[0] < 0.0  # many short runs are cheaper, but ...
-    assert least_cost(met, 2.0, math.inf, shortest=RELIABLE)[0] == 2.0 * RELIABLE  # ... no winner is named by that
+    assert (
+        least_cost(met, 2.0, math.inf, shortest=RELIABLE)[0] == 2.0 * RELIABLE
+    )  # ... no winner is named by that
     assert least_cost(met, 2.0, 1.0, shortest=RELIABLE)[0] == 1.0
 
 
@@ -115,7 +146,14 @@ def test_a_horizon_of_least_cost_within_limits():
     ("status", "steps", "history", "excess", "early", "bound"),
     [
         ("censored", 100, ((50, 0.5), (100, 0.2)), math.log(2.0), 0.0, False),
-        ("censored", 100, ((50, 0.2), (100, 0.5)), math.log(2.0), 0.0, False),  # the nearest that it came
+        (
+            "censored",
+            100,
+            ((50, 0.2), (100, 0.5)),
+            math.log(2.0),
+            0.0,
+            False,
+        ),  # the nearest that it came
         ("censored", 100, ((100, 0.1),), 0.003, 0.0, False),  # it missed by the metric's rounding
         ("censored", 100, (), 0.0, 0.0, True),  # without a metric it is a bound
         ("reached", 100, ((100, 0.08),), math.log(0.8), 0.0, False),
@@ -124,9 +162,14 @@ def test_a_horizon_of_least_cost_within_limits():
     ],
 )
 def test_how_a_trial_ends_its_horizon(status, steps, history, excess, early, bound):
-    one = make_result(batch_size=64, status=status, steps=steps, steps_low=0, history=history, horizon=100)
+    one = make_result(
+        batch_size=64, status=status, steps=steps, steps_low=0, history=history, horizon=100
+    )
     data = inferred([one]).data
-    assert (data.ends.excess[0], data.ends.early[0]) == (pytest.approx(excess), pytest.approx(early))
+    assert (data.ends.excess[0], data.ends.early[0]) == (
+        pytest.approx(excess),
+        pytest.approx(early),
+    )
     assert (bool(data.bound[0]), data.y[0]) == (bound, math.log(steps))
     assert data.least[0] == (math.log(100) if status == "censored" and not bound else -math.inf)
 
@@ -143,7 +186,10 @@ def test_the_law_is_learnt_from_trials_of_several_horizons():
     """Two laws, eight trials at one point each: what they say of a metric that is 30% or 100% off its target."""
     for power in (0.25, 1.0):
         horizons = np.geomspace(150, 1800, 8).round().astype(int).tolist()
-        seen = [trial(i, 128, 0.1, horizon, power, shortest=1100.0) for i, horizon in enumerate(horizons)]
+        seen = [
+            trial(i, 128, 0.1, horizon, power, shortest=1100.0)
+            for i, horizon in enumerate(horizons)
+        ]
         posterior = inferred(seen, particles=400)
         law = posterior.theta[:, posterior.prior.horizon_law]
         excess = power * np.log([1.3, 2.0, 4.0])
@@ -152,8 +198,13 @@ def test_the_law_is_learnt_from_trials_of_several_horizons():
 
 
 def test_a_horizon_that_was_met_by_luck_is_predicted_to_cost_more():
-    around = [trial(i, 128, 0.1, horizon, shortest=1000.0) for i, horizon in enumerate((900, 950, 1050, 1100, 1200))]
-    lucky = replace(trial(5, 128, 0.1, 1000), status="reached", steps=820, horizon=820, history=((820, 0.1),))
+    around = [
+        trial(i, 128, 0.1, horizon, shortest=1000.0)
+        for i, horizon in enumerate((900, 950, 1050, 1100, 1200))
+    ]
+    lucky = replace(
+        trial(5, 128, 0.1, 1000), status="reached", steps=820, horizon=820, history=((820, 0.1),)
+    )
     costs = {one.number: cost for cost, one in smoothed(inferred([*around, lucky]), "steps")}
     assert costs.keys() == {2, 3, 4, 5}
     assert all(1000.0 < cost < 1400.0 for cost in costs.values())
@@ -172,7 +223,9 @@ def test_a_point_is_run_again_at_the_horizon_of_least_cost(met, least, most, bud
     horizons = (700, 800, 900, 1100, 1200, 1300, 2400, 4000)
     trials = [trial(i, 128, 0.1, horizon, shortest=1000.0) for i, horizon in enumerate(horizons)]
     if met is not None:
-        trials = [replace(one, steps=met, history=((met, 0.1),)) if one.reached else one for one in trials]
+        trials = [
+            replace(one, steps=met, history=((met, 0.1),)) if one.reached else one for one in trials
+        ]
     posterior = inferred(trials, particles=400, budget=lambda size: budget)
     named = fresh_horizons(posterior)
     assert named.keys() == fresh_steps(posterior).keys() == {3, 4, 5, 6, 7}
@@ -182,9 +235,16 @@ def test_a_point_is_run_again_at_the_horizon_of_least_cost(met, least, most, bud
 
 def decided(trials, seed, budget=BUDGET, **changes):
     posterior = inferred(trials, seed)
-    settings = {"objective": "time", "budget": lambda size: budget, "policy": POLICY, "resumable": None}
+    settings = {
+        "objective": "time",
+        "budget": lambda size: budget,
+        "policy": POLICY,
+        "resumable": None,
+    }
     place = Domain(LOW, HIGH, round, lambda x: (np.full(x.shape, -10.0), np.full(x.shape, 0.0)), 0)
-    return posterior, suggest(posterior, (), domain=place, rng=np.random.default_rng(seed), **(settings | changes))
+    return posterior, suggest(
+        posterior, (), domain=place, rng=np.random.default_rng(seed), **(settings | changes)
+    )
 
 
 @pytest.mark.parametrize("objective", ["time", "steps", "curve"])
@@ -197,7 +257,10 @@ def test_a_search_chooses_short_horizons_first_and_none_past_the_budget(objectiv
         if not any(one.reached for one in trials):
             seconds = LAW.tau(2**chosen.x)
             least = max(POLICY.initial_fraction * 900.0, 10.0) * seconds
-            assert chosen.max_steps * seconds <= max(POLICY.max_growth * posterior.spent, least) + seconds
+            assert (
+                chosen.max_steps * seconds
+                <= max(POLICY.max_growth * posterior.spent, least) + seconds
+            )
         trials.append(trial(number, round(2**chosen.x), 2**chosen.z, chosen.max_steps))
         longest.append(chosen.max_steps)
     assert longest[0] < 30
@@ -213,22 +276,29 @@ def test_a_search_comes_to_the_shortest_horizon(share):
         for number in range(24):
             _, chosen = decided(trials, 100 * seed + number)
             size, lr = round(2**chosen.x), 2**chosen.z
-            diverged = make_result(number=number, batch_size=size, lr=lr, status="diverged", steps=5, history=())
+            diverged = make_result(
+                number=number, batch_size=size, lr=lr, status="diverged", steps=5, history=()
+            )
             follows = LAW.steps(size, lr) is not None
-            trials.append(trial(number, size, lr, chosen.max_steps, 0.35, share) if follows else diverged)
+            trials.append(
+                trial(number, size, lr, chosen.max_steps, 0.35, share) if follows else diverged
+            )
         best = min((one for one in trials if one.reached), key=lambda one: one.time_to_target)
         assert best.time_to_target < 1.2 * least
         assert best.horizon < 1.4 * LAW.steps(best.batch_size, best.lr)
 
 
 @pytest.mark.parametrize(
-    "name", ["digits schedule=linear", "resnet_cifar", "airbench_cifar", "airbench_muon", "speedrun_cifar"]
+    "name",
+    ["digits schedule=linear", "resnet_cifar", "airbench_cifar", "airbench_muon", "speedrun_cifar"],
 )
 def test_a_schedule_ends_with_the_trials_own_steps(name):
     """Whatever the budget: as if it had been these steps."""
 
     def used(max_steps, budget):
-        config = compose_checked([*f"+workload={name}".split(), "device=cpu", f"budget.steps={budget}"])
+        config = compose_checked(
+            [*f"+workload={name}".split(), "device=cpu", f"budget.steps={budget}"]
+        )
         assert has_horizon(config)
         config.budget.examples = 1
         module = build_module(config, replace(make_spec(100, 0.1), max_steps=max_steps))

@@ -16,11 +16,26 @@ from bstune.trial.loop import Workload, run_trial
 from bstune.trial.workload import build_module
 from bstune.workloads.images import random_crop_flip
 
-READS = ("item", "tolist", "__bool__", "__float__", "__int__", "__index__", "cpu", "numpy", "__array__", "nonzero")
+READS = (
+    "item",
+    "tolist",
+    "__bool__",
+    "__float__",
+    "__int__",
+    "__index__",
+    "cpu",
+    "numpy",
+    "__array__",
+    "nonzero",
+)
 # resnet_cifar: schedule with a horizon, batch norm, augmentation. digits: warm-up, an average of the weights.
 WORKLOADS = {
     "digits": ("workload=digits",),
-    "resnet_cifar": ("workload=resnet_cifar", "workload.module.model.width=2", "workload.precision=32-true"),
+    "resnet_cifar": (
+        "workload=resnet_cifar",
+        "workload.module.model.width=2",
+        "workload.precision=32-true",
+    ),
 }
 PRECISIONS = ("32-true", "bf16-mixed", "bf16-true")
 SHAPES = {"digits": (1, 8, 8), "resnet_cifar": (3, 32, 32)}
@@ -44,20 +59,32 @@ class Watching(TrialClock):
 def train(workload, clock, device="cpu", module_of=lambda module: module, overrides=()):
     """Run 8 steps of a workload on random images, with evaluations and measured noise scales in between."""
     config = compose_checked(
-        [*WORKLOADS[workload], "budget.steps=8", "protocol.evaluation_share=1", "budget.examples=1", *overrides]
+        [
+            *WORKLOADS[workload],
+            "budget.steps=8",
+            "protocol.evaluation_share=1",
+            "budget.examples=1",
+            *overrides,
+        ]
     )
     config.device = device
     protocol = make_protocol(config)
     protocol = replace(protocol, target=protocol.target.never_met)
     generator = torch.Generator().manual_seed(0)
-    images = torch.randint(256, (256, *SHAPES[workload]), generator=generator).to(torch.uint8).to(device)
+    images = (
+        torch.randint(256, (256, *SHAPES[workload]), generator=generator).to(torch.uint8).to(device)
+    )
     labels = torch.randint(10, (256,), generator=generator).to(device)
-    normalise = Normalisation(*(torch.full((1, 1, 1, 1), value, device=device) for value in (1 / 64, -2.0)))
+    normalise = Normalisation(
+        *(torch.full((1, 1, 1, 1), value, device=device) for value in (1 / 64, -2.0))
+    )
     augment = partial(random_crop_flip, padding=4) if workload == "resnet_cifar" else None
 
     def stream(own):
         sizes = {"batch_size": own.batch_size, "micro_batch_size": protocol.micro_batch_size}
-        return TrainBatches(images, labels, **sizes, seed=own.seed, normalise=normalise, augment=augment)
+        return TrainBatches(
+            images, labels, **sizes, seed=own.seed, normalise=normalise, augment=augment
+        )
 
     validation = EvalBatches(images[:64], labels[:64], batch_size=32, normalise=normalise)
     workload = Workload(lambda own: module_of(build_module(config, own)), stream, validation, 64)
@@ -90,7 +117,10 @@ def reads(monkeypatch):
         ("digits", "32-true", "null"),
         ("digits", "bf16-true", "12"),
         ("resnet_cifar", "bf16-mixed", "null"),
-        *(pytest.param("resnet_cifar", *rest, marks=pytest.mark.soak) for rest in product(PRECISIONS, ("null", "12"))),
+        *(
+            pytest.param("resnet_cifar", *rest, marks=pytest.mark.soak)
+            for rest in product(PRECISIONS, ("null", "12"))
+        ),
     ],
 )
 def test_no_value_is_read_on_the_host(reads, workload, precision, micro):

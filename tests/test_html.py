@@ -7,7 +7,18 @@ from html.parser import HTMLParser
 
 import pytest
 
-from bstune.report.html import Cell, Section, anchor, axis, chart, label, page, paragraph, table, text
+from bstune.report.html import (
+    Cell,
+    Section,
+    anchor,
+    axis,
+    chart,
+    label,
+    page,
+    paragraph,
+    table,
+    text,
+)
 
 NASTY = "a</script><script>alert('1')</script><b>\"'&ü — 批"
 DOT = {"x": [1], "y": [2]}
@@ -33,18 +44,29 @@ def scripts(whole):
 
 
 def test_what_a_study_names_is_text_everywhere():
-    body = paragraph(NASTY) + table([NASTY], [[NASTY], [Cell(NASTY, NASTY)]]) + f'<p title="{text(NASTY)}"></p>'
-    body += chart([{"x": [1], "name": label(NASTY), "text": [NASTY]}], {"xaxis": axis(NASTY)}, caption=NASTY)
+    body = (
+        paragraph(NASTY)
+        + table([NASTY], [[NASTY], [Cell(NASTY, NASTY)]])
+        + f'<p title="{text(NASTY)}"></p>'
+    )
+    body += chart(
+        [{"x": [1], "name": label(NASTY), "text": [NASTY]}], {"xaxis": axis(NASTY)}, caption=NASTY
+    )
     found = Elements(page(NASTY, [Section(NASTY, body), Section("", "<p>x</p>")]))
     tags = [tag for tag, _ in found.tags]
     assert "b" not in tags
     assert tags.count("script") == 3  # plotly's, the page's, and the chart's data
-    assert sum(one == NASTY for one in found.texts) == 9  # title, headings, link, paragraph, cells, caption
+    assert (
+        sum(one == NASTY for one in found.texts) == 9
+    )  # title, headings, link, paragraph, cells, caption
     assert [attributes["title"] for _, attributes in found.tags if "title" in attributes] == [NASTY]
 
 
 def test_a_charts_data_come_back_and_name_nothing_as_markup():
-    spec = chart([{"x": [1.23456789, None, float("nan")], "text": [NASTY]}], {"yaxis": axis(NASTY, log=False)})
+    spec = chart(
+        [{"x": [1.23456789, None, float("nan")], "text": [NASTY]}],
+        {"yaxis": axis(NASTY, log=False)},
+    )
     inside = re.search(r'<script type="application/json">(.*?)</script>', spec, flags=re.DOTALL)[1]
     found = json.loads(inside)
     assert found["data"] == [{"x": [1.2346, None, None], "text": [NASTY]}]
@@ -64,7 +86,9 @@ def test_only_the_pages_own_scripts_may_run_and_nothing_may_be_asked_for():
     hashes = [base64.b64encode(hashlib.sha256(one).digest()).decode() for one in run]
     assert rules["script-src"].split() == [f"'sha256-{one}'" for one in hashes]
     assert len(hashes) == 3
-    assert not re.search(r"<(?:script|link|img|iframe)[^>]*(?:src|href)=[\"']?(?:https?:)?//", whole)
+    assert not re.search(
+        r"<(?:script|link|img|iframe)[^>]*(?:src|href)=[\"']?(?:https?:)?//", whole
+    )
     assert "\r" not in whole  # which a browser would turn into another byte than was hashed
 
 
@@ -77,7 +101,9 @@ def test_plotly_is_inside_once_and_only_where_there_is_a_chart():
 
 def test_a_chart_of_no_points_is_none():
     assert chart([], {}) == chart([{"x": [], "name": "a"}], {}) == ""
-    assert json.loads(re.search(r"json\">(.*?)</script>", chart([{"x": []}, DOT], {}))[1])["data"] == [DOT]
+    assert json.loads(re.search(r"json\">(.*?)</script>", chart([{"x": []}, DOT], {}))[1])[
+        "data"
+    ] == [DOT]
 
 
 @pytest.mark.parametrize(
@@ -96,7 +122,9 @@ def test_an_axis_of_less_than_two_decades_has_plotlys_own_ticks(values, changes,
     assert (found.get("dtick"), "nticks" in found) == (dtick, dtick is None)
 
 
-@pytest.mark.parametrize(("title", "found"), [("Config and versions", "config-and-versions"), ("S(B) & T", "s-b-t")])
+@pytest.mark.parametrize(
+    ("title", "found"), [("Config and versions", "config-and-versions"), ("S(B) & T", "s-b-t")]
+)
 def test_anchors(title, found):
     assert anchor(title) == found
 

@@ -34,7 +34,9 @@ PARTS = {"imagenet": ("train", "val"), "open-images": ("train", "validation")}
 def picture(path, level=0, size=(40, 30)):
     """Write an image of noise around a level; PNG where its name ends so, else JPEG."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    pixels = np.random.RandomState(level).randint(0, 60, (*size[::-1], 3)).astype(np.uint8) + np.uint8(60 * level)
+    pixels = np.random.RandomState(level).randint(0, 60, (*size[::-1], 3)).astype(
+        np.uint8
+    ) + np.uint8(60 * level)
     Image.fromarray(pixels).save(path)
 
 
@@ -57,7 +59,10 @@ def tables(tmp_path):
         lines = ["ImageID,Source,LabelName,Confidence"]
         for number in range(count):
             picture(root / part / f"{part}{number}.jpg", number % 2)
-            lines += [f"{part}{number},verification,/m/{label},{int(label != number % 3)}" for label in range(3)]
+            lines += [
+                f"{part}{number},verification,/m/{label},{int(label != number % 3)}"
+                for label in range(3)
+            ]
         lines.append(f"{part}0,verification,/m/unknown,1")
         (root / f"{part}-annotations-human-imagelabels.csv").write_text("\n".join(lines) + "\n")
     (root / "classes-trainable.txt").write_text("/m/0\n/m/1\n/m/2\n")
@@ -69,7 +74,12 @@ def small_networks(monkeypatch):
     """Put small networks in place of torchvision's."""
 
     def build(weights, num_classes):
-        layers = nn.Conv2d(3, 2, 3, stride=2), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(2, num_classes)
+        layers = (
+            nn.Conv2d(3, 2, 3, stride=2),
+            nn.AdaptiveAvgPool2d(1),
+            nn.Flatten(),
+            nn.Linear(2, num_classes),
+        )
         return nn.Sequential(*layers)
 
     package = ModuleType("torchvision")
@@ -79,16 +89,29 @@ def small_networks(monkeypatch):
 
 
 def config_of(name, root, *options):
-    fixed = (f"data.root={root}", "device=cpu", "workload.data.workers=0", "workload.data.image_size=16")
-    return resolve(compose([f"workload={name}", *fixed, "workload.data.eval_batch_size=3", *options]))
+    fixed = (
+        f"data.root={root}",
+        "device=cpu",
+        "workload.data.workers=0",
+        "workload.data.image_size=16",
+    )
+    return resolve(
+        compose([f"workload={name}", *fixed, "workload.data.eval_batch_size=3", *options])
+    )
 
 
 @pytest.mark.parametrize(
     ("name", "root"),
-    [("imagenet_resnet50", "folders"), ("imagenet_vgg11", "folders"), ("openimages_resnet50", "tables")],
+    [
+        ("imagenet_resnet50", "folders"),
+        ("imagenet_vgg11", "folders"),
+        ("openimages_resnet50", "tables"),
+    ],
 )
 def test_each_workload_trains_two_steps_on_files_of_its_format(name, root, request, small_networks):
-    config = config_of(name, request.getfixturevalue(root), "search.batch_size.low=2", "search.batch_size.high=8")
+    config = config_of(
+        name, request.getfixturevalue(root), "search.batch_size.low=2", "search.batch_size.high=8"
+    )
     workload, protocol = load(config)
     assert (workload.train_examples, workload.validation_examples) == (8, 4)
     result = run_trial(workload, make_spec(6, 0.01), replace(protocol, budget=Budget(2, 1)))
@@ -117,7 +140,8 @@ def test_validation_may_have_fewer_classes_than_training(folders):
 def test_a_subset_to_train_on_leaves_the_evaluation_as_it_is(folders):
     options = {"image_size": 8, "workers": 0, "eval_batch_size": 2, "classes": 5}
     subset, again = (
-        ImageFileData(load=partial(load_folders, folders / "imagenet"), train_examples=3, **options) for _ in range(2)
+        ImageFileData(load=partial(load_folders, folders / "imagenet"), train_examples=3, **options)
+        for _ in range(2)
     )
     assert len(subset.train_dataloader().dataset) == 3
     assert subset.train_dataloader().dataset.indices == again.train_dataloader().dataset.indices
@@ -146,7 +170,9 @@ def test_the_middle_is_evaluated_and_training_crops_are_mirrored_half_of_the_tim
 
 
 def test_a_batch_is_normalised_and_the_same_again_with_the_same_seed(folders):
-    workload, _ = load(config_of("imagenet_resnet50", folders, "workload.module.model.name=resnet50"))
+    workload, _ = load(
+        config_of("imagenet_resnet50", folders, "workload.module.model.name=resnet50")
+    )
     batches = []
     for _ in range(2):
         torch.manual_seed(3)
@@ -157,20 +183,26 @@ def test_a_batch_is_normalised_and_the_same_again_with_the_same_seed(folders):
     black = Image.new("RGB", (20, 20))
     black.save(folders / "imagenet" / "val" / "n01440764" / "n01440764_0.JPEG")
     evaluated, _ = next(iter(workload.validation_batches))
-    assert evaluated[0, :, 3, 3].tolist() == pytest.approx([-0.485 / 0.229, -0.456 / 0.224, -0.406 / 0.225], abs=0.02)
+    assert evaluated[0, :, 3, 3].tolist() == pytest.approx(
+        [-0.485 / 0.229, -0.456 / 0.224, -0.406 / 0.225], abs=0.02
+    )
 
 
 def test_average_precision_is_over_all_pairs():
     logits = torch.tensor([[2.0, -1.0, 0.5], [-2.0, 1.0, -0.5]])
     targets = torch.tensor([[1.0, 0.0, 0.0], [0.0, 1.0, 1.0]])
-    module = LabelTagger(nn.Identity(), nn.BCEWithLogitsLoss(), torch.optim.SGD, 0.1, classes=3, thresholds=1000)
+    module = LabelTagger(
+        nn.Identity(), nn.BCEWithLogitsLoss(), torch.optim.SGD, 0.1, classes=3, thresholds=1000
+    )
     logged = {}
     module.log = lambda name, value, **options: logged.update({name: float(value)})
     module.validation_step((logits, targets), 0)
     module.on_validation_epoch_end()
     # ranked 2 (yes), 1 (yes), 0.5 (no), -0.5 (yes): (1/1 + 2/2 + 3/4)/3
     assert logged["val/average_precision"] == pytest.approx(11 / 12, abs=1e-3)
-    assert logged["val/loss"] == pytest.approx(float(nn.functional.binary_cross_entropy_with_logits(logits, targets)))
+    assert logged["val/loss"] == pytest.approx(
+        float(nn.functional.binary_cross_entropy_with_logits(logits, targets))
+    )
 
 
 def damaged(root, path, how):
@@ -187,15 +219,32 @@ def damaged(root, path, how):
 @pytest.mark.parametrize(
     ("path", "how", "words"),
     [
-        ("train/n01440764/n01440764_1.JPEG", "cut", ["n01440764_1.JPEG does not decode as an image (", "restore it"]),
+        (
+            "train/n01440764/n01440764_1.JPEG",
+            "cut",
+            ["n01440764_1.JPEG does not decode as an image (", "restore it"],
+        ),
         (
             "train/n01440764/n01440764_1.JPEG",
             "text",
-            ["n01440764_1.JPEG does not decode as an image (cannot identify image file): restore it"],
+            [
+                "n01440764_1.JPEG does not decode as an image (cannot identify image file): restore it"
+            ],
         ),
         ("val/n02084071/n02084071_0.JPEG", "", ["n02084071_0.JPEG does not decode as an image"]),
-        ("train", "gone", ["imagenet/train cannot be read (No such file or directory)", "must hold train/CLASS/*.jpg"]),
-        ("train/n02084071", "gone", ["imagenet/val/n02084071 is of a class that ", "imagenet/train has not"]),
+        (
+            "train",
+            "gone",
+            [
+                "imagenet/train cannot be read (No such file or directory)",
+                "must hold train/CLASS/*.jpg",
+            ],
+        ),
+        (
+            "train/n02084071",
+            "gone",
+            ["imagenet/val/n02084071 is of a class that ", "imagenet/train has not"],
+        ),
     ],
 )
 def test_a_file_that_is_not_as_it_should_be_is_named(folders, path, how, words):
@@ -229,8 +278,16 @@ def test_folders_of_another_layout(tmp_path, make, message):
 @pytest.mark.parametrize(
     ("path", "how", "message"),
     [
-        ("train-annotations-human-imagelabels.csv", "gone", "imagelabels.csv cannot be read (No such file"),
-        ("train-annotations-human-imagelabels.csv", "a,b\n1,2\n", "has no column Confidence: its first line must name"),
+        (
+            "train-annotations-human-imagelabels.csv",
+            "gone",
+            "imagelabels.csv cannot be read (No such file",
+        ),
+        (
+            "train-annotations-human-imagelabels.csv",
+            "a,b\n1,2\n",
+            "has no column Confidence: its first line must name",
+        ),
         (
             "validation-annotations-human-imagelabels.csv",
             "ImageID,Source,LabelName,Confidence\nvalidation0,x,/m/0,1\nvalidation1,x,/m",
@@ -261,7 +318,10 @@ def test_a_table_that_is_not_as_it_should_be_is_named(tables, path, how, message
             "workload.data.classes=1",
             "the images have 2 classes, but workload.data.classes=1: a label is outside its range",
         ),
-        ("workload.data.train_examples=9", "workload.data.train_examples must be from 1 to 8, but got 9"),
+        (
+            "workload.data.train_examples=9",
+            "workload.data.train_examples must be from 1 to 8, but got 9",
+        ),
         ("workload.data.image_size=0", "workload.data.image_size"),
         ("workload.data.load.root=''", "workload.data.load.root is empty"),
     ],
@@ -280,18 +340,30 @@ def test_a_network_that_torchvision_has_not(small_networks, folders):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("workers", [0, 1])  # processes of the DataLoader
-def test_a_trial_on_a_damaged_image_ends_in_a_line_that_names_it(bstune, folders, small_networks, workers):
+def test_a_trial_on_a_damaged_image_ends_in_a_line_that_names_it(
+    bstune, folders, small_networks, workers
+):
     damaged(folders, "imagenet/train/n02084071/n02084071_2.JPEG", "cut")
-    sizes = ("trial.batch_size=8", "trial.lr=0.01", "budget.steps=2", "budget.examples=16", "mlflow.enabled=false")
+    sizes = (
+        "trial.batch_size=8",
+        "trial.lr=0.01",
+        "budget.steps=2",
+        "budget.examples=16",
+        "mlflow.enabled=false",
+    )
     options = (f"workers={workers}", "image_size=16", "eval_batch_size=2")
     arguments = ("workload=imagenet_vgg11", f"data.root={folders}", "device=cpu", *sizes)
     status, _, err = bstune(*arguments, *(f"workload.data.{option}" for option in options))
     assert (status, len(err.splitlines())) == (2, 1)
-    assert err.startswith(f"error: {folders}/imagenet/train/n02084071/n02084071_2.JPEG does not decode as an image")
+    assert err.startswith(
+        f"error: {folders}/imagenet/train/n02084071/n02084071_2.JPEG does not decode as an image"
+    )
 
 
 def test_decoded_turns_every_kind_of_image_into_rgb(tmp_path):
     for mode in ("L", "P", "RGBA", "CMYK"):
         Image.new(mode, (4, 3)).save(tmp_path / f"{mode}.{'tiff' if mode == 'CMYK' else 'png'}")
-    assert {(decoded(path).mode, decoded(path).size) for path in tmp_path.iterdir()} == {("RGB", (4, 3))}
+    assert {(decoded(path).mode, decoded(path).size) for path in tmp_path.iterdir()} == {
+        ("RGB", (4, 3))
+    }
     assert ImageFiles((), np.array([3]), ()).target(0).tolist() == 3

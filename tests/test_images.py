@@ -8,7 +8,14 @@ import torch
 from bstune.core.errors import BstuneError, ConfigError
 from bstune.trial.device import resolve_device
 from bstune.workloads.datasets import ImageDataset, Images
-from bstune.workloads.images import ImageData, channel_mean_std, crop_flip, cut_out, random_crop_flip, split_images
+from bstune.workloads.images import (
+    ImageData,
+    channel_mean_std,
+    crop_flip,
+    cut_out,
+    random_crop_flip,
+    split_images,
+)
 
 
 def fake_images(n, seed=0, channels=2):
@@ -44,7 +51,9 @@ def test_split_sizes(with_test, validation, test, sizes):
     assert data.validates_on_test == (validation == "test")
 
     split = [part for part in parts if dataset.test is None or len(part) != len(dataset.test)]
-    assert sorted(np.concatenate([part.labels for part in split])) == list(range(40))  # disjoint, and nothing lost
+    assert sorted(np.concatenate([part.labels for part in split])) == list(
+        range(40)
+    )  # disjoint, and nothing lost
     assert all(np.array_equal(part.images, dataset.train.images[part.labels]) for part in split)
 
 
@@ -53,10 +62,14 @@ def test_images_are_normalised_on_the_scale_from_black_to_white(given):
     train, validation, _ = split_images(fake_dataset(), 10, None, 0)
     scaled = train.images / 16
     mean, std = given.values() or (scaled.mean((0, 2, 3)), scaled.std((0, 2, 3)))
-    assert given or channel_mean_std(train.images, 16) == tuple(pytest.approx(each, rel=1e-12) for each in (mean, std))
+    assert given or channel_mean_std(train.images, 16) == tuple(
+        pytest.approx(each, rel=1e-12) for each in (mean, std)
+    )
     data = image_data(eval_batch_size=10, augment=partial(random_crop_flip, padding=1), **given)
     pairs = [(next(iter(data.val_dataloader()))[0], validation.images)]
-    pairs += [(data.first_images(count), train.images[:count]) for count in (1, 30, 99)]  # never augmented
+    pairs += [
+        (data.first_images(count), train.images[:count]) for count in (1, 30, 99)
+    ]  # never augmented
     drawn, labels = next(iter(image_data(**given).train_batches(30, None, seed=0)))
     for x, images in (*pairs, (drawn, fake_dataset().train.images[labels])):
         expected = (images / 16 - np.reshape(mean, (2, 1, 1))) / np.reshape(std, (2, 1, 1))
@@ -73,18 +86,25 @@ def test_part_of_the_training_images_leaves_all_else_as_it_is(count):
         torch.testing.assert_close(one[0], other[0], rtol=0, atol=0)
         assert one[1].tolist() == other[1].tolist()
     drawn = next(iter(part.train_batches(count, None, seed=0)))[1]
-    assert sorted(drawn.tolist()) == sorted(split_images(fake_dataset(), 10, None, 0)[0].labels[:count].tolist())
+    assert sorted(drawn.tolist()) == sorted(
+        split_images(fake_dataset(), 10, None, 0)[0].labels[:count].tolist()
+    )
 
 
 def test_split_is_the_same_in_every_version():
     train, validation, _ = split_images(fake_dataset(), 5, None, seed=0)
     assert validation.labels.tolist() == [22, 20, 25, 4, 10]
     assert train.labels[:5].tolist() == [15, 28, 11, 18, 29]
-    assert split_images(fake_dataset(), 5, None, seed=1)[1].labels.tolist() != validation.labels.tolist()
+    assert (
+        split_images(fake_dataset(), 5, None, seed=1)[1].labels.tolist()
+        != validation.labels.tolist()
+    )
 
 
 NO_TEST = partial(fake_dataset, with_test=False)
-CONSTANT = ImageDataset("fake", 16, Images(np.full((40, 2, 4, 4), 3, np.uint8), np.arange(40)), None)
+CONSTANT = ImageDataset(
+    "fake", 16, Images(np.full((40, 2, 4, 4), 3, np.uint8), np.arange(40)), None
+)
 CUT = ImageDataset("fake", 16, Images(fake_images(40).images, np.arange(39)), None)
 
 
@@ -102,12 +122,21 @@ UNFIT = r"must have 2 value\(s\) each"
 @pytest.mark.parametrize(
     ("options", "text"),
     [
-        ({"validation": 0}, "^workload.data.validation must be a positive integer or 'test', but got 0"),
-        ({"validation": "all"}, "data.validation must be a positive integer or 'test', but got 'all'"),
+        (
+            {"validation": 0},
+            "^workload.data.validation must be a positive integer or 'test', but got 0",
+        ),
+        (
+            {"validation": "all"},
+            "data.validation must be a positive integer or 'test', but got 'all'",
+        ),
         ({"validation": True}, "but got True"),
         ({"load": NO_TEST, "test": 0}, "data.test must be a positive integer or null, but got 0"),
         ({"test": 5}, "fake has 7 test images: set workload.data.test to null, not to 5"),
-        ({"load": NO_TEST, "validation": "test"}, "fake has no test images to validate on: set workload.data.test"),
+        (
+            {"load": NO_TEST, "validation": "test"},
+            "fake has no test images to validate on: set workload.data.test",
+        ),
         ({"validation": 40}, "leave nothing to train on: fake has 40 training images"),
         (
             {"load": NO_TEST, "validation": 30, "test": 10},
@@ -118,7 +147,10 @@ UNFIT = r"must have 2 value\(s\) each"
         ({"std": [1.0, 1.0]}, UNFIT),
         ({"mean": [0.5, 0.5], "std": [1.0, 0.0]}, UNFIT),
         ({"load": lambda: CONSTANT}, "channel 0 of the images is constant"),
-        ({"train_examples": 31}, r"^workload.data.train_examples=31, but 30 training images are left after the split"),
+        (
+            {"train_examples": 31},
+            r"^workload.data.train_examples=31, but 30 training images are left after the split",
+        ),
         ({"train_examples": 0}, "data.train_examples must be a positive integer, but got 0"),
         (
             {"classes": 40, "load": lambda: labelled(test=40)},
@@ -128,11 +160,20 @@ UNFIT = r"must have 2 value\(s\) each"
             {"classes": 10},
             r"fake: training image 10 has the label 10, but labels are 0 to 9, as workload\.data\.classes=10",
         ),
-        ({"load": lambda: labelled(train=-1)}, "fake: training image 2 has the label -1, but labels are 0 and above"),
+        (
+            {"load": lambda: labelled(train=-1)},
+            "fake: training image 2 has the label -1, but labels are 0 and above",
+        ),
         ({"load": lambda: CUT}, "fake has 40 training images, but 39 labels"),
         ({"eval_batch_size": 0}, r"data\.eval_batch_size must be a positive integer, but got 0"),
-        ({"augment": partial(random_crop_flip, padding=4)}, "below the image's 4x4 pixels, but got 4"),
-        ({"augment": partial(random_crop_flip, padding=1, cutout=5)}, "at most the image's 4x4 pixels, but got 5"),
+        (
+            {"augment": partial(random_crop_flip, padding=4)},
+            "below the image's 4x4 pixels, but got 4",
+        ),
+        (
+            {"augment": partial(random_crop_flip, padding=1, cutout=5)},
+            "at most the image's 4x4 pixels, but got 5",
+        ),
         (
             {"augment": lambda x, generator: x, "alternating_flip": True},
             "needs an augmentation with an argument mirror",
@@ -158,7 +199,12 @@ def test_data_are_read_once_and_stay_on_the_device():
 
 @pytest.mark.parametrize(
     ("precision", "kind"),
-    [("bf16-mixed", torch.bfloat16), ("16-true", torch.float16), ("32-true", torch.float32), (None, torch.float32)],
+    [
+        ("bf16-mixed", torch.bfloat16),
+        ("16-true", torch.float16),
+        ("32-true", torch.float32),
+        (None, torch.float32),
+    ],
 )
 def test_images_are_handed_out_in_the_precision_and_the_memory_format(precision, kind):
     data = image_data(precision=precision, channels_last=True, validation="test")
@@ -170,7 +216,9 @@ def test_images_are_handed_out_in_the_precision_and_the_memory_format(precision,
         assert x.is_contiguous(memory_format=torch.channels_last)
         assert x.dtype == kind
         assert torch.equal(x, same.to(kind))
-    assert torch.equal(data.first_images(9), plain.first_images(9))  # what whitening is taken from keeps its bits
+    assert torch.equal(
+        data.first_images(9), plain.first_images(9)
+    )  # what whitening is taken from keeps its bits
 
 
 @pytest.mark.parametrize("alternating", [True, False])
@@ -184,8 +232,17 @@ def test_flips_alternate_where_the_option_says_so(alternating):
 @pytest.mark.parametrize(
     ("name", "devices", "expected"),
     [
-        *[("auto", 0, "cpu"), ("auto", 1, "cuda"), ("cpu", 1, "cpu"), ("cuda", 1, "cuda"), ("cuda:1", 2, "cuda:1")],
-        *((name, 1, "device must be auto, cpu, cuda or cuda:N, but got") for name in ("mps", "cuda:x", "", 0)),
+        *[
+            ("auto", 0, "cpu"),
+            ("auto", 1, "cuda"),
+            ("cpu", 1, "cpu"),
+            ("cuda", 1, "cuda"),
+            ("cuda:1", 2, "cuda:1"),
+        ],
+        *(
+            (name, 1, "device must be auto, cpu, cuda or cuda:N, but got")
+            for name in ("mps", "cuda:x", "", 0)
+        ),
         ("cuda", 0, "device=cuda, but torch sees 0 CUDA devices"),
         ("cuda:1", 1, "device=cuda:1, but torch sees 1 CUDA devices"),
     ],
@@ -213,9 +270,17 @@ def test_crop_flip_is_numpys_at_every_place(padding, dtype):
     places = torch.arange(2 * padding + 1)
     top, left, mirror = torch.cartesian_prod(places, places, torch.arange(2)).T
     images = random_pixels(len(top), dtype)
-    padded = np.pad(images.numpy(), ((0, 0), (0, 0), (padding, padding), (padding, padding)), mode="reflect")
-    crops = [image[:, t : t + 8, x : x + 6] for image, t, x in zip(padded, top.tolist(), left.tolist(), strict=True)]
-    expected = [crop[:, :, ::-1] if flip else crop for crop, flip in zip(crops, mirror.tolist(), strict=True)]
+    padded = np.pad(
+        images.numpy(), ((0, 0), (0, 0), (padding, padding), (padding, padding)), mode="reflect"
+    )
+    crops = [
+        image[:, t : t + 8, x : x + 6]
+        for image, t, x in zip(padded, top.tolist(), left.tolist(), strict=True)
+    ]
+    expected = [
+        crop[:, :, ::-1] if flip else crop
+        for crop, flip in zip(crops, mirror.tolist(), strict=True)
+    ]
     result = crop_flip(images, top, left, mirror.bool(), padding)
     assert result.dtype == dtype
     assert np.array_equal(result, np.stack(expected))
@@ -229,7 +294,9 @@ def test_cut_out_is_a_loops_at_every_place(size, dtype):
     mean = torch.tensor([10.4, 20.6, 30.0]).view(3, 1, 1)
     expected = images.clone()
     for image, (top, left) in zip(expected, places.tolist(), strict=True):
-        image[:, top : top + size, left : left + size] = mean.round() if dtype == torch.uint8 else mean
+        image[:, top : top + size, left : left + size] = (
+            mean.round() if dtype == torch.uint8 else mean
+        )
     result = cut_out(images, *places.T, size, mean[None])
     assert result.dtype == dtype
     assert torch.equal(result, expected)
@@ -244,13 +311,18 @@ def chi_squared(counts):
 def test_crops_and_squares_lie_at_every_place_equally_often():
     ramp = torch.arange(8 * 6, dtype=torch.uint8).view(1, 1, 8, 6).expand(50_000, 1, 8, 6)
     crops = random_crop_flip(ramp, torch.Generator().manual_seed(0), padding=2)
-    centre = crops[:, 0, 4, 2:4].long()  # what stands in the middle tells the place, and its neighbour the mirroring
+    centre = crops[
+        :, 0, 4, 2:4
+    ].long()  # what stands in the middle tells the place, and its neighbour the mirroring
     counts = torch.unique(centre, dim=0, return_counts=True)[1]
     assert len(counts) == 5 * 5 * 2
     assert chi_squared(counts) < 85.4  # 49 degrees of freedom, p = 0.001
 
     white, mean = torch.full((40_000, 1, 5, 4), 255, dtype=torch.uint8), torch.zeros(1, 1, 1, 1)
-    cut = random_crop_flip(white, torch.Generator().manual_seed(0), padding=0, cutout=2, mean=mean) == 0
+    cut = (
+        random_crop_flip(white, torch.Generator().manual_seed(0), padding=0, cutout=2, mean=mean)
+        == 0
+    )
     assert cut.flatten(1).sum(1).eq(4).all()
     corner = cut.flatten(1).long().argmax(1)  # the first pixel cut out
     counts = torch.bincount(corner, minlength=20).view(5, 4)[:4, :3].flatten()

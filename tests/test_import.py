@@ -18,14 +18,23 @@ def loaded(*modules):
 
 def test_the_package_and_its_core_stay_light():
     core = ("records", "curve", "scaling", "clock")
-    assert not loaded("bstune", *(f"bstune.core.{name}" for name in core))[0] & {*HEAVY, "optuna", "hydra"}
+    assert not loaded("bstune", *(f"bstune.core.{name}" for name in core))[0] & {
+        *HEAVY,
+        "optuna",
+        "hydra",
+    }
     names, microseconds = loaded("bstune")
     assert "bstune" in names
     assert microseconds < 50_000  # 3,000 measured
 
 
 def test_replayed_studies_need_no_training_library():
-    modules = ("bstune.__main__", "bstune.study.run", "bstune.study.record", "bstune.study.retarget")
+    modules = (
+        "bstune.__main__",
+        "bstune.study.run",
+        "bstune.study.record",
+        "bstune.study.retarget",
+    )
     assert {*HEAVY, "optuna"} & loaded(*modules)[0] == {"optuna"}
 
 
@@ -34,7 +43,9 @@ def test_public_names():
     for name in bstune.__all__:
         assert getattr(bstune, name)
     assert bstune.survey is tune.survey
-    points = [bstune.FrontierPoint(size, 100 * (1 + 64 / size), False, None) for size in (16, 64, 256)]
+    points = [
+        bstune.FrontierPoint(size, 100 * (1 + 64 / size), False, None) for size in (16, 64, 256)
+    ]
     assert bstune.fit_curve(points).b_crit == pytest.approx(64)
     with pytest.raises(AttributeError, match="no attribute 'nope'"):
         bstune.nope  # noqa: B018

@@ -23,9 +23,9 @@ def test_studies_killed_at_any_durable_step_go_on_and_mlflow_is_complete():
     done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=600)
     assert done.returncode == 0, done.stderr
     studies = [json.loads(line) for line in done.stdout.splitlines()]
-    assert [[study[name] for name in ("kills", "equal", "mlflow")] for study in studies] == [[KILLS] * 3] * STUDIES, (
-        studies
-    )
+    assert [[study[name] for name in ("kills", "equal", "mlflow")] for study in studies] == [
+        [KILLS] * 3
+    ] * STUDIES, studies
 
 
 MARK = b"BSTUNE_TEST_INTERRUPTED=1"
@@ -34,7 +34,12 @@ MARK = b"BSTUNE_TEST_INTERRUPTED=1"
 def started(folder, *arguments, **pipes):
     """Start the command in a folder, with the mark that its processes inherit."""
     name, value = MARK.decode().split("=")
-    environment = {**os.environ, name: value, "BSTUNE_CACHE": str(folder / "cache"), "OMP_NUM_THREADS": "1"}
+    environment = {
+        **os.environ,
+        name: value,
+        "BSTUNE_CACHE": str(folder / "cache"),
+        "OMP_NUM_THREADS": "1",
+    }
     command = [sys.executable, "-u", "-m", "bstune", *arguments]
     pipes = {"stdout": subprocess.PIPE, "text": True, "start_new_session": True, **pipes}
     return subprocess.Popen(command, cwd=folder, env=environment, **pipes)
@@ -54,12 +59,19 @@ def handles_sigterm(process):
     return int(caught[1], 16) >> (signal.SIGTERM - 1) & 1
 
 
-REPLAY = ("workload=replay", "workload.table=fashion_mlp", "mlflow.enabled=false", "search.trials=8")
+REPLAY = (
+    "workload=replay",
+    "workload.table=fashion_mlp",
+    "mlflow.enabled=false",
+    "search.trials=8",
+)
 DIGITS = ("workload=digits", "mlflow.enabled=false", "search.objective=steps")
 
 
 @pytest.mark.soak
-@pytest.mark.parametrize("send", [os.kill, os.killpg])  # a terminal's Ctrl-C goes to the whole group
+@pytest.mark.parametrize(
+    "send", [os.kill, os.killpg]
+)  # a terminal's Ctrl-C goes to the whole group
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 @pytest.mark.parametrize(
     ("arguments", "line"),
@@ -72,7 +84,9 @@ DIGITS = ("workload=digits", "mlflow.enabled=false", "search.objective=steps")
         ((*DIGITS, "hardware.enabled=false", "search.workers=0"), "trial 0 ("),
     ],
 )
-def test_a_signal_ends_the_command_in_time_with_a_line(tmp_path, send, number, status, arguments, line):
+def test_a_signal_ends_the_command_in_time_with_a_line(
+    tmp_path, send, number, status, arguments, line
+):
     process = started(tmp_path, *arguments, stderr=subprocess.PIPE)
     if line:
         assert any(line in printed for printed in process.stdout)
@@ -90,7 +104,9 @@ def test_a_signal_ends_the_command_in_time_with_a_line(tmp_path, send, number, s
     assert marked() == []
     if "trial" in line:
         with closing(sqlite3.connect(tmp_path / "bstune.db")) as database:
-            assert database.execute("SELECT count(*) FROM trials WHERE state = 'RUNNING'").fetchone() == (0,)
+            assert database.execute(
+                "SELECT count(*) FROM trials WHERE state = 'RUNNING'"
+            ).fetchone() == (0,)
     if arguments is REPLAY:
         again = started(tmp_path, *arguments, stderr=subprocess.PIPE)
         assert again.communicate(timeout=60)[1] == ""

@@ -56,15 +56,24 @@ def test_an_epoch_has_every_sequence_once(stride, train_tokens, dtype, resident)
     assert module.train_size == len(there)
     size = 4
     whole, rest = divmod(module.train_size, size)
-    found = torch.cat(drawn(module.train_batches(size, None, 0), whole + bool(rest)))[: module.train_size]
+    found = torch.cat(drawn(module.train_batches(size, None, 0), whole + bool(rest)))[
+        : module.train_size
+    ]
     assert sorted(found.tolist()) == sorted(there.tolist())
     assert not torch.equal(found, there)  # in another order
 
 
 def test_the_order_depends_on_the_seed_alone():
     first = drawn(data().train_batches(10, None, 0), 5)
-    for module, seed, same in ((data(), 0, True), (data(resident=False), 0, True), (data(), 1, False)):
-        assert torch.equal(torch.cat(first), torch.cat(drawn(module.train_batches(10, None, seed), 5))) == same
+    for module, seed, same in (
+        (data(), 0, True),
+        (data(resident=False), 0, True),
+        (data(), 1, False),
+    ):
+        assert (
+            torch.equal(torch.cat(first), torch.cat(drawn(module.train_batches(10, None, seed), 5)))
+            == same
+        )
     micro = drawn(data().train_batches(10, 4, 0), 15)
     assert [len(part) for part in micro[:3]] == [4, 4, 2]
     assert torch.equal(torch.cat(first), torch.cat(micro))
@@ -92,9 +101,24 @@ def test_the_target_is_measured_on_sequences_that_do_not_overlap():
 @pytest.mark.parametrize(
     ("of", "options", "error", "message"),
     [
-        (text(train=np.append(TOKENS, 9)), {}, DataError, "token 9 at place 500 of its train part is outside the voc"),
-        (text(validation=np.array([*range(7)] * 9 + [-1])), {}, DataError, "token -1 at place 63 of its validation pa"),
-        (text(test=TOKENS[:90] + 1), {}, DataError, "outside the vocabulary, 0 to 6: set workload.data.vocabulary=8"),
+        (
+            text(train=np.append(TOKENS, 9)),
+            {},
+            DataError,
+            "token 9 at place 500 of its train part is outside the voc",
+        ),
+        (
+            text(validation=np.array([*range(7)] * 9 + [-1])),
+            {},
+            DataError,
+            "token -1 at place 63 of its validation pa",
+        ),
+        (
+            text(test=TOKENS[:90] + 1),
+            {},
+            DataError,
+            "outside the vocabulary, 0 to 6: set workload.data.vocabulary=8",
+        ),
         (
             text(vocabulary=8),
             {},
@@ -113,10 +137,30 @@ def test_the_target_is_measured_on_sequences_that_do_not_overlap():
             DataError,
             "its test part has 40 tokens, but 5 sequences of .*context=8 tokens take 41",
         ),
-        (None, {"train_tokens": 501}, ConfigError, r"workload\.data\.train_tokens must be at most the 500 tokens that"),
-        (None, {"train_tokens": 0}, ConfigError, r"workload\.data\.train_tokens must be a positive integer, but got 0"),
-        (None, {"context": 1.5}, ConfigError, r"workload\.data\.context must be a positive integer, but got 1\.5"),
-        (None, {"stride": 0}, ConfigError, r"workload\.data\.stride must be a positive integer, but got 0"),
+        (
+            None,
+            {"train_tokens": 501},
+            ConfigError,
+            r"workload\.data\.train_tokens must be at most the 500 tokens that",
+        ),
+        (
+            None,
+            {"train_tokens": 0},
+            ConfigError,
+            r"workload\.data\.train_tokens must be a positive integer, but got 0",
+        ),
+        (
+            None,
+            {"context": 1.5},
+            ConfigError,
+            r"workload\.data\.context must be a positive integer, but got 1\.5",
+        ),
+        (
+            None,
+            {"stride": 0},
+            ConfigError,
+            r"workload\.data\.stride must be a positive integer, but got 0",
+        ),
     ],
 )
 def test_what_cannot_be_is_refused(of, options, error, message):
@@ -129,10 +173,18 @@ def test_a_text_of_ones_own(tmp_path):
     path = tmp_path / "mine.txt"
     path.write_text("bäc\n" * 25, encoding="utf-8")
     found = load_text(path)
-    assert (found.vocabulary, len(found.train), len(found.validation), len(found.test)) == (4, 90, 5, 5)
+    assert (found.vocabulary, len(found.train), len(found.validation), len(found.test)) == (
+        4,
+        90,
+        5,
+        5,
+    )
     assert found.train[:4].tolist() == [1, 3, 2, 0]
     path.write_text("abc\n" * 25 + "x", encoding="utf-8")
-    with pytest.raises(DataError, match=r"mine\.txt, line 26: 'x' is outside the vocabulary, the 4 characters of the"):
+    with pytest.raises(
+        DataError,
+        match=r"mine\.txt, line 26: 'x' is outside the vocabulary, the 4 characters of the",
+    ):
         load_text(path)
     path.write_bytes(b"ab\xff")
     with pytest.raises(DataError, match=r"mine\.txt is not text in UTF-8, from byte 2 on"):
@@ -153,7 +205,9 @@ def test_tiny_shakespeare():
 def test_a_published_text_that_is_cut_short_is_named(tmp_path):
     (tmp_path / "tinyshakespeare").mkdir()
     (tmp_path / "tinyshakespeare" / "input.txt").write_bytes(b"First Citizen:\n")
-    with pytest.raises(DataError, match=r"tinyshakespeare/input\.txt is not the published file: its sha256"):
+    with pytest.raises(
+        DataError, match=r"tinyshakespeare/input\.txt is not the published file: its sha256"
+    ):
         load_tiny_shakespeare(tmp_path)
 
 
@@ -162,7 +216,13 @@ def test_a_published_text_that_is_cut_short_is_named(tmp_path):
 
 def as_torch_has_it(model):
     """Return torch's own encoder with a Transformer's weights."""
-    layer = partial(nn.TransformerEncoderLayer, dropout=0.0, activation="gelu", batch_first=True, norm_first=True)
+    layer = partial(
+        nn.TransformerEncoderLayer,
+        dropout=0.0,
+        activation="gelu",
+        batch_first=True,
+        norm_first=True,
+    )
     blocks = []
     for block in model.blocks:
         ours = layer(SIZES["width"], SIZES["heads"], 4 * SIZES["width"])
@@ -262,7 +322,10 @@ def test_sizes_that_no_transformer_has(options, message):
 
 
 def test_metrics_are_means_over_tokens():
-    module, logged = LanguageModel(MODELS["transformer"](), nn.CrossEntropyLoss(), torch.optim.SGD, 0.1), {}
+    module, logged = (
+        LanguageModel(MODELS["transformer"](), nn.CrossEntropyLoss(), torch.optim.SGD, 0.1),
+        {},
+    )
     module.log_dict = logged.update
     source = data()
     batches = list(source.val_dataloader())
@@ -272,5 +335,9 @@ def test_metrics_are_means_over_tokens():
         module.on_validation_epoch_end()
         tokens, targets = (torch.cat(parts) for parts in zip(*batches, strict=True))
         logits = module(tokens).flatten(0, 1)
-    assert logged["val/error"].item() == pytest.approx((logits.argmax(1) != targets.flatten()).float().mean().item())
-    torch.testing.assert_close(logged["val/loss"], nn.functional.cross_entropy(logits, targets.flatten()))
+    assert logged["val/error"].item() == pytest.approx(
+        (logits.argmax(1) != targets.flatten()).float().mean().item()
+    )
+    torch.testing.assert_close(
+        logged["val/loss"], nn.functional.cross_entropy(logits, targets.flatten())
+    )

@@ -7,7 +7,17 @@ import bstune
 
 ROOT = Path(bstune.__file__).parent
 SWEEPS = ROOT.parent / "sweeps"
-LAYERS = ("core", "options", "config search", "report", "trial", "workloads hardware", "study", "__main__", "sweeps")
+LAYERS = (
+    "core",
+    "options",
+    "config search",
+    "report",
+    "trial",
+    "workloads hardware",
+    "study",
+    "__main__",
+    "sweeps",
+)
 RANK = {name: rank for rank, names in enumerate(LAYERS) for name in names.split()}
 HEAVY = ("torch", "lightning", "pytorch_lightning", "mlflow", "omegaconf", "hydra")
 
@@ -15,16 +25,24 @@ HEAVY = ("torch", "lightning", "pytorch_lightning", "mlflow", "omegaconf", "hydr
 def imports(tree):
     """Return (line, imported module, whether it takes start-up time inside a function) of every import."""
     typing_blocks = (
-        node for node in ast.walk(tree) if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test)
+        node
+        for node in ast.walk(tree)
+        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test)
     )
-    functions = (node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef))
+    functions = (
+        node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+    )
     typing_only = {node for block in typing_blocks for node in ast.walk(block)}
     late = {node for function in functions for node in ast.walk(function)} - typing_only
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             yield from ((node.lineno, alias.name, node in late) for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
-            names = [node.module] if node.module != "bstune" else [f"bstune.{alias.name}" for alias in node.names]
+            names = (
+                [node.module]
+                if node.module != "bstune"
+                else [f"bstune.{alias.name}" for alias in node.names]
+            )
             yield from ((node.lineno, name, node in late) for name in names)
 
 
@@ -42,12 +60,16 @@ def offenders(path, text):
             "beside its layer": {own, other} in ({"config", "search"}, {"workloads", "hardware"}),
             "only YAML names workloads": other == "workloads" and own != "workloads",
             "report shows plain data": own == "report"
-            and (module.split(".")[0] in HEAVY or other in RANK.keys() - {"core", "search", "report"}),
+            and (
+                module.split(".")[0] in HEAVY or other in RANK.keys() - {"core", "search", "report"}
+            ),
             "only study/tracking imports mlflow": module.split(".")[0] == "mlflow"
             and not path.startswith("study/tracking/"),
             "inside a function without a comment": late and not commented,
         }
-        yield from (f"{path}:{number}: {module}: {reason}" for reason, broken in reasons.items() if broken)
+        yield from (
+            f"{path}:{number}: {module}: {reason}" for reason, broken in reasons.items() if broken
+        )
 
 
 def test_the_check_can_fail():
@@ -59,14 +81,28 @@ def test_the_check_can_fail():
         "only YAML names workloads",
         "inside a function without a comment",
     ]
-    assert [line.split(": ")[-1] for line in offenders("report/html.py", "import torch\nimport bstune.options")] == [
-        "report shows plain data"
-    ] * 2
-    assert list(offenders("study/run.py", "def f():\n    # 4 s\n    import torch\n    import lightning\n")) == []
+    assert [
+        line.split(": ")[-1]
+        for line in offenders("report/html.py", "import torch\nimport bstune.options")
+    ] == ["report shows plain data"] * 2
+    assert (
+        list(
+            offenders(
+                "study/run.py", "def f():\n    # 4 s\n    import torch\n    import lightning\n"
+            )
+        )
+        == []
+    )
 
 
 def test_imports_run_downwards():
-    files = {str(path.relative_to(ROOT)): path for path in ROOT.rglob("*.py") if path.name != "__init__.py"}
+    files = {
+        str(path.relative_to(ROOT)): path
+        for path in ROOT.rglob("*.py")
+        if path.name != "__init__.py"
+    }
     files |= {f"sweeps/{path.name}": path for path in SWEEPS.glob("*.py")}
-    found = [line for name, path in sorted(files.items()) for line in offenders(name, path.read_text())]
+    found = [
+        line for name, path in sorted(files.items()) for line in offenders(name, path.read_text())
+    ]
     assert not found, "\n".join(found)

@@ -14,7 +14,14 @@ from bstune.core.errors import ConfigError
 from bstune.workloads import layers
 from bstune.workloads.datasets import load_cifar10
 from bstune.workloads.images import ImageData
-from bstune.workloads.layers import BatchNorm, Whitening, dirac_init, mirrored, mirrored_and_shifted, patch_moments
+from bstune.workloads.layers import (
+    BatchNorm,
+    Whitening,
+    dirac_init,
+    mirrored,
+    mirrored_and_shifted,
+    patch_moments,
+)
 
 CHANNELS = 5
 FORMATS = (torch.contiguous_format, torch.channels_last)
@@ -26,7 +33,9 @@ same = partial(torch.testing.assert_close, rtol=0, atol=0)
 
 def images(n, height=3, width=4, dtype=torch.float32, memory=torch.contiguous_format, seed=0):
     generator = torch.Generator().manual_seed(seed)
-    values = 2.0 * torch.randn(n, CHANNELS, height, width, generator=generator) + torch.arange(CHANNELS).view(-1, 1, 1)
+    values = 2.0 * torch.randn(n, CHANNELS, height, width, generator=generator) + torch.arange(
+        CHANNELS
+    ).view(-1, 1, 1)
     return values.to(dtype).contiguous(memory_format=memory)
 
 
@@ -44,7 +53,11 @@ def gradients(layer, x, weights):
     x = x.detach().requires_grad_()
     output = layer(x)
     (output * weights).sum().backward()
-    return output.detach(), x.grad, {name: parameter.grad for name, parameter in layer.named_parameters()}
+    return (
+        output.detach(),
+        x.grad,
+        {name: parameter.grad for name, parameter in layer.named_parameters()},
+    )
 
 
 def statistics(layer):
@@ -66,8 +79,15 @@ def by_a_loop(layer, x, weights, groups):
         for statistic, of_group in zip(running, statistics(reference), strict=True):
             statistic += layer.momentum * of_group * len(group) / n
     (output * weights.double()).sum().backward()
-    of_parameters = {name: parameter.grad.float() for name, parameter in reference.named_parameters()}
-    return output.detach().float(), x.grad.float(), of_parameters, [statistic.float() for statistic in running]
+    of_parameters = {
+        name: parameter.grad.float() for name, parameter in reference.named_parameters()
+    }
+    return (
+        output.detach().float(),
+        x.grad.float(),
+        of_parameters,
+        [statistic.float() for statistic in running],
+    )
 
 
 @pytest.mark.parametrize("memory", FORMATS)
@@ -81,7 +101,11 @@ def by_a_loop(layer, x, weights, groups):
         ((3, 4), 4, [range(3)]),
         ((3, 4), 1, [[i] for i in range(9)]),
         ((3, 4), 32, [range(0, 64, 2), range(1, 64, 2)]),
-        ((1, 1), 4, [[0, 1, 2, 3], [4, 5, 6, 7, 8]]),  # 4, 4, 1: a last group of one value is joined to the one before
+        (
+            (1, 1),
+            4,
+            [[0, 1, 2, 3], [4, 5, 6, 7, 8]],
+        ),  # 4, 4, 1: a last group of one value is joined to the one before
         ((1, 1), 4, [[0, 1, 2, 3, 4]]),
         ((1, 1), 4, [[0, 2, 4, 6], [1, 3, 5, 7], [8, 9]]),
         ((1, 1), 4, [[0, 2, 4, 6], [1, 3, 5, 7], [8, 9, 10, 11, 12]]),
@@ -134,17 +158,23 @@ def test_it_stays_in_float32_when_the_network_is_cast(kind, n, memory):
     bits = torch.finfo(kind).eps
     torch.testing.assert_close(got.float(), output, rtol=bits, atol=bits)
     torch.testing.assert_close(got_input.float(), of_input, rtol=4 * bits, atol=8 * bits)
-    torch.testing.assert_close(got_parameters["bias"], of_parameters["bias"], rtol=4 * bits, atol=8 * bits)
+    torch.testing.assert_close(
+        got_parameters["bias"], of_parameters["bias"], rtol=4 * bits, atol=8 * bits
+    )
     torch.testing.assert_close(cast.running_var, layer.running_var)
     torch.set_default_dtype(kind)
     try:
         built = BatchNorm(CHANNELS, ghost_size=4, scale=1.0)
     finally:
         torch.set_default_dtype(torch.float32)
-    assert {value.dtype for value in built.state_dict().values() if value.is_floating_point()} == {torch.float32}
+    assert {value.dtype for value in built.state_dict().values() if value.is_floating_point()} == {
+        torch.float32
+    }
 
 
-@pytest.mark.parametrize(("memory", "most"), [(torch.contiguous_format, 9), (torch.channels_last, 13)])
+@pytest.mark.parametrize(
+    ("memory", "most"), [(torch.contiguous_format, 9), (torch.channels_last, 13)]
+)
 def test_ghost_groups_take_few_operators(memory, most):
     """An accelerator's time of a short step is that of launching them."""
     layer = filled(BatchNorm(CHANNELS, ghost_size=4, scale=1.0))
@@ -172,7 +202,10 @@ def test_compiled_it_gives_the_same(n, memory):
 
 @pytest.mark.parametrize("memory", FORMATS)
 def test_an_activation_in_place_may_follow(memory):
-    networks = [nn.Sequential(BatchNorm(CHANNELS, ghost_size=4), nn.ReLU(inplace=inplace)) for inplace in (True, False)]
+    networks = [
+        nn.Sequential(BatchNorm(CHANNELS, ghost_size=4), nn.ReLU(inplace=inplace))
+        for inplace in (True, False)
+    ]
     x, weights = images(8, memory=memory), images(8, seed=7)
     same(*(gradients(network, x, weights)[:2] for network in networks))
 
@@ -186,7 +219,9 @@ AIRBENCH = {"kernel_size": 2, "eps": 5e-4, "images": 60, "signed": True, "bias":
 def correlated(n=60, channels=3, height=9, width=7, seed=0):
     """Return images whose pixels go with their neighbours and channels with one another."""
     generator = torch.Generator().manual_seed(seed)
-    smooth = nn.functional.avg_pool2d(torch.randn(n, channels, height + 2, width + 2, generator=generator), 3, 1)
+    smooth = nn.functional.avg_pool2d(
+        torch.randn(n, channels, height + 2, width + 2, generator=generator), 3, 1
+    )
     return 3.0 * (smooth + smooth.mean(dim=1, keepdim=True)) + 0.1
 
 
@@ -198,17 +233,22 @@ def moments_after(layer, x):
 
 
 @pytest.mark.parametrize(
-    ("k", "channels", "eps", "chunk"), [(1, 3, 1e-2, 7), (2, 3, 1e-2, 1000), (3, 3, 5e-4, 7), (2, 1, 5e-4, 7)]
+    ("k", "channels", "eps", "chunk"),
+    [(1, 3, 1e-2, 7), (2, 3, 1e-2, 1000), (3, 3, 5e-4, 7), (2, 1, 5e-4, 7)],
 )
 def test_whitened_patches_have_the_moments_of_the_closed_form(k, channels, eps, chunk, monkeypatch):
     """With W = diag(1/sqrt(L + eps)) V' and moments V diag(L) V', those of W x are diag(L/(L + eps))."""
     monkeypatch.setattr(layers, "CHUNK", chunk)
     x = correlated(channels=channels)
-    layer = Whitening(kernel_size=k, eps=eps, images=60, signed=False, bias=False, padding=0, channels=channels)
+    layer = Whitening(
+        kernel_size=k, eps=eps, images=60, signed=False, bias=False, padding=0, channels=channels
+    )
     moments, values = moments_after(layer, x)
     torch.testing.assert_close(moments, torch.diag(values / (values + eps)), rtol=1e-4, atol=1e-4)
     assert (values.diff() <= 0).all()
-    torch.testing.assert_close(patch_moments(x.contiguous(memory_format=torch.channels_last), k)[0], values)
+    torch.testing.assert_close(
+        patch_moments(x.contiguous(memory_format=torch.channels_last), k)[0], values
+    )
     torch.testing.assert_close(patch_moments(x.bfloat16(), k)[0], values, rtol=0.05, atol=0.01)
 
 
@@ -220,7 +260,9 @@ def test_on_real_images_all_but_the_faintest_directions_come_out_alike(source):
     moments, values = moments_after(layer, data.first_images(2000))
     own = len(values)
     assert values[0] > 100 * values[-1]  # they are far from alike before it
-    torch.testing.assert_close(moments[:own, :own], torch.diag(values / (values + layer.eps)), rtol=1e-3, atol=1e-3)
+    torch.testing.assert_close(
+        moments[:own, :own], torch.diag(values / (values + layer.eps)), rtol=1e-3, atol=1e-3
+    )
     large = values > 20 * layer.eps
     assert large.sum() >= 5
     assert (moments.diagonal()[:own][large] - 1.0).abs().max() < 0.05
@@ -228,7 +270,9 @@ def test_on_real_images_all_but_the_faintest_directions_come_out_alike(source):
         torch.testing.assert_close(moments[:own, own:], -moments[:own, :own])
 
 
-@pytest.mark.parametrize(("source", "channels", "size"), [(PAGE, 27, (9, 7)), (AIRBENCH, 24, (8, 6))])
+@pytest.mark.parametrize(
+    ("source", "channels", "size"), [(PAGE, 27, (9, 7)), (AIRBENCH, 24, (8, 6))]
+)
 def test_the_sources_layers(source, channels, size):
     before = torch.get_rng_state()
     layer = Whitening(**source)
@@ -246,7 +290,9 @@ def test_the_sources_layers(source, channels, size):
 def test_only_the_first_images_count_and_constant_ones_stay_finite():
     x = correlated()
     layers = [Whitening(**{**PAGE, "images": 20}) for _ in range(3)]
-    for layer, given in zip(layers, (x[:20], torch.cat([x[:20], 0 * x[20:]]), torch.ones_like(x)), strict=True):
+    for layer, given in zip(
+        layers, (x[:20], torch.cat([x[:20], 0 * x[20:]]), torch.ones_like(x)), strict=True
+    ):
         layer.initialise_from(given)
     assert torch.equal(layers[0].weight, layers[1].weight)
     assert layers[2].weight.isfinite().all()
@@ -259,7 +305,9 @@ def test_the_filters_go_with_the_state_and_with_copies():
     loaded.load_state_dict(layer.state_dict())
     assert torch.equal(loaded(x), layer(x))
     assert torch.equal(copy.deepcopy(layer)(x), layer(x))
-    network = nn.Sequential(Whitening(**AIRBENCH), nn.GELU()).to(torch.bfloat16, memory_format=torch.channels_last)
+    network = nn.Sequential(Whitening(**AIRBENCH), nn.GELU()).to(
+        torch.bfloat16, memory_format=torch.channels_last
+    )
     network[0].initialise_from(x)
     assert network[0].weight.dtype == torch.bfloat16
     assert network[0].weight.is_contiguous(memory_format=torch.channels_last)
@@ -271,7 +319,9 @@ def test_the_filters_go_with_the_state_and_with_copies():
 
 @pytest.mark.parametrize("kernel_size", [1, 3])
 @pytest.mark.parametrize(("inputs", "outputs"), [(4, 4), (4, 9), (6, 3)])
-def test_a_convolution_passes_its_input_on_and_other_layers_stay_as_they_were(inputs, outputs, kernel_size):
+def test_a_convolution_passes_its_input_on_and_other_layers_stay_as_they_were(
+    inputs, outputs, kernel_size
+):
     layer = nn.Conv2d(inputs, outputs, kernel_size, padding=kernel_size // 2, bias=False)
     others = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Flatten(), nn.Linear(16, 2))
     others[0].weight.requires_grad_(False)  # frozen
@@ -299,7 +349,8 @@ def moved(x, by):
 
 
 @pytest.mark.parametrize(
-    ("views", "moves"), [(mirrored, [(0.5, 0)]), (mirrored_and_shifted, [(0.25, 0), (0.125, 1), (0.125, -1)])]
+    ("views", "moves"),
+    [(mirrored, [(0.5, 0)]), (mirrored_and_shifted, [(0.25, 0), (0.125, 1), (0.125, -1)])],
 )
 def test_logits_are_the_weighted_mean_over_the_views(views, moves):
     x = torch.randn(4, 2, 5, 6, generator=torch.Generator().manual_seed(0))
@@ -307,11 +358,19 @@ def test_logits_are_the_weighted_mean_over_the_views(views, moves):
 
     def model(images):
         seen.append(images)
-        return images[:, 0, 1].exp()  # of a row that differs in all views; not linear in the weights of the views
+        return images[
+            :, 0, 1
+        ].exp()  # of a row that differs in all views; not linear in the weights of the views
 
-    expected = [(weight, view) for weight, by in moves for view in (moved(x, by), moved(x, by).flip(-1))]
-    torch.testing.assert_close(views(model, x), sum(weight * view[:, 0, 1].exp() for weight, view in expected))
-    assert {tuple(view.flatten().tolist()) for view in seen} == {tuple(v.flatten().tolist()) for _, v in expected}
+    expected = [
+        (weight, view) for weight, by in moves for view in (moved(x, by), moved(x, by).flip(-1))
+    ]
+    torch.testing.assert_close(
+        views(model, x), sum(weight * view[:, 0, 1].exp() for weight, view in expected)
+    )
+    assert {tuple(view.flatten().tolist()) for view in seen} == {
+        tuple(v.flatten().tolist()) for _, v in expected
+    }
 
 
 # Bad input
@@ -328,22 +387,46 @@ def whitened(*shape):
 @pytest.mark.parametrize(
     ("call", "text"),
     [
-        (partial(BatchNorm, CHANNELS, ghost_size=2.5), "normalisation must be a positive integer, but got 2.5"),
-        (partial(BatchNorm, CHANNELS, scale=0.0), "scale of batch normalisation must be positive, but got 0.0"),
-        (partial(BatchNorm, CHANNELS, scale=np.nan), "scale of batch normalisation must be positive, but got nan"),
+        (
+            partial(BatchNorm, CHANNELS, ghost_size=2.5),
+            "normalisation must be a positive integer, but got 2.5",
+        ),
+        (
+            partial(BatchNorm, CHANNELS, scale=0.0),
+            "scale of batch normalisation must be positive, but got 0.0",
+        ),
+        (
+            partial(BatchNorm, CHANNELS, scale=np.nan),
+            "scale of batch normalisation must be positive, but got nan",
+        ),
         (
             partial(GHOST.check_batch, 3, None),
             r"ghost size 4 is over the batch size 3: lower workload\.module\.model\.",
         ),
         (partial(GHOST.check_batch, 8, 3), "ghost size 4 is over the micro-batch size 3: lower"),
-        (lambda: Whitening(**PAGE | {"kernel_size": 0}), r"whitening\.kernel_size must be a positive integer, but"),
-        (lambda: Whitening(**PAGE | {"eps": 0.0}), r"whitening\.eps must be positive, but got 0\.0"),
-        (lambda: Whitening(**PAGE | {"padding": -1}), r"whitening\.padding must be at least 0, but got -1"),
+        (
+            lambda: Whitening(**PAGE | {"kernel_size": 0}),
+            r"whitening\.kernel_size must be a positive integer, but",
+        ),
+        (
+            lambda: Whitening(**PAGE | {"eps": 0.0}),
+            r"whitening\.eps must be positive, but got 0\.0",
+        ),
+        (
+            lambda: Whitening(**PAGE | {"padding": -1}),
+            r"whitening\.padding must be at least 0, but got -1",
+        ),
         (whitened(60, 1, 9, 9), SIDES),
         (whitened(60, 3, 2, 9), SIDES + r"\(60, 3, 2, 9\)"),
         (whitened(60, 4), SIDES + r"\(60, 4\)"),
-        (whitened(59, 3, 9, 9), "takes its statistics from 60 images, but there are 59: lower whitening.images"),
-        (lambda: Whitening(**PAGE)(correlated()), "the whitening has no filters yet: call initialise_from with train"),
+        (
+            whitened(59, 3, 9, 9),
+            "takes its statistics from 60 images, but there are 59: lower whitening.images",
+        ),
+        (
+            lambda: Whitening(**PAGE)(correlated()),
+            "the whitening has no filters yet: call initialise_from with train",
+        ),
         (lambda: mirrored(nn.Linear(5, 3), torch.zeros(7, 5)), VIEWED),
         (lambda: mirrored_and_shifted(nn.Linear(5, 3), torch.zeros(7, 5)), VIEWED),
     ],

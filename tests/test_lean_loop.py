@@ -31,7 +31,14 @@ from bstune.trial.workload import build_module
 from bstune.workloads.averaging import Lookahead, RunningWeightAverage
 
 STEPS = 20
-MEASURED = ("train_seconds", "eval_seconds", "startup_seconds", "wall_seconds", "seconds_per_step", "training_loop")
+MEASURED = (
+    "train_seconds",
+    "eval_seconds",
+    "startup_seconds",
+    "wall_seconds",
+    "seconds_per_step",
+    "training_loop",
+)
 
 
 def outcome(record):
@@ -43,14 +50,19 @@ def compare(kind, expected, changes=(), **options):
     """Run a trial with the lean loop where it can, and with Lightning's; check that they are the same."""
     runs = []
     for fast in ("auto", "off"):
-        record, module = run(kind, protocol=protocol_of(**{"steps": STEPS, **dict(changes), "fast": fast}), **options)
+        record, module = run(
+            kind, protocol=protocol_of(**{"steps": STEPS, **dict(changes), "fast": fast}), **options
+        )
         runs.append((record, module))
     (record, module), (reference, other) = runs
     assert outcome(record) == outcome(reference)
     assert same_weights(module, other)
     assert module.trainer.fit_loop.state_dict() == other.trainer.fit_loop.state_dict()
     assert getattr(module, "seen", None) == getattr(other, "seen", None)
-    assert (record.training_loop, reference.training_loop) == (expected, "Lightning's: protocol.fast=off")
+    assert (record.training_loop, reference.training_loop) == (
+        expected,
+        "Lightning's: protocol.fast=off",
+    )
     return module
 
 
@@ -84,10 +96,22 @@ class Watching(Regression):
         trainer = self.trainer
         connector = trainer._logger_connector
         rates = [one.param_groups[0]["lr"] for one in trainer.optimizers]
-        counted = trainer.global_step, trainer.current_epoch, trainer.is_last_batch, trainer.fit_loop.batch_idx
-        inside = self._current_fx_name, connector._first_loop_iter, connector._current_fx, trainer.training
+        counted = (
+            trainer.global_step,
+            trainer.current_epoch,
+            trainer.is_last_batch,
+            trainer.fit_loop.batch_idx,
+        )
+        inside = (
+            self._current_fx_name,
+            connector._first_loop_iter,
+            connector._current_fx,
+            trainer.training,
+        )
         batch = trainer._results.batch_size, trainer._results.batch is None, torch.is_grad_enabled()
-        self.seen.append((place, *more, rates, counted, inside, batch, deepcopy(trainer.fit_loop.state_dict())))
+        self.seen.append(
+            (place, *more, rates, counted, inside, batch, deepcopy(trainer.fit_loop.state_dict()))
+        )
 
     def training_step(self, batch, batch_idx):
         self.note("training_step", batch_idx, type(batch), [part.tolist() for part in batch])
@@ -111,7 +135,13 @@ class Watching(Regression):
         return [optimizer], [every, {"scheduler": by_epoch, "interval": "epoch"}]
 
 
-for _name in ("on_train_start", "on_train_epoch_start", "on_train_epoch_end", "on_validation_start", "on_train_end"):
+for _name in (
+    "on_train_start",
+    "on_train_epoch_start",
+    "on_train_epoch_end",
+    "on_validation_start",
+    "on_train_end",
+):
     setattr(Watching, _name, lambda self, name=_name: self.note(name))
 
 
@@ -139,11 +169,15 @@ class Logs(Watching):
         if batch_idx % 3 == 2:
             self.log("seldom", float(batch_idx), prog_bar=True, on_epoch=True, reduce_fx="max")
         loss.register_hook(lambda gradient: self.log("gradient", gradient * 2.0))
-        self.seen.append({name: value.item() for name, value in self.trainer.callback_metrics.items()})
+        self.seen.append(
+            {name: value.item() for name, value in self.trainer.callback_metrics.items()}
+        )
         return {"loss": loss, "more": batch}
 
     def on_train_epoch_end(self):
-        self.seen.append({name: value.item() for name, value in self.trainer.logged_metrics.items()})
+        self.seen.append(
+            {name: value.item() for name, value in self.trainer.logged_metrics.items()}
+        )
 
 
 class TakesBatch(Regression):
@@ -177,7 +211,9 @@ class Closures(Regression):
         optimizer = Twice(self.parameters(), lr=0.05)
         self.seen = []
         optimizer.register_step_pre_hook(lambda *_: self.seen.append(self.trainer.global_step))
-        optimizer.register_step_post_hook(lambda *_: self.seen.append(self.net[0].weight.sum().item()))
+        optimizer.register_step_post_hook(
+            lambda *_: self.seen.append(self.net[0].weight.sum().item())
+        )
         return optimizer
 
 
@@ -276,7 +312,11 @@ LEAN = {
         f"clipped by {algorithm}": (
             Regression,
             {
-                "trainer": {**TRAINER, "gradient_clip_val": 0.02, "gradient_clip_algorithm": algorithm},
+                "trainer": {
+                    **TRAINER,
+                    "gradient_clip_val": 0.02,
+                    "gradient_clip_algorithm": algorithm,
+                },
                 "noise_scale_every": 4,
             },
             {},
@@ -290,8 +330,16 @@ LEAN = {
 
 # Where somebody listens to the optimizer, from a step on that goes by the batch's number, so that none is captured.
 HEARD = {
-    "a hook before an optimizer's steps": (listening(lambda self, o: o.register_step_pre_hook(self.note)), {}, {}),
-    "a hook after an optimizer's steps": (listening(lambda self, o: o.register_step_post_hook(self.note)), {}, {}),
+    "a hook before an optimizer's steps": (
+        listening(lambda self, o: o.register_step_pre_hook(self.note)),
+        {},
+        {},
+    ),
+    "a hook after an optimizer's steps": (
+        listening(lambda self, o: o.register_step_post_hook(self.note)),
+        {},
+        {},
+    ),
     "a hook after all optimizers' steps": (listening(hear_all), {}, {}),
     "an optimizer's step is replaced": (listening(noting("step")), {}, {}),
     "an optimizer's zero_grad is replaced": (listening(noting("zero_grad")), {}, {}),
@@ -316,7 +364,11 @@ def test_a_trial_is_what_it_is_under_lightnings_loop(case):
             "gradient",
         }
     if case == "watching":
-        assert {place for place, *_ in module.seen} >= {"backward", "by epoch", "on_validation_start"}
+        assert {place for place, *_ in module.seen} >= {
+            "backward",
+            "by epoch",
+            "on_validation_start",
+        }
 
 
 @pytest.mark.parametrize("fast", ["auto", "off"])
@@ -333,7 +385,10 @@ def test_what_lightning_does_after_an_evaluation_is_no_training(fast):
     kind = type("Noting", (Regression,), {name: noting(name) for name in phases})
     record, _ = run(kind, protocol=protocol_of(steps=STEPS, fast=fast), clock=clock)
     assert set(phases["training_step"]) == {Phase.TRAINING}
-    after = [Phase.EVALUATION, *[Phase.EVALUATION if fast == "auto" else Phase.TRAINING] * (len(record.history) - 1)]
+    after = [
+        Phase.EVALUATION,
+        *[Phase.EVALUATION if fast == "auto" else Phase.TRAINING] * (len(record.history) - 1),
+    ]
     assert phases["on_validation_model_train"] == [*after, Phase.CLOSING]
 
 
@@ -342,10 +397,18 @@ def test_torchs_profiler_sees_steps_under_their_labels():
         record, _ = run(Regression, protocol=protocol_of(steps=STEPS, fast="auto"))
     seen = {event.key: event.count for event in profile.key_averages()}
     assert record.training_loop == "lean"
-    assert [seen[f"Optimizer.{name}"] for name in ("step#SGD.step", "zero_grad#SGD.zero_grad")] == [STEPS, STEPS]
+    assert [seen[f"Optimizer.{name}"] for name in ("step#SGD.step", "zero_grad#SGD.zero_grad")] == [
+        STEPS,
+        STEPS,
+    ]
 
 
-SHAPES = {"digits": (1, 8, 8), "fashion_mlp": (1, 28, 28), "mnist_cnn": (1, 28, 28), "cifar_mlp": (3, 32, 32)}
+SHAPES = {
+    "digits": (1, 8, 8),
+    "fashion_mlp": (1, 28, 28),
+    "mnist_cnn": (1, 28, 28),
+    "cifar_mlp": (3, 32, 32),
+}
 RECIPES = ("airbench_cifar", "airbench_muon", "speedrun_cifar")
 SLOW = dict.fromkeys(("resnet_cifar", "resnet_cifar_fast", *RECIPES), (3, 32, 32))
 SLOW |= {"fashion_cnn": (1, 28, 28), "mnist_mlp": (1, 28, 28), "cifar_resnet8": (3, 32, 32)}
@@ -356,7 +419,9 @@ SMALL = {
 }
 
 
-@pytest.mark.parametrize("name", [*SHAPES, *(pytest.param(name, marks=pytest.mark.soak) for name in SLOW)])
+@pytest.mark.parametrize(
+    "name", [*SHAPES, *(pytest.param(name, marks=pytest.mark.soak) for name in SLOW)]
+)
 def test_a_shipped_workload_is_trained_as_under_lightnings_loop(name):
     small = [f"workload.module.model.{option}" for option in SMALL.get(name, ())]
     config = compose_checked([f"workload={name}", "device=cpu", "precision=32-true", *small])
@@ -392,7 +457,10 @@ def test_a_shipped_workload_is_trained_as_under_lightnings_loop(name):
 
 
 def test_endless_batches_are_trained_on_as_under_lightnings_loop():
-    runs = [train(protocol=learning_protocol(fast=fast, noise_scale_every=8)) for fast in ("auto", "off")]
+    runs = [
+        train(protocol=learning_protocol(fast=fast, noise_scale_every=8))
+        for fast in ("auto", "off")
+    ]
     assert [record.training_loop == "lean" for record, _ in runs] == [True, False]
     assert outcome(runs[0][0]) == outcome(runs[1][0])
     assert same_weights(runs[0][1], runs[1][1])
@@ -402,7 +470,9 @@ def test_endless_batches_are_trained_on_as_under_lightnings_loop():
 def test_a_trial_that_was_stopped_goes_on_under_either_loop(loops, tmp_path):
     whole, reference = run(Watching, protocol=protocol_of(fast="off"))
     first, second = (protocol_of(fast=fast) for fast in loops)
-    stopped, _ = run(Watching, make_spec(BATCH_SIZE, seed=3, max_steps=15), first, state=tmp_path / "3.state")
+    stopped, _ = run(
+        Watching, make_spec(BATCH_SIZE, seed=3, max_steps=15), first, state=tmp_path / "3.state"
+    )
     spec = make_spec(BATCH_SIZE, seed=3, number=4, resumed_from=3)
     record, module = run(Watching, spec, second, resume=Stopped(stopped, tmp_path / "3.state"))
     assert same_weights(module, reference)
@@ -446,7 +516,11 @@ OWN = {
         for hook in CALLBACK_HOOKS
     },
     **{
-        f"Own has {hook} (data)": (Regression, {}, {"data": overriding(LightningDataModule, hook)()})
+        f"Own has {hook} (data)": (
+            Regression,
+            {},
+            {"data": overriding(LightningDataModule, hook)()},
+        )
         for hook in BATCH_HOOKS
     },
     "LearningRateMonitor has on_train_batch_start": (
@@ -487,16 +561,22 @@ def test_an_optimizer_that_does_not_call_its_closure_is_named():
         def configure_optimizers(self):
             return Deaf(self.parameters(), lr=0.1)
 
-    with pytest.raises(RuntimeError, match=r"Deaf\.step\(\) does not call the closure that it is given"):
+    with pytest.raises(
+        RuntimeError, match=r"Deaf\.step\(\) does not call the closure that it is given"
+    ):
         run(Kind)
 
 
 def test_the_option_is_the_workloads_and_off_as_yaml_reads_it():
     assert compose_checked(["workload=digits"]).protocol.fast == "graph"  # as its file says
-    assert compose_checked(["workload=replay", "workload.table=fashion_mlp"]).protocol.fast == "auto"
+    assert (
+        compose_checked(["workload=replay", "workload.table=fashion_mlp"]).protocol.fast == "auto"
+    )
     assert compose_checked(["workload=digits", "protocol.fast=off"]).protocol.fast == "off"
     assert compose_checked(["workload=digits", "protocol.fast=false"]).protocol.fast == "off"
-    with pytest.raises(ConfigError, match=r"protocol\.fast must be 'auto', 'off' or 'graph', but got 'quick'"):
+    with pytest.raises(
+        ConfigError, match=r"protocol\.fast must be 'auto', 'off' or 'graph', but got 'quick'"
+    ):
         compose_checked(["workload=digits", "protocol.fast=quick"])
 
 

@@ -58,7 +58,9 @@ def test_owner_of_another_machine_that_lives_is_named(study):
         other.beat()
 
     with (
-        pytest.raises(StudyError, match=r"is run by .*@.*: wait for it, join it with bstune worker study=s"),
+        pytest.raises(
+            StudyError, match=r"is run by .*@.*: wait for it, join it with bstune worker study=s"
+        ),
         leases(study, "owner", clock).acquired(sleep=sleep),
     ):
         pytest.fail("two owners")
@@ -97,7 +99,9 @@ def test_owner_on_this_machine_is_refused_at_once_and_workers_join(study):
 def test_of_two_owners_in_the_same_moment_one_stays(study, monkeypatch):
     clock = FakeTime()
     pair = [leases(study, "owner", clock) for _ in range(2)]
-    monkeypatch.setattr(Leases, "_wait_alone", lambda *arguments: None)  # neither has seen the other
+    monkeypatch.setattr(
+        Leases, "_wait_alone", lambda *arguments: None
+    )  # neither has seen the other
     for one in pair:
         one._write(one.own)
     stayed = []

@@ -28,12 +28,16 @@ def changed(folder, remove=(), **changes):
     """Return the project's file with other sections."""
     content = yaml.safe_load(FILE.read_text()) | changes
     path = folder / "changed.yaml"
-    path.write_text(yaml.safe_dump({name: value for name, value in content.items() if name not in remove}))
+    path.write_text(
+        yaml.safe_dump({name: value for name, value in content.items() if name not in remove})
+    )
     return path
 
 
 def built(workload, part, lr=0.25):
-    return instantiate(OmegaConf.create({"trial": {"lr": lr}, "workload": workload}).workload[part], part)
+    return instantiate(
+        OmegaConf.create({"trial": {"lr": lr}, "workload": workload}).workload[part], part
+    )
 
 
 def test_a_file_becomes_a_workload():
@@ -44,12 +48,23 @@ def test_a_file_becomes_a_workload():
     assert workload["batch_size"] == {"low": 4, "high": 512}
     assert workload["budget"] == {"steps": 46, "examples": 12_000}  # ten epochs of 1200
     assert workload["trainer"]["gradient_clip_val"] == 1.0
-    assert [one["class_path"].rpartition(".")[2] for one in workload["trainer"]["callbacks"]] == ["LearningRateMonitor"]
+    assert [one["class_path"].rpartition(".")[2] for one in workload["trainer"]["callbacks"]] == [
+        "LearningRateMonitor"
+    ]
     assert lines[0] == "optimizer.init_args.lr is the learning rate: 0.003 at batch size 32"
     module = built(workload, "module")
-    assert [type(layer).__name__ for layer in module.model] == ["Linear", "GELU", "Linear", "GELU", "Linear"]
+    assert [type(layer).__name__ for layer in module.model] == [
+        "Linear",
+        "GELU",
+        "Linear",
+        "GELU",
+        "Linear",
+    ]
     (optimizer,), (schedule,) = module.configure_optimizers()
-    assert (optimizer.param_groups[0]["lr"], optimizer.param_groups[0]["weight_decay"]) == (0.25, 0.01)
+    assert (optimizer.param_groups[0]["lr"], optimizer.param_groups[0]["weight_decay"]) == (
+        0.25,
+        0.01,
+    )
     assert (type(optimizer), schedule.gamma) == (torch.optim.AdamW, 0.97)
     assert built(workload, "data").hparams.val_size == 300
 
@@ -57,25 +72,41 @@ def test_a_file_becomes_a_workload():
 @pytest.mark.parametrize(
     ("changes", "key"),
     [
-        ({"model": {**LINEAR, "init_args": {"optimizer": ADAM}}}, "model.init_args.optimizer.init_args.lr"),
+        (
+            {"model": {**LINEAR, "init_args": {"optimizer": ADAM}}},
+            "model.init_args.optimizer.init_args.lr",
+        ),
         ({"model": {"optimizer": ADAM}}, "model.init_args.optimizer.init_args.lr"),
         ({"model": LINEAR | {"init_args": {}}, "optimizer": ADAM}, "optimizer.init_args.lr"),
     ],
 )
 def test_the_learning_rate_is_found(changes, key, tmp_path):
     path = changed(tmp_path, {"optimizer", "lr_scheduler"} - changes.keys(), **changes)
-    workload, lines = workload_of(path, Chosen("val_loss=0.2", model="lightning_cli.main.LitLinear"))
+    workload, lines = workload_of(
+        path, Chosen("val_loss=0.2", model="lightning_cli.main.LitLinear")
+    )
     assert lines[0] == f"{key} is the learning rate: 0.02 at batch size 32"
     optimizer = built(workload, "module").configure_optimizers()
     assert (type(optimizer).__name__, optimizer.param_groups[0]["lr"]) == ("Adam", 0.25)
 
 
 def test_what_defines_a_trial_is_left_to_bstune(tmp_path):
-    trainer = {"max_steps": 100, "accumulate_grad_batches": 4, "precision": "bf16", "enable_progress_bar": False}
-    workload, lines = workload_of(changed(tmp_path, trainer=trainer), Chosen("val_acc>=0.9", name="mine"))
+    trainer = {
+        "max_steps": 100,
+        "accumulate_grad_batches": 4,
+        "precision": "bf16",
+        "enable_progress_bar": False,
+    }
+    workload, lines = workload_of(
+        changed(tmp_path, trainer=trainer), Chosen("val_acc>=0.9", name="mine")
+    )
     assert workload["reference"]["batch_size"] == 128
     assert workload["budget"] == {"steps": 12, "examples": 12_800}
-    assert (workload["name"], workload["precision"], workload["trainer"]) == ("mine", "bf16-mixed", {})
+    assert (workload["name"], workload["precision"], workload["trainer"]) == (
+        "mine",
+        "bf16-mixed",
+        {},
+    )
     left = {f"trainer.{name}" for name in trainer.keys() - {"max_steps"}}
     assert set(lines[-1].removeprefix("left to bstune: ").split(", ")) == left
 
@@ -96,18 +127,54 @@ def test_targets(text, parsed):
 @pytest.mark.parametrize(
     ("changes", "given", "line"),
     [
-        ({}, {"target": "score=1"}, "does not say which way is better: write 'score<=1' or 'score>=1', in quotes"),
-        ({}, {"target": "val_loss"}, "--target must be a metric and a number, such as val_loss=0.1"),
+        (
+            {},
+            {"target": "score=1"},
+            "does not say which way is better: write 'score<=1' or 'score>=1', in quotes",
+        ),
+        (
+            {},
+            {"target": "val_loss"},
+            "--target must be a metric and a number, such as val_loss=0.1",
+        ),
         ({}, {"target": "val_loss=low"}, "but got val_loss=low"),
-        ({"model": {"hidden": [2]}}, {}, "names no class for its model: give it, as --model my_project.MyClass"),
+        (
+            {"model": {"hidden": [2]}},
+            {},
+            "names no class for its model: give it, as --model my_project.MyClass",
+        ),
         ({"data": None}, {}, "names no class for its data: give it, as --data"),
-        ({"model": "no_project.Model"}, {}, "there is no module no_project, for no_project.Model: run bstune in"),
-        ({"model": {"class_path": "lightning_cli.main.LitMLP"}}, {}, "LightningCLI does not take this config"),
-        ({"model": {**LINEAR, "init_args": {"nope": 1}}}, {}, "LightningCLI does not take this config"),
-        ({"stopping": {"patience": 3}}, {}, "stopping is none of trainer, model, data, optimizer, lr_scheduler"),
+        (
+            {"model": "no_project.Model"},
+            {},
+            "there is no module no_project, for no_project.Model: run bstune in",
+        ),
+        (
+            {"model": {"class_path": "lightning_cli.main.LitMLP"}},
+            {},
+            "LightningCLI does not take this config",
+        ),
+        (
+            {"model": {**LINEAR, "init_args": {"nope": 1}}},
+            {},
+            "LightningCLI does not take this config",
+        ),
+        (
+            {"stopping": {"patience": 3}},
+            {},
+            "stopping is none of trainer, model, data, optimizer, lr_scheduler",
+        ),
         ({"trainer": {"logger": False}}, {}, "set trainer.max_epochs or trainer.max_steps in it"),
-        ({}, {"lr": "optimizer.lr"}, "there is no number optimizer.lr: give its key, as --lr model.init_args.my_rate"),
-        ({"optimizer": None, "lr_scheduler": None}, {}, "which number is the learning rate? found none"),
+        (
+            {},
+            {"lr": "optimizer.lr"},
+            "there is no number optimizer.lr: give its key, as --lr model.init_args.my_rate",
+        ),
+        (
+            {"optimizer": None, "lr_scheduler": None},
+            {},
+            "which number is the learning rate? found none",
+        ),
     ],
 )
 def test_what_cannot_be_tuned_is_refused_in_a_line(changes, given, line, tmp_path):
@@ -122,7 +189,10 @@ def test_what_cannot_be_tuned_is_refused_in_a_line(changes, given, line, tmp_pat
     [
         (("nowhere.yaml", "--target", "val_loss=0.2"), "nowhere.yaml cannot be read"),
         ((str(FILE), "--target", "val_loss=0.2", "nope=1"), "unknown option nope"),
-        ((str(FILE), "--target", "val_loss=0.2", "--name", "a/b"), "--name must be letters, digits, and - . _"),
+        (
+            (str(FILE), "--target", "val_loss=0.2", "--name", "a/b"),
+            "--name must be letters, digits, and - . _",
+        ),
     ],
 )
 def test_the_command_writes_nothing_for_bad_input(arguments, line, bstune, tmp_path):

@@ -68,8 +68,17 @@ def test_a_trial_ends_by_its_metric(metric, ending, message):
     assert (result.status, result.steps, result.steps_low) == ending
     assert (result.message, result.examples) == (message, 4 * result.steps)
     values = [(step, metric(step)) for step in range(1, result.steps + 1)]
-    assert result.history == tuple((step, value if math.isfinite(value) else None) for step, value in values)
-    identity = (result.number, result.trial_index, result.batch_size, result.lr, result.delta, result.seed)
+    assert result.history == tuple(
+        (step, value if math.isfinite(value) else None) for step, value in values
+    )
+    identity = (
+        result.number,
+        result.trial_index,
+        result.batch_size,
+        result.lr,
+        result.delta,
+        result.seed,
+    )
     assert identity == (3, 2, 4, 0.1, 0.5, 0)
     assert set(result.versions) == {"bstune", "torch", "lightning"}
     assert TrialResult.from_json(result.to_json()) == result
@@ -100,7 +109,9 @@ def test_a_module_that_stops_early_is_evaluated_then(metric, status, low):
         module.trainer.should_stop = module.trainer.fit_loop.batch_idx >= 5
 
     module.on_before_zero_grad = stop_after_six_batches
-    result = count(module, protocol=make_protocol(evaluation_schedule=SCHEDULE))  # which would evaluate at step 10
+    result = count(
+        module, protocol=make_protocol(evaluation_schedule=SCHEDULE)
+    )  # which would evaluate at step 10
     assert (result.status, result.steps, result.steps_low) == (status, 6, low)
     assert result.history == ((6, metric),)
 
@@ -124,7 +135,9 @@ def test_a_module_that_stops_early_is_evaluated_then(metric, status, low):
         (from_step(5), range(5, 200), {"evaluation_schedule": SCHEDULE}, ("reached", 5, 0), None),
     ],
 )
-def test_a_step_that_the_gradient_scaler_skips_does_not_count(metric, overflows, options, ending, message):
+def test_a_step_that_the_gradient_scaler_skips_does_not_count(
+    metric, overflows, options, ending, message
+):
     module, options, factors = Counting(metric), dict(options), []
 
     def backward(gradient):
@@ -140,7 +153,9 @@ def test_a_step_that_the_gradient_scaler_skips_does_not_count(metric, overflows,
     assert module.weight.item() == pytest.approx(result.steps)
     assert result.history[-1] == (result.steps, metric(result.steps))
     if "evaluation_schedule" not in options:
-        assert {step for step, _ in result.history} == set(range(min(1, result.steps), result.steps + 1))
+        assert {step for step, _ in result.history} == set(
+            range(min(1, result.steps), result.steps + 1)
+        )
     if message:
         assert len(factors) == result.steps + 50
 
@@ -165,7 +180,9 @@ class TwoOptimizers(Counting):
         return [torch.optim.SGD([parameter], lr=1.0) for parameter in (self.weight, self.other)]
 
 
-@pytest.mark.parametrize("returns", [None, torch.tensor(1.0), torch.ones(2), {"loss": torch.tensor(1.0)}, {"other": 1}])
+@pytest.mark.parametrize(
+    "returns", [None, torch.tensor(1.0), torch.ones(2), {"loss": torch.tensor(1.0)}, {"other": 1}]
+)
 def test_steps_do_not_depend_on_the_number_of_optimizers(returns, warned):
     module = TwoOptimizers(from_step(7), returns)
     result = count(module, protocol=make_protocol(noise_scale_every=1))
@@ -213,7 +230,12 @@ def test_oom(stage, fail, text):
 
 def test_oom_before_the_first_step():
     result, _ = train(build=out_of_memory)
-    assert (result.status, result.steps, result.history, result.seconds_per_step) == ("oom", 0, (), None)
+    assert (result.status, result.steps, result.history, result.seconds_per_step) == (
+        "oom",
+        0,
+        (),
+        None,
+    )
 
 
 def refuses_nan(module, weight=math.nan):
@@ -226,15 +248,26 @@ def refuses_nan(module, weight=math.nan):
 @pytest.mark.parametrize(
     ("stage", "message"),
     [
-        ("training", "Expected parameter loc to satisfy the constraint Real() at step 3: weight is not finite"),
-        ("evaluation", "Expected parameter loc to satisfy the constraint Real() at step 3: weight is not finite"),
-        ("loss", "Expected parameter loc to satisfy the constraint Real() at step 3: the training loss is inf"),
+        (
+            "training",
+            "Expected parameter loc to satisfy the constraint Real() at step 3: weight is not finite",
+        ),
+        (
+            "evaluation",
+            "Expected parameter loc to satisfy the constraint Real() at step 3: weight is not finite",
+        ),
+        (
+            "loss",
+            "Expected parameter loc to satisfy the constraint Real() at step 3: the training loss is inf",
+        ),
     ],
 )
 def test_an_error_after_loss_or_weights_are_lost_is_divergence(stage, message):
     if stage == "loss":
         module = fails_in("evaluation", lambda: refuses_nan(module, 1.0))
-        module.training_step = lambda batch, batch_idx: -module.weight + (math.inf if batch_idx == 2 else 0.0)
+        module.training_step = lambda batch, batch_idx: (
+            -module.weight + (math.inf if batch_idx == 2 else 0.0)
+        )
     else:
         module = fails_in(stage, lambda: refuses_nan(module))
     result = count(module)
@@ -272,7 +305,10 @@ def with_hook(name, fail=no_such_layer):
 
 
 def raises_at(step):
-    return partial(torch.optim.lr_scheduler.LambdaLR, lr_lambda=lambda at: no_such_layer() if at == step else 1.0)
+    return partial(
+        torch.optim.lr_scheduler.LambdaLR,
+        lr_lambda=lambda at: no_such_layer() if at == step else 1.0,
+    )
 
 
 def breaks(spec, micro_batch_size=None):
@@ -283,12 +319,24 @@ def breaks(spec, micro_batch_size=None):
 @pytest.mark.parametrize(
     ("module", "message"),
     [
-        (fails_in("training", lambda: torch.stack([])), "RuntimeError: stack expects a non-empty TensorList"),
+        (
+            fails_in("training", lambda: torch.stack([])),
+            "RuntimeError: stack expects a non-empty TensorList",
+        ),
         (fails_in("training", no_more), "RuntimeError: StopIteration in training_step"),
         (fails_in("evaluation", no_more), "RuntimeError: StopIteration in validation_step"),
-        (with_hook("on_train_batch_start", no_more), "RuntimeError: the training ended by itself at step 0"),
-        (fails_in("training", lambda: sys.exit("enough")), "RuntimeError: sys.exit('enough') was called"),
-        *((with_hook(hook), "LookupError: no such layer") for hook in ("configure_optimizers", "configure_callbacks")),
+        (
+            with_hook("on_train_batch_start", no_more),
+            "RuntimeError: the training ended by itself at step 0",
+        ),
+        (
+            fails_in("training", lambda: sys.exit("enough")),
+            "RuntimeError: sys.exit('enough') was called",
+        ),
+        *(
+            (with_hook(hook), "LookupError: no such layer")
+            for hook in ("configure_optimizers", "configure_callbacks")
+        ),
         (with_hook("configure_gradient_clipping"), "LookupError: no such layer"),
         (with_optimizer(Raises), "LookupError: no such layer"),
         (with_optimizer(torch.optim.SGD, raises_at(3)), "LookupError: no such layer"),
@@ -309,7 +357,9 @@ def test_any_other_error_is_a_failure_with_the_frames_of_the_users_files(module,
 
 
 def test_an_interruption_is_no_error_of_the_users():
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # Lightning leaves it ignored, in earlier tests too
+    signal.signal(
+        signal.SIGINT, signal.default_int_handler
+    )  # Lightning leaves it ignored, in earlier tests too
     with pytest.raises(SystemExit):  # as Lightning ends
         count(fails_in("training", lambda: signal.raise_signal(signal.SIGINT)))
     signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -326,7 +376,9 @@ def test_a_copy_of_the_process_does_not_train_on(stage, monkeypatch):
     assert ended[0] == 0
 
 
-@pytest.mark.parametrize(("value", "mode"), [(0.1, "min"), (0.05, "min"), (0.1, "max"), (0.3, "max")])
+@pytest.mark.parametrize(
+    ("value", "mode"), [(0.1, "min"), (0.05, "min"), (0.1, "max"), (0.3, "max")]
+)
 def test_a_target_that_is_met_before_training_is_a_mistake(value, mode):
     module = Counting(lambda applied: value)
     with pytest.raises(ConfigError) as error:
@@ -357,31 +409,44 @@ def test_the_start_is_measured_on_all_validation_data(later, limits, status):
         module.log("val/error", value, batch_size=1)
 
     module.validation_step = validation_step
-    assert count(module, protocol=make_protocol(5, trainer={**TRAINER, **limits}), evaluated=10).status == status
+    assert (
+        count(module, protocol=make_protocol(5, trainer={**TRAINER, **limits}), evaluated=10).status
+        == status
+    )
 
 
 def test_an_evaluation_that_does_not_log_the_metric_tells_nothing():
     module = Counting(from_step(8))
     logs = module.validation_step
-    module.validation_step = lambda batch, batch_idx: logs(batch, batch_idx) if module.weight % 3 == 1 else None
+    module.validation_step = lambda batch, batch_idx: (
+        logs(batch, batch_idx) if module.weight % 3 == 1 else None
+    )
     result = count(module)
     assert (result.status, result.steps, result.steps_low) == ("reached", 10, 7)
     assert [step for step, _ in result.history] == [1, 4, 7, 10]
     module = Counting(never)
     logs = module.validation_step
-    module.validation_step = lambda batch, batch_idx: logs(batch, batch_idx) if module.weight % 3 == 1 else None
+    module.validation_step = lambda batch, batch_idx: (
+        logs(batch, batch_idx) if module.weight % 3 == 1 else None
+    )
     result = count(module, protocol=make_protocol(5))
     assert (result.status, result.steps, result.steps_low) == ("censored", 5, 4)
     module = Counting(never, gradient=lambda batch: math.nan if batch == 4 else 1.0)
     logs = module.validation_step
-    module.validation_step = lambda batch, batch_idx: logs(batch, batch_idx) if module.weight == 1 else None
+    module.validation_step = lambda batch, batch_idx: (
+        logs(batch, batch_idx) if module.weight == 1 else None
+    )
     result = count(module)
     assert (result.status, result.message) == ("diverged", "the training loss is nan at step 5")
 
 
 def test_a_call_back_that_accumulates_batches_is_refused():
-    protocol = make_protocol(trainer={**TRAINER, "callbacks": [GradientAccumulationScheduler({0: 4})]})
-    with pytest.raises(ConfigError, match="GradientAccumulationScheduler makes steps of several batches"):
+    protocol = make_protocol(
+        trainer={**TRAINER, "callbacks": [GradientAccumulationScheduler({0: 4})]}
+    )
+    with pytest.raises(
+        ConfigError, match="GradientAccumulationScheduler makes steps of several batches"
+    ):
         count(Counting(never), protocol=protocol)
 
 
@@ -403,7 +468,12 @@ def test_a_metric_that_is_not_logged_is_named_with_those_that_are():
 @pytest.mark.parametrize(
     ("correct", "target", "start", "status"),
     [
-        (500, Target("val/error", 0.1, "min"), 1.0, "reached"),  # read as a double, 0.1 in float32 would miss
+        (
+            500,
+            Target("val/error", 0.1, "min"),
+            1.0,
+            "reached",
+        ),  # read as a double, 0.1 in float32 would miss
         (501, Target("val/error", 0.1, "min"), 1.0, "censored"),
         (4500, Target("val/error", 0.9, "max"), 0.1, "reached"),
         (4499, Target("val/error", 0.9, "max"), 0.1, "censored"),
@@ -425,12 +495,15 @@ class WithoutBatchIndex(Classifier):
 
 # of 10: 4+4+2, 5+5, 3+3+3+1, 9+1
 @pytest.mark.parametrize(
-    ("micro", "kind"), [(4, Classifier), (5, WithoutBatchIndex), (3, WithoutBatchIndex), (9, Classifier)]
+    ("micro", "kind"),
+    [(4, Classifier), (5, WithoutBatchIndex), (3, WithoutBatchIndex), (9, Classifier)],
 )
 def test_micro_batches_are_the_large_batch(micro, kind, monkeypatch):
     def weights(micro_batch_size):
         protocol = learning_protocol(9, micro_batch_size=micro_batch_size)
-        result, module = train(make_spec(10, lr=0.05), protocol, partial(learner, kind=kind, optimizer=momentum))
+        result, module = train(
+            make_spec(10, lr=0.05), protocol, partial(learner, kind=kind, optimizer=momentum)
+        )
         assert (result.steps, result.examples) == (9, 90)
         return tensors(module)
 
@@ -438,7 +511,10 @@ def test_micro_batches_are_the_large_batch(micro, kind, monkeypatch):
     torch.testing.assert_close(weights(micro), large, rtol=1e-5, atol=1e-6)
     # Lightning's own accumulation would be wrong for a smaller last group.
     monkeypatch.setattr(loop, "weight_micro_batches", lambda module, of: None)
-    same = all(torch.allclose(a, b, rtol=1e-4, atol=1e-5) for a, b in zip(weights(micro), large, strict=True))
+    same = all(
+        torch.allclose(a, b, rtol=1e-4, atol=1e-5)
+        for a, b in zip(weights(micro), large, strict=True)
+    )
     assert same == (10 % micro == 0)
 
 
@@ -449,7 +525,9 @@ def test_a_micro_batch_without_a_loss_adds_nothing():
     module.training_step = lambda batch, batch_idx: None if batch_idx % 3 == 1 else -module.weight
     result = count(module, make_spec(10), make_protocol(2, micro_batch_size=4))
     assert result.steps == 2
-    assert module.weight.item() == pytest.approx(2 * 0.6)  # two of three groups: 4 and 2 of 10 examples
+    assert module.weight.item() == pytest.approx(
+        2 * 0.6
+    )  # two of three groups: 4 and 2 of 10 examples
 
 
 def test_micro_batches_are_refused_where_lightning_does_not_accumulate():
@@ -476,7 +554,9 @@ def test_the_same_seed_gives_the_same_trial_bit_for_bit():
 # The evaluation schedule
 
 
-@pytest.mark.parametrize(("batch_size", "lr", "micro"), [(1, 0.03, None), (16, 0.2, 4), (60, 0.5, None)])
+@pytest.mark.parametrize(
+    ("batch_size", "lr", "micro"), [(1, 0.03, None), (16, 0.2, 4), (60, 0.5, None)]
+)
 def test_evaluations_follow_the_rule(batch_size, lr, micro):
     target = Target("val/loss", 0.3, "min")
     protocol = replace(learning_protocol(30, examples=600), target=target, micro_batch_size=micro)
@@ -505,7 +585,9 @@ def test_the_target_is_not_met_before_the_interval():
     assert sparse.reached
     assert dense.reached
     assert sparse.steps - sparse.steps_low > 1
-    assert dict(dense.history).items() >= {pair for pair in sparse.history if pair[0] <= dense.steps}
+    assert dict(dense.history).items() >= {
+        pair for pair in sparse.history if pair[0] <= dense.steps
+    }
     assert dense.steps <= sparse.steps
 
 
@@ -515,7 +597,9 @@ def test_the_target_is_not_met_before_the_interval():
 def timed(fake, seconds=lambda batch: 1.0):
     """Return a module that takes 100 s to start, 10 s an evaluation, and ``seconds(n)`` for training batch n."""
 
-    module = Counting(lambda applied: fake.sleep(10.0) or 0.9, lambda batch: fake.sleep(seconds(batch)) or 1.0)
+    module = Counting(
+        lambda applied: fake.sleep(10.0) or 0.9, lambda batch: fake.sleep(seconds(batch)) or 1.0
+    )
     module.on_fit_start = lambda: fake.sleep(100.0)
     return module
 
@@ -579,8 +663,12 @@ def measured(every, batch_size=8, micro_batch_size=None, check=lambda size: None
         def on_validation_start(self):
             fake.sleep(10.0)
 
-    protocol = learning_protocol(30, noise_scale_every=every, micro_batch_size=micro_batch_size, divergence=1e9)
-    return train(make_spec(batch_size), protocol, partial(learner, kind=Timed), clock=TrialClock(fake))
+    protocol = learning_protocol(
+        30, noise_scale_every=every, micro_batch_size=micro_batch_size, divergence=1e9
+    )
+    return train(
+        make_spec(batch_size), protocol, partial(learner, kind=Timed), clock=TrialClock(fake)
+    )
 
 
 def test_the_noise_scale_is_measured_every_few_steps_and_is_no_training_time():
@@ -595,7 +683,10 @@ def test_the_noise_scale_is_measured_every_few_steps_and_is_no_training_time():
     assert result.train_seconds == plain.train_seconds == 30 * 8.0
     assert result.seconds_per_step == plain.seconds_per_step == 8.0
     assert result.eval_seconds == plain.eval_seconds + 7 * 8.0  # two halves of 8 examples
-    assert (result.startup_seconds, result.wall_seconds) == (plain.startup_seconds, plain.wall_seconds + 56.0)
+    assert (result.startup_seconds, result.wall_seconds) == (
+        plain.startup_seconds,
+        plain.wall_seconds + 56.0,
+    )
 
 
 def test_a_batch_that_is_too_small_to_split_is_not_measured(warned):
@@ -609,7 +700,11 @@ def test_a_batch_that_is_too_small_to_split_is_not_measured(warned):
 
 @pytest.mark.parametrize(
     "error",
-    [torch.OutOfMemoryError("CUDA out of memory"), RuntimeError("shape '[8]' is invalid"), MemoryError()],
+    [
+        torch.OutOfMemoryError("CUDA out of memory"),
+        RuntimeError("shape '[8]' is invalid"),
+        MemoryError(),
+    ],
 )
 def test_a_trial_does_not_fail_with_its_measurement(error, warned):
     def refuse_parts(size):
@@ -620,7 +715,10 @@ def test_a_trial_does_not_fail_with_its_measurement(error, warned):
     result, module = measured(4, check=refuse_parts)
     assert (result.status, result.history, result.noise_scale) == (plain.status, plain.history, ())
     assert same_weights(module, reference)
-    assert (result.train_seconds, result.seconds_per_step) == (plain.train_seconds, plain.seconds_per_step)
+    assert (result.train_seconds, result.seconds_per_step) == (
+        plain.train_seconds,
+        plain.seconds_per_step,
+    )
     assert result.eval_seconds == plain.eval_seconds + 4.0  # one try: half a batch
     text = ": ".join(filter(None, (type(error).__name__, str(error))))
     warning = f"the noise scale is not measured (protocol.noise_scale_every=null leaves it out): {text} (test_loop.py:"
@@ -636,7 +734,9 @@ class Sparse(Classifier):
         self.table = nn.Embedding(60, 1, sparse=True)
 
     def training_step(self, batch, batch_idx):
-        return super().training_step(batch, batch_idx) + self.table(torch.arange(len(batch[1]))).mean()
+        return (
+            super().training_step(batch, batch_idx) + self.table(torch.arange(len(batch[1]))).mean()
+        )
 
 
 @pytest.mark.parametrize("micro", [None, 3])
@@ -665,7 +765,9 @@ def test_the_checkpoint_holds_the_weights_that_reached_the_target(tmp_path):
     fresh = build(make_spec(4, 0.05, seed=99))
     fresh.load_state_dict(torch.load(path, weights_only=True)["state_dict"])
     make_trainer(TRAINER).validate(fresh, learners.validation(), verbose=False)
-    assert fresh.trainer.callback_metrics["val/loss"].item() == pytest.approx(result.history[-1][1], rel=1e-6)
+    assert fresh.trainer.callback_metrics["val/loss"].item() == pytest.approx(
+        result.history[-1][1], rel=1e-6
+    )
 
 
 def test_it_is_the_average_that_is_evaluated_and_kept(tmp_path):
@@ -703,7 +805,9 @@ def test_weights_in_bfloat16_are_learnt_averaged_and_evaluated():
     def build(spec):
         module = learner(spec, average=partial(RunningWeightAverage, 0.5))
         module.model.register_forward_hook(
-            lambda model, inputs, logits: types.update({inputs[0].dtype, logits.dtype, model[1].weight.dtype})
+            lambda model, inputs, logits: types.update(
+                {inputs[0].dtype, logits.dtype, model[1].weight.dtype}
+            )
         )
         return module
 

@@ -10,7 +10,11 @@ from bstune.workloads.losses import SquaredError
 
 @pytest.mark.parametrize(
     ("logits", "labels", "loss"),
-    [([[1.0, 0.0]], [0], 0.0), ([[0.0, 0.0]], [1], 0.5), ([[3.0, 1.0], [0.0, 1.0]], [0, 1], (4 + 1) / 2 / 2)],
+    [
+        ([[1.0, 0.0]], [0], 0.0),
+        ([[0.0, 0.0]], [1], 0.5),
+        ([[3.0, 1.0], [0.0, 1.0]], [0, 1], (4 + 1) / 2 / 2),
+    ],
 )
 def test_squared_error(logits, labels, loss):
     found = SquaredError()(torch.tensor(logits, requires_grad=True), torch.tensor(labels))
@@ -20,7 +24,10 @@ def test_squared_error(logits, labels, loss):
 
 def test_the_sweep_of_losses_composes_each_of_its_studies():
     experiment = compose_sweep("losses", ()).sweep.experiment
-    losses = [compose([*experiment.common, *own]).workload.module.loss for own in experiment.studies.values()]
+    losses = [
+        compose([*experiment.common, *own]).workload.module.loss
+        for own in experiment.studies.values()
+    ]
     assert [(loss._target_, loss.get("label_smoothing")) for loss in losses] == [
         ("torch.nn.CrossEntropyLoss", 0.0),
         ("torch.nn.CrossEntropyLoss", 0.1),

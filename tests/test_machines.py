@@ -31,7 +31,9 @@ def wait_for(condition, what):
 def unshare():
     """The start of a command on a machine of its own, which sees no other's processes."""
     try:
-        allowed = subprocess.run([*UNSHARE, "true"], capture_output=True, timeout=20).returncode == 0
+        allowed = (
+            subprocess.run([*UNSHARE, "true"], capture_output=True, timeout=20).returncode == 0
+        )
     except FileNotFoundError:
         allowed = False
     if not allowed:
@@ -105,7 +107,12 @@ def test_a_second_owner_is_refused_and_a_worker_joins(machine, watch, tmp_path):
 @pytest.mark.soak
 def test_a_killed_owners_lease_runs_out_and_another_machine_goes_on(machine, watch, tmp_path):
     """Its trial, too, is asked again; the worker that is there meanwhile goes on without an owner."""
-    options = ("search.trials=12", "sampler=random", "search.lease_seconds=3", f"output={tmp_path}/shared")
+    options = (
+        "search.trials=12",
+        "sampler=random",
+        "search.lease_seconds=3",
+        f"output={tmp_path}/shared",
+    )
     owner = machine("owner", "a", *options, seconds=0.4)
     wait_for(watch.finished, "trial")
     wait_for(watch.training, "trial that trains")
@@ -119,22 +126,33 @@ def test_a_killed_owners_lease_runs_out_and_another_machine_goes_on(machine, wat
 
 @pytest.mark.soak
 def test_an_owner_that_was_stopped_beyond_its_lease_ends_in_a_line(machine, watch, tmp_path):
-    options = ("search.trials=14", "sampler=random", "search.lease_seconds=2", f"output={tmp_path}/shared")
+    options = (
+        "search.trials=14",
+        "sampler=random",
+        "search.lease_seconds=2",
+        f"output={tmp_path}/shared",
+    )
     owner = machine("owner", "a", *options, seconds=3)
-    wait_for(watch.training, "trial that trains")  # stopped in a transaction, it would lock SQLite for all
+    wait_for(
+        watch.training, "trial that trains"
+    )  # stopped in a transaction, it would lock SQLite for all
     os.kill(inner(owner), signal.SIGSTOP)
     again = machine("owner", "b", *options, seconds=0.1)
     wait_for(watch.finished, "trial of the other's")
     os.kill(inner(owner), signal.SIGCONT)
     assert owner.wait(GUARD) == 2
-    assert "gave no sign for 2 s (search.lease_seconds), so others took over its trials" in log(tmp_path, "a")
+    assert "gave no sign for 2 s (search.lease_seconds), so others took over its trials" in log(
+        tmp_path, "a"
+    )
     assert "Traceback" not in log(tmp_path, "a")
     assert again.wait(GUARD) == 0, log(tmp_path, "b")
     assert watch.finished() == dict.fromkeys(range(14), 1)
 
 
 @pytest.mark.soak
-def test_states_stay_with_their_machine_and_the_report_says_who_has_a_checkpoint(machine, watch, tmp_path):
+def test_states_stay_with_their_machine_and_the_report_says_who_has_a_checkpoint(
+    machine, watch, tmp_path
+):
     """A continuation without its state in its own folder would fail."""
     options = ("search.trials=24", "search.lease_seconds=20", "search.seconds=null")
     owner = machine("owner", "a", *options, seconds=1, states=True)
@@ -143,14 +161,18 @@ def test_states_stay_with_their_machine_and_the_report_says_who_has_a_checkpoint
     assert owner.wait(GUARD) == 0, log(tmp_path, "a")
     assert worker.wait(GUARD) == 0, log(tmp_path, "b")
     trials = watch.trials(*fleet.DONE)
-    assert sum("bstune:resumed_from" in trial.user_attrs for trial in trials) > 0, "some were continued"
+    assert sum("bstune:resumed_from" in trial.user_attrs for trial in trials) > 0, (
+        "some were continued"
+    )
     assert not [trial for trial in watch.trials(fleet.FAIL) if "bstune:record" in trial.user_attrs]
     winners = yaml.safe_load((tmp_path / "a" / "outputs" / "s" / "best.yaml").read_text())
     worked = {trial.number: trial.user_attrs["bstune:worker"] for trial in trials}
     for winner in winners.values():
         here = worked[winner["number"]] == worked[0]
         assert (winner["checkpoint"] is not None) == here
-        assert (f"the checkpoint of trial {winner['number']} is not in " in log(tmp_path, "a")) != here
+        assert (
+            f"the checkpoint of trial {winner['number']} is not in " in log(tmp_path, "a")
+        ) != here
 
 
 def free_port():
@@ -165,7 +187,9 @@ def test_optunas_proxy_is_a_storage(watch, tmp_path):
     url = f"grpc://127.0.0.1:{port}"
     code = "import sys; from optuna.storages import get_storage as g, run_grpc_proxy_server as r; "
     code += "r(g(sys.argv[1]), host='127.0.0.1', port=int(sys.argv[2]))"
-    server = subprocess.Popen([sys.executable, "-c", code, f"sqlite:///{tmp_path}/bstune.db", str(port)])
+    server = subprocess.Popen(
+        [sys.executable, "-c", code, f"sqlite:///{tmp_path}/bstune.db", str(port)]
+    )
     try:
         connect(url).wait_server_ready(GUARD)
         options = (f"storage={url}", "search.trials=12", "sampler=random")
@@ -179,7 +203,10 @@ def test_optunas_proxy_is_a_storage(watch, tmp_path):
     finally:
         server.kill()
         server.wait()
-    with pytest.raises(StudyError, match=r"the storage does not answer: storage=grpc://127.0.0.1:\d+: GRPC connection"):
+    with pytest.raises(
+        StudyError,
+        match=r"the storage does not answer: storage=grpc://127.0.0.1:\d+: GRPC connection",
+    ):
         check_storage(url)
 
 

@@ -52,7 +52,10 @@ class Machine:
 
 def search(probe, low=1, high=HIGH, **others):
     return find_ceiling(
-        probe, low, high, **{"multiple": 1, "relative": 0.0, "largest_first": False, "verify": 0} | others
+        probe,
+        low,
+        high,
+        **{"multiple": 1, "relative": 0.0, "largest_first": False, "verify": 0} | others,
     )
 
 
@@ -68,10 +71,19 @@ def doubling_and_bisection(law):
 
 @pytest.mark.parametrize(
     ("multiple", "relative", "largest_first"),
-    [(1, 0.0, False), (1, 0.0, True), (8, 0.0, False), (1, 0.01, False), (8, 0.01, True), (64, 0.0, True)],
+    [
+        (1, 0.0, False),
+        (1, 0.0, True),
+        (8, 0.0, False),
+        (1, 0.01, False),
+        (8, 0.01, True),
+        (64, 0.0, True),
+    ],
 )
 @pytest.mark.parametrize("name", LAWS)
-def test_the_ceiling_fits_and_what_is_above_it_by_the_precision_does_not(name, multiple, relative, largest_first):
+def test_the_ceiling_fits_and_what_is_above_it_by_the_precision_does_not(
+    name, multiple, relative, largest_first
+):
     if name == "large examples" and multiple > 30:
         pytest.skip("a candidate of its own")
     law, machine = LAWS[name], Machine(LAWS[name])
@@ -113,7 +125,9 @@ def test_a_largest_size_that_fits_only_once_is_not_returned():
     assert (found.batch_size, found.above.batch_size) == (599, 600)
 
 
-@pytest.mark.parametrize(("largest_first", "asked"), [(True, [1200, 1]), (False, [1, 16, 256, 1200])])
+@pytest.mark.parametrize(
+    ("largest_first", "asked"), [(True, [1200, 1]), (False, [1, 16, 256, 1200])]
+)
 def test_a_range_that_fits_ends_at_its_largest(largest_first, asked):
     machine = Machine(lambda size: 400 * MiB + 2e3 * size)
     found = search(machine, high=1200, largest_first=largest_first, multiple=8)
@@ -124,7 +138,11 @@ def test_a_range_that_fits_ends_at_its_largest(largest_first, asked):
     ("outcome", "asked", "message"),
     [
         ("training", 1, "there is no memory for batch size 1: training does not fit in 1,024 MiB"),
-        ("evaluation", 1, "training at batch size 1 fits in 1,024 MiB, but the evaluation does not"),
+        (
+            "evaluation",
+            1,
+            "training at batch size 1 fits in 1,024 MiB, but the evaluation does not",
+        ),
         ("startup", 1, "the data and the model alone do not fit in 1,024 MiB"),
         ("error", 7, "fails at every batch size that was tried.*its reason"),
         ("device", 1, r"lost while batch size \d+ was probed: its reason\. Check"),
@@ -140,7 +158,9 @@ def test_nothing_fits(outcome, asked, message, largest_first):
 
 @pytest.mark.parametrize("smallest", [2, 3, 21])
 def test_the_range_starts_at_the_smallest_size_that_runs(smallest):
-    found = search(Machine(LAWS["linear"], outcome=lambda size: "error" if size < smallest else None))
+    found = search(
+        Machine(LAWS["linear"], outcome=lambda size: "error" if size < smallest else None)
+    )
     assert (found.smallest, found.batch_size) == (smallest, 1148)
     text = f"batch size 1 fails for another reason than memory (its reason): the range starts at {smallest}"
     assert found.notes == (text,)
@@ -153,7 +173,9 @@ def test_what_fails_at_large_sizes_is_no_lack_of_memory_in_training(outcome):
     found = search(machine, report=reported.append)
     assert tuple(reported) == found.probes
     assert (found.batch_size, found.above.outcome) == (600, outcome)
-    note = "batch size 601 fails for another reason than memory (its reason): the range ends below it"
+    note = (
+        "batch size 601 fails for another reason than memory (its reason): the range ends below it"
+    )
     assert found.notes == ((note,) if outcome == "error" else ())
 
 
@@ -176,14 +198,21 @@ def test_the_spread_in_examples():
     at = ProbeResult(100, "fits", LIMIT, 500 * MiB, 500 * MiB)
     found = Ceiling(at, None, 1, 1, 0.02, MemoryModel(0.0, 2.0 * MiB), None, ())
     assert found.spread_examples == 5  # 10 MiB
-    assert replace(found, spread=None).spread_examples is replace(found, model=None).spread_examples is None
+    assert (
+        replace(found, spread=None).spread_examples
+        is replace(found, model=None).spread_examples
+        is None
+    )
 
 
 MEMINFO = {"proc/meminfo": "MemTotal:  4096 kB\nMemAvailable:    2048 kB\n"}
 
 
 def v2(group, **limits):
-    files = {f"sys/fs/cgroup/{folder.replace('_', '/')}memory.max": text for folder, text in limits.items()}
+    files = {
+        f"sys/fs/cgroup/{folder.replace('_', '/')}memory.max": text
+        for folder, text in limits.items()
+    }
     return {"proc/self/cgroup": f"0::{group}\n", **files}
 
 
@@ -214,7 +243,10 @@ def test_memory_limit(files, limit, tmp_path):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(text)
     if limit is None:
-        with pytest.raises(HardwareError, match=r"no memory is left for a probe: the container's 99 bytes.*takes 100"):
+        with pytest.raises(
+            HardwareError,
+            match=r"no memory is left for a probe: the container's 99 bytes.*takes 100",
+        ):
             memory.memory_limit(tmp_path, 100)
     else:
         assert memory.memory_limit(tmp_path, 100) == limit

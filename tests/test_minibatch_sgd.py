@@ -37,20 +37,32 @@ def root(tmp_path, monkeypatch):
 
 
 def checked(root, *options):
-    own = (f"data.root={root}", "workload.data.rows=30", "device=cpu", "sweep.experiment.seeds=[3,4]", RUNS)
-    return check_sweep("minibatch_sgd", compose_sweep("minibatch_sgd", (*own, f"sweep.output={root}/out", *options)))
+    own = (
+        f"data.root={root}",
+        "workload.data.rows=30",
+        "device=cpu",
+        "sweep.experiment.seeds=[3,4]",
+        RUNS,
+    )
+    return check_sweep(
+        "minibatch_sgd",
+        compose_sweep("minibatch_sgd", (*own, f"sweep.output={root}/out", *options)),
+    )
 
 
 def seconds(workload, protocol, batch_size, lr, steps):
     """Return the seconds of steps that take longer where each row is taken out alone."""
     one_by_one = (
-        type(workload.train_batches(TrialSpec(0, 0, batch_size, lr, None, 0)).dataset).__name__ == "TensorDataset"
+        type(workload.train_batches(TrialSpec(0, 0, batch_size, lr, None, 0)).dataset).__name__
+        == "TensorDataset"
     )
     return (1e-3 + (1e-5 * batch_size if one_by_one else 0.0),) * steps
 
 
 def run(sweep):
-    return sweep.experiment.func(sweep.config, Console(quiet=True), **sweep.parameters, timer=seconds)
+    return sweep.experiment.func(
+        sweep.config, Console(quiet=True), **sweep.parameters, timer=seconds
+    )
 
 
 def descend(x, y, seed, lr, steps):
@@ -71,25 +83,36 @@ def test_each_trial_runs_through_its_epochs_and_full_batches_descend_as_in_numpy
     finding = run(sweep)
     table = ((TABLE - TABLE.mean(axis=0)) / TABLE.std(axis=0))[:30]
     assert [one["run"] for one in finding.rows] == ["whole", "one", "seven"]
-    for one, steps in zip(finding.rows, (8, 60, 11), strict=True):  # 2.5 epochs of 30 are 75 examples
+    for one, steps in zip(
+        finding.rows, (8, 60, 11), strict=True
+    ):  # 2.5 epochs of 30 are 75 examples
         assert one["curve"]["steps"][-1] == steps
-        assert [(trial["seed"], trial["status"]) for trial in one["trials"]] == [(3, "censored"), (4, "censored")]
+        assert [(trial["seed"], trial["status"]) for trial in one["trials"]] == [
+            (3, "censored"),
+            (4, "censored"),
+        ]
         tau = float(np.median([trial["seconds_per_step"] for trial in one["trials"]]))
         assert one["ms_per_step"] == pytest.approx(1e3 * tau)
         np.testing.assert_allclose(one["curve"]["seconds"], np.array(one["curve"]["steps"]) * tau)
     for trial in finding.rows[0]["trials"]:
         steps, losses = zip(*trial["history"], strict=True)
         assert steps == tuple(range(1, 9))
-        np.testing.assert_allclose(losses, descend(table[:, :5], table[:, 5], trial["seed"], 0.3, 8), rtol=2e-5)
+        np.testing.assert_allclose(
+            losses, descend(table[:, :5], table[:, 5], trial["seed"], 0.3, 8), rtol=2e-5
+        )
     write(sweep, finding, ())
 
 
 def test_a_run_that_diverges_is_drawn_and_named(root):
-    sweep = checked(root, "sweep.experiment.runs=[{name: wild, batch_size: 30, lr: 50, epochs: 40}]")
+    sweep = checked(
+        root, "sweep.experiment.runs=[{name: wild, batch_size: 30, lr: 50, epochs: 40}]"
+    )
     finding = run(sweep)
     assert {trial["status"] for trial in finding.rows[0]["trials"]} == {"diverged"}
     assert finding.rows[0]["steps_to_level"] is None
-    assert finding.sentence.startswith("No run reaches a loss of 0.25 in its epochs (medians, n = 2 seeds). With a ")
+    assert finding.sentence.startswith(
+        "No run reaches a loss of 0.25 in its epochs (medians, n = 2 seeds). With a "
+    )
     write(sweep, finding, ())
 
 
@@ -106,9 +129,7 @@ def test_rows_that_come_one_by_one_are_the_same_rows_and_what_they_cost_is_said(
     assert [(row["ms_resident"], row["ms_row_by_row"]) for row in finding.rows] == [
         pytest.approx((1.0, 1.0 + size / 100)) for size in (30, 1, 7)
     ]
-    text = (
-        "1.01 times as long at 1, 1.07 times as long at 7, 1.3 times as long at 30 as with rows that live on the device"
-    )
+    text = "1.01 times as long at 1, 1.07 times as long at 7, 1.3 times as long at 30 as with rows that live on the device"
     assert text in finding.sentence
 
 
@@ -121,7 +142,11 @@ def row_of(*histories, taus=(0.1, 0.1, 0.1), level=0.25):
 
 
 def test_medians_over_the_seeds():
-    histories = [(1, 0.5), (2, 0.3), (3, 0.2)], [(1, 0.4), (2, 0.2), (3, 0.1)], [(1, 0.9), (2, 0.4), (3, 0.3)]
+    histories = (
+        [(1, 0.5), (2, 0.3), (3, 0.2)],
+        [(1, 0.4), (2, 0.2), (3, 0.1)],
+        [(1, 0.9), (2, 0.4), (3, 0.3)],
+    )
     found = row_of(*histories, taus=[0.1, 0.2, 0.4])
     assert (found["ms_per_step"], found["seconds_to_level"]) == pytest.approx((200.0, 0.6))
     assert found["steps_to_level"] == 3  # 3, 2 and never
@@ -129,7 +154,11 @@ def test_medians_over_the_seeds():
     assert found["curve"]["loss_low"] == pytest.approx([0.45, 0.25, 0.15])
     assert found["curve"]["loss_high"] == pytest.approx([0.7, 0.35, 0.25])
     found = row_of([], taus=[None])  # a trial without a step
-    assert (found["seconds_to_level"], found["last_loss"], found["curve"]["steps"]) == (None, None, [])
+    assert (found["seconds_to_level"], found["last_loss"], found["curve"]["steps"]) == (
+        None,
+        None,
+        [],
+    )
 
 
 @pytest.mark.parametrize(
@@ -159,21 +188,44 @@ def test_steps_to_the_level(histories, steps):
 )
 def test_the_sentence_is_computed(steps, n, text):
     rows = [
-        {"run": name, "steps_to_level": one, "seconds_to_level": one and one * 5e-3, "ms_per_step": 5.0}
+        {
+            "run": name,
+            "steps_to_level": one,
+            "seconds_to_level": one and one * 5e-3,
+            "ms_per_step": 5.0,
+        }
         for name, one in zip("abc", steps, strict=True)
     ]
-    assert sentence(rows, 0.25, n) == f"B reaches a loss of 0.25 first, in 20.0 ms (4 steps of 5 ms){text}"
+    assert (
+        sentence(rows, 0.25, n)
+        == f"B reaches a loss of 0.25 first, in 20.0 ms (4 steps of 5 ms){text}"
+    )
 
 
 @pytest.mark.parametrize(
     ("option", "message"),
     [
-        ("sweep.experiment.runs=[]", "this sweep needs runs, and seeds from 0, but got 0 runs and seeds [3, 4]"),
+        (
+            "sweep.experiment.runs=[]",
+            "this sweep needs runs, and seeds from 0, but got 0 runs and seeds [3, 4]",
+        ),
         ("sweep.experiment.seeds=[-1]", "but got 3 runs and seeds [-1]"),
-        ("sweep.experiment.runs.0.batch_size=31", "a run needs a batch size from 1 to 30, and a positive lr"),
-        ("sweep.experiment.runs.0.epochs=nan", "a positive lr and epochs, but got Series(name='whole'"),
-        ("sweep.experiment.metric=val/nope", "the target's metric is 'val/nope', but the module logs val/loss"),
-        ("sweep.experiment.loader.steps=0", "sweep.experiment.loader needs rounds and steps from 1, but got Loader"),
+        (
+            "sweep.experiment.runs.0.batch_size=31",
+            "a run needs a batch size from 1 to 30, and a positive lr",
+        ),
+        (
+            "sweep.experiment.runs.0.epochs=nan",
+            "a positive lr and epochs, but got Series(name='whole'",
+        ),
+        (
+            "sweep.experiment.metric=val/nope",
+            "the target's metric is 'val/nope', but the module logs val/loss",
+        ),
+        (
+            "sweep.experiment.loader.steps=0",
+            "sweep.experiment.loader needs rounds and steps from 1, but got Loader",
+        ),
         ("device=tpu", "device must be auto, cpu, cuda or cuda:N, but got 'tpu'"),
     ],
 )
@@ -194,7 +246,9 @@ def test_the_figures_of_the_book_on_the_published_rows():
     """Gradient descent at the book's learning rate stalls after about six steps; d2l prints 0.247 at its end."""
     options = ("device=cpu", f"data.root={data_root('airfoil')}", "sweep.experiment.seeds=[0,1,2]")
     config = compose_sweep("minibatch_sgd", options)
-    config.sweep.experiment.runs = [run for run in config.sweep.experiment.runs if run.batch_size == 1500]
+    config.sweep.experiment.runs = [
+        run for run in config.sweep.experiment.runs if run.batch_size == 1500
+    ]
     (found,) = run(check_sweep("minibatch_sgd", config)).rows
     losses = found["curve"]["loss"]
     assert found["curve"]["steps"] == list(range(1, 11))

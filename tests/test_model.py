@@ -8,7 +8,13 @@ from bstune.core.records import dump_json
 from bstune.core.step_time import StepTime, StepTimes
 from bstune.search.observations import Observation, Posterior, likelihood_data
 from bstune.search.posterior import B_CRIT, BEND, EXPONENT, NOISE, SHIFT, make_prior
-from bstune.study.model import fit_lr_exponent, rule_exponents, seed_scatter, slopes, study_posterior
+from bstune.study.model import (
+    fit_lr_exponent,
+    rule_exponents,
+    seed_scatter,
+    slopes,
+    study_posterior,
+)
 from bstune.study.prepare import compose_checked, prepare
 
 LOW, HIGH = 8, 2048  # B_mid is 128
@@ -17,7 +23,13 @@ NORMAL90 = 1.6449
 
 
 def prior_of():
-    options = {"log_budget": math.log(1000.0), "sigma": 1.0, "exponent_sigma": SIGMA, "noise_scale": None, "others": 0}
+    options = {
+        "log_budget": math.log(1000.0),
+        "sigma": 1.0,
+        "exponent_sigma": SIGMA,
+        "noise_scale": None,
+        "others": 0,
+    }
     prior = make_prior(low=LOW, high=HIGH, rule=lambda x: -5.0 + 0.5 * x, **options)
     prior.mean[BEND], prior.spread[BEND] = 0.0, 0.0
     return prior
@@ -33,7 +45,10 @@ def draws(prior, exponents, b_crit=128.0, bend=0.0):
 
 def posterior_of(prior, theta, sizes=(8, 16, 32, 64, 256, 1024), status="reached"):
     logs = [math.log2(size) for size in sizes]
-    seen = tuple(Observation(i, status, 100, 99, 0.01, x, -4.0, (), None, 0.0, stuck=False) for i, x in enumerate(logs))
+    seen = tuple(
+        Observation(i, status, 100, 99, 0.01, x, -4.0, (), None, 0.0, stuck=False)
+        for i, x in enumerate(logs)
+    )
     tau = StepTimes(StepTime(1.0, 1.0))
     return Posterior(seen, likelihood_data(seen, prior), theta, tau, 1.0, prior, math.inf)
 
@@ -99,7 +114,9 @@ def test_below_b_crit_it_takes_an_octave_and_three_trials(b_crit, sizes, reached
     assert (row["below_b_crit"] and row["below_b_crit"]["reached"]) == reached
 
 
-@pytest.mark.parametrize(("share", "identified"), [(0.1, True), (0.7, True), (0.9, False), (1.1, False)])
+@pytest.mark.parametrize(
+    ("share", "identified"), [(0.1, True), (0.7, True), (0.9, False), (1.1, False)]
+)
 def test_an_interval_as_wide_as_the_priors_identifies_nothing(share, identified):
     half = NORMAL90 * SIGMA * share / 0.9
     row = fitted(np.linspace(-half, half, 1001))
@@ -114,8 +131,16 @@ def test_reached_trials_at_one_end_identify_nothing():
 def test_without_a_critical_batch_size_none_is_spoken_of_and_its_rules_are_left_out():
     row = fitted([0.0, 0.01], b_crit=None)
     assert row["below_b_crit"] is None
-    assert row["rules"] == rule_exponents(LOW, HIGH, None) == {"none": 0.0, "sqrt": 0.5, "linear": 1.0}
-    assert set(fitted([0.0, 0.01])["below_b_crit"]["rules"]) == {"none", "sqrt", "linear", "saturating", "surge"}
+    assert (
+        row["rules"] == rule_exponents(LOW, HIGH, None) == {"none": 0.0, "sqrt": 0.5, "linear": 1.0}
+    )
+    assert set(fitted([0.0, 0.01])["below_b_crit"]["rules"]) == {
+        "none",
+        "sqrt",
+        "linear",
+        "saturating",
+        "surge",
+    }
 
 
 @pytest.mark.parametrize(
@@ -123,7 +148,10 @@ def test_without_a_critical_batch_size_none_is_spoken_of_and_its_rules_are_left_
     [
         (2.0**60, {"none": 0.0, "sqrt": 0.5, "surge": 0.5, "linear": 1.0, "saturating": 1.0}),
         (2.0**-60, {"surge": -0.5, "none": 0.0, "saturating": 0.0, "sqrt": 0.5, "linear": 1.0}),
-        (128.0, {"none": 0.0, "surge": 0.0, "saturating": 0.5, "sqrt": 0.5, "linear": 1.0}),  # the middle of the range
+        (
+            128.0,
+            {"none": 0.0, "surge": 0.0, "saturating": 0.5, "sqrt": 0.5, "linear": 1.0},
+        ),  # the middle of the range
     ],
 )
 def test_exponents_of_the_five_rules(noise_scale, expected):
@@ -141,13 +169,19 @@ def test_too_few_reached_trials_identify_nothing(sizes, count):
 
 
 @pytest.mark.parametrize("given", [None, 900.0])
-def test_the_posterior_takes_the_noise_scale_given_or_measured(tmp_path, monkeypatch, make_result, given):
+def test_the_posterior_takes_the_noise_scale_given_or_measured(
+    tmp_path, monkeypatch, make_result, given
+):
     monkeypatch.chdir(tmp_path)
     replayed = ["+workload=replay", "workload.table=mnist_cnn", "mlflow.enabled=false"]
-    prepared = prepare(compose_checked([*replayed, f"scaling.noise_scale={'null' if given is None else given}"]))
+    prepared = prepare(
+        compose_checked([*replayed, f"scaling.noise_scale={'null' if given is None else given}"])
+    )
     measured = tuple((32 * i, 0.1, 5.0) for i in range(1, 4))
     done = [make_result(number=n, batch_size=2 ** (4 + n), noise_scale=measured) for n in range(4)]
     posterior = study_posterior(prepared, done, 20)
-    np.testing.assert_allclose(posterior.data.weight, 0.25)  # they have one history, as where a table repeats a run
+    np.testing.assert_allclose(
+        posterior.data.weight, 0.25
+    )  # they have one history, as where a table repeats a run
     prior = posterior.prior
     assert 2**prior.log_mid * math.exp(prior.mean[B_CRIT]) == pytest.approx(given or 50.0)

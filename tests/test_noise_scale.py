@@ -36,8 +36,14 @@ EXACT = {"rel": 1e-12}
 def test_expected_norms_give_back_both_terms(sizes, small_size):
     """E|g|^2 = |G|^2 + tr(Sigma)/n of n examples, here with |G|^2 = 2 and tr Sigma = 30."""
     norms = combine_norms([2 + 30 / n for n in sizes], sizes, 2 + 30 / sum(sizes))
-    assert (norms.squared_gradient, norms.trace) == (pytest.approx(2.0, **EXACT), pytest.approx(30.0, **EXACT))
-    assert (norms.small_size, norms.big_size) == (pytest.approx(small_size), pytest.approx(sum(sizes)))
+    assert (norms.squared_gradient, norms.trace) == (
+        pytest.approx(2.0, **EXACT),
+        pytest.approx(30.0, **EXACT),
+    )
+    assert (norms.small_size, norms.big_size) == (
+        pytest.approx(small_size),
+        pytest.approx(sum(sizes)),
+    )
 
 
 @pytest.mark.parametrize("sizes", [(4, 4), (8, 8, 8, 3)])
@@ -58,11 +64,15 @@ def random_terms(seed, mean, steps):
 
 
 @pytest.mark.parametrize("unit", [1.0, 1e-200])
-@pytest.mark.parametrize(("seed", "mean", "steps"), [(0, 1.0, 12), (1, 3.0, 16), (2, 0.2, 16), (3, -0.1, 9)])
+@pytest.mark.parametrize(
+    ("seed", "mean", "steps"), [(0, 1.0, 12), (1, 3.0, 16), (2, 0.2, 16), (3, -0.1, 9)]
+)
 def test_at_the_ends_of_the_interval_the_t_test_is_at_its_level(seed, mean, steps, unit):
     gradients, traces = random_terms(seed, mean, steps)
     found = estimate_noise_scale(gradients * unit, traces, level=0.8)
-    assert (found.noise_scale is not None) == (mean >= 1.0)  # where it is undetermined, there is still a lower end
+    assert (found.noise_scale is not None) == (
+        mean >= 1.0
+    )  # where it is undetermined, there is still a lower end
     assert (found.high is not None) == (mean >= 1.0)
     for end in (found.low, found.high):
         if end is not None:
@@ -84,10 +94,15 @@ def test_many_steps_are_blocked_so_that_a_drift_widens_the_interval():
     assert drifting.high - drifting.low > 2 * (mixed.high - mixed.low)
     # The oldest steps that fill no block are left out.
     extra = estimate_noise_scale([99.0, *gradients[:33]], [99.0, *traces[:33]])
-    assert (extra.squared_gradient, extra.measurements) == (pytest.approx(gradients[:33].mean()), 34)
+    assert (extra.squared_gradient, extra.measurements) == (
+        pytest.approx(gradients[:33].mean()),
+        34,
+    )
 
 
-NOT_SIGNIFICANT = "|G|^2 = {} does not differ significantly from 0 after 8 steps: measure more of them"
+NOT_SIGNIFICANT = (
+    "|G|^2 = {} does not differ significantly from 0 after 8 steps: measure more of them"
+)
 
 
 @pytest.mark.parametrize(
@@ -109,7 +124,10 @@ def test_undetermined_says_so_and_leaves_the_ends_open(gradients, traces, reason
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda: GradientNorms(1, 4, 1, 4), "0 < B_small < B_big, but got 4 and 4: measure at least two"),
+        (
+            lambda: GradientNorms(1, 4, 1, 4),
+            "0 < B_small < B_big, but got 4 and 4: measure at least two",
+        ),
         (lambda: combine_norms([1], [8], 1), "two or more micro-batches .* but got sizes .8.0.:"),
         (lambda: combine_norms([1, 1], [8, 0], 1), "but got sizes .8.0, 0.0.:"),
         (lambda: estimate_noise_scale([1], [1], 1.0), r"must lie in [(]0, 1[)], but got 1.0"),
@@ -133,12 +151,20 @@ class Recorder(DummyLogger):
 
     def logged(self, noise_scale):
         """Return the lines of the noise scale, or the others."""
-        return [pair for pair in self.lines if any("noise_scale" in key for key in pair[1]) == noise_scale]
+        return [
+            pair
+            for pair in self.lines
+            if any("noise_scale" in key for key in pair[1]) == noise_scale
+        ]
 
 
 def fit(module, batches, callback=None, **options):
     options = {"accelerator": "cpu", "logger": False, "max_epochs": 1, **options}
-    quiet = {"enable_checkpointing": False, "enable_progress_bar": False, "enable_model_summary": False}
+    quiet = {
+        "enable_checkpointing": False,
+        "enable_progress_bar": False,
+        "enable_model_summary": False,
+    }
     trainer = Trainer(**quiet, **options, callbacks=[] if callback is None else [callback])
     trainer.fit(module, batches, ckpt_path=None)
     return trainer
@@ -176,7 +202,9 @@ def drawn(sizes, steps, seed=0):
     """Return a loader of micro-batches of examples drawn with replacement."""
     x, y = regression_data()
     generator = torch.Generator().manual_seed(seed)
-    indices = [torch.randint(len(x), (n,), generator=generator) for _ in range(steps) for n in sizes]
+    indices = [
+        torch.randint(len(x), (n,), generator=generator) for _ in range(steps) for n in sizes
+    ]
     return serve((x[i], y[i]) for i in indices)
 
 
@@ -188,7 +216,12 @@ def serve(batches):
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("sizes", "parts", "weights"),
-    [((31,), 3, "equal"), ((8,) * 4, 2, "equal"), ((16, 16, 5), 2, "equal"), ((16, 16, 5), 2, "examples")],
+    [
+        ((31,), 3, "equal"),
+        ((8,) * 4, 2, "equal"),
+        ((16, 16, 5), 2, "equal"),
+        ((16, 16, 5), 2, "examples"),
+    ],
 )
 def test_linear_regression_recovers_what_all_data_give(sizes, parts, weights):
     x, y = regression_data()
@@ -225,16 +258,25 @@ class Everything(LightningModule):
 
     def __init__(self):
         super().__init__()
-        self.body = nn.Sequential(nn.Linear(6, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Dropout(0.3), nn.Linear(16, 1))
+        self.body = nn.Sequential(
+            nn.Linear(6, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Dropout(0.3), nn.Linear(16, 1)
+        )
         self.mean = MeanMetric()
         self.seen, self.losses, self.counts = 0, [], collections.Counter()
         self.own = torch.Generator().manual_seed(3)
         self.total = torch.zeros(1)
-        self.momentum = copy.deepcopy(self.body).requires_grad_(False)  # an encoder that follows the trained one
+        self.momentum = copy.deepcopy(self.body).requires_grad_(
+            False
+        )  # an encoder that follows the trained one
 
     def training_step(self, batch, batch_idx):
         x, y = batch
-        x = x + 0.01 * torch.randn(x.shape, generator=self.own) + 0.01 * random.gauss(0, 1) + 0.01 * np.random.rand()
+        x = (
+            x
+            + 0.01 * torch.randn(x.shape, generator=self.own)
+            + 0.01 * random.gauss(0, 1)
+            + 0.01 * np.random.rand()
+        )
         for one, other in zip(self.momentum.parameters(), self.body.parameters(), strict=True):
             one.data.lerp_(other.data, 0.1)
         loss = ((self.body(x)[:, 0] - y - 0.1 * self.momentum(x)[:, 0]) ** 2).mean()
@@ -258,16 +300,33 @@ def everything_that_is_left(callback, accumulate):
     np.random.seed(0)
     module, recorder = Everything(), Recorder()
     generator = torch.Generator().manual_seed(5)
-    data = TensorDataset(torch.randn(95, 6, generator=generator), torch.randn(95, generator=generator))
+    data = TensorDataset(
+        torch.randn(95, 6, generator=generator), torch.randn(95, generator=generator)
+    )
     loader = DataLoader(data, batch_size=10, shuffle=True)
     trainer = fit(
         module, loader, callback, max_epochs=2, accumulate_grad_batches=accumulate,
         logger=recorder, log_every_n_steps=1, gradient_clip_val=0.5,
     )  # fmt: skip
     state = copy.deepcopy({**module.state_dict(), **trainer.optimizers[0].state_dict()})
-    state |= {"grad": [p.grad for p in module.parameters()], "own": module.own.get_state(), "total": module.total}
-    state |= {"torch": torch.get_rng_state(), "mean": module.mean.mean_value, "updates": module.mean._update_count}
-    rest = (random.getstate(), np.random.rand(), module.seen, module.losses, module.counts, recorder.logged(False))
+    state |= {
+        "grad": [p.grad for p in module.parameters()],
+        "own": module.own.get_state(),
+        "total": module.total,
+    }
+    state |= {
+        "torch": torch.get_rng_state(),
+        "mean": module.mean.mean_value,
+        "updates": module.mean._update_count,
+    }
+    rest = (
+        random.getstate(),
+        np.random.rand(),
+        module.seen,
+        module.losses,
+        module.counts,
+        recorder.logged(False),
+    )
     assert "log" not in vars(module)
     assert all(not p._backward_hooks for p in module.parameters())
     return state, rest, recorder
@@ -282,7 +341,9 @@ def test_training_is_the_same_bit_for_bit_with_and_without(accumulate):
     assert str(same_rest) == str(rest)
     assert len(callback.measurements) == len(recorder.logged(True))
     # Ten batches an epoch, in threes: the last is left over.
-    assert (len(callback.measurements), callback.passed_over) == ((20, 0) if accumulate == 1 else (6, 2))
+    assert (len(callback.measurements), callback.passed_over) == (
+        (20, 0) if accumulate == 1 else (6, 2)
+    )
 
 
 def test_logs_the_moving_estimate_at_the_steps_that_are_measured():
@@ -300,7 +361,8 @@ def test_logs_the_moving_estimate_at_the_steps_that_are_measured():
 
 
 @pytest.mark.parametrize(
-    ("batches", "accumulate", "parts", "expected"), [(400, 1, 2, [256]), (400, 1, 3, [384]), (150, 2, 2, [32, 64])]
+    ("batches", "accumulate", "parts", "expected"),
+    [(400, 1, 2, [256]), (400, 1, 3, [384]), (150, 2, 2, [32, 64])],
 )
 def test_default_interval(batches, accumulate, parts, expected):
     callback = NoiseScale(parts=parts)
@@ -333,7 +395,9 @@ def test_a_gradient_scaler_is_taken_out_and_an_overflow_passed_over(accumulate):
     assert (len(overflown.measurements), overflown.passed_over) == (0, 4)
 
 
-@pytest.mark.parametrize(("bad", "accumulate"), [(math.nan, 1), (math.inf, 2), (3e153, 1), (None, 1), (None, 2)])
+@pytest.mark.parametrize(
+    ("bad", "accumulate"), [(math.nan, 1), (math.inf, 2), (3e153, 1), (None, 1), (None, 2)]
+)
 def test_a_step_without_a_finite_gradient_is_passed_over_and_counted(bad, accumulate):
     """The squared norms of one times 3e153 are finite still, but not when they are multiplied by the batch size."""
 
@@ -366,7 +430,9 @@ def test_parameters_may_have_no_gradient_no_optimizer_or_a_shared_gradient(accum
         def __init__(self):
             super().__init__()
             self.weight.data /= 2
-            self.other = nn.Parameter(self.weight.detach().clone())  # with weight's gradient, so both terms are twice
+            self.other = nn.Parameter(
+                self.weight.detach().clone()
+            )  # with weight's gradient, so both terms are twice
             self.unused = nn.Parameter(torch.ones(3))
             self.apart = nn.Parameter(torch.ones(1, dtype=torch.float64))
 
@@ -378,7 +444,9 @@ def test_parameters_may_have_no_gradient_no_optimizer_or_a_shared_gradient(accum
             return torch.optim.SGD([self.weight, self.other, self.unused], lr=0.0)
 
     more, plain = (measure(module, drawn((8,), 4), accumulate) for module in (More(), Regression()))
-    np.testing.assert_allclose(more.measurements, np.array(plain.measurements) * [1, 2, 2], rtol=1e-10)
+    np.testing.assert_allclose(
+        more.measurements, np.array(plain.measurements) * [1, 2, 2], rtol=1e-10
+    )
 
 
 class Local(Regression):
@@ -396,7 +464,9 @@ class Local(Regression):
             self.path.write_text(json.dumps(callback.measurements))
 
     def teardown(self, stage):
-        atexit.register(torch.distributed.destroy_process_group)  # gloo's threads abort a process that leaves them
+        atexit.register(
+            torch.distributed.destroy_process_group
+        )  # gloo's threads abort a process that leaves them
 
 
 @pytest.mark.slow
@@ -408,7 +478,9 @@ def test_several_devices_are_read_before_their_gradients_are_reduced(tmp_path):
     module.path = tmp_path / "measured"
     two = {"strategy": "ddp_spawn", "devices": 2, "use_distributed_sampler": False}
     fit(module, None, NoiseScale(every=1), accumulate_grad_batches=2, **two)
-    micro_batches = [(x[r::2][i : i + 4], y[r::2][i : i + 4]) for i in range(0, 16, 4) for r in (0, 1)]
+    micro_batches = [
+        (x[r::2][i : i + 4], y[r::2][i : i + 4]) for i in range(0, 16, 4) for r in (0, 1)
+    ]
     alone = measure(Regression(), serve(micro_batches), 4)
     assert len(alone.measurements) == 2
     np.testing.assert_allclose(json.loads(module.path.read_text()), alone.measurements, rtol=1e-9)
@@ -490,7 +562,10 @@ def test_refuses_a_strategy_that_shards_gradients():
         pass
 
     trainer = SimpleNamespace(strategy=Sharded())
-    with pytest.raises(ConfigError, match="the strategy is Sharded: train on a single device or with strategy='ddp'"):
+    with pytest.raises(
+        ConfigError,
+        match="the strategy is Sharded: train on a single device or with strategy='ddp'",
+    ):
         NoiseScale().setup(trainer, Narrow(), "fit")
 
 
@@ -502,7 +577,10 @@ def test_refuses_a_strategy_that_shards_gradients():
         ({"parts": 1}, "the noise scale's parts must be at least 2, but got 1"),
         ({"window": 3}, "the noise scale's window must be at least 4, but got 3"),
         ({"level": 0.0}, "the level of the noise scale's interval must lie in (0, 1), but got 0.0"),
-        ({"weights": "size"}, "the noise scale's weights must be equal or examples, but got 'size'"),
+        (
+            {"weights": "size"},
+            "the noise scale's weights must be equal or examples, but got 'size'",
+        ),
     ],
 )
 def test_refuses_settings(setting, message):

@@ -64,20 +64,37 @@ def test_the_ideal_value(target, bounds, ideal):
     [
         (ERROR, 0.05, [(20, 0.3)], [(20, 5.0)]),
         (ACCURACY, 1.0, [(1, 0.5), (20, 0.95)], [(1, 5.0), (20, 0.5)]),
-        (ERROR, None, [(20, 0.5)], [(20, 5.0)]),  # the first one: four times as far as the goal is from the best
+        (
+            ERROR,
+            None,
+            [(20, 0.5)],
+            [(20, 5.0)],
+        ),  # the first one: four times as far as the goal is from the best
         (ACCURACY, None, [(20, 0.1)], [(20, 5.0)]),
-        (ERROR, 0.0, [(0, 0.9), (1, None), (2, 0.4), (3, math.nan), (4, math.inf), (5, 0.1)], [(2, 4.0), (5, 1.0)]),
+        (
+            ERROR,
+            0.0,
+            [(0, 0.9), (1, None), (2, 0.4), (3, math.nan), (4, math.inf), (5, 0.1)],
+            [(2, 4.0), (5, 1.0)],
+        ),
         (ERROR, 0.0, [(0, 0.9), (1, None), (3, math.nan)], []),
     ],
 )
-def test_the_excess_is_one_at_the_target_and_what_is_not_a_number_is_left_out(target, ideal, history, expected):
-    found = [(math.exp(log_step), math.exp(excess)) for log_step, excess in log_excess(history, target, ideal)]
+def test_the_excess_is_one_at_the_target_and_what_is_not_a_number_is_left_out(
+    target, ideal, history, expected
+):
+    found = [
+        (math.exp(log_step), math.exp(excess))
+        for log_step, excess in log_excess(history, target, ideal)
+    ]
     assert found == [pytest.approx(pair) for pair in expected]
 
 
 def test_the_rate_at_which_a_trial_went_on():
     for rate, excess in ((0.2, 0.5), (0.5, 1.0), (1.3, 2.0)):
-        assert reached_rate(falling(rate, LAST), math.log(LAST), excess * rate) == pytest.approx(rate, rel=1e-2)
+        assert reached_rate(falling(rate, LAST), math.log(LAST), excess * rate) == pytest.approx(
+            rate, rel=1e-2
+        )
     curve = falling(0.5, LAST, first=1000)
     assert reached_rate(curve, math.log(LAST), curve[0][1] + 0.1) is None  # it began below
     assert reached_rate(curve[:-5], math.log(LAST), 0.0) is None  # it did not get there
@@ -110,7 +127,9 @@ def test_one_evaluation_takes_the_rate_of_the_trials_that_reached_the_target(rat
     alone, sigma = extrapolated(point, end)
     assert alone == pytest.approx(point[0][1] / 0.4, rel=0.01)  # the prior's rate
     assert sigma / alone > spread / found
-    late = falling(0.5, LAST, first=25_000)  # it began nearer to the target than this one is: it does not count
+    late = falling(
+        0.5, LAST, first=25_000
+    )  # it began nearer to the target than this one is: it does not count
     assert extrapolated(point, end, [late]) == (alone, sigma)
 
 
@@ -126,12 +145,17 @@ def test_the_higher_and_the_slower_the_farther():
 
 def test_the_slowdown_is_learned_from_the_trials_that_reached_the_target():
     assert fit_slowdown([]) == SLOWDOWN == fit_slowdown([(falling(0.5, LAST)[-2:], math.log(LAST))])
-    power, spread = fit_slowdown([(falling(0.5, LAST), math.log(LAST))] * 20)  # a power law has none
+    power, spread = fit_slowdown(
+        [(falling(0.5, LAST), math.log(LAST))] * 20
+    )  # a power law has none
     assert abs(power) < 0.03
     assert spread < 0.12
     # One whose rate is 2 up to half of its steps, then 1/2: from a quarter on 5/4, from a half on 1/2.
     steps = range(300, LAST, 90)
-    bent = [(math.log(s), 0.5 * math.log(LAST / s) + 1.5 * max(math.log(LAST / s / 2), 0.0)) for s in steps]
+    bent = [
+        (math.log(s), 0.5 * math.log(LAST / s) + 1.5 * max(math.log(LAST / s / 2), 0.0))
+        for s in steps
+    ]
     slowed = fit_slowdown([(bent, math.log(LAST))] * 20)
     shown = 0.5 * (math.log(5 / 8) + math.log(1 / 4))
     assert slowed[0] == pytest.approx((2 * SLOWDOWN[0] + 20 * shown) / 22, abs=0.03)
@@ -155,7 +179,14 @@ def test_steps_since_the_last_evaluation_count_as_done():
 @pytest.mark.parametrize(
     ("status", "log_factor", "spread", "low", "high", "bound"),
     [
-        ("reached", None, 0.0, 0.5 * math.log(0.8), 0.5 * math.log(0.8), False),  # the middle of its interval
+        (
+            "reached",
+            None,
+            0.0,
+            0.5 * math.log(0.8),
+            0.5 * math.log(0.8),
+            False,
+        ),  # the middle of its interval
         ("diverged", None, 0.0, 0.0, 0.0, False),
         ("censored", None, 0.0, 0.0, 0.0, True),  # not extrapolated: S is above the steps done
         ("censored", 0.5, 0.2, 0.5, 0.5, False),
@@ -164,7 +195,9 @@ def test_steps_since_the_last_evaluation_count_as_done():
     ],
 )
 def test_the_likelihood_of_an_observation(status, log_factor, spread, low, high, bound):
-    one = Observation(0, status, 1000, 800, 1e-3, 7.0, -3.0, (0.5,), log_factor, spread, stuck=False)
+    one = Observation(
+        0, status, 1000, 800, 1e-3, 7.0, -3.0, (0.5,), log_factor, spread, stuck=False
+    )
     data = likelihood_data([one], PRIOR)
     assert low - 1e-9 <= data.y[0] - math.log(1000) <= high + 1e-9
     at = data.points
@@ -183,7 +216,10 @@ def test_a_trial_that_reached_the_target_at_its_first_evaluation_is_an_estimate(
 
 
 @pytest.mark.parametrize(
-    ("runs", "log_steps"),  # of one place where the posterior expects log S = 0, at a noise of 0.1 as large as MISFIT
+    (
+        "runs",
+        "log_steps",
+    ),  # of one place where the posterior expects log S = 0, at a noise of 0.1 as large as MISFIT
     [
         ([("reached", 0.1)], 0.05),
         ([("reached", 0.1), ("reached", 0.1)], 0.1 * 2 / 3),
@@ -196,7 +232,19 @@ def test_a_trial_that_reached_the_target_at_its_first_evaluation_is_an_estimate(
 )
 def test_what_a_fresh_seed_is_predicted_to_take_in_closed_form(runs, log_steps):
     seen = tuple(
-        Observation(i, status, 1, 0, 0.01, PRIOR.log_mid, 0.5 * PRIOR.log_mid, (0.5,), None, 0.0, stuck=False)
+        Observation(
+            i,
+            status,
+            1,
+            0,
+            0.01,
+            PRIOR.log_mid,
+            0.5 * PRIOR.log_mid,
+            (0.5,),
+            None,
+            0.0,
+            stuck=False,
+        )
         for i, (status, _) in enumerate(runs)
     )
     data = replace(likelihood_data(seen, PRIOR), y=np.array([y for _, y in runs]))
@@ -205,4 +253,7 @@ def test_what_a_fresh_seed_is_predicted_to_take_in_closed_form(runs, log_steps):
     posterior = Posterior(seen, data, theta, StepTimes(StepTime(0.0, 1.0)), 1.0, PRIOR, math.inf)
     numbers = [one.number for one in seen if one.status == "reached"]
     assert [*fresh_steps(posterior)] == numbers
-    assert all(math.log(steps) == pytest.approx(log_steps, abs=0.005) for steps in fresh_steps(posterior).values())
+    assert all(
+        math.log(steps) == pytest.approx(log_steps, abs=0.005)
+        for steps in fresh_steps(posterior).values()
+    )

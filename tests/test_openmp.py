@@ -21,7 +21,9 @@ def test_threads_spin_shortly_unless_the_user_says_how(environment, spin, monkey
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
     seen = []
-    monkeypatch.setattr(workers.forkserver, "ensure_running", lambda: seen.append(os.environ.get(SPIN)))
+    monkeypatch.setattr(
+        workers.forkserver, "ensure_running", lambda: seen.append(os.environ.get(SPIN))
+    )
     before = dict(os.environ)
     workers.start_server()
     assert seen == [spin], "the fork server imports torch"

@@ -13,7 +13,13 @@ from bstune.workloads.models import mlp
 from bstune.workloads.optim import KINDS, Muon, muon_and_adam, orthogonalised, parameter_groups
 
 SETTINGS = {"momentum": 0.9, "nesterov": True, "steps": 5, "normalise_weights": False}
-ADAM = {"adam_matrices": [-1], "adam_rate": 0.1, "betas": [0.9, 0.99], "eps": 1e-8, "weight_decay": 0.1}
+ADAM = {
+    "adam_matrices": [-1],
+    "adam_rate": 0.1,
+    "betas": [0.9, 0.99],
+    "eps": 1e-8,
+    "weight_decay": 0.1,
+}
 MATRICES = [(8, 20), (20, 8), (6, 6), (1, 9), (8, 20)]
 FILTERS = [(8, 4, 3, 3), (8, 4, 3, 3), (16, 8, 3, 3), (40, 2, 2, 2)]
 
@@ -40,7 +46,12 @@ def test_matrices_go_as_with_torchs_muon(nesterov, weight_decay):
     settings = SETTINGS | {"nesterov": nesterov, "weight_decay": weight_decay}
     mine = Muon([{"params": ours, "orthogonalise": True}], lr=0.05, **settings)
     groups = [
-        {"params": [p], "lr": 0.05 / math.sqrt(max(1.0, p.shape[0] / p.shape[1])), "weight_decay": 0.0} for p in theirs
+        {
+            "params": [p],
+            "lr": 0.05 / math.sqrt(max(1.0, p.shape[0] / p.shape[1])),
+            "weight_decay": 0.0,
+        }
+        for p in theirs
     ]
     reference = torch.optim.Muon(groups, momentum=0.9, nesterov=nesterov)
     for step in range(6):
@@ -59,7 +70,9 @@ def test_matrices_go_as_with_torchs_muon(nesterov, weight_decay):
 @pytest.mark.parametrize("scale", [1.0, 1024.0])
 def test_the_iteration_is_its_polynomial_on_each_singular_value(steps, shape, scale):
     matrices = torch.randn(shape, generator=torch.Generator().manual_seed(2))
-    for matrix, result in zip(matrices.double(), orthogonalised(scale * matrices, steps).double(), strict=True):
+    for matrix, result in zip(
+        matrices.double(), orthogonalised(scale * matrices, steps).double(), strict=True
+    ):
         left, values, right = torch.linalg.svd(matrix / matrix.norm(), full_matrices=False)
         for _ in range(steps):
             values = 3.4445 * values - 4.775 * values**3 + 2.0315 * values**5
@@ -75,7 +88,9 @@ def test_muon_leaves_vectors_and_the_matrices_that_are_named_to_adamw(adam_matri
     options = {"momentum": 0.9, "nesterov": True, "steps": 5}
     mine = muon_and_adam(ours, 0.02, **ADAM | {"adam_matrices": adam_matrices}, **options)
     left = {1, 3} | {(0, 2, 4)[place] for place in adam_matrices}
-    adam = torch.optim.AdamW([theirs[i] for i in sorted(left)], lr=0.02 * 0.1, betas=(0.9, 0.99), weight_decay=0.1)
+    adam = torch.optim.AdamW(
+        [theirs[i] for i in sorted(left)], lr=0.02 * 0.1, betas=(0.9, 0.99), weight_decay=0.1
+    )
     own = [theirs[i] for i in range(5) if i not in left]
     muon = Muon(own, 0.02, orthogonalise=True, normalise_weights=False, weight_decay=0.1, **options)
     for step in range(4):
@@ -91,14 +106,24 @@ def test_muon_leaves_vectors_and_the_matrices_that_are_named_to_adamw(adam_matri
     ("changes", "line"),
     [
         ({"adam_matrices": [2]}, "adam_matrices names the place 2, but the network has 1 matrices"),
-        ({"adam_rate": 0.0}, "adam_rate and eps must be over 0 and betas lie in [0, 1), but got adam_rate=0.0"),
+        (
+            {"adam_rate": 0.0},
+            "adam_rate and eps must be over 0 and betas lie in [0, 1), but got adam_rate=0.0",
+        ),
         ({"betas": [0.9, 1.0]}, "betas=[0.9, 1.0]"),
         ({}, "muon has nothing to orthogonalise"),
     ],
 )
 def test_muon_with_adamw_refuses(changes, line):
     with pytest.raises(ConfigError, match=re.escape(line)):
-        muon_and_adam(random_parameters([(3, 3), (3,)]), 0.1, **ADAM | changes, momentum=0.9, nesterov=True, steps=5)
+        muon_and_adam(
+            random_parameters([(3, 3), (3,)]),
+            0.1,
+            **ADAM | changes,
+            momentum=0.9,
+            nesterov=True,
+            steps=5,
+        )
 
 
 def test_weights_are_normalised_before_the_step_as_in_the_source():
@@ -106,7 +131,15 @@ def test_weights_are_normalised_before_the_step_as_in_the_source():
     ours = random_parameters(FILTERS)
     theirs = [parameter.detach().clone() for parameter in ours]
     buffers = [torch.zeros_like(weight) for weight in theirs]
-    optimizer = Muon(ours, lr=0.24, orthogonalise=True, momentum=0.6, nesterov=True, steps=3, normalise_weights=True)
+    optimizer = Muon(
+        ours,
+        lr=0.24,
+        orthogonalise=True,
+        momentum=0.6,
+        nesterov=True,
+        steps=3,
+        normalise_weights=True,
+    )
     for step in range(4):
         set_gradients(ours, step)
         optimizer.step()
@@ -114,15 +147,23 @@ def test_weights_are_normalised_before_the_step_as_in_the_source():
             buffer.mul_(0.6).add_(parameter.grad)
             update = parameter.grad + 0.6 * buffer
             weight.mul_(len(weight) ** 0.5 / weight.norm())
-            weight.sub_(orthogonalised(update.reshape(1, len(update), -1), 3).view(weight.shape), alpha=0.24)
-    torch.testing.assert_close([parameter.detach() for parameter in ours], theirs, rtol=1e-5, atol=1e-5)
+            weight.sub_(
+                orthogonalised(update.reshape(1, len(update), -1), 3).view(weight.shape), alpha=0.24
+            )
+    torch.testing.assert_close(
+        [parameter.detach() for parameter in ours], theirs, rtol=1e-5, atol=1e-5
+    )
 
 
 @pytest.mark.parametrize(("momentum", "nesterov"), [(0.0, False), (0.85, False), (0.85, True)])
 @pytest.mark.parametrize("weight_decay", [0.0, 5e-4])
 def test_other_groups_are_torchs_sgd_bit_for_bit(momentum, nesterov, weight_decay):
     shapes = [(7,), (3, 5), (2, 3, 3, 3)]
-    ours, theirs, filters = random_parameters(shapes), random_parameters(shapes), random_parameters([(4, 3)], 5)
+    ours, theirs, filters = (
+        random_parameters(shapes),
+        random_parameters(shapes),
+        random_parameters([(4, 3)], 5),
+    )
     plain = {"lr": 0.3, "momentum": momentum, "nesterov": nesterov, "weight_decay": weight_decay}
     groups = [{"params": ours, **plain}, {"params": filters, "orthogonalise": True}]
     mine, reference = Muon(groups, lr=0.1, **SETTINGS), torch.optim.SGD(theirs, **plain)
@@ -193,14 +234,23 @@ def test_each_trained_parameter_is_in_the_group_of_its_kind_or_in_the_rest(kinds
 def test_a_shared_parameter_is_in_one_group():
     shared = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
     shared[1].weight = shared[0].weight
-    assert names(shared, groups_of(shared, {"head": {"rate": 3.0}})) == [["0.weight", "1.bias"], ["0.bias"]]
+    assert names(shared, groups_of(shared, {"head": {"rate": 3.0}})) == [
+        ["0.weight", "1.bias"],
+        ["0.bias"],
+    ]
 
 
 def test_rates_are_factors_and_the_decay_a_step_stays_and_examples_become_steps():
-    kinds = {"norm_bias": {"rate": 64.0}, "head": {"rate": 0.5, "decay": 3.0}, "filters": {"decay": 0.0}}
+    kinds = {
+        "norm_bias": {"rate": 64.0},
+        "head": {"rate": 0.5, "decay": 3.0},
+        "filters": {"decay": 0.0},
+    }
     groups = groups_of(network(), kinds, lr=0.4, weight_decay=5e-4)
     assert [group["lr"] for group in groups] == pytest.approx([25.6, 0.2, 0.4, 0.4])
-    assert [group["weight_decay"] for group in groups] == pytest.approx([5e-4 / 64, 3e-3, 0.0, 5e-4])
+    assert [group["weight_decay"] for group in groups] == pytest.approx(
+        [5e-4 / 64, 3e-3, 0.0, 5e-4]
+    )
     shrinks = [group["lr"] * group["weight_decay"] for group in groups]
     assert shrinks == pytest.approx([2e-4, 6e-4, 0.0, 2e-4])
     for examples, steps in ((147_456, 144), (1, 1), (1024, 1), (1025, 2)):
@@ -213,10 +263,15 @@ def test_rates_are_factors_and_the_decay_a_step_stays_and_examples_become_steps(
 def test_a_classifier_trains_its_groups():
     kinds = {"head": {"rate": 3.0, "examples": 200, "momentum": 0.9}}
     groups = partial(parameter_groups, weight_decay=0.0, batch_size=100, kinds=kinds)
-    module = Classifier(mlp(4, [5], 3), nn.CrossEntropyLoss(), torch.optim.SGD, lr=0.5, groups=groups)
+    module = Classifier(
+        mlp(4, [5], 3), nn.CrossEntropyLoss(), torch.optim.SGD, lr=0.5, groups=groups
+    )
     configured = module.configure_optimizers()
     optimizer, schedule = configured["optimizer"], configured["lr_scheduler"]["scheduler"]
-    assert [(group["lr"], group["momentum"]) for group in optimizer.param_groups] == [(1.5, 0.9), (0.5, 0)]
+    assert [(group["lr"], group["momentum"]) for group in optimizer.param_groups] == [
+        (1.5, 0.9),
+        (0.5, 0),
+    ]
     head, other = module.model[-1].weight, next(module.model.parameters())
     for head_moves in (True, True, False, False):  # 200 examples are two steps
         before = head.detach().clone(), other.detach().clone()
@@ -231,7 +286,10 @@ def test_a_classifier_trains_its_groups():
 
 
 def muon(shape=(3, 4), **changes):
-    return lambda: Muon([nn.Parameter(torch.zeros(shape))], **{"lr": 0.1, "orthogonalise": True, **SETTINGS, **changes})
+    return lambda: Muon(
+        [nn.Parameter(torch.zeros(shape))],
+        **{"lr": 0.1, "orthogonalise": True, **SETTINGS, **changes},
+    )
 
 
 def grouped(weight_decay=0.01, **kinds):
@@ -240,8 +298,12 @@ def grouped(weight_decay=0.01, **kinds):
 
 def unread():
     """Torch keeps an option that it does not know in the group, and never reads it."""
-    groups = partial(parameter_groups, weight_decay=0.0, batch_size=8, kinds={"head": {"rates": 64.0}})
-    Classifier(mlp(4, [8], 2), nn.CrossEntropyLoss(), torch.optim.SGD, 0.1, groups=groups).configure_optimizers()
+    groups = partial(
+        parameter_groups, weight_decay=0.0, batch_size=8, kinds={"head": {"rates": 64.0}}
+    )
+    Classifier(
+        mlp(4, [8], 2), nn.CrossEntropyLoss(), torch.optim.SGD, 0.1, groups=groups
+    ).configure_optimizers()
 
 
 RATE = "groups.kinds.head.rate is a factor of the learning rate, over 0, but got"
@@ -250,21 +312,42 @@ RATE = "groups.kinds.head.rate is a factor of the learning rate, over 0, but got
 @pytest.mark.parametrize(
     ("call", "text"),
     [
-        (muon(orthogonalise=False), "muon has nothing to orthogonalise: give a group of filters or matrices"),
-        (muon((3,)), "but a group with orthogonalise: true holds a parameter of the shape (3,): leave it to a group"),
+        (
+            muon(orthogonalise=False),
+            "muon has nothing to orthogonalise: give a group of filters or matrices",
+        ),
+        (
+            muon((3,)),
+            "but a group with orthogonalise: true holds a parameter of the shape (3,): leave it to a group",
+        ),
         (muon(steps=0), "the steps of muon's iteration must be a positive integer, but got 0"),
         (muon(momentum=1.0), "momentum must lie in [0, 1), but got 1.0"),
         (muon(momentum=0.0), "nesterov=true needs a momentum over 0"),
         (muon(lr=-0.1), "a learning rate must be at least 0, but got -0.1"),
         (unread, "SGD knows no option 'rates' of a group of parameters"),
         (grouped(-1), "weight decay must be at least 0, but got -1"),
-        (grouped(b={}), "no kind of parameter 'b': the kinds are norm_bias, whitening_bias, head, filters, rest"),
-        (grouped(filters={}), "the network has no parameters of the kind filters: leave its group out"),
+        (
+            grouped(b={}),
+            "no kind of parameter 'b': the kinds are norm_bias, whitening_bias, head, filters, rest",
+        ),
+        (
+            grouped(filters={}),
+            "the network has no parameters of the kind filters: leave its group out",
+        ),
         (grouped(head={"rate": 0.0}), f"{RATE} 0.0"),
         (grouped(head={"rate": math.inf}), f"{RATE} inf"),
-        (grouped(head={"decay": -1.0}), "head.decay is a factor of the weight decay, at least 0, but got -1.0"),
-        (grouped(head={"examples": 0}), "groups.kinds.head.examples must be a positive integer, but got 0"),
-        (grouped(head={"fade": True}), "groups.kinds.head.fade needs head.examples, over which its rate falls"),
+        (
+            grouped(head={"decay": -1.0}),
+            "head.decay is a factor of the weight decay, at least 0, but got -1.0",
+        ),
+        (
+            grouped(head={"examples": 0}),
+            "groups.kinds.head.examples must be a positive integer, but got 0",
+        ),
+        (
+            grouped(head={"fade": True}),
+            "groups.kinds.head.fade needs head.examples, over which its rate falls",
+        ),
     ],
 )
 def test_refuses(call, text):

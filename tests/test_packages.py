@@ -23,10 +23,19 @@ def test_a_module_of_a_package_is_tuned(name, tmp_path):
     packages = os.environ.get("BSTUNE_PACKAGES", "")
     if not Path(packages, "chemprop").is_dir():
         pytest.skip(f"BSTUNE_PACKAGES={packages!r} is not a folder with .ci/packages.txt installed")
-    command = [sys.executable, "-m", "bstune", "--config-dir", PROJECTS / "packages" / "conf", f"workload={name}"]
+    command = [
+        sys.executable,
+        "-m",
+        "bstune",
+        "--config-dir",
+        PROJECTS / "packages" / "conf",
+        f"workload={name}",
+    ]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(PROJECTS), packages])}
     own = (*STUDY, "hardware.enabled=false", "mlflow.enabled=false")
-    ran = subprocess.run([*command, *own], cwd=tmp_path, env=environment, capture_output=True, text=True)
+    ran = subprocess.run(
+        [*command, *own], cwd=tmp_path, env=environment, capture_output=True, text=True
+    )
     assert ran.returncode == 0, ran.stderr
     assert entries(tmp_path) == ["bstune.db", "outputs"]
     trials = trials_of(tmp_path / "outputs" / name)

@@ -18,9 +18,15 @@ NASTY = "</script><script>alert(1)</script><b>x</b> \"'& ü/批"
 SIZES = (16, 64, 256, 1024)
 CURVE = {
     "batch_size": [16.0, 128.0, 1024.0],
-    **{name: [at * s for s in (700.0, 150.0, 80.0)] for name, at in (("low", 0.9), ("steps", 1.0), ("high", 1.1))},
+    **{
+        name: [at * s for s in (700.0, 150.0, 80.0)]
+        for name, at in (("low", 0.9), ("steps", 1.0), ("high", 1.1))
+    },
     "seconds_per_step": [0.01, 0.01, 0.02],
-    **{name: [at * lr for lr in (0.1, 0.3, 0.5)] for name, at in (("lr_low", 0.5), ("lr", 1.0), ("lr_high", 2.0))},
+    **{
+        name: [at * lr for lr in (0.1, 0.3, 0.5)]
+        for name, at in (("lr_low", 0.5), ("lr", 1.0), ("lr_high", 2.0))
+    },
 }
 HARDWARE = {
     "device": "cpu",
@@ -32,7 +38,9 @@ HARDWARE = {
         "model": {"base": 1e8, "per_example": 1e4},
         "probes": [{"batch_size": 16, "outcome": "fits", "peak_bytes": 2**27}],
     },
-    "measured": {"timings": [{"batch_size": b, "seconds": 0.01, "low": 0.009, "high": 0.011} for b in SIZES]},
+    "measured": {
+        "timings": [{"batch_size": b, "seconds": 0.01, "low": 0.009, "high": 0.011} for b in SIZES]
+    },
     "limits": {"flops_per_second": 1e12, "bytes_per_second": 1e11},
     "derived": {
         "achieved": [{"batch_size": b, "share_of_peak": 0.1, "intensity": b / 10} for b in SIZES],
@@ -49,7 +57,9 @@ class Page(HTMLParser):
         self.tags, self.texts, self.headings, self.charts = [], [], [], []
         self._tag = ""
         self.feed(whole)
-        inside = re.findall(r'<figure class="chart">.*?<script type="application/json">(.*?)</script>', whole)
+        inside = re.findall(
+            r'<figure class="chart">.*?<script type="application/json">(.*?)</script>', whole
+        )
         self.charts = [json.loads(one) for one in inside]
         self.names = {trace.get("name") for one in self.charts for trace in one["data"]}
 
@@ -70,22 +80,45 @@ def study_of(trials, critical=None, path="/nowhere", notes=(), hardware=None, **
     summary = summarize(trials, TARGET, "no fit", critical=critical, best=best)
     values = {"study": "s", "workload": "w", **summary, **changes}
     return StudyFolder(
-        path, completed(values), tuple(trials), hardware, {"seed": 0}, {"best_by_time": {"lr": 1}}, notes
+        path,
+        completed(values),
+        tuple(trials),
+        hardware,
+        {"seed": 0},
+        {"best_by_time": {"lr": 1}},
+        notes,
     )
 
 
 def whole_study(**changes):
-    trials = [make_trial(i, size, steps=round(60 * (1 + 100 / size))) for i, size in enumerate(SIZES)]
+    trials = [
+        make_trial(i, size, steps=round(60 * (1 + 100 / size))) for i, size in enumerate(SIZES)
+    ]
     trials += [make_trial(4, 64, status="censored", steps=90, steps_low=90)]
     trials += [make_trial(5, 64, status="censored", steps=150, steps_low=150, resumed_from=4)]
     trials += [make_trial(6, 16, lr=9.0, status="diverged", steps=3, steps_low=3)]
     trials += [make_trial(7, 64, steps=170, replicate_of=1)]
     rows = [{"target": 0.2, "passed": 9, "b_crit": 70.0, "b_crit_low": 50.0, "b_crit_high": None}]
-    plan = dict.fromkeys(("devices", "batch_size", "device_batch_size", "steps", "lr", "seconds", "device_seconds"), 1)
-    plan |= {"seconds_low": 1, "seconds_high": 1, "seconds_per_step": 1, "speed_up": 1.0, "efficiency": 1.0}
-    known = {"curve": CURVE, "over_target": rows, "scale_out": {"ideal": [plan], "with_all_reduce": []}}
+    plan = dict.fromkeys(
+        ("devices", "batch_size", "device_batch_size", "steps", "lr", "seconds", "device_seconds"),
+        1,
+    )
+    plan |= {
+        "seconds_low": 1,
+        "seconds_high": 1,
+        "seconds_per_step": 1,
+        "speed_up": 1.0,
+        "efficiency": 1.0,
+    }
+    known = {
+        "curve": CURVE,
+        "over_target": rows,
+        "scale_out": {"ideal": [plan], "with_all_reduce": []},
+    }
     known |= {"reference": {"batch_size": 64, "lr": 0.2, "rule": "sqrt"}}
-    return study_of(trials, hand_critical(100.0, 60.0, 150.0), hardware=HARDWARE, **{**known, **changes})
+    return study_of(
+        trials, hand_critical(100.0, 60.0, 150.0), hardware=HARDWARE, **{**known, **changes}
+    )
 
 
 def test_a_whole_study_shows_all_that_is_known():
@@ -103,19 +136,37 @@ def test_a_whole_study_shows_all_that_is_known():
         "Glossary",
     ]
     assert len(found.charts) == 9
-    assert {"S*(B), all trials", "reached the target", "stopped before it", "best by time", "rule sqrt"} <= found.names
+    assert {
+        "S*(B), all trials",
+        "reached the target",
+        "stopped before it",
+        "best by time",
+        "rule sqrt",
+    } <= found.names
     steps = found.charts[0]
     reached = next(trace for trace in steps["data"] if trace["name"] == "reached the target")
     assert (reached["x"], reached["y"]) == ([*SIZES, 64], [435, 154, 83, 66, 170])
-    assert reached["text"][4].startswith("trial 7, 1 again on a fresh seed<br>B = 64, lr = 0.1<br>170 steps")
+    assert reached["text"][4].startswith(
+        "trial 7, 1 again on a fresh seed<br>B = 64, lr = 0.1<br>170 steps"
+    )
     line = next(shape for shape in steps["layout"]["shapes"] if shape["type"] == "line")
     assert line["x0"] == 100.0
     assert steps["layout"]["annotations"][0]["x"] == math.log10(100.0)
 
 
 def test_how_the_critical_batch_size_grows_is_said_below_its_chart():
-    growth = {"exponent": -4.3, "low": -5.0, "high": -3.5, "level": 0.9, "ideal": 0.0, "from": 0.2, "to": 0.1}
-    said = "It rises as the target gets harder: as val/error^-4.3 (90%: -5.0 to -3.5) from 0.2 to 0.1."
+    growth = {
+        "exponent": -4.3,
+        "low": -5.0,
+        "high": -3.5,
+        "level": 0.9,
+        "ideal": 0.0,
+        "from": 0.2,
+        "to": 0.1,
+    }
+    said = (
+        "It rises as the target gets harder: as val/error^-4.3 (90%: -5.0 to -3.5) from 0.2 to 0.1."
+    )
     assert said in study_page(whole_study(over_target_growth=growth))
     assert "gets harder" not in study_page(whole_study())
 
@@ -123,22 +174,43 @@ def test_how_the_critical_batch_size_grows_is_said_below_its_chart():
 @pytest.mark.parametrize(
     ("critical", "shapes", "name", "said"),
     [
-        (hand_critical(100.0, 60.0, 150.0), ["rect", "line"], "B_crit 100", "size, 100 (90%: 60 to 150). Hollow"),
-        (hand_critical(100.0, 60.0, None), ["rect", "line"], "B_crit 100", "size, 100 (90%: above 60). Hollow"),
-        (hand_critical(None, 60.0, None), ["rect"], "B_crit above 60", "size, undetermined (90%: above 60). Hollow"),
+        (
+            hand_critical(100.0, 60.0, 150.0),
+            ["rect", "line"],
+            "B_crit 100",
+            "size, 100 (90%: 60 to 150). Hollow",
+        ),
+        (
+            hand_critical(100.0, 60.0, None),
+            ["rect", "line"],
+            "B_crit 100",
+            "size, 100 (90%: above 60). Hollow",
+        ),
+        (
+            hand_critical(None, 60.0, None),
+            ["rect"],
+            "B_crit above 60",
+            "size, undetermined (90%: above 60). Hollow",
+        ),
         (hand_critical(None, None, None), [], None, None),
         (hand_critical(64.0, 60.0, 70.0, 64, 64), [], None, None),
     ],
 )
 def test_what_is_open_of_the_critical_batch_size_is_drawn_open(critical, shapes, name, said):
-    whole = study_page(replace(study := whole_study(), summary=study.summary | {"critical": asdict(critical)}))
+    whole = study_page(
+        replace(study := whole_study(), summary=study.summary | {"critical": asdict(critical)})
+    )
     layout = Page(whole).charts[0]["layout"]
     assert [one["type"] for one in layout.get("shapes", ())] == shapes
-    assert [one["text"] for one in layout.get("annotations", ())] == ([] if name is None else [name])
+    assert [one["text"] for one in layout.get("annotations", ())] == (
+        [] if name is None else [name]
+    )
     assert ("Shaded: the critical batch" in whole) == (said is not None)
     assert said is None or said in whole
     if shapes and critical.b_crit_high is None:
-        assert math.log10(layout["shapes"][0]["x1"]) == pytest.approx(layout["xaxis"]["range"][1], abs=1e-4)
+        assert math.log10(layout["shapes"][0]["x1"]) == pytest.approx(
+            layout["xaxis"]["range"][1], abs=1e-4
+        )
 
 
 def test_a_curve_that_was_not_timed_is_shown_in_steps_alone():
@@ -150,10 +222,15 @@ def test_a_curve_that_was_not_timed_is_shown_in_steps_alone():
 
 def test_learning_curves_are_joined_and_thinned():
     history = tuple((step, 1.0 / step) for step in range(1, 2000))
-    trials = [make_trial(0, 64, status="censored", steps=90, steps_low=90), make_trial(1, 64, resumed_from=0)]
+    trials = [
+        make_trial(0, 64, status="censored", steps=90, steps_low=90),
+        make_trial(1, 64, resumed_from=0),
+    ]
     trials += [make_trial(2, 128, steps=1999, history=history)]
     curves = next(
-        one for one in Page(study_page(study_of(trials))).charts if "steps" in one["layout"]["xaxis"]["title"]["text"]
+        one
+        for one in Page(study_page(study_of(trials))).charts
+        if "steps" in one["layout"]["xaxis"]["title"]["text"]
     )
     assert len(curves["data"]) == 2
     x, y = (curves["data"][1][name] for name in "xy")
@@ -162,15 +239,25 @@ def test_learning_curves_are_joined_and_thinned():
     assert x == sorted(set(x))
 
 
-@pytest.mark.parametrize("place", ["workload", "study", "target", "metric", "devices", "notes", "stop_reason"])
+@pytest.mark.parametrize(
+    "place", ["workload", "study", "target", "metric", "devices", "notes", "stop_reason"]
+)
 def test_a_name_in_the_summary_is_text(place):
     value = [NASTY] if place in ("devices", "notes") else NASTY
     assert_text(study_page(whole_study(**{place: value})), shown=place not in ("study", "metric"))
 
 
 def test_a_name_in_a_trial_or_a_file_is_text():
-    trials = [make_trial(0, device=NASTY, versions={NASTY: NASTY}, message=NASTY, hyperparameters={NASTY: 1.0})]
-    study = study_of(trials, notes=(NASTY,), hardware={**HARDWARE, "device": NASTY, "derived": {"advice": [NASTY]}})
+    trials = [
+        make_trial(
+            0, device=NASTY, versions={NASTY: NASTY}, message=NASTY, hyperparameters={NASTY: 1.0}
+        )
+    ]
+    study = study_of(
+        trials,
+        notes=(NASTY,),
+        hardware={**HARDWARE, "device": NASTY, "derived": {"advice": [NASTY]}},
+    )
     assert_text(study_page(study))
 
 
@@ -185,9 +272,21 @@ def assert_text(whole, shown=True):
     ("trials", "absent"),
     [
         ([], {"Steps and time to target", "Learning rate", "Learning curves", "Trials"}),
-        ([make_trial(0, status="failed", steps=0, steps_low=0, tau=None, history=())], {"Learning curves"}),
-        ([make_trial(i, 2**i, status="censored", steps=9, steps_low=9) for i in range(5)], {"Progress of the search"}),
-        ([make_trial(i, status="diverged", steps=2, steps_low=0, history=((2, None),)) for i in range(2)], set()),
+        (
+            [make_trial(0, status="failed", steps=0, steps_low=0, tau=None, history=())],
+            {"Learning curves"},
+        ),
+        (
+            [make_trial(i, 2**i, status="censored", steps=9, steps_low=9) for i in range(5)],
+            {"Progress of the search"},
+        ),
+        (
+            [
+                make_trial(i, status="diverged", steps=2, steps_low=0, history=((2, None),))
+                for i in range(2)
+            ],
+            set(),
+        ),
         ([make_trial(i, 64, lr=0.1 * 2**i) for i in range(3)], set()),
         ([make_trial(0, tau=None)], set()),
         ([make_trial(0, history=((1, 0.0), (400, -2.0)))], set()),
@@ -202,10 +301,19 @@ def test_what_there_is_is_shown(trials, absent):
 
 
 def test_a_study_of_a_former_version_is_shown_with_what_it_has():
-    row = {"number": 0, "batch_size": 64, "lr": 0.1, "hyperparameters": {}, "steps": 40, "time_to_target": 0.4}
+    row = {
+        "number": 0,
+        "batch_size": 64,
+        "lr": 0.1,
+        "hyperparameters": {},
+        "steps": 40,
+        "time_to_target": 0.4,
+    }
     old = {"study": "s", "workload": "w", "target": "e <= 1", "points": [], "best_by_time": row}
     old |= {"critical": {"b_crit": 60.0, "smallest": 8, "largest": 64}, "hardware": None}
-    study = StudyFolder("/nowhere", completed(old), (), None, None, None, ("trials.jsonl is missing",))
+    study = StudyFolder(
+        "/nowhere", completed(old), (), None, None, None, ("trials.jsonl is missing",)
+    )
     found = Page(study_page(study))
     assert "trials.jsonl is missing" in found.texts
     assert any("64" in text for text in found.texts)

@@ -17,8 +17,15 @@ DRAWN = "return !document.querySelector('figure.chart:not(:has(svg.main-svg))')"
 def opened(tmp_path_factory):
     """Return a browser, and the page of a study whose every name is markup."""
     folder = tmp_path_factory.mktemp("page")
-    study = whole_study(**dict.fromkeys(("study", "workload", "target", "metric"), NASTY), devices=[NASTY])
-    named = {"device": NASTY, "message": NASTY, "versions": {NASTY: NASTY}, "hyperparameters": {NASTY: 1.0}}
+    study = whole_study(
+        **dict.fromkeys(("study", "workload", "target", "metric"), NASTY), devices=[NASTY]
+    )
+    named = {
+        "device": NASTY,
+        "message": NASTY,
+        "versions": {NASTY: NASTY},
+        "hyperparameters": {NASTY: 1.0},
+    }
     trials = tuple(replace(trial, **named) for trial in study.trials)
     write_page(replace(study, trials=trials, notes=(NASTY,)), folder / "report.html")
     with opened_browser(folder / "profile", 1280, 900) as driver:
@@ -49,7 +56,9 @@ def test_names_are_text_and_the_table_sorts(driver):
     assert NASTY in driver.find_element("tag name", "h1").text
     assert column(driver, "steps") == ["3", "66", "83", "90", "150", "154", "170", "435"]
     assert column(driver, "steps")[0] == "435"
-    assert column(driver, "time to target")[-3:] == ["-"] * 3  # what is not known comes last, either way
+    assert (
+        column(driver, "time to target")[-3:] == ["-"] * 3
+    )  # what is not known comes last, either way
     assert column(driver, "time to target")[-3:] == ["-"] * 3
 
 

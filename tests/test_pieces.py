@@ -37,7 +37,9 @@ class SizedData(Data):
 def example(name):
     """Return the one example that mentions a name, and what it is run with."""
     (block,) = [
-        block for block in python_blocks(TOP / "bstune" / "README.md", "Pieces that stand alone") if name in block
+        block
+        for block in python_blocks(TOP / "bstune" / "README.md", "Pieces that stand alone")
+        if name in block
     ]
     return block, {"MyModule": Module, "MyData": SizedData}
 
@@ -93,11 +95,23 @@ def optunahub(monkeypatch):
 
 
 def test_the_package_for_optunahub_has_their_layout():
-    assert {file.name for file in PACKAGE.iterdir()} >= {"README.md", "LICENSE", "__init__.py", "example.py"}
+    assert {file.name for file in PACKAGE.iterdir()} >= {
+        "README.md",
+        "LICENSE",
+        "__init__.py",
+        "example.py",
+    }
     assert (PACKAGE / "LICENSE").read_text() == (TOP / "LICENSE").read_text()
     _, front, page = (PACKAGE / "README.md").read_text(encoding="utf-8").split("---\n", 2)
     metadata = yaml.safe_load(front)
-    assert metadata.keys() == {"author", "title", "description", "tags", "optuna_versions", "license"}
+    assert metadata.keys() == {
+        "author",
+        "title",
+        "description",
+        "tags",
+        "optuna_versions",
+        "license",
+    }
     assert "sampler" in metadata["tags"]
     assert metadata["optuna_versions"] == [optuna.__version__]
     assert re.findall("^## (.*)$", page, flags=re.MULTILINE) == [

@@ -25,7 +25,11 @@ def budget(trials=20, seconds=None, **changes):
 def test_every_trial_replicate_and_sampler_has_a_seed_of_its_own_from_the_studys():
     def seeds(seed):
         some = budget(seed=seed)
-        replicates = [some.replicate_index(trial_index, number) for trial_index in range(100) for number in range(3)]
+        replicates = [
+            some.replicate_index(trial_index, number)
+            for trial_index in range(100)
+            for number in range(3)
+        ]
         trials = [some.trial_seed(trial_index) for trial_index in [*range(1000), *replicates]]
         return [*trials, *(some.sampler_seed(trial_index) for trial_index in range(100))]
 
@@ -39,7 +43,9 @@ def test_the_stated_share_is_stratified_and_spread_over_the_search(share, count)
     strata = [budget(stratified=share).stratum(trial_index, SPACE) for trial_index in range(20)]
     assert sum(stratum is not None for stratum in strata) == count
     assert abs(sum(stratum is not None for stratum in strata[:10]) - count / 2) <= 1
-    assert strata == [budget(trials=90, stratified=share).stratum(trial_index, SPACE) for trial_index in range(20)]
+    assert strata == [
+        budget(trials=90, stratified=share).stratum(trial_index, SPACE) for trial_index in range(20)
+    ]
 
 
 @pytest.mark.parametrize(
@@ -53,14 +59,18 @@ def test_the_stated_share_is_stratified_and_spread_over_the_search(share, count)
 def test_spent(make_result, limits, message):
     done = [make_result(), make_result(), make_result()]
     assert budget(**limits).spent(done) == message
-    assert budget(**limits).spent([*done, make_result(replicate_of=0)]) == message, "a replicate is not the search's"
+    assert budget(**limits).spent([*done, make_result(replicate_of=0)]) == message, (
+        "a replicate is not the search's"
+    )
 
 
 def max_seconds(trials, limit, trial_budget, step_time, share=0.25, low=8, high=512):
     backend = TrialBackend()
     backend.step_time, backend.evaluation_share = step_time, share
     space = SimpleNamespace(low=low, high=high)
-    return plan.max_seconds(budget(trials, limit), space, make_protocol(budget=trial_budget), backend)
+    return plan.max_seconds(
+        budget(trials, limit), space, make_protocol(budget=trial_budget), backend
+    )
 
 
 def test_a_study_takes_at_most_trials_times_their_mean_budget_and_its_evaluation():
@@ -68,15 +78,23 @@ def test_a_study_takes_at_most_trials_times_their_mean_budget_and_its_evaluation
     step_time, n = StepTime(0.01, 0.001), 20_000
     sizes = [8 * 64 ** ((i + 0.5) / n) for i in range(n)]
     exact = sum(max(100, 6400 / size) * step_time(size) for size in sizes) / n
-    assert max_seconds(12, None, Budget(100, 6400), step_time) == pytest.approx(12 * 1.25 * exact, rel=0.02)
+    assert max_seconds(12, None, Budget(100, 6400), step_time) == pytest.approx(
+        12 * 1.25 * exact, rel=0.02
+    )
     for low in (1, 3, 8):  # a bound is no lower for small batches
-        by_examples = max_seconds(12, None, Budget(1, 100_000), StepTime(0.0, 1e-4), 0.5, low=low, high=4 * low)
+        by_examples = max_seconds(
+            12, None, Budget(1, 100_000), StepTime(0.0, 1e-4), 0.5, low=low, high=4 * low
+        )
         assert by_examples == pytest.approx(12 * 100_000 * 1e-4 * 1.5, rel=1e-3)
 
 
-@pytest.mark.parametrize(("limit", "expected"), [(None, 2000.0), (1e9, 2000.0), (500.0, 500.0 + 200.0)])
+@pytest.mark.parametrize(
+    ("limit", "expected"), [(None, 2000.0), (1e9, 2000.0), (500.0, 500.0 + 200.0)]
+)
 def test_a_limit_in_seconds_binds_with_one_trial_on_top(limit, expected):
-    assert max_seconds(10, limit, Budget(100, 1), StepTime(2.0, 0.0)) == pytest.approx(expected * 1.25)
+    assert max_seconds(10, limit, Budget(100, 1), StepTime(2.0, 0.0)) == pytest.approx(
+        expected * 1.25
+    )
 
 
 @pytest.mark.parametrize(
@@ -94,7 +112,15 @@ def test_remaining_seconds(trials, done, expected, make_result):
     results = [make_result(status=status, wall_seconds=seconds) for status, seconds in done]
     remaining = remaining_seconds(budget(trials), results)
     assert remaining == (None if expected is None else pytest.approx(expected))
-    if done == [("reached", 4.0), ("censored", 6.0)]:  # what continues a trial is no further point, but costs
-        assert remaining_seconds(budget(trials), [*results, make_result(resumed_from=1, wall_seconds=2.0)]) == 8 * 6.0
+    if done == [
+        ("reached", 4.0),
+        ("censored", 6.0),
+    ]:  # what continues a trial is no further point, but costs
+        assert (
+            remaining_seconds(
+                budget(trials), [*results, make_result(resumed_from=1, wall_seconds=2.0)]
+            )
+            == 8 * 6.0
+        )
     replicate = make_result(wall_seconds=1000.0, replicate_of=0)
     assert remaining_seconds(budget(trials), [*results, replicate]) == remaining

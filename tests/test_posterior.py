@@ -7,7 +7,16 @@ from scipy import integrate, stats
 from toolbox import make_result
 
 from bstune.search import posterior as model
-from bstune.search.posterior import B_CRIT, B_OPT, LEVEL, OTHER, OUTLIER_SHARE, SHIFT, SHIFT_FREEDOM, LikelihoodData
+from bstune.search.posterior import (
+    B_CRIT,
+    B_OPT,
+    LEVEL,
+    OTHER,
+    OUTLIER_SHARE,
+    SHIFT,
+    SHIFT_FREEDOM,
+    LikelihoodData,
+)
 from bstune.search.sampler import FrontierSampler
 
 LOW, HIGH = 8, 8192
@@ -19,7 +28,13 @@ def sqrt_rule(x):
 
 
 def make(others=0, noise_scale=None, spread=0.0):
-    study = {"low": LOW, "high": HIGH, "rule": sqrt_rule, "log_budget": math.log(4000.0), "others": others}
+    study = {
+        "low": LOW,
+        "high": HIGH,
+        "rule": sqrt_rule,
+        "log_budget": math.log(4000.0),
+        "others": others,
+    }
     measured = {"noise_scale": noise_scale, "noise_scale_spread": spread}
     return model.make_prior(**study, **measured, sigma=1.0, exponent_sigma=0.3)
 
@@ -37,7 +52,9 @@ def observed(*trials):
     x, z, y, spread = np.array([trial[:4] for trial in trials], dtype=float).reshape(-1, 4).T
     status = np.array([trial[4] for trial in trials], dtype=str)
     least = np.array([trial[5] if len(trial) > 5 else -np.inf for trial in trials])
-    return LikelihoodData(make().at(x, z), y, spread, least, status == "bound", status == "diverged")
+    return LikelihoodData(
+        make().at(x, z), y, spread, least, status == "bound", status == "diverged"
+    )
 
 
 NOTHING = observed()
@@ -50,7 +67,9 @@ def test_the_frontier_is_that_of_mccandlish_with_a_small_batch_term(b_crit, b_op
     def law(size):
         return 1.0 + b_crit / size + (b_opt / size) ** 2
 
-    theta = at(prior, level=5.0, b_crit=math.log(b_crit / 2**MIDDLE), b_opt=math.log(b_opt / 2**MIDDLE))
+    theta = at(
+        prior, level=5.0, b_crit=math.log(b_crit / 2**MIDDLE), b_opt=math.log(b_opt / 2**MIDDLE)
+    )
     steps = np.exp(model.frontier(theta, prior.at(x), prior)[0])
     np.testing.assert_allclose(steps, math.exp(5.0) * law(2**x) / law(2**MIDDLE), rtol=1e-9)
     term = model.log_small_batch_term(theta, prior.at(x), prior)[0]
@@ -68,7 +87,9 @@ def test_the_discrepancy_is_linear_between_its_knots():
     theta[0, -count:] = np.arange(count) ** 2
     x = np.array([-5.0, *prior.knots, 0.5 * (prior.knots[2] + prior.knots[3]), 40.0])
     expected = 0.2 * np.array([0.0, *np.arange(count) ** 2, 0.5 * (4 + 9), (count - 1) ** 2])
-    found = model.frontier(theta, prior.at(x), prior) - model.frontier(at(prior), prior.at(x), prior)
+    found = model.frontier(theta, prior.at(x), prior) - model.frontier(
+        at(prior), prior.at(x), prior
+    )
     np.testing.assert_allclose(found[0], expected, atol=1e-12)
     assert np.diff(prior.knots) == pytest.approx(1.5, abs=0.15)
 
@@ -76,7 +97,9 @@ def test_the_discrepancy_is_linear_between_its_knots():
 def test_the_penalty_may_be_steeper_at_large_batch_sizes():
     prior = make()
     points = prior.at(np.array([MIDDLE - 2.0, MIDDLE, MIDDLE + 3.0]))
-    plain, tilted = (model.off_optimum(at(prior, tilt=tilt), points, prior)[0] for tilt in (0.0, 0.2))
+    plain, tilted = (
+        model.off_optimum(at(prior, tilt=tilt), points, prior)[0] for tilt in (0.0, 0.2)
+    )
     np.testing.assert_allclose(tilted, plain * np.exp(0.2 * np.array([-2.0, 0.0, 3.0])))
 
 
@@ -110,7 +133,10 @@ def test_other_hyper_parameters_cost_a_parabola_and_shift_the_learning_rate():
     d = -1.0 - model.optimum(theta, points, prior)[0, 0] - 1.5 * 0.2 + 2.0 * -0.1
     assert model.off_optimum(theta, points, prior)[0, 0] == pytest.approx(d)
     expected = (
-        model.frontier(theta, points, prior) + model.penalty(theta, np.array([[d]])) + 3.0 * 0.5**2 + 0.5 * 0.5**2
+        model.frontier(theta, points, prior)
+        + model.penalty(theta, np.array([[d]]))
+        + 3.0 * 0.5**2
+        + 0.5 * 0.5**2
     )
     assert model.log_steps(theta, points, prior)[0, 0] == pytest.approx(expected[0, 0])
 
@@ -151,9 +177,15 @@ def test_the_prior_density_is_normal_and_students():
 def test_the_likelihood_is_the_sum_over_trials():
     prior = make()
     theta = model.draw_prior(prior, 6, np.random.default_rng(2))
-    reached = [(6.0, -1.0, 7.0, 0.0, "reached"), (9.0, 0.0, 6.0, 0.0, "reached"), (4.0, -2.0, 9.0, 0.5, "reached")]
+    reached = [
+        (6.0, -1.0, 7.0, 0.0, "reached"),
+        (9.0, 0.0, 6.0, 0.0, "reached"),
+        (4.0, -2.0, 9.0, 0.5, "reached"),
+    ]
     estimated = (7.0, -1.0, 7.5, 0.4, "reached", 7.2)  # it is known to take more than e^7.2 steps
-    trials = observed(*reached, estimated, (8.0, -6.0, 8.0, 0.05, "bound"), (5.0, 1.0, 0.0, 0.0, "diverged"))
+    trials = observed(
+        *reached, estimated, (8.0, -6.0, 8.0, 0.05, "bound"), (5.0, 1.0, 0.0, 0.0, "diverged")
+    )
     expected = np.zeros(6)
     for i, row in enumerate(theta):
         noise = math.exp(row[model.NOISE])
@@ -169,9 +201,9 @@ def test_the_likelihood_is_the_sum_over_trials():
             expected[i] += math.log(mixture) + 0.5 * math.log(2.0 * math.pi)
         above = stats.norm.sf(8.0, bounded, math.hypot(noise, 0.05))
         expected[i] += math.log(above + OUTLIER_SHARE / 4.0)
-        high = max(1.0 - model.optimum(row[None], prior.at(np.array([5.0])), prior)[0, 0], 0.0) * math.exp(
-            row[model.TILT] * (5.0 - MIDDLE)
-        )
+        high = max(
+            1.0 - model.optimum(row[None], prior.at(np.array([5.0])), prior)[0, 0], 0.0
+        ) * math.exp(row[model.TILT] * (5.0 - MIDDLE))
         over = model.penalty(row[None], np.array([[high]]))[0, 0] - model.DIVERGED_PENALTY
         expected[i] += math.log(stats.norm.cdf(over / model.DIVERGED_SPREAD) + OUTLIER_SHARE / 4.0)
     found = model.log_likelihood(theta, trials, prior)
@@ -191,11 +223,15 @@ def test_level_and_shift_against_quadrature():
         (MIDDLE, -4.0, 7.6, 0.1, "bound"),
         (MIDDLE, 3.0, 0.0, 0.0, "diverged"),
     )
-    level, shift = np.meshgrid(np.linspace(5.0, 9.0, 200), np.linspace(-5.0, 5.0, 400), indexing="ij")
+    level, shift = np.meshgrid(
+        np.linspace(5.0, 9.0, 200), np.linspace(-5.0, 5.0, 400), indexing="ij"
+    )
     theta = np.repeat(prior.mean[None], level.size, axis=0)
     theta[:, LEVEL], theta[:, SHIFT] = level.ravel(), shift.ravel()
     density = model.log_likelihood(theta, seen, prior)
-    density += stats.norm.logpdf(theta[:, LEVEL], 7.0, 1.0) + stats.t.logpdf(theta[:, SHIFT], SHIFT_FREEDOM)
+    density += stats.norm.logpdf(theta[:, LEVEL], 7.0, 1.0) + stats.t.logpdf(
+        theta[:, SHIFT], SHIFT_FREEDOM
+    )
     weight = np.exp(density - density.max())
     weight /= weight.sum()
     drawn = model.sample_posterior(seen, prior, np.random.default_rng(5), 2000, 5)
@@ -204,7 +240,9 @@ def test_level_and_shift_against_quadrature():
         deviation = math.sqrt(weight @ (theta[:, place] - mean) ** 2)
         assert drawn[:, place].mean() == pytest.approx(mean, abs=0.15 * deviation)
         assert drawn[:, place].std() == pytest.approx(deviation, rel=0.15)
-    both = weight @ (theta[:, LEVEL] * theta[:, SHIFT]) - (weight @ theta[:, LEVEL]) * (weight @ theta[:, SHIFT])
+    both = weight @ (theta[:, LEVEL] * theta[:, SHIFT]) - (weight @ theta[:, LEVEL]) * (
+        weight @ theta[:, SHIFT]
+    )
     assert np.cov(drawn[:, LEVEL], drawn[:, SHIFT])[0, 1] == pytest.approx(both, abs=0.03)
 
 
@@ -217,7 +255,9 @@ def simulated(theta, prior, rng, trials):
     y = mean + math.exp(theta[model.NOISE]) * rng.standard_normal(trials)
     limit = theta[LEVEL] + rng.uniform(0.0, 3.0, trials)
     least, nothing = np.full(trials, -np.inf), np.zeros(trials)
-    return LikelihoodData(points, np.minimum(y, limit), nothing, least, y > limit, np.full(trials, False))
+    return LikelihoodData(
+        points, np.minimum(y, limit), nothing, least, y > limit, np.full(trials, False)
+    )
 
 
 @pytest.mark.slow
@@ -239,7 +279,10 @@ def test_truths_drawn_from_the_prior_are_covered():
 def test_contradictions_and_far_away_observations_give_finite_draws():
     prior = make()
     seen = observed(
-        *((x, z, y, 0.0, "reached") for x, z, y in ((3.0, 20.0, 60.0), (13.0, -40.0, 0.0), (8.0, 0.0, 3.0))),
+        *(
+            (x, z, y, 0.0, "reached")
+            for x, z, y in ((3.0, 20.0, 60.0), (13.0, -40.0, 0.0), (8.0, 0.0, 3.0))
+        ),
         (8.0, 0.0, 40.0, 0.05, "bound"),
         (8.0, -30.0, 0.0, 0.0, "diverged"),
     )
@@ -250,7 +293,10 @@ def test_contradictions_and_far_away_observations_give_finite_draws():
 def steps_of(noise_scale, trace=10.0, count=4):
     """Return measurements whose means are ``trace`` and ``trace / noise_scale``, none of them the mean."""
     gradient, away = trace / noise_scale, np.linspace(-1, 1, count)
-    return tuple((32 * (i + 1), gradient * (1 + 3 * a), trace * (1 + 0.5 * a)) for i, a in enumerate(away.tolist()))
+    return tuple(
+        (32 * (i + 1), gradient * (1 + 3 * a), trace * (1 + 0.5 * a))
+        for i, a in enumerate(away.tolist())
+    )
 
 
 def trials(noise_scales, **changes):
@@ -263,7 +309,10 @@ def trials(noise_scales, **changes):
 
 def b_crit(found, noise_scale=None):
     """Return B_crit of the sampler's prior and the standard deviation of its logarithm."""
-    space = {"batch_size": IntDistribution(LOW, HIGH, log=True), "lr": FloatDistribution(1e-3, 1.0, log=True)}
+    space = {
+        "batch_size": IntDistribution(LOW, HIGH, log=True),
+        "lr": FloatDistribution(1e-3, 1.0, log=True),
+    }
     sampler = FrontierSampler(seed=0, search_space=space, noise_scale=noise_scale)
     prior = sampler.posterior(found, particles=10, moves=1).prior
     return 2**MIDDLE * math.exp(prior.mean[B_CRIT]), prior.spread[B_CRIT]
@@ -283,7 +332,11 @@ def test_a_trial_is_a_block_in_units_of_its_trace():
 
 def test_trials_that_did_not_measure_the_whole_way_do_not_count():
     found, others = trials([100.0, 120.0, 140.0, 160.0]), trials([1.0, 2.0], status="censored")
-    for measured in ((), steps_of(9.0)[:1], ((32, 0.0, 0.0), (64, 0.0, 0.0))):  # nothing, one step, no gradient at all
+    for measured in (
+        (),
+        steps_of(9.0)[:1],
+        ((32, 0.0, 0.0), (64, 0.0, 0.0)),
+    ):  # nothing, one step, no gradient at all
         others += trials([1.0, 2.0], noise_scale=measured)
     assert model.measured_noise_scale(others) is None
     assert model.noise_scale_prior(others) == (None, 0.0)
@@ -295,11 +348,16 @@ LOST = [100.0, -100.0, 100.0, -90.0, 80.0, -120.0]  # gradients lost in the nois
 
 def test_a_measured_noise_scale_is_the_middle_of_a_wide_prior_and_a_given_one_comes_first():
     value, spread = b_crit(trials([300.0, 301.0, 299.0, 300.0]))
-    assert (value, spread) == (pytest.approx(300.0, rel=1e-2), pytest.approx(math.log(4.0), rel=1e-2))
+    assert (value, spread) == (
+        pytest.approx(300.0, rel=1e-2),
+        pytest.approx(math.log(4.0), rel=1e-2),
+    )
     unsure = trials([150.0, 600.0, 250.0, 400.0, 280.0])
     estimate, (value, spread) = model.measured_noise_scale(unsure)[0], b_crit(unsure)
     assert value == pytest.approx(estimate.noise_scale)
-    assert spread == pytest.approx(math.hypot(math.log(4.0), 0.5 * math.log(estimate.high / estimate.low)))
+    assert spread == pytest.approx(
+        math.hypot(math.log(4.0), 0.5 * math.log(estimate.high / estimate.low))
+    )
     assert b_crit(unsure, noise_scale=50.0) == (pytest.approx(50.0), math.log(4.0))
     for scales in ([], [100.0] * 3, LOST):
         assert b_crit(trials(scales)) == (pytest.approx(2**MIDDLE), math.log(6.0))
@@ -308,7 +366,13 @@ def test_a_measured_noise_scale_is_the_middle_of_a_wide_prior_and_a_given_one_co
 def test_the_row_of_the_report():
     found = trials([100.0, 100.0, 100.0, 100.0])
     row = model.noise_scale_row(found, 50.0, 200.0)
-    values = {"noise_scale": 100.0, "low": 100.0, "high": 100.0, "ratio_to_critical": 2.0, "ratio_to_fit": 0.5}
+    values = {
+        "noise_scale": 100.0,
+        "low": 100.0,
+        "high": 100.0,
+        "ratio_to_critical": 2.0,
+        "ratio_to_fit": 0.5,
+    }
     rest = {"level": 0.9, "trials": 4, "steps": 16, "undetermined": None}
     assert row == rest | {name: pytest.approx(value) for name, value in values.items()}
     row = model.noise_scale_row(found, None, None)
@@ -318,4 +382,6 @@ def test_the_row_of_the_report():
         (LOST, "|G|^2 does not differ from 0"),
     ):
         row = model.noise_scale_row(trials(scales), 50.0, 200.0)
-        assert [row[name] for name in (*values, "undetermined") if name != "low"] == [None] * 4 + [reason]
+        assert [row[name] for name in (*values, "undetermined") if name != "low"] == [None] * 4 + [
+            reason
+        ]

@@ -42,7 +42,13 @@ def half(workload, protocol, batch_size, lr, steps):
 
 
 def sweep(*options):
-    options = ["workload=digits", "device=cpu", "sweep.experiment.repeats=8", "sweep.experiment.steps=5", *options]
+    options = [
+        "workload=digits",
+        "device=cpu",
+        "sweep.experiment.repeats=8",
+        "sweep.experiment.steps=5",
+        *options,
+    ]
     return check_sweep("powers_of_two", compose_sweep("powers_of_two", options))
 
 
@@ -56,7 +62,9 @@ def found(*options, machine=None, **changes):
 
 def test_the_finding_names_what_is_planted_and_how_large():
     machine = Machine({128: 0.95})
-    finding, _ = found("sweep.experiment.ceiling=628", "seed=3", "protocol.warmup_steps=2", machine=machine)
+    finding, _ = found(
+        "sweep.experiment.ceiling=628", "seed=3", "protocol.warmup_steps=2", machine=machine
+    )
     assert [size for size, _, _ in machine.visited] == visits((*NEAR, 511, 512, 513, 628), 8, 3)
     assert {visit[1:] for visit in machine.visited} == {(0.4, 2)}  # of digits
     rows = {row.get("batch_size") or row["what"]: row for row in finding.rows}
@@ -114,14 +122,21 @@ def test_three_batch_sizes_are_stated_against_each_other_and_what_is_in_use():
     finding, _ = found("sweep.experiment.ceiling=628", machine=Machine({128: 1.05}))
     text = finding.sentence.partition("Against each other: ")[2]
     numbers = [float(number) for number in re.findall(r"([+-][\d.]+)% \(", text)]
-    tau = {size: (9e-3 + 4.4e-4 * size) * (1.05 if size == 128 else 1.0) for size in (100, 128, 156)}
+    tau = {
+        size: (9e-3 + 4.4e-4 * size) * (1.05 if size == 128 else 1.0) for size in (100, 128, 156)
+    }
     speed = {size: size / tau[size] for size in tau}
-    expected = [100 * (ratio - 1) for ratio in (speed[128] / speed[100], speed[156] / speed[128], 1.05)]
+    expected = [
+        100 * (ratio - 1) for ratio in (speed[128] / speed[100], speed[156] / speed[128], 1.05)
+    ]
     assert numbers == pytest.approx(expected, abs=1.5)
     assert text.startswith("B = 128 gives ")
     assert " over 100, 156 " in text
     assert "against the line through 100 and 156." in text
-    assert re.search(r"The device's time is in use to (49|50|51)% at B = 100 and (99|100|101)% at B = 628\.$", text)
+    assert re.search(
+        r"The device's time is in use to (49|50|51)% at B = 100 and (99|100|101)% at B = 628\.$",
+        text,
+    )
     assert finding.rows[0]["in_use"] == {"share": pytest.approx(0.5, abs=0.01), "visits": 3}
     finding, _ = found("sweep.experiment.ceiling=150")  # 156 does not fit
     assert "Against each other" not in finding.sentence
@@ -132,19 +147,32 @@ def test_a_ceiling_that_is_not_given_is_measured():
 
     def measured(*arguments, **options):
         bound = inspect.signature(measure_ceiling).bind(*arguments, **options).arguments
-        inspect.signature(find_ceiling).bind("probe", bound["low"], bound["high"], **bound["search"])
+        inspect.signature(find_ceiling).bind(
+            "probe", bound["low"], bound["high"], **bound["search"]
+        )
         asked.extend(bound[name] for name in ("low", "high", "limit"))
-        return SimpleNamespace(batch_size=300, at=SimpleNamespace(limit=2**30), above="it fails", notes=["A note."])
+        return SimpleNamespace(
+            batch_size=300, at=SimpleNamespace(limit=2**30), above="it fails", notes=["A note."]
+        )
 
     finding, printed = found("sweep.experiment.probe.high=700", find_ceiling=measured)
     assert asked == [4, 700, 943_718_400]
     assert "ceiling 300, under 1,024 MiB\nA note.\n" in printed
-    assert [row["batch_size"] for row in finding.rows if "batch_size" in row] == [*NEAR, 255, 256, 257, 300]
+    assert [row["batch_size"] for row in finding.rows if "batch_size" in row] == [
+        *NEAR,
+        255,
+        256,
+        257,
+        300,
+    ]
 
 
 def test_without_batch_sizes_of_its_own_the_ceilings_are_left():
     finding, _ = found(
-        *(f"sweep.experiment.{option}" for option in ("ceiling=40", "centres=[]", "against_each_other=[]"))
+        *(
+            f"sweep.experiment.{option}"
+            for option in ("ceiling=40", "centres=[]", "against_each_other=[]")
+        )
     )
     assert [row["batch_size"] for row in finding.rows] == [31, 32, 33, 40]
     assert "from the mean of its two neighbours" in finding.sentence
@@ -155,30 +183,63 @@ def test_without_batch_sizes_of_its_own_the_ceilings_are_left():
     [
         (["repeats=1"], ConfigError, "sweep.experiment.repeats must be at least 2, but got 1"),
         (["steps=0"], ConfigError, "sweep.experiment.steps must be at least 1, but got 0"),
-        (["level=1.5"], ConfigError, "level must lie between 0 and 1 and lr be positive, but got level=1.5"),
-        (["against_each_other=[5,4,6]"], ConfigError, r"three rising batch sizes or none, but got \[5, 4, 6\]"),
-        (["against_each_other=[5]"], ConfigError, r"three rising batch sizes or none, but got \[5\]"),
+        (
+            ["level=1.5"],
+            ConfigError,
+            "level must lie between 0 and 1 and lr be positive, but got level=1.5",
+        ),
+        (
+            ["against_each_other=[5,4,6]"],
+            ConfigError,
+            r"three rising batch sizes or none, but got \[5, 4, 6\]",
+        ),
+        (
+            ["against_each_other=[5]"],
+            ConfigError,
+            r"three rising batch sizes or none, but got \[5\]",
+        ),
         (["lr=0"], ConfigError, "lr be positive, but got level=0.95 and lr=0.0"),
-        (["centres=[12]"], ConfigError, "centres must be powers of two or multiples of 8, and at least 2, but got"),
+        (
+            ["centres=[12]"],
+            ConfigError,
+            "centres must be powers of two or multiples of 8, and at least 2, but got",
+        ),
         (["batch_sizes=[-3]"], ConfigError, "batch_sizes must be positive"),
         (["ceiling=2"], HardwareError, "the ceiling is 2"),
-        (["ceiling=99999"], ConfigError, "sweep.experiment.ceiling=99999 is larger than the training data"),
+        (
+            ["ceiling=99999"],
+            ConfigError,
+            "sweep.experiment.ceiling=99999 is larger than the training data",
+        ),
     ],
 )
 def test_refuses_before_anything_is_timed(options, error, text):
     machine = Machine()
     with pytest.raises(error, match=text):
-        found("sweep.experiment.ceiling=628", *(f"sweep.experiment.{option}" for option in options), machine=machine)
+        found(
+            "sweep.experiment.ceiling=628",
+            *(f"sweep.experiment.{option}" for option in options),
+            machine=machine,
+        )
     assert machine.visited == []
 
 
 def test_real_steps():
-    options = ("ceiling=40", "centres=[24]", "batch_sizes=[20]", "repeats=2", "steps=2", "level=0.9")
+    options = (
+        "ceiling=40",
+        "centres=[24]",
+        "batch_sizes=[20]",
+        "repeats=2",
+        "steps=2",
+        "level=0.9",
+    )
     checked = sweep(*(f"sweep.experiment.{option}" for option in options))
     finding = run(checked.config, Console(file=StringIO()), **checked.parameters)
     rows = [row for row in finding.rows if "batch_size" in row]
     assert [row["batch_size"] for row in rows] == [20, 23, 24, 25, 31, 32, 33, 40]
-    assert all(len(row["seconds_of_rounds"]) == 2 and min(row["seconds_of_rounds"]) > 0 for row in rows)
+    assert all(
+        len(row["seconds_of_rounds"]) == 2 and min(row["seconds_of_rounds"]) > 0 for row in rows
+    )
     assert finding.device.startswith("cpu")
 
 
@@ -188,6 +249,11 @@ def test_steps_that_two_processes_share():
     options = ("ceiling=260", "centres=[]", "against_each_other=[]", "repeats=2", "steps=2")
     checked = sweep("devices=2", *(f"sweep.experiment.{option}" for option in options))
     finding = run(checked.config, Console(file=StringIO()), **checked.parameters)
-    assert [row["batch_size"] for row in finding.rows if "batch_size" in row] == [255, 256, 257, 260]
+    assert [row["batch_size"] for row in finding.rows if "batch_size" in row] == [
+        255,
+        256,
+        257,
+        260,
+    ]
     assert finding.device.startswith("2 x cpu")
     assert "in use" not in finding.sentence

@@ -60,7 +60,15 @@ class Lit(LightningModule):
 
 
 def fly(
-    kind, space=SPACE, *, target=("val_loss", 0.01), trial=None, continues=True, survey=False, every=32, validation=None
+    kind,
+    space=SPACE,
+    *,
+    target=("val_loss", 0.01),
+    trial=None,
+    continues=True,
+    survey=False,
+    every=32,
+    validation=None,
 ):
     workload = Workload(
         kind,
@@ -84,7 +92,9 @@ class Fixed(Lit):
 class FixedMaximum(Lit):
     def configure_optimizers(self):
         optimizer = super().configure_optimizers()
-        schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=0.1, total_steps=100, cycle_momentum=False)
+        schedule = torch.optim.lr_scheduler.OneCycleLR(
+            optimizer, max_lr=0.1, total_steps=100, cycle_momentum=False
+        )
         return [optimizer], [{"scheduler": schedule, "interval": "step"}]
 
 
@@ -124,7 +134,10 @@ RATES = r", with these rates of its optimizers at both: SGD {}\. Let configure_o
         (FixedMaximum, RATES.format("0.00[0-9]+")),
         (Overwritten, RATES.format("0.01")),
         (ByHand, ", though the rates of its optimizers are not: train the weights by"),
-        (NoOptimizer, ", as it has no optimizer with a learning rate: return one from configure_optimizers"),
+        (
+            NoOptimizer,
+            ", as it has no optimizer with a learning rate: return one from configure_optimizers",
+        ),
     ],
 )
 def test_a_rate_that_is_not_the_trials_is_refused(kind, message):
@@ -142,7 +155,9 @@ class Warm(Lit):
 
     def configure_optimizers(self):
         optimizer = super().configure_optimizers()
-        schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: min(1.0, step / self.steps))
+        schedule = torch.optim.lr_scheduler.LambdaLR(
+            optimizer, lambda step: min(1.0, step / self.steps)
+        )
         return [optimizer], [{"scheduler": schedule, "interval": "step"}]
 
 
@@ -153,7 +168,9 @@ class Glacial(Warm):
 class WarmByEpoch(Lit):
     def configure_optimizers(self):
         optimizer = super().configure_optimizers()
-        return [optimizer], [torch.optim.lr_scheduler.LambdaLR(optimizer, lambda epoch: min(1.0, epoch / 5))]
+        return [optimizer], [
+            torch.optim.lr_scheduler.LambdaLR(optimizer, lambda epoch: min(1.0, epoch / 5))
+        ]
 
 
 class WarmByHand(Lit):
@@ -200,7 +217,9 @@ class Hparams(Lit):
 
 class Stochastic(Lit):
     def loss(self, batch):
-        return nn.functional.cross_entropy(nn.functional.dropout(self.net(batch[0]), 0.5, self.training), batch[1])
+        return nn.functional.cross_entropy(
+            nn.functional.dropout(self.net(batch[0]), 0.5, self.training), batch[1]
+        )
 
 
 class Still(Lit):
@@ -271,7 +290,20 @@ class KeepsState(Lit):
 
 
 GOOD = (
-    *(Lit, Warm, Glacial, WarmByEpoch, WarmByHand, WarmAndNormed, Adam, Scaled, Groups, Hparams, Stochastic, Still),
+    *(
+        Lit,
+        Warm,
+        Glacial,
+        WarmByEpoch,
+        WarmByHand,
+        WarmAndNormed,
+        Adam,
+        Scaled,
+        Groups,
+        Hparams,
+        Stochastic,
+        Still,
+    ),
     *(Alternating, LogsFromCallback, QuietInSanityCheck, PreparesInFit, KeepsState),
 )
 
@@ -280,14 +312,18 @@ GOOD = (
 def test_a_good_project_is_not_refused(kind):
     found = fly(kind)
     assert found.smallest == 8
-    assert found.gradient_bytes == 4 * sum(p.numel() for p in kind(SimpleNamespace(lr=0.1, batch_size=8)).parameters())
+    assert found.gradient_bytes == 4 * sum(
+        p.numel() for p in kind(SimpleNamespace(lr=0.1, batch_size=8)).parameters()
+    )
     assert not found.notes or kind is Alternating
 
 
 def test_several_validation_loaders_have_a_metric_each():
     validation = [DataLoader(DATA, batch_size=16), DataLoader(DATA, batch_size=32)]
     fly(ValidatesTwice, target=("val_loss/dataloader_idx_1", 0.01), validation=validation)
-    with pytest.raises(ConfigError, match="logs val_loss/dataloader_idx_0, val_loss/dataloader_idx_1: make one"):
+    with pytest.raises(
+        ConfigError, match="logs val_loss/dataloader_idx_0, val_loss/dataloader_idx_1: make one"
+    ):
         fly(ValidatesTwice, validation=validation)
 
 
@@ -353,13 +389,21 @@ def test_a_hook_that_is_missing_is_named(kind, message):
 @pytest.mark.parametrize(
     ("kind", "target", "message"),
     [
-        (Lit, "val_los", "'val_los' is logged nowhere; in validation the module logs val_acc, val_loss: make one"),
+        (
+            Lit,
+            "val_los",
+            "'val_los' is logged nowhere; in validation the module logs val_acc, val_loss: make one",
+        ),
         (
             Lit,
             "train_loss",
             "'train_loss' is logged in training alone; in validation the module logs val_acc, val_loss",
         ),
-        (LogsNothing, "val_loss", "'val_loss' is logged nowhere, and nothing in validation: log it in validation_step"),
+        (
+            LogsNothing,
+            "val_loss",
+            "'val_loss' is logged nowhere, and nothing in validation: log it in validation_step",
+        ),
         (
             LogsInSanityCheck,
             "val_sanity",
@@ -389,7 +433,9 @@ class Unreadable(Lit):
 
 def test_a_checkpoint_that_is_no_plain_data_is_a_note():
     (note,) = fly(Unreadable).notes
-    assert note.startswith("a stopped trial cannot be continued, it starts afresh: it holds more than plain data")
+    assert note.startswith(
+        "a stopped trial cannot be continued, it starts afresh: it holds more than plain data"
+    )
 
 
 def test_a_target_that_untrained_weights_meet_is_refused():
@@ -404,7 +450,10 @@ def test_a_target_that_untrained_weights_meet_is_refused():
     ("module", "message"),
     [
         ({"lr": 0.1}, r"set workload.module.lr='\$\{trial.lr\}'"),
-        ({"_target_": f"{__name__}.Fixed"}, r"pass \$\{trial.lr\} in workload.module to whatever of \S+Fixed takes"),
+        (
+            {"_target_": f"{__name__}.Fixed"},
+            r"pass \$\{trial.lr\} in workload.module to whatever of \S+Fixed takes",
+        ),
         ({"_target_": "no.such"}, "whatever of no.such takes"),
         (
             {"class_path": "torch.optim.lr_scheduler.OneCycleLR", "init_args": {}},
@@ -467,15 +516,39 @@ WEIGHTED = Data(DataLoader(DATA, sampler=WeightedRandomSampler([1.0] * 64, 64)))
 @pytest.mark.parametrize(
     ("data", "message"),
     [
-        (Data(STREAM), r"train_dataloader\(\) cannot .*: its data set, Stream, is iterable .*; return DataLoader\("),
-        (Data([PLAIN, PLAIN]), r"train_dataloader\(\) returns 2 loaders in a list, but a trial needs one batch of B"),
-        (Data({"a": PLAIN}), r"train_dataloader\(\) returns 1 loader in a dict, .*ConcatDataset or StackDataset"),
-        (Data(iter("ab")), r"train_dataloader\(\) cannot .*: it returns a str\w*iterator, not a torch DataLoader"),
-        (Data(Own(DATA)), r"train_dataloader\(\) cannot .*: Own has an __iter__ of its own; .*train_batches\("),
-        (Data(DataLoader(DATA, batch_sampler=Buckets(SequentialSampler(DATA), 4, False))), "batch_sampler is Buckets"),
+        (
+            Data(STREAM),
+            r"train_dataloader\(\) cannot .*: its data set, Stream, is iterable .*; return DataLoader\(",
+        ),
+        (
+            Data([PLAIN, PLAIN]),
+            r"train_dataloader\(\) returns 2 loaders in a list, but a trial needs one batch of B",
+        ),
+        (
+            Data({"a": PLAIN}),
+            r"train_dataloader\(\) returns 1 loader in a dict, .*ConcatDataset or StackDataset",
+        ),
+        (
+            Data(iter("ab")),
+            r"train_dataloader\(\) cannot .*: it returns a str\w*iterator, not a torch DataLoader",
+        ),
+        (
+            Data(Own(DATA)),
+            r"train_dataloader\(\) cannot .*: Own has an __iter__ of its own; .*train_batches\(",
+        ),
+        (
+            Data(DataLoader(DATA, batch_sampler=Buckets(SequentialSampler(DATA), 4, False))),
+            "batch_sampler is Buckets",
+        ),
         (Data(DataLoader(DATA, sampler=range(64))), "its sampler, range, is not one of torch's"),
-        (Data(CombinedLoader([PLAIN, PLAIN])), r"train_dataloader\(\) returns 2 loaders in a CombinedLoader, but"),
-        (Data(validation=[PLAIN, STREAM]), r"val_dataloader\(\) returns a DataLoader without a length"),
+        (
+            Data(CombinedLoader([PLAIN, PLAIN])),
+            r"train_dataloader\(\) returns 2 loaders in a CombinedLoader, but",
+        ),
+        (
+            Data(validation=[PLAIN, STREAM]),
+            r"val_dataloader\(\) returns a DataLoader without a length",
+        ),
         (Data(validation=STREAM), r"val_dataloader\(\) returns a DataLoader without a length"),
         (NoValidationData(), "has no val_dataloader: define it"),
     ],
@@ -485,7 +558,9 @@ def test_loaders_that_do_not_do_are_named(data, message):
         check_loaders(data)
 
 
-@pytest.mark.parametrize("data", [Data(), Data(validation={"a": PLAIN, "b": PLAIN}), OwnBatches([PLAIN]), WEIGHTED])
+@pytest.mark.parametrize(
+    "data", [Data(), Data(validation={"a": PLAIN, "b": PLAIN}), OwnBatches([PLAIN]), WEIGHTED]
+)
 def test_loaders_that_do_are_not_refused(data):
     check_loaders(data)
 
@@ -539,11 +614,16 @@ def test_short_trials_are_few_and_at_low_rates(timed, sizes, tried):
     assert [spec.batch_size for spec, _ in asked] == tried
     assert step_time == StepTime(pytest.approx(0.0), pytest.approx(0.01))
     for spec, _ in asked[:-1]:
-        assert spec.lr == pytest.approx(0.1 * spec.batch_size / 64 / 8)  # the lowest rate searched: three octaves down
+        assert spec.lr == pytest.approx(
+            0.1 * spec.batch_size / 64 / 8
+        )  # the lowest rate searched: three octaves down
     assert asked[-1][0].lr == pytest.approx(0.1 * tried[0] / 64)
     assert {protocol.warmup_steps for _, protocol in asked} == {1}
     assert {protocol.noise_scale_every for _, protocol in asked} == {None}
-    assert [protocol.trainer.get("limit_val_batches") for _, protocol in asked] == [None, *[4] * (len(tried) - 1)]
+    assert [protocol.trainer.get("limit_val_batches") for _, protocol in asked] == [
+        None,
+        *[4] * (len(tried) - 1),
+    ]
 
 
 @pytest.mark.parametrize(("every", "kept"), [(1, [0, 1, 2, 3, 4, 5, 6]), (3, [0, 3, 6])])

@@ -24,7 +24,13 @@ from bstune.study.tracking import runs
 from bstune.trial.backend import TrialBackend
 from bstune.trial.workload import resolve, resolve_precision
 
-DIGITS = ("workload=digits", "mlflow.enabled=false", "hardware.enabled=false", "budget.steps=40", "budget.examples=1")
+DIGITS = (
+    "workload=digits",
+    "mlflow.enabled=false",
+    "hardware.enabled=false",
+    "budget.steps=40",
+    "budget.examples=1",
+)
 SPEC = TrialSpec(0, 0, 64, 0.4, 0.0, 7)
 
 
@@ -49,8 +55,12 @@ def test_stopped_and_continued_is_the_same_training(output):
     assert not backend.resumable(0, output)
     first = train(replace(SPEC, max_steps=11), output, None)
     assert backend.resumable(0, output)
-    second = train(replace(SPEC, number=1, trial_index=1, max_steps=25, resumed_from=0), output, first)
-    third = train(replace(SPEC, number=2, trial_index=2, max_steps=40, resumed_from=1), output, second)
+    second = train(
+        replace(SPEC, number=1, trial_index=1, max_steps=25, resumed_from=0), output, first
+    )
+    third = train(
+        replace(SPEC, number=2, trial_index=2, max_steps=40, resumed_from=1), output, second
+    )
     assert (third.number, third.trial_index, third.resumed_from, third.steps) == (2, 2, 1, 40)
     assert set(third.history) >= set(whole.history)
     assert third.history[-1] == whole.history[-1]
@@ -62,18 +72,31 @@ def damaged(content):
     return content[:middle] + bytes([content[middle] ^ 0xFF]) + content[middle + 1 :]
 
 
-@pytest.mark.parametrize("spoil", [None, damaged, lambda content: b""], ids=["deleted", "damaged", "emptied"])
-def test_a_parent_whose_state_is_no_use_is_trained_again_from_the_start(train, output, caplog, spoil):
+@pytest.mark.parametrize(
+    "spoil", [None, damaged, lambda content: b""], ids=["deleted", "damaged", "emptied"]
+)
+def test_a_parent_whose_state_is_no_use_is_trained_again_from_the_start(
+    train, output, caplog, spoil
+):
     first = train(replace(SPEC, max_steps=11), output, None)
     state = output.state(0)
     state.unlink() if spoil is None else state.write_bytes(spoil(state.read_bytes()))
     with caplog.at_level(logging.WARNING, "bstune"):
         result = train(replace(SPEC, number=1, max_steps=25, resumed_from=0), output, first)
-    (warning,) = [record.getMessage() for record in caplog.records if record.name == "bstune.trial.workload"]
+    (warning,) = [
+        record.getMessage() for record in caplog.records if record.name == "bstune.trial.workload"
+    ]
     assert warning.startswith("the state of trial 0 at ")
     assert warning.endswith("; it starts afresh")
-    assert (result.number, result.resumed_from, result.status, result.steps) == (1, None, "censored", 25)
-    assert entries(output.states) == ["trial-1.ckpt"], "the spoilt one would be tried again and again"
+    assert (result.number, result.resumed_from, result.status, result.steps) == (
+        1,
+        None,
+        "censored",
+        25,
+    )
+    assert entries(output.states) == ["trial-1.ckpt"], (
+        "the spoilt one would be tried again and again"
+    )
     assert result.history == train(replace(SPEC, number=5, max_steps=25), output, None).history
 
 
@@ -86,13 +109,32 @@ def test_a_parent_whose_state_is_no_use_is_trained_again_from_the_start(train, o
         ("bf16-true", "cpu", False, "bf16-true"),
         ("bf16-true", "cuda:1", True, "bf16-true"),
         ("16-mixed", "cuda", False, "16-mixed"),
-        ("bf16-true", "cuda", False, "precision=bf16-true: GTX has no bfloat16: use 16-true or 32-true"),
-        ("bf16-mixed", "cuda", False, "precision=bf16-mixed: GTX has no bfloat16: use 16-mixed or 32-true"),
-        ("16-true", "cpu", True, "precision=16-true needs a CUDA device, but this is cpu: use bf16-true or 32-true"),
+        (
+            "bf16-true",
+            "cuda",
+            False,
+            "precision=bf16-true: GTX has no bfloat16: use 16-true or 32-true",
+        ),
+        (
+            "bf16-mixed",
+            "cuda",
+            False,
+            "precision=bf16-mixed: GTX has no bfloat16: use 16-mixed or 32-true",
+        ),
+        (
+            "16-true",
+            "cpu",
+            True,
+            "precision=16-true needs a CUDA device, but this is cpu: use bf16-true or 32-true",
+        ),
     ],
 )
-def test_a_precision_that_the_device_does_not_have_is_refused(monkeypatch, precision, device, has_bfloat16, found):
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda asked: (8, 0) if has_bfloat16 else (7, 5))
+def test_a_precision_that_the_device_does_not_have_is_refused(
+    monkeypatch, precision, device, has_bfloat16, found
+):
+    monkeypatch.setattr(
+        torch.cuda, "get_device_capability", lambda asked: (8, 0) if has_bfloat16 else (7, 5)
+    )
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda asked: "GTX")
     if " " in found:
         with pytest.raises(ConfigError, match=found):
@@ -104,7 +146,10 @@ def test_a_precision_that_the_device_does_not_have_is_refused(monkeypatch, preci
 def test_a_fused_optimizer_is_refused_where_a_scaler_skips_steps(monkeypatch):
     monkeypatch.setattr("bstune.trial.workload.resolve_device", lambda name, option: "cuda")
     options = ["+workload=resnet_cifar", "precision=16-mixed"]
-    assert resolve(compose_checked([*options, "workload.module.optimizer.fused=false"])).precision == "16-mixed"
+    assert (
+        resolve(compose_checked([*options, "workload.module.optimizer.fused=false"])).precision
+        == "16-mixed"
+    )
     with pytest.raises(ConfigError, match=r"set workload\.module\.optimizer\.fused=false"):
         resolve(compose_checked([*options, "workload.module.optimizer.fused=true"]))
 
@@ -112,8 +157,12 @@ def test_a_fused_optimizer_is_refused_where_a_scaler_skips_steps(monkeypatch):
 def test_a_worker_on_cuda_says_of_which_device_it_takes_a_share(monkeypatch):
     """Torch refuses a device without its number there."""
     asked = []
-    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(total_memory=1000))
-    monkeypatch.setattr(torch.cuda, "set_per_process_memory_fraction", lambda *given: asked.append(given))
+    monkeypatch.setattr(
+        torch.cuda, "get_device_properties", lambda device: SimpleNamespace(total_memory=1000)
+    )
+    monkeypatch.setattr(
+        torch.cuda, "set_per_process_memory_fraction", lambda *given: asked.append(given)
+    )
     open_trials(OmegaConf.to_container(compose_checked(DIGITS), resolve=False), None, None, 250)
     assert asked == [(0.25, torch.device("cuda", 0))]
 
@@ -145,9 +194,20 @@ class OwnBackend(TrialBackend):
 def test_a_study_runs_on_a_backend_of_ones_own(tmp_path, monkeypatch, sampler):
     monkeypatch.chdir(tmp_path)
     write_rows(tmp_path / "t.jsonl", table_rows())
-    options = ("workload.table=t.jsonl", "workload.target.value=0.14", "mlflow.enabled=false", "search.replicates=1")
+    options = (
+        "workload.table=t.jsonl",
+        "workload.target.value=0.14",
+        "mlflow.enabled=false",
+        "search.replicates=1",
+    )
     config = compose_checked(
-        ["workload=replay", "workload.name=replay", *options, f"sampler={sampler}", "search.trials=3"]
+        [
+            "workload=replay",
+            "workload.name=replay",
+            *options,
+            f"sampler={sampler}",
+            "search.trials=3",
+        ]
     )
     prepared = prepare(config, backend=OwnBackend())
     assert prepared.frozen_settings == {**frozen_settings(prepared.config), "cluster": "A"}
@@ -171,9 +231,13 @@ def test_a_study_runs_on_a_backend_of_ones_own(tmp_path, monkeypatch, sampler):
         ("workload.target.value=9", "the target val/loss <= 9 is met before training"),
     ],
 )
-def test_what_cannot_be_tuned_is_refused_before_the_survey(bstune, tmp_path, monkeypatch, option, message):
+def test_what_cannot_be_tuned_is_refused_before_the_survey(
+    bstune, tmp_path, monkeypatch, option, message
+):
     monkeypatch.setattr(hardware_survey, "cached_survey", None)
-    status, _, err = bstune("workload=digits", "mlflow.enabled=false", "device=cpu", "hardware.enabled=true", option)
+    status, _, err = bstune(
+        "workload=digits", "mlflow.enabled=false", "device=cpu", "hardware.enabled=true", option
+    )
     assert status == 2
     assert err.startswith(f"error: {message}")
     assert "\n" not in err.strip()
@@ -196,11 +260,19 @@ def test_what_is_optional_never_ends_a_study(tmp_path, monkeypatch):
     for name in ("draw_curve", "over_targets"):
         monkeypatch.setattr(report, name, fail)
     monkeypatch.setattr(runs, "Tracking", fail)
-    options = ("workload.table=t.jsonl", "workload.target.value=0.14", "search.replicates=0", "search.trials=3")
+    options = (
+        "workload.table=t.jsonl",
+        "workload.target.value=0.14",
+        "search.replicates=0",
+        "search.trials=3",
+    )
     options += ("hardware.scale_out.show=true",)
     console = Console(record=True, width=200)
     run_study(
-        prepare(compose_checked(["workload=replay", "workload.name=replay", *options]), backend=Untestable()),
+        prepare(
+            compose_checked(["workload=replay", "workload.name=replay", *options]),
+            backend=Untestable(),
+        ),
         [],
         console,
     )
@@ -223,9 +295,13 @@ def test_an_mlflow_that_cannot_be_imported_is_a_note(tmp_path, monkeypatch):
     write_rows(tmp_path / "t.jsonl", table_rows())
     monkeypatch.setitem(sys.modules, "bstune.study.tracking.address", None)
     options = ("workload.table=t.jsonl", "workload.target.value=0.14")
-    prepared = prepare(compose_checked(["workload=replay", "workload.name=replay", *options]), backend=OwnBackend())
+    prepared = prepare(
+        compose_checked(["workload=replay", "workload.name=replay", *options]), backend=OwnBackend()
+    )
     assert not prepared.config.mlflow.enabled
-    assert prepared.notes[0].startswith("not logged in MLflow, which cannot be imported: ModuleNotFoundError: ")
+    assert prepared.notes[0].startswith(
+        "not logged in MLflow, which cannot be imported: ModuleNotFoundError: "
+    )
 
 
 @pytest.mark.parametrize(("wall_seconds", "seconds"), [("null", 45), (100, 10), (1000, 45)])
@@ -237,7 +313,9 @@ def test_the_survey_leaves_most_of_the_wall_time_to_the_search(monkeypatch, wall
         return make_survey([(32, 1e-3), (512, 2e-3)], high=512), True
 
     monkeypatch.setattr("bstune.hardware.survey.cached_survey", surveyed)
-    config = compose_checked(["workload=digits", "device=cpu", f"search.wall_seconds={wall_seconds}"])
+    config = compose_checked(
+        ["workload=digits", "device=cpu", f"search.wall_seconds={wall_seconds}"]
+    )
     assert prepare(config).config.hardware.seconds == 45
     assert asked == [seconds]
 
@@ -245,6 +323,7 @@ def test_the_survey_leaves_most_of_the_wall_time_to_the_search(monkeypatch, wall
 def test_a_study_of_a_former_version_goes_on_with_lightnings_loop():
     """Its settings name no loop."""
     off, auto = (
-        frozen_settings(compose_checked(["workload=digits", f"protocol.fast={fast}"])) for fast in ("off", "auto")
+        frozen_settings(compose_checked(["workload=digits", f"protocol.fast={fast}"]))
+        for fast in ("off", "auto")
     )
     assert auto == {**off, "protocol.fast": "auto"}

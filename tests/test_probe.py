@@ -41,7 +41,13 @@ class NeedsTwo(Hungry):
 @pytest.mark.parametrize(
     ("phases", "peaks", "error", "enforced", "outcome"),
     [
-        ((Phase.TRAINING, Phase.EVALUATION, *TRAINED), (5, 25, 30, 20, 7), None, False, "fits"),  # the most of a phase
+        (
+            (Phase.TRAINING, Phase.EVALUATION, *TRAINED),
+            (5, 25, 30, 20, 7),
+            None,
+            False,
+            "fits",
+        ),  # the most of a phase
         (TRAINED, (50, 100, 100), None, False, "fits"),
         (TRAINED, (50, 101, 102), None, False, "training"),
         (TRAINED, (50, 90, 101), None, False, "evaluation"),
@@ -97,10 +103,24 @@ def test_the_peak_of_a_cuda_device_has_what_was_loaded_after_the_start(
         (["training", ProbeResult(8, "fits", 9, 3, 4)], None, 0, "", "fits", None),
         (["startup", "training"], 9 * MiB, -9, "", "training", "stopped at 9 MiB"),
         ([], 9 * MiB, -9, "", "startup", "stopped at 9 MiB"),
-        (["evaluation"], None, -9, "", "evaluation", "ended by the system, as it does when memory runs out"),
+        (
+            ["evaluation"],
+            None,
+            -9,
+            "",
+            "evaluation",
+            "ended by the system, as it does when memory runs out",
+        ),
         (["training"], "it did not end within 60 s", -9, "", "error", "it did not end within 60 s"),
         ([], None, 1, "Traceback\nValueError: batch of 1\n\n", "error", "ValueError: batch of 1"),
-        ([], None, 1, "CUDA error: device-side assert\n", "error", "CUDA error: device-side assert"),
+        (
+            [],
+            None,
+            1,
+            "CUDA error: device-side assert\n",
+            "error",
+            "CUDA error: device-side assert",
+        ),
         ([], None, 1, "No CUDA GPUs are available\n", "device", "No CUDA GPUs are available"),
         ([], None, -11, "", "error", "the probe ended with status -11 and printed nothing"),
     ],
@@ -116,7 +136,9 @@ def digits(*overrides):
 
 
 def probe_of(*overrides, mib=4096, seconds=60.0, model="bstune.workloads.models.mlp"):
-    config = OmegaConf.to_container(digits(*overrides, f"workload.module.model._target_={model}"), resolve=False)
+    config = OmegaConf.to_container(
+        digits(*overrides, f"workload.module.model._target_={model}"), resolve=False
+    )
     return TrialProbe(config, int(mib * MiB), 2, seconds)
 
 
@@ -124,8 +146,14 @@ def probe_of(*overrides, mib=4096, seconds=60.0, model="bstune.workloads.models.
 def test_real_probes():
     """An evaluation of 300 images takes 300 MiB here, 1,000 examples of training 250."""
     least = probe_of()(4).peak_bytes / MiB
-    small, large = (probe_of(mib=least + more, model="tests.test_probe.Hungry") for more in (150, 700))
-    assert [small(8).outcome, small(1000).outcome, large(8).outcome] == ["evaluation", "training", "fits"]
+    small, large = (
+        probe_of(mib=least + more, model="tests.test_probe.Hungry") for more in (150, 700)
+    )
+    assert [small(8).outcome, small(1000).outcome, large(8).outcome] == [
+        "evaluation",
+        "training",
+        "fits",
+    ]
     pair = probe_of("protocol.noise_scale_every=null", model="tests.test_probe.NeedsTwo")
     result = pair(1)
     assert (result.outcome, result.message) == ("error", "ValueError: one example is too few")
@@ -153,12 +181,27 @@ def test_an_interruption_leaves_no_probe_behind(monkeypatch):
 @pytest.mark.slow
 def test_a_real_ceiling():
     """Half a gigabyte for the interpreter, torch and 1200 digits; the range is cut to the data set."""
-    options = {"multiple": 1, "relative": 0.01, "steps": 3, "seconds": 120.0, "largest_first": True, "verify": 0}
+    options = {
+        "multiple": 1,
+        "relative": 0.01,
+        "steps": 3,
+        "seconds": 120.0,
+        "largest_first": True,
+        "verify": 0,
+    }
     found = measure_ceiling(digits(), 4, 5000, 1200, limit=4096 * MiB, **options)
-    assert (found.batch_size, found.above, [p.batch_size for p in found.probes]) == (1200, None, [1200, 4])
+    assert (found.batch_size, found.above, [p.batch_size for p in found.probes]) == (
+        1200,
+        None,
+        [1200, 4],
+    )
     assert 100 * MiB < found.at.training_bytes <= found.at.peak_bytes < 4096 * MiB
-    assert found.notes == ("batch size 5000 is larger than the training data: the ceiling was looked for up to 1200",)
+    assert found.notes == (
+        "batch size 5000 is larger than the training data: the ceiling was looked for up to 1200",
+    )
     with pytest.raises(HardwareError, match="the data and the model alone do not fit in 64 MiB"):
         measure_ceiling(digits(), 4, 4, 1200, limit=64 * MiB, **options)
-    with pytest.raises(HardwareError, match=r"the smallest batch size, 11, is larger than .* \(10 examples\)"):
+    with pytest.raises(
+        HardwareError, match=r"the smallest batch size, 11, is larger than .* \(10 examples\)"
+    ):
         measure_ceiling(digits(), 11, 12, 10, limit=64 * MiB, **options)

@@ -31,9 +31,17 @@ from bstune.trial.workload import load
 
 PROJECTS = Path(__file__).parent / "projects"
 CONFIGS = PROJECTS / "conf"
-CASES = {path.stem: (CONFIGS, f"workload={path.stem}") for path in sorted((CONFIGS / "workload").glob("*.yaml"))}
-TREE = PROJECTS / "hydra_tree" / "conf"  # groups of the project's own, one of which stands beside bstune's sections
-CASES |= {"wine": (TREE, "workload=wine"), "wine, linear": (TREE, "workload=wine model@workload.module=linear")}
+CASES = {
+    path.stem: (CONFIGS, f"workload={path.stem}")
+    for path in sorted((CONFIGS / "workload").glob("*.yaml"))
+}
+TREE = (
+    PROJECTS / "hydra_tree" / "conf"
+)  # groups of the project's own, one of which stands beside bstune's sections
+CASES |= {
+    "wine": (TREE, "workload=wine"),
+    "wine, linear": (TREE, "workload=wine model@workload.module=linear"),
+}
 CLI = PROJECTS / "lightning_cli" / "config.yaml"
 # Its objective counts steps: what it does depends on no clock.
 STUDY = ("search.trials=14", "search.objective=steps", "search.replicates=1", "search.workers=0")
@@ -41,11 +49,22 @@ STUDY += ("mlflow.enabled=false",)
 STEPS = 40
 OPTIMIZERS = {"two_optimizers": 2}  # that step at each batch: Lightning counts the steps of all
 # Of these a study says something that a trial of theirs does not: a trial of each is compared with its author's fit.
-STUDIED = {"callback_metric", "pl_transformer", "epoch_cosine", "one_cycle", "two_optimizers", "no_test_split", "wine"}
+STUDIED = {
+    "callback_metric",
+    "pl_transformer",
+    "epoch_cosine",
+    "one_cycle",
+    "two_optimizers",
+    "no_test_split",
+    "wine",
+}
 STUDIED |= {"graph_batches"}
 VALIDATES = {"early_stopping", "epoch_cosine"}  # what is trained depends on what is validated
 
-pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore::UserWarning")]  # the projects' own
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.filterwarnings("ignore::UserWarning"),
+]  # the projects' own
 
 
 @pytest.fixture(autouse=True)
@@ -59,7 +78,8 @@ def arguments(name):
 
 
 @pytest.mark.parametrize(
-    "name", [name if name in STUDIED else pytest.param(name, marks=pytest.mark.soak) for name in CASES]
+    "name",
+    [name if name in STUDIED else pytest.param(name, marks=pytest.mark.soak) for name in CASES],
 )
 def test_a_project_is_tuned_as_it_is(name, bstune, tmp_path):
     trials = check_study(tmp_path, *bstune(*arguments(name), *STUDY))
@@ -101,8 +121,19 @@ def record(trial):
 
 def test_the_console_script_tunes_a_file_of_lightning_cli_in_the_working_directory(tmp_path):
     shutil.copytree(PROJECTS / "lightning_cli", tmp_path / "lightning_cli")
-    command = [Path(sys.executable).with_name("bstune"), "lightning", "lightning_cli/config.yaml", *STUDY]
-    own = ("--target", "val_loss=0.3", "search.trials=8", "search.workers=1", "hardware.enabled=false")
+    command = [
+        Path(sys.executable).with_name("bstune"),
+        "lightning",
+        "lightning_cli/config.yaml",
+        *STUDY,
+    ]
+    own = (
+        "--target",
+        "val_loss=0.3",
+        "search.trials=8",
+        "search.workers=1",
+        "hardware.enabled=false",
+    )
     ran = subprocess.run([*command, *own], cwd=tmp_path, capture_output=True, text=True)
     check_study(tmp_path, ran.returncode, ran.stdout, ran.stderr)
     assert entries(tmp_path / "bstune_conf" / "workload") == ["LitMLP.yaml"]
@@ -121,7 +152,9 @@ def check_study(folder, status, out, err):
 
 def fit(name, config, spec, workload, build, folder):
     """Train as the project's author would, on the batches of a trial; return the module."""
-    lightning = importlib.import_module("pytorch_lightning" if name.startswith("pl_") else "lightning.pytorch")
+    lightning = importlib.import_module(
+        "pytorch_lightning" if name.startswith("pl_") else "lightning.pytorch"
+    )
     module, data = build(spec)
     batches = workload.train_batches(spec)
     data.train_dataloader = lambda: batches
@@ -135,7 +168,10 @@ def fit(name, config, spec, workload, build, folder):
         default_root_dir=folder,
         enable_progress_bar=False,
         enable_model_summary=False,
-        **{"logger": logger, **instantiate(config.workload.get("trainer", OmegaConf.create()), "trainer")},
+        **{
+            "logger": logger,
+            **instantiate(config.workload.get("trainer", OmegaConf.create()), "trainer"),
+        },
     )
     trainer.fit(module, datamodule=data)
     return module
@@ -143,7 +179,13 @@ def fit(name, config, spec, workload, build, folder):
 
 def numbers(trainer):
     """Return what a module may ask its Trainer."""
-    names = ("max_epochs", "num_training_batches", "estimated_stepping_batches", "current_epoch", "global_step")
+    names = (
+        "max_epochs",
+        "num_training_batches",
+        "estimated_stepping_batches",
+        "current_epoch",
+        "global_step",
+    )
     return {name: getattr(trainer, name) for name in names}
 
 
@@ -170,12 +212,30 @@ def fitted(name, folder):
 
 
 @pytest.mark.parametrize(
-    "name", ["early_stopping", "epoch_cosine", "lazy_layers", "pl_transformer", "two_optimizers", "checkpoint_state"]
+    "name",
+    [
+        "early_stopping",
+        "epoch_cosine",
+        "lazy_layers",
+        "pl_transformer",
+        "two_optimizers",
+        "checkpoint_state",
+    ],
 )
 def test_a_checkpoint_of_a_projects_run_is_branched(name, bstune, tmp_path):
     config, _ = fitted(name, tmp_path)
     size = int(config.workload.reference.batch_size)
-    own = ("--batch-size", size, "--batch-sizes", 2 * size, "--examples", 20 * size, "--seeds", 0, "--trusted")
+    own = (
+        "--batch-size",
+        size,
+        "--batch-sizes",
+        2 * size,
+        "--examples",
+        20 * size,
+        "--seeds",
+        0,
+        "--trusted",
+    )
     status, out, err = bstune("branch", "run.ckpt", *own, *arguments(name))
     assert (status, err) == (0, "")
     steps = [int(line.split()[4]) for line in out.splitlines() if line.startswith("seed 0")]
@@ -190,23 +250,38 @@ def test_a_winner_whose_layers_depend_on_its_data_loads_back(tmp_path):
     assert same_weights(_load_pyfunc(tmp_path).module, module)
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # Lightning calls jsonargparse by former names
+@pytest.mark.filterwarnings(
+    "ignore::DeprecationWarning"
+)  # Lightning calls jsonargparse by former names
 def test_a_trial_equals_the_fit_of_a_file_of_lightning_cli(tmp_path):
     workload, _ = workload_of(CLI, Chosen("val_loss=0.2"))
     (tmp_path / "workload").mkdir()
     (tmp_path / "workload" / "cli.yaml").write_text(yaml.safe_dump(workload))
 
     def build(spec):
-        own = ["--config", str(CLI), "--seed_everything", str(spec.seed), "--optimizer.init_args.lr", str(spec.lr)]
-        cli = LightningCLI(run=False, save_config_callback=None, args=[*own, "--trainer.callbacks", "null"])
+        own = [
+            "--config",
+            str(CLI),
+            "--seed_everything",
+            str(spec.seed),
+            "--optimizer.init_args.lr",
+            str(spec.lr),
+        ]
+        cli = LightningCLI(
+            run=False, save_config_callback=None, args=[*own, "--trainer.callbacks", "null"]
+        )
         return cli.model, cli.datamodule
 
-    check_equal("cli", compose_checked(["--config-dir", str(tmp_path), "workload=cli"]), build, tmp_path)
+    check_equal(
+        "cli", compose_checked(["--config-dir", str(tmp_path), "workload=cli"]), build, tmp_path
+    )
 
 
 def check_equal(name, config, build_both, folder):
     """Check that a trial ends with the weights, and the Trainer's numbers, of a fit on the same batches."""
-    spec = make_spec(2 * int(config.workload.batch_size.low) + 1, config.workload.reference.lr, seed=5)
+    spec = make_spec(
+        2 * int(config.workload.batch_size.low) + 1, config.workload.reference.lr, seed=5
+    )
     with chdir(folder):
         workload, protocol = load(config)
         modules = []
@@ -215,8 +290,12 @@ def check_equal(name, config, build_both, folder):
             modules.append(workload.build_module(spec))
             return modules[-1]
 
-        target = replace(protocol.target, value=-1e9 if protocol.target.mode == "min" else 1e9)  # never reached
-        protocol = replace(protocol, budget=Budget(STEPS, 1), target=target, divergence=1e9, noise_scale_every=4)
+        target = replace(
+            protocol.target, value=-1e9 if protocol.target.mode == "min" else 1e9
+        )  # never reached
+        protocol = replace(
+            protocol, budget=Budget(STEPS, 1), target=target, divergence=1e9, noise_scale_every=4
+        )
         record = run_trial(replace(workload, build_module=build), spec, protocol)
     assert (record.status, record.steps) == ("censored", STEPS), record.message
     module = fit(name, config, spec, workload, build_both, folder)

@@ -26,7 +26,10 @@ class Plateau(Sine, pytorch_lightning.LightningModule):
         optimizer = self.optimizer()
         plateau = lr_scheduler.ReduceLROnPlateau(optimizer, patience=0, threshold=0.2)
         cycle = lr_scheduler.CosineAnnealingLR(optimizer, self.trainer.estimated_stepping_batches)
-        return [optimizer], [{"scheduler": plateau, "monitor": "train/loss"}, {"scheduler": cycle, "interval": "step"}]
+        return [optimizer], [
+            {"scheduler": plateau, "monitor": "train/loss"},
+            {"scheduler": cycle, "interval": "step"},
+        ]
 
 
 class Data(pytorch_lightning.LightningDataModule):
@@ -36,7 +39,9 @@ class Data(pytorch_lightning.LightningDataModule):
 
 def test_a_trial_is_what_its_own_trainer_makes_of_the_same_batches():
     stopping = EarlyStopping("val/error", patience=9)
-    protocol = protocol_of(trainer={**TRAINER, "gradient_clip_val": 0.5, "callbacks": [stopping, RichProgressBar()]})
+    protocol = protocol_of(
+        trainer={**TRAINER, "gradient_clip_val": 0.5, "callbacks": [stopping, RichProgressBar()]}
+    )
     record, module = run(Plateau, protocol=protocol, data=Data())
     assert (record.status, record.steps, record.message) == ("censored", STEPS, None)
     assert isinstance(module.trainer, pytorch_lightning.Trainer)
@@ -59,9 +64,15 @@ def test_the_noise_scale_is_the_same_in_a_trainer_of_either_package(accumulate):
     for package in (lightning, pytorch_lightning):
         kind = type("Kind", (Sine, package.LightningModule), {})
         noise_scale = NoiseScale(every=2)
-        quiet = dict.fromkeys(("enable_progress_bar", "enable_model_summary", "enable_checkpointing", "logger"), False)
+        quiet = dict.fromkeys(
+            ("enable_progress_bar", "enable_model_summary", "enable_checkpointing", "logger"), False
+        )
         trainer = package.Trainer(
-            accelerator="cpu", max_epochs=2, callbacks=[noise_scale], accumulate_grad_batches=accumulate, **quiet
+            accelerator="cpu",
+            max_epochs=2,
+            callbacks=[noise_scale],
+            accumulate_grad_batches=accumulate,
+            **quiet,
         )
         torch.manual_seed(0)
         trainer.fit(kind(), DataLoader(DATA, batch_size=10), HELD_OUT)
@@ -76,8 +87,16 @@ class Hooked(lightning.LightningDataModule):
 @pytest.mark.parametrize(
     ("kind", "options", "named"),
     [
-        (Plateau, {"data": Hooked()}, "Plateau is of pytorch_lightning and Hooked is of lightning.pytorch"),
-        (Regression, {"data": Data()}, "Regression is of lightning.pytorch and Data is of pytorch_lightning"),
+        (
+            Plateau,
+            {"data": Hooked()},
+            "Plateau is of pytorch_lightning and Hooked is of lightning.pytorch",
+        ),
+        (
+            Regression,
+            {"data": Data()},
+            "Regression is of lightning.pytorch and Data is of pytorch_lightning",
+        ),
         (
             Regression,
             {"protocol": protocol_of(trainer={**TRAINER, "callbacks": EarlyStopping("val/error")})},

@@ -62,10 +62,19 @@ class MyData(LightningDataModule):
 @pytest.mark.filterwarnings("ignore")  # Lightning's advice to whoever trains a toy
 def test_python(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    quick = {"trials": 6, "workers": 0, "survey": False, "mlflow": False, "options": ["search.replicates=0"]}
+    quick = {
+        "trials": 6,
+        "workers": 0,
+        "survey": False,
+        "mlflow": False,
+        "options": ["search.replicates=0"],
+    }
     monkeypatch.setattr(bstune, "tune", functools.partial(bstune.tune, **quick))
     for block in blocks("python"):
-        exec(block, {"module": MyModule(0.1), "data": MyData(), "MyModule": MyModule, "MyData": MyData})  # noqa: S102
+        exec(
+            block,
+            {"module": MyModule(0.1), "data": MyData(), "MyModule": MyModule, "MyData": MyData},
+        )  # noqa: S102
     assert (tmp_path / "report.html").exists()
 
 
@@ -77,7 +86,12 @@ def test_a_projects_own_workload(tmp_path, monkeypatch, bstune):
     monkeypatch.setitem(sys.modules, "my_project", sys.modules[__name__])
     (command,) = [block for block in blocks("sh") if "my_configs" in block]
     _, _, _, *arguments = shlex.split(command)
-    options = ("search.trials=6", "search.replicates=0", "search.objective=steps", "mlflow.enabled=false")
+    options = (
+        "search.trials=6",
+        "search.replicates=0",
+        "search.objective=steps",
+        "mlflow.enabled=false",
+    )
     options += ("search.workers=0",)  # another process would not find the module
     status, out, err = bstune(*arguments, *options)
     assert (status, err) == (0, "")
@@ -97,7 +111,9 @@ def test_it_is_short_and_begins_with_its_two_commands():
 
 
 @pytest.mark.parametrize(
-    "page", [TOP / "README.md", *TOP.glob("*/README.md"), TOP / "tests/benchmarks/README.md"], ids=str
+    "page",
+    [TOP / "README.md", *TOP.glob("*/README.md"), TOP / "tests/benchmarks/README.md"],
+    ids=str,
 )
 def test_links_lead_to_files(page):
     for target in re.findall(r"\]\(([^)#:]+)\)", page.read_text(encoding="utf-8")):

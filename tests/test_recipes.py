@@ -21,7 +21,9 @@ RECIPES = ("resnet_cifar_fast", "airbench_cifar", "airbench_muon", "speedrun_cif
 def recipe(name, *overrides):
     """Return the config, and its module at the reference batch size and learning rate."""
     config = compose_checked([f"+workload={name}", "device=cpu", *overrides])
-    return config, build_module(config, make_spec(int(config.scaling.batch_size), float(config.scaling.lr)))
+    return config, build_module(
+        config, make_spec(int(config.scaling.batch_size), float(config.scaling.lr))
+    )
 
 
 def configured(module):
@@ -33,7 +35,9 @@ def configured(module):
 def follow(lr, momentum, weight_decay, scale):
     """Return a weight over a few steps of torch's Nesterov SGD, its gradients times ``scale``."""
     weight = torch.nn.Parameter(torch.ones(3, dtype=torch.float64))
-    optimizer = torch.optim.SGD([weight], lr=lr, momentum=momentum, nesterov=True, weight_decay=weight_decay)
+    optimizer = torch.optim.SGD(
+        [weight], lr=lr, momentum=momentum, nesterov=True, weight_decay=weight_decay
+    )
     seen = []
     for step in range(6):
         weight.grad = scale * torch.sin(torch.arange(3.0, dtype=torch.float64) + step)
@@ -82,12 +86,18 @@ def test_airbench():
     lr, decay = 11.5 / kilostep_scale, 0.0153 * batch_size / kilostep_scale
     norms, whitening, others = groups
     for group, rate, parameters in ((others, lr, 7), (whitening, lr, 1), (norms, 64 * lr, 6)):
-        assert_steps_as(group, {"lr": rate, "momentum": 0.85, "weight_decay": decay / rate}, batch_size)
+        assert_steps_as(
+            group, {"lr": rate, "momentum": 0.85, "weight_decay": decay / rate}, batch_size
+        )
         assert len(group["params"]) == parameters
 
     warmup = int(steps * 0.23)
     for step, (first, of_whitening, last) in enumerate(factors(schedule, steps)):
-        source = 0.2 + 0.8 * step / warmup if step < warmup else 1 - 0.93 * (step - warmup) / (steps - warmup)
+        source = (
+            0.2 + 0.8 * step / warmup
+            if step < warmup
+            else 1 - 0.93 * (step - warmup) / (steps - warmup)
+        )
         assert first == last == pytest.approx(source, abs=0.012)  # a step ahead of it
         assert of_whitening == (first if step < 3 * 48 else 0.0)
     (lookahead,) = module.configure_callbacks()
@@ -107,11 +117,17 @@ def test_airbench_with_muon():
     norms, whitening, head, filters = groups
     wd = 2e-6 * batch_size
     for group, rate in ((norms, 0.053), (whitening, 0.053), (head, 0.67)):
-        assert_steps_as(group, {"lr": rate, "momentum": 0.85, "weight_decay": wd / rate}, batch_size)
+        assert_steps_as(
+            group, {"lr": rate, "momentum": 0.85, "weight_decay": wd / rate}, batch_size
+        )
         assert not group["orthogonalise"]
     assert [len(group["params"]) for group in groups] == [6, 1, 1, 6]
     assert (filters["initial_lr"], filters["momentum"], filters["nesterov"]) == (0.24, 0.6, True)
-    assert (filters["orthogonalise"], filters["normalise_weights"], filters["steps_of_iteration"]) == (True, True, 3)
+    assert (
+        filters["orthogonalise"],
+        filters["normalise_weights"],
+        filters["steps_of_iteration"],
+    ) == (True, True, 3)
     for step, used in enumerate(factors(schedule, steps)):
         line = 1 - step / steps
         assert used == pytest.approx([line, max(0.0, 1 - step / 75), line, line])
@@ -130,7 +146,9 @@ def test_hiverges_speedrun():
     norms, whitening, head, filters = groups
     wd = 1.0418e-6 * batch_size
     for group, rate in ((norms, 0.0573), (whitening, 0.0573), (head, 0.5415)):
-        assert_steps_as(group, {"lr": rate, "momentum": 0.825, "weight_decay": wd / rate}, batch_size)
+        assert_steps_as(
+            group, {"lr": rate, "momentum": 0.825, "weight_decay": wd / rate}, batch_size
+        )
     assert [len(group["params"]) for group in groups] == [6, 1, 1, 6]
     assert (filters["initial_lr"], filters["momentum"], filters["nesterov"]) == (0.205, 0.655, True)
     assert filters["weight_decay"] == pytest.approx(wd, rel=1e-5)
@@ -138,17 +156,23 @@ def test_hiverges_speedrun():
     for step, used in enumerate(factors(schedule, steps)):
         line = 1 - step / steps
         assert used == pytest.approx([line, max(0.0, 1 - step / math.ceil(0.19 * 32)), line, line])
-    assert [type(layer) for layer in module.modules() if isinstance(layer, GELU | SiLU)] == [GELU] + 6 * [SiLU]
+    assert [type(layer) for layer in module.modules() if isinstance(layer, GELU | SiLU)] == [
+        GELU
+    ] + 6 * [SiLU]
     assert module.loss.label_smoothing == 0.09
     white = torch.tensor([0.247, 0.2435, 0.2616]) * 255
     jitter = config.workload.data.augment
-    assert torch.tensor(jitter.brightness).tolist() == pytest.approx((0.1399 * white).tolist(), rel=1e-4)
+    assert torch.tensor(jitter.brightness).tolist() == pytest.approx(
+        (0.1399 * white).tolist(), rel=1e-4
+    )
     assert jitter.contrast == 0.1308
 
 
 SHAPES = {
     **dict.fromkeys((*RECIPES, "resnet_cifar", "cifar_mlp", "cifar_resnet8"), (3, 32, 32)),
-    **dict.fromkeys(("fashion_mlp", "fashion_cnn", "mnist_cnn", "mnist_mlp", "mnist_simple_cnn"), (1, 28, 28)),
+    **dict.fromkeys(
+        ("fashion_mlp", "fashion_cnn", "mnist_cnn", "mnist_mlp", "mnist_simple_cnn"), (1, 28, 28)
+    ),
     "digits": (1, 8, 8),
 }
 
@@ -177,10 +201,17 @@ NARROW["resnet_cifar_fast"] = "workload.module.model.width=8"
 
 # Of the others the reduced ladder trains each (test_dawnbench.py).
 @pytest.mark.slow
-@pytest.mark.parametrize("name", [*(pytest.param(one, marks=pytest.mark.soak) for one in RECIPES[:-1]), RECIPES[-1]])
+@pytest.mark.parametrize(
+    "name", [*(pytest.param(one, marks=pytest.mark.soak) for one in RECIPES[:-1]), RECIPES[-1]]
+)
 def test_each_learns_from_cifar10_when_it_is_narrow(name, bstune, tmp_path):
     data_root("cifar-10-batches-bin")
-    options = ("device=cpu", "precision=32-true", "mlflow.enabled=false", "budget={steps: 20, examples: 1}")
+    options = (
+        "device=cpu",
+        "precision=32-true",
+        "mlflow.enabled=false",
+        "budget={steps: 20, examples: 1}",
+    )
     sizes = (NARROW[name], "workload.data.validation=500", "trial.batch_size=250", "trial.lr=0.1")
     status, _, err = bstune(f"+workload={name}", *options, *sizes)
     assert status == 0, err

@@ -14,7 +14,12 @@ from bstune.study.record import record_grid, rows_of_study, write_table
 from bstune.trial import workload as training
 from bstune.trial.replay import read_table
 
-DIGITS = ("+workload=digits", "device=cpu", "workload.target.metric=val/error", "workload.target.value=0.1")
+DIGITS = (
+    "+workload=digits",
+    "device=cpu",
+    "workload.target.metric=val/error",
+    "workload.target.value=0.1",
+)
 BUDGET = ("budget.steps=60", "budget.examples=6000")
 SHAPE = ("--batch-sizes", "32,128", "--lrs", "0.05,0.4", "--seeds", "0,1")
 TARGET = Target("val/error", 0.1, "min")
@@ -96,11 +101,17 @@ def test_steps_to_any_target_survive_the_thinning(tmp_path):
     for seed in range(20):
         steps = np.unique(np.round(np.geomspace(10, 5000, 60)).astype(int))
         metric = 0.5 * steps**-0.2 + rng.normal(0, 0.02, len(steps))
-        history = tuple((int(step), float(value)) for step, value in zip(steps, metric, strict=True))
-        runs.append(fake("censored", int(steps[-1]), history, seed=seed, batch_size=8 + 8 * (seed % 2)))
+        history = tuple(
+            (int(step), float(value)) for step, value in zip(steps, metric, strict=True)
+        )
+        runs.append(
+            fake("censored", int(steps[-1]), history, seed=seed, batch_size=8 + 8 * (seed % 2))
+        )
     write_table(tmp_path / "t.jsonl", rows_of_study(runs))
     found = {(run.batch_size, run.seed): run for run in read_table(tmp_path / "t.jsonl").runs}
-    assert sum(len(run.steps) for run in found.values()) < 0.8 * sum(len(run.history) for run in runs)
+    assert sum(len(run.steps) for run in found.values()) < 0.8 * sum(
+        len(run.history) for run in runs
+    )
     for run, goal, mode in product(runs, np.linspace(0.05, 0.4, 50).tolist(), ("min", "max")):
         target = Target("metric", goal, mode)
         first = next((step for step, value in run.history if target.reached(value)), None)
@@ -110,7 +121,9 @@ def test_steps_to_any_target_survive_the_thinning(tmp_path):
 def test_a_step_takes_the_median_time_of_its_batch_size(tmp_path):
     runs = [fake(tau=tau, seed=seed) for seed, tau in enumerate((0.0123456, 0.01, 99.0, None))]
     write_table(tmp_path / "t.jsonl", rows_of_study([*runs, fake(batch_size=16, tau=0.5)]))
-    times = {(run.batch_size, run.seconds_per_step) for run in read_table(tmp_path / "t.jsonl").runs}
+    times = {
+        (run.batch_size, run.seconds_per_step) for run in read_table(tmp_path / "t.jsonl").runs
+    }
     assert times == {(8, 0.01235), (16, 0.5)}
 
 
@@ -139,14 +152,23 @@ def test_a_study_of_schedules_that_end_with_the_trial_is_refused(record, tmp_pat
     path = write_rows(tmp_path / "trials.jsonl", [trial.to_json() for trial in study])
     status, _, error = record(tmp_path / "t.jsonl", "--trials", path)
     assert (status, (tmp_path / "t.jsonl").exists()) == (2, False)
-    assert "the schedule of trial 7 ends with the trial, at step 60: its history does not replay" in error
+    assert (
+        "the schedule of trial 7 ends with the trial, at step 60: its history does not replay"
+        in error
+    )
 
 
 @pytest.mark.parametrize(
     ("other", "message"),
     [
-        ({"hyperparameters": {"momentum": 0.9}}, "in trial 7 momentum was searched: a table holds runs of batch size"),
-        ({"batch_parts": ((16, 30, 0.1), (32, 30, 0.1))}, "in trial 7 the batch size grew: a table holds runs"),
+        (
+            {"hyperparameters": {"momentum": 0.9}},
+            "in trial 7 momentum was searched: a table holds runs of batch size",
+        ),
+        (
+            {"batch_parts": ((16, 30, 0.1), (32, 30, 0.1))},
+            "in trial 7 the batch size grew: a table holds runs",
+        ),
     ],
 )
 def test_runs_that_differ_in_more_than_batch_size_and_rate_are_no_table(other, message):
@@ -155,8 +177,13 @@ def test_runs_that_differ_in_more_than_batch_size_and_rate_are_no_table(other, m
 
 
 def test_a_table_that_could_not_be_replayed_is_not_written(tmp_path):
-    with pytest.raises(TableError, match=r"1 usable runs at 1 batch size\(s\): a table needs two batch sizes or more"):
-        write_table(tmp_path / "t.jsonl", rows_of_study([fake(), fake("oom", 0, (), None, batch_size=16)]))
+    with pytest.raises(
+        TableError,
+        match=r"1 usable runs at 1 batch size\(s\): a table needs two batch sizes or more",
+    ):
+        write_table(
+            tmp_path / "t.jsonl", rows_of_study([fake(), fake("oom", 0, (), None, batch_size=16)])
+        )
     assert entries(tmp_path) == []
 
 
@@ -165,7 +192,10 @@ def test_a_table_that_could_not_be_replayed_is_not_written(tmp_path):
     [
         ((), "a grid needs --batch-sizes and --lrs; or give --trials=TRIALS_JSONL of a study"),
         *(
-            ((f"{option}={values}",), f"argument {option}: takes different {what} with commas between, but got ")
+            (
+                (f"{option}={values}",),
+                f"argument {option}: takes different {what} with commas between, but got ",
+            )
             for option, what, bad in (
                 ("--batch-sizes", "integers from 1 to 1e+15", ("8,1.5", "8,0", "8,16,8")),
                 ("--lrs", "numbers from 1e-15 to 1e+15", ("0.1,fast", "0.1,nan", "0", "", "1e300")),
@@ -173,23 +203,40 @@ def test_a_table_that_could_not_be_replayed_is_not_written(tmp_path):
             )
             for values in bad
         ),
-        (("--batch-sizes", "8", "--lrs", "0.1"), "a table needs two batch sizes or more, but got --batch-sizes 8"),
+        (
+            ("--batch-sizes", "8", "--lrs", "0.1"),
+            "a table needs two batch sizes or more, but got --batch-sizes 8",
+        ),
         (("--batch-sizes", "8,5000", "--lrs", "0.1", *DIGITS), "set --batch-sizes to at most 1200"),
-        ((*SHAPE, *DIGITS, "devices=2"), "a table is recorded on one device, but got devices=2: use devices=1"),
+        (
+            (*SHAPE, *DIGITS, "devices=2"),
+            "a table is recorded on one device, but got devices=2: use devices=1",
+        ),
         ((*SHAPE, *DIGITS, "batch_schedule=doubling"), "leave out batch_schedule=..."),
         (
             (*SHAPE, *DIGITS, "schedule=one_cycle"),
             "the workload's schedule ends with its budget, so that no run replays at another length",
         ),
         (("--trials", "no.jsonl"), "--trials=no.jsonl cannot be read: No such file or directory"),
-        (("--trials", "other.txt"), "--trials=other.txt is no trials.jsonl of this version of bstune: "),
-        (("other.txt", *SHAPE, *DIGITS), "other.txt is there already: choose another name, or delete it"),
+        (
+            ("--trials", "other.txt"),
+            "--trials=other.txt is no trials.jsonl of this version of bstune: ",
+        ),
+        (
+            ("other.txt", *SHAPE, *DIGITS),
+            "other.txt is there already: choose another name, or delete it",
+        ),
         ((".", *SHAPE, *DIGITS), ". is there already"),
         (("other.txt/t.jsonl", *SHAPE, *DIGITS), "other.txt is not a folder"),
-        (("--trials", "other.txt", "--lrs", "0.1"), "--trials takes a study as it is: leave out the grid and"),
+        (
+            ("--trials", "other.txt", "--lrs", "0.1"),
+            "--trials takes a study as it is: leave out the grid and",
+        ),
     ],
 )
-def test_bad_input_ends_in_a_plain_line_and_writes_nothing(record, tmp_path, monkeypatch, arguments, message):
+def test_bad_input_ends_in_a_plain_line_and_writes_nothing(
+    record, tmp_path, monkeypatch, arguments, message
+):
     other = write_rows(tmp_path / "other.txt", [{"steps": 3}])
     monkeypatch.chdir(tmp_path)
     file = [] if arguments and arguments[0] in WRONG_FILES else ["t.jsonl"]
@@ -203,9 +250,16 @@ def test_bad_input_ends_in_a_plain_line_and_writes_nothing(record, tmp_path, mon
 
 @pytest.mark.parametrize(
     ("name", "content"),
-    [("runs", "other\n"), ("runs", '{"steps": 3}\n{"and'), ("settings", "other"), ("settings", '{"budget": 3}')],
+    [
+        ("runs", "other\n"),
+        ("runs", '{"steps": 3}\n{"and'),
+        ("settings", "other"),
+        ("settings", '{"budget": 3}'),
+    ],
 )
-def test_files_beside_the_table_that_are_not_its_own_are_refused_and_stay(record, tmp_path, name, content):
+def test_files_beside_the_table_that_are_not_its_own_are_refused_and_stay(
+    record, tmp_path, name, content
+):
     other = tmp_path / f"t.jsonl.{name}"
     other.write_text(content)
     status, _, err = record(tmp_path / "t.jsonl", *SHAPE, *DIGITS)
@@ -217,11 +271,25 @@ def test_a_grid_leaves_out_a_batch_size_that_does_not_fit_and_records_the_metric
     def train(spec):
         point = {"batch_size": spec.batch_size, "lr": spec.lr, "seed": spec.seed}
         rises = ((10, 0.2), (20, 0.7), (40, 0.91))
-        return fake(history=rises, **point) if spec.batch_size < 512 else fake("oom", 10, ((10, 0.5),), **point)
+        return (
+            fake(history=rises, **point)
+            if spec.batch_size < 512
+            else fake("oom", 10, ((10, 0.5),), **point)
+        )
 
-    earlier = {"batch_size": 8, "lr": 0.1, "seed": 0, "steps": [10], "metric": [0.5], "seconds_per_step": 0.1}
+    earlier = {
+        "batch_size": 8,
+        "lr": 0.1,
+        "seed": 0,
+        "steps": [10],
+        "metric": [0.5],
+        "seconds_per_step": 0.1,
+    }
     write_rows(tmp_path / "t.jsonl.runs", [earlier | {"status": "budget"}])  # of a former version
     record_grid([(8, 0.1, 0), (16, 0.1, 0), (512, 0.1, 0)], train, tmp_path / "t.jsonl")
     table = read_table(tmp_path / "t.jsonl")
-    assert [(run.batch_size, run.metric) for run in table.runs] == [(8, (0.5,)), (16, (0.2, 0.7, 0.91))]
+    assert [(run.batch_size, run.metric) for run in table.runs] == [
+        (8, (0.5,)),
+        (16, (0.2, 0.7, 0.91)),
+    ]
     assert table.outcome(16, 0.1, 0, Target("accuracy", 0.9, "max")).steps == 40

@@ -5,7 +5,14 @@ import pytest
 from toolbox import make_result
 
 from bstune.core.errors import ConfigError, RecordError
-from bstune.core.records import EvaluationSchedule, Target, TrialResult, dump_json, is_near, next_evaluation
+from bstune.core.records import (
+    EvaluationSchedule,
+    Target,
+    TrialResult,
+    dump_json,
+    is_near,
+    next_evaluation,
+)
 
 ERROR, ACCURACY = Target("val/error", 0.1, "min"), Target("val/accuracy", 0.9, "max")
 RULE = EvaluationSchedule(ratio=1.05, share=0.25, cost=0.5, near=1.5)
@@ -13,7 +20,12 @@ RULE = EvaluationSchedule(ratio=1.05, share=0.25, cost=0.5, near=1.5)
 
 def test_target():
     for target, missed, met in ((ERROR, 0.11, 0.09), (ACCURACY, 0.89, 0.91)):
-        assert [target.reached(value) for value in (missed, target.value, met, math.nan)] == [False, True, True, False]
+        assert [target.reached(value) for value in (missed, target.value, met, math.nan)] == [
+            False,
+            True,
+            True,
+            False,
+        ]
         gaps = [target.gap(value) for value in (missed, target.value, met, math.nan)]
         assert gaps == pytest.approx([0.01, 0.0, -0.01, math.nan], nan_ok=True)
     assert (str(ERROR), str(ACCURACY)) == ("val/error <= 0.1", "val/accuracy >= 0.9")
@@ -31,8 +43,17 @@ def test_impossible_targets_are_refused():
     [
         {},
         {"status": "censored", "history": ((10, None), (20, 0.5)), "delta": None},
-        {"status": "oom", "steps": 0, "seconds_per_step": None, "history": (), "message": "CUDA out of memory"},
-        {"noise_scale": ((32, 0.5, 12.0), (64, -0.25, 1e-30)), "hyperparameters": {"momentum": 0.5}},
+        {
+            "status": "oom",
+            "steps": 0,
+            "seconds_per_step": None,
+            "history": (),
+            "message": "CUDA out of memory",
+        },
+        {
+            "noise_scale": ((32, 0.5, 12.0), (64, -0.25, 1e-30)),
+            "hyperparameters": {"momentum": 0.5},
+        },
     ],
 )
 def test_records_survive_json(changes):
@@ -43,7 +64,14 @@ def test_records_survive_json(changes):
 
 def test_records_from_before_a_field_are_read():
     values = json.loads(make_result(history=()).to_json())
-    for name in ("history", "message", "resumed_from", "replicate_of", "noise_scale", "hyperparameters"):
+    for name in (
+        "history",
+        "message",
+        "resumed_from",
+        "replicate_of",
+        "noise_scale",
+        "hyperparameters",
+    ):
         del values[name]
     assert TrialResult.from_json(json.dumps(values)) == make_result(history=())
 
@@ -61,8 +89,14 @@ def test_json_is_strict():
         ({"status": "done"}, "status must be one of"),
         ({"lr": ...}, "a trial record lacks lr$"),
         ({"colour": 3}, "a trial record has unknown colour$"),
-        ({"slot": 3, "trial_index": ...}, r"former version of bstune, with slot \(now trial_index\): rename"),
-        ({"parent": 3, "settings": {}}, r"parent \(now resumed_from\), settings \(now hyperparameters\)"),
+        (
+            {"slot": 3, "trial_index": ...},
+            r"former version of bstune, with slot \(now trial_index\): rename",
+        ),
+        (
+            {"parent": 3, "settings": {}},
+            r"parent \(now resumed_from\), settings \(now hyperparameters\)",
+        ),
         ({"status": "budget"}, r"status budget \(now censored\): .* another name, study=NAME"),
     ],
 )
@@ -75,7 +109,11 @@ def test_other_json_is_refused(changes, message):
 
 def test_time_to_target():
     assert make_result().time_to_target == 1.0
-    assert make_result(status="censored").time_to_target is make_result(seconds_per_step=None).time_to_target is None
+    assert (
+        make_result(status="censored").time_to_target
+        is make_result(seconds_per_step=None).time_to_target
+        is None
+    )
 
 
 @pytest.mark.parametrize(
@@ -106,7 +144,11 @@ def test_next_evaluation(step, batch_size, evaluations, near, expected):
         ([(10, 0.5)], ERROR, False),
         ([(10, 0.5), (20, 0.6)], ERROR, False),  # rising
         # The gap falls by 0.1 with each doubling, so by 0.0585 over a factor of 1.5.
-        ([(10, 0.2584), (15, None), (20, 0.1584)], ERROR, True),  # values that are not finite are passed over
+        (
+            [(10, 0.2584), (15, None), (20, 0.1584)],
+            ERROR,
+            True,
+        ),  # values that are not finite are passed over
         ([(10, 0.2586), (20, 0.1586)], ERROR, False),
         ([(10, 0.7416), (20, 0.8416)], ACCURACY, True),
         ([(10, 0.7414), (20, 0.8414)], ACCURACY, False),

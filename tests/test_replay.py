@@ -31,11 +31,15 @@ def run(batch_size=8, lr=0.1, seed=0, *, hit=100, end=None, tau=0.01, diverged=F
 
 
 def spec(batch_size=8, lr=0.1, seed=0, **others):
-    return make_spec(batch_size, lr, seed, **{"number": 7, "trial_index": 5, "delta": 0.25, **others})
+    return make_spec(
+        batch_size, lr, seed, **{"number": 7, "trial_index": 5, "delta": 0.25, **others}
+    )
 
 
 def grid(steps, tau=lambda size: 0.01, sizes=(8, 16, 64), lrs=(0.01, 0.1, 0.2)):
-    return Table(tuple(run(size, lr, hit=steps(size, lr), tau=tau(size)) for size, lr in product(sizes, lrs)))
+    return Table(
+        tuple(run(size, lr, hit=steps(size, lr), tau=tau(size)) for size, lr in product(sizes, lrs))
+    )
 
 
 def test_a_recorded_point_is_answered_as_it_was_recorded():
@@ -67,12 +71,21 @@ def test_power_laws_are_recovered_between_the_cells():
         ((12, 0.13), None, 900),
         ((12, 0.3), 100, 100),  # the nearest corner reached it, and another did not: not rescaled
         ((25, 0.13), 200, 200),
-        ((32, 0.2), round(math.sqrt(200 * 300)), round(math.sqrt(200 * 300))),  # on an edge whose two ends reached it
+        (
+            (32, 0.2),
+            round(math.sqrt(200 * 300)),
+            round(math.sqrt(200 * 300)),
+        ),  # on an edge whose two ends reached it
         ((8, 0.2), None, 900),  # on one of whose ends one did not
     ],
 )
 def test_where_a_corner_missed_the_target_the_nearest_one_speaks(point, steps, end):
-    corners = (run(8, 0.1, hit=None, end=900), run(8, 0.4, hit=100), run(32, 0.1, hit=200), run(32, 0.4, hit=300))
+    corners = (
+        run(8, 0.1, hit=None, end=900),
+        run(8, 0.4, hit=100),
+        run(32, 0.1, hit=200),
+        run(32, 0.4, hit=300),
+    )
     outcome = Table(corners).outcome(*point, 0, TARGET)
     assert (outcome.steps, outcome.end) == (steps, end)
     assert outcome.history[-1][0] == end
@@ -80,7 +93,11 @@ def test_where_a_corner_missed_the_target_the_nearest_one_speaks(point, steps, e
 
 def test_a_missing_cell_is_its_nearest_recorded_one_in_log_distance():
     # (8, 0.8) is missing: (8, 0.4) is one octave away, (32, 0.8) two.
-    table = Table(tuple(run(*cell, hit=h) for cell, h in {(8, 0.4): 100, (32, 0.4): 50, (32, 0.8): 40}.items()))
+    table = Table(
+        tuple(
+            run(*cell, hit=h) for cell, h in {(8, 0.4): 100, (32, 0.4): 50, (32, 0.8): 40}.items()
+        )
+    )
     assert table.outcome(8, 0.8, 0, TARGET).steps == 100
     middle = table.outcome(16, math.sqrt(0.4 * 0.8), 0, TARGET).steps
     assert middle == round((100 * 100 * 50 * 40) ** 0.25)
@@ -93,26 +110,42 @@ def test_outside_of_the_table_its_edge_speaks():
 
 
 def test_a_cells_runs_are_drawn_by_the_trials_seed_alike_in_every_cell():
-    table = Table(tuple(run(size, 0.1, s, hit=size * 100 + s) for size in (8, 16) for s in (30, 10, 20)))
-    drawn = [(table.outcome(8, 0.1, s, TARGET).steps, table.outcome(16, 0.1, s, TARGET).steps) for s in range(300)]
+    table = Table(
+        tuple(run(size, 0.1, s, hit=size * 100 + s) for size in (8, 16) for s in (30, 10, 20))
+    )
+    drawn = [
+        (table.outcome(8, 0.1, s, TARGET).steps, table.outcome(16, 0.1, s, TARGET).steps)
+        for s in range(300)
+    ]
     assert all(second - first == 800 for first, second in drawn)
     assert all(70 < [first for first, _ in drawn].count(steps) < 130 for steps in (810, 820, 830))
 
 
 def test_a_history_is_the_nearest_corners_with_its_steps_rescaled():
-    outcome = Table((run(8, 0.1, hit=100, end=110), run(32, 0.1, hit=400))).outcome(11, 0.1, 0, TARGET)
+    outcome = Table((run(8, 0.1, hit=100, end=110), run(32, 0.1, hit=400))).outcome(
+        11, 0.1, 0, TARGET
+    )
     assert outcome.steps == round(100 * 11 / 8)
     pairs = (20, 0.5), (40, 0.4), (60, 0.3), (80, 0.2), (100, 0.09)
-    assert outcome.history == tuple((round(step * outcome.steps / 100), value) for step, value in pairs)
+    assert outcome.history == tuple(
+        (round(step * outcome.steps / 100), value) for step, value in pairs
+    )
 
     # What is recorded after the target does not matter.
-    easier = Table((run(8, 0.1, hit=100, end=500),)).outcome(8, 0.1, 0, Target("val/error", 0.3, "min"))
+    easier = Table((run(8, 0.1, hit=100, end=500),)).outcome(
+        8, 0.1, 0, Target("val/error", 0.3, "min")
+    )
     assert (easier.steps, easier.history) == (60, ((20, 0.5), (40, 0.4), (60, 0.3)))
 
-    fine, coarse = Run(8, 0.1, 0, (1, 2, 3), (0.5, 0.4, 0.05), 0.01, False), Run(32, 0.1, 0, (1,), (0.05,), 0.01, False)
+    fine, coarse = (
+        Run(8, 0.1, 0, (1, 2, 3), (0.5, 0.4, 0.05), 0.01, False),
+        Run(32, 0.1, 0, (1,), (0.05,), 0.01, False),
+    )
     outcome = Table((fine, coarse)).outcome(12, 0.1, 0, TARGET)
     assert outcome.steps == 2
-    assert outcome.history == ((1, 0.4), (2, 0.05)), "of evaluations that fall together the last stays: the hit"
+    assert outcome.history == ((1, 0.4), (2, 0.05)), (
+        "of evaluations that fall together the last stays: the hit"
+    )
 
 
 @pytest.mark.parametrize(
@@ -132,13 +165,20 @@ def test_a_history_is_the_nearest_corners_with_its_steps_rescaled():
 )
 def test_what_a_trial_comes_to(point, last_step, status, steps, steps_low, evaluations):
     at_once, censored = Run(32, 0.1, 0, (), (), 0.01, True), run(8, 0.4, hit=None, end=300)
-    table = Table((run(8, 0.1, hit=100), censored, run(32, 0.4, hit=None, end=50, diverged=True), at_once))
+    table = Table(
+        (run(8, 0.1, hit=100), censored, run(32, 0.4, hit=None, end=50, diverged=True), at_once)
+    )
     result = replay(table, spec(*point), TARGET, last_step)
     assert (result.status, result.steps, result.steps_low) == (status, steps, steps_low)
     assert len(result.history) == evaluations
     assert result.train_seconds == result.wall_seconds == pytest.approx(steps * 0.01)
     assert result.examples == steps * point[0]
-    assert (result.number, result.trial_index, result.delta, result.device) == (7, 5, 0.25, "replay")
+    assert (result.number, result.trial_index, result.delta, result.device) == (
+        7,
+        5,
+        0.25,
+        "replay",
+    )
     assert (result.message is not None) == (status == "diverged")
     assert TrialResult.from_json(result.to_json()) == result
 
@@ -161,18 +201,39 @@ def test_steps_to_target_lie_in_an_interval_that_the_history_agrees_with():
             assert steps == sorted(set(steps))
             hits = [step for step, value in result.history if TARGET.reached(value)]
             assert hits == ([result.steps] if result.reached else [])
-            assert result.steps_low < result.steps if result.reached else result.steps_low == result.steps
+            assert (
+                result.steps_low < result.steps
+                if result.reached
+                else result.steps_low == result.steps
+            )
 
 
 @pytest.mark.parametrize(
     ("point", "limits"),
-    [((8, 0.1), (30, 60)), ((8, 0.1), (80, 80)), ((8, 0.1), (50, 10_000)), ((12, 0.2), (1, 99)), ((8, 0.4), (30, 60))],
+    [
+        ((8, 0.1), (30, 60)),
+        ((8, 0.1), (80, 80)),
+        ((8, 0.1), (50, 10_000)),
+        ((12, 0.2), (1, 99)),
+        ((8, 0.4), (30, 60)),
+    ],
 )
-def test_a_trial_that_is_stopped_and_continued_comes_to_the_same_and_costs_what_was_added(limits, point):
-    table = Table((run(8, 0.1, hit=100), run(8, 0.4, hit=None, end=120), run(16, 0.1, hit=90), run(16, 0.4, hit=70)))
+def test_a_trial_that_is_stopped_and_continued_comes_to_the_same_and_costs_what_was_added(
+    limits, point
+):
+    table = Table(
+        (
+            run(8, 0.1, hit=100),
+            run(8, 0.4, hit=None, end=120),
+            run(16, 0.1, hit=90),
+            run(16, 0.4, hit=70),
+        )
+    )
     whole = replay(table, spec(*point), TARGET, 10_000)
     first = replay(table, spec(*point), TARGET, limits[0])
-    second = replay(table, changed(spec(*point), number=8, resumed_from=7), TARGET, limits[1], first)
+    second = replay(
+        table, changed(spec(*point), number=8, resumed_from=7), TARGET, limits[1], first
+    )
     last = replay(table, changed(spec(*point), number=9, resumed_from=8), TARGET, 10_000, second)
     seconds = [part.train_seconds for part in (first, second, last)]
     assert min(seconds) >= 0.0
@@ -186,12 +247,20 @@ def test_the_median_time_counts_each_cells_seeds_alike():
         (
             *(run(8, 0.1, seed, hit=hit, tau=0.01) for seed, hit in enumerate((50, 400, 500))),
             *(run(16, 0.1, seed, hit=hit, tau=0.02) for seed, hit in enumerate((150, 160, 900))),
-            *(run(32, 0.1, seed, hit=hit, end=10, tau=0.001) for seed, hit in enumerate((5, None, None))),
+            *(
+                run(32, 0.1, seed, hit=hit, end=10, tau=0.001)
+                for seed, hit in enumerate((5, None, None))
+            ),
             run(64, 0.1, hit=900),  # one seed counts as often as three
         )
     )
     times = [median_time(table, size, 0.1, TARGET) for size in (8, 16, 32, 64)]
-    assert times == [pytest.approx(4.0), pytest.approx(3.2), None, pytest.approx(9.0)]  # most seeds of 32 missed it
+    assert times == [
+        pytest.approx(4.0),
+        pytest.approx(3.2),
+        None,
+        pytest.approx(9.0),
+    ]  # most seeds of 32 missed it
 
 
 POINT = {"batch_size": 8, "lr": 0.1, "seed": 0, "seconds_per_step": 0.01}
@@ -226,14 +295,24 @@ def test_a_table_is_read_back(tmp_path):
                 ("lr", "a positive number", (-0.1,)),
                 ("seed", "an integer", (None,)),
                 ("seconds_per_step", "a positive number", (math.nan, 10**400)),
-                ("metric", "a list of finite numbers, which ends before any other", ([0.5, math.nan], [0, "1"], 0.5)),
+                (
+                    "metric",
+                    "a list of finite numbers, which ends before any other",
+                    ([0.5, math.nan], [0, "1"], 0.5),
+                ),
                 ("steps", "a list of ascending positive integers", ([20, 10], [0, 10], [10, 20.5])),
             )
             for value in values
         ),
         ([GOOD | {"metric": [0.5]}], "line 2 has 2 steps but 1 values of the metric"),
-        ([GOOD | {"steps": [], "metric": []}], "line 2 has no evaluation: only a run whose status is diverged may"),
-        ([GOOD, GOOD | {"steps": [1, 2]}], "line 3: batch_size=8, lr=0.1, seed=0 is there twice: drop one of the two"),
+        (
+            [GOOD | {"steps": [], "metric": []}],
+            "line 2 has no evaluation: only a run whose status is diverged may",
+        ),
+        (
+            [GOOD, GOOD | {"steps": [1, 2]}],
+            "line 3: batch_size=8, lr=0.1, seed=0 is there twice: drop one of the two",
+        ),
     ],
 )
 def test_a_bad_row_is_named(tmp_path, rows, message):
@@ -247,7 +326,10 @@ def test_a_bad_row_is_named(tmp_path, rows, message):
     [
         (b"", "holds no evaluated run"),
         (b"\n\n", "holds no evaluated run"),
-        ((json.dumps(GOOD) + "\n").encode(), "has batch size 8 only: a search over batch sizes needs two or more"),
+        (
+            (json.dumps(GOOD) + "\n").encode(),
+            "has batch size 8 only: a search over batch sizes needs two or more",
+        ),
         (b"\xff\xfe\x00", "cannot be read (it is not UTF-8 text)"),
         (None, "cannot be read (No such file or directory)"),
     ],
@@ -270,7 +352,12 @@ def test_goals_that_a_table_says_nothing_of():
     )
 
 
-REPLAY = ("workload=replay", "workload.table=t.jsonl", "workload.target.value=0.14", "mlflow.enabled=false")
+REPLAY = (
+    "workload=replay",
+    "workload.table=t.jsonl",
+    "workload.target.value=0.14",
+    "mlflow.enabled=false",
+)
 
 
 @pytest.fixture
@@ -283,7 +370,9 @@ def test_what_a_config_leaves_open_comes_from_the_table(table):
     config = compose_checked(list(REPLAY))
     assert config.scaling.lr == pytest.approx(0.08)
     budget, runs = Budget(config.budget.steps, config.budget.examples), read_table(table).runs
-    assert all(budget.last_step(run.batch_size) >= run.end for run in runs), "a record exceeds the budget"
+    assert all(budget.last_step(run.batch_size) >= run.end for run in runs), (
+        "a record exceeds the budget"
+    )
     assert budget.steps == max(run.end for run in runs if run.batch_size == 512)
     prepared = prepare(config)
     assert prepared.backend.step_time(128) == pytest.approx(0.0228)
@@ -292,9 +381,13 @@ def test_what_a_config_leaves_open_comes_from_the_table(table):
         nearest = {8: 8, 30: 32, 512: 512}[size]
         longest = max(run.end for run in runs if run.batch_size == nearest)
         assert prepared.backend.longest(size, prepared.protocol) == longest
-    budgeted = prepare(compose_checked([*REPLAY, "budget.steps=60", "budget.examples=1"])).backend.run
+    budgeted = prepare(
+        compose_checked([*REPLAY, "budget.steps=60", "budget.examples=1"])
+    ).backend.run
     assert budgeted(spec(32, 0.04), None, None).steps == 60
-    assert budgeted(spec(32, 0.04, max_steps=100), None, None).steps == 100, "a trial's own limit comes first"
+    assert budgeted(spec(32, 0.04, max_steps=100), None, None).steps == 100, (
+        "a trial's own limit comes first"
+    )
 
 
 def test_a_shipped_table_has_a_bare_name(monkeypatch, tmp_path):
@@ -305,7 +398,10 @@ def test_a_shipped_table_has_a_bare_name(monkeypatch, tmp_path):
     (tmp_path / "fashion_mlp").rmdir()
     write_rows(tmp_path / "fashion_mlp", table_rows())
     assert replay_module.find_table("fashion_mlp") == Path("fashion_mlp")  # a file comes first
-    with pytest.raises(TableError, match=r"workload.table=other is no file: .*, or name a shipped one: .*fashion_mlp"):
+    with pytest.raises(
+        TableError,
+        match=r"workload.table=other is no file: .*, or name a shipped one: .*fashion_mlp",
+    ):
         replay_module.find_table("other")
 
 
@@ -316,21 +412,50 @@ BARE = REPLAY[:2]
     ("arguments", "message"),
     [
         (BARE[:1], "workload.table is missing: name a file of recorded runs, workload.table=FILE"),
-        ((BARE[0], "workload.table=."), "workload.table=. is a folder: give a file of recorded runs"),
+        (
+            (BARE[0], "workload.table=."),
+            "workload.table=. is a folder: give a file of recorded runs",
+        ),
         ((BARE[0], "workload.table='~nobody-here/t.jsonl'"), "/t.jsonl' cannot be read: "),
         ((BARE[0], f"workload.table={'t' * 300}"), "cannot be read: "),
-        (BARE, "workload.target.value is missing: give the value to reach, such as workload.target.value=0.1 (this"),
-        ((*REPLAY, "workload.target.value=0.12"), "val/error <= 0.12 is never reached in this table; lowest val/error"),
-        ((*REPLAY, "workload.target.value=0.7"), "val/error <= 0.7 is met by every run in this table at its first"),
-        ((*REPLAY, "search.batch_size.low=4"), "search.batch_size.low=4 lies outside of the table's batch sizes, 8 to"),
-        ((*REPLAY, "search.batch_size.high=600"), "search.batch_size.high=600 lies outside of the table's batch sizes"),
-        ((*REPLAY, "trial.batch_size=600", "trial.lr=0.1"), "trial.batch_size=600 lies outside of the table's batch"),
-        ((*REPLAY, "trial.batch_size=60", "trial.lr=1"), "trial.lr=1 lies outside of the table's learning rates, 0.01"),
-        ((*REPLAY, "compile=default"), "compile=default does not apply to recorded runs: leave it out"),
+        (
+            BARE,
+            "workload.target.value is missing: give the value to reach, such as workload.target.value=0.1 (this",
+        ),
+        (
+            (*REPLAY, "workload.target.value=0.12"),
+            "val/error <= 0.12 is never reached in this table; lowest val/error",
+        ),
+        (
+            (*REPLAY, "workload.target.value=0.7"),
+            "val/error <= 0.7 is met by every run in this table at its first",
+        ),
+        (
+            (*REPLAY, "search.batch_size.low=4"),
+            "search.batch_size.low=4 lies outside of the table's batch sizes, 8 to",
+        ),
+        (
+            (*REPLAY, "search.batch_size.high=600"),
+            "search.batch_size.high=600 lies outside of the table's batch sizes",
+        ),
+        (
+            (*REPLAY, "trial.batch_size=600", "trial.lr=0.1"),
+            "trial.batch_size=600 lies outside of the table's batch",
+        ),
+        (
+            (*REPLAY, "trial.batch_size=60", "trial.lr=1"),
+            "trial.lr=1 lies outside of the table's learning rates, 0.01",
+        ),
+        (
+            (*REPLAY, "compile=default"),
+            "compile=default does not apply to recorded runs: leave it out",
+        ),
         ((*REPLAY, "scaling=surge"), "the scaling rule surge needs a noise scale"),
     ],
 )
-def test_bad_input_ends_in_a_plain_line_and_writes_nothing(bstune, tmp_path, table, arguments, message):
+def test_bad_input_ends_in_a_plain_line_and_writes_nothing(
+    bstune, tmp_path, table, arguments, message
+):
     status, out, err = bstune(*arguments)
     assert (status, err.startswith("error: ")) == (2, True)
     assert message in err

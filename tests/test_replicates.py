@@ -9,7 +9,15 @@ from toolbox import make_trial
 from bstune.search.observations import fresh_steps
 from bstune.search.posterior import NOISE
 from bstune.search.sampler import FrontierSampler
-from bstune.study.replicates import Winner, candidates, confirmed_row, find_best, left_out, next_replicate, winners
+from bstune.study.replicates import (
+    Winner,
+    candidates,
+    confirmed_row,
+    find_best,
+    left_out,
+    next_replicate,
+    winners,
+)
 
 SINGLE_RUNS = {}  # nothing is predicted: each trial's own run counts
 
@@ -22,7 +30,10 @@ def again(candidate, *steps, number=None, **changes):
     """Runs of the candidate on fresh seeds: numbers 10, 11, ... of number 0's; 20, 21, ... of number 1's."""
     first = 10 * (candidate.number + 1) if number is None else number
     same = {"replicate_of": candidate.number, **changes}
-    return [replace(candidate, number=i, seed=9000 + i, steps=n, **same) for i, n in enumerate(steps, first)]
+    return [
+        replace(candidate, number=i, seed=9000 + i, steps=n, **same)
+        for i, n in enumerate(steps, first)
+    ]
 
 
 def asked(trials, objective="time", seeds=3, max_candidates=3, predicted=SINGLE_RUNS):
@@ -51,7 +62,11 @@ FAST, FEW = trial(0, 100), trial(1, 50, 1024, tau=0.1)
             ([FAST, FEW, trial(2, 20, status="censored")], {"objective": objective}, (first, 0))
             for objective, first in (("time", 0), ("curve", 0), ("both", 0), ("steps", 1))
         ),
-        ([FAST, *again(trial(7, 50), 10)], {}, (0, 0)),  # a run of a trial that is not there is passed over
+        (
+            [FAST, *again(trial(7, 50), 10)],
+            {},
+            (0, 0),
+        ),  # a run of a trial that is not there is passed over
     ],
 )
 def test_the_first_candidate_has_the_least_merit(trials, options, expected):
@@ -71,12 +86,19 @@ def test_the_first_candidate_has_the_least_merit(trials, options, expected):
     ],
 )
 def test_replicates_follow_each_other_until_all_are_finished(statuses, due):
-    runs = [run for i, status in enumerate(statuses) for run in again(FAST, 100, number=1 + i, status=status)]
+    runs = [
+        run
+        for i, status in enumerate(statuses)
+        for run in again(FAST, 100, number=1 + i, status=status)
+    ]
     assert asked([FAST, *runs]) == (None if due is None else (0, due))
 
 
 def test_a_fresh_run_that_was_continued_is_one_replicate():
-    parts = [*again(FAST, 50, number=1, status="censored"), *again(FAST, 110, number=2, resumed_from=1)]
+    parts = [
+        *again(FAST, 50, number=1, status="censored"),
+        *again(FAST, 110, number=2, resumed_from=1),
+    ]
     assert asked([FAST, *parts]) == (0, 1)
     assert [run.number for run in find_best([FAST, *parts], {}, "time", "time", 3, 3).runs] == [2]
 
@@ -147,7 +169,9 @@ def test_a_search_that_went_on_and_found_better_is_confirmed_again():
 
 def test_both_confirms_by_time_first_then_by_steps():
     trials = [FAST, FEW, *again(FAST, 105, 105)]
-    assert asked(trials, "both", seeds=2) == asked(trials, "both", seeds=2, max_candidates=1) == (1, 0)
+    assert (
+        asked(trials, "both", seeds=2) == asked(trials, "both", seeds=2, max_candidates=1) == (1, 0)
+    )
     assert asked(trials, "time", seeds=2) is None
     trials += again(FEW, 55, 55)
     assert asked(trials, "both", seeds=2) is None
@@ -164,15 +188,28 @@ def test_both_confirms_by_time_first_then_by_steps():
         (100, "diverged", 5, 120, True),  # its steps bound nothing: 4 x 100
         (100, "oom", 0, 120, True),
         (100, "censored over its horizon", 100, 120, True),  # nor do these: its schedule has ended
-        (125, "censored", 20, 112, True),  # stopped early it counts as the candidate's own 100: the mean is 116
+        (
+            125,
+            "censored",
+            20,
+            112,
+            True,
+        ),  # stopped early it counts as the candidate's own 100: the mean is 116
     ],
 )
 @pytest.mark.parametrize("objective", ["time", "steps"])
-def test_what_a_run_short_of_the_target_counts_as(objective, others, status, steps, rival, other_wins):
+def test_what_a_run_short_of_the_target_counts_as(
+    objective, others, status, steps, rival, other_wins
+):
     other = trial(1, 102, 256)
     # A run whose steps were not timed takes the candidate's time.
-    tau, horizon = 0.01 if status == "reached" else None, steps if status.endswith("horizon") else None
-    short = again(FAST, steps, number=4, status=status.split()[0], seconds_per_step=tau, horizon=horizon)
+    tau, horizon = (
+        0.01 if status == "reached" else None,
+        steps if status.endswith("horizon") else None,
+    )
+    short = again(
+        FAST, steps, number=4, status=status.split()[0], seconds_per_step=tau, horizon=horizon
+    )
     trials = [FAST, other, *again(FAST, others, others), *short, *again(other, rival, rival, rival)]
     assert best(trials, objective) == (other if other_wins else FAST)
 
@@ -189,11 +226,16 @@ def test_what_a_run_short_of_the_target_counts_as(objective, others, status, ste
     ],
 )
 def test_spread_over_fresh_runs(steps, spread):
-    runs = [again(FAST, n or 500, number=i, status="reached" if n else "censored")[0] for i, n in enumerate(steps, 1)]
+    runs = [
+        again(FAST, n or 500, number=i, status="reached" if n else "censored")[0]
+        for i, n in enumerate(steps, 1)
+    ]
     row = confirmed_row(runs)
     names = ("median", "low", "high")
     assert [row[f"steps_{name}"] for name in names] == list(spread)
-    assert [row[f"time_{name}"] for name in names] == [None if n is None else pytest.approx(0.01 * n) for n in spread]
+    assert [row[f"time_{name}"] for name in names] == [
+        None if n is None else pytest.approx(0.01 * n) for n in spread
+    ]
     assert (row["runs"], row["reached"]) == (len(steps), len(steps) - steps.count(None))
     assert row["seeds"] == [9001 + i for i in range(len(steps))]
 
@@ -201,7 +243,12 @@ def test_spread_over_fresh_runs(steps, spread):
 def test_candidates_are_the_best_single_runs_and_all_that_ran_again():
     trials = [trial(i, 100 + i, 64 * 2**i, tau=0.01 * 2**i) for i in range(12)]
     steep = [trial(i, 200 - i, 64 * 2**i, tau=0.01 * 2**i) for i in range(12)]
-    cases = [([], []), (trials, [*range(8)]), (trials + again(trials[9], 100), [*range(8), 9]), (steep, [*range(12)])]
+    cases = [
+        ([], []),
+        (trials, [*range(8)]),
+        (trials + again(trials[9], 100), [*range(8), 9]),
+        (steep, [*range(12)]),
+    ]
     for some, numbers in cases:
         assert sorted(one.number for one in candidates(some)) == numbers
 
@@ -211,7 +258,9 @@ def test_the_order_of_the_trials_does_not_matter():
     trials = [FAST, other, *again(FAST, 120, 121, 122), *again(other, 90)]
     assert asked(trials) == asked(trials[::-1]) == (1, 1)
     found = find_best(trials, {1: 130.0}, "time", "time", 3, 3)
-    assert found.trial == FAST, "one fast replicate is no more than the prediction that it is part of"
+    assert found.trial == FAST, (
+        "one fast replicate is no more than the prediction that it is part of"
+    )
     assert found == find_best(trials[::-1], {1: 130.0}, "time", "time", 3, 3)
     assert math.isclose(confirmed_row(found.runs)["time_median"], 1.21)
 
@@ -226,13 +275,17 @@ def test_the_order_of_the_trials_does_not_matter():
 )
 def test_what_misses_the_target_more_often_than_not_does_not_win_over_what_reaches_it(fresh, wins):
     unsure, sure = trial(0, 50), trial(1, 300, 256)
-    runs = [again(unsure, n, number=10 + i, status=status)[0] for i, (n, status) in enumerate(fresh)]
+    runs = [
+        again(unsure, n, number=10 + i, status=status)[0] for i, (n, status) in enumerate(fresh)
+    ]
     trials = [unsure, sure, *runs]
     assert asked(trials) == (None if wins else (1, 0))
     trials += again(sure, 310, 320, 330)
     assert best(trials) == (unsure if wins else sure)
     alone = find_best([unsure, *runs], {}, "time", "time", 3, 3)
-    assert (alone.trial, confirmed_row(alone.runs)["reached"]) == (unsure, 2 if wins else 1), "and alone says so"
+    assert (alone.trial, confirmed_row(alone.runs)["reached"]) == (unsure, 2 if wins else 1), (
+        "and alone says so"
+    )
 
 
 LAW = [(size, rate) for size in (32, 64, 128, 256, 512) for rate in (0.25, 0.7)]
@@ -245,8 +298,13 @@ def steps_of(batch_size, lr):
 
 def predicted(trials):
     """Return the posterior's noise from seed to seed, and what it predicts of fresh seeds."""
-    space = {"batch_size": IntDistribution(8, 1024, log=True), "lr": FloatDistribution(0.01, 10.0, log=True)}
-    posterior = FrontierSampler(search_space=space).posterior(trials, moves=10, rng=np.random.default_rng(0))
+    space = {
+        "batch_size": IntDistribution(8, 1024, log=True),
+        "lr": FloatDistribution(0.01, 10.0, log=True),
+    }
+    posterior = FrontierSampler(search_space=space).posterior(
+        trials, moves=10, rng=np.random.default_rng(0)
+    )
     return float(np.exp(posterior.theta[:, NOISE]).mean()), fresh_steps(posterior)
 
 
@@ -260,8 +318,12 @@ def test_a_lucky_run_among_slow_ones_is_not_the_first_candidate_and_replicates_a
     assert asked(trials, "steps") == (slow, 0), "by single runs"
     _, steps = predicted(seen(trials))
     assert asked(trials, "steps", predicted=steps) == (LAW.index((512, 0.7)), 0)
-    assert 1.4 * lucky.steps < steps[slow] < 0.97 * steps_of(*LAW[slow]), "between its own and what is around"
-    slower, loose = ([*trials, *again(lucky, *fresh, number=20)] for fresh in ((440, 445, 450), (220, 445, 900)))
+    assert 1.4 * lucky.steps < steps[slow] < 0.97 * steps_of(*LAW[slow]), (
+        "between its own and what is around"
+    )
+    slower, loose = (
+        [*trials, *again(lucky, *fresh, number=20)] for fresh in ((440, 445, 450), (220, 445, 900))
+    )
     (less, after), (more, _) = predicted(seen(slower)), predicted(seen(loose))
     assert after[slow] == after[20], "one place"
     assert 1.1 * steps[slow] < after[slow] < 445

@@ -15,7 +15,15 @@ from bstune.core.curve import CurveBand
 from bstune.core.files import Output
 from bstune.report.answer import answer, trust
 from bstune.study.replicates import Winner
-from bstune.study.report import best_yaml, curve_rows, load, missing_in_trials, places, show, train_command
+from bstune.study.report import (
+    best_yaml,
+    curve_rows,
+    load,
+    missing_in_trials,
+    places,
+    show,
+    train_command,
+)
 from bstune.study.scale_out import step_times
 
 
@@ -28,8 +36,13 @@ from bstune.study.scale_out import step_times
         (False, 130, 150, " budget.steps=150 budget.examples=1"),  # that of its runs on fresh seeds
     ],
 )
-def test_the_command_of_a_winner_ends_with_it_or_with_its_schedule(tmp_path, stops, horizon, again, ends):
-    backend, fresh = SimpleNamespace(stops=stops), make_result(horizon=again, steps=110, seconds_per_step=0.01)
+def test_the_command_of_a_winner_ends_with_it_or_with_its_schedule(
+    tmp_path, stops, horizon, again, ends
+):
+    backend, fresh = (
+        SimpleNamespace(stops=stops),
+        make_result(horizon=again, steps=110, seconds_per_step=0.01),
+    )
     prepared = SimpleNamespace(backend=backend, files=Output(tmp_path), config=OmegaConf.create({}))
     written = best_yaml(
         {"time": Winner(make_result(horizon=horizon), 110.0, () if again is None else (fresh,))},
@@ -38,9 +51,19 @@ def test_the_command_of_a_winner_ends_with_it_or_with_its_schedule(tmp_path, sto
     )
     row = yaml.safe_load(written)["best_by_time"]
     own = f"trial.batch_size=32 trial.lr=0.1 trial.seed=1{ends}"
-    assert row["command"] == f"{sys.executable} -m bstune +workload=mine 'storage=${{oc.env:BSTUNE_STORAGE}}' {own}"
-    assert written.startswith("# The commands read secrets from the environment: first set BSTUNE_STORAGE.\n")
-    assert (row["number"], row["hyperparameters"], row["horizon"], row["checkpoint"]) == (0, {}, again or horizon, None)
+    assert (
+        row["command"]
+        == f"{sys.executable} -m bstune +workload=mine 'storage=${{oc.env:BSTUNE_STORAGE}}' {own}"
+    )
+    assert written.startswith(
+        "# The commands read secrets from the environment: first set BSTUNE_STORAGE.\n"
+    )
+    assert (row["number"], row["hyperparameters"], row["horizon"], row["checkpoint"]) == (
+        0,
+        {},
+        again or horizon,
+        None,
+    )
     assert (row["steps"], row["time_to_target"]) == pytest.approx((110.0, 1.1))
     assert row["single_run"] == {"steps": 100, "time_to_target": 1.0}
 
@@ -58,7 +81,12 @@ def test_the_command_of_a_winner_ends_with_it_or_with_its_schedule(tmp_path, sto
 )
 def test_a_machine_whose_steps_differ_is_said(ratios, steps, said):
     trials = [
-        make_result(number=i, steps=steps, seconds_per_step=0.01, measured_seconds_per_step=ratio and 0.01 * ratio)
+        make_result(
+            number=i,
+            steps=steps,
+            seconds_per_step=0.01,
+            measured_seconds_per_step=ratio and 0.01 * ratio,
+        )
         for i, ratio in enumerate(ratios)
     ]
     noisy = [one for one in trust({"load": load(trials)}) if not one.good]
@@ -73,7 +101,9 @@ def test_the_curves_seconds_per_step_are_the_trials_where_the_objective_is_steps
     assert posterior.tau(np.array(sizes)) == pytest.approx(sizes)  # costs are in examples
     band = CurveBand(*[np.array(sizes)] * 4)
     rows = curve_rows(posterior, band, step_times(posterior, 1024, None))
-    assert rows["seconds_per_step"] == pytest.approx([trial.seconds_per_step for trial in trials], rel=0.1)
+    assert rows["seconds_per_step"] == pytest.approx(
+        [trial.seconds_per_step for trial in trials], rel=0.1
+    )
     assert rows["batch_size"] == sizes
     assert curve_rows(posterior, band, None)["seconds_per_step"] == [None] * len(sizes)
     untimed = replace(posterior, observations=())
@@ -82,10 +112,19 @@ def test_the_curves_seconds_per_step_are_the_trials_where_the_objective_is_steps
 
 
 def test_what_trials_went_on_without_is_said_once():
-    eagerly, noise = "trained eagerly, as compile=default failed: E", "the noise scale is not measured: E"
+    eagerly, noise = (
+        "trained eagerly, as compile=default failed: E",
+        "the noise scale is not measured: E",
+    )
     trials = [make_trial(i, message=eagerly) for i in range(2)]
-    trials += [make_trial(2, status="censored", message=noise), make_trial(3, status="failed", message="ValueError")]
-    assert missing_in_trials([*trials, make_trial(4)]) == [f"{eagerly} (in 2 trials)", f"{noise} (in 1 trial)"]
+    trials += [
+        make_trial(2, status="censored", message=noise),
+        make_trial(3, status="failed", message="ValueError"),
+    ]
+    assert missing_in_trials([*trials, make_trial(4)]) == [
+        f"{eagerly} (in 2 trials)",
+        f"{noise} (in 1 trial)",
+    ]
 
 
 def test_paths_are_printed_unbroken_and_as_they_are_typed(tmp_path, monkeypatch):
@@ -96,7 +135,11 @@ def test_paths_are_printed_unbroken_and_as_they_are_typed(tmp_path, monkeypatch)
         path.parent.mkdir(parents=True, exist_ok=True)
         path.touch()
     out, summary = StringIO(), {"workload": "[red]digits[/red]", "train": f"bstune study='{name}'"}
-    show(answer(summary), places(files, ["mlflow ui", "http://127.0.0.1:5000"]), Console(file=out, width=80))
+    show(
+        answer(summary),
+        places(files, ["mlflow ui", "http://127.0.0.1:5000"]),
+        Console(file=out, width=80),
+    )
     assert out.getvalue().splitlines()[1:] == [
         "[red]digits[/red]",
         "",
@@ -111,7 +154,15 @@ def test_paths_are_printed_unbroken_and_as_they_are_typed(tmp_path, monkeypatch)
     ]
 
 
-TRAIN = ["+workload=mine", "search.trials=9", "study=s", "seed=3", "sampler=tpe", "data.root=/d", "storage=x://me:s@h"]
+TRAIN = [
+    "+workload=mine",
+    "search.trials=9",
+    "study=s",
+    "seed=3",
+    "sampler=tpe",
+    "data.root=/d",
+    "storage=x://me:s@h",
+]
 
 
 @pytest.mark.parametrize(
@@ -124,7 +175,9 @@ TRAIN = ["+workload=mine", "search.trials=9", "study=s", "seed=3", "sampler=tpe"
 )
 def test_the_command_that_trains_the_winner_is_short(lr, stops, own):
     backend = SimpleNamespace(stops=stops)
-    prepared = SimpleNamespace(backend=backend, space=SimpleNamespace(lr_low=0.0, lr_high=0.9999), config=None)
+    prepared = SimpleNamespace(
+        backend=backend, space=SimpleNamespace(lr_low=0.0, lr_high=0.9999), config=None
+    )
     found = train_command(Winner(make_result(lr=lr, horizon=130), 110.0), TRAIN, prepared)
     kept = "+workload=mine study=s data.root=/d 'storage=${oc.env:BSTUNE_STORAGE}'"
     assert found == f"bstune {kept} trial.batch_size=32 {own}"

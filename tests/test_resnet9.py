@@ -14,7 +14,12 @@ from bstune.workloads.resnet9 import ResNet9, _GlobalMax
 
 def resnet9(classes=10, width=4, logit_scale=1.0, **switches):
     shipped = {"pool": "after_activation", "activation": nn.ReLU, "norm": BatchNorm}
-    return ResNet9(classes, width, logit_scale, **{**shipped, "whitening": None, "identity_init": False, **switches})
+    return ResNet9(
+        classes,
+        width,
+        logit_scale,
+        **{**shipped, "whitening": None, "identity_init": False, **switches},
+    )
 
 
 def seeded(build, seed=0):
@@ -30,7 +35,11 @@ def images(n=6, seed=1):
 
 
 def _conv(inputs, outputs, pool=False):
-    layers = [nn.Conv2d(inputs, outputs, 3, padding=1, bias=False), nn.BatchNorm2d(outputs), nn.ReLU(inplace=True)]
+    layers = [
+        nn.Conv2d(inputs, outputs, 3, padding=1, bias=False),
+        nn.BatchNorm2d(outputs),
+        nn.ReLU(inplace=True),
+    ]
     return nn.Sequential(*layers, *([nn.MaxPool2d(2)] if pool else []))
 
 
@@ -59,7 +68,9 @@ def without_switches(width):
 
 
 def test_what_ships_is_the_network_without_switches_bit_for_bit():
-    config = compose_checked(["+workload=resnet_cifar", "workload.module.model.width=4"]).workload.module.model
+    config = compose_checked(
+        ["+workload=resnet_cifar", "workload.module.model.width=4"]
+    ).workload.module.model
     model, drawn = seeded(lambda: instantiate(config)), torch.get_rng_state()
     before = seeded(lambda: without_switches(4))
     assert torch.equal(torch.get_rng_state(), drawn)
@@ -68,7 +79,9 @@ def test_what_ships_is_the_network_without_switches_bit_for_bit():
         for network, output in zip((model, before), outputs, strict=True):
             network.zero_grad()
             nn.functional.cross_entropy(output, torch.arange(6)).backward()
-        gradients = [{name: p.grad for name, p in network.named_parameters()} for network in (model, before)]
+        gradients = [
+            {name: p.grad for name, p in network.named_parameters()} for network in (model, before)
+        ]
         for pair in (outputs, gradients, [model.state_dict(), before.state_dict()]):
             torch.testing.assert_close(*pair, rtol=0, atol=0)
     assert list(model.state_dict()) == list(before.state_dict())
@@ -83,7 +96,11 @@ def test_what_ships_is_the_network_without_switches_bit_for_bit():
     [
         ("after_activation", [nn.Conv2d, BatchNorm, nn.CELU, nn.MaxPool2d], True),
         ("before_activation", [nn.Conv2d, BatchNorm, nn.MaxPool2d, nn.CELU], True),
-        ("before_norm", [nn.Conv2d, nn.MaxPool2d, BatchNorm, nn.CELU], False),  # statistics of the largest values
+        (
+            "before_norm",
+            [nn.Conv2d, nn.MaxPool2d, BatchNorm, nn.CELU],
+            False,
+        ),  # statistics of the largest values
     ],
 )
 def test_where_it_pools(pool, order, same):
@@ -98,13 +115,17 @@ def test_where_it_pools(pool, order, same):
     assert [type(layer) for layer in features[2].branch[1]] == without
     outputs = [network(images()) for network in networks]
     assert torch.allclose(*outputs, rtol=1e-5, atol=1e-6) == same
-    with pytest.raises(ConfigError, match="must be one of after_activation, before_activation, before_norm, but"):
+    with pytest.raises(
+        ConfigError, match="must be one of after_activation, before_activation, before_norm, but"
+    ):
         resnet9(pool="before")
 
 
 @pytest.mark.parametrize("memory", [torch.contiguous_format, torch.channels_last])
 def test_the_largest_value_of_each_channel_has_a_deterministic_gradient(memory):
-    x = torch.randn(4, 5, 4, 4, generator=torch.Generator().manual_seed(0)).contiguous(memory_format=memory)
+    x = torch.randn(4, 5, 4, 4, generator=torch.Generator().manual_seed(0)).contiguous(
+        memory_format=memory
+    )
     weights = torch.arange(20.0).view(4, 5)
     found = []
     for pool in (_GlobalMax(), nn.Sequential(nn.AdaptiveMaxPool2d(1), nn.Flatten())):
@@ -117,7 +138,9 @@ def test_the_largest_value_of_each_channel_has_a_deterministic_gradient(memory):
     assert not any(isinstance(layer, nn.AdaptiveMaxPool2d) for layer in resnet9().modules())
 
 
-def test_whitening_takes_the_place_of_the_first_convolution_and_the_others_start_as_identities(parameters):
+def test_whitening_takes_the_place_of_the_first_convolution_and_the_others_start_as_identities(
+    parameters,
+):
     whitening = Whitening(kernel_size=3, eps=1e-2, images=6, signed=False, bias=False, padding=1)
     model = seeded(partial(resnet9, width=8, whitening=whitening, identity_init=True))
     whitening.initialise_from(images())
@@ -125,9 +148,13 @@ def test_whitening_takes_the_place_of_the_first_convolution_and_the_others_start
     assert parameters(resnet9(10, 64, 0.125)) == 6_573_120  # David Page's
     assert [type(layer) for layer in first] == [Whitening, nn.Conv2d, BatchNorm, nn.ReLU]
     assert first[1].weight.shape == (8, 27, 1, 1)
-    assert parameters(model) == parameters(resnet9(width=8))  # 27 weights a filter, in the one convolution or the other
+    assert parameters(model) == parameters(
+        resnet9(width=8)
+    )  # 27 weights a filter, in the one convolution or the other
     x = images()
-    expected = nn.functional.conv2d(nn.functional.conv2d(x, whitening.weight, padding=1), first[1].weight)
+    expected = nn.functional.conv2d(
+        nn.functional.conv2d(x, whitening.weight, padding=1), first[1].weight
+    )
     torch.testing.assert_close(first(x), nn.BatchNorm2d(8)(expected).relu())
     x = torch.randn(2, 64, 5, 5)
     assert torch.equal(model.features[5].branch[1][0](x), x)

@@ -23,7 +23,12 @@ def studied(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
         write_rows(folder / "t.jsonl", table_rows())
-        options = ["workload.table=t.jsonl", "workload.target.value=0.14", "search.trials=16", "sampler=random"]
+        options = [
+            "workload.table=t.jsonl",
+            "workload.target.value=0.14",
+            "search.trials=16",
+            "sampler=random",
+        ]
         arguments = ["workload=replay", "study=s", "mlflow.enabled=false", *options]
         patch.setattr("sys.argv", ["bstune", *arguments])
         assert main() == 0
@@ -48,7 +53,9 @@ def folder(studied, tmp_path, monkeypatch):
     ],
 )
 def test_a_trial_ends_where_it_first_met_the_target(goal, status, steps, steps_low):
-    (found,) = ended_at([make_trial(0, steps=40, steps_low=20, history=HISTORY)], Target("e", goal, "min"))
+    (found,) = ended_at(
+        [make_trial(0, steps=40, steps_low=20, history=HISTORY)], Target("e", goal, "min")
+    )
     assert (found.status, found.steps, found.steps_low) == (status, steps, steps_low)
     assert found.examples == found.steps * found.batch_size
 
@@ -56,7 +63,9 @@ def test_a_trial_ends_where_it_first_met_the_target(goal, status, steps, steps_l
 def test_what_continues_a_trial_that_met_the_target_is_left_out():
     parts = [
         make_trial(0, status="censored", steps=20, steps_low=20, history=HISTORY[:3]),
-        make_trial(1, status="censored", steps=30, steps_low=30, history=HISTORY[:3], resumed_from=0),
+        make_trial(
+            1, status="censored", steps=30, steps_low=30, history=HISTORY[:3], resumed_from=0
+        ),
         make_trial(2, steps=40, steps_low=20, history=HISTORY, resumed_from=1),
         make_trial(3, status="diverged", steps=5, steps_low=5, history=((5, 9.0),)),
     ]
@@ -75,7 +84,16 @@ def test_what_continues_a_trial_that_met_the_target_is_left_out():
 def test_its_own_target_has_the_answer_that_the_study_gave(folder):
     told = json.loads((folder / "curve.json").read_text())
     found = at_target(Output(folder), None).summary
-    for name in ("target", "points", "regimes", "best_by_time", "best_by_steps", "use", "curve", "statuses"):
+    for name in (
+        "target",
+        "points",
+        "regimes",
+        "best_by_time",
+        "best_by_steps",
+        "use",
+        "curve",
+        "statuses",
+    ):
         assert json.loads(json.dumps(found[name])) == told[name], name
     assert {**found["critical"], "next_trials": []} == {**told["critical"], "next_trials": []}
 
@@ -88,7 +106,11 @@ def test_an_easier_target_is_answered_from_the_histories(folder, capsys):
     for trial in found.trials:
         if trial.reached:
             values = dict(trial.history)
-            assert values[trial.steps] <= 0.2 < min([v for s, v in values.items() if s < trial.steps], default=1.0)
+            assert (
+                values[trial.steps]
+                <= 0.2
+                < min([v for s, v in values.items() if s < trial.steps], default=1.0)
+            )
     own = json.loads((folder / "curve.json").read_text())
     assert found.summary["statuses"]["reached"] >= own["statuses"]["reached"]
     assert found.summary["best_by_time"]["steps"] < own["best_by_time"]["steps"]
@@ -108,7 +130,10 @@ def test_a_study_of_a_version_that_did_not_name_its_loop_is_answered(folder):
 def test_a_harder_target_says_what_would_have_to_be_run(folder, capsys):
     retarget.main([str(folder), "target=0.05"])
     printed = " ".join(capsys.readouterr().out.split())
-    assert "the histories do not suffice for val/error <= 0.05: 0 trials passed it, and it takes 8" in printed
+    assert (
+        "the histories do not suffice for val/error <= 0.05: 0 trials passed it, and it takes 8"
+        in printed
+    )
     assert "workload.target.value=0.05 study=s-0.05" in printed
     assert "workload.target.value=0.14" not in printed.partition("run it:")[2]
     assert "by extrapolation, 2 to 4 times too low where it was checked, it takes" in printed
@@ -187,5 +212,7 @@ def test_what_does_not_tell_enough_is_refused_in_one_line(folder, name, text, sa
 def test_schedules_that_end_with_the_trial_tell_nothing_of_another_target(folder):
     trials = [json.loads(one.to_json()) | {"horizon": one.steps} for one in trials_of(folder)]
     write_rows(folder / "trials.jsonl", trials)
-    with pytest.raises(StudyError, match=r"its schedules end with the trial.*workload\.target\.value=0\.2"):
+    with pytest.raises(
+        StudyError, match=r"its schedules end with the trial.*workload\.target\.value=0\.2"
+    ):
         at_target(Output(folder), 0.2)

@@ -34,7 +34,14 @@ LIMITS = DeviceLimits("fp16", 100.0, 10.0, misaligned_flops_per_second=50.0)
 NOTHING = AffineCost(0.0, 0.0)
 BATCH_NORM = partial(BatchNorm, ghost_size=2)
 RESNET9 = ResNet9(
-    10, 8, 0.125, pool="before_norm", activation=nn.CELU, norm=BATCH_NORM, whitening=None, identity_init=False
+    10,
+    8,
+    0.125,
+    pool="before_norm",
+    activation=nn.CELU,
+    norm=BATCH_NORM,
+    whitening=None,
+    identity_init=False,
 )
 
 
@@ -75,7 +82,13 @@ def step(*layers):
 
 @pytest.mark.parametrize(
     ("arithmetic", "width", "needs_gradient"),
-    [("fp64", 8, True), ("fp32", 4, False), ("tf32", 4, True), ("bf16", 2, False), ("fp16", 2, True)],
+    [
+        ("fp64", 8, True),
+        ("fp32", 4, False),
+        ("tf32", 4, True),
+        ("bf16", 2, False),
+        ("fp16", 2, True),
+    ],
 )
 def test_linear(arithmetic, width, needs_gradient):
     inputs, outputs = 12, 5
@@ -119,7 +132,10 @@ def test_two_layers():
 
 
 def test_each_layer_is_charged_for_itself():
-    there, elsewhere = (nn.Sequential(nn.Linear(6, 4), nn.ReLU(inplace), nn.Linear(4, 3)) for inplace in (True, False))
+    there, elsewhere = (
+        nn.Sequential(nn.Linear(6, 4), nn.ReLU(inplace), nn.Linear(4, 3))
+        for inplace in (True, False)
+    )
     assert cost_of(there, (6,)) == cost_of(elsewhere, (6,))
     # inputs that need no gradient: there is no autograd node between the two
     branches = Calls(lambda m, x: m.first(x) + m.second(x), first=linear(6), second=linear(6))
@@ -128,7 +144,9 @@ def test_each_layer_is_charged_for_itself():
 
 def test_a_layer_called_several_times_moves_its_weights_once():
     (only,) = cost_of(Calls(lambda m, x: m.part(m.part(m.part(x))), part=linear()), (4,)).layers
-    assert only.flops == AffineCost(0, (3 * 4 + 2 * 2) * 16)  # the first call has no gradient of its input
+    assert only.flops == AffineCost(
+        0, (3 * 4 + 2 * 2) * 16
+    )  # the first call has no gradient of its input
     assert only.weights == AffineCost(3 * 16 * 4, 0)
     assert only.inputs == AffineCost(0, (2 + 3 + 3) * 4 * 4)
 
@@ -147,11 +165,17 @@ def test_weights_that_are_shared_are_counted_once_and_frozen_ones_have_no_gradie
 
 def test_what_no_layer_calls_is_seen_in_flops_and_weights():
     weight = nn.Parameter(torch.randn(5, 4))
-    functional = Calls(lambda m, x: nn.functional.linear(m.part(x), m.weight), weight=weight, part=linear())
+    functional = Calls(
+        lambda m, x: nn.functional.linear(m.part(x), m.weight), weight=weight, part=linear()
+    )
     inner, outside = cost_of(functional, (4,)).layers
     assert (inner.name, inner.flops) == ("part", AffineCost(0, 4 * 16))
     assert (outside.name, outside.flops) == (roofline.OUTSIDE, AffineCost(0, 6 * 20))
-    assert (outside.inputs, outside.outputs, outside.weights) == (NOTHING, NOTHING, AffineCost(3 * 20 * 4, 0))
+    assert (outside.inputs, outside.outputs, outside.weights) == (
+        NOTHING,
+        NOTHING,
+        AffineCost(3 * 20 * 4, 0),
+    )
 
 
 def test_checkpointing_repeats_the_forward_pass():
@@ -166,7 +190,9 @@ def test_a_cost_that_outgrows_the_batch_is_named():
     module = nn.Sequential(linear(), Calls(lambda m, x: (x @ x.T).sum()))
     cost = cost_of(module, (4,), batch_sizes=(2, 8), loss=lambda model, batch: model(batch))
     assert cost.superlinear == ("1",)
-    assert cost.layers[1].flops == AffineCost(0, 6 * 4 * 8)  # 2 B^2 4 forward and twice backward, at B = 8
+    assert cost.layers[1].flops == AffineCost(
+        0, 6 * 4 * 8
+    )  # 2 B^2 4 forward and twice backward, at B = 8
 
 
 @pytest.mark.parametrize("network", [mlp(784, [64], 10), simple_cnn(10, 32), RESNET9])
@@ -177,7 +203,10 @@ def test_the_line_holds_at_other_batch_sizes(network):
     def batch(size):
         return torch.randn(size, *shape), torch.randint(10, (size,))
 
-    near, far = (step_cost(module, batch, roofline.training_loss, "fp32", sizes) for sizes in ((2, 3), (7, 11)))
+    near, far = (
+        step_cost(module, batch, roofline.training_loss, "fp32", sizes)
+        for sizes in ((2, 3), (7, 11))
+    )
     assert near == far
     counter = torch.utils.flop_counter.FlopCounterMode(display=False)
     with counter:
@@ -218,7 +247,9 @@ def test_the_linear_layer_turns_where_its_closed_form_says():
 
 
 def test_time_allowed_is_the_larger_of_each_layer():
-    cost = step(layer(AffineCost(0, 100), AffineCost(5, 1)), layer(AffineCost(0, 10), AffineCost(0, 8)))
+    cost = step(
+        layer(AffineCost(0, 100), AffineCost(5, 1)), layer(AffineCost(0, 10), AffineCost(0, 8))
+    )
     # at B = 10: 10 s of compute over 1.5 s of memory, and 8 s of memory over 1 s of compute
     assert roofline.allowed_seconds(cost, LIMITS, 10) == pytest.approx(10 + 8)
     survey = make_survey(((1, 2.0), (10, 36.0)), cost=cost, limits=LIMITS)
@@ -233,7 +264,10 @@ def test_time_allowed_is_the_larger_of_each_layer():
         (lambda: cost_of(nn.Linear(2, 2), (2,), batch_sizes=(2, 2)), r"two rising sizes"),
         (lambda: cost_of(nn.BatchNorm1d(2), (2,)), "the FLOP counter found none"),
         (lambda: cost_of(nn.Linear(2, 2).requires_grad_(False), (2,)), "loss has no gradient"),
-        (lambda: measure_limits(CPU, "fp32", 0.01, [8], [10**15]), "ceilings of cpu cannot be measured in fp32: "),
+        (
+            lambda: measure_limits(CPU, "fp32", 0.01, [8], [10**15]),
+            "ceilings of cpu cannot be measured in fp32: ",
+        ),
     ],
 )
 def test_what_cannot_be_used(call, message):
@@ -291,7 +325,8 @@ def test_arithmetic_and_its_multiple(
 
 
 @pytest.mark.parametrize(
-    ("module", "expected"), [(nn.Sequential(nn.Linear(2, 2)), False), (nn.Sequential(nn.Conv1d(2, 2, 1)), True)]
+    ("module", "expected"),
+    [(nn.Sequential(nn.Linear(2, 2)), False), (nn.Sequential(nn.Conv1d(2, 2, 1)), True)],
 )
 def test_a_convolution_is_found(module, expected):
     assert roofline.is_convolutional(module) == expected
@@ -301,7 +336,13 @@ def test_a_convolution_is_found(module, expected):
     ("dimensions", "rows", "batch", "multiple", "expected"),
     [
         ((("in_features", 16), ("out_features", 8)), 1, 8, 8, []),
-        ((("in_features", 15), ("out_features", 10)), 1, 8, 4, [("in_features", 15, 16), ("out_features", 10, 12)]),
+        (
+            (("in_features", 15), ("out_features", 10)),
+            1,
+            8,
+            4,
+            [("in_features", 15, 16), ("out_features", 10, 12)],
+        ),
         ((("in_channels", 3), ("out_channels", 64)), None, 7, 8, [("in_channels", 3, 8)]),
         ((("in_features", 8), ("out_features", 8)), 1, 9, 8, [("batch", 9, 16)]),
         ((("in_features", 8), ("out_features", 8)), 4, 9, 8, [("batch", 9, 10)]),
@@ -325,7 +366,9 @@ def test_gain_of_padding_is_predicted_from_the_measured_limits():
     assert feature.predicted_gain == pytest.approx((120 / 50) / (120 * 8 / 6 / 100))
     assert (batch.padded, batch.predicted_gain) == (16, pytest.approx(2.0))
     (feature,) = padded(1, 3, 8)
-    assert feature.predicted_gain == pytest.approx(4 / (8 / 6 + 3))  # memory-bound: padding only moves more
+    assert feature.predicted_gain == pytest.approx(
+        4 / (8 / 6 + 3)
+    )  # memory-bound: padding only moves more
     assert padded(120, 1, 1, DeviceLimits("fp16", 100.0, 10.0))[0].predicted_gain is None
 
 
@@ -349,8 +392,12 @@ def test_a_cost_in_half_the_width_moves_half_the_bytes():
     ],
 )
 def test_where_a_step_turns_on_a_device_that_one_does_not_have(device, dtype, ridge, turning):
-    cost = step(LayerCost("l", "Linear", AffineCost(0, 1000), AffineCost(0, 4), NOTHING, AffineCost(400, 0)))
-    (found,) = [row for row in predictions(cost, "fp32") if (row.device, row.dtype) == (device, dtype)]
+    cost = step(
+        LayerCost("l", "Linear", AffineCost(0, 1000), AffineCost(0, 4), NOTHING, AffineCost(400, 0))
+    )
+    (found,) = [
+        row for row in predictions(cost, "fp32") if (row.device, row.dtype) == (device, dtype)
+    ]
     assert (found.ridge, found.turning_batch_size) == pytest.approx((ridge, turning), rel=1e-2)
     never = step(LayerCost("l", "ReLU", AffineCost(0, 1), AffineCost(0, 4), NOTHING, NOTHING))
     assert {row.turning_batch_size for row in predictions(never, "bf16")} == {None}
@@ -361,7 +408,14 @@ def test_where_a_step_turns_on_a_device_that_one_does_not_have(device, dtype, ri
     [
         (nn.Linear(15, 3), "0", "in_features", 16, (5, 7, 15), (5, 7, 16)),
         (nn.Linear(15, 3, bias=False), "0", "out_features", 8, (5, 15), (5, 15)),
-        (nn.Conv2d(6, 4, 3, padding=1, groups=2), "0", "in_channels", 8, (5, 6, 9, 9), (5, 16, 9, 9)),
+        (
+            nn.Conv2d(6, 4, 3, padding=1, groups=2),
+            "0",
+            "in_channels",
+            8,
+            (5, 6, 9, 9),
+            (5, 16, 9, 9),
+        ),
         (nn.Conv1d(3, 8, 3), "0", "in_channels", 8, (5, 3, 9), (5, 8, 9)),
         (nn.Linear(8, 8), "0", "batch", 8, (5, 8), (8, 8)),
         (nn.Linear(8, 8), "0", "batch", 6, (5, 4, 8), (6, 4, 8)),
@@ -371,7 +425,9 @@ def test_a_layer_and_its_input_are_padded_where_they_miss_the_multiple(
     module, name, dimension, padded, shape, expected
 ):
     size = {"batch": 5, "in_channels": shape[1] // getattr(module, "groups", 1)}.get(dimension)
-    row = TensorCoreMisalignment(name, "", dimension, size or getattr(module, dimension), padded, None)
+    row = TensorCoreMisalignment(
+        name, "", dimension, size or getattr(module, dimension), padded, None
+    )
     like = roofline.layer_like(module, {dimension: padded})
     assert roofline.padded_shapes(row, shape) == (shape, expected)
     assert (type(like), like.bias is None) == (type(module), module.bias is None)
@@ -383,6 +439,8 @@ def test_a_layer_and_its_input_are_padded_where_they_miss_the_multiple(
 
 def test_input_shapes_are_those_of_the_batch_asked_for():
     network = nn.Sequential(nn.Conv2d(1, 2, 3), nn.Flatten(), nn.Linear(2 * 6 * 6, 4))
-    shapes = roofline.input_shapes(network, torch.ones(2, 1, 8, 8), lambda module, batch: module(batch).sum(), 4.5)
+    shapes = roofline.input_shapes(
+        network, torch.ones(2, 1, 8, 8), lambda module, batch: module(batch).sum(), 4.5
+    )
     assert shapes == {"0": (9, 1, 8, 8), "1": (9, 2, 6, 6), "2": (9, 72)}
     assert roofline.layer_like(nn.Flatten(), {}) is None

@@ -32,7 +32,12 @@ REPLAY = (
     "workload.name=replay",
 )
 STEPS = "search.objective=steps"  # its costs are counted in examples: no clock decides anything
-DIGITS = ("workload=digits", "mlflow.enabled=false", "search.batch_size.low=32", "search.batch_size.high=512")
+DIGITS = (
+    "workload=digits",
+    "mlflow.enabled=false",
+    "search.batch_size.low=32",
+    "search.batch_size.high=512",
+)
 DIGITS += ("search.workers=0",)  # the tests look into the process that trains
 EASY = ("workload.target.value=1.0", "budget.steps=60", "budget.examples=6000")
 # The length of the warm-up is the budget's: a schedule with a horizon.
@@ -85,24 +90,39 @@ def end_at(monkeypatch, at, killed):
         pytest.param((*REPLAY, STEPS, "sampler=tpe"), True, marks=pytest.mark.soak),
         pytest.param((*REPLAY, STEPS, "sampler=tpe"), False, marks=pytest.mark.soak),
         pytest.param(
-            (*DIGITS, *EASY, STEPS, "search.trials=12", "search.replicates=2", "protocol.noise_scale_every=2"),
+            (
+                *DIGITS,
+                *EASY,
+                STEPS,
+                "search.trials=12",
+                "search.replicates=2",
+                "protocol.noise_scale_every=2",
+            ),
             False,
             marks=pytest.mark.soak,
         ),
     ],
     ids=["frontier-killed", "both", "tpe-killed", "tpe", "real training"],
 )
-def test_a_study_cut_short_and_continued_asks_the_same_trials(bstune, outputs, monkeypatch, arguments, killed):
+def test_a_study_cut_short_and_continued_asks_the_same_trials(
+    bstune, outputs, monkeypatch, arguments, killed
+):
     arguments = ("search.trials=24", *arguments) if arguments[0] == REPLAY[0] else arguments
     assert bstune(*arguments, "study=whole")[0] == 0
     whole = asked_by_index(outputs / "whole")
     order = list(whole)
     continued = next((i for i, index in enumerate(order) if whole[index][3] is not None), None)
-    assert "sampler=tpe" in arguments or continued is not None, "no trial was continued: the test proves little"
-    replicate = next(i for i, index in enumerate(order) if whole[index][4] is not None)  # some trial reached it
+    assert "sampler=tpe" in arguments or continued is not None, (
+        "no trial was continued: the test proves little"
+    )
+    replicate = next(
+        i for i, index in enumerate(order) if whole[index][4] is not None
+    )  # some trial reached it
     cuts = sorted({0, continued or 7, replicate + 1})
     done = 0
-    for at in cuts:  # in the first trial, in one that continues another one, and in the second replicate
+    for (
+        at
+    ) in cuts:  # in the first trial, in one that continues another one, and in the second replicate
         with monkeypatch.context() as patch:
             end_at(patch, at - done, killed)
             status, _, err = bstune(*arguments, "study=pieces")
@@ -112,17 +132,31 @@ def test_a_study_cut_short_and_continued_asks_the_same_trials(bstune, outputs, m
     assert asked_by_index(outputs / "pieces") == whole
     failed = [trial for trial in trials_of(outputs / "pieces") if trial.status == "failed"]
     assert [trial.trial_index for trial in failed] == [order[at] for at in cuts]
-    assert [(t.batch_size, t.lr, t.seed) for t in failed] == [whole[t.trial_index][:3] for t in failed]
+    assert [(t.batch_size, t.lr, t.seed) for t in failed] == [
+        whole[t.trial_index][:3] for t in failed
+    ]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("sampler", ["frontier", "tpe"])
 def test_a_schedule_with_a_horizon_is_never_continued(bstune, tmp_path, sampler, outputs):
-    arguments = (*DIGITS, *EASY, *HORIZON, STEPS, f"sampler={sampler}", "search.trials=6", "search.replicates=2")
+    arguments = (
+        *DIGITS,
+        *EASY,
+        *HORIZON,
+        STEPS,
+        f"sampler={sampler}",
+        "search.trials=6",
+        "search.replicates=2",
+    )
     status, out, _ = bstune(*arguments)
     assert status == 0
     chosen, out = sampler == "frontier", " ".join(out.split())
-    ends = "or with its schedule, at a horizon that the search chooses, at most" if chosen else "or after"
+    ends = (
+        "or with its schedule, at a horizon that the search chooses, at most"
+        if chosen
+        else "or after"
+    )
     assert f"each ends at the target {ends} 60 steps and 6000 examples" in out
     assert ("the shortest horizon that reaches the target" in out) == chosen
     assert ("where this schedule stops working" in out) != chosen
@@ -137,7 +171,11 @@ def test_a_schedule_with_a_horizon_is_never_continued(bstune, tmp_path, sampler,
         assert trial.horizon == (spec.max_steps or longest) <= longest
         assert trial.steps == trial.horizon or trial.status != "censored"
         assert chosen or spec.max_steps is None
-        assert chosen or spec.replicate_of is None or trial.horizon == trials[spec.replicate_of].horizon
+        assert (
+            chosen
+            or spec.replicate_of is None
+            or trial.horizon == trials[spec.replicate_of].horizon
+        )
     again = {(spec.replicate_of, trial.horizon) for spec, trial in zip(specs, trials, strict=True)}
     again = {pair for pair in again if pair[0] is not None}
     assert len(again) == len({winner for winner, _ in again})
@@ -166,7 +204,11 @@ def test_a_line_a_trial_in_the_order_in_which_they_end(capsys):
 
 def test_one_live_line_on_a_terminal(capsys):
     console = Console(width=100, force_terminal=True)
-    trials = [make_trial(0, status="censored"), make_trial(1, 256, steps=80), make_trial(2, 64, tau=None)]
+    trials = [
+        make_trial(0, status="censored"),
+        make_trial(1, 256, steps=80),
+        make_trial(2, 64, tau=None),
+    ]
     progress = Progress(5, Target("val/error", 0.1, "min"), console)
     with progress.live:
         for count in range(4):
@@ -181,16 +223,26 @@ def test_one_live_line_on_a_terminal(capsys):
 @pytest.mark.parametrize(
     ("changes", "line"),
     [
-        ({}, "trial 3  point 4 of 5  B 64  lr 0.1  reached at val/error 0.0995 after 400 steps, 4.00 s"),
+        (
+            {},
+            "trial 3  point 4 of 5  B 64  lr 0.1  reached at val/error 0.0995 after 400 steps, 4.00 s",
+        ),
         (
             {"status": "censored", "resumed_from": 1, "horizon": 500},
             "trial 3  continues 1  B 64  lr 0.1  stopped at val/error 0.0995 after 400 steps of 500",
         ),
         (
-            {"status": "diverged", "message": "the loss is not finite", "hyperparameters": {"momentum": 0.9}},
+            {
+                "status": "diverged",
+                "message": "the loss is not finite",
+                "hyperparameters": {"momentum": 0.9},
+            },
             "trial 3  point 4 of 5  B 64  lr 0.1  momentum 0.9  diverged after 400 steps: the loss is not finite",
         ),
-        ({"status": "oom", "history": ()}, "trial 3  point 4 of 5  B 64  lr 0.1  out of memory after 400 steps"),
+        (
+            {"status": "oom", "history": ()},
+            "trial 3  point 4 of 5  B 64  lr 0.1  out of memory after 400 steps",
+        ),
     ],
 )
 def test_a_trial_as_a_line(changes, line):
@@ -199,13 +251,22 @@ def test_a_trial_as_a_line(changes, line):
 
 @pytest.mark.slow
 def test_nothing_more_is_done_once_all_is_done_and_replicates_can_be_added(bstune, outputs):
-    arguments = (*REPLAY, STEPS, "sampler=tpe", "search.precision=null", "search.trials=12", "search.candidates=1")
+    arguments = (
+        *REPLAY,
+        STEPS,
+        "sampler=tpe",
+        "search.precision=null",
+        "search.trials=12",
+        "search.candidates=1",
+    )
     before = []
     for replicates in (0, 3, 3):
         assert bstune(*arguments, f"search.replicates={replicates}")[0] == 0
         trials = trials_of(outputs / "replay")
         assert trials[: len(before)] == before
-        assert [trial.replicate_of is None for trial in trials] == [True] * 12 + [False] * replicates
+        assert [trial.replicate_of is None for trial in trials] == [True] * 12 + [
+            False
+        ] * replicates
         before = trials
     assert len({(trial.trial_index, trial.seed) for trial in before}) == 15
 
@@ -221,21 +282,31 @@ def test_the_search_ends_once_the_critical_batch_size_is_known_well_enough(bstun
     assert sentence.endswith(", within search.precision=1000")
     assert sentence in " ".join(out.split())
     first = trials_of(study)
-    assert sum(trial.replicate_of is None for trial in first) == 8, "the first look after six trials that reached it"
+    assert sum(trial.replicate_of is None for trial in first) == 8, (
+        "the first look after six trials that reached it"
+    )
     assert sum(trial.replicate_of is not None for trial in first) >= 3
     assert bstune(*arguments)[0] == 0
-    assert trials_of(study) == first, "the same command goes on searching: the replicates were taken for its trials"
+    assert trials_of(study) == first, (
+        "the same command goes on searching: the replicates were taken for its trials"
+    )
 
 
 @pytest.mark.slow
 def test_a_record_that_ended_is_not_continued(bstune, tmp_path, outputs):
     """Half of the table never reaches the target: its trials end with their records, which go no further."""
     write_rows(tmp_path / "t.jsonl", table_rows(missed=lambda lr: lr >= 0.1))
-    assert bstune(*REPLAY, "search.trials=24", "search.replicates=0", "search.precision=null")[0] == 0
+    assert (
+        bstune(*REPLAY, "search.trials=24", "search.replicates=0", "search.precision=null")[0] == 0
+    )
     trials = trials_of(outputs / "replay")
     study = optuna.load_study(study_name="replay", storage=f"sqlite:///{tmp_path}/bstune.db")
     limits = [json.loads(trial.user_attrs[SPEC])["max_steps"] for trial in study.get_trials()]
-    short = {t.number for t, limit in zip(trials, limits, strict=True) if t.status == "censored" and t.steps < limit}
+    short = {
+        t.number
+        for t, limit in zip(trials, limits, strict=True)
+        if t.status == "censored" and t.steps < limit
+    }
     assert short, "no record ended ahead of its trial's limit: the test proves nothing"
     assert not short & {trial.resumed_from for trial in trials}
     assert all(trial.train_seconds > 0 for trial in trials)
@@ -267,7 +338,9 @@ def test_the_states_that_are_kept(trials, kept):
 
 
 # Number 2 has taken too long to win, number 3 too many steps; number 1 is the oldest of those that may.
-@pytest.mark.parametrize(("objective", "dropped"), [("time", 2), ("steps", 3), ("both", 1), ("curve", 1)])
+@pytest.mark.parametrize(
+    ("objective", "dropped"), [("time", 2), ("steps", 3), ("both", 1), ("curve", 1)]
+)
 def test_where_there_are_many_those_that_cannot_win_go_first(objective, dropped):
     trials = [BEST, stopped(1), stopped(2, tau=1.0), stopped(3, 200, tau=0.001)]
     trials += map(stopped, range(4, MAX_STATES + 2))
@@ -276,7 +349,11 @@ def test_where_there_are_many_those_that_cannot_win_go_first(objective, dropped)
 
 @pytest.mark.parametrize(
     ("overrides", "bound"),
-    [((), 10.0), (("scaling.lr_octaves=4",), 4.0), (("sampler=tpe", "scaling.lr_octaves_sigma=2"), 6.0)],
+    [
+        ((), 10.0),
+        (("scaling.lr_octaves=4",), 4.0),
+        (("sampler=tpe", "scaling.lr_octaves_sigma=2"), 6.0),
+    ],
 )
 def test_how_far_from_the_rule_each_sampler_searches(outputs, monkeypatch, overrides, bound):
     monkeypatch.chdir(outputs.parent)
@@ -288,7 +365,10 @@ def test_a_study_from_end_to_end(bstune, outputs):
     status, out, err = bstune(*REPLAY, "study=small", "seed=3", "search.trials=30", *arguments)
     assert (status, err) == (0, "")
     assert "study small: val/error <= 0.14, objective time, on recorded runs (t)" in out
-    assert "batch sizes 8 to 512, learning rates within a factor of 8 of rule sqrt through B = 64, lr = 0.08" in out
+    assert (
+        "batch sizes 8 to 512, learning rates within a factor of 8 of rule sqrt through B = 64, lr = 0.08"
+        in out
+    )
     assert "answered from 32 recorded runs at 4 batch sizes and 4 learning rates" in out
     folder = outputs / "small"
     trials = trials_of(folder)
@@ -302,7 +382,10 @@ def test_a_study_from_end_to_end(bstune, outputs):
     (record,) = folder.glob("trial-B*/trial.json")
     again, winner = TrialResult.from_json(record.read_text()), trials[best["number"]]
     assert again.delta is None
-    assert replace(again, number=winner.number, trial_index=winner.trial_index, delta=winner.delta) == winner
+    assert (
+        replace(again, number=winner.number, trial_index=winner.trial_index, delta=winner.delta)
+        == winner
+    )
 
 
 @pytest.mark.slow
@@ -329,7 +412,11 @@ def test_what_did_not_run_again_is_said_and_the_posterior_of_a_finished_study_is
         assert (status, sampled.count(REPORT_PARTICLES)) == (0, 1)
         assert (outputs / "replay" / "curve.json").read_text() == curve
         line = json.loads(curve)["not_run_again"]
-        assert (line is not None) == ("search.candidates=2 runs batch size" in out) == (candidates == 1)
+        assert (
+            (line is not None)
+            == ("search.candidates=2 runs batch size" in out)
+            == (candidates == 1)
+        )
 
 
 @pytest.mark.slow

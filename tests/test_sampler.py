@@ -21,7 +21,10 @@ optuna.logging.set_verbosity(optuna.logging.ERROR)
 LAW = Law(s_min=300.0, b_crit=400.0, lr=0.1, batch_size=128.0)  # T is least at B = 283
 BEST = LAW.frontier(283) * LAW.tau(283)
 TARGET = Target("error", 0.1, "min")
-SPACE = {"batch_size": IntDistribution(8, 4096, log=True), "lr": FloatDistribution(1e-3, 2.0, log=True)}
+SPACE = {
+    "batch_size": IntDistribution(8, 4096, log=True),
+    "lr": FloatDistribution(1e-3, 2.0, log=True),
+}
 
 
 def sqrt_rule(batch_size):
@@ -69,7 +72,10 @@ def distinct(study, name):
 
 def test_define_by_run_without_a_known_space_and_by_workers_in_threads():
     study = run(plain, 25)
-    assert study.trials[0].params == {"batch_size": 181, "lr": pytest.approx(math.sqrt(2e-3))}  # the middle
+    assert study.trials[0].params == {
+        "batch_size": 181,
+        "lr": pytest.approx(math.sqrt(2e-3)),
+    }  # the middle
     assert distinct(study, "batch_size") > 15
     assert study.best_value < 1.25 * BEST
     study = optuna.create_study(sampler=FrontierSampler(seed=0))
@@ -94,8 +100,18 @@ def around_the_rule(trial):
 @pytest.mark.parametrize(
     ("suggest", "grid", "varied", "within"),
     [
-        (lambda t: (t.suggest_int("batch_size", 16, 512, step=16), rate(t)), 16, {"batch_size", "lr"}, 1.6),
-        (lambda t: (size(t), t.suggest_float("lr", 0.01, 1.0, step=0.01)), 1, {"batch_size", "lr"}, 1.6),
+        (
+            lambda t: (t.suggest_int("batch_size", 16, 512, step=16), rate(t)),
+            16,
+            {"batch_size", "lr"},
+            1.6,
+        ),
+        (
+            lambda t: (size(t), t.suggest_float("lr", 0.01, 1.0, step=0.01)),
+            1,
+            {"batch_size", "lr"},
+            1.6,
+        ),
         (
             lambda t: (t.suggest_int("batch_size", 3, 512), t.suggest_float("lr", 0.01, 1.0)),
             1,
@@ -103,10 +119,22 @@ def around_the_rule(trial):
             1.6,
         ),
         (lambda t: (t.suggest_int("batch_size", 283, 283, log=True), rate(t)), 1, {"lr"}, 1.25),
-        (lambda t: (size(t), t.suggest_float("lr", 0.1487, 0.1487, log=True)), 1, {"batch_size"}, 1.25),
+        (
+            lambda t: (size(t), t.suggest_float("lr", 0.1487, 0.1487, log=True)),
+            1,
+            {"batch_size"},
+            1.25,
+        ),
         (around_the_rule, 1, {"batch_size", "delta"}, 1.25),
     ],
-    ids=["steps of batch size", "steps of lr", "linear", "one batch size", "one lr", "delta with a rule"],
+    ids=[
+        "steps of batch size",
+        "steps of lr",
+        "linear",
+        "one batch size",
+        "one lr",
+        "delta with a rule",
+    ],
 )
 def test_spaces_of_all_kinds_are_searched(suggest, grid, varied, within):
     sampler = OnlyOnceIndependent(seed=0, rule=sqrt_rule if "delta" in varied else None)
@@ -122,7 +150,9 @@ def test_other_hyper_parameters_are_searched_as_well():
         kind = trial.suggest_categorical("kind", ["a", "b", "c"])
         trial.suggest_categorical("only", ["x"])
         trial.suggest_int("layers", 1, 7, step=2)
-        factor = math.exp(0.3 * math.log10(decay / 1e-3) ** 2 + {"a": 0.8, "b": 0.0, "c": 0.8}[kind])
+        factor = math.exp(
+            0.3 * math.log10(decay / 1e-3) ** 2 + {"a": 0.8, "b": 0.0, "c": 0.8}[kind]
+        )
         return answer(trial, size(trial), rate(trial), factor)
 
     study = run(objective, 50, FrontierSampler(seed=1))
@@ -140,7 +170,11 @@ def test_parameters_that_not_all_trials_have_are_sampled_anywhere():
             trial.suggest_float("momentum", 0.0, 1.0)
         return plain(trial)
 
-    values = [trial.params["momentum"] for trial in run(objective, 16).trials if "momentum" in trial.params]
+    values = [
+        trial.params["momentum"]
+        for trial in run(objective, 16).trials
+        if "momentum" in trial.params
+    ]
     assert len(set(values)) == len(values) > 3
 
 
@@ -149,7 +183,9 @@ def test_a_history_that_is_reported_is_extrapolated():
     study = optuna.create_study(sampler=sampler)
     trial = study.ask(SPACE)
     for step in range(10, 1001, 10):
-        trial.report(0.1 * (step / 3000) ** -0.4, step)  # a power law that reaches the target at step 3000
+        trial.report(
+            0.1 * (step / 3000) ** -0.4, step
+        )  # a power law that reaches the target at step 3000
     study.tell(trial, state=TrialState.PRUNED)
     (one,) = sampler.posterior(study).observations
     assert (one.status, one.steps) == ("censored", 1000)
@@ -238,19 +274,28 @@ def test_the_posterior_of_a_study_is_that_of_its_records():
     assert (first.observations, first.spent) == (second.observations, second.spent)
     failed = [*records, replace(records[0], number=9, status="failed")]
     assert sampler.posterior(failed, **options).observations == first.observations
-    assert FrontierSampler(seed=0).posterior(optuna.create_study()) is None  # its parameters are not known yet
+    assert (
+        FrontierSampler(seed=0).posterior(optuna.create_study()) is None
+    )  # its parameters are not known yet
 
 
 @pytest.mark.parametrize("budget", [None, lambda size: 50_000.0])
 def test_stopped_trials_are_continued_where_they_can_be(budget):
-    sampler = FrontierSampler(seed=0, search_space=SPACE, budget=budget, resumable=lambda number: number % 3 != 0)
+    sampler = FrontierSampler(
+        seed=0, search_space=SPACE, budget=budget, resumable=lambda number: number % 3 != 0
+    )
     study = optuna.create_study(sampler=sampler)
     parents = []
     for _ in range(25):
         trial = study.ask(SPACE)
-        max_steps, resumed_from = sampler.max_steps(trial.number), sampler.resumed_from(trial.number)
+        max_steps, resumed_from = (
+            sampler.max_steps(trial.number),
+            sampler.resumed_from(trial.number),
+        )
         # Without a budget there is no limit until something has reached the target.
-        assert (max_steps is None) == (budget is None and not study.get_trials(states=[TrialState.COMPLETE]))
+        assert (max_steps is None) == (
+            budget is None and not study.get_trials(states=[TrialState.COMPLETE])
+        )
         if resumed_from is not None:
             before = study.trials[resumed_from]
             trial.set_user_attr(RESUMED_FROM, resumed_from)
@@ -273,7 +318,12 @@ def test_stopped_trials_are_continued_where_they_can_be(budget):
         (lambda t: size(t) + t.suggest_float("learning_rate", 0.1, 1.0), "learning_rate"),
         (lambda t: size(t) + t.suggest_float("delta", -1.0, 1.0), "and a rule"),
         (lambda t: t.suggest_float("lr", 0.1, 1.0), "batch_size"),
-        (lambda t: t.suggest_categorical("batch_size", [8, 64]) + t.suggest_float("lr", 0.1, 1.0), "use suggest_int"),
+        (
+            lambda t: (
+                t.suggest_categorical("batch_size", [8, 64]) + t.suggest_float("lr", 0.1, 1.0)
+            ),
+            "use suggest_int",
+        ),
         (lambda t: size(t) + t.suggest_float("lr", 0.0, 1.0), "over positive rates"),
         (lambda t: size(t) + t.suggest_int("lr", 1, 2), "must be a float"),
     ],
@@ -303,7 +353,9 @@ def test_other_mistakes_are_refused():
         ("time", 3.0, {"steps": 100, "seconds_per_step": -1.0}),
     ],
 )
-def test_trials_that_say_nothing_are_passed_over_and_named_once(caplog, objective, value, attributes):
+def test_trials_that_say_nothing_are_passed_over_and_named_once(
+    caplog, objective, value, attributes
+):
     def silent(trial):
         size(trial), rate(trial)
         for name, given in attributes.items():
@@ -342,7 +394,10 @@ def test_parameters_as_the_model_sees_them():
 def test_batch_sizes_are_snapped_and_learning_rates_stay_within_what_can_be_had():
     coordinates = coordinates_of(snap=lambda size: 8 * round(size / 8))
     assert (coordinates.domain().snap(21.0), coordinates.domain().snap(1e9)) == (24, 4096)
-    assert coordinates.parameters(Suggestion(math.log2(21), -3.0, (0.5,) * 4, 1, None))["batch_size"] == 24
+    assert (
+        coordinates.parameters(Suggestion(math.log2(21), -3.0, (0.5,) * 4, 1, None))["batch_size"]
+        == 24
+    )
     assert coordinates.point({"batch_size": 21, "lr": 0.5}) == (math.log2(24), -1.0)
     x = np.array([3.0, 5.1, 12.0])
     low, high = coordinates_of(lr_range=(0.01, 0.5)).domain().lrs(x)
@@ -360,9 +415,16 @@ def test_the_record_of_a_trial():
     assert trial_result(trial, coordinates_of(), "time") == record
     # A pruned one is censored at its last report.
     history, seconds = {10: 0.5, 20: math.nan, 40: 0.3}, {"seconds_per_step": 0.5}
-    trial = create_trial(**base, state=TrialState.PRUNED, intermediate_values=history, user_attrs=seconds)
+    trial = create_trial(
+        **base, state=TrialState.PRUNED, intermediate_values=history, user_attrs=seconds
+    )
     result = trial_result(trial, coordinates_of(), "time")
-    assert (result.status, result.steps, result.steps_low, result.batch_size) == ("censored", 40, 40, 64)
+    assert (result.status, result.steps, result.steps_low, result.batch_size) == (
+        "censored",
+        40,
+        40,
+        64,
+    )
     assert result.lr == pytest.approx(0.125)
     assert result.train_seconds == 20.0
     assert result.history == ((10, 0.5), (20, None), (40, 0.3))

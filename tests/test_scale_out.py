@@ -9,7 +9,14 @@ from rich.console import Console
 from synthetic import Law, synthetic_table
 
 from bstune.core.curve import CurveBand
-from bstune.study.scale_out import candidates, draw_scale_out, half_efficient, plan, ring_all_reduce, scale_out_table
+from bstune.study.scale_out import (
+    candidates,
+    draw_scale_out,
+    half_efficient,
+    plan,
+    ring_all_reduce,
+    scale_out_table,
+)
 
 S_MIN, B_CRIT = 100.0, 1000.0
 OVERHEAD, PER_EXAMPLE = 0.01, 1e-4
@@ -56,13 +63,17 @@ def test_it_finds_what_a_search_of_every_batch_size_finds(wait, ceiling):
         assert row.device_seconds == row.devices * row.seconds
         assert row.speed_up == pytest.approx(alone / row.seconds)
         assert row.efficiency == pytest.approx(row.speed_up / row.devices)
-        assert (row.seconds_low, row.seconds_high) == pytest.approx((0.9 * row.seconds, 1.2 * row.seconds))
+        assert (row.seconds_low, row.seconds_high) == pytest.approx(
+            (0.9 * row.seconds, 1.2 * row.seconds)
+        )
 
 
 @pytest.mark.parametrize(("overlap", "combine"), [(2.0, math.hypot), (math.inf, max)])
 def test_an_all_reduce_may_run_beside_the_step(overlap, combine):
     for row in PLAN([1, 3, 8], SIZES, ring, overlap=overlap):
-        assert row.seconds_per_step == pytest.approx(combine(tau(row.device_batch_size), ring(row.devices)))
+        assert row.seconds_per_step == pytest.approx(
+            combine(tau(row.device_batch_size), ring(row.devices))
+        )
 
 
 def test_no_batch_is_larger_than_the_data():
@@ -85,7 +96,11 @@ def test_efficiency_falls_under_half_where_the_closed_form_says():
 @pytest.mark.parametrize("devices", [1, 2, 5])
 def test_ring_by_messages(devices):
     size, bandwidth, latency = 1000.0, 50.0, 0.1
-    clock = sum(latency + size / devices / bandwidth for _phase in range(2) for _message in range(devices - 1))
+    clock = sum(
+        latency + size / devices / bandwidth
+        for _phase in range(2)
+        for _message in range(devices - 1)
+    )
     assert ring_all_reduce(devices, size, bandwidth, latency) == pytest.approx(clock)
 
 
@@ -108,7 +123,10 @@ def test_table_says_where_efficiency_falls_under_half():
     rows = PLAN([1, 2, 4, 8, 16], SIZES, ring)
     console.print(scale_out_table(rows, "digits"), scale_out_table(rows[:1], "digits"))
     half, text = half_efficient(rows), console.export_text()
-    assert f"efficiency falls under 50% at {half.devices} devices (batch size {half.batch_size}, learning rate" in text
+    assert (
+        f"efficiency falls under 50% at {half.devices} devices (batch size {half.batch_size}, learning rate"
+        in text
+    )
     assert f"{rows[1].efficiency:.0%}" in text
     assert "efficiency stays at 50% or above" in text
 
@@ -116,7 +134,9 @@ def test_table_says_where_efficiency_falls_under_half():
 @pytest.mark.parametrize("real", [True, False])
 def test_figure(tmp_path, real):
     path = tmp_path / "plan.png"
-    draw_scale_out(PLAN(range(1, 33), SIZES), PLAN(range(1, 33), SIZES, ring) if real else [], "digits", path)
+    draw_scale_out(
+        PLAN(range(1, 33), SIZES), PLAN(range(1, 33), SIZES, ring) if real else [], "digits", path
+    )
     assert path.read_bytes().startswith(b"\x89PNG")
     assert list(tmp_path.iterdir()) == [path]
 
@@ -130,7 +150,11 @@ WAIT = {2: 5e-4, 8: 5.6e-4, 64: 11.2e-4}  # on a line
 @pytest.mark.soak
 def test_a_study_plans_what_the_law_says(bstune, tmp_path, write_table):
     write_table(tmp_path / "law.jsonl", synthetic_table(LAW), "reached")
-    target = ("workload.table=law.jsonl", "workload.target.metric=error", "workload.target.value=0.1")
+    target = (
+        "workload.table=law.jsonl",
+        "workload.target.metric=error",
+        "workload.target.value=0.1",
+    )
     wait = "{" + ", ".join(f"{count}: {seconds}" for count, seconds in WAIT.items()) + "}"
     status, out, err = bstune(
         "+workload=replay", "workload.name=replay", *target, "mlflow.enabled=false",

@@ -15,25 +15,41 @@ PEAK = 0.1 * (math.sqrt(500 / 64) + math.sqrt(64 / 500))  # of the surge, at the
         ("none", {}, {64: 0.2, 4096: 0.2}),
         ("sqrt", {}, {64: 0.2, 16: 0.1, 6400: 2.0}),
         ("linear", {}, {64: 0.2, 256: 0.8}),
-        ("saturating", {"noise_scale": 500}, {64: 0.2, 500: LIMIT / 2, 125: LIMIT / 5, 5e18: LIMIT}),
-        ("surge", {"noise_scale": 500}, {64: 0.2, 500: PEAK, 125: PEAK / 1.25, 2000: PEAK / 1.25, 5e18: PEAK * 2e-8}),
+        (
+            "saturating",
+            {"noise_scale": 500},
+            {64: 0.2, 500: LIMIT / 2, 125: LIMIT / 5, 5e18: LIMIT},
+        ),
+        (
+            "surge",
+            {"noise_scale": 500},
+            {64: 0.2, 500: PEAK, 125: PEAK / 1.25, 2000: PEAK / 1.25, 5e18: PEAK * 2e-8},
+        ),
     ],
 )
 def test_closed_forms(rule, noise_scale, lrs):
-    found = [getattr(scaling, rule)(B, reference_batch_size=64, reference_lr=0.2, **noise_scale) for B in lrs]
+    found = [
+        getattr(scaling, rule)(B, reference_batch_size=64, reference_lr=0.2, **noise_scale)
+        for B in lrs
+    ]
     assert found == pytest.approx(list(lrs.values()), rel=1e-12)
 
 
 @pytest.mark.parametrize("rule", [scaling.saturating, scaling.surge])
 def test_a_missing_noise_scale_says_what_to_do(rule):
-    with pytest.raises(ConfigError, match=f"rule {rule.__name__} needs a noise scale: .* scaling.noise_scale=N, or"):
+    with pytest.raises(
+        ConfigError, match=f"rule {rule.__name__} needs a noise scale: .* scaling.noise_scale=N, or"
+    ):
         rule(8, 64, 0.2, None)
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("cubic", 8, 64, 0.2), "must be one of none, sqrt, linear, saturating, surge, but got 'cubic'"),
+        (
+            ("cubic", 8, 64, 0.2),
+            "must be one of none, sqrt, linear, saturating, surge, but got 'cubic'",
+        ),
         (("sqrt", 0, 64, 0.2), "the batch size must be a positive number, but got 0"),
     ],
 )

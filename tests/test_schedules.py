@@ -43,15 +43,30 @@ CLOSED_FORMS = {
     "a warm-up of one step": (lambda own: warmup(own, 1200, 5000), [1.0] * 3),
     "a warm-up that ends in a step": (lambda own: warmup(own, 33, 32), [0.5, 1.0, 1.0]),
     "warm-up": (lambda own: warmup(own, 1200, 100), [min(1, (t + 1) / 12) for t in range(15)]),
-    "warm-up, batch size 1": (lambda own: warmup(own, 99, 1), [min(1, (t + 1) / 99) for t in range(102)]),
+    "warm-up, batch size 1": (
+        lambda own: warmup(own, 99, 1),
+        [min(1, (t + 1) / 99) for t in range(102)],
+    ),
     # A quarter of the 16 steps that 64 examples take at B = 4.
-    "a decay": (lambda own: decay_then_constant(own, 9, 64, 4, 0.25, end=0.2), [1.0, 0.8, 0.6, 0.4, 0.2, 0.2]),
-    "a decay over its steps": (lambda own: decay_then_constant(own, 9, 64, 32, 1 / 3, end=0.1), [1.0, 0.7, 0.4, 0.1]),
-    "piecewise": (lambda own: piecewise_linear(own, 10, (0.3, 0.5), (0.25, 0.75)), [0.25] * 3 + [0.5] + [0.75] * 8),
+    "a decay": (
+        lambda own: decay_then_constant(own, 9, 64, 4, 0.25, end=0.2),
+        [1.0, 0.8, 0.6, 0.4, 0.2, 0.2],
+    ),
+    "a decay over its steps": (
+        lambda own: decay_then_constant(own, 9, 64, 32, 1 / 3, end=0.1),
+        [1.0, 0.7, 0.4, 0.1],
+    ),
+    "piecewise": (
+        lambda own: piecewise_linear(own, 10, (0.3, 0.5), (0.25, 0.75)),
+        [0.25] * 3 + [0.5] + [0.75] * 8,
+    ),
     # A short cycle starts at its peak.
     "one-cycle, 1 step": (lambda own: one_cycle(own, 1, 0.3, start=0.5, end=0.1), [1.0, 0.1, 0.1]),
     "one-cycle, 2 steps": (lambda own: one_cycle(own, 2, 0.3, start=0.5, end=0.1), [1.0, 0.1, 0.1]),
-    "one-cycle, 3 steps": (lambda own: one_cycle(own, 3, 0.3, start=0.5, end=0.1), [1.0, 0.55, 0.1, 0.1]),
+    "one-cycle, 3 steps": (
+        lambda own: one_cycle(own, 3, 0.3, start=0.5, end=0.1),
+        [1.0, 0.55, 0.1, 0.1],
+    ),
 }
 
 
@@ -65,10 +80,18 @@ def test_straight_lines(total):
     """Page's triangle rises over 5 of 24 epochs and falls to 0; his last rung has a tenth for the last 2 of 13."""
     shares = [(t + 1) / total for t in range(total + 2)]
     used = rates(lambda own: piecewise_linear(own, total, **TRIANGLE), total + 2)
-    assert used == pytest.approx([max(0, min(s * 24 / 5, (1 - s) * 24 / 19)) for s in shares], abs=1e-12)
-    assert used == rates(lambda own: triangle(own, total, peak=5 / 24, start=0.0, end=0.0, floor=0.0), total + 2)
-    used = rates(lambda own: triangle(own, total, peak=0.2, start=0.0, end=0.1, floor=2 / 13), total + 2)
-    expected = [s / 0.2 if s <= 0.2 else max(0.1, 1 - 0.9 * (s - 0.2) / (11 / 13 - 0.2)) for s in shares]
+    assert used == pytest.approx(
+        [max(0, min(s * 24 / 5, (1 - s) * 24 / 19)) for s in shares], abs=1e-12
+    )
+    assert used == rates(
+        lambda own: triangle(own, total, peak=5 / 24, start=0.0, end=0.0, floor=0.0), total + 2
+    )
+    used = rates(
+        lambda own: triangle(own, total, peak=0.2, start=0.0, end=0.1, floor=2 / 13), total + 2
+    )
+    expected = [
+        s / 0.2 if s <= 0.2 else max(0.1, 1 - 0.9 * (s - 0.2) / (11 / 13 - 0.2)) for s in shares
+    ]
     assert used == pytest.approx(expected, abs=1e-9)
     for end in (0.0, 0.25):
         expected = [1 - (1 - end) * t / total for t in range(total)] + [end] * 3
@@ -99,11 +122,20 @@ SCHEDULES = {
 
 @pytest.mark.parametrize("name", SCHEDULES)
 def test_each_group_keeps_its_own_rate_and_its_own_end(name):
-    groups = [{"lr": LR}, {"lr": 2 * LR}, {"lr": 4 * LR, "steps": 4}, {"lr": 8 * LR, "steps": 4, "fade": True}]
-    own = SGD([{"params": [torch.nn.Parameter(torch.zeros(1))], **group} for group in groups], lr=1.0)
+    groups = [
+        {"lr": LR},
+        {"lr": 2 * LR},
+        {"lr": 4 * LR, "steps": 4},
+        {"lr": 8 * LR, "steps": 4, "fade": True},
+    ]
+    own = SGD(
+        [{"params": [torch.nn.Parameter(torch.zeros(1))], **group} for group in groups], lr=1.0
+    )
     schedule = SCHEDULES[name](own)
     assert schedule.base_lrs == [group["lr"] for group in groups]
-    for t, (factor, used) in enumerate(zip(rates(SCHEDULES[name], 8), factors(schedule, 8), strict=True)):
+    for t, (factor, used) in enumerate(
+        zip(rates(SCHEDULES[name], 8), factors(schedule, 8), strict=True)
+    ):
         assert used == pytest.approx([factor, factor, factor * (t < 4), max(0, 1 - t / 4)])
 
 
@@ -112,7 +144,9 @@ def trained(freezes, steps=7, resumed_at=None):
     torch.manual_seed(0)
     layers = torch.nn.Sequential(torch.nn.Linear(3, 3), torch.nn.Tanh(), torch.nn.Linear(3, 1))
     first, last = list(layers[0].parameters()), list(layers[2].parameters())
-    own = SGD([{"params": last}, {"params": first, "steps": 3}], lr=0.1, momentum=0.9, weight_decay=0.1)
+    own = SGD(
+        [{"params": last}, {"params": first, "steps": 3}], lr=0.1, momentum=0.9, weight_decay=0.1
+    )
     schedule = constant(own)
     for step in range(steps):
         if step == resumed_at:
@@ -134,7 +168,9 @@ def trained(freezes, steps=7, resumed_at=None):
 @pytest.mark.parametrize("resumed_at", [None, 2, 5])
 def test_a_group_whose_steps_are_over_is_frozen_which_changes_no_weight(resumed_at, monkeypatch):
     frozen = trained(freezes=True, resumed_at=resumed_at)
-    monkeypatch.setattr(distributed, "place", lambda: "a process of several")  # DDP needs each gradient
+    monkeypatch.setattr(
+        distributed, "place", lambda: "a process of several"
+    )  # DDP needs each gradient
     assert all(map(torch.equal, frozen, trained(freezes=False)))
 
 
@@ -153,12 +189,28 @@ HORIZON = "a schedule with a horizon needs at least one step, but got 0"
         (piecewise_linear, (10, (0,), (1,)), f"{KNOTS} [0]"),
         (piecewise_linear, (10, (0, 1, 1), (0, 1, 0)), f"{KNOTS} [0, 1, 1]"),
         (piecewise_linear, (10, (0, math.nan), (0, 1)), f"{KNOTS} [0, nan]"),
-        (piecewise_linear, (10, (0, 0.5, 1), (0, 1)), "a factor for each knot, but got 3 knots and 2 factors"),
+        (
+            piecewise_linear,
+            (10, (0, 0.5, 1), (0, 1)),
+            "a factor for each knot, but got 3 knots and 2 factors",
+        ),
         (linear_decay, (5, -0.1), f"a schedule's end {FACTOR} -0.1"),
         (one_cycle, (5, 0.3, math.nan, 0), f"a schedule's start {FACTOR} nan"),
-        (one_cycle, (5, 1.0, 0, 0), "a schedule's peak must lie between 0 and 1 of its steps, but got 1.0"),
-        (triangle, (5, 0.8, 0, 0, 0.25), "a schedule's peak must lie between 0 and 0.75 of its steps, but got 0.8"),
-        (triangle, (5, 0.8, 0, 0, 1.0), "a schedule's floor is a share of its steps from 0 to below 1, but got 1.0"),
+        (
+            one_cycle,
+            (5, 1.0, 0, 0),
+            "a schedule's peak must lie between 0 and 1 of its steps, but got 1.0",
+        ),
+        (
+            triangle,
+            (5, 0.8, 0, 0, 0.25),
+            "a schedule's peak must lie between 0 and 0.75 of its steps, but got 0.8",
+        ),
+        (
+            triangle,
+            (5, 0.8, 0, 0, 1.0),
+            "a schedule's floor is a share of its steps from 0 to below 1, but got 1.0",
+        ),
     ],
 )
 def test_refuses(build, arguments, text):
@@ -180,10 +232,14 @@ MEMBERS = {
 @pytest.mark.parametrize("workload", ["digits", "resnet_cifar"])
 @pytest.mark.parametrize("name", MEMBERS)
 def test_each_takes_the_place_of_a_workloads_own(workload, name):
-    config = compose_checked([f"+workload={workload}", f"schedule={name}", "budget={steps: 2, examples: 5_000}"])
+    config = compose_checked(
+        [f"+workload={workload}", f"schedule={name}", "budget={steps: 2, examples: 5_000}"]
+    )
     module = build_module(config, make_spec(100, LR))
     used = factors(module.configure_optimizers()["lr_scheduler"]["scheduler"], 50)
-    assert [rate for rate, *_ in used] == pytest.approx([MEMBERS[name](step) for step in range(50)], abs=1e-12)
+    assert [rate for rate, *_ in used] == pytest.approx(
+        [MEMBERS[name](step) for step in range(50)], abs=1e-12
+    )
     averages = [type(callback) for callback in module.configure_callbacks()]
     assert averages == ([RunningWeightAverage] if name == "warmup" else [])
     assert has_horizon(config) == (name in ("linear", "one_cycle", "triangle"))
@@ -203,7 +259,10 @@ TRIAL = ("workload=digits", "trial.batch_size=32", "trial.lr=0.1")
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [
-        (["schedule=triangle", "schedule.rate.peak=0"], "a schedule's peak must lie between 0 and 1 of"),
+        (
+            ["schedule=triangle", "schedule.rate.peak=0"],
+            "a schedule's peak must lie between 0 and 1 of",
+        ),
         (["schedule=nothing"], "Could not find 'schedule/nothing'"),
         (["schedule=linear", "schedule.horizon=1"], "unknown option schedule.horizon"),
         (

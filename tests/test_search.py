@@ -31,7 +31,12 @@ from bstune.study.storage import (
 from bstune.trial.backend import TrialBackend
 from bstune.trial.workers import InProcess, failed
 
-OPTIONS = ("workload=replay", "workload.table=t.jsonl", "workload.target.value=0.14", "mlflow.enabled=false")
+OPTIONS = (
+    "workload=replay",
+    "workload.table=t.jsonl",
+    "workload.target.value=0.14",
+    "mlflow.enabled=false",
+)
 OPTIONS += (
     "workload.name=replay",
     "search.objective=steps",
@@ -52,7 +57,9 @@ class Answers(TrialBackend):
 
     def run(self, spec, folder, resumed_from):
         self.does(spec)
-        return make_result(**spec.trial_fields(), steps=100, history=((100, 0.1),), seconds_per_step=0.01)
+        return make_result(
+            **spec.trial_fields(), steps=100, history=((100, 0.1),), seconds_per_step=0.01
+        )
 
 
 @pytest.fixture
@@ -60,7 +67,9 @@ def study(tmp_path, monkeypatch):
     """Return what prepares the study with a backend, in a folder of its own."""
     monkeypatch.chdir(tmp_path)
     write_rows(tmp_path / "t.jsonl", table_rows())
-    return lambda backend, *options, **more: prepare(compose_checked([*OPTIONS, *options]), backend=backend, **more)
+    return lambda backend, *options, **more: prepare(
+        compose_checked([*OPTIONS, *options]), backend=backend, **more
+    )
 
 
 def run(prepared):
@@ -91,9 +100,13 @@ def test_wall_time_is_of_the_whole_command_and_keeps_the_replicates(study, capsy
     done = run(study(Timed(), *options, elapsed=lambda: clock.now))
     assert [one.replicate_of is None for one in done] == [True] * 4 + [False] * 3
     assert clock.now == 90.0
-    assert "30.0 s of them kept for running the winner again (60.0 s)" in " ".join(capsys.readouterr().out.split())
+    assert "30.0 s of them kept for running the winner again (60.0 s)" in " ".join(
+        capsys.readouterr().out.split()
+    )
     clock.now = 5.0
-    assert len(run(study(Timed(), *options, elapsed=lambda: clock.now))) == 7, "90 s were spent before"
+    assert len(run(study(Timed(), *options, elapsed=lambda: clock.now))) == 7, (
+        "90 s were spent before"
+    )
 
 
 def test_what_a_trial_raises_is_its_own_end(study, tmp_path, capsys):
@@ -110,14 +123,18 @@ def test_what_a_trial_raises_is_its_own_end(study, tmp_path, capsys):
 
 
 @pytest.mark.parametrize(
-    ("error", "kind"), [(StopIteration("the loader is empty"), "StopIteration"), (MemoryError(), "MemoryError")]
+    ("error", "kind"),
+    [(StopIteration("the loader is empty"), "StopIteration"), (MemoryError(), "MemoryError")],
 )
 def test_the_first_three_trials_fail_and_end_the_study_with_the_users_frames(study, error, kind):
     with pytest.raises(
-        UserCodeError, match=rf"(?s)the first 3 trials all failed, .*{kind}.*test_search.py:\d+ in does: "
+        UserCodeError,
+        match=rf"(?s)the first 3 trials all failed, .*{kind}.*test_search.py:\d+ in does: ",
     ):
         run(study(Answers(failing(range(99), error))))
-    assert len(run(study(Answers(), "search.trials=4"))) == 3 + 4 + 1, "and the same command goes on"
+    assert len(run(study(Answers(), "search.trials=4"))) == 3 + 4 + 1, (
+        "and the same command goes on"
+    )
 
 
 class Terminated(InProcess):
@@ -181,7 +198,9 @@ def test_each_index_is_claimed_once_however_many_claim_at_once(study, tmp_path):
         thread.start()
     for thread in threads:
         thread.join()
-    done = optuna.load_study(study_name="s", storage=storage).get_trials(states=(optuna.trial.TrialState.COMPLETE,))
+    done = optuna.load_study(study_name="s", storage=storage).get_trials(
+        states=(optuna.trial.TrialState.COMPLETE,)
+    )
     assert sorted(one.user_attrs[TRIAL_INDEX] for one in done) == list(range(12))
 
 
@@ -202,7 +221,9 @@ def test_a_trial_takes_few_statements_of_the_storage(study):
 
 def test_only_the_owner_sends_to_mlflow(study, tmp_path):
     frozen = study(Answers()).frozen_settings
-    begun = open_study("replay", "sqlite:///bstune.db", "steps", frozen, tmp_path, arguments=OPTIONS[:3])
+    begun = open_study(
+        "replay", "sqlite:///bstune.db", "steps", frozen, tmp_path, arguments=OPTIONS[:3]
+    )
     assert compose_joined(begun, ["mlflow.enabled=true"]).mlflow.enabled is False
 
 
@@ -212,7 +233,9 @@ def test_a_worker_runs_trials_of_a_study_that_another_process_owns(study, tmp_pa
 
     def work():
         worker = study(Answers(device_kind="gpu B"), "output=elsewhere", "search.trials=6")
-        joined.append(run_worker(worker, find_study("replay", "sqlite:///bstune.db"), Console(width=200)))
+        joined.append(
+            run_worker(worker, find_study("replay", "sqlite:///bstune.db"), Console(width=200))
+        )
 
     thread = threading.Thread(target=work)
 

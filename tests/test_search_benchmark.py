@@ -19,9 +19,25 @@ from synthetic import Law, synthetic_table
 from bstune.core.errors import BstuneError, Interrupted, TableError
 from bstune.core.records import TrialResult, dump_json
 from bstune.sweeps import search_benchmark, search_problem
-from bstune.sweeps.baselines import AXES, MAX_GP_TRIALS, EachBatchSize, FrontierSearch, OptunaSearch, Zeus, rule_of
+from bstune.sweeps.baselines import (
+    AXES,
+    MAX_GP_TRIALS,
+    EachBatchSize,
+    FrontierSearch,
+    OptunaSearch,
+    Zeus,
+    rule_of,
+)
 from bstune.sweeps.harness import check_sweep, compose_sweep, write
-from bstune.sweeps.search_benchmark_report import RULES, best_by, make_finding, paint, sentence, standing, title
+from bstune.sweeps.search_benchmark_report import (
+    RULES,
+    best_by,
+    make_finding,
+    paint,
+    sentence,
+    standing,
+    title,
+)
 from bstune.sweeps.search_problem import MULTIPLES, SearchRun, least, run_search, stopping_step
 from bstune.trial.replay import Run, Table
 
@@ -47,7 +63,9 @@ def asked_for(benchmark, points, rule=None, form="bound"):
 def test_a_stopped_trial_is_recorded_in_either_form():
     def last_trial(form, benchmark, *points):
         """Return the Optuna trial after trials at ``points``, and its result."""
-        search = asked_for(benchmark, [{"batch_size": size, "lr": lr} for size, lr in points], form=form)
+        search = asked_for(
+            benchmark, [{"batch_size": size, "lr": lr} for size, lr in points], form=form
+        )
         finished = first_trials(search, benchmark, len(points))
         search.propose(finished)
         return search.study.trials[-2], finished[-1]
@@ -55,52 +73,85 @@ def test_a_stopped_trial_is_recorded_in_either_form():
     # 8000 examples, the budget; then twice the fastest, also of one that diverged after 5 s
     for points, bound in (([STOPPED], 800), ([REACHED, STOPPED], 100), ([REACHED, DIVERGED], 100)):
         complete, _ = last_trial("bound", HAND, *points)
-        assert (complete.state, complete.value) == (TrialState.COMPLETE, pytest.approx(math.log(bound)))
+        assert (complete.state, complete.value) == (
+            TrialState.COMPLETE,
+            pytest.approx(math.log(bound)),
+        )
         assert last_trial("pruned", HAND, *points)[0].state == TrialState.PRUNED
     for form in ("bound", "pruned"):
         reached, _ = last_trial(form, HAND, REACHED)
         assert (reached.state, reached.value) == (TrialState.COMPLETE, pytest.approx(math.log(50)))
     # a pruned trial is ranked by its distance from the target
-    pruned, result = last_trial("pruned", posed(synthetic_table(Law(), (8, 128), (0.001, 0.01, 0.1))), (8, 0.001))
+    pruned, result = last_trial(
+        "pruned", posed(synthetic_table(Law(), (8, 128), (0.001, 0.01, 0.1))), (8, 0.001)
+    )
     gap = result.history[-1][1] - 0.1
     assert pruned.intermediate_values == {1: pytest.approx(gap)}
     assert 0.02 < gap < 0.5
 
 
 def test_rules_go_through_the_reference():
-    ratios = {"none": 1, "sqrt": 2, "linear": 4, "saturating": 4 * (64 + 100) / (256 + 100), "surge": 2 * 164 / 356}
+    ratios = {
+        "none": 1,
+        "sqrt": 2,
+        "linear": 4,
+        "saturating": 4 * (64 + 100) / (256 + 100),
+        "surge": 2 * 164 / 356,
+    }
     for axis, ratio in ratios.items():
         rule = rule_of(replace(NOISY.problem, noise_scale=100.0), axis)
         assert [rule(64), rule(256)] == pytest.approx([0.1, 0.1 * ratio])
 
 
-@pytest.mark.parametrize(("batch_size", "delta", "expected"), [(64, 1, 0.2), (16, 1, 0.1), (512, 3, 1.0)])
+@pytest.mark.parametrize(
+    ("batch_size", "delta", "expected"), [(64, 1, 0.2), (16, 1, 0.1), (512, 3, 1.0)]
+)
 def test_the_axis_is_delta_around_the_rule_and_lr_is_clipped(batch_size, delta, expected):
-    search = asked_for(NOISY, [{"batch_size": batch_size, "delta": delta}], rule_of(NOISY.problem, "sqrt"))
+    search = asked_for(
+        NOISY, [{"batch_size": batch_size, "delta": delta}], rule_of(NOISY.problem, "sqrt")
+    )
     spec = search.propose([])
-    assert (spec.batch_size, spec.delta, spec.lr) == (batch_size, delta, pytest.approx(expected))  # through B 64, 0.1
+    assert (spec.batch_size, spec.delta, spec.lr) == (
+        batch_size,
+        delta,
+        pytest.approx(expected),
+    )  # through B 64, 0.1
     assert spec.max_steps == stopping_step(NOISY.problem, batch_size, [])
     half = math.log2(100) / 2
-    distributions = {"batch_size": IntDistribution(8, 512, log=True), "delta": FloatDistribution(-half, half)}
+    distributions = {
+        "batch_size": IntDistribution(8, 512, log=True),
+        "delta": FloatDistribution(-half, half),
+    }
     assert search.study.trials[0].distributions == distributions
 
 
 def test_each_batch_size_gets_as_many_trials_spread_over_the_learning_rates():
     finished = first_trials(EachBatchSize(NOISY.problem, 3), NOISY, 32)
-    assert all(set(Counter(t.batch_size for t in finished[: 4 * k]).values()) == {k} for k in range(1, 9))
+    assert all(
+        set(Counter(t.batch_size for t in finished[: 4 * k]).values()) == {k} for k in range(1, 9)
+    )
     assert len({tuple(t.batch_size for t in finished[k : k + 4]) for k in range(0, 32, 4)}) > 1
-    shares = {B: [math.log(t.lr / 0.01) / math.log(100) for t in finished if t.batch_size == B] for B in (8, 512)}
+    shares = {
+        B: [math.log(t.lr / 0.01) / math.log(100) for t in finished if t.batch_size == B]
+        for B in (8, 512)
+    }
     for values in shares.values():  # quasi-random: after 8 terms no gap is wider than an eighth
         gaps = np.diff([*sorted(values), min(values) + 1])
         assert max(gaps) == pytest.approx(1 / 8)
-    assert min(abs(a - b) for a in shares[8] for b in shares[512]) > 1e-4  # independent of each other
+    assert (
+        min(abs(a - b) for a in shares[8] for b in shares[512]) > 1e-4
+    )  # independent of each other
 
 
 @pytest.mark.parametrize(
     ("steps", "expected", "left"),
     [
         # 8 costs more than twice the least and 128 never gets there; the second round starts at the cheapest
-        ({8: 300, 16: 80, 32: 60, 64: 50, 128: None}, [32, 16, 8, 64, 128, 64, 32, 16, 64, 64, 64], (16, 32, 64)),
+        (
+            {8: 300, 16: 80, 32: 60, 64: 50, 128: None},
+            [32, 16, 8, 64, 128, 64, 32, 16, 64, 64, 64],
+            (16, 32, 64),
+        ),
         # 32 fails at once, upwards goes on
         ({8: 60, 16: 60, 32: None, 64: 50, 128: 40}, [32, 64, 128, 128, 64, 128, 128], (64, 128)),
         # nothing reaches the target within the budget of a step: the pruning starts over
@@ -111,7 +162,9 @@ def test_zeus_prunes_twice_then_takes_the_cheapest(steps, expected, left):
     table = Table(tuple(recorded(size, 0.1, s, end=4000) for size, s in steps.items()))
     benchmark = posed(table, budget_factor=1e-4 if 10 in steps else 1)
     search = Zeus(benchmark.problem, 0)
-    assert [trial.batch_size for trial in first_trials(search, benchmark, len(expected))] == expected
+    assert [
+        trial.batch_size for trial in first_trials(search, benchmark, len(expected))
+    ] == expected
     assert search.left == left
 
 
@@ -120,11 +173,15 @@ def test_zeus_keeps_trying_batch_sizes_that_may_be_as_good_at_the_rate_of_the_ru
     benchmark = posed(synthetic_table(law, seeds=range(8)))
     search = Zeus(benchmark.problem, 1)
     tried = Counter(trial.batch_size for trial in first_trials(search, benchmark, 120)[20:])
-    cheapest = sorted(benchmark.problem.batch_sizes, key=lambda size: law.frontier(size) * law.tau(size))[:3]
+    cheapest = sorted(
+        benchmark.problem.batch_sizes, key=lambda size: law.frontier(size) * law.tau(size)
+    )[:3]
     assert len(tried) > 1
     assert sum(tried[size] for size in cheapest) > 0.6 * sum(tried.values())
     for trial in first_trials(Zeus(NOISY.problem, 0), NOISY, 6):
-        assert trial.lr == pytest.approx(min(max(0.1 * math.sqrt(trial.batch_size / 64), 0.01), 1.0))
+        assert trial.lr == pytest.approx(
+            min(max(0.1 * math.sqrt(trial.batch_size / 64), 0.01), 1.0)
+        )
 
 
 def test_every_search_has_a_name():
@@ -168,14 +225,22 @@ def test_a_continued_trial_has_the_samplers_max_steps_and_the_study_its_record(s
     assert any(trial.steps > OF_LAW.problem.budget.last_step(trial.batch_size) for trial in trials)
     for trial in continued:
         before = trials[trial.resumed_from]
-        assert (trial.batch_size, trial.lr, trial.seed) == (before.batch_size, before.lr, before.seed)
+        assert (trial.batch_size, trial.lr, trial.seed) == (
+            before.batch_size,
+            before.lr,
+            before.seed,
+        )
         assert before.steps < trial.steps <= search.sampler.max_steps(trial.number)
         assert trial.reached or trial.steps == search.sampler.max_steps(trial.number)
     fresh = [trial.seed for trial in trials if trial.resumed_from is None]
     assert len(set(fresh)) == len(fresh)
     for trial, one in zip(search.study.trials, trials, strict=False):
         assert TrialResult.from_json(trial.user_attrs["bstune:record"]) == one
-        expected = (TrialState.COMPLETE, math.log(one.time_to_target)) if one.reached else (TrialState.PRUNED, None)
+        expected = (
+            (TrialState.COMPLETE, math.log(one.time_to_target))
+            if one.reached
+            else (TrialState.PRUNED, None)
+        )
         assert (trial.state, trial.value if one.reached else None) == expected
 
 
@@ -201,7 +266,9 @@ def test_a_trial_whose_record_ended_is_not_continued():
     search = FrontierSearch(benchmark.problem, 0)
     trials = first_trials(search, benchmark, 80)
     ended = {trial.number for trial in trials if trial.status == "censored" and trial.steps == 40}
-    ended = {number for number in ended if search.sampler.max_steps(number) > 40}  # the others ended where they should
+    ended = {
+        number for number in ended if search.sampler.max_steps(number) > 40
+    }  # the others ended where they should
     assert ended
     assert ended.isdisjoint(trial.resumed_from for trial in trials)
 
@@ -235,9 +302,16 @@ def test_marks_are_the_median_and_the_90th_percentile_over_seeds():
     path = ((2.0, 3.0), (5.0, 1.2), (9.0, 1.3), (10.0, None))
     after = {1.9: math.inf, 2.0: 3.0, 5.0: 1.2, 9.0: 1.3, 11: math.inf}
     assert {spent: search_problem.ratio_after(path, spent) for spent in after} == after
-    assert [search_problem.spending_within(path, within) for within in (1.25, 1.1)] == [5.0, math.inf]
-    assert search_problem.percentile(list(range(1, 101)), 0.07) == 7  # 0.07 x 100 is more than 7 in floats
-    seeds = [of_path((1.0, 2.0), (4.0 + k, 1.0 + k / 100), trials=k, complete=k > 0) for k in range(20)]
+    assert [search_problem.spending_within(path, within) for within in (1.25, 1.1)] == [
+        5.0,
+        math.inf,
+    ]
+    assert (
+        search_problem.percentile(list(range(1, 101)), 0.07) == 7
+    )  # 0.07 x 100 is more than 7 in floats
+    seeds = [
+        of_path((1.0, 2.0), (4.0 + k, 1.0 + k / 100), trials=k, complete=k > 0) for k in range(20)
+    ]
     one = stands("zeus", *seeds)
     assert [mark.spending for mark in one.marks] == [5, 10, 20, 40, 60]
     assert (one.marks[1].median, one.marks[1].p90) == (2.0, 2.0)  # 7 of 20 are further after 10
@@ -245,11 +319,19 @@ def test_marks_are_the_median_and_the_90th_percentile_over_seeds():
     assert one.marks[4].p90 == pytest.approx(1.17)
     assert (one.within, one.trials, one.cut_short) == ((4 + 9.5, 4 + 17), 9.5, 1)
     one = stands("zeus", NONE, NONE, of_path((1.0, 1.1)))
-    assert {mark.median for mark in one.marks} == {*one.within} == {math.inf}  # what most seeds lack
+    assert (
+        {mark.median for mark in one.marks} == {*one.within} == {math.inf}
+    )  # what most seeds lack
     values = [(None, 0.5, 1.0), (0.0, 1.5, 1.1), (1.0, 1.2, 0.9)]
-    one = stands("shallue", *(SearchRun((), v, 10, 9.0, True) for v in values), benchmark=CURVE_OF_LAW)
+    one = stands(
+        "shallue", *(SearchRun((), v, 10, 9.0, True) for v in values), benchmark=CURVE_OF_LAW
+    )
     assert [mark.spending for mark in one.marks] == [1, 3, 10]
-    assert [mark.median for mark in one.marks] == [math.inf, 1.5, pytest.approx(1.1)]  # off either way
+    assert [mark.median for mark in one.marks] == [
+        math.inf,
+        1.5,
+        pytest.approx(1.1),
+    ]  # off either way
     assert [mark.p90 for mark in one.marks] == [math.inf, 2.0, pytest.approx(1 / 0.9)]
 
 
@@ -263,8 +345,21 @@ def test_the_better_form_is_shown_and_the_best_search_comes_first():
     ]
     finding = make_finding([NOISY], standings, [], [{"digest": "abc"}], 1)
     assert [row["search"] for row in finding.rows] == ["bstune/linear", "bstune", "tpe/lr", "zeus"]
-    row = {"table": "t", "search": "tpe/lr", "form": "bound", "5x": "3.25/3.25", "10x": "3.25/3.25", "20x": "1.20/1.20"}
-    assert finding.rows[2] == {**row, "40x": "1.20/1.20", "60x": "1.20/1.20", "to_1.25": "20.0", "trials": "7*"}
+    row = {
+        "table": "t",
+        "search": "tpe/lr",
+        "form": "bound",
+        "5x": "3.25/3.25",
+        "10x": "3.25/3.25",
+        "20x": "1.20/1.20",
+    }
+    assert finding.rows[2] == {
+        **row,
+        "40x": "1.20/1.20",
+        "60x": "1.20/1.20",
+        "to_1.25": "20.0",
+        "trials": "7*",
+    }
     assert (finding.rows[3]["5x"], finding.rows[3]["to_1.25"]) == ("none/none", "> 60")
     # the usual rule of bstune's, not the best one of these seeds
     assert finding.sentence.endswith("t: tpe/lr after 20.0, bstune after 6.0, 3.3 times as much.")
@@ -275,7 +370,10 @@ def test_the_better_form_is_shown_and_the_best_search_comes_first():
     assert (zeus["shown"], pruned["shown"]) == (True, False)
     assert not any("Optuna's GP" in note for note in finding.notes)
     # neither comes within: the lower at the end is better
-    worse, better = stands("tpe/lr/pruned", of_path((9.0, 3.0))), stands("tpe/lr/bound", of_path((9.0, 2.0)))
+    worse, better = (
+        stands("tpe/lr/pruned", of_path((9.0, 3.0))),
+        stands("tpe/lr/bound", of_path((9.0, 2.0))),
+    )
     assert best_by([worse, better], lambda one: one.entry.group) == [better]
 
 
@@ -286,7 +384,9 @@ def test_the_sentence_compares_with_the_best_of_optuna_or_names_the_best_estimat
         (never, within, "tpe/lr after 20.0, zeus not after 60."),
     ):
         text = sentence([NOISY], [stands("zeus", zeus), stands("tpe/lr/bound", tpe)])
-        assert text == f"Spending until within 1.25 of the best, in its cost (median): t: {expected}"
+        assert (
+            text == f"Spending until within 1.25 of the best, in its cost (median): t: {expected}"
+        )
     runs = [SearchRun((), (None, 0.5, estimate), 10, 9.0, True) for estimate in (None, 0.8, 1.1)]
     assert sentence([CURVE_OF_LAW], [stands("shallue", *runs, benchmark=CURVE_OF_LAW)]) == (
         "After 10 times the frontier's cost B_crit is off least (median factor) with t: shallue by 1.25."
@@ -294,7 +394,8 @@ def test_the_sentence_compares_with_the_best_of_optuna_or_names_the_best_estimat
 
 
 @pytest.mark.parametrize(
-    ("objective", "cost", "unit"), [("time", "incumbent's time", " s"), ("steps", "incumbent's steps", " examples")]
+    ("objective", "cost", "unit"),
+    [("time", "incumbent's time", " s"), ("steps", "incumbent's steps", " examples")],
 )
 def test_the_figure_and_the_title_name_what_is_compared(objective, cost, unit):
     benchmark, figure = posed(objective=objective), Figure()
@@ -348,7 +449,9 @@ def test_all_tables_by_default_and_anyones_search(folder, tmp_path, monkeypatch)
     assert commands == {"easy": "make easy", "other": "make other"}
     assert len(written["results"]) == 6  # tpe in two forms, and anyone's, on two tables
     assert (written["n"], written["tables"][0]["target"]) == (2, "val/error <= 0.1")
-    (one,) = [one for one in written["results"] if (one["search"], one["table"]) == (anyones, "easy")]
+    (one,) = [
+        one for one in written["results"] if (one["search"], one["table"]) == (anyones, "easy")
+    ]
     assert one["after"][0] == {"spending": 5.0, "median": 1.0, "p90": 1.0}
     assert 0.7 < one["within"]["median"] < 1.4  # its first trial, with the noise of one run
     monkeypatch.setitem(search_problem.MULTIPLES, "time", (1.0, 2.0))
@@ -359,17 +462,28 @@ def test_all_tables_by_default_and_anyones_search(folder, tmp_path, monkeypatch)
 
 @pytest.mark.slow
 def test_the_same_seeds_find_the_same_in_other_processes(folder, tmp_path):
-    common = {"searches": ["qmc/linear", "tpe/surge/bound", "shallue"], "tables": ["easy"], "seeds": 2}
+    common = {
+        "searches": ["qmc/linear", "tpe/surge/bound", "shallue"],
+        "tables": ["easy"],
+        "seeds": 2,
+    }
     one, two = go("one", **common), go("two", **common, workers=2)
     assert (one.rows, one.details) == (two.rows, two.details)
-    runs = [line.partition('"run"')[2] for line in (tmp_path / "one/runs.jsonl").read_text().splitlines()]
+    runs = [
+        line.partition('"run"')[2]
+        for line in (tmp_path / "one/runs.jsonl").read_text().splitlines()
+    ]
     assert len(set(runs)) == len(runs)  # seeds differ
 
 
 @pytest.mark.slow
 def test_kept_runs_are_not_run_again(folder, tmp_path, monkeypatch, write_table):
     ran, run = [], search_benchmark.Case.run
-    monkeypatch.setattr(search_benchmark.Case, "run", lambda case: ran.append((case.entry.key, case.seed)) or run(case))
+    monkeypatch.setattr(
+        search_benchmark.Case,
+        "run",
+        lambda case: ran.append((case.entry.key, case.seed)) or run(case),
+    )
 
     def runs(**options):
         ran.clear()
@@ -386,12 +500,25 @@ def test_kept_runs_are_not_run_again(folder, tmp_path, monkeypatch, write_table)
     assert runs(seeds=3)[1] == [("zeus", 2)]
     assert path.read_text() == whole
     both = [("random/lr", 0), ("zeus", 0)]
-    for changed in ({"lr_factor": 10}, {"budget_factor": 0.5}, {"target": 0.2}, {"objective": "curve"}):
+    for changed in (
+        {"lr_factor": 10},
+        {"budget_factor": 0.5},
+        {"target": 0.2},
+        {"objective": "curve"},
+    ):
         assert runs(seeds=1, **changed)[1] == both, changed
-    assert runs(seeds=1, again=["zeus", "rand", "random/sqrt"])[1] == [("zeus", 0)]  # by whole parts of the name
-    assert path.read_text().count('"search": "zeus"') == 1  # with any options: the search has changed
+    assert runs(seeds=1, again=["zeus", "rand", "random/sqrt"])[1] == [
+        ("zeus", 0)
+    ]  # by whole parts of the name
+    assert (
+        path.read_text().count('"search": "zeus"') == 1
+    )  # with any options: the search has changed
     assert runs(seeds=1, again=["random"])[1] == [("random/lr", 0)]
-    write_table(folder / "easy.jsonl", synthetic_table(Law(noise=0.2), (8, 128, 2048), (0.03, 0.1)), "censored")
+    write_table(
+        folder / "easy.jsonl",
+        synthetic_table(Law(noise=0.2), (8, 128, 2048), (0.03, 0.1)),
+        "censored",
+    )
     assert runs(seeds=1)[1] == both
     path.write_text("{}\n" + whole)
     with pytest.raises(TableError, match=r"line 1 is no run of a search"):
@@ -400,19 +527,27 @@ def test_kept_runs_are_not_run_again(folder, tmp_path, monkeypatch, write_table)
 
 def test_a_rule_without_a_noise_scale_is_left_out(folder):
     finding = go(tables=["two.jsonl"], target=0.1, searches=["random/surge", "random/lr"], seeds=1)
-    assert finding.notes[-1].startswith("two: random/surge is left out: its rule takes a noise scale")
+    assert finding.notes[-1].startswith(
+        "two: random/surge is left out: its rule takes a noise scale"
+    )
     assert [row["search"] for row in finding.rows] == ["random/lr"]
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"searches": ["x"]}, "no search is named 'x': choose from bstune, bstune/none, bstune/linear, random/lr"),
+        (
+            {"searches": ["x"]},
+            "no search is named 'x': choose from bstune, bstune/none, bstune/linear, random/lr",
+        ),
         ({"searches": ["nowhere:make"]}, "the search 'nowhere:make' cannot be imported"),
         ({"searches": ["math:nothing"]}, "cannot be imported"),
         ({"tables": ["missing.jsonl"]}, "there is no table missing.jsonl: give the path of a file"),
         ({"tables": ["two.jsonl"]}, "two.jsonl is not one of bstune's own tables"),
-        ({"tables": ["easy"], "target": 0.01}, "is never reached in this table; lowest val/error 0.1"),
+        (
+            {"tables": ["easy"], "target": 0.01},
+            "is never reached in this table; lowest val/error 0.1",
+        ),
         ({"seeds": 0}, "seeds and .workers must be at least 1, but got 0"),
         ({"objective": "price"}, "objective must be one of time, steps, curve, but got 'price'"),
         ({"runs": "two.jsonl/x"}, "sweep.experiment.runs=two.jsonl/x"),

@@ -5,7 +5,14 @@ from synthetic import Law, synthetic_table
 
 from bstune.core.errors import ConfigError, TableError
 from bstune.sweeps import search_problem
-from bstune.sweeps.search_problem import Search, SearchRun, dense_b_crit, least, run_search, stopping_step
+from bstune.sweeps.search_problem import (
+    Search,
+    SearchRun,
+    dense_b_crit,
+    least,
+    run_search,
+    stopping_step,
+)
 from bstune.trial.replay import Table
 
 
@@ -17,9 +24,13 @@ def test_the_benchmark_has_the_best_cell_the_frontiers_cost_and_the_budget():
     t = posed()
     assert (t.best, t.frontier_cost, t.unit) == ((40, 0.1, 50.0), 150.0, 50.0)
     assert [t.problem.budget.last_step(size) for size in (10, 20, 40, 80)] == [800, 400, 200, 200]
-    assert (t.problem.reference_batch_size, t.problem.reference_lr) == pytest.approx((20.0, 0.1**0.5))
+    assert (t.problem.reference_batch_size, t.problem.reference_lr) == pytest.approx(
+        (20.0, 0.1**0.5)
+    )
     assert t.b_crit is None  # two points
-    tau = posed(Table((recorded(10, 0.1, 100, tau=1.0), recorded(40, 0.1, 50, tau=4.0)))).problem.tau
+    tau = posed(
+        Table((recorded(10, 0.1, 100, tau=1.0), recorded(40, 0.1, 50, tau=4.0)))
+    ).problem.tau
     assert [tau(size) for size in (5, 10, 20, 40, 80)] == pytest.approx([1, 1, 2, 4, 4])
     off = posed(lr_factor=10, budget_factor=0.1).problem
     assert off.reference_lr == pytest.approx(10 * 0.1**0.5)
@@ -31,21 +42,35 @@ def test_every_trial_is_charged_and_counts_from_when_it_has_finished():
     script = (10, 1.0), (40, 1.0), (40, 0.1)
     result = run_search(Scripted(*script), posed(), (20.0,))
     assert result == SearchRun(((17.6, 1.6), (18.6, 1.0)), (None,), 3, 18.6, True)
-    for multiple, expected in ((18.6, 3), (18.59, 2), (15.9, 0), (34.6, 4)):  # one that it cuts through is left out
+    for multiple, expected in (
+        (18.6, 3),
+        (18.59, 2),
+        (15.9, 0),
+        (34.6, 4),
+    ):  # one that it cuts through is left out
         assert run_search(Scripted(*script), posed(), (multiple,)).trials == expected
     # a multiple that is met exactly counts, whatever the rounding
     table = Table((recorded(10, 0.1, 100, tau=0.7), recorded(40, 0.1, 1, tau=0.7)))
     assert run_search(Scripted((40, 0.1)), posed(table), (6.0,)).trials == 6
     # the cap on trials ends a search, which keeps its result
     result = run_search(Scripted((40, 1.0)), posed(), (5.0, 60.0), max_trials=4)
-    assert (result.path, result.trials, result.complete, result.spent) == (((1.6, 1.6),), 4, False, 6.4)
+    assert (result.path, result.trials, result.complete, result.spent) == (
+        ((1.6, 1.6),),
+        4,
+        False,
+        6.4,
+    )
     finished = scripted_trials(*script, (40, 0.1))
     assert least(finished) == finished[2]  # the first of equals
     assert least(finished[:1]) is None
 
 
 def test_a_continued_trial_pays_what_it_adds():
-    script = (40, 1.0, 30, None), (40, 1.0, 60, 0), (40, 1.0, 90, 1)  # 30 s, 30 s more, 20 s more: reached at 80
+    script = (
+        (40, 1.0, 30, None),
+        (40, 1.0, 60, 0),
+        (40, 1.0, 90, 1),
+    )  # 30 s, 30 s more, 20 s more: reached at 80
     result = run_search(Scripted(*script), posed(), (1.6,))
     assert (result.spent, result.path) == (1.6, ((1.6, 1.6),))
     trials = scripted_trials(*script)
@@ -57,19 +82,29 @@ def test_a_continued_trial_pays_what_it_adds():
 def test_the_ratio_is_of_the_median_over_the_tables_seeds():
     # the trial may draw 20 s or 100 s at lr 1; its point's median is 60 s, the best cell's 50 s
     table = Table((*TABLE.runs[:3], recorded(40, 1.0, 20), recorded(40, 1.0, 100, seed=1)))
-    assert {ratio for _, ratio in run_search(Scripted((40, 1.0)), posed(table), (5.0,)).path} == {1.2}
+    assert {ratio for _, ratio in run_search(Scripted((40, 1.0)), posed(table), (5.0,)).path} == {
+        1.2
+    }
     missed = (recorded(40, 1.0, None, seed=seed) for seed in (1, 2))
     table = Table((*TABLE.runs[:3], recorded(40, 1.0, 20), *missed))
     lucky = next(seed for seed in range(100) if np.random.default_rng(seed).random() < 1 / 3)
     search = Scripted((40, 1.0), seed=lucky)
-    assert run_search(search, posed(table), (2.0,)).path == ((0.4, None),)  # most seeds miss the target there
+    assert run_search(search, posed(table), (2.0,)).path == (
+        (0.4, None),
+    )  # most seeds miss the target there
 
 
 @pytest.mark.parametrize(
     ("search", "message"),
     [
-        (Scripted((40, 0.1, 20, None), (40, 0.1, 20, 0)), "max_steps past the 20 steps it has, but got 20"),
-        (Scripted((40, 0.1, 20, None), (40, 1.0, 40, 0)), "trial 1 continues trial 0, which is no stopped trial"),
+        (
+            Scripted((40, 0.1, 20, None), (40, 0.1, 20, 0)),
+            "max_steps past the 20 steps it has, but got 20",
+        ),
+        (
+            Scripted((40, 0.1, 20, None), (40, 1.0, 40, 0)),
+            "trial 1 continues trial 0, which is no stopped trial",
+        ),
         (Scripted((40, 0.1), (40, 0.1, 80, 0)), "no stopped trial"),  # it had reached the target
         (Scripted((40, 0.1), number=7), "expected 0, but got 7"),
     ],
@@ -103,7 +138,12 @@ FRACTIONAL = Table((recorded(10, 0.1, 100, tau=0.7), recorded(40, 0.1, 29, tau=0
         (TABLE, [(10, 1.0)], 40, 200),  # nothing has reached the target: the budget
         (TABLE, [(40, 1.0), (40, 0.1)], 10, 100),  # twice 50 s
         (TABLE, [(10, 0.1)], 40, 200),  # twice 100 s, no further than the budget
-        (TABLE, [(40, 1.0, 60, None), (40, 1.0, 90, 0)], 40, 160),  # all that the continued trial needed
+        (
+            TABLE,
+            [(40, 1.0, 60, None), (40, 1.0, 90, 0)],
+            40,
+            160,
+        ),  # all that the continued trial needed
         (FRACTIONAL, [(40, 0.1)], 40, 58),  # though 2 x (29 x 0.7 / 0.7) is under 58 in floats
         (TAU_3, [(40, 0.1)], 10, 33),  # seconds, not steps
         (CURVE, [(200, 0.1)], 400, 1200),  # twice the 600 steps at a smaller batch size
@@ -115,7 +155,9 @@ def test_the_common_stopping_rule(table, script, batch_size, expected):
     objective = "curve" if table is CURVE else "time"
     problem = posed(table, objective).problem
     finished = scripted_trials(*script, table=table, objective=objective) if script else []
-    assert stopping_step(problem, batch_size, finished) == min(expected, problem.budget.last_step(batch_size))
+    assert stopping_step(problem, batch_size, finished) == min(
+        expected, problem.budget.last_step(batch_size)
+    )
 
 
 def test_dense_points_are_the_medians_of_the_cheapest_cells():
@@ -128,7 +170,10 @@ def test_dense_points_are_the_medians_of_the_cheapest_cells():
         recorded(160, 0.1, None, end=20, diverged=True),
     )
     points = search_problem.dense_points(Table(runs), TARGET)
-    assert [(p.batch_size, p.steps, p.censored) for p in points] == [(10, 100, False), (40, 250, True)]
+    assert [(p.batch_size, p.steps, p.censored) for p in points] == [
+        (10, 100, False),
+        (40, 250, True),
+    ]
 
 
 KINDS = (("two_terms", 1.0), ("power", 0.7), ("power", 1.5), ("knee", 4.0), ("u_shape", 0.25))
@@ -136,7 +181,9 @@ KINDS = (("two_terms", 1.0), ("power", 0.7), ("power", 1.5), ("knee", 4.0), ("u_
 
 @pytest.mark.parametrize(("kind", "parameter"), KINDS)
 def test_a_tables_b_crit_is_where_the_slope_is_a_half_whatever_its_law(kind, parameter):
-    table = synthetic_table(Law(exponent=0.0, kind=kind, parameter=parameter), [2**k for k in range(3, 14)], (0.1,))
+    table = synthetic_table(
+        Law(exponent=0.0, kind=kind, parameter=parameter), [2**k for k in range(3, 14)], (0.1,)
+    )
     assert dense_b_crit(table, TARGET) == pytest.approx(400.0, rel=0.12)  # averaged over octaves
     assert posed(table).b_crit == dense_b_crit(table, TARGET)
 
@@ -145,13 +192,22 @@ def test_a_tables_b_crit_is_where_the_slope_is_a_half_whatever_its_law(kind, par
     ("runs", "options", "error", "message"),
     [
         (
-            (recorded(10, 0.1, None), recorded(40, 0.1, 50), *(recorded(40, 0.1, None, seed=k) for k in (1, 2))),
+            (
+                recorded(10, 0.1, None),
+                recorded(40, 0.1, 50),
+                *(recorded(40, 0.1, None, seed=k) for k in (1, 2)),
+            ),
             {},
             TableError,
             "in no cell do more than half the runs reach error <= 0.1",
         ),
         (TABLE.runs, {"objective": "curve"}, TableError, "do not determine B_crit"),
-        (TABLE.runs, {"lr_factor": 0.0}, ConfigError, "experiment.lr_factor must be a positive number, but got 0.0"),
+        (
+            TABLE.runs,
+            {"lr_factor": 0.0},
+            ConfigError,
+            "experiment.lr_factor must be a positive number, but got 0.0",
+        ),
     ],
 )
 def test_a_table_that_poses_no_problem_is_refused(runs, options, error, message):

@@ -9,7 +9,14 @@ from bstune.core.search_space import Space, van_der_corput
 
 
 def space(low=8, high=500, multiple=1, sigma=1.0, **others):
-    return Space(low, high, multiple, sigma, partial(scaling.sqrt, reference_batch_size=64, reference_lr=0.1), **others)
+    return Space(
+        low,
+        high,
+        multiple,
+        sigma,
+        partial(scaling.sqrt, reference_batch_size=64, reference_lr=0.1),
+        **others,
+    )
 
 
 @pytest.mark.parametrize(
@@ -27,7 +34,11 @@ def space(low=8, high=500, multiple=1, sigma=1.0, **others):
     ],
 )
 def test_snap(low, high, multiple, wanted, snapped):
-    assert space(low, high, multiple).snap(wanted) == space(low, high, multiple).snap(snapped) == snapped
+    assert (
+        space(low, high, multiple).snap(wanted)
+        == space(low, high, multiple).snap(snapped)
+        == snapped
+    )
 
 
 @pytest.mark.parametrize(
@@ -49,8 +60,19 @@ def test_learning_rates(batch_size, asked, lr, delta):
 
 @pytest.mark.parametrize("offset", [0.0, 0.3])
 def test_strata_spread_evenly_over_log_b(offset):
-    assert [van_der_corput(i) for i in range(8)] == [0, 1 / 2, 1 / 4, 3 / 4, 1 / 8, 5 / 8, 3 / 8, 7 / 8]
+    assert [van_der_corput(i) for i in range(8)] == [
+        0,
+        1 / 2,
+        1 / 4,
+        3 / 4,
+        1 / 8,
+        5 / 8,
+        3 / 8,
+        7 / 8,
+    ]
     shares = sorted(math.log(space(1, 4096).stratum(i, offset)) / math.log(4096) for i in range(64))
-    assert max(b - a for a, b in pairwise(shares)) < 3 / 64 + 0.1  # integers near 1 are far apart in log B
+    assert (
+        max(b - a for a, b in pairwise(shares)) < 3 / 64 + 0.1
+    )  # integers near 1 are far apart in log B
     assert shares[0] < 0.05
     assert shares[-1] > 0.95

@@ -12,7 +12,13 @@ from sqlalchemy.engine import URL
 from toolbox import table_rows, write_rows
 
 from bstune.core import secrets
-from bstune.core.secrets import redact, redact_patterns, redact_values, remember, secrets_in_environment
+from bstune.core.secrets import (
+    redact,
+    redact_patterns,
+    redact_values,
+    remember,
+    secrets_in_environment,
+)
 from bstune.trial.replay import ReplayBackend
 
 
@@ -31,7 +37,10 @@ def test_a_long_text_takes_no_minutes(text):
 @pytest.mark.parametrize(
     ("text", "shown"),
     [
-        ("at mysql://me:pw@host/db and http://host:80/x@y", "at mysql://me:***@host/db and http://host:80/x@y"),
+        (
+            "at mysql://me:pw@host/db and http://host:80/x@y",
+            "at mysql://me:***@host/db and http://host:80/x@y",
+        ),
         ("x://:pw@h/db", "x://:***@h/db"),
         ("x://me@example.org:pw@h", "x://me@example.org:***@h"),
         ("http://me:p/w@h:80", "http://me:***@h:80"),
@@ -40,7 +49,10 @@ def test_a_long_text_takes_no_minutes(text):
         ("""'storage="x://me:pw@h"'""", """'storage="x://me:***@h"'"""),
         ("['storage=x://me:pw@h', 'seed=1']", "['storage=x://me:***@h', 'seed=1']"),
         ("x://h/db?user=me&password=pw&sslmode=a", "x://h/db?user=me&password=***&sslmode=a"),
-        ("x://h/db?sslpassword=p%20w&access_token=abc", "x://h/db?sslpassword=***&access_token=***"),
+        (
+            "x://h/db?sslpassword=p%20w&access_token=abc",
+            "x://h/db?sslpassword=***&access_token=***",
+        ),
         ("host=h password='p w' user=me", "host=h password='***' user=me"),
         ("+workload.data.api_key=abc", "+workload.data.api_key=***"),
         ("a: 1\n  token: abc d\nb: 2", "a: 1\n  token: ***\nb: 2"),
@@ -66,15 +78,35 @@ def test_database_urls_are_shown_as_sqlalchemy_does(user, password):
 
 
 def test_what_was_given_is_left_out_of_messages_that_show_it_otherwise():
-    remember({"storage": 'x://me:se%2Fcr et"@h', "trainer": [{"api_token": "abcdef"}, "y://me:p@ssword@h"]})
-    for shown in ('se/cr et"', "se%2Fcr et", "se%2Fcr%20et%22", "abcdef", "could not resolve ssword@h"):
+    remember(
+        {
+            "storage": 'x://me:se%2Fcr et"@h',
+            "trainer": [{"api_token": "abcdef"}, "y://me:p@ssword@h"],
+        }
+    )
+    for shown in (
+        'se/cr et"',
+        "se%2Fcr et",
+        "se%2Fcr%20et%22",
+        "abcdef",
+        "could not resolve ssword@h",
+    ):
         assert "***" in redact(f"got {shown} here")
     assert redact("abcdefg is another word") == "abcdefg is another word"
 
 
 def test_options_lose_secrets_by_name_and_by_value():
-    options = {"token": 5, "data": [{"url": "x://me:p w@h", "api_key": "${oc.env:KEY}"}], "password": None, "keys": 3}
-    shown = {**options, "token": "***", "data": [{"url": "x://me:***@h", "api_key": "${oc.env:KEY}"}]}
+    options = {
+        "token": 5,
+        "data": [{"url": "x://me:p w@h", "api_key": "${oc.env:KEY}"}],
+        "password": None,
+        "keys": 3,
+    }
+    shown = {
+        **options,
+        "token": "***",
+        "data": [{"url": "x://me:***@h", "api_key": "${oc.env:KEY}"}],
+    }
     assert redact_values(options) == shown
 
 
@@ -84,10 +116,18 @@ def test_options_lose_secrets_by_name_and_by_value():
         ("seed=1", "seed=1", {}),
         ("storage=sqlite:///a.db", "storage=sqlite:///a.db", {}),
         ("storage=x://me:p@h", "storage=${oc.env:BSTUNE_STORAGE}", {"STORAGE": "x://me:p@h"}),
-        ("storage='x://me:p, \"w@h'", "storage=${oc.env:BSTUNE_STORAGE}", {"STORAGE": 'x://me:p, "w@h'}),
+        (
+            "storage='x://me:p, \"w@h'",
+            "storage=${oc.env:BSTUNE_STORAGE}",
+            {"STORAGE": 'x://me:p, "w@h'},
+        ),
         # not Hydra's grammar, which takes the first for a sweep and refuses the others
         ("storage=x://me:p,w@h", "storage=${oc.env:BSTUNE_STORAGE}", {"STORAGE": "x://me:p,w@h"}),
-        ("storage=x://h?password=p&a=b", "storage=${oc.env:BSTUNE_STORAGE}", {"STORAGE": "x://h?password=p&a=b"}),
+        (
+            "storage=x://h?password=p&a=b",
+            "storage=${oc.env:BSTUNE_STORAGE}",
+            {"STORAGE": "x://h?password=p&a=b"},
+        ),
         ("storage=x://me:p#w@h", "storage=${oc.env:BSTUNE_STORAGE}", {"STORAGE": "x://me:p#w@h"}),
         ("+a.token=123", "+a.token=${oc.decode:${oc.env:BSTUNE_A_TOKEN}}", {"A_TOKEN": "123"}),
         ("a=[x://u:p@h,b]", "a=[${oc.env:BSTUNE_A_0},b]", {"A_0": "x://u:p@h"}),
@@ -99,13 +139,20 @@ def test_secrets_of_the_command_line_move_to_the_environment(argument, moved, en
     before = dict(os.environ)
     with secrets_in_environment([argument]) as arguments:
         assert arguments == [moved]
-        assert dict(os.environ) == before | {f"BSTUNE_{name}": value for name, value in environment.items()}
+        assert dict(os.environ) == before | {
+            f"BSTUNE_{name}": value for name, value in environment.items()
+        }
     assert dict(os.environ) == before
 
 
 # Whole runs
 
-PASSWORDS = {"storage": "St0re%2Fp%40ss%20w", "mlflow": "ml:fl0w@p4ss", "data": "d4ta%3Ap%2Fw", "token": "t0ken,w0rd"}
+PASSWORDS = {
+    "storage": "St0re%2Fp%40ss%20w",
+    "mlflow": "ml:fl0w@p4ss",
+    "data": "d4ta%3Ap%2Fw",
+    "token": "t0ken,w0rd",
+}
 STORAGE = f"sqlite:///file:bstune.db?password={PASSWORDS['storage']}&uri=true"
 FAILING = f"postgresql+psycopg2://me:{PASSWORDS['storage']}@127.0.0.1:9/db"
 SECRETS = (
@@ -113,7 +160,12 @@ SECRETS = (
     f"+trainer.api_token='{PASSWORDS['token']}'",
     f'+trainer.nested={{root: "https://me:{PASSWORDS["data"]}@host/data", n: 1}}',
 )
-REPLAY = ("workload=replay", "workload.table=t.jsonl", "workload.target.value=0.14", "search.trials=3")
+REPLAY = (
+    "workload=replay",
+    "workload.table=t.jsonl",
+    "workload.target.value=0.14",
+    "search.trials=3",
+)
 REPLAY += ("workload.name=replay", "search.replicates=0", "search.objective=steps", *SECRETS)
 
 
@@ -123,7 +175,12 @@ def leaks(folder: Path, *printed: str) -> list[str]:
     places |= {f"printed: {text}": text.encode() for text in printed}
     plain = {form for one in PASSWORDS.values() for form in (one, unquote(one))}
     forms = {form for one in plain for form in (one, quote(one, ""), quote_plus(one))}
-    return [f"{form} in {place}" for place, content in places.items() for form in forms if form.encode() in content]
+    return [
+        f"{form} in {place}"
+        for place, content in places.items()
+        for form in forms
+        if form.encode() in content
+    ]
 
 
 @pytest.fixture
@@ -140,7 +197,9 @@ def run(bstune, tmp_path, caplog):
 
 
 def error_of(*_: object) -> None:
-    raise OSError(f"no route to {FAILING}, or to {unquote(PASSWORDS['storage'])} with {PASSWORDS['token']}")
+    raise OSError(
+        f"no route to {FAILING}, or to {unquote(PASSWORDS['storage'])} with {PASSWORDS['token']}"
+    )
 
 
 @pytest.mark.slow
@@ -153,8 +212,12 @@ def test_a_study_writes_no_secret_and_its_commands_run_again(run, tmp_path, capl
     assert config["storage"] == "${oc.env:BSTUNE_STORAGE}"
     assert config["trainer"]["nested"] == {"root": "${oc.env:BSTUNE_TRAINER_NESTED_ROOT}", "n": 1}
     text = (folder / "best.yaml").read_text()
-    names = "BSTUNE_MLFLOW_URI, BSTUNE_STORAGE, BSTUNE_TRAINER_API_TOKEN, BSTUNE_TRAINER_NESTED_ROOT"
-    assert text.startswith(f"# The commands read secrets from the environment: first set {names}.\n")
+    names = (
+        "BSTUNE_MLFLOW_URI, BSTUNE_STORAGE, BSTUNE_TRAINER_API_TOKEN, BSTUNE_TRAINER_NESTED_ROOT"
+    )
+    assert text.startswith(
+        f"# The commands read secrets from the environment: first set {names}.\n"
+    )
     command = shlex.split(yaml.safe_load(text)["best_by_steps"]["command"])[3:]
     status, _, err = run(*command)
     assert status == 2
@@ -169,7 +232,8 @@ WAYS = [(), ("debug=true",), ("--multirun",), ("--multirun", "debug=true")]
 
 @pytest.mark.parametrize(
     ("arguments", "broken"),
-    [(way, "open_study") for way in WAYS] + [pytest.param(way, "report_study", marks=pytest.mark.slow) for way in WAYS],
+    [(way, "open_study") for way in WAYS]
+    + [pytest.param(way, "report_study", marks=pytest.mark.slow) for way in WAYS],
 )
 def test_an_error_that_nobody_foresaw_shows_no_secret(run, monkeypatch, arguments, broken):
     monkeypatch.setattr(f"bstune.study.run.{broken}", error_of)
@@ -177,7 +241,10 @@ def test_an_error_that_nobody_foresaw_shows_no_secret(run, monkeypatch, argument
     assert status == 1
     assert "Traceback" in err
     assert "Error executing job" not in err, "Hydra's line, which repeats the options"
-    assert "OSError: no route to postgresql+psycopg2://me:***@127.0.0.1:9/db, or to *** with ***" in err
+    assert (
+        "OSError: no route to postgresql+psycopg2://me:***@127.0.0.1:9/db, or to *** with ***"
+        in err
+    )
 
 
 def test_trials_that_fail_record_no_secret(run, tmp_path, monkeypatch):
@@ -188,7 +255,9 @@ def test_trials_that_fail_record_no_secret(run, tmp_path, monkeypatch):
     assert "***" in (tmp_path / "outputs" / "replay" / "trials.jsonl").read_text()
 
 
-@pytest.mark.parametrize("arguments", [(), *(pytest.param(way, marks=pytest.mark.slow) for way in WAYS[1:])])
+@pytest.mark.parametrize(
+    "arguments", [(), *(pytest.param(way, marks=pytest.mark.slow) for way in WAYS[1:])]
+)
 def test_a_storage_that_does_not_answer_shows_no_secret(run, arguments):
     status, _, err = run(*arguments, *REPLAY, f"storage={FAILING}")
     assert status == 2
@@ -227,7 +296,9 @@ def test_a_config_file_of_the_users_is_written_without_its_secrets(run, tmp_path
     (folder / "mine" / "own.yaml").write_text(
         f"# @package _global_\ntrainer:\n  url: {FAILING}\n  token: {PASSWORDS['token']}\n"
     )
-    status, _, err = run("--config-dir", str(folder), *REPLAY[:-3], "+mine=own", "mlflow.enabled=false")
+    status, _, err = run(
+        "--config-dir", str(folder), *REPLAY[:-3], "+mine=own", "mlflow.enabled=false"
+    )
     assert (status, err) == (0, "")
     config = yaml.safe_load((tmp_path / "outputs" / "replay" / "config.yaml").read_text())
     shown = {"token": "***", "url": FAILING.replace(PASSWORDS["storage"], "***")}

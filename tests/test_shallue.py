@@ -35,7 +35,9 @@ def test_each_study_runs_goes_on_and_is_compared(tmp_path, monkeypatch, capfd):
     with monkeypatch.context() as patched:
         first = [shallue.run_study, interrupted]
         patched.setattr(shallue, "run_study", lambda *arguments: first.pop(0)(*arguments))
-        with pytest.raises(Interrupted, match=r"interrupted: .*shallue_regularisation keeps all finished trials"):
+        with pytest.raises(
+            Interrupted, match=r"interrupted: .*shallue_regularisation keeps all finished trials"
+        ):
             sweep("sweep.experiment.options=['search.trials=2','sampler=random']")
     assert "regularisation decayed, study 2 of 2" in capfd.readouterr().out
     sweep("sweep.experiment.options=['search.trials=4','sampler=random']")
@@ -44,7 +46,10 @@ def test_each_study_runs_goes_on_and_is_compared(tmp_path, monkeypatch, capfd):
     result = json.loads((folder / "result.json").read_text())
     assert [row["study"] for row in result["rows"]] == ["smoothed", "decayed"]
     assert all(row["reached"].endswith(" of 4") for row in result["rows"])
-    assert all(len((folder / row["study"] / "trials.jsonl").read_text().splitlines()) == 4 for row in result["rows"])
+    assert all(
+        len((folder / row["study"] / "trials.jsonl").read_text().splitlines()) == 4
+        for row in result["rows"]
+    )
     assert result["sentence"] in out
     assert {path.name for path in folder.glob("*.*")} == {
         *("result.json", "figure.png", "studies.db", "comparison.html", "comparison.png")
@@ -58,7 +63,10 @@ def interrupted(*arguments):
 @pytest.mark.parametrize(
     ("option", "text"),
     [
-        ("sweep.experiment.options=['search.nope=1']", r"studies.smoothed: unknown option search.nope"),
+        (
+            "sweep.experiment.options=['search.nope=1']",
+            r"studies.smoothed: unknown option search.nope",
+        ),
         ("sweep.experiment.studies.decayed=['nonsense']", r"studies.decayed: .*nonsense"),
     ],
 )
@@ -71,9 +79,13 @@ def test_what_cannot_run_ends_before_any_study_does(option, text, tmp_path, monk
 
 
 def test_a_sweep_of_no_study_is_refused(tmp_path):
-    checked = check_sweep("shallue_widths", compose_sweep("shallue_widths", (f"sweep.output={tmp_path}",)))
+    checked = check_sweep(
+        "shallue_widths", compose_sweep("shallue_widths", (f"sweep.output={tmp_path}",))
+    )
     with pytest.raises(ConfigError, match=r"sweep\.experiment\.studies has none"):
-        checked.experiment.func(checked.config, Console(quiet=True), **{**checked.parameters, "studies": {}})
+        checked.experiment.func(
+            checked.config, Console(quiet=True), **{**checked.parameters, "studies": {}}
+        )
 
 
 @pytest.mark.parametrize("name", ["algorithms", "data", "regularisation", "widths", "workloads"])
@@ -96,7 +108,9 @@ def test_slopes_are_those_of_the_curve_at_both_ends(b_crit):
 def test_a_budget_of_examples_buys_what_the_law_says():
     study = studies(summary(b_crit=100.0, s_min=80.0))[0]
     examples, steps = budget_curve(study)
-    assert (steps / 80.0 - 1.0) * (examples / 8000.0 - 1.0) == pytest.approx(np.ones(len(SIZES)))  # eq. 2.11 and 2.12
+    assert (steps / 80.0 - 1.0) * (examples / 8000.0 - 1.0) == pytest.approx(
+        np.ones(len(SIZES))
+    )  # eq. 2.11 and 2.12
     # Where the smallest batches waste examples, too, they are left out.
     wasteful = replace(study, steps=study.steps * (1.0 + (30.0 / study.batch_size) ** 2))
     assert 8 < wasteful.batch_size[len(SIZES) - len(budget_curve(wasteful)[0])] < 100
@@ -118,8 +132,14 @@ def test_a_study_without_a_curve_has_neither(missing):
             "50 to 200), 4 times as large (1.5 to 11), which differ; of 1 pairs 1 differ.",
         ),
         ([summary("b", 110.0, 55.0, 220.0)], "which are not shown to differ; of 1 pairs 0 differ."),
-        ([summary("b", 400.0, None, 800.0)], "4 times as large, with an open interval; of 1 pairs 0 differ."),
-        ([summary("b", **UNREACHED)], "too few have a critical batch size to compare them. That of b is not known."),
+        (
+            [summary("b", 400.0, None, 800.0)],
+            "4 times as large, with an open interval; of 1 pairs 0 differ.",
+        ),
+        (
+            [summary("b", **UNREACHED)],
+            "too few have a critical batch size to compare them. That of b is not known.",
+        ),
     ],
 )
 def test_the_sentence_names_what_differs(others, text):

@@ -12,21 +12,42 @@ from bstune.core.errors import ConfigError, Interrupted, TableError
 from bstune.sweeps.harness import check_sweep, compose_sweep
 from bstune.sweeps.shallue_error import best, difference, row, sentence
 
-FEW = ("sweep.experiment.batch_sizes=[16,128]", "sweep.experiment.lrs=[0.2,0.4]", "sweep.experiment.seeds=[0,1,2,3]")
-BUDGETS = ("sweep.experiment.steps=50", "sweep.experiment.examples=2000", "sweep.experiment.level=0.95")
+FEW = (
+    "sweep.experiment.batch_sizes=[16,128]",
+    "sweep.experiment.lrs=[0.2,0.4]",
+    "sweep.experiment.seeds=[0,1,2,3]",
+)
+BUDGETS = (
+    "sweep.experiment.steps=50",
+    "sweep.experiment.examples=2000",
+    "sweep.experiment.level=0.95",
+)
 
 
 def law(workload, spec, protocol):
     """Return a trial whose error falls by steps and is least at a learning rate of 0.4, but for the seed's own part."""
     end = max(protocol.budget.steps, math.ceil(protocol.budget.examples / spec.batch_size))
-    history = [(step, 1.0 / step + abs(spec.lr - 0.4) + 1e-3 * spec.seed) for step in range(5, end + 1, 5)]
-    return make_result(batch_size=spec.batch_size, lr=spec.lr, seed=spec.seed, status="censored", history=history)
+    history = [
+        (step, 1.0 / step + abs(spec.lr - 0.4) + 1e-3 * spec.seed) for step in range(5, end + 1, 5)
+    ]
+    return make_result(
+        batch_size=spec.batch_size, lr=spec.lr, seed=spec.seed, status="censored", history=history
+    )
 
 
 def run(folder, *options, trainer=law):
-    arguments = ("workload=digits", "device=cpu", f"sweep.output={folder}", *FEW, *BUDGETS, *options)
+    arguments = (
+        "workload=digits",
+        "device=cpu",
+        f"sweep.output={folder}",
+        *FEW,
+        *BUDGETS,
+        *options,
+    )
     checked = check_sweep("shallue_error", compose_sweep("shallue_error", arguments))
-    return checked.experiment.func(checked.config, Console(quiet=True), **checked.parameters, trainer=trainer)
+    return checked.experiment.func(
+        checked.config, Console(quiet=True), **checked.parameters, trainer=trainer
+    )
 
 
 def test_each_budget_counts_what_it_allows_on_fresh_seeds_and_runs_are_kept(tmp_path):
@@ -37,7 +58,9 @@ def test_each_budget_counts_what_it_allows_on_fresh_seeds_and_runs_are_kept(tmp_
         return law(workload, spec, protocol)
 
     found = run(tmp_path, trainer=counting)
-    assert len(asked) == len(set(asked)) == 4 + 2 * 3  # each rate on the first seed, the best on the others
+    assert (
+        len(asked) == len(set(asked)) == 4 + 2 * 3
+    )  # each rate on the first seed, the best on the others
     means = {(one["budget"], one["batch_size"]): one["mean"] - 2e-3 for one in found.rows}
     expected = {
         ("2,000 examples", 16): 1 / 125,
@@ -47,12 +70,19 @@ def test_each_budget_counts_what_it_allows_on_fresh_seeds_and_runs_are_kept(tmp_
         ("both", 16): 1 / 125,
         ("both", 128): 1 / 50,
     }
-    assert means == pytest.approx({(name.replace(",", ""), size): value for (name, size), value in expected.items()})
+    assert means == pytest.approx(
+        {(name.replace(",", ""), size): value for (name, size), value in expected.items()}
+    )
     assert {one["lr"] for one in found.rows} == {0.4}
-    assert all(one["high"] - one["mean"] == pytest.approx(stats.t.ppf(0.975, 2) * 1e-3 / 3**0.5) for one in found.rows)
+    assert all(
+        one["high"] - one["mean"] == pytest.approx(stats.t.ppf(0.975, 2) * 1e-3 / 3**0.5)
+        for one in found.rows
+    )
     assert run(tmp_path, trainer=None).rows == found.rows  # nothing is trained twice ...
     with pytest.raises(TypeError):
-        run(tmp_path, "workload.module.loss.label_smoothing=0.1", trainer=None)  # ... but under other settings
+        run(
+            tmp_path, "workload.module.loss.label_smoothing=0.1", trainer=None
+        )  # ... but under other settings
 
 
 def test_an_interruption_keeps_what_has_finished(tmp_path):
@@ -64,7 +94,9 @@ def test_an_interruption_keeps_what_has_finished(tmp_path):
             raise KeyboardInterrupt
         return law(workload, spec, protocol)
 
-    with pytest.raises(Interrupted, match=r"runs\.jsonl keeps finished runs; the same command goes on"):
+    with pytest.raises(
+        Interrupted, match=r"runs\.jsonl keeps finished runs; the same command goes on"
+    ):
         run(tmp_path, trainer=stops)
     with (tmp_path / "runs.jsonl").open("a") as file:
         file.write('{"settings": "cut sho')
@@ -77,11 +109,17 @@ def test_an_interruption_keeps_what_has_finished(tmp_path):
 @pytest.mark.parametrize(
     ("option", "text"),
     [
-        ("sweep.experiment.batch_sizes=[16]", r"two batch sizes or more, from 1 to 1200, but got \[16\]"),
+        (
+            "sweep.experiment.batch_sizes=[16]",
+            r"two batch sizes or more, from 1 to 1200, but got \[16\]",
+        ),
         ("sweep.experiment.batch_sizes=[16,1201]", r"from 1 to 1200, but got \[16, 1201\]"),
         ("sweep.experiment.lrs=[]", r"learning rates over 0, but got \[\]"),
         ("sweep.experiment.lrs=[0.1,-1]", "learning rates over 0"),
-        ("sweep.experiment.seeds=[0,1]", r"three different seeds or more, from 0, but got \[0, 1\]"),
+        (
+            "sweep.experiment.seeds=[0,1]",
+            r"three different seeds or more, from 0, but got \[0, 1\]",
+        ),
         ("sweep.experiment.seeds=[0,1,1]", "three different seeds"),
     ],
 )
@@ -111,7 +149,12 @@ LOW, HIGH = (0.10, 0.11, 0.12), (0.20, 0.21, 0.22)
 @pytest.mark.parametrize(
     ("small", "large", "mode", "text"),
     [
-        (LOW, HIGH, "min", "within 9 steps, larger is worse (0.21 at B = 64, 0.11 at B = 8; difference"),
+        (
+            LOW,
+            HIGH,
+            "min",
+            "within 9 steps, larger is worse (0.21 at B = 64, 0.11 at B = 8; difference",
+        ),
         (LOW, HIGH, "max", "larger is better"),
         (HIGH, LOW, "min", "larger is better"),
         (LOW, (0.09, 0.11, 0.13), "min", "no difference is shown"),

@@ -14,7 +14,9 @@ SLOTS = int(os.environ.get("BSTUNE_SOAK", "96"))  # 500 for the figures in bench
 GUARD = 600  # seconds, which no study here takes unless it is stuck
 
 
-def soak(folder: Path, url: str, trials: int, workers: int, every: int, events=()) -> tuple[int, int]:
+def soak(
+    folder: Path, url: str, trials: int, workers: int, every: int, events=()
+) -> tuple[int, int]:
     """Run a study whose workers are killed in turn, one every so many trials; return how many, and the owner's starts.
 
     At each share of the trials in ``events`` its function is called. A process that ended is replaced, by the same
@@ -26,7 +28,10 @@ def soak(folder: Path, url: str, trials: int, workers: int, every: int, events=(
     team = [None] * workers
     while time.monotonic() - start < GUARD:
         if owner is None or (owner.exitcode is not None and owner.exitcode != 0):
-            owner, owners = fleet.start("owner", folder / "owner", *options, seconds=0.02), owners + 1
+            owner, owners = (
+                fleet.start("owner", folder / "owner", *options, seconds=0.02),
+                owners + 1,
+            )
         if owner.exitcode == 0:
             break
         done = watch.finished()
@@ -46,7 +51,9 @@ def soak(folder: Path, url: str, trials: int, workers: int, every: int, events=(
     assert watch.finished() == dict.fromkeys(range(trials), 1)
     assert watch.running() == 0
     assert not events
-    print(f"{trials} trials in {time.monotonic() - start:.0f} s, {killed} workers killed, {owners} owners")
+    print(
+        f"{trials} trials in {time.monotonic() - start:.0f} s, {killed} workers killed, {owners} owners"
+    )
     return killed, owners
 
 
@@ -55,7 +62,9 @@ def test_workers_killed_and_a_server_restarted_lose_nothing(database_server, tmp
         database_server.stop()
         database_server.start()
 
-    killed, _ = soak(tmp_path, database_server.url(), SLOTS, 4, 12, [(0.3, restart), (0.6, restart)])
+    killed, _ = soak(
+        tmp_path, database_server.url(), SLOTS, 4, 12, [(0.3, restart), (0.6, restart)]
+    )
     assert killed >= SLOTS // 24
 
 

@@ -11,14 +11,20 @@ from torch import nn
 from bstune.core.errors import ConfigError
 from bstune.workloads.images import random_crop_flip
 from bstune.workloads.layers import mirrored
-from bstune.workloads.speedrun import SeldomNormalisingMuon, random_crop_flip_jitter, six_views_where_unsure
+from bstune.workloads.speedrun import (
+    SeldomNormalisingMuon,
+    random_crop_flip_jitter,
+    six_views_where_unsure,
+)
 
 MEAN = torch.tensor([125.0, 123.0, 114.0]).view(1, 3, 1, 1)
 COEFFICIENTS = (3.4576, -4.7391, 2.0843)
 
 
 def images(n=40, side=32, seed=0):
-    return torch.randint(0, 256, (n, 3, side, side), generator=torch.Generator().manual_seed(seed)).to(torch.uint8)
+    return torch.randint(
+        0, 256, (n, 3, side, side), generator=torch.Generator().manual_seed(seed)
+    ).to(torch.uint8)
 
 
 def generator(seed=7):
@@ -30,10 +36,16 @@ def generator(seed=7):
 
 def test_pixels_are_moved_and_stretched_about_the_mean_of_their_channel():
     sizes, contrast = (8.0, 9.0, 10.0), 0.25
-    found = random_crop_flip_jitter(images(), generator(), 2, sizes, contrast, mean=MEAN).double().numpy()
+    found = (
+        random_crop_flip_jitter(images(), generator(), 2, sizes, contrast, mean=MEAN)
+        .double()
+        .numpy()
+    )
     drawn = generator()
     cropped = random_crop_flip(images(), drawn, 2).numpy().astype(np.float64)
-    for image, result, u, v in zip(cropped, found, *(2 * torch.rand(2, 40, generator=drawn) - 1).tolist(), strict=True):
+    for image, result, u, v in zip(
+        cropped, found, *(2 * torch.rand(2, 40, generator=drawn) - 1).tolist(), strict=True
+    ):
         for channel, size in enumerate(sizes):
             mean = float(MEAN[0, channel])
             expected = mean + (1 + contrast * v) * (image[channel] - mean + size * u)
@@ -51,7 +63,10 @@ def test_without_a_range_only_the_crop_is_left():
 @pytest.mark.parametrize(
     ("changes", "text"),
     [
-        ({"brightness": (1.0, 1.0)}, r"must be 3 numbers of at least 0, one for each channel, but got \[1.0"),
+        (
+            {"brightness": (1.0, 1.0)},
+            r"must be 3 numbers of at least 0, one for each channel, but got \[1.0",
+        ),
         ({"brightness": (1.0, -1.0, 1.0)}, "brightness must be 3 numbers of at least 0"),
         ({"contrast": 1.0}, r"contrast must lie in \[0, 1\), but got 1.0"),
         ({"contrast": -0.1}, r"contrast must lie in \[0, 1\), but got -0.1"),
@@ -87,7 +102,11 @@ def test_views_are_of_the_least_confident_images_alone():
         one, found = model(x), six_views_where_unsure(model, x, 0.25)
         unsure = set(one.softmax(1).amax(1).argsort()[:5].tolist())
         padded = nn.functional.pad(x, (1, 1, 1, 1), mode="reflect")
-        moved = [x, padded[:, :, :4, :4], padded[:, :, 2:, 2:]]  # what was at (0, 0) is at (1, 1), and the other way
+        moved = [
+            x,
+            padded[:, :, :4, :4],
+            padded[:, :, 2:, 2:],
+        ]  # what was at (0, 0) is at (1, 1), and the other way
         six = sum(mirrored(model, view) for view in moved) / 3
     assert torch.equal(moved[1][:, :, 1:, 1:], x[:, :, :3, :3])
     for place in range(20):
@@ -114,7 +133,13 @@ def test_a_share_that_cannot_be(share):
 
 
 def optimizer_of(parameters, **changes):
-    options = {"momentum": 0.655, "nesterov": True, "steps": 3, "coefficients": COEFFICIENTS, "weight_decay": 0.05}
+    options = {
+        "momentum": 0.655,
+        "nesterov": True,
+        "steps": 3,
+        "coefficients": COEFFICIENTS,
+        "weight_decay": 0.05,
+    }
     groups = [{"params": parameters, "orthogonalise": True}]
     return SeldomNormalisingMuon(groups, lr=0.2, total_steps=30, **(options | changes))
 
@@ -189,7 +214,10 @@ def test_a_checkpoint_has_when_weights_were_normalised():
     ("make", "text"),
     [
         (partial(SeldomNormalisingMuon, total_steps=0), "needs at least one step, but got 0"),
-        (partial(SeldomNormalisingMuon, total_steps=5, coefficients=(1.0, 2.0)), r"three coefficients, but got \[1.0"),
+        (
+            partial(SeldomNormalisingMuon, total_steps=5, coefficients=(1.0, 2.0)),
+            r"three coefficients, but got \[1.0",
+        ),
     ],
 )
 def test_options_of_the_optimizer_that_cannot_be(make, text):

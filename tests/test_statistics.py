@@ -8,7 +8,16 @@ from scipy import stats
 
 from bstune.core.errors import HardwareError
 from bstune.hardware.timing import visits
-from bstune.sweeps.statistics import Difference, choose_batch_sizes, compare, contrasts, effects, estimate, holm, kind
+from bstune.sweeps.statistics import (
+    Difference,
+    choose_batch_sizes,
+    compare,
+    contrasts,
+    effects,
+    estimate,
+    holm,
+    kind,
+)
 
 OVERHEAD, PER_EXAMPLE = 9e-3, 4.4e-4
 NEAR = (100, 119, 120, 121, 127, 128, 129)
@@ -30,7 +39,12 @@ NEAR = (100, 119, 120, 121, 127, 128, 129)
 )
 def test_batch_sizes_around_a_ceiling(ceiling, power, sizes, centres, left_out):
     choice = choose_batch_sizes([100, 156], [128, 120], ceiling)
-    assert (choice.power, choice.sizes, choice.centres, choice.left_out) == (power, sizes, centres, left_out)
+    assert (choice.power, choice.sizes, choice.centres, choice.left_out) == (
+        power,
+        sizes,
+        centres,
+        left_out,
+    )
 
 
 def test_kinds():
@@ -53,7 +67,9 @@ def test_a_factor_common_to_a_round_drops_out():
     first, second = contrasts(seconds, 128)
     assert first == pytest.approx(second) == pytest.approx(math.log(1.2) - math.log(1.1) / 2)
     for bad in (0.0, math.nan, math.inf):
-        with pytest.raises(HardwareError, match=r"positive seconds.*around batch size 2: the clock is too coarse"):
+        with pytest.raises(
+            HardwareError, match=r"positive seconds.*around batch size 2: the clock is too coarse"
+        ):
             contrasts({1: [1.0], 2: [bad], 3: [1.0]}, 2)
 
 
@@ -61,7 +77,9 @@ def rounds_of(rng, sizes, rounds, planted=(), drift=0.0):
     """Return tau by batch size: a line, times what is planted, noise of 1%, and a drift over shuffled visits."""
     seconds = {size: [] for size in sizes}
     order = visits(sizes, rounds, int(rng.integers(2**31)))
-    wander = np.cumsum(rng.normal(0.0, drift, len(order))) + np.linspace(0.0, 10 * drift, len(order))
+    wander = np.cumsum(rng.normal(0.0, drift, len(order))) + np.linspace(
+        0.0, 10 * drift, len(order)
+    )
     for size, slower in zip(order, wander, strict=True):
         factor = dict(planted).get(size, 1.0) * math.exp(slower + rng.normal(0.0, 0.01))
         seconds[size].append((OVERHEAD + PER_EXAMPLE * size) * factor)
@@ -86,8 +104,16 @@ def test_planted_effects_are_found():
 @pytest.mark.parametrize(
     ("centres", "groups", "last"),
     [
-        ((120, 128), [(120,), (128,), (120, 128)], "multiples of 8 together"),  # of one power of two there is no group
-        ((128, 512), [(128,), (512,), (128, 512)], "powers of two together"),  # the same triplets: tested once
+        (
+            (120, 128),
+            [(120,), (128,), (120, 128)],
+            "multiples of 8 together",
+        ),  # of one power of two there is no group
+        (
+            (128, 512),
+            [(128,), (512,), (128, 512)],
+            "powers of two together",
+        ),  # the same triplets: tested once
         ((4, 120, 128), [(4,), (120,), (128,), (4, 128), (120, 128)], "multiples of 8 together"),
         ((2,), [(2,)], "2 (power of two)"),
     ],
@@ -118,10 +144,18 @@ def test_interval_and_p_are_students():
     values = np.array([0.01, -0.02, 0.03, 0.05])
     effect = estimate("x", [8], values, 0.9)
     half = stats.t.ppf(0.95, 3) * values.std(ddof=1) / 2
-    ends = [math.expm1(value) for value in (values.mean(), values.mean() - half, values.mean() + half)]
+    ends = [
+        math.expm1(value) for value in (values.mean(), values.mean() - half, values.mean() + half)
+    ]
     assert (effect.mean, effect.low, effect.high) == pytest.approx(ends)
-    assert effect.p == effect.corrected == pytest.approx(2 * stats.t.sf(values.mean() / (values.std(ddof=1) / 2), 3))
-    with pytest.raises(HardwareError, match="it: all 2 rounds took the same time to the last digit"):
+    assert (
+        effect.p
+        == effect.corrected
+        == pytest.approx(2 * stats.t.sf(values.mean() / (values.std(ddof=1) / 2), 3))
+    )
+    with pytest.raises(
+        HardwareError, match="it: all 2 rounds took the same time to the last digit"
+    ):
         estimate("it", [8], np.array([0.1, 0.1]), 0.95)
 
 
@@ -138,7 +172,9 @@ def test_holm():
 def test_differences_are_students_over_pairs():
     rng = np.random.default_rng(0)
     a, b = rng.uniform(0.6, 0.8, 6), rng.uniform(0.6, 0.8, 6)
-    found = compare(dict(enumerate(a)), dict(reversed(list(enumerate(b)))), 0.95)  # by seed, whatever the order
+    found = compare(
+        dict(enumerate(a)), dict(reversed(list(enumerate(b)))), 0.95
+    )  # by seed, whatever the order
     mean, error = (b - a).mean(), (b - a).std(ddof=1) / math.sqrt(6)
     reach = stats.t.ppf(0.975, 5) * error
     assert (found.pairs, found.mean) == (6, pytest.approx(mean))
@@ -151,6 +187,8 @@ def test_differences_of_few_or_equal_pairs():
     assert compare({0: 0.5}, {0: 0.75}, 0.95) == Difference(1, 0.25, None, None, None)
     same = {0: 0.25, 1: 0.375, 2: 0.5}
     assert compare(same, same, 0.95) == Difference(3, 0.0, 0.0, 0.0, 1.0)
-    assert compare(same, {0: 0.375, 1: 0.5, 2: 0.625}, 0.95) == Difference(3, 0.125, 0.125, 0.125, 0.0)
+    assert compare(same, {0: 0.375, 1: 0.5, 2: 0.625}, 0.95) == Difference(
+        3, 0.125, 0.125, 0.125, 0.0
+    )
     lost = {**same, 1: None}
     assert compare(same, lost, 0.95).pairs == compare(lost, same, 0.95).pairs == 2

@@ -39,7 +39,9 @@ def test_what_was_measured_corrects_what_was_given(count):
     tau = fit_step_times([(64, 3.0)] * count, 128.0, lambda size: 1.5)
     octaves = np.array([0.0, 0.5 * BANDWIDTH, BANDWIDTH, 20.0 * BANDWIDTH])
     weight = count * np.exp(-0.5 * (octaves / BANDWIDTH) ** 2)
-    expected = 1.5 * 2.0 ** (weight / (weight + SHRINKAGE))  # a normal kernel, shrunk to no correction
+    expected = 1.5 * 2.0 ** (
+        weight / (weight + SHRINKAGE)
+    )  # a normal kernel, shrunk to no correction
     np.testing.assert_allclose(tau(64.0 * 2.0**octaves), expected, rtol=1e-9)
     np.testing.assert_allclose(tau(64.0 * 2.0**-octaves), expected, rtol=1e-9)
 
@@ -47,14 +49,22 @@ def test_what_was_measured_corrects_what_was_given(count):
 @pytest.mark.parametrize("given", [None, lambda size: 1e-3 * math.sqrt(size)])
 def test_many_measurements_outweigh_the_smooth_function_and_are_averaged(given):
     measured = {8: (1e-3, 1e-3), 100: (5e-3, 5e-3), 400: (1e-3, 4e-3), 4096: (9e-3, 9e-3)}
-    tau = fit_step_times([(size, value) for size, values in measured.items() for value in values * 200], 128.0, given)
-    np.testing.assert_allclose(tau(np.array([8.0, 100.0, 400.0, 4096.0])), [1e-3, 5e-3, 2e-3, 9e-3], rtol=0.01)
+    tau = fit_step_times(
+        [(size, value) for size, values in measured.items() for value in values * 200], 128.0, given
+    )
+    np.testing.assert_allclose(
+        tau(np.array([8.0, 100.0, 400.0, 4096.0])), [1e-3, 5e-3, 2e-3, 9e-3], rtol=0.01
+    )
 
 
-@pytest.mark.parametrize(("measured", "size", "seconds"), [([(64, 0.2)], 64.0, 0.2), ([], 128.0, 256.0)])
+@pytest.mark.parametrize(
+    ("measured", "size", "seconds"), [([(64, 0.2)], 64.0, 0.2), ([], 128.0, 256.0)]
+)
 def test_with_one_or_none_half_of_a_step_is_overhead(measured, size, seconds):
     tau = fit_step_times(measured, 128.0)
-    np.testing.assert_allclose(tau(size * np.array([1e-9, 1.0, 2.0])), seconds * np.array([0.5, 1.0, 1.5]))
+    np.testing.assert_allclose(
+        tau(size * np.array([1e-9, 1.0, 2.0])), seconds * np.array([0.5, 1.0, 1.5])
+    )
     assert [tau(np.full(shape, 4.0)).shape for shape in ((), (2, 3))] == [(), (2, 3)]
 
 
@@ -66,7 +76,9 @@ def test_neither_overhead_nor_throughput_is_negative_and_tau_does_not_fall():
     assert values == sorted(values)
 
 
-@pytest.mark.parametrize("pairs", [[], [(8, 1.0)], [(8, 1.0), (8, 2.0)], [(8, 1.0), (9, 0.0)], [(8, 1), (9, math.nan)]])
+@pytest.mark.parametrize(
+    "pairs", [[], [(8, 1.0)], [(8, 1.0), (8, 2.0)], [(8, 1.0), (9, 0.0)], [(8, 1), (9, math.nan)]]
+)
 def test_what_cannot_be_fitted_is_refused(pairs):
     with pytest.raises(HardwareError, match="needs positive seconds at two or more batch sizes"):
         fit_step_model(pairs)
@@ -82,8 +94,12 @@ def test_a_line_through_all_reduces():
     several, one = [(2, 0.01), (4, 0.014), (8, 0.022)], [(1, 0.0), (4, 0.014)]
     for measured, line in ((several, (0.01, 0.002)), (one, (0.014, 0.0))):
         assert fit_sync(measured) == pytest.approx(line)
-        assert [sync_seconds(count, *line) for count, _ in measured] == pytest.approx([s for _, s in measured])
+        assert [sync_seconds(count, *line) for count, _ in measured] == pytest.approx(
+            [s for _, s in measured]
+        )
     assert fit_sync([(2, 0.02), (8, 0.01)])[1] == 0.0  # falls: a constant
     for measured in ([], [(1, 0.1)], [(2, 0.0)], [(2, math.nan)]):
-        with pytest.raises(HardwareError, match="an all-reduce needs positive seconds at 2 devices or more"):
+        with pytest.raises(
+            HardwareError, match="an all-reduce needs positive seconds at 2 devices or more"
+        ):
             fit_sync(measured)

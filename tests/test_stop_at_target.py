@@ -10,7 +10,9 @@ from torch.utils.data import DataLoader, TensorDataset
 from bstune import StopAtTarget, Target
 from bstune.core.errors import ConfigError
 
-QUIET = dict.fromkeys(("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary"), False)
+QUIET = dict.fromkeys(
+    ("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary"), False
+)
 VALUES = (0.9, 0.8, float("nan"), 0.5, 0.4, 0.3)  # of one evaluation after the other
 TARGET = Target("val_loss", 0.5, mode="min")
 
@@ -51,7 +53,9 @@ def make_module(base):
 def fit(stop, base=LightningModule, make=Trainer, optimizers=1, **options):
     module = make_module(base)(optimizers)
     loader = DataLoader(TensorDataset(torch.ones(60, 1)), batch_size=1)
-    trainer = make(**QUIET, accelerator="cpu", max_epochs=1, val_check_interval=6, callbacks=[stop], **options)
+    trainer = make(
+        **QUIET, accelerator="cpu", max_epochs=1, val_check_interval=6, callbacks=[stop], **options
+    )
     trainer.fit(module, loader, DataLoader(TensorDataset(torch.ones(2, 1))), weights_only=True)
     return trainer, module
 
@@ -73,7 +77,9 @@ def test_the_fit_ends_at_the_first_evaluation_that_meets_the_target(options, ste
     _, module = fit(stop, **options)
     assert (stop.reached, stop.steps_low, stop.steps) == (True, *steps)
     assert module.seen == (60 if "min_steps" in options else 24)
-    values = [(index * steps[1] // 4, value) for index, value in enumerate((0.9, 0.8, None, 0.5), start=1)]
+    values = [
+        (index * steps[1] // 4, value) for index, value in enumerate((0.9, 0.8, None, 0.5), start=1)
+    ]
     assert [(step, value and round(value, 6)) for step, value in stop.history] == values
 
 
@@ -102,7 +108,9 @@ def test_the_clock_stands_still_in_evaluations():
 
 def test_a_step_that_the_gradient_scaler_skips_is_none():
     class Scaler:
-        scales = iter([8.0, 4.0, 2.0, *[2.0] * 90])  # at the start, and after each batch: the first two are skipped
+        scales = iter(
+            [8.0, 4.0, 2.0, *[2.0] * 90]
+        )  # at the start, and after each batch: the first two are skipped
 
         def get_scale(self):
             return next(self.scales)
@@ -130,5 +138,7 @@ def test_it_counts_on_from_a_checkpoint_and_anew_in_another_fit(tmp_path):
 
 
 def test_a_metric_that_is_not_logged_is_named():
-    with pytest.raises(ConfigError, match="the target's metric is 'loss', but the module logs val_loss"):
+    with pytest.raises(
+        ConfigError, match="the target's metric is 'loss', but the module logs val_loss"
+    ):
         fit(StopAtTarget(Target("loss", 0.5, mode="min")))

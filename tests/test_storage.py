@@ -125,7 +125,9 @@ def asked(study, trial_index, name="tpe", stops=True):
     return ask(study, claim(study, trial_index), BUDGET, SPACE, built(name, trial_index), stops)
 
 
-def asked_with(study, trial_index, max_steps, resumed_from=None, batch_size=64, stops=True, budget=None, **own):
+def asked_with(
+    study, trial_index, max_steps, resumed_from=None, batch_size=64, stops=True, budget=None, **own
+):
     """Ask for a trial of a sampler that proposes one point, limit and stopped trial."""
 
     class Fixed(FrontierSampler):
@@ -136,7 +138,9 @@ def asked_with(study, trial_index, max_steps, resumed_from=None, batch_size=64, 
             return {"batch_size": batch_size, "delta": delta} if search_space else {}
 
     delta = own.pop("delta", 1.0)
-    return ask(study, claim(study, trial_index), budget or BUDGET, SPACE, Fixed(**OWN, **own), stops)
+    return ask(
+        study, claim(study, trial_index), budget or BUDGET, SPACE, Fixed(**OWN, **own), stops
+    )
 
 
 def go_on(study, name, until=10):
@@ -146,7 +150,11 @@ def go_on(study, name, until=10):
         trial_index = free[0]
         trial, spec = asked(study, trial_index, name)
         run(study, (trial, spec))
-        earlier = None if spec.resumed_from is None else study.get_trials()[spec.resumed_from].user_attrs[TRIAL_INDEX]
+        earlier = (
+            None
+            if spec.resumed_from is None
+            else study.get_trials()[spec.resumed_from].user_attrs[TRIAL_INDEX]
+        )
         specs.append((trial_index, spec.batch_size, spec.delta, spec.seed, spec.max_steps, earlier))
     return specs
 
@@ -157,13 +165,19 @@ def go_on(study, name, until=10):
 def test_a_study_killed_and_continued_asks_the_same_trials(opened, name, killed_at):
     study = opened("killed")
     found = go_on(study, name, until=killed_at)
-    asked(study, len(found), name)  # SIGKILL: the trial stays RUNNING; continued ones have put its index off
+    asked(
+        study, len(found), name
+    )  # SIGKILL: the trial stays RUNNING; continued ones have put its index off
     study = opened("killed")
     finish_abandoned(study, "steps", lambda worker: True)
     found += go_on(study, name)
     assert found == go_on(opened("whole"), name)
     # Only the first ones: a GP, which does not see censored trials, may come back to one of them.
-    points = [(batch_size, delta) for _, batch_size, delta, _, _, resumed_from in found[:4] if resumed_from is None]
+    points = [
+        (batch_size, delta)
+        for _, batch_size, delta, _, _, resumed_from in found[:4]
+        if resumed_from is None
+    ]
     assert len(set(points)) == len(points) > 1, "a sampler that is seeded anew repeats itself"
 
 
@@ -221,7 +235,12 @@ def test_what_optuna_stores(opened, objective, status, state, values):
     shown = {name: value for name, value in trial.user_attrs.items() if ":" not in name}
     reached = {"steps": 100, "seconds": 2.0} if status == "reached" else {"stopped at step": 100}
     assert shown == {"status": status, "lr": 0.1} | reached
-    names = {"time": ["seconds"], "steps": ["steps"], "both": ["steps", "seconds"], "curve": ["examples"]}[objective]
+    names = {
+        "time": ["seconds"],
+        "steps": ["steps"],
+        "both": ["steps", "seconds"],
+        "curve": ["examples"],
+    }[objective]
     assert study.metric_names == [f"{name} to target" for name in names]
 
 
@@ -237,7 +256,13 @@ def test_optunas_own_tools_show_no_value_of_a_stopped_trial(opened):
         == frame["user_attrs_steps"].dropna().tolist()
     )
     assert frame["user_attrs_stopped at step"].dropna().tolist() == [101.0, 102.0, 103.0]
-    assert frame["user_attrs_status"].tolist() == ["reached", "censored", "diverged", "failed", "reached"]
+    assert frame["user_attrs_status"].tolist() == [
+        "reached",
+        "censored",
+        "diverged",
+        "failed",
+        "reached",
+    ]
     assert not any(trial.intermediate_values for trial in study.get_trials())
     history = plot_optimization_history(study)
     assert list(history.data[0].y) == [100.0, 104.0]
@@ -248,7 +273,9 @@ def test_a_trial_that_continues_another_has_its_point_and_its_seed(study):
     run(study, stopped)
     second = asked_with(study, 1, 50, resumed_from=0)
     assert (second[1].max_steps, second[1].resumed_from, second[1].trial_index) == (50, 0, 1)
-    assert replace(second[1], number=0, trial_index=0, max_steps=20, resumed_from=None) == stopped[1]
+    assert (
+        replace(second[1], number=0, trial_index=0, max_steps=20, resumed_from=None) == stopped[1]
+    )
     assert second[1].seed == BUDGET.trial_seed(0)
     run(study, second)
     _, third = asked_with(study, 2, 90, resumed_from=1)
@@ -263,7 +290,9 @@ def test_what_continues_a_trial_is_no_further_point(study):
         asked_with(study, trial_index, 20 + trial_index, resumed_from=last)
         finish_abandoned(study, "steps", lambda worker: True)
         assert free_indices(study, 2)[0] == trial_index, "cut short, it is asked again"
-        last = run(study, asked_with(study, trial_index, 20 + trial_index, resumed_from=last)).number
+        last = run(
+            study, asked_with(study, trial_index, 20 + trial_index, resumed_from=last)
+        ).number
     assert free_indices(study, 2) == [7]
     run(study, asked_with(study, 7, 90, resumed_from=last))
     assert (free_indices(study, 2), free_indices(study, 3)) == ([], [8, 9])
@@ -275,7 +304,9 @@ def test_a_trial_that_was_cut_short_is_asked_again_as_it_was(study):
     _, spec = asked_with(study, 1, 50, resumed_from=0)
     for number in (2, 3):  # and again
         finish_abandoned(study, "steps", lambda worker: True)
-        assert asked_with(study, 1, 999, batch_size=8, delta=-1.0)[1] == replace(spec, number=number)
+        assert asked_with(study, 1, 999, batch_size=8, delta=-1.0)[1] == replace(
+            spec, number=number
+        )
     assert [result.resumed_from for result in results(study)] == [None, 0, 0]
 
 
@@ -303,14 +334,20 @@ def test_a_trial_that_was_not_asked_to_the_end_is_asked_anew(study):
     assert (spec.number, spec.max_steps, spec.batch_size) == (1, 30, 64)
 
 
-def test_a_limit_is_for_trials_that_can_be_stopped_and_their_sampler_chooses_every_batch_size(study):
+def test_a_limit_is_for_trials_that_can_be_stopped_and_their_sampler_chooses_every_batch_size(
+    study,
+):
     some = replace(BUDGET, stratified=1.0)
     _, limited = asked_with(study, 0, 30, batch_size=77, budget=some)
     _, unlimited = asked_with(study, 1, 30, batch_size=77, budget=some, stops=False)
     _, other = ask(study, claim(study, 2), some, SPACE, RandomSampler(), stops=True)
     _, horizon = asked_with(study, 3, 30, batch_size=77, budget=some, stops=False, horizon=True)
     assert [spec.max_steps for spec in (limited, unlimited, other, horizon)] == [30, None, None, 30]
-    assert [spec.batch_size for spec in (limited, unlimited, other)] == [77, 77, some.stratum(2, SPACE)]
+    assert [spec.batch_size for spec in (limited, unlimited, other)] == [
+        77,
+        77,
+        some.stratum(2, SPACE),
+    ]
 
 
 def test_trials_that_ended_ahead_of_their_limit_go_no_further(study):
@@ -318,7 +355,9 @@ def test_trials_that_ended_ahead_of_their_limit_go_no_further(study):
     for trial_index, (status, steps) in enumerate(ends):
         record = make_result(status=status, steps=steps)
         run(study, asked_with(study, trial_index, 20), lambda _, record=record: record)
-    run(study, asked(study, 4, "random"), lambda _: make_result(status="censored", steps=19))  # it had no limit
+    run(
+        study, asked(study, 4, "random"), lambda _: make_result(status="censored", steps=19)
+    )  # it had no limit
     assert ended_below_limit(study) == {1}
 
 
@@ -330,7 +369,9 @@ def test_a_candidate_is_asked_for_again_on_a_fresh_seed(study, stops, max_steps)
         _, spec = ask_replicate(study, Winner(result, 100.0), replicate, BUDGET, SPACE, stops)
         specs.append(spec)
         finish_abandoned(study, "steps", lambda worker: True)
-    assert {(s.batch_size, s.lr, s.delta) for s in specs} == {(result.batch_size, result.lr, result.delta)}
+    assert {(s.batch_size, s.lr, s.delta) for s in specs} == {
+        (result.batch_size, result.lr, result.delta)
+    }
     assert {(s.replicate_of, s.resumed_from, s.max_steps) for s in specs} == {(0, None, max_steps)}
     assert specs[1] == replace(specs[0], number=2)
     assert len({result.seed, specs[1].seed, specs[2].seed}) == 3
@@ -342,7 +383,9 @@ def test_a_candidate_is_asked_for_again_on_a_fresh_seed(study, stops, max_steps)
     ("own", "named", "before", "expected"),
     [(130, None, None, 130), (130, 150, None, 150), (130, 150, 140, 140), (None, 150, None, None)],
 )
-def test_a_replicate_has_the_horizon_of_those_before_or_the_one_that_is_named(study, own, named, before, expected):
+def test_a_replicate_has_the_horizon_of_those_before_or_the_one_that_is_named(
+    study, own, named, before, expected
+):
     """One that was left at the budget stays there."""
     chosen = asked_with(study, 0, own, stops=False, horizon=True)
     original = run(study, chosen, lambda spec: replace(train(spec), steps=100))
@@ -355,7 +398,14 @@ def test_a_replicate_has_the_horizon_of_those_before_or_the_one_that_is_named(st
 def test_the_spec_holds_the_batch_size_and_rate_that_are_used(study):
     snapped = Space(8, 1000, 64, 1.0, SPACE.rule)
     for trial_index in range(4):
-        _, spec = ask(study, claim(study, trial_index), BUDGET, snapped, built("random", trial_index), stops=True)
+        _, spec = ask(
+            study,
+            claim(study, trial_index),
+            BUDGET,
+            snapped,
+            built("random", trial_index),
+            stops=True,
+        )
         assert spec.batch_size % 64 == 0 or spec.batch_size == 1000
         assert spec.lr == pytest.approx(snapped.rule(spec.batch_size) * 2**spec.delta)
 
@@ -375,7 +425,11 @@ def test_a_study_of_another_version_or_of_somebody_else_is_refused(opened, tmp_p
     study = optuna.create_study(study_name="toy", storage=url(tmp_path))
     for attribute, value, message in (
         ("theirs", "", "that is not bstune's: choose another name with study=NAME"),
-        (FROZEN_SETTINGS, "{}", r"begun by another version of bstune \(format 1; this one reads 3\)"),
+        (
+            FROZEN_SETTINGS,
+            "{}",
+            r"begun by another version of bstune \(format 1; this one reads 3\)",
+        ),
         (FORMAT, 99, r"begun by another version of bstune \(format 99"),
     ):
         study.set_user_attr(attribute, value)
@@ -408,13 +462,21 @@ def test_trials_that_run_keep_their_trials_and_end_one_by_one(study, name):
     first, second = (asked(study, trial_index, name) for trial_index in (0, 1))
     assert free_indices(study, 10)[0] == 2
     assert [spec.trial_index for spec in running(study)] == [0, 1]
-    run(study, first, lambda spec: TrialResult.unmeasured(spec, "failed", message="its process ended with status 9"))
+    run(
+        study,
+        first,
+        lambda spec: TrialResult.unmeasured(
+            spec, "failed", message="its process ended with status 9"
+        ),
+    )
     assert running(study) == [second[1]], "the other one goes on"
     again = asked(study, 0, name)[1]
     assert again == replace(first[1], number=2)
     run(study, second)
     assert running(study) == [again]
-    assert claim(study, 0, "of another process") is None, "another process has begun one at this index"
+    assert claim(study, 0, "of another process") is None, (
+        "another process has begun one at this index"
+    )
     assert running(study, "of another process") == []
     assert results(study)[-1].trial_index == 1, "what was claimed in vain is no trial"
     assert (free_indices(study, 4), free_indices(study, 2)) == ([2, 3], [])
@@ -460,7 +522,9 @@ def ended(server, how):
 
 @pytest.mark.soak
 @pytest.mark.usefixtures("_impatient")
-def test_a_server_that_fails_for_a_while_loses_and_doubles_nothing(database_server, tmp_path, caplog):
+def test_a_server_that_fails_for_a_while_loses_and_doubles_nothing(
+    database_server, tmp_path, caplog
+):
     study = open_study("toy", database_server.url(), "steps", SETTINGS, tmp_path)
     for trial_index, how in enumerate(("restarted", "crashed", "frozen", "ended")):
         mends = threading.Timer(1.5, ended(database_server, how))
@@ -481,17 +545,25 @@ def test_a_server_takes_a_long_record(database_server, tmp_path):
     """As of a trial of 100,000 steps: 150 KB, beyond MySQL's TEXT."""
     study = open_study("toy", database_server.url(), "steps", SETTINGS, tmp_path)
     trial, spec = asked(study, 0, "random")
-    result = replace(train(spec), noise_scale=tuple((step, step / 7, step / 3) for step in range(0, 100_000, 32)))
+    result = replace(
+        train(spec), noise_scale=tuple((step, step / 7, step / 3) for step in range(0, 100_000, 32))
+    )
     tell(study, trial, result, "steps", TARGET)
-    assert results(open_study("toy", database_server.url(), "steps", SETTINGS, tmp_path)) == [result]
-    if "mysql" in database_server.url():  # a view cannot be altered, as a table by a user without that right
+    assert results(open_study("toy", database_server.url(), "steps", SETTINGS, tmp_path)) == [
+        result
+    ]
+    if (
+        "mysql" in database_server.url()
+    ):  # a view cannot be altered, as a table by a user without that right
         for statement in (
             "DATABASE r",
             "TABLE r.t (value_json TEXT)",
             "VIEW r.trial_user_attributes AS SELECT * FROM r.t",
         ):
             database_server.query(f"CREATE {statement}")
-        with pytest.raises(StudyError, match=r"no record of more than 64 KiB, and ALTER TABLE .* failed: .* is not"):
+        with pytest.raises(
+            StudyError, match=r"no record of more than 64 KiB, and ALTER TABLE .* failed: .* is not"
+        ):
             connect(database_server.url("r"))
 
 
@@ -499,7 +571,9 @@ def test_a_database_that_is_locked_is_waited_for(study, tmp_path, monkeypatch):
     monkeypatch.setattr(patience, "WAIT_SECONDS", (0.0,))
     monkeypatch.setattr("bstune.study.connection.CONNECT_SECONDS", 0.05)
     again = open_study("toy", url(tmp_path), "steps", SETTINGS, tmp_path)
-    with contextlib.closing(sqlite3.connect(tmp_path / "study.db", check_same_thread=False)) as other_process:
+    with contextlib.closing(
+        sqlite3.connect(tmp_path / "study.db", check_same_thread=False)
+    ) as other_process:
         other_process.execute("BEGIN EXCLUSIVE")
         threading.Timer(0.5, other_process.rollback).start()
         run(again, asked(again, 0, "random"))
@@ -589,7 +663,9 @@ def test_a_trial_that_finishes_while_the_storage_is_away_is_kept(opened, tmp_pat
     store_unstored(study, files)
 
 
-def test_a_record_that_was_cut_short_while_the_storage_is_away_does_not_block_the_study(opened, tmp_path, caplog):
+def test_a_record_that_was_cut_short_while_the_storage_is_away_does_not_block_the_study(
+    opened, tmp_path, caplog
+):
     study, files = opened(), Output(tmp_path)
     (_, first), (_, second) = (asked(study, index, "random") for index in range(2))
     files.unstored.write_text(train(first).to_json() + "\n" + train(second).to_json()[:100])
@@ -602,7 +678,12 @@ def test_a_record_that_was_cut_short_while_the_storage_is_away_does_not_block_th
 
 def test_a_worker_joins_with_the_arguments_of_the_latest_command(bstune, tmp_path):
     for trials in (2, 4):
-        command = ("workload=replay", "workload.table=fashion_mlp", f"search.trials={trials}", "mlflow.enabled=false")
+        command = (
+            "workload=replay",
+            "workload.table=fashion_mlp",
+            f"search.trials={trials}",
+            "mlflow.enabled=false",
+        )
         assert bstune(*command, "search.replicates=0")[0] == 0
     study = find_study("replay-fashion_mlp", f"sqlite:///{tmp_path}/bstune.db")
     assert compose_joined(study, []).search.trials == 4

@@ -20,7 +20,12 @@ def write_study(folder, **texts):
     """Write a folder's files, those that are not given as a whole study has them; None: it is missing."""
     folder.mkdir(exist_ok=True)
     lines = "".join(make_trial(number).to_json() + "\n" for number in (0, 1))
-    whole = {"curve": json.dumps(CURVE), "trials": lines, "best": "best_by_time: {lr: 0.1}\n", "config": "seed: 0\n"}
+    whole = {
+        "curve": json.dumps(CURVE),
+        "trials": lines,
+        "best": "best_by_time: {lr: 0.1}\n",
+        "config": "seed: 0\n",
+    }
     for name, text in {**whole, **texts}.items():
         if text is not None:
             getattr(Output(folder), name).write_text(text)
@@ -33,7 +38,11 @@ def test_a_whole_study_is_read_from_its_folder_and_from_its_curve(tmp_path):
     study = read_study(folder)
     assert study == read_study(folder / "curve.json")
     assert [trial.number for trial in study.trials] == [0, 1]
-    assert (study.hardware, study.config, study.best) == (hardware, {"seed": 0}, {"best_by_time": {"lr": 0.1}})
+    assert (study.hardware, study.config, study.best) == (
+        hardware,
+        {"seed": 0},
+        {"best_by_time": {"lr": 0.1}},
+    )
     assert study.notes == ()
 
 
@@ -51,10 +60,18 @@ def test_a_curve_of_another_name_is_read_without_what_lies_beside_it(tmp_path):
         ({"config": "a: [1"}, "config", "config.yaml cannot be read: "),
         ({"config": ""}, "config", "config.yaml is empty, or no mapping"),
         ({"survey": '{"device": '}, "hardware", "hardware.json cannot be read: "),
-        ({"survey": '{"high": 8, "ceiling": {"smallest": 4}}'}, "hardware", "hardware.json is of another version"),
+        (
+            {"survey": '{"high": 8, "ceiling": {"smallest": 4}}'},
+            "hardware",
+            "hardware.json is of another version",
+        ),
         ({"best": None}, "best", "best.yaml is missing"),
         ({"trials": None}, "trials", "trials.jsonl is missing"),
-        ({"trials": '{"slot": 3}\n'}, "trials", "trials.jsonl: line 1: the trial record is of a former version"),
+        (
+            {"trials": '{"slot": 3}\n'},
+            "trials",
+            "trials.jsonl: line 1: the trial record is of a former version",
+        ),
         ({"trials": '[]\n{"number": 1\n'}, "trials", ", and 1 more: left out"),
     ],
 )
@@ -66,7 +83,13 @@ def test_what_is_missing_or_half_written_is_none_with_a_line(tmp_path, texts, at
 
 
 def test_the_records_that_can_be_read_are_kept(tmp_path):
-    lines = make_trial(4).to_json() + "\n" + make_trial(2).to_json() + "\n" + make_trial(5).to_json()[:90]
+    lines = (
+        make_trial(4).to_json()
+        + "\n"
+        + make_trial(2).to_json()
+        + "\n"
+        + make_trial(5).to_json()[:90]
+    )
     study = read_study(write_study(tmp_path, trials=lines))
     assert [trial.number for trial in study.trials] == [2, 4]
     assert study.notes[0].startswith("trials.jsonl: line 3: ")
@@ -97,7 +120,9 @@ def test_a_folder_that_is_not_there_or_empty(tmp_path):
 
 
 def test_a_former_version_has_the_keys_of_this_one():
-    summary = completed({"points": [], "critical": {"b_crit": 40.0, "level": 0.8}, "best_by_steps": {"lr": 0.1}})
+    summary = completed(
+        {"points": [], "critical": {"b_crit": 40.0, "level": 0.8}, "best_by_steps": {"lr": 0.1}}
+    )
     assert summary["critical"]["b_crit_low"] is None
     assert (summary["critical"]["b_crit"], summary["critical"]["level"]) == (40.0, 0.8)
     assert summary["best_by_steps"] == {**summary["best_by_steps"], "lr": 0.1, "confirmed": None}
@@ -111,13 +136,20 @@ def test_a_former_versions_names_are_todays_and_a_line_says_that_parts_are_missi
     assert study.summary["stop_reason"] == "the plan is done"
     assert study.summary["statuses"] == {"reached": 2, "censored": 3}
     assert study.summary["notes"] == [OLDER]
-    assert read_study(write_study(tmp_path, curve=json.dumps(completed(CURVE)))).summary["notes"] == []
-    assert dict(answer(study.summary).lines)["RUNS"] == ("2 reached the target, 3 stopped before; the plan is done",)
+    assert (
+        read_study(write_study(tmp_path, curve=json.dumps(completed(CURVE)))).summary["notes"] == []
+    )
+    assert dict(answer(study.summary).lines)["RUNS"] == (
+        "2 reached the target, 3 stopped before; the plan is done",
+    )
 
 
 def test_a_winner_of_a_former_version_is_its_fresh_runs():
     fresh = {"reached": 3, "runs": 3, "steps_median": 61.0, "time_median": 0.61}
     row = {"batch_size": 64, "lr": 0.1, "steps": 46, "time_to_target": 0.46, "confirmed": fresh}
-    old, now = (completed({"points": [], "best_by_time": row | more}) for more in ({}, {"single_run": {"steps": 40}}))
+    old, now = (
+        completed({"points": [], "best_by_time": row | more})
+        for more in ({}, {"single_run": {"steps": 40}})
+    )
     assert [old["best_by_time"][name] for name in ("steps", "time_to_target")] == [61.0, 0.61]
     assert [now["best_by_time"][name] for name in ("steps", "time_to_target")] == [46, 0.46]

@@ -24,20 +24,43 @@ def test_summary_on_points_of_the_curve_itself():
     fit = fit_curve(frontier_points(trials))
     critical = hand_critical(300.0, 250.0, 350.0, 8, 8192)
     summary = summarize(reversed(trials), TARGET, fit, critical=critical, best=best_of(trials))
-    assert (summary["target"], summary["unreached"], summary["trials"]) == ("val/error <= 0.1", None, 7)
-    assert summary["statuses"] == {"reached": 7, "censored": 0, "diverged": 0, "oom": 0, "failed": 0}
+    assert (summary["target"], summary["unreached"], summary["trials"]) == (
+        "val/error <= 0.1",
+        None,
+        7,
+    )
+    assert summary["statuses"] == {
+        "reached": 7,
+        "censored": 0,
+        "diverged": 0,
+        "oom": 0,
+        "failed": 0,
+    }
     assert [point["batch_size"] for point in summary["points"]] == list(sizes)
     point = summary["points"][3]
     assert (point["number"], point["steps_low"], point["steps"]) == (3, 318, 334)
-    assert (point["time_low"], point["time_to_target"]) == pytest.approx((318 * 0.0072, 334 * 0.0072))
+    assert (point["time_low"], point["time_to_target"]) == pytest.approx(
+        (318 * 0.0072, 334 * 0.0072)
+    )
     assert (point["examples_low"], point["examples"]) == (318 * 128, 334 * 128)
     assert summary["fit"]["b_crit"] == pytest.approx(300.0, rel=0.02)
     names = ["perfect scaling", "diminishing returns", "maximal data parallelism"]
     assert [row["name"] for row in summary["regimes"]] == names
     bounds = (summary["regimes"][1]["from"], summary["regimes"][1]["to"])
     assert bounds == pytest.approx((300.0 / 9, 300.0 * 9))
-    assert summary["best_by_time"]["number"] == min(range(7), key=lambda i: trials[i].time_to_target)
-    fields = ("number", "seed", "batch_size", "lr", "hyperparameters", "horizon", "steps", "seconds_per_step")
+    assert summary["best_by_time"]["number"] == min(
+        range(7), key=lambda i: trials[i].time_to_target
+    )
+    fields = (
+        "number",
+        "seed",
+        "batch_size",
+        "lr",
+        "hyperparameters",
+        "horizon",
+        "steps",
+        "seconds_per_step",
+    )
     fields += ("time_to_target",)
     single = {name: getattr(trials[6], name) for name in ("steps", "time_to_target")}
     row = {name: getattr(trials[6], name) for name in fields}
@@ -70,8 +93,12 @@ def test_slope_at_the_small_end(steps, used, slope, error):
 
 CLOSE = make_trial(0, 64, status="censored", history=((10, 0.5), (400, 0.2)))
 NOISY = make_trial(1, 256, 0.4, status="censored", history=((10, 0.6), (300, 0.1324), (400, None)))
-FLAT = make_trial(2, 64, status="censored", steps=800, history=((10, 0.5), (400, 0.201), (800, 0.2)))
-DIVERGED = make_trial(3, 64, 0.7, status="diverged", history=((10, 0.5), (20, None)), message="the loss is not finite")
+FLAT = make_trial(
+    2, 64, status="censored", steps=800, history=((10, 0.5), (400, 0.201), (800, 0.2))
+)
+DIVERGED = make_trial(
+    3, 64, 0.7, status="diverged", history=((10, 0.5), (20, None)), message="the loss is not finite"
+)
 UPWARDS = Target("val/accuracy", 0.9, "max")
 
 
@@ -80,12 +107,22 @@ UPWARDS = Target("val/accuracy", 0.9, "max")
     [
         ([], TARGET, None),
         ([make_trial()], TARGET, None),
-        ([make_trial(status="oom", history=())], TARGET, {"closest": None, "easier": None, "stopped": 0}),
+        (
+            [make_trial(status="oom", history=())],
+            TARGET,
+            {"closest": None, "easier": None, "stopped": 0},
+        ),
         (
             [CLOSE, NOISY],
             TARGET,
             {
-                "closest": {"value": 0.1324, "steps": 300, "number": 1, "batch_size": 256, "lr": 0.4},
+                "closest": {
+                    "value": 0.1324,
+                    "steps": 300,
+                    "number": 1,
+                    "batch_size": 256,
+                    "lr": 0.4,
+                },
                 "easier": pytest.approx(0.1 + 1.05 * 0.0324),
                 "stopped": 2,
                 "improving": 2,
@@ -93,9 +130,17 @@ UPWARDS = Target("val/accuracy", 0.9, "max")
             },
         ),
         ([CLOSE], UPWARDS, {"easier": pytest.approx(0.9 - 1.05 * 0.4), "improving": 0}),  # it fell
-        ([CLOSE, FLAT], TARGET, {"stopped": 2, "improving": 1, "improving_at_budget": 1, "budget_steps": 300}),
+        (
+            [CLOSE, FLAT],
+            TARGET,
+            {"stopped": 2, "improving": 1, "improving_at_budget": 1, "budget_steps": 300},
+        ),
         ([replace(CLOSE, steps=299)], TARGET, {"improving": 1, "improving_at_budget": 0}),
-        ([DIVERGED], TARGET, {"smallest_diverged_lr": 0.7, "message": "the loss is not finite", "stopped": 0}),
+        (
+            [DIVERGED],
+            TARGET,
+            {"smallest_diverged_lr": 0.7, "message": "the loss is not finite", "stopped": 0},
+        ),
     ],
 )
 def test_why_no_trial_reached_the_target(trials, target, expected):
@@ -104,15 +149,25 @@ def test_why_no_trial_reached_the_target(trials, target, expected):
     reached = any(trial.reached for trial in trials)
     assert reached or [summary[name] for name in names] == [None, None, None, "too few points", []]
     found = summary["unreached"]
-    assert found is expected is None or expected.items() <= {name: found[name] for name in expected}.items()
+    assert (
+        found is expected is None
+        or expected.items() <= {name: found[name] for name in expected}.items()
+    )
     json.loads(dump_json(summary))
 
 
 def test_censored_point_has_a_lower_end_only():
-    trials = [make_trial(0, 64, status="censored", steps_low=200), make_trial(1, 64, status="censored", steps_low=390)]
+    trials = [
+        make_trial(0, 64, status="censored", steps_low=200),
+        make_trial(1, 64, status="censored", steps_low=390),
+    ]
     (point,) = summarize(trials, TARGET, "no fit")["points"]
     assert (point["number"], point["censored"]) == (1, True)
-    assert (point["steps_low"], point["time_low"], point["examples_low"]) == (390, pytest.approx(3.9), 390 * 64)
+    assert (point["steps_low"], point["time_low"], point["examples_low"]) == (
+        390,
+        pytest.approx(3.9),
+        390 * 64,
+    )
     assert (point["steps"], point["time_to_target"], point["examples"]) == (None, None, None)
 
 
@@ -138,9 +193,15 @@ CONFIRMED += [fresh(6 + i, steps, STEADY) for i, steps in enumerate((430, 450, 4
         # without a measured step time a trial can be best by steps alone
         ([make_trial(0, steps=100, tau=None), make_trial(1, steps=200)], [1, 0]),
         ([make_trial(0, steps=100, tau=None)], [None, 0]),
-        (CONFIRMED, [1, 2]),  # the best on fresh seeds, and not the best fresh run, of the steady point
+        (
+            CONFIRMED,
+            [1, 2],
+        ),  # the best on fresh seeds, and not the best fresh run, of the steady point
         ([LUCKY, STEADY, fresh(3, 50)], [0, 0]),  # never a fresh run
-        ([LUCKY, fresh(3, 50), make_trial(4, 256, 0.4, steps=390)], [4, 4]),  # nor beside a better point without any
+        (
+            [LUCKY, fresh(3, 50), make_trial(4, 256, 0.4, steps=390)],
+            [4, 4],
+        ),  # nor beside a better point without any
     ],
 )
 def test_winners(trials, expected):
@@ -156,7 +217,12 @@ def test_what_fresh_seeds_gave_is_reported_of_a_winner_and_else_what_is_predicte
     winner, single = summary["best_by_time"], summary["best_by_steps"]
     row = winner["confirmed"]
     assert (row["seeds"], row["reached"], row["runs"]) == ([1006, 1007, 1008], 3, 3)
-    assert (winner["steps"], row["steps_median"], row["steps_low"], row["steps_high"]) == (430, 430, 410, 450)
+    assert (winner["steps"], row["steps_median"], row["steps_low"], row["steps_high"]) == (
+        430,
+        430,
+        410,
+        450,
+    )
     times = [winner["time_to_target"], *(row[f"time_{name}"] for name in ("median", "low", "high"))]
     assert times == pytest.approx([4.3, 4.3, 4.1, 4.5])
     assert winner["single_run"] == {"steps": 420, "time_to_target": 4.2}
@@ -175,11 +241,19 @@ def stopped(number, resumed_from=None, **changes):
     [
         ([make_trial(0), make_trial(1)], {"reached": 2}, 0),
         ([stopped(0), make_trial(1, resumed_from=0)], {"reached": 1}, 1),
-        ([stopped(0), stopped(1), stopped(2, 0), make_trial(3, resumed_from=2)], {"reached": 1, "censored": 1}, 2),
+        (
+            [stopped(0), stopped(1), stopped(2, 0), make_trial(3, resumed_from=2)],
+            {"reached": 1, "censored": 1},
+            2,
+        ),
         ([stopped(0), stopped(1, 0)], {"censored": 1}, 1),
         # a continuation that failed leaves the stopped trial as it was, and is asked again
         ([stopped(0), stopped(1, 0, status="failed")], {"censored": 1, "failed": 1}, 0),
-        ([stopped(0), stopped(1, 0, status="failed"), make_trial(2, resumed_from=0)], {"reached": 1, "failed": 1}, 1),
+        (
+            [stopped(0), stopped(1, 0, status="failed"), make_trial(2, resumed_from=0)],
+            {"reached": 1, "failed": 1},
+            1,
+        ),
     ],
 )
 def test_a_trial_that_was_continued_counts_once(trials, statuses, continued):
@@ -202,7 +276,9 @@ def test_a_trial_that_was_continued_counts_once(trials, statuses, continued):
     ],
 )
 def test_pareto_front(trials, front):
-    some = [make_trial(i, steps=steps, tau=seconds / steps) for i, (steps, seconds) in enumerate(trials)]
+    some = [
+        make_trial(i, steps=steps, tau=seconds / steps) for i, (steps, seconds) in enumerate(trials)
+    ]
     some.append(make_trial(9, status="censored", steps=1, tau=0.001))
     assert [found.number for found in pareto_front(some)] == front
     assert [row["number"] for row in summarize(some, TARGET, "no fit")["pareto"]] == front

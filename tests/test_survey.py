@@ -43,15 +43,25 @@ def test_the_command_and_the_study_after_it(bstune, tmp_path, monkeypatch):
     monkeypatch.setenv("BSTUNE_CACHE", str(tmp_path / "cache"))
     status, out, err = bstune("survey", "workload=digits", *FAST)
     assert (status, err) == (0, "")
-    words = ("batch size 1200, the largest of the range, fits", "tau(B) = ", "roofline", "written outputs/digits/")
+    words = (
+        "batch size 1200, the largest of the range, fits",
+        "tau(B) = ",
+        "roofline",
+        "written outputs/digits/",
+    )
     assert all(part in out for part in words)
     found = json.loads((tmp_path / "outputs/digits/hardware.json").read_text())
     assert found["ceiling"]["at"]["batch_size"] == 1200
     assert [timing["batch_size"] for timing in found["measured"]["timings"]] == [4, 69, 1200]
-    assert all(0 < timing["low"] <= timing["seconds"] <= timing["high"] for timing in found["measured"]["timings"])
+    assert all(
+        0 < timing["low"] <= timing["seconds"] <= timing["high"]
+        for timing in found["measured"]["timings"]
+    )
     assert found["limits"]["flops_per_second"] > 0
     # 64 x 128 + 128 x 10 weights: 2 FLOPs each forward, and backward for the weights and for all inputs but the data
-    assert sum(layer["flops"]["per_example"] for layer in found["cost"]["layers"]) == 2 * (64 * 128 * 2 + 128 * 10 * 3)
+    assert sum(layer["flops"]["per_example"] for layer in found["cost"]["layers"]) == 2 * (
+        64 * 128 * 2 + 128 * 10 * 3
+    )
     assert (tmp_path / "outputs/digits/roofline.png").read_bytes()[:4] == b"\x89PNG"
     # the survey is cached, for a study with another target too, whose range it narrows
     (path,) = (tmp_path / "cache/hardware").iterdir()
@@ -70,10 +80,16 @@ def test_the_command_and_the_study_after_it(bstune, tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("workload=digits", "search.batch_size.high=2000"), "batch size 2000 is larger than the training data (1200"),
+        (
+            ("workload=digits", "search.batch_size.high=2000"),
+            "batch size 2000 is larger than the training data (1200",
+        ),
         (("workload=digits", "hardware.second=3"), "unknown option hardware.second"),
         (("workload=digits", "output=/proc/nowhere"), "output=/proc/nowhere"),
-        (("workload=digits", f"hardware.memory.limit={64 * MiB}"), "data and the model alone do not fit in 64 MiB"),
+        (
+            ("workload=digits", f"hardware.memory.limit={64 * MiB}"),
+            "data and the model alone do not fit in 64 MiB",
+        ),
     ],
 )
 def test_bad_input(bstune, tmp_path, arguments, message):
@@ -101,13 +117,16 @@ def test_a_module_that_runs_only_in_trials_costs_a_note_each(monkeypatch):
         patch.setattr(timing, "measure_limits", not_now)
         assert _roofline(*arguments) == (None, None, notes)
     ceiling = make_survey().ceiling
-    measured, notes = _time_ladder(config, space, make_protocol(config), workload, ceiling, torch.device("cpu"))
+    measured, notes = _time_ladder(
+        config, space, make_protocol(config), workload, ceiling, torch.device("cpu")
+    )
     assert {row.bare for row in measured.timings} == {None}
     assert re.fullmatch(r"no share of overhead: OddError: not now \(test_survey.py:\d+\)", *notes)
 
 
 @pytest.mark.parametrize(
-    ("fast", "device", "warmup_steps"), [("auto", "cuda", 1), ("graph", "cpu", 1), ("graph", "cuda", 3)]
+    ("fast", "device", "warmup_steps"),
+    [("auto", "cuda", 1), ("graph", "cpu", 1), ("graph", "cuda", 3)],
 )
 def test_steps_are_timed_from_the_first_replay_on(monkeypatch, fast, device, warmup_steps):
     timed = []
@@ -118,15 +137,28 @@ def test_steps_are_timed_from_the_first_replay_on(monkeypatch, fast, device, war
 
     monkeypatch.setattr(timing, "time_trial", time_trial)
     monkeypatch.setattr(timing, "time_bare", lambda *arguments: (0.01,) * 3)
-    options = (f"protocol.fast={fast}", "hardware.step_time.warmup_steps=1", "hardware.step_time.repeats=1")
+    options = (
+        f"protocol.fast={fast}",
+        "hardware.step_time.warmup_steps=1",
+        "hardware.step_time.repeats=1",
+    )
     config = resolve(compose(["workload=digits", "device=cpu", *FAST, *options]))
-    arguments = (make_space(config), make_protocol(config), None, make_survey().ceiling, torch.device(device))
+    arguments = (
+        make_space(config),
+        make_protocol(config),
+        None,
+        make_survey().ceiling,
+        torch.device(device),
+    )
     _time_ladder(config, *arguments)
     assert set(timed) == {warmup_steps}
 
 
 def test_a_device_that_is_lost():
-    with pytest.raises(HardwareError, match=r"the device was lost .*CUDA error: GPU is lost"), _device_errors():
+    with (
+        pytest.raises(HardwareError, match=r"the device was lost .*CUDA error: GPU is lost"),
+        _device_errors(),
+    ):
         raise RuntimeError("CUDA error: GPU is lost\nmore")
     with pytest.raises(RuntimeError, match="another"), _device_errors():
         raise RuntimeError("another")
@@ -145,8 +177,14 @@ def test_a_device_that_is_lost():
 )
 def test_the_memory_of_a_trial(given, device, workers, limit, monkeypatch):
     monkeypatch.setattr(survey_module, "memory_limit", lambda root, resident: 1000)
-    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(total_memory=80_000))
-    options = (f"hardware.memory.limit={given}", "hardware.memory.free_share=0.5", f"search.workers={workers}")
+    monkeypatch.setattr(
+        torch.cuda, "get_device_properties", lambda device: SimpleNamespace(total_memory=80_000)
+    )
+    options = (
+        f"hardware.memory.limit={given}",
+        "hardware.memory.free_share=0.5",
+        f"search.workers={workers}",
+    )
     assert _trial_limit(compose(["workload=digits", *options]), torch.device(device)) == limit
 
 
@@ -157,7 +195,9 @@ def cached(monkeypatch, tmp_path):
 
     def of(found, log, *overrides):
         monkeypatch.setattr(survey_module, "measure", lambda *arguments: found)
-        config = resolve(compose(["workload=digits", "device=cpu", f"hardware.cache={tmp_path}", *overrides]))
+        config = resolve(
+            compose(["workload=digits", "device=cpu", f"hardware.cache={tmp_path}", *overrides])
+        )
         return cached_survey(config, make_space(config), make_protocol(config), data, None, log)
 
     return of
@@ -165,7 +205,10 @@ def cached(monkeypatch, tmp_path):
 
 @pytest.mark.slow
 def test_what_a_survey_depends_on(cached, tmp_path):
-    found, same = make_survey(), ("workload.target.value=0.2", "search.trials=3", "hardware.seconds=45")
+    found, same = (
+        make_survey(),
+        ("workload.target.value=0.2", "search.trials=3", "hardware.seconds=45"),
+    )
     other = (
         "search.workers=2",
         "workload.module.model.hidden=[64]",
@@ -188,10 +231,17 @@ def test_the_cache(cached, tmp_path):
     path.write_text('{"ceiling": {"limit": 0.1}}')
     lines, made = [], make_survey(notes=("so",))
     assert cached(made, lines.append) == (made, False)
-    text = "cannot be read by this version of bstune, as if written by a former one: measuring again"
+    text = (
+        "cannot be read by this version of bstune, as if written by a former one: measuring again"
+    )
     assert lines == [f"{path} {text}"]
     assert cached(made, lines.append) == (made, True)
-    for broken in (b"", b"{}", SURVEYS.dump_json(made).replace(b'"fp32"', b'"fp31"'), b'{"workload": 3}'):
+    for broken in (
+        b"",
+        b"{}",
+        SURVEYS.dump_json(made).replace(b'"fp32"', b'"fp31"'),
+        b'{"workload": 3}',
+    ):
         path.write_bytes(broken)
         assert read(path) is None
     assert read(tmp_path / "nowhere") is None

@@ -25,7 +25,10 @@ def recordings(name):
     for words in recorded:
         assert words[:2] == ["bstune", "record"]
         options = dict(zip(words[3:9:2], words[4:9:2], strict=True))
-        grid = [[float(value) for value in options[o].split(",")] for o in ("--batch-sizes", "--lrs", "--seeds")]
+        grid = [
+            [float(value) for value in options[o].split(",")]
+            for o in ("--batch-sizes", "--lrs", "--seeds")
+        ]
         found.append((words[2], list(product(*grid)), words[9:]))
     assert last[1:] == [*(file for file, _, _ in found), ">", f"{name}.jsonl"]
     return found
@@ -53,7 +56,9 @@ def test_its_command_makes_it(name, monkeypatch, tmp_path):
         assert (config.workload.name, config.workload.target.metric) == (name, target.metric)
         assert config.workload.target.value < target.value  # what it was recorded to
         for run in (runs[point] for point in points):  # nor was one cut short
-            assert run.steps_to(target) or run.diverged or run.end == budget.last_step(run.batch_size)
+            assert (
+                run.steps_to(target) or run.diverged or run.end == budget.last_step(run.batch_size)
+            )
 
 
 @pytest.mark.parametrize("name", ["fashion_mlp", "shakespeare_lstm"])
@@ -73,7 +78,9 @@ def test_it_is_replayed_to_its_own_target_unless_another_is_given(monkeypatch, t
 def test_a_copy_is_anyones_table(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     shutil.copy(find_table("fashion_mlp"), "fashion_mlp")
-    with pytest.raises(ConfigError, match=r"workload.target.value is missing: give the value to reach"):
+    with pytest.raises(
+        ConfigError, match=r"workload.target.value is missing: give the value to reach"
+    ):
         compose_checked(["+workload=replay", "workload.table=fashion_mlp"])
 
 
@@ -86,7 +93,9 @@ def test_two_tables_are_two_studies(monkeypatch, tmp_path):
         Path(name).write_text("".join(lines))
     tables = [*INDEX, str(find_table("cifar_mlp")), *files]
     configs = [
-        compose_checked(["+workload=replay", "workload.target.value=0.3", f"workload.table='{table}'"])
+        compose_checked(
+            ["+workload=replay", "workload.target.value=0.3", f"workload.table='{table}'"]
+        )
         for table in tables
     ]
     names = [config.study for config in configs]

@@ -19,7 +19,25 @@ from bstune.workloads.text_shards import LEAST_VOCABULARY, lines_of, load_shards
 from tests.toolbox import make_spec
 
 sentencepiece = pytest.importorskip("sentencepiece", reason="sentencepiece is not installed")
-WORDS = ("the", "of", "and", "to", "in", "a", "is", "that", "for", "on", "was", "with", "as", "by", "at", "he", "it")
+WORDS = (
+    "the",
+    "of",
+    "and",
+    "to",
+    "in",
+    "a",
+    "is",
+    "that",
+    "for",
+    "on",
+    "was",
+    "with",
+    "as",
+    "by",
+    "at",
+    "he",
+    "it",
+)
 
 
 def sentences(count, seed=0):
@@ -57,9 +75,18 @@ SMALL = {
 
 
 def config_of(name, root, *options):
-    sizes = ("workload.data.load.vocabulary=400", "workload.data.context=8", "workload.data.stride=8")
+    sizes = (
+        "workload.data.load.vocabulary=400",
+        "workload.data.context=8",
+        "workload.data.stride=8",
+    )
     sizes = (*sizes, "workload.data.validation=20", "workload.data.eval_batch_size=10")
-    fixed = (f"data.root={root}", "device=cpu", "search.batch_size.low=2", "search.batch_size.high=64")
+    fixed = (
+        f"data.root={root}",
+        "device=cpu",
+        "search.batch_size.low=2",
+        "search.batch_size.high=64",
+    )
     return resolve(compose([f"workload={name}", *fixed, *sizes, *SMALL[name], *options]))
 
 
@@ -74,7 +101,13 @@ def test_each_workload_trains_two_steps_on_files_of_its_format(name, corpora):
 
 
 def shards(root, **changes):
-    options = {"train": "train/*", "validation": "held/*", "vocabulary": 400, "cache": root / "cache", **changes}
+    options = {
+        "train": "train/*",
+        "validation": "held/*",
+        "vocabulary": 400,
+        "cache": root / "cache",
+        **changes,
+    }
     return load_shards(root, **options)
 
 
@@ -127,7 +160,11 @@ def test_a_large_vocabulary_takes_four_bytes(root, monkeypatch):
 
     monkeypatch.setattr(sentencepiece, "SentencePieceProcessor", Wide)
     text = shards(root)
-    assert (text.train.dtype, text.train[:2].tolist(), len(text.train)) == (np.uint32, [69_999, 1], 200)
+    assert (text.train.dtype, text.train[:2].tolist(), len(text.train)) == (
+        np.uint32,
+        [69_999, 1],
+        200,
+    )
 
 
 def cut(path):
@@ -182,13 +219,33 @@ def test_kept_tokens_that_are_cut_short_are_named(root):
 @pytest.mark.parametrize(
     ("changes", "error", "message"),
     [
-        ({"vocabulary": 299}, ConfigError, "workload.data.load.vocabulary must be at least 300, but got 299"),
+        (
+            {"vocabulary": 299},
+            ConfigError,
+            "workload.data.load.vocabulary must be at least 300, but got 299",
+        ),
         ({"vocabulary": "many"}, ConfigError, "workload.data.load.vocabulary"),
-        ({"validation": "train/1*"}, ConfigError, "train/1.gz is in train and in validation: give each part shards"),
-        ({"cache": "/proc/nowhere"}, DataError, "workload.data.load.cache=/proc/nowhere cannot be written"),
-        ({"train": "/train/*"}, ConfigError, "workload.data.load.train must be a pattern of names below "),
+        (
+            {"validation": "train/1*"},
+            ConfigError,
+            "train/1.gz is in train and in validation: give each part shards",
+        ),
+        (
+            {"cache": "/proc/nowhere"},
+            DataError,
+            "workload.data.load.cache=/proc/nowhere cannot be written",
+        ),
+        (
+            {"train": "/train/*"},
+            ConfigError,
+            "workload.data.load.train must be a pattern of names below ",
+        ),
         ({"test": ""}, ConfigError, "workload.data.load.test must be a pattern of names below "),
-        ({"train": "many/*", "vocabulary": 300}, ConfigError, "no vocabulary of 300 tokens can be learnt from "),
+        (
+            {"train": "many/*", "vocabulary": 300},
+            ConfigError,
+            "no vocabulary of 300 tokens can be learnt from ",
+        ),
     ],
 )
 def test_options_that_cannot_be(root, changes, error, message):

@@ -12,7 +12,15 @@ from bstune.config import compose
 from bstune.core.errors import HardwareError
 from bstune.hardware import timing
 from bstune.hardware.roofline import TensorCoreMisalignment
-from bstune.hardware.timing import StepTiming, ladder, measure_step_times, summarize, time_bare, time_trial, visits
+from bstune.hardware.timing import (
+    StepTiming,
+    ladder,
+    measure_step_times,
+    summarize,
+    time_bare,
+    time_trial,
+    visits,
+)
 from bstune.trial.backend import make_protocol
 from bstune.trial.workload import load
 from tests.toolbox import FakeTime
@@ -55,13 +63,19 @@ def test_enough_time_measures_all_and_without_time_both_ends_are_visited():
     assert found.timings[0].overhead_share == pytest.approx(0.5)
     assert found.timings[0].throughput == pytest.approx(8 / line(8))
     found = measured(SIZES, 2, 0.0)
-    assert ([t.batch_size for t in found.timings], found.left_out, found.cut) == ([8, 500], (32, 128), (8, 500))
+    assert ([t.batch_size for t in found.timings], found.left_out, found.cut) == (
+        [8, 500],
+        (32, 128),
+        (8, 500),
+    )
     assert measured((8,), 2, 0.0).cut == (8,)
 
 
 def test_summary():
     timing = summarize(8, [(1.0, 2.0, 3.0), (4.0, 5.0)])
-    assert timing == StepTiming(8, seconds=3.25, low=2.625, high=3.875, drift=1.25, steps=5, bare=None)
+    assert timing == StepTiming(
+        8, seconds=3.25, low=2.625, high=3.875, drift=1.25, steps=5, bare=None
+    )
     assert timing.overhead_share is None
 
 
@@ -85,7 +99,9 @@ def trial_of(time, training, *overrides, change=lambda module: None):
 
     Nearly every step is followed by an evaluation. ``change`` is called with each module.
     """
-    workload, protocol = load(compose(["workload=digits", "device=cpu", "protocol.evaluation_cost=1e-9", *overrides]))
+    workload, protocol = load(
+        compose(["workload=digits", "device=cpu", "protocol.evaluation_cost=1e-9", *overrides])
+    )
 
     def build_module(spec):
         module = workload.build_module(spec)
@@ -103,7 +119,9 @@ def trial_of(time, training, *overrides, change=lambda module: None):
 @pytest.mark.parametrize(("micro", "of_step"), [("null", 1), ("16", 3)])
 def test_a_trials_steps_are_timed_without_warm_up_and_evaluation(micro, of_step):
     time = FakeTime()
-    workload, protocol = trial_of(time, lambda n: 1.0 + n // of_step, f"protocol.micro_batch_size={micro}")
+    workload, protocol = trial_of(
+        time, lambda n: 1.0 + n // of_step, f"protocol.micro_batch_size={micro}"
+    )
     steps = time_trial(workload, protocol, 48, 0.01, 6, time)
     # Each step takes longer than the one before by as many seconds as it has batches, from one request to the next.
     assert len(steps) == 6
@@ -117,7 +135,9 @@ def test_a_trial_that_ends_early_says_why():
         def forward(self, images):
             raise torch.OutOfMemoryError("no memory for it\nand a long list")
 
-    workload, protocol = trial_of(FakeTime(), lambda n: 1.0, change=lambda module: setattr(module, "model", Full(1, 1)))
+    workload, protocol = trial_of(
+        FakeTime(), lambda n: 1.0, change=lambda module: setattr(module, "model", Full(1, 1))
+    )
     text = r"6 steps were to be timed at batch size 48, but the trial ended after 0 of 13 \(oom\): no memory for it$"
     with pytest.raises(HardwareError, match=text):
         time_trial(workload, replace(protocol, warmup_steps=5), 48, 0.01, 6)
@@ -131,14 +151,18 @@ def test_a_trial_that_ends_early_says_why():
         ("bf16-true", "default", torch.bfloat16, torch.bfloat16),
     ],
 )
-def test_the_bare_loop_is_in_the_trials_precision_and_compiled_as_it(monkeypatch, precision, mode, weights, logits):
+def test_the_bare_loop_is_in_the_trials_precision_and_compiled_as_it(
+    monkeypatch, precision, mode, weights, logits
+):
     seen, graphs, built = set(), [], []
 
     def watch(module):
         module.loss.register_forward_pre_hook(lambda loss, inputs: seen.add(inputs[0].dtype))
         built.append(module)
 
-    compiling = partial(torch.compile, backend=lambda graph, inputs: graphs.append(graph) or graph.forward)
+    compiling = partial(
+        torch.compile, backend=lambda graph, inputs: graphs.append(graph) or graph.forward
+    )
     monkeypatch.setattr(torch, "compile", compiling)
     options = (f"precision={precision}", f"compile={mode}")
     workload, protocol = trial_of(FakeTime(), lambda n: 1.0, *options, change=watch)
@@ -165,7 +189,9 @@ def test_the_seconds_of_a_devices_own_work(monkeypatch):
             return None
 
         def key_averages(self):
-            return [SimpleNamespace(self_device_time_total=time) for time in (5e3, 2e3 * self.steps)]
+            return [
+                SimpleNamespace(self_device_time_total=time) for time in (5e3, 2e3 * self.steps)
+            ]
 
     def time_trial(workload, protocol, batch_size, lr, steps, now=None):
         if now is None:
@@ -195,7 +221,12 @@ class Slow(torch.nn.Module):
 
 @pytest.mark.parametrize(
     ("dimension", "seconds", "gain"),
-    [("in_features", 100.0, 2.5), ("batch", 100.0, 2.5 * 16 / 12), ("in_features", 0.0, None), ("other", 100.0, None)],
+    [
+        ("in_features", 100.0, 2.5),
+        ("batch", 100.0, 2.5 * 16 / 12),
+        ("in_features", 0.0, None),
+        ("other", 100.0, None),
+    ],
 )
 def test_the_gain_of_padding_is_that_of_the_layers_seconds(monkeypatch, dimension, seconds, gain):
     time = FakeTime()
@@ -207,7 +238,9 @@ def test_the_gain_of_padding_is_that_of_the_layers_seconds(monkeypatch, dimensio
     row = TensorCoreMisalignment("0", "Linear", dimension, 12, 16, 1.5)
     arguments = ({"0": (12, 12)}, torch.device("cpu"), "fp32", seconds, time)
     (found,) = timing.time_padding(torch.nn.Sequential(torch.nn.Linear(12, 8)), [row], *arguments)
-    assert found == replace(row, measured_gain=None if gain is None else pytest.approx(gain, rel=1e-3))
+    assert found == replace(
+        row, measured_gain=None if gain is None else pytest.approx(gain, rel=1e-3)
+    )
 
 
 @pytest.mark.parametrize("layer", [torch.nn.Linear(6, 10), torch.nn.Conv2d(6, 10, 3)])
@@ -215,5 +248,7 @@ def test_a_real_layer_is_timed_as_it_is_and_padded(layer):
     dimension = "in_features" if isinstance(layer, torch.nn.Linear) else "in_channels"
     shapes = {"0": (4, 6) if dimension == "in_features" else (4, 6, 5, 5)}
     row = TensorCoreMisalignment("0", "", dimension, 6, 8, None)
-    (found,) = timing.time_padding(torch.nn.Sequential(layer), [row], shapes, torch.device("cpu"), "bf16", 0.01)
+    (found,) = timing.time_padding(
+        torch.nn.Sequential(layer), [row], shapes, torch.device("cpu"), "bf16", 0.01
+    )
     assert 0.01 < found.measured_gain < 100.0

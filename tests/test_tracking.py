@@ -41,12 +41,18 @@ EXPERIMENTS = {"study": "bstune", "trial": "bstune-trials"}
 HISTORY = [(50, 0.3), (95, 0.11), (100, 0.09)]
 LIMITS = {"request_seconds": 5, "retries": 0, "seconds": 60.0, "study_seconds": 120.0}
 STUDY = "0b54d07e-3f0e-4f7d-9a71-1b8d6f3a2c11"
-CONFIG = {"study": "digits-first", "workload": {"name": "digits", "lr": 0.1}, "data": {"root": "/data"}}
+CONFIG = {
+    "study": "digits-first",
+    "workload": {"name": "digits", "lr": 0.1},
+    "data": {"root": "/data"},
+}
 CONFIG |= {"trial": {"lr": 0.2}, "storage": "sqlite://", "debug": False}  # are not logged
 
 
 def trial(number: int, **changes: object) -> TrialResult:
-    return make_result(**{"number": number, "trial_index": number, "batch_size": 32 * 2**number, **changes})
+    return make_result(
+        **{"number": number, "trial_index": number, "batch_size": 32 * 2**number, **changes}
+    )
 
 
 @pytest.fixture(autouse=True)
@@ -61,13 +67,17 @@ def _join_senders() -> None:
             thread.join()
 
 
-def opened(uri: str, study: str = STUDY, changes: Mapping[str, object] = CONFIG, **limits: float) -> Tracking:
+def opened(
+    uri: str, study: str = STUDY, changes: Mapping[str, object] = CONFIG, **limits: float
+) -> Tracking:
     settings = {"uri": uri, "experiment": EXPERIMENTS["study"], **LIMITS, **limits}
     versions = {"torch": "2.13.0"}
     prepared = SimpleNamespace(
         config=OmegaConf.create({**CONFIG, **changes, "mlflow": settings}),
         protocol=SimpleNamespace(target=Target("val/error", 0.1, "min")),
-        backend=SimpleNamespace(device="cpu", versions=versions, frozen_settings={}, train_examples=1000),
+        backend=SimpleNamespace(
+            device="cpu", versions=versions, frozen_settings={}, train_examples=1000
+        ),
     )
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("bstune.study.tracking.runs._git_commit", lambda: "0123abc")
@@ -97,12 +107,18 @@ def runs(uri: str, kind: str, study: str = STUDY, view: int = ViewType.ACTIVE_ON
     where = f"tags.`bstune.study_id` = '{study}' and tags.`bstune.kind` = '{kind}'"
     return sorted(
         client.search_runs([experiment.experiment_id], where, run_view_type=view),
-        key=lambda run: ([*map(int, run.data.tags.get("bstune.trials", "0").split())], run.info.start_time),
+        key=lambda run: (
+            [*map(int, run.data.tags.get("bstune.trials", "0").split())],
+            run.info.start_time,
+        ),
     )
 
 
 def points(uri: str, run: Run, key: str) -> list[tuple[int, float]]:
-    return [(metric.step, metric.value) for metric in MlflowClient(uri).get_metric_history(run.info.run_id, key)]
+    return [
+        (metric.step, metric.value)
+        for metric in MlflowClient(uri).get_metric_history(run.info.run_id, key)
+    ]
 
 
 def parent_of(uri: str, study: str = STUDY) -> Run:
@@ -110,7 +126,9 @@ def parent_of(uri: str, study: str = STUDY) -> Run:
     return parent
 
 
-def break_method(monkeypatch, method: str, calls_before: int = 0, error: Exception | None = None) -> None:
+def break_method(
+    monkeypatch, method: str, calls_before: int = 0, error: Exception | None = None
+) -> None:
     """Let a method of the client fail from its (calls_before + 1)th call on."""
     whole, made = getattr(MlflowClient, method), []
 
@@ -144,16 +162,27 @@ def test_tracking_uri(configured, environment, expected, tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("uri", "expected"),
     [
-        ("sqlite:////srv/mlflow.db", f"{PYTHON} -m mlflow ui --backend-store-uri sqlite:////srv/mlflow.db"),
-        ("sqlite:////my runs/mlflow.db", f"{PYTHON} -m mlflow ui --backend-store-uri 'sqlite:////my runs/mlflow.db'"),
-        ("postgresql://me:secret@host/db", f'{PYTHON} -m mlflow ui --backend-store-uri "$MLFLOW_TRACKING_URI"'),
+        (
+            "sqlite:////srv/mlflow.db",
+            f"{PYTHON} -m mlflow ui --backend-store-uri sqlite:////srv/mlflow.db",
+        ),
+        (
+            "sqlite:////my runs/mlflow.db",
+            f"{PYTHON} -m mlflow ui --backend-store-uri 'sqlite:////my runs/mlflow.db'",
+        ),
+        (
+            "postgresql://me:secret@host/db",
+            f'{PYTHON} -m mlflow ui --backend-store-uri "$MLFLOW_TRACKING_URI"',
+        ),
         ("http://localhost:5000", "http://localhost:5000"),
         ("https://me:secret@host/mlflow/", "https://host/mlflow"),
     ],
 )
 def test_what_opens_a_page(uri, expected):
     assert opening(uri) == (expected,)
-    served = (f"{expected}/#/",) if uri.startswith("http") else (expected, "http://127.0.0.1:5000/#/")
+    served = (
+        (f"{expected}/#/",) if uri.startswith("http") else (expected, "http://127.0.0.1:5000/#/")
+    )
     assert opening(uri, "#/") == served
 
 
@@ -202,7 +231,9 @@ def quick_tables(created, tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("left", HALF_MADE)
-def test_a_database_that_was_not_made_to_its_end_is_made_again(left, uri, tmp_path, caplog, quick_tables):
+def test_a_database_that_was_not_made_to_its_end_is_made_again(
+    left, uri, tmp_path, caplog, quick_tables
+):
     path = tmp_path / "mlflow.db"
     if (statements := HALF_MADE[left]) is None:
         path.write_bytes(b"")
@@ -211,7 +242,10 @@ def test_a_database_that_was_not_made_to_its_end_is_made_again(left, uri, tmp_pa
     before = path.read_bytes()
     opened(uri).send_trial(trial(0))
     (warning,) = caplog.messages
-    assert "was not made to its end and holds no runs: it is now mlflow.db.incomplete-1, and a new one" in warning
+    assert (
+        "was not made to its end and holds no runs: it is now mlflow.db.incomplete-1, and a new one"
+        in warning
+    )
     assert (tmp_path / "mlflow.db.incomplete-1").read_bytes() == before
     assert quick_tables == ["mlflow.db", "mlflow.db.lock", "mlflow.db.partial"]
     assert entries(tmp_path) == ["mlflow.db", "mlflow.db.incomplete-1"]
@@ -286,7 +320,10 @@ def test_the_run_of_a_study_says_what_it_is(uri):
     expected |= {"mlflow.source.git.commit": "0123abc", "bstune.version.torch": "2.13.0"}
     assert expected.items() <= parent.data.tags.items()
     (used,) = parent.inputs.dataset_inputs
-    assert (used.dataset.name, json.loads(used.dataset.profile)["train_examples"]) == ("digits", 1000)
+    assert (used.dataset.name, json.loads(used.dataset.profile)["train_examples"]) == (
+        "digits",
+        1000,
+    )
 
 
 def test_parameters_are_a_composed_studys_main_ones_without_its_secrets(uri):
@@ -295,7 +332,13 @@ def test_parameters_are_a_composed_studys_main_ones_without_its_secrets(uri):
     parent = parent_of(uri, "composed")
     params, (used,) = parent.data.params, parent.inputs.dataset_inputs
     assert 14 <= len(params) <= 18
-    main = {"workload": "digits", "objective": "time", "scaling": "sqrt", "sampler": "FrontierSampler", "trials": "64"}
+    main = {
+        "workload": "digits",
+        "objective": "time",
+        "scaling": "sqrt",
+        "sampler": "FrontierSampler",
+        "trials": "64",
+    }
     assert main.items() <= params.items()
     assert "load_digits" in used.dataset.source
     assert "s3cret" not in f"{params} {used.dataset.source}"
@@ -315,15 +358,37 @@ def test_trial_is_readable_back(uri, monkeypatch):
         patch.setattr("bstune.study.tracking.runs.time.time", lambda: 1_700_000_000.0)
         tracking.send_trial(trial(3, hyperparameters={"momentum": 0.9}, wall_seconds=4.0))
     (child,) = runs(uri, "trial")
-    params = {"batch_size": "256", "lr": "0.1", "delta": "0.0", "seed": "1", "trial_index": "3", "momentum": "0.9"}
+    params = {
+        "batch_size": "256",
+        "lr": "0.1",
+        "delta": "0.0",
+        "seed": "1",
+        "trial_index": "3",
+        "momentum": "0.9",
+    }
     assert child.data.params == params
-    metrics = {"steps": 100, "steps_low": 95, "examples": 3200, "seconds_per_step": 0.01, "val/error": 0.09}
-    metrics |= {"train_seconds": 1.0, "eval_seconds": 0.1, "startup_seconds": 0.2, "wall_seconds": 4.0}
+    metrics = {
+        "steps": 100,
+        "steps_low": 95,
+        "examples": 3200,
+        "seconds_per_step": 0.01,
+        "val/error": 0.09,
+    }
+    metrics |= {
+        "train_seconds": 1.0,
+        "eval_seconds": 0.1,
+        "startup_seconds": 0.2,
+        "wall_seconds": 4.0,
+    }
     metrics |= {"steps_to_target": 100, "time_to_target": 1.0, "examples_to_target": 3200}
     assert child.data.metrics == metrics
     assert points(uri, child, "val/error") == HISTORY
     assert (child.info.start_time, child.info.end_time) == (1_699_999_996_000, 1_700_000_000_000)
-    tags = {"mlflow.parentRunId": parent_of(uri).info.run_id, "bstune.trials": "3", "bstune.version.torch": "2.13.0"}
+    tags = {
+        "mlflow.parentRunId": parent_of(uri).info.run_id,
+        "bstune.trials": "3",
+        "bstune.version.torch": "2.13.0",
+    }
     assert tags.items() <= child.data.tags.items()
 
 
@@ -332,8 +397,14 @@ def test_the_noise_scale_is_sent_over_steps_as_a_moving_estimate(uri):
     opened(uri).send_trial(trial(0, noise_scale=measured))
     (child,) = runs(uri, "trial")
     for end in ("", "_low", "_high"):
-        estimates = [getattr(moving_estimate(measured[:n]), end[1:] or "noise_scale") for n in range(1, 81)]
-        sent = [(step, pytest.approx(x)) for (step, _, _), x in zip(measured, estimates, strict=True) if x is not None]
+        estimates = [
+            getattr(moving_estimate(measured[:n]), end[1:] or "noise_scale") for n in range(1, 81)
+        ]
+        sent = [
+            (step, pytest.approx(x))
+            for (step, _, _), x in zip(measured, estimates, strict=True)
+            if x is not None
+        ]
         assert 3 < len(sent) < 80  # it is undetermined at first
         assert points(uri, child, f"noise_scale{end}") == sent
 
@@ -372,8 +443,20 @@ def test_names_of_trials(changes, name):
 
 
 PARTS = [  # of a trial that is stopped twice and continued
-    {"status": "censored", "steps": 50, "steps_low": 50, "history": HISTORY[:1], "wall_seconds": 2.0},
-    {"status": "censored", "steps": 95, "steps_low": 95, "history": HISTORY[:2], "wall_seconds": 3.0},
+    {
+        "status": "censored",
+        "steps": 50,
+        "steps_low": 50,
+        "history": HISTORY[:1],
+        "wall_seconds": 2.0,
+    },
+    {
+        "status": "censored",
+        "steps": 95,
+        "steps_low": 95,
+        "history": HISTORY[:2],
+        "wall_seconds": 3.0,
+    },
     {"wall_seconds": 4.0},
 ]
 
@@ -389,9 +472,15 @@ def test_a_continued_trial_goes_on_in_one_run(uri):
         tracking.send_trial(part)
     assert tracking.sent == {0, 1, 2}
     (run,) = runs(uri, "trial")
-    assert (run.info.run_name, run.data.tags["bstune.trials"]) == ("B 32 · lr 0.1 · reached 100 steps", "0 1 2")
+    assert (run.info.run_name, run.data.tags["bstune.trials"]) == (
+        "B 32 · lr 0.1 · reached 100 steps",
+        "0 1 2",
+    )
     assert points(uri, run, "val/error") == HISTORY
-    assert run.data.metrics.items() >= {"steps": 100, "wall_seconds": 9.0, "time_to_target": 1.0}.items()
+    assert (
+        run.data.metrics.items()
+        >= {"steps": 100, "wall_seconds": 9.0, "time_to_target": 1.0}.items()
+    )
     assert run.info.end_time - run.info.start_time == 9000
     assert run.data.tags["bstune.status"] == "reached"
     assert opened(uri).sent == {0, 1, 2}
@@ -443,7 +532,11 @@ def test_next_run_sends_what_is_missing(uri):
     for number in (0, 1, 2):
         second.send_trial(trial(number))
     assert second.sent == {0, 1, 2}
-    assert [run.data.tags["bstune.trials"] for run in runs(uri, "trial", view=ViewType.ALL)] == ["0", "1", "2"]
+    assert [run.data.tags["bstune.trials"] for run in runs(uri, "trial", view=ViewType.ALL)] == [
+        "0",
+        "1",
+        "2",
+    ]
     assert len(runs(uri, "study", view=ViewType.ALL)) == 1
     other = opened(uri, "other")  # studies do not mix
     assert other.sent == set()
@@ -474,17 +567,37 @@ def test_trial_half_sent_is_sent_again_once(uri, method, monkeypatch, caplog):
 def test_a_request_that_was_repeated_leaves_nothing_twice(uri, monkeypatch):
     """The client repeats what is answered late, and the server has done it twice."""
     tracking, whole = opened(uri), MlflowClient.create_run
-    monkeypatch.setattr(MlflowClient, "create_run", lambda *a, **k: (whole(*a, **k), whole(*a, **k))[1])
+    monkeypatch.setattr(
+        MlflowClient, "create_run", lambda *a, **k: (whole(*a, **k), whole(*a, **k))[1]
+    )
     tracking.send_trial(trial(0))
     assert len(runs(uri, "trial")) == 2
     finish(tracking)
     assert [run.info.status for run in runs(uri, "trial")] == ["FINISHED"]
 
 
-FRESH = {"time_low": 0.9, "time_high": None, "steps_low": 90, "steps_high": None, "reached": 2, "runs": 3}
-BEST = {"number": 0, "batch_size": 32, "lr": 0.1, "steps": 100, "time_to_target": 1.0, "confirmed": FRESH}
+FRESH = {
+    "time_low": 0.9,
+    "time_high": None,
+    "steps_low": 90,
+    "steps_high": None,
+    "reached": 2,
+    "runs": 3,
+}
+BEST = {
+    "number": 0,
+    "batch_size": 32,
+    "lr": 0.1,
+    "steps": 100,
+    "time_to_target": 1.0,
+    "confirmed": FRESH,
+}
 COLUMNS = ("batch_size", "steps", "time_to_target", "examples", "censored")
-POINTS = [(32, 1000, 2.0, 32000, False), (64, 512, None, 32768, False), (64, 600, 3.0, 38400, False)]
+POINTS = [
+    (32, 1000, 2.0, 32000, False),
+    (64, 512, None, 32768, False),
+    (64, 600, 3.0, 38400, False),
+]
 POINTS += [(128, None, None, None, True)]
 SUMMARY = {
     "use": "best_by_time",
@@ -501,7 +614,9 @@ UNREACHED = {"use": None, "train": None, "critical": None, "test": {}, "points":
 def finish(tracking: Tracking, summary: Mapping[str, object] = SUMMARY) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("bstune.study.tracking.runs.answer", lambda summary: None)
-        patch.setattr("bstune.study.tracking.runs.block", lambda answer: ["USE  batch size 32 ```", "", "<b>"])
+        patch.setattr(
+            "bstune.study.tracking.runs.block", lambda answer: ["USE  batch size 32 ```", "", "<b>"]
+        )
         tracking.finish_study(summary, [Path(__file__)])
 
 
@@ -515,7 +630,9 @@ def test_results_are_metrics_of_the_study(uri):
     assert points(uri, parent, "curve/steps_to_target_fit") == [(32, 990.0), (64, 600.0)]
     assert points(uri, parent, "curve/time_to_target_fit") == [(32, 495.0)]
     assert points(uri, parent, "curve/examples_to_target_fit") == [(32, 31680.0), (64, 38400.0)]
-    others = {name: value for name, value in parent.data.metrics.items() if not name.startswith("curve/")}
+    others = {
+        name: value for name, value in parent.data.metrics.items() if not name.startswith("curve/")
+    }
     assert others == {
         "critical_batch/value": 181.5,
         "critical_batch/low": 90.0,
@@ -529,7 +646,9 @@ def test_results_are_metrics_of_the_study(uri):
         "test/other": 2.0,
     }
     assert parent.info.status == "FINISHED"
-    assert [file.path for file in MlflowClient(uri).list_artifacts(parent.info.run_id)] == ["test_tracking.py"]
+    assert [file.path for file in MlflowClient(uri).list_artifacts(parent.info.run_id)] == [
+        "test_tracking.py"
+    ]
 
 
 def test_a_study_that_never_reached_the_target_has_no_metrics(uri):
@@ -544,7 +663,9 @@ def test_the_note_is_the_answer_as_text_with_the_figure_and_a_link_to_the_trials
     tracking = opened(uri)
     finish(tracking)
     written = parent_of(uri).data.tags["mlflow.note.content"]
-    assert written.startswith("````text\nUSE  batch size 32 ```\n\n<b>\n````\n\n[the study's trials](#/experiments/")
+    assert written.startswith(
+        "````text\nUSE  batch size 32 ```\n\n<b>\n````\n\n[the study's trials](#/experiments/"
+    )
     shown = note("n" * 9000, "abc", "a b.png", "#/x")
     assert len(shown) <= 5000
     assert shown.endswith("(get-artifact?path=a+b.png&run_uuid=abc)\n\n[the study's trials](#/x)")
@@ -561,7 +682,10 @@ def test_runs_of_a_former_version_are_left_as_they_are(uri, caplog):
     assert "a former version of bstune logged this study in experiment 'bstune'" in line
     tracking.send_trial(trial(0))
     finish(tracking)
-    assert [client.get_run(run).info.lifecycle_stage for run in (former, child)] == ["active", "active"]
+    assert [client.get_run(run).info.lifecycle_stage for run in (former, child)] == [
+        "active",
+        "active",
+    ]
     assert client.get_run(child).data.tags["mlflow.parentRunId"] == former
     assert len(runs(uri, "study", "old")) == 2
     assert opened(uri, "old").sent == {0}
@@ -581,9 +705,14 @@ def test_the_saved_view_is_of_no_later_version_than_it_was_tried_with(uri):
     assert {(chart["xAxisScaleType"], chart["scaleType"]) for chart in lines} == {("log", "log")}
     sections = {section["uuid"] for section in state["compareRunSections"]}
     assert {chart["metricSectionId"] for chart in state["compareRunCharts"]} == sections
-    client.set_experiment_tag(experiment.experiment_id, "mlflow.sharedViewState.bstune-1", "somebody's own")
+    client.set_experiment_tag(
+        experiment.experiment_id, "mlflow.sharedViewState.bstune-1", "somebody's own"
+    )
     opened(uri)
-    assert client.get_experiment_by_name("bstune").tags["mlflow.sharedViewState.bstune-1"] == "somebody's own"
+    assert (
+        client.get_experiment_by_name("bstune").tags["mlflow.sharedViewState.bstune-1"]
+        == "somebody's own"
+    )
 
 
 def test_the_results_of_a_continued_study_are_written_anew(uri):
@@ -600,19 +729,26 @@ def test_the_results_of_a_continued_study_are_written_anew(uri):
     assert new.info.run_id != old.info.run_id
     assert new.data.params == {**old.data.params, "trials": "2"}
     assert new.data.tags["bstune.result_trials"] == "2"
-    assert [run.data.tags["mlflow.parentRunId"] for run in runs(uri, "trial")] == [new.info.run_id] * 2
+    assert [run.data.tags["mlflow.parentRunId"] for run in runs(uri, "trial")] == [
+        new.info.run_id
+    ] * 2
     assert len(points(uri, new, "curve/steps_to_target")) == 2
     finish(opened(uri))
     assert parent_of(uri).info.run_id == new.info.run_id
 
 
 # Where sending the results of a continued study may be cut: the client's method, and its call.
-CUTS = [("log_artifact", 0), ("set_tag", 3), *(("set_tag", calls) for calls in (0, 1, 2))]  # not all children moved
+CUTS = [
+    ("log_artifact", 0),
+    ("set_tag", 3),
+    *(("set_tag", calls) for calls in (0, 1, 2)),
+]  # not all children moved
 CUTS += [(method, 0) for method in ("log_batch", "set_terminated", "create_run", "delete_run")]
 
 
 @pytest.mark.parametrize(
-    ("method", "calls_before"), [*CUTS[:2], *(pytest.param(*cut, marks=pytest.mark.slow) for cut in CUTS[2:])]
+    ("method", "calls_before"),
+    [*CUTS[:2], *(pytest.param(*cut, marks=pytest.mark.slow) for cut in CUTS[2:])],
 )
 def test_results_half_sent_are_sent_again_whole(uri, method, calls_before, monkeypatch):
     tracking = opened(uri)
@@ -626,7 +762,9 @@ def test_results_half_sent_are_sent_again_whole(uri, method, calls_before, monke
     parent = parent_of(uri)
     assert len(points(uri, parent, "curve/steps_to_target")) == 2
     assert parent.data.tags["bstune.result_trials"] == "2"
-    assert {run.data.tags["mlflow.parentRunId"] for run in runs(uri, "trial")} == {parent.info.run_id}
+    assert {run.data.tags["mlflow.parentRunId"] for run in runs(uri, "trial")} == {
+        parent.info.run_id
+    }
 
 
 @pytest.mark.parametrize(
@@ -637,7 +775,9 @@ def test_results_half_sent_are_sent_again_whole(uri, method, calls_before, monke
         (False, {"retries": 1}, "MlflowException: "),
     ],
 )
-def test_server_that_is_silent_or_down_ends_sending_with_one_line(listens, limits, reason, caplog, capfd):
+def test_server_that_is_silent_or_down_ends_sending_with_one_line(
+    listens, limits, reason, caplog, capfd
+):
     with socket.create_server(("127.0.0.1", 0)) as server:
         uri = f"http://me:secret@127.0.0.1:{server.getsockname()[1]}"
         if not listens:
@@ -654,7 +794,9 @@ def test_server_that_is_silent_or_down_ends_sending_with_one_line(listens, limit
 
 def test_locked_database_ends_sending_at_the_limit_of_a_trial(uri, caplog, capfd):
     tracking = opened(uri, seconds=0.05)
-    with contextlib.closing(sqlite3.connect(uri.removeprefix("sqlite:///"), isolation_level=None)) as lock:
+    with contextlib.closing(
+        sqlite3.connect(uri.removeprefix("sqlite:///"), isolation_level=None)
+    ) as lock:
         lock.execute("BEGIN EXCLUSIVE")
         tracking.send_trial(trial(0))
         tracking.send_trial(trial(1))
@@ -676,7 +818,10 @@ def test_all_waits_of_a_run_take_the_seconds_of_the_study_at_most(uri, monkeypat
         tracking.send_trial(trial(number))
     assert len(tracking.sent) == 3
     (warning,) = caplog.messages
-    assert "could not send trial 3 (no answer within 0 s, what was left of mlflow.study_seconds=60)" in warning
+    assert (
+        "could not send trial 3 (no answer within 0 s, what was left of mlflow.study_seconds=60)"
+        in warning
+    )
     finish(tracking)
     assert len(caplog.messages) == 1
 
@@ -691,7 +836,11 @@ def small_study(uri: str, **limits: float) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "late", [*(pytest.param(one, marks=pytest.mark.soak) for one in ("never", "at the end")), "after the next run"]
+    "late",
+    [
+        *(pytest.param(one, marks=pytest.mark.soak) for one in ("never", "at the end")),
+        "after the next run",
+    ],
 )
 def test_what_a_slow_server_missed_is_sent_by_the_next_run(uri, late, monkeypatch, caplog):
     """Whichever request it is slow at, and whether it answers it later or not at all."""
@@ -721,7 +870,9 @@ def test_what_a_slow_server_missed_is_sent_by_the_next_run(uri, late, monkeypatc
                         raise OSError("the process has ended")
                 done = whole(*args, **kwargs)
                 if len(requests) == slow_at and late == "after the next run":
-                    raise OSError("the process has ended")  # only the server went on, with this one request
+                    raise OSError(
+                        "the process has ended"
+                    )  # only the server went on, with this one request
                 return done
 
             return request
@@ -769,7 +920,11 @@ def test_environment_and_loggers_of_the_program_are_left_as_they_were(uri, monke
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_TIMEOUT", "77")
     before, inside = dict(os.environ), []
     names = ("MLFLOW_HTTP_REQUEST_TIMEOUT", "MLFLOW_HTTP_REQUEST_MAX_RETRIES")
-    monkeypatch.setattr(MlflowClient, "log_batch", lambda *_, **__: inside.append([os.environ[name] for name in names]))
+    monkeypatch.setattr(
+        MlflowClient,
+        "log_batch",
+        lambda *_, **__: inside.append([os.environ[name] for name in names]),
+    )
     opened(uri).send_trial(trial(0))
     assert inside == [["5", "0"]] * 2
     assert dict(os.environ) == before

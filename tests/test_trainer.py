@@ -8,7 +8,17 @@ from typing import ClassVar
 
 import pytest
 import torch
-from fits import BATCH_SIZE, HELD_OUT, STEPS, Regression, batches_of, fit, protocol_of, run, stop_and_continue
+from fits import (
+    BATCH_SIZE,
+    HELD_OUT,
+    STEPS,
+    Regression,
+    batches_of,
+    fit,
+    protocol_of,
+    run,
+    stop_and_continue,
+)
 from learners import gradient_scaler, same_weights
 from lightning.pytorch import LightningDataModule, LightningModule
 from lightning.pytorch.callbacks import EarlyStopping, LearningRateMonitor, ModelCheckpoint
@@ -31,14 +41,18 @@ from bstune.trial.workload import evaluate
 class OneCycle(Regression):
     def configure_optimizers(self):
         optimizer = self.optimizer()
-        cycle = lr_scheduler.OneCycleLR(optimizer, 0.2, total_steps=self.trainer.estimated_stepping_batches)
+        cycle = lr_scheduler.OneCycleLR(
+            optimizer, 0.2, total_steps=self.trainer.estimated_stepping_batches
+        )
         return [optimizer], [{"scheduler": cycle, "interval": "step"}]
 
 
 class EpochCosine(Regression):
     def configure_optimizers(self):
         optimizer = self.optimizer()
-        return [optimizer], [lr_scheduler.CosineAnnealingLR(optimizer, T_max=self.trainer.max_epochs)]
+        return [optimizer], [
+            lr_scheduler.CosineAnnealingLR(optimizer, T_max=self.trainer.max_epochs)
+        ]
 
 
 class Plateau(Regression):
@@ -47,7 +61,10 @@ class Plateau(Regression):
     def configure_optimizers(self):
         optimizer = self.optimizer()
         plateau = lr_scheduler.ReduceLROnPlateau(optimizer, factor=0.5, patience=0, threshold=0.2)
-        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": plateau, "monitor": self.monitor}}
+        return {
+            "optimizer": optimizer,
+            "lr_scheduler": {"scheduler": plateau, "monitor": self.monitor},
+        }
 
 
 class TrainPlateau(Plateau):
@@ -91,7 +108,9 @@ class TwoOptimizers(Regression):
 
     def configure_optimizers(self):
         first, second = (torch.optim.Adam(self.net[i].parameters(), lr=0.02) for i in (0, 2))
-        return [first, second], [lr_scheduler.CosineAnnealingLR(first, T_max=self.trainer.max_epochs)]
+        return [first, second], [
+            lr_scheduler.CosineAnnealingLR(first, T_max=self.trainer.max_epochs)
+        ]
 
 
 class Dicts(Regression):
@@ -112,7 +131,11 @@ CASES = {
     "plateau": (Plateau, {}, {}),
     "plateau of the training loss": (TrainPlateau, {}, {}),
     "stepped by hand": (SteppedByHand, {}, {}),
-    "clipping": (OneCycle, {"trainer": {**TRAINER, "gradient_clip_val": 0.1}}, {"gradient_clip_val": 0.1}),
+    "clipping": (
+        OneCycle,
+        {"trainer": {**TRAINER, "gradient_clip_val": 0.1}},
+        {"gradient_clip_val": 0.1},
+    ),
     "two optimizers": (TwoOptimizers, {"steps": 42}, {}),  # whose Trainer counts epochs
     "dictionaries": (Dicts, {}, {}),
 }
@@ -123,7 +146,11 @@ def test_a_trial_is_what_fit_makes_of_the_same_batches(case):
     kind, protocol, options = CASES[case]
     collate = as_dict if case == "dictionaries" else None
     record, module = run(kind, protocol=protocol_of(**protocol), collate=collate)
-    assert (record.status, record.steps, record.message) == ("censored", protocol.get("steps", STEPS), None)
+    assert (record.status, record.steps, record.message) == (
+        "censored",
+        protocol.get("steps", STEPS),
+        None,
+    )
     reference = fit(kind, protocol.get("micro_batch_size"), collate, **options)
     assert same_weights(module, reference)
     assert [o.param_groups[0]["lr"] for o in module.trainer.optimizers] == [
@@ -141,8 +168,16 @@ class Asks(Regression):
 
     def configure_optimizers(self):
         trainer = self.trainer
-        names = ("estimated_stepping_batches", "num_training_batches", "max_steps", "max_epochs", "datamodule")
-        self.seen = {name: getattr(trainer, name) for name in names} | {"length": len(trainer.train_dataloader)}
+        names = (
+            "estimated_stepping_batches",
+            "num_training_batches",
+            "max_steps",
+            "max_epochs",
+            "datamodule",
+        )
+        self.seen = {name: getattr(trainer, name) for name in names} | {
+            "length": len(trainer.train_dataloader)
+        }
         return self.optimizer()
 
     def on_train_epoch_start(self):
@@ -164,7 +199,9 @@ def test_a_module_that_asks_its_trainer_gets_the_truth(micro, parts, limit):
     data = LightningDataModule()
     data.batch_size = 64
     data.save_hyperparameters({"batch_size": 64})
-    _, module = run(Asks, make_spec(BATCH_SIZE, max_steps=limit), protocol_of(micro_batch_size=micro), data=data)
+    _, module = run(
+        Asks, make_spec(BATCH_SIZE, max_steps=limit), protocol_of(micro_batch_size=micro), data=data
+    )
     served = module.seen.pop("datamodule")
     assert type(served) is LightningDataModule
     assert (served.batch_size, served.hparams.batch_size) == (micro or BATCH_SIZE,) * 2
@@ -189,7 +226,13 @@ def test_a_schedule_that_is_as_long_as_the_trial_ends_with_its_horizon():
 
 @pytest.mark.parametrize(
     ("kind", "expected"),
-    [(Regression, False), (OneCycle, True), (EpochCosine, True), (Plateau, False), (TwoOptimizers, True)],
+    [
+        (Regression, False),
+        (OneCycle, True),
+        (EpochCosine, True),
+        (Plateau, False),
+        (TwoOptimizers, True),
+    ],
 )
 def test_a_schedule_with_a_horizon_is_noticed_by_what_it_does(kind, expected):
     workload = Workload(lambda spec: kind(), batches_of, HELD_OUT, 10)
@@ -210,7 +253,12 @@ class SkipsAll(Regression):
 
 def test_a_trial_goes_on_to_its_last_step_however_short_the_module_makes_its_epochs():
     record, _ = run(Skips)
-    assert (record.status, record.steps, record.steps_low, record.message) == ("censored", STEPS, STEPS, None)
+    assert (record.status, record.steps, record.steps_low, record.message) == (
+        "censored",
+        STEPS,
+        STEPS,
+        None,
+    )
     with pytest.raises(RuntimeError, match="the training ended by itself at step 0"):
         run(SkipsAll)
 
@@ -264,7 +312,10 @@ EVERY_FEW = EvaluationSchedule(ratio=1.0001, share=0.5, cost=2.0, near=1.01)
 @pytest.mark.parametrize(
     ("kind", "micro"),
     [
-        *((kind, None) for kind in (OneCycle, EpochCosine, Plateau, TrainPlateau, MetricPlateau, SteppedByHand)),
+        *(
+            (kind, None)
+            for kind in (OneCycle, EpochCosine, Plateau, TrainPlateau, MetricPlateau, SteppedByHand)
+        ),
         (TwoOptimizers, None),
         (TrainPlateau, 3),
     ],
@@ -275,7 +326,11 @@ def test_a_trial_that_goes_on_is_the_uninterrupted_one_through_epochs(kind, micr
     stopped = None
     for number, limit in enumerate([*LIMITS, None]):
         spec = make_spec(
-            BATCH_SIZE, seed=3, number=number, max_steps=limit, resumed_from=number - 1 if number else None
+            BATCH_SIZE,
+            seed=3,
+            number=number,
+            max_steps=limit,
+            resumed_from=number - 1 if number else None,
         )
         state = tmp_path / f"{number}.state"
         record, module = run(kind, spec, protocol, state=state, resume=stopped)
@@ -286,8 +341,13 @@ def test_a_trial_that_goes_on_is_the_uninterrupted_one_through_epochs(kind, micr
     assert [pair for pair in record.history if pair[0] in due] == list(whole.history)
     assert {step for step, _ in record.history} == due.keys() | set(LIMITS)
     if kind is MetricPlateau:
-        assert module.lowest.compute() == reference.lowest.compute() == 0.0  # of the evaluation at step 12
-    rates = [[group["lr"] for o in one.trainer.optimizers for group in o.param_groups] for one in (module, reference)]
+        assert (
+            module.lowest.compute() == reference.lowest.compute() == 0.0
+        )  # of the evaluation at step 12
+    rates = [
+        [group["lr"] for o in one.trainer.optimizers for group in o.param_groups]
+        for one in (module, reference)
+    ]
     assert rates[0] == rates[1]
 
 
@@ -313,8 +373,13 @@ def with_callbacks(*callbacks, **options):
 def test_early_stopping_ends_the_trial_as_censored_and_starts_afresh_in_the_next_one():
     stopping = EarlyStopping("val/error", patience=1, min_delta=1.0)
     records = [run(Regression, protocol=with_callbacks(stopping))[0] for _ in range(2)]
-    assert [(record.status, record.steps) for record in records] == [("censored", 12), ("censored", 12)]
-    assert [step for step, _ in records[0].history][-1] == 12  # evaluated at each epoch's end, as it looks at that
+    assert [(record.status, record.steps) for record in records] == [
+        ("censored", 12),
+        ("censored", 12),
+    ]
+    assert [step for step, _ in records[0].history][
+        -1
+    ] == 12  # evaluated at each epoch's end, as it looks at that
     assert records[0].message == (
         "the training was stopped at step 12: Monitored metric val/error did not improve in the last 1 records. Best "
         f"score: {records[0].history[-2][1]:.3f}. Signaling Trainer to stop."
@@ -326,7 +391,11 @@ def test_early_stopping_goes_on_counting_where_a_trial_was_stopped(tmp_path):
     protocol = with_callbacks(EarlyStopping("val/error", patience=2, min_delta=1.0))
     whole, reference = run(Regression, protocol=protocol)
     record, module = stop_and_continue(Regression, protocol, 12, tmp_path / "3.state")
-    assert (record.steps, record.message, record.history) == (whole.steps, whole.message, whole.history)
+    assert (record.steps, record.message, record.history) == (
+        whole.steps,
+        whole.message,
+        whole.history,
+    )
     assert same_weights(module, reference)
 
 
@@ -341,9 +410,13 @@ def test_checkpoints_are_written_where_their_call_back_says_or_into_a_folder_for
         def on_train_end(self, trainer, pl_module):
             written.append(torch.load(self.best_model_path, weights_only=False))
 
-    saves = Saves(dirpath=str(tmp_path / "mine") if given else None, monitor="val/error", filename="best")
+    saves = Saves(
+        dirpath=str(tmp_path / "mine") if given else None, monitor="val/error", filename="best"
+    )
     run(Regression, protocol=with_callbacks(saves))
-    assert [checkpoint["hyper_parameters"] for checkpoint in written] == [{"lr": 0.05}]  # Lightning's own, whole
+    assert [checkpoint["hyper_parameters"] for checkpoint in written] == [
+        {"lr": 0.05}
+    ]  # Lightning's own, whole
     assert entries(tmp_path) == (["mine"] if given else [])
     assert saves.best_model_path == ""
 
@@ -354,7 +427,11 @@ def test_each_trial_logs_to_a_copy_of_the_logger(tmp_path):
     for _ in range(2):
         run(TrainPlateau, protocol=protocol)
     assert len({id(own) for own, _ in Notes.told}) == 2
-    assert {name for _, metrics in Notes.told for name in metrics} >= {"lr-SGD", "val/error", "train/loss"}
+    assert {name for _, metrics in Notes.told for name in metrics} >= {
+        "lr-SGD",
+        "val/error",
+        "train/loss",
+    }
     assert not any(own is logger for own, _ in Notes.told)
 
 
@@ -364,14 +441,20 @@ def test_a_plug_in_is_each_trials_own():
     first, module = run(Regression, protocol=protocol)
     again, other = run(Regression, protocol=protocol)
     assert first.history == again.history
-    assert module.trainer.precision_plugin.scaler.get_scale() == other.trainer.precision_plugin.scaler.get_scale() > 2.0
+    assert (
+        module.trainer.precision_plugin.scaler.get_scale()
+        == other.trainer.precision_plugin.scaler.get_scale()
+        > 2.0
+    )
     assert protocol.trainer["plugins"][0].scaler.get_scale() == 2.0
 
 
 def test_what_cannot_be_copied_is_named():
     stopping = EarlyStopping("val/error")
     stopping.lock = threading.Lock()
-    with pytest.raises(ConfigError, match="each trial takes a copy of EarlyStopping, which cannot be copied"):
+    with pytest.raises(
+        ConfigError, match="each trial takes a copy of EarlyStopping, which cannot be copied"
+    ):
         run(Regression, protocol=with_callbacks(stopping))
 
 
@@ -427,7 +510,9 @@ def test_a_module_that_is_built_late_goes_on_and_is_measured_and_tested(tmp_path
     record, module = stop_and_continue(kind, protocol, 20, tmp_path / "3.state")
     assert same_weights(module, reference)
     assert (
-        [step for step, _, _ in record.noise_scale] == [step for step, _, _ in whole.noise_scale] == [8, 16, 24, 32, 40]
+        [step for step, _, _ in record.noise_scale]
+        == [step for step, _, _ in whole.noise_scale]
+        == [8, 16, 24, 32, 40]
     )
     assert record.noise_scale == whole.noise_scale
 
@@ -438,7 +523,9 @@ def test_a_module_that_is_built_late_goes_on_and_is_measured_and_tested(tmp_path
     trainer = evaluate(workload, kind(), protocol, tmp_path / "3.ckpt", test=HELD_OUT)
     assert trainer.callback_metrics["test/batches"] == record.steps
     assert len(time_bare(workload, protocol, BATCH_SIZE, 0.05, 3, torch.device("cpu"))) == 3
-    assert trainer.callback_metrics["test/error"].item() == pytest.approx(record.history[-1][1], rel=1e-5)
+    assert trainer.callback_metrics["test/error"].item() == pytest.approx(
+        record.history[-1][1], rel=1e-5
+    )
 
 
 class Keeps(Regression):

@@ -21,7 +21,10 @@ WHITENING = (
 
 
 def test_corners_are_both_ends_at_once():
-    first, second = Tunable("a", "budget.steps", 1.0, 8.0, True, True), Tunable("b", "", 0.0, 0.5, False, False)
+    first, second = (
+        Tunable("a", "budget.steps", 1.0, 8.0, True, True),
+        Tunable("b", "", 0.0, 0.5, False, False),
+    )
     assert corners((first, second)) == [{"a": 1, "b": 0.0}, {"a": 8, "b": 0.5}]
     assert isinstance(corners((first,))[0]["a"], int)
     assert corners(()) == []
@@ -31,14 +34,21 @@ def test_others_are_another_point():
     """The better one's neighbour is replicated by itself: fresh runs of other hyperparameters count for no other."""
     best = make_result(number=0, trial_index=0, steps=100, hyperparameters={"momentum": 0.9})
     near = make_result(number=1, trial_index=1, steps=101, hyperparameters={"momentum": 0.1})
-    fresh = make_result(number=2, trial_index=9, steps=150, replicate_of=0, hyperparameters={"momentum": 0.9})
+    fresh = make_result(
+        number=2, trial_index=9, steps=150, replicate_of=0, hyperparameters={"momentum": 0.9}
+    )
     assert next_replicate([best, near, fresh], {}, "steps", 1, 2)[0].trial.number == 1
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("sampler", ["frontier", pytest.param("tpe", marks=pytest.mark.soak)])
 def test_a_study_searches_them_and_its_command_runs_the_winner_again(bstune, tmp_path, sampler):
-    arguments = [*FAST, "search.tune=[momentum,average]", f"sampler={sampler}", "workload.target.value=0.3"]
+    arguments = [
+        *FAST,
+        "search.tune=[momentum,average]",
+        f"sampler={sampler}",
+        "workload.target.value=0.3",
+    ]
     status, printed, errors = bstune(*arguments, "search.trials=14")
     assert status == 0, errors
     assert "searches momentum (0 to 0.95), average (0.02 to 0.5) as well" in printed
@@ -77,22 +87,32 @@ def test_a_sampler_that_chooses_no_horizon_searches_the_budget(bstune, tmp_path)
     status, _, errors = bstune(*arguments, "search.trials=6")
     assert status == 2
     assert "the search itself chooses how long each schedule of digits is" in errors
-    status, _, errors = bstune(*arguments, "search.trials=6", "search.batch_size.low=64", "sampler=tpe")
+    status, _, errors = bstune(
+        *arguments, "search.trials=6", "search.batch_size.low=64", "sampler=tpe"
+    )
     assert status == 0, errors
     trials = trials_of(tmp_path / "outputs" / "digits")
     ended = [trial for trial in trials if trial.status == "censored"]
     assert ended
     assert all(
-        trial.steps == trial.horizon == -(-trial.hyperparameters["length"] // trial.batch_size) for trial in ended
+        trial.steps == trial.horizon == -(-trial.hyperparameters["length"] // trial.batch_size)
+        for trial in ended
     )
-    assert len({trial.hyperparameters["length"] for trial in trials if trial.replicate_of is None}) > 1
+    assert (
+        len({trial.hyperparameters["length"] for trial in trials if trial.replicate_of is None}) > 1
+    )
 
 
 def test_what_comes_of_the_images_is_that_of_the_trial_s_own():
     """A second module of other hyperparameters must not get the first one's filters."""
     model = f"+workload.module.model={{_target_: torch.nn.Sequential, _args_: [{WHITENING}]}}"
     eps = "+workload.tunable.eps={key: workload.module.model._args_.0.eps, low: 0.01, high: 1}"
-    workload = build_workload(compose_checked(["workload=digits", "~workload.module.model", model, eps]))
-    modules = [workload.build_module(make_spec(8, hyperparameters={"eps": eps})) for eps in (0.01, 1.0, 0.01)]
+    workload = build_workload(
+        compose_checked(["workload=digits", "~workload.module.model", model, eps])
+    )
+    modules = [
+        workload.build_module(make_spec(8, hyperparameters={"eps": eps}))
+        for eps in (0.01, 1.0, 0.01)
+    ]
     filters = [module.model[0].weight.item() for module in modules]
     assert filters[0] == filters[2] > 1.2 * filters[1]

@@ -40,14 +40,21 @@ from bstune.study.storage import find_study
 from bstune.trial.workload import build_module
 
 README = Path(bstune.__file__).parent / "README.md"
-QUIET = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False, "enable_checkpointing": False}
+QUIET = {
+    "logger": False,
+    "enable_progress_bar": False,
+    "enable_model_summary": False,
+    "enable_checkpointing": False,
+}
 QUICK = ["search.replicates=0", "hardware.scale_out.devices=[1]", "sampler=random"]
 
 
 def digits():
     images, labels = load_digits(return_X_y=True)
     images, labels = torch.tensor(images / 16).float(), torch.tensor(labels)
-    return TensorDataset(images[:1200], labels[:1200]), TensorDataset(images[1200:1500], labels[1200:1500])
+    return TensorDataset(images[:1200], labels[:1200]), TensorDataset(
+        images[1200:1500], labels[1200:1500]
+    )
 
 
 class Learner:
@@ -154,12 +161,18 @@ def sharing(trial):
 
 FORMS = {
     "class": {},
-    "numbers of numpy": {"batch_sizes": np.array([16, 64]).tolist(), "reference": (np.int64(32), np.float32(0.5))},
+    "numbers of numpy": {
+        "batch_sizes": np.array([16, 64]).tolist(),
+        "reference": (np.int64(32), np.float32(0.5)),
+    },
     "class, other name": {"module": OtherName, "tunable": {"hidden": (8, 32)}},
     "partial of a class": {"module": partial(Net, hidden=8)},
     "lambda": {"module": lambda trial: Net(lr=trial.lr)},
     "the trial itself": {"module": lambda trial: TakesTrial(trial)},
-    "function": {"module": built, "tunable": {"hidden": {"low": 8, "high": 32, "log": True, "integer": True}}},
+    "function": {
+        "module": built,
+        "tunable": {"hidden": {"low": 8, "high": 32, "log": True, "integer": True}},
+    },
     "data module": {"data": Digits()},
     "mapping": {"data": dict(zip(("train", "val"), loaders(), strict=True))},
     "three loaders": {"data": (*loaders(), loaders()[1])},
@@ -169,7 +182,11 @@ FORMS = {
     "torchmetrics": {"target": bstune.Target("val_accuracy", 0.8, "max")},
     "trainer": {"trainer": {"gradient_clip_val": 1.0}},
     "budget in steps": {"budget": bstune.Budget(steps=100)},
-    "options": {"objective": "curve", "precision": "bf16-mixed", "options": [*QUICK, "scaling=linear"]},
+    "options": {
+        "objective": "curve",
+        "precision": "bf16-mixed",
+        "options": [*QUICK, "scaling=linear"],
+    },
 }
 
 
@@ -195,23 +212,56 @@ BAD = [
     ({"module": Net(0.1)}, "module must be a class, or a function .* but got an instance of Net"),
     ({"module": 3}, "but got an instance of int"),
     ({"module": dict}, "module must be a class of LightningModules, but got dict"),
-    ({"module": lambda: Net(0.1)}, r"module must be a function of a trial alone, but got <lambda>\(\)"),
+    (
+        {"module": lambda: Net(0.1)},
+        r"module must be a function of a trial alone, but got <lambda>\(\)",
+    ),
     ({"module": lambda trial: 3}, "module must return a LightningModule, but returned int"),
     ({"module": lambda trial: ONE}, "module returned the same Net as before"),
     ({"module": sharing}, "module returned net.0.weight with the weights of another trial"),
-    ({"module": LightningModule}, "LightningModule needs one argument lr or learning_rate, but its arguments are"),
-    ({"module": OtherName}, r"OtherName needs hidden besides what a trial has: give module=lambda trial: OtherName"),
-    ({"module": Net, "tunable": {"depth": (1, 2)}}, "Net has no argument depth, which is to be searched"),
-    ({"tunable": {"hidden": (1, 2, 3)}}, r"tunable\['hidden'\] must be \(low, high\) or a dict of complement, high"),
+    (
+        {"module": LightningModule},
+        "LightningModule needs one argument lr or learning_rate, but its arguments are",
+    ),
+    (
+        {"module": OtherName},
+        r"OtherName needs hidden besides what a trial has: give module=lambda trial: OtherName",
+    ),
+    (
+        {"module": Net, "tunable": {"depth": (1, 2)}},
+        "Net has no argument depth, which is to be searched",
+    ),
+    (
+        {"tunable": {"hidden": (1, 2, 3)}},
+        r"tunable\['hidden'\] must be \(low, high\) or a dict of complement, high",
+    ),
     ({"tunable": {"hidden": {"low": 1}}}, r"tunable\['hidden'\] must be"),
     ({"tunable": {"hidden": (32, 8)}}, "low must be less than high, but got low=32 and high=8"),
-    ({"data": Digits}, r"data must be an instance, but got the class Digits: give data=Digits\(...\)"),
-    ({"data": loaders()[0]}, r"data needs loaders to train and to validate on, but got one: give data=\(train, val\)"),
-    ({"data": loaders()[:1]}, r"data must be \(train, val\) or \(train, val, test\), but got 1 of them"),
-    ({"data": {"train": loaders()[0], "valid": loaders()[1]}}, "data must have train, val .* but got train, valid"),
+    (
+        {"data": Digits},
+        r"data must be an instance, but got the class Digits: give data=Digits\(...\)",
+    ),
+    (
+        {"data": loaders()[0]},
+        r"data needs loaders to train and to validate on, but got one: give data=\(train, val\)",
+    ),
+    (
+        {"data": loaders()[:1]},
+        r"data must be \(train, val\) or \(train, val, test\), but got 1 of them",
+    ),
+    (
+        {"data": {"train": loaders()[0], "valid": loaders()[1]}},
+        "data must have train, val .* but got train, valid",
+    ),
     ({"data": "digits"}, "data must be a LightningDataModule, DataLoaders .* but got str"),
-    ({"data": (DataLoader(Stream()), loaders()[1])}, "Stream, is iterable and decides itself what comes next"),
-    ({"data": lambda: loaders()}, r"data must be a function of a batch size alone, but got <lambda>\(\)"),
+    (
+        {"data": (DataLoader(Stream()), loaders()[1])},
+        "Stream, is iterable and decides itself what comes next",
+    ),
+    (
+        {"data": lambda: loaders()},
+        r"data must be a function of a batch size alone, but got <lambda>\(\)",
+    ),
     ({"target": ("val_loss", 0.1)}, r"target must be a bstune.Target, but got \('val_loss', 0.1\)"),
     (
         {"target": bstune.Target("loss", 1.0, "min")},
@@ -220,9 +270,15 @@ BAD = [
     ({"budget": 2000}, "budget must be a bstune.Budget, but got 2000"),
     ({"budget": bstune.Budget()}, "budget ends a trial after one step"),
     ({"batch_sizes": 64}, r"batch_sizes must be two numbers \(smallest, largest\), but got 64"),
-    ({"batch_sizes": (64, 16)}, "workload.batch_size: low must be at most high, but got low=64 and high=16"),
+    (
+        {"batch_sizes": (64, 16)},
+        "workload.batch_size: low must be at most high, but got low=64 and high=16",
+    ),
     ({"batch_sizes": (16, 5000)}, "batch size 5000 is larger than the training data"),
-    ({"reference": (32, "0.1")}, r"reference must be two numbers \(batch size, learning rate\), but got \(32, '0.1'\)"),
+    (
+        {"reference": (32, "0.1")},
+        r"reference must be two numbers \(batch size, learning rate\), but got \(32, '0.1'\)",
+    ),
     ({"objective": "speed"}, "search.objective must be"),
     ({"trials": 0}, "search.trials must be at least 1, but got 0"),
     ({"options": "search.trials=3"}, "options must be a list such as"),
@@ -277,7 +333,9 @@ def test_the_result_is_drawn_and_written(studied, tmp_path):
 def test_the_winner_trains_again_to_the_same_weights(studied):
     result, _ = studied
     module, trainer = result.train(**QUIET)
-    kept = torch.load(result.folder / "checkpoints" / f"trial-{result.best.number}.ckpt")["state_dict"]
+    kept = torch.load(result.folder / "checkpoints" / f"trial-{result.best.number}.ckpt")[
+        "state_dict"
+    ]
     assert all(torch.equal(kept[name], value) for name, value in module.state_dict().items())
     assert trainer.callback_metrics["val_loss"] <= 1.5
 
@@ -285,19 +343,27 @@ def test_the_winner_trains_again_to_the_same_weights(studied):
 @pytest.mark.parametrize("micro", ["null", "30"])
 def test_a_winner_whose_batch_size_grows_trains_again_to_the_same_weights(tune, micro):
     """It has other switches than the schedule that the study was given, epochs of its loader, and its call-backs."""
-    schedule = ["batch_schedule=doubling", "batch_schedule.switch_examples=[400,1500]", "search.tune=[batch_schedule]"]
+    schedule = [
+        "batch_schedule=doubling",
+        "batch_schedule.switch_examples=[400,1500]",
+        "search.tune=[batch_schedule]",
+    ]
     options = [*QUICK, *schedule, f"protocol.micro_batch_size={micro}"]
     result = tune(trials=1, options=options)
     (trial,) = result.findings.trials
     parts = [part[:2] for part in trial.batch_parts]
     assert len(parts) > 1
-    assert parts != list(result.findings.prepared.protocol.plan(trial.batch_size).counts(trial.steps))
+    assert parts != list(
+        result.findings.prepared.protocol.plan(trial.batch_size).counts(trial.steps)
+    )
     counts = Counts()
     module, trainer = result.train(**QUIET, callbacks=[counts])
     kept = torch.load(result.folder / "checkpoints" / f"trial-{trial.number}.ckpt")["state_dict"]
     assert all(torch.equal(kept[name], value) for name, value in module.state_dict().items())
     assert trainer.global_step == trial.steps
-    assert counts.batches == sum(count * (1 if micro == "null" else math.ceil(size / 30)) for size, count in parts)
+    assert counts.batches == sum(
+        count * (1 if micro == "null" else math.ceil(size / 30)) for size, count in parts
+    )
 
 
 def test_the_same_call_continues_the_study(tune, capsys):
@@ -310,7 +376,9 @@ def test_the_same_call_continues_the_study(tune, capsys):
 
 def test_another_call_of_the_same_name_is_refused(tune):
     tune(trials=1)
-    with pytest.raises(StudyError, match=r"workload.trainer.of.gradient_clip_val: was None, now 1.0"):
+    with pytest.raises(
+        StudyError, match=r"workload.trainer.of.gradient_clip_val: was None, now 1.0"
+    ):
         tune(trials=1, trainer={"gradient_clip_val": 1.0})
 
 
@@ -319,7 +387,10 @@ def test_no_trial_reached_the_target(tune):
     assert result.curve.empty
     assert result.critical_batch_size.value is None
     for ask in (lambda: result.best, result.train):
-        with pytest.raises(StudyError, match=r"val_loss <= 1\.5 was not reached in 1 run; .*; try a larger budget: b"):
+        with pytest.raises(
+            StudyError,
+            match=r"val_loss <= 1\.5 was not reached in 1 run; .*; try a larger budget: b",
+        ):
             ask()
 
 
@@ -348,8 +419,16 @@ class FailsLater(Net):
     ("module", "message", "note"),
     [
         (fails_when_built, "built", None),
-        (lambda trial: FailsLater(trial.lr, 0), "trained", r"the workload cannot be trained: .*test_tune.py:\d+ in "),
-        (lambda trial: FailsLater(trial.lr, 5), "trained", r"the first \d+ trials all failed, .*test_tune.py:\d+ in "),
+        (
+            lambda trial: FailsLater(trial.lr, 0),
+            "trained",
+            r"the workload cannot be trained: .*test_tune.py:\d+ in ",
+        ),
+        (
+            lambda trial: FailsLater(trial.lr, 5),
+            "trained",
+            r"the first \d+ trials all failed, .*test_tune.py:\d+ in ",
+        ),
     ],
 )
 def test_the_users_own_errors_are_raised(tune, module, message, note):
@@ -371,7 +450,9 @@ def test_an_interruption_is_one(tune):
 
 
 def test_a_trial_names_what_it_has(tune):
-    with pytest.raises(AttributeError, match="a trial has batch_size, lr, seed, total_steps, hidden, but not width"):
+    with pytest.raises(
+        AttributeError, match="a trial has batch_size, lr, seed, total_steps, hidden, but not width"
+    ):
         tune(lambda trial: Net(trial.lr, trial.width), tunable={"hidden": (8, 16)})
 
 
@@ -414,9 +495,16 @@ def process_state():
     """Return what a study might change of this process."""
     loggers = {"root": logging.root} | logging.root.manager.loggerDict
     return {
-        "random": (random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state().tolist()),
+        "random": (
+            random.getstate(),
+            np.random.get_state()[1].tolist(),
+            torch.get_rng_state().tolist(),
+        ),
         "threads": torch.get_num_threads(),
-        "flags": (torch.are_deterministic_algorithms_enabled(), torch.get_float32_matmul_precision()),
+        "flags": (
+            torch.are_deterministic_algorithms_enabled(),
+            torch.get_float32_matmul_precision(),
+        ),
         "cudnn": (torch.backends.cudnn.benchmark, torch.backends.cudnn.deterministic),
         "dtype": torch.get_default_dtype(),
         "folder": Path.cwd(),
@@ -483,7 +571,9 @@ def test_what_cannot_be_pickled_trains_in_this_process(tune, capsys):
         "module and data cannot be sent to another process (TypeError: cannot pickle '_thread.lock' object)"
         in capsys.readouterr().out
     )
-    with pytest.raises(ConfigError, match=r"workers=1: module and data cannot be sent .* leave workers out"):
+    with pytest.raises(
+        ConfigError, match=r"workers=1: module and data cannot be sent .* leave workers out"
+    ):
         tune(data=Locked(), workers=1)
     with pytest.raises(ConfigError, match="devices=2: module and data cannot be sent"):
         tune(data=Locked(), device="cpu", options=[*QUICK, "devices=2"])
@@ -504,7 +594,9 @@ def test_a_function_of_the_batch_size_is_called_with_it(tune):
 
 def test_no_command_joins_a_study_of_python_objects(tune):
     config = tune(trials=1, name="alone").findings.prepared.config
-    with pytest.raises(ConfigError, match="the study 'alone' trains Python objects, which no command line has"):
+    with pytest.raises(
+        ConfigError, match="the study 'alone' trains Python objects, which no command line has"
+    ):
         compose_joined(find_study("alone", config.storage), [])
     with pytest.raises(ConfigError, match="the study 'alone' trains Net, a Python object"):
         build_module(config, make_spec())
@@ -516,14 +608,18 @@ def test_a_notebook_shows_one_line(monkeypatch):
     def display(data, raw, display_id):
         assert raw
         shown.append(data["text/plain"].split(":")[0])
-        return SimpleNamespace(update=lambda data, raw: shown.append(data["text/plain"].split(";")[-1]))
+        return SimpleNamespace(
+            update=lambda data, raw: shown.append(data["text/plain"].split(";")[-1])
+        )
 
     monkeypatch.setitem(sys.modules, "IPython", ModuleType("IPython"))
     monkeypatch.setitem(sys.modules, "IPython.display", SimpleNamespace(display=display))
     progress = Progress(9, bstune.Target("val_loss", 1.0, "min"), Console(force_jupyter=True))
     for trials in range(3):
         progress.show([make_result(number=number) for number in range(trials)])
-    assert shown == ["no trial yet"] * 2 + [f" trial {number}: B 32, lr 0.1, reached" for number in range(2)]
+    assert shown == ["no trial yet"] * 2 + [
+        f" trial {number}: B 32, lr 0.1, reached" for number in range(2)
+    ]
 
 
 SCRIPT = """
@@ -555,9 +651,15 @@ def test_trials_train_in_processes_of_their_own(tmp_path, how):
     if how != "typed in":
         (tmp_path / "script.py").write_text(text)
         command = [sys.executable, "script.py"]
-    ended = subprocess.run(command, input=text, cwd=tmp_path, capture_output=True, text=True, timeout=280)
+    ended = subprocess.run(
+        command, input=text, cwd=tmp_path, capture_output=True, text=True, timeout=280
+    )
     assert ended.returncode == 0, ended.stderr
-    lines = dict(line.split(" ", 1) for line in ended.stdout.splitlines() if line.startswith(("STATUSES", "SURVEYED")))
+    lines = dict(
+        line.split(" ", 1)
+        for line in ended.stdout.splitlines()
+        if line.startswith(("STATUSES", "SURVEYED"))
+    )
     assert len(lines["STATUSES"].split()) == 4
     assert "failed" not in lines["STATUSES"]
     assert lines["SURVEYED"] == "64"
@@ -566,9 +668,22 @@ def test_trials_train_in_processes_of_their_own(tmp_path, how):
 def test_the_example_in_the_readme(tune, tmp_path):
     blocks = re.findall(r"```python\nimport bstune\n(.*?)```", README.read_text(), re.DOTALL)
     (block,) = (one for one in blocks if "bstune.tune(" in one)
-    easy = {"target": bstune.Target("val_loss", 2.0, "min"), "batch_sizes": (16, 64), "reference": (32, 0.5)}
+    easy = {
+        "target": bstune.Target("val_loss", 2.0, "min"),
+        "batch_sizes": (16, 64),
+        "reference": (32, 0.5),
+    }
     easy["options"] = QUICK
-    names = {"tune": lambda **options: tune(**(options | easy)), "Target": bstune.Target, "Budget": bstune.Budget}
-    given = {"bstune": SimpleNamespace(**names), "LitModel": Net, "MyDataModule": Digits, "QUIET": QUIET}
+    names = {
+        "tune": lambda **options: tune(**(options | easy)),
+        "Target": bstune.Target,
+        "Budget": bstune.Budget,
+    }
+    given = {
+        "bstune": SimpleNamespace(**names),
+        "LitModel": Net,
+        "MyDataModule": Digits,
+        "QUIET": QUIET,
+    }
     exec(block.replace(".train()", ".train(**QUIET)").replace("2_000_000", "6000"), given)  # noqa: S102
     assert (tmp_path / "report.html").exists()

@@ -32,7 +32,9 @@ def test_each_way_is_the_product(size):
 def measured(seconds, seed=0, **changes):
     """Return the seconds found for ways that take the given ones, and the names in the order of their calls."""
     clock, calls = FakeTime(), []
-    named = {name: lambda name=name: (calls.append(name), clock.sleep(seconds[name])) for name in seconds}
+    named = {
+        name: lambda name=name: (calls.append(name), clock.sleep(seconds[name])) for name in seconds
+    }
     options = {"repeats": 5, "segment_seconds": 1e-6, "limit_seconds": math.inf, **changes}
     return measure(named, **options, rng=np.random.default_rng(seed), clock=clock), calls
 
@@ -49,30 +51,58 @@ def test_a_slow_way_is_not_repeated_past_its_limit_and_the_order_is_shuffled(lim
     seconds = {"slow": 3.0, "fast": 1e-5, "faster": 1e-6}
     found, calls = measured(seconds, limit_seconds=limit)
     assert {name: len(found[name]) for name in seconds} == {"slow": repeats, "fast": 5, "faster": 5}
-    assert measured(seconds, limit_seconds=limit)[1] == calls != measured(seconds, seed=1, limit_seconds=limit)[1]
+    assert (
+        measured(seconds, limit_seconds=limit)[1]
+        == calls
+        != measured(seconds, seed=1, limit_seconds=limit)[1]
+    )
 
 
 def run(**changes):
-    options = {"device": "cpu", "dtype": "fp32", "size": 4, "block": 3, "repeats": 3, "working_sets": []}
+    options = {
+        "device": "cpu",
+        "dtype": "fp32",
+        "size": 4,
+        "block": 3,
+        "repeats": 3,
+        "working_sets": [],
+    }
     options |= {"segment_seconds": 1.0, "limit_seconds": 100.0, "seed": 0}
     return vectorization.run(OmegaConf.create(), Console(), **{**options, **changes})
 
 
 def test_gflops_in_closed_form():
     ticks = iter(range(1000))
-    finding = run(now=lambda: float(next(ticks)))  # each segment takes a second, and one call is made in it
+    finding = run(
+        now=lambda: float(next(ticks))
+    )  # each segment takes a second, and one call is made in it
     assert [row["way"] for row in finding.rows] == NAMES
     for row in finding.rows:
-        assert row["gflops"] == row["gflops_low"] == row["gflops_high"] == pytest.approx(2 * 4**3 / 1e9)
+        assert (
+            row["gflops"]
+            == row["gflops_low"]
+            == row["gflops_high"]
+            == pytest.approx(2 * 4**3 / 1e9)
+        )
         assert (row["repeats"], row["times_as_fast"], finding.n) == (3, 1.0, 3)
     rows = list(vectorization._rows({"slow": [4.0], "fast": [1.0, 2.0, 4.0, 8.0, 16.0]}, 16e9))
-    assert [(row["gflops_low"], row["gflops"], row["gflops_high"]) for row in rows] == [(4, 4, 4), (2, 4, 8)]
+    assert [(row["gflops_low"], row["gflops"], row["gflops_high"]) for row in rows] == [
+        (4, 4, 4),
+        (2, 4, 8),
+    ]
     assert len(run(dtype="bf16", segment_seconds=1e-6, repeats=1).rows) == 4
 
 
 def test_the_sentence_is_computed():
-    values = [("element by element", 0.05), ("column by column", 2.0), ("blocks of 64 columns", 45.0), ("whole", 50.0)]
-    rows = [{"way": way, "gflops": gflops, "times_as_fast": gflops / 0.05} for way, gflops in values]
+    values = [
+        ("element by element", 0.05),
+        ("column by column", 2.0),
+        ("blocks of 64 columns", 45.0),
+        ("whole", 50.0),
+    ]
+    rows = [
+        {"way": way, "gflops": gflops, "times_as_fast": gflops / 0.05} for way, gflops in values
+    ]
     assert sentence(rows, 6) == (
         "The whole product is 1000 times as fast as element by element and 25 times as fast as column by column; "
         "blocks of 64 columns reach 90% of it (medians, n = 6 or more)."
@@ -82,7 +112,9 @@ def test_the_sentence_is_computed():
 def test_rates_of_reading_in_closed_form(monkeypatch, tmp_path):
     monkeypatch.setattr(vectorization, "cache_levels", lambda place: {"L1": 2**15, "L2": 2**20})
     ticks = iter(range(1000))
-    finding = run(now=lambda: float(next(ticks)), working_sets=[131072, 16, 1024, 64])  # a call a second
+    finding = run(
+        now=lambda: float(next(ticks)), working_sets=[131072, 16, 1024, 64]
+    )  # a call a second
     rows = [row for row in finding.rows if "kib" in row]
     assert [(row["way"].removeprefix("reading "), row["fits"]) for row in rows] == [
         ("16 KiB", "L1"),
@@ -90,7 +122,9 @@ def test_rates_of_reading_in_closed_form(monkeypatch, tmp_path):
         ("1 MiB", "L2"),
         ("128 MiB", "no cache"),
     ]
-    assert [row["gb_per_second"] for row in rows] == pytest.approx([2**26 / 1e9] * 3 + [2**27 / 1e9])
+    assert [row["gb_per_second"] for row in rows] == pytest.approx(
+        [2**26 / 1e9] * 3 + [2**27 / 1e9]
+    )
     assert finding.sentence.endswith(read_sentence(rows))
     save_figure(finding.paint, finding.inches, tmp_path / "figure.png")
 
@@ -102,7 +136,10 @@ def test_rates_of_reading_in_closed_form(monkeypatch, tmp_path):
             ("L2", "no cache"),
             "64 KiB, which fits L2, is read at 80 GB/s, 5 times as fast as one of 256 MiB, which fits no",
         ),
-        ((None, None), "A vector of 64 KiB is read at 80 GB/s, 5 times as fast as one of 256 MiB at 16."),
+        (
+            (None, None),
+            "A vector of 64 KiB is read at 80 GB/s, 5 times as fast as one of 256 MiB at 16.",
+        ),
     ],
 )
 def test_the_sentence_on_caches(fits, words):
@@ -113,7 +150,12 @@ def test_the_sentence_on_caches(fits, words):
 
 
 def test_cache_levels_are_those_of_the_system(tmp_path):
-    found = [("Instruction", 1, "32K"), ("Data", 1, "48K"), ("Unified", 3, "32768K"), ("Unified", 2, "1024K")]
+    found = [
+        ("Instruction", 1, "32K"),
+        ("Data", 1, "48K"),
+        ("Unified", 3, "32768K"),
+        ("Unified", 2, "1024K"),
+    ]
     for number, cache in enumerate(found):
         (tmp_path / f"index{number}").mkdir()
         for name, value in zip(("type", "level", "size"), cache, strict=True):
@@ -126,11 +168,23 @@ def test_cache_levels_are_those_of_the_system(tmp_path):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"device": "tpu"}, "sweep.experiment.device must be auto, cpu, cuda or cuda:N, but got 'tpu'"),
-        ({"dtype": "tf32"}, "sweep.experiment.dtype must be one of fp64, fp32, bf16, fp16, but got 'tf32'"),
+        (
+            {"device": "tpu"},
+            "sweep.experiment.device must be auto, cpu, cuda or cuda:N, but got 'tpu'",
+        ),
+        (
+            {"dtype": "tf32"},
+            "sweep.experiment.dtype must be one of fp64, fp32, bf16, fp16, but got 'tf32'",
+        ),
         ({"size": 0}, "sweep.experiment.size must be positive, but got 0"),
-        ({"working_sets": [16, 0]}, "sweep.experiment.working_sets must be KiB from 1 to 4194304, but got [16, 0]"),
-        ({"limit_seconds": math.inf}, "sweep.experiment.limit_seconds must be positive, but got inf"),
+        (
+            {"working_sets": [16, 0]},
+            "sweep.experiment.working_sets must be KiB from 1 to 4194304, but got [16, 0]",
+        ),
+        (
+            {"limit_seconds": math.inf},
+            "sweep.experiment.limit_seconds must be positive, but got inf",
+        ),
     ],
 )
 def test_bad_parameters_are_named(changes, message):

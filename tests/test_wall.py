@@ -23,7 +23,9 @@ BUDGET = SearchBudget("time", 20, None, 100.0, 0.5, 0, replicates=3)
 def wall(elapsed, limit=100.0, replicates=3, objective="time", **changes):
     budget = replace(BUDGET, wall_seconds=limit, replicates=replicates, objective=objective)
     study = changes.pop("study", None) or optuna.create_study()
-    return WallTime(study, budget, lambda: elapsed, **{"owner": True, "now": lambda: 1000.0, **changes})
+    return WallTime(
+        study, budget, lambda: elapsed, **{"owner": True, "now": lambda: 1000.0, **changes}
+    )
 
 
 def spec(resumed_from=None):
@@ -64,14 +66,20 @@ def test_a_trial_is_as_long_as_leaves_time_for_replicates(done, resumed_from, se
     """A step takes 0.01 s by tau(B), and as much more as the trials before took."""
     step = 0.01 * slowness(done, lambda size: 0.01, share=0.25)
     first = 50 if resumed_from == 0 else 0
-    assert wall(20.0).max_steps(done, spec(resumed_from), lambda size: 0.01, 0.25) == first + int(seconds / step)
-    assert wall(1e6).max_steps(done, spec(resumed_from), lambda size: 0.01, 0.25) == first + 1, "never less than a step"
+    assert wall(20.0).max_steps(done, spec(resumed_from), lambda size: 0.01, 0.25) == first + int(
+        seconds / step
+    )
+    assert wall(1e6).max_steps(done, spec(resumed_from), lambda size: 0.01, 0.25) == first + 1, (
+        "never less than a step"
+    )
 
 
 def test_what_is_done_between_trials_takes_time_too():
     """Each decision takes 0.4 s: the report as long as 40 of them, a replicate 10 of them longer."""
     times = iter([0.0, 7.0, 7.4, 14.0, 14.4, 20.0])
-    one = WallTime(optuna.create_study(), BUDGET, lambda: next(times), owner=True, now=lambda: 1000.0)
+    one = WallTime(
+        optuna.create_study(), BUDGET, lambda: next(times), owner=True, now=lambda: 1000.0
+    )
     for _ in range(3):
         with one.trial():
             pass

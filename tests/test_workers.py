@@ -123,10 +123,16 @@ def test_records_and_errors_come_back(toy_train, tmp_path):
         assert (first.spec.number, first.error) == (1, None)
         devices = {first.result().device, second.result().device}
         assert len(devices) == 2, "they were two processes"
-        for batch_size, message in ((1, "LookupError: no such thing"), (2, "Odd: this and that"), (5, "SystemExit: 1")):
+        for batch_size, message in (
+            (1, "LookupError: no such thing"),
+            (2, "Odd: this and that"),
+            (5, "SystemExit: 1"),
+        ):
             workers.start(spec(batch_size), output, None)
             finished = workers.wait()
-            (file, line) = re.fullmatch(rf"{message} \((toy.py):(\d+)\)", finished.result().message).groups()
+            (file, line) = re.fullmatch(
+                rf"{message} \((toy.py):(\d+)\)", finished.result().message
+            ).groups()
             assert finished.result().status == "failed"
             assert finished.frames.startswith(f"  {tmp_path / file}:{line} in train: ")
             assert finished.frames.count("\n") == 1, "no frames of bstune's"
@@ -137,7 +143,9 @@ def test_records_and_errors_come_back(toy_train, tmp_path):
         opened = workers.wait().result().device
         assert opened not in devices, "a process is not used again after an error"
         workers.start(spec(64), output, None)
-        assert workers.wait().result().device == opened, "but otherwise it is, and opens what trains once"
+        assert workers.wait().result().device == opened, (
+            "but otherwise it is, and opens what trains once"
+        )
         # what went well comes first
         workers.start(spec(9, 1), output, None)
         workers.start(spec(64, 2), output, None)
@@ -163,7 +171,9 @@ def test_an_error_in_a_loaders_process_is_named():
         errs()
     except LookupError:
         sent = ExceptionWrapper(where="in DataLoader worker process 0")
-    with pytest.raises(LookupError, match="Caught LookupError in DataLoader worker process 0") as error:
+    with pytest.raises(
+        LookupError, match="Caught LookupError in DataLoader worker process 0"
+    ) as error:
         sent.reraise()
     message, frames = described(error.value)
     assert message == "LookupError: no such file"
@@ -174,7 +184,11 @@ def test_a_process_that_dies_takes_its_own_trial_along_and_no_other(toy_train, t
     output = Output(tmp_path)
     with Workers(toy_train, 2) as workers:
         workers.start(spec(8, 1), output, None)
-        reasons = {3: "status 7", 4: "by the system, as it does when memory runs out: lower ", 10: "by SIGSEGV"}
+        reasons = {
+            3: "status 7",
+            4: "by the system, as it does when memory runs out: lower ",
+            10: "by SIGSEGV",
+        }
         for size, reason in reasons.items():
             workers.start(spec(size, 2), output, None)
             died = workers.wait()
@@ -192,7 +206,8 @@ def test_a_process_that_dies_takes_its_own_trial_along_and_no_other(toy_train, t
 
 
 @pytest.mark.parametrize(
-    ("number", "error"), [(signal.SIGTERM, SystemExit(128 + signal.SIGTERM)), (signal.SIGINT, KeyboardInterrupt())]
+    ("number", "error"),
+    [(signal.SIGTERM, SystemExit(128 + signal.SIGTERM)), (signal.SIGINT, KeyboardInterrupt())],
 )
 def test_a_signal_ends_the_processes_where_nothing_is_cut(toy_train, tmp_path, number, error):
     before = signal.getsignal(number)
@@ -218,15 +233,22 @@ def test_a_process_ends_with_the_one_that_started_it(toy_train, tmp_path):
     script = tmp_path / "script.py"
     script.write_text(KILLED)
     # Its output ends when the last process that writes to it does.
-    run = subprocess.run([sys.executable, str(script)], cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    run = subprocess.run(
+        [sys.executable, str(script)], cwd=tmp_path, capture_output=True, text=True, timeout=120
+    )
     assert run.returncode == -9
     assert "Error" not in run.stderr  # Python's own words on what a killed process leaves are fine
 
 
 def test_seconds_per_step_are_those_measured_alone():
-    found = with_step_time(make_result(batch_size=64, seconds_per_step=3.0), lambda batch_size: batch_size / 6400)
+    found = with_step_time(
+        make_result(batch_size=64, seconds_per_step=3.0), lambda batch_size: batch_size / 6400
+    )
     assert found == make_result(batch_size=64, seconds_per_step=0.01, measured_seconds_per_step=3.0)
-    assert with_step_time(make_result(seconds_per_step=None), lambda batch_size: 1.0).seconds_per_step is None
+    assert (
+        with_step_time(make_result(seconds_per_step=None), lambda batch_size: 1.0).seconds_per_step
+        is None
+    )
 
 
 @pytest.mark.parametrize(
@@ -234,13 +256,17 @@ def test_seconds_per_step_are_those_measured_alone():
     [((), 0), ((3, 1, 0, 2), 4), ((0, 1, 2, 3, 5, 6, 7, 8), 4), ((0, 1, 2, 3, 4, 5, 6, 7, 9), 8)],
 )
 def test_the_precision_is_checked_where_all_earlier_trials_are_done(trial_indices, whole):
-    trials = [make_result(number=number, trial_index=index) for number, index in enumerate(trial_indices)]
+    trials = [
+        make_result(number=number, trial_index=index) for number, index in enumerate(trial_indices)
+    ]
     assert sorted(trial.trial_index for trial in _first_trials(trials)) == list(range(whole))
 
 
 def check_indices(trials, points):
     """Each index has one trial that was not cut short, and no two trials go on from the same one."""
-    searched = [trial for trial in trials if trial.replicate_of is None and trial.status != "failed"]
+    searched = [
+        trial for trial in trials if trial.replicate_of is None and trial.status != "failed"
+    ]
     assert sorted(trial.trial_index for trial in searched) == list(range(len(searched)))
     assert sum(trial.resumed_from is None for trial in searched) == points
     continued = [trial.resumed_from for trial in searched if trial.resumed_from is not None]
@@ -251,7 +277,13 @@ def check_indices(trials, points):
 # Training.
 
 MLFLOW = "mlflow.enabled=false"
-DIGITS = ("workload=digits", MLFLOW, "search.batch_size.low=32", "search.batch_size.high=512", "device=cpu")
+DIGITS = (
+    "workload=digits",
+    MLFLOW,
+    "search.batch_size.low=32",
+    "search.batch_size.high=512",
+    "device=cpu",
+)
 DIGITS += ("hardware.enabled=true",)
 
 TRAINED = """
@@ -279,11 +311,23 @@ def test_trials_train_side_by_side(bstune, tmp_path, monkeypatch, write_module, 
     """One of the processes dies on the way."""
     write_module("trained", TRAINED)
     monkeypatch.setattr("bstune.hardware.survey.cached_survey", lambda *_: (surveyed(), True))
-    arguments = (*DIGITS, "workload.target.value=1.0", "budget={steps: 60, examples: 6000}", "search.trials=8")
-    arguments += ("search.replicates=1", "search.candidates=1", "workload.module._target_=trained.Dies")
+    arguments = (
+        *DIGITS,
+        "workload.target.value=1.0",
+        "budget={steps: 60, examples: 6000}",
+        "search.trials=8",
+    )
+    arguments += (
+        "search.replicates=1",
+        "search.candidates=1",
+        "workload.module._target_=trained.Dies",
+    )
     status, out, err = bstune(*arguments, "search.workers=2")
     assert status == 0, err
-    assert "2 trials at once, each with 1 thread within 1,000 MiB; seconds per step are the survey's" in out
+    assert (
+        "2 trials at once, each with 1 thread within 1,000 MiB; seconds per step are the survey's"
+        in out
+    )
     assert "its process ended with status 5" in out
     study = tmp_path / "outputs" / "digits"
     trials = trials_of(study)
@@ -291,16 +335,24 @@ def test_trials_train_side_by_side(bstune, tmp_path, monkeypatch, write_module, 
     assert [trial.status for trial in trials].count("failed") == 1
     model = surveyed().step_time
     timed = [trial for trial in trials if trial.status != "failed"]
-    assert [trial.seconds_per_step for trial in timed] == [model(trial.batch_size) for trial in timed]
-    assert all(trial.measured_seconds_per_step not in (None, trial.seconds_per_step) for trial in timed)
+    assert [trial.seconds_per_step for trial in timed] == [
+        model(trial.batch_size) for trial in timed
+    ]
+    assert all(
+        trial.measured_seconds_per_step not in (None, trial.seconds_per_step) for trial in timed
+    )
     assert all(trial.train_seconds > 0 for trial in searched)
     fresh = [trial for trial in trials if trial.replicate_of is not None]
-    assert all(trial.number > max(other.number for other in searched) for trial in fresh), "after the search"
+    assert all(trial.number > max(other.number for other in searched) for trial in fresh), (
+        "after the search"
+    )
     # a history is what the spec says, wherever it was trained
     if torch.get_num_threads() == 1:
         last = next(trial for trial in searched if trial.resumed_from is None and trial.history)
         train = prepare(compose_checked([*arguments, "search.workers=1"])).backend.run
-        spec = TrialSpec(90, 90, last.batch_size, last.lr, last.delta, last.seed, max_steps=last.steps)
+        spec = TrialSpec(
+            90, 90, last.batch_size, last.lr, last.delta, last.seed, max_steps=last.steps
+        )
         (tmp_path / "again").mkdir()
         assert train(spec, Output(tmp_path / "again"), None).history == last.history
     assert not list(study.rglob("*.partial"))

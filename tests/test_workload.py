@@ -32,10 +32,19 @@ def first(stream, count):
 @pytest.mark.parametrize(
     ("target", "text"),
     [
-        ({"_target_": "nowhere.Nothing"}, "there is no module nowhere, for nowhere.Nothing: run bstune in the folder"),
-        ({"_target_": "bstune.nowhere.nothing"}, "bstune has no nowhere, for bstune.nowhere.nothing$"),
+        (
+            {"_target_": "nowhere.Nothing"},
+            "there is no module nowhere, for nowhere.Nothing: run bstune in the folder",
+        ),
+        (
+            {"_target_": "bstune.nowhere.nothing"},
+            "bstune has no nowhere, for bstune.nowhere.nothing$",
+        ),
         ({"_target_": "bstune.workloads.images.blur"}, "bstune.workloads.images has no blur"),
-        ({"_target_": "tree.Leaf"}, "importing tree.Leaf needs the module soil, which is not installed$"),
+        (
+            {"_target_": "tree.Leaf"},
+            "importing tree.Leaf needs the module soil, which is not installed$",
+        ),
         ({"_target_": "stump.Leaf"}, "importing stump.Leaf fails: ZeroDivisionError"),
         ({"_target_": "builtins.int", "wrong": 1}, "wrong"),
         ({"_target_": "builtins.int", "x": "${no.such.key}"}, "no.such.key"),
@@ -51,7 +60,10 @@ def test_what_cannot_be_built_is_named(target, text, tmp_path, monkeypatch):
 
 def test_targets_may_be_written_as_lightning_cli_writes_them():
     kept = {"class_path": "torch.nn.ReLU", "y": 1}
-    linear = {"class_path": "torch.nn.Linear", "init_args": {"in_features": "${rate}", "out_features": 2}}
+    linear = {
+        "class_path": "torch.nn.Linear",
+        "init_args": {"in_features": "${rate}", "out_features": 2},
+    }
     options = {"class_path": "builtins.dict", "dict_kwargs": {"a": {"class_path": "torch.nn.ReLU"}}}
     own = {"_target_": "builtins.dict", "_recursive_": False, "a": {"class_path": "torch.nn.ReLU"}}
     node = {"_target_": "builtins.dict", "list": [linear, options], "kept": kept, "own": own}
@@ -68,7 +80,10 @@ def test_the_workloads_trainer_arguments_go_to_the_trainer():
         "init_args": {"logging_interval": "step"},
     }
     plugin = {"_target_": "lightning.pytorch.plugins.precision.DoublePrecision"}
-    config = composed("+workload.trainer={gradient_clip_val: 0.5, benchmark: true}", "+trainer.gradient_clip_val=2")
+    config = composed(
+        "+workload.trainer={gradient_clip_val: 0.5, benchmark: true}",
+        "+trainer.gradient_clip_val=2",
+    )
     OmegaConf.update(config, "workload.trainer.callbacks", {"rates": monitor}, force_add=True)
     OmegaConf.update(config, "workload.trainer.plugins", [plugin], force_add=True)
     trainer = checked_protocol(config).trainer
@@ -84,14 +99,21 @@ def test_an_error_of_bstunes_own_is_raised_as_it_is():
         instantiate(OmegaConf.create(target), "workload.module")
 
 
-@pytest.mark.parametrize(("validation", "sizes"), [("300", (1200, 300, 297)), ("test", (1500, 297, None))])
+@pytest.mark.parametrize(
+    ("validation", "sizes"), [("300", (1200, 300, 297)), ("test", (1500, 297, None))]
+)
 def test_bstunes_own_data_are_split_and_batched_as_configured(validation, sizes):
-    workload = build_workload(composed(f"workload.data.validation={validation}", "protocol.micro_batch_size=100"))
+    workload = build_workload(
+        composed(f"workload.data.validation={validation}", "protocol.micro_batch_size=100")
+    )
     tested = workload.test_batches and sum(len(labels) for _, labels in workload.test_batches)
     assert (workload.train_examples, workload.validation_examples, tested) == sizes
     assert workload.validates_on_test == (validation == "test")
     assert sum(len(labels) for _, labels in workload.validation_batches) == sizes[1]
-    drawn = [[labels for _, labels in first(workload.train_batches(spec(250, seed=seed)), 6)] for seed in (1, 1, 2)]
+    drawn = [
+        [labels for _, labels in first(workload.train_batches(spec(250, seed=seed)), 6)]
+        for seed in (1, 1, 2)
+    ]
     assert [len(labels) for labels in drawn[0]] == [100, 100, 50] * 2
     one, again, other = map(torch.cat, drawn)
     assert torch.equal(one, again)
@@ -193,7 +215,9 @@ class ValidatesOnTwo(Foreign):
 def foreign(kind, *overrides, module=Seeing):
     config = composed(*overrides)
     config.workload.module = {"_target_": f"{__name__}.{module.__name__}"}
-    config.workload.data = {"_target_": f"{__name__}.{kind.__name__}" if kind is not dict else "builtins.dict"}
+    config.workload.data = {
+        "_target_": f"{__name__}.{kind.__name__}" if kind is not dict else "builtins.dict"
+    }
     return build_workload(config)
 
 
@@ -249,7 +273,9 @@ def test_its_hooks_on_batches_are_called_and_it_is_not_set_up_again(kind, least)
         assert min(value for _, value in Seeing.trained) >= least
         assert set(Seeing.evaluated) == {least}
     assert Foreign.last.calls == ["prepare", "fit", "test"]
-    assert len(next(iter(Foreign.last.train_dataloader()))[1]) == 7  # the project's own data module is as it was
+    assert (
+        len(next(iter(Foreign.last.train_dataloader()))[1]) == 7
+    )  # the project's own data module is as it was
 
 
 @pytest.mark.parametrize(
@@ -311,7 +337,11 @@ class Noting(LightningModule):
 def test_a_module_gets_its_own_trials_values_and_leaves_the_config(batch_size, total):
     config = composed("budget={steps: 5, examples: 60}")
     names = ("batch_size", "lr", "seed", "total_steps")
-    nested = {"_target_": "bstune.workloads.schedules.piecewise_linear", "_partial_": True, "knots": [0.0, 1.0]}
+    nested = {
+        "_target_": "bstune.workloads.schedules.piecewise_linear",
+        "_partial_": True,
+        "knots": [0.0, 1.0],
+    }
     config.workload.module = {
         "_target_": f"{__name__}.Noting",
         "schedule": {**nested, "total_steps": "${trial.total_steps}"},
@@ -329,7 +359,9 @@ def test_a_module_gets_its_own_trials_values_and_leaves_the_config(batch_size, t
 def test_what_is_no_module_is_refused():
     config = composed()
     config.workload.module = {"_target_": "torch.nn.Identity"}
-    with pytest.raises(ConfigError, match=r"workload\.module must build a LightningModule, but got Identity"):
+    with pytest.raises(
+        ConfigError, match=r"workload\.module must build a LightningModule, but got Identity"
+    ):
         build_module(config, spec())
 
 
@@ -358,14 +390,18 @@ def test_a_module_starts_from_the_first_training_images_as_its_batches_have_them
     images = torch.cat([images for images, _ in first(workload.train_batches(spec(1200)), 1)])
     rows = layer(images)[:, :4].permute(0, 2, 3, 1).reshape(-1, 4)
     moments = (rows.T @ rows / len(rows)).detach()
-    assert (moments - torch.eye(4)).abs().max() < 0.25  # of 1,200 images where the filters are of 200
+    assert (
+        moments - torch.eye(4)
+    ).abs().max() < 0.25  # of 1,200 images where the filters are of 200
     assert layer(images).shape == (1200, 8, 7, 7)
 
 
 def test_a_study_takes_its_images_once(monkeypatch):
     asked = []
     give = ImageData.first_images
-    monkeypatch.setattr(ImageData, "first_images", lambda data, count: asked.append(count) or give(data, count))
+    monkeypatch.setattr(
+        ImageData, "first_images", lambda data, count: asked.append(count) or give(data, count)
+    )
     config = composed(*WHITENED)
     workload = build_workload(config)
     torch.manual_seed(0)
@@ -374,9 +410,13 @@ def test_a_study_takes_its_images_once(monkeypatch):
     two = workload.build_module(spec(seed=1, batch_size=64)).state_dict()
     assert asked == [200]
     assert torch.equal(one["model.0.weight"], two["model.0.weight"])
-    assert not torch.equal(one["model.2.weight"], two["model.2.weight"])  # what is drawn is each trial's own
+    assert not torch.equal(
+        one["model.2.weight"], two["model.2.weight"]
+    )  # what is drawn is each trial's own
     one["model.0.weight"].zero_()
-    assert torch.equal(workload.build_module(spec()).state_dict()["model.0.weight"], two["model.0.weight"])
+    assert torch.equal(
+        workload.build_module(spec()).state_dict()["model.0.weight"], two["model.0.weight"]
+    )
     build_workload(config).build_module(spec())
     assert asked == [200, 200]
 

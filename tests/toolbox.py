@@ -11,7 +11,15 @@ from typing import Any
 
 import pytest
 
-from bstune.core.records import Budget, EvaluationSchedule, Merit, Target, TrialProtocol, TrialResult, TrialSpec
+from bstune.core.records import (
+    Budget,
+    EvaluationSchedule,
+    Merit,
+    Target,
+    TrialProtocol,
+    TrialResult,
+    TrialSpec,
+)
 from bstune.hardware.memory import Ceiling, MemoryModel, Outcome, ProbeResult
 from bstune.hardware.roofline import AffineCost, DeviceLimits, LayerCost, StepCost
 from bstune.hardware.survey import Survey
@@ -97,27 +105,40 @@ def steps_to_target(batch_size: float, lr: float) -> int:
     return round(200 * (1 + 64 / batch_size) * (1 + math.log2(lr / best) ** 2))
 
 
-def table_rows(seeds: Iterable[int] = (0, 1), missed: Callable[[float], bool] = lambda lr: False) -> list[dict]:
+def table_rows(
+    seeds: Iterable[int] = (0, 1), missed: Callable[[float], bool] = lambda lr: False
+) -> list[dict]:
     """Return the rows of a replay table of that frontier, error 0.14 the target; ``missed`` says at which rates."""
     rows = []
     for batch_size, lr, seed in product((8, 32, 128, 512), (0.01, 0.04, 0.16, 0.64), seeds):
         hit = steps_to_target(batch_size, lr) + 5 * seed
         steps = sorted({max(1, round(hit * 1.1**-i)) for i in range(31)})
-        metric = [0.13 + 0.5 * (1 - step / hit) ** 2 + 0.02 * (step < hit or missed(lr)) for step in steps]
-        point = {"batch_size": batch_size, "lr": lr, "seed": seed, "seconds_per_step": 0.01 + 0.0001 * batch_size}
+        metric = [
+            0.13 + 0.5 * (1 - step / hit) ** 2 + 0.02 * (step < hit or missed(lr)) for step in steps
+        ]
+        point = {
+            "batch_size": batch_size,
+            "lr": lr,
+            "seed": seed,
+            "seconds_per_step": 0.01 + 0.0001 * batch_size,
+        }
         rows.append(point | {"steps": steps, "metric": metric})
     return rows
 
 
 def write_rows(path: Path, rows: Iterable[object]) -> Path:
     """Write rows as JSON lines; text as it is."""
-    path.write_text("".join((row if isinstance(row, str) else json.dumps(row)) + "\n" for row in rows))
+    path.write_text(
+        "".join((row if isinstance(row, str) else json.dumps(row)) + "\n" for row in rows)
+    )
     return path
 
 
 def trials_of(study: Path) -> list[TrialResult]:
     """Return the records in a study's output folder."""
-    return [TrialResult.from_json(line) for line in (study / "trials.jsonl").read_text().splitlines()]
+    return [
+        TrialResult.from_json(line) for line in (study / "trials.jsonl").read_text().splitlines()
+    ]
 
 
 def make_trial(
@@ -151,12 +172,18 @@ def best_of(trials: Sequence[TrialResult]) -> dict[Merit, Winner]:
 
 
 def hand_critical(
-    b_crit: float | None, low: float | None, high: float | None, smallest: int = 16, largest: int = 4096
+    b_crit: float | None,
+    low: float | None,
+    high: float | None,
+    smallest: int = 16,
+    largest: int = 4096,
 ) -> CriticalBatch:
     """Return a critical batch size with this interval, of S = 100 (1 + B_crit/B)."""
     below, above = (None, None) if b_crit is None else (b_crit / 9, b_crit * 9)
     e_min = None if b_crit is None else 100.0 * b_crit
-    return CriticalBatch(b_crit, low, high, 0.9, 100.0, e_min, None, None, None, below, above, smallest, largest, ())
+    return CriticalBatch(
+        b_crit, low, high, 0.9, 100.0, e_min, None, None, None, below, above, smallest, largest, ()
+    )
 
 
 def data_root(folder: str) -> str:
@@ -179,7 +206,10 @@ def make_survey(
     **changes: Any,
 ) -> Survey:
     """Return a survey of a Linear with seconds per step ``taus``, ``bare`` of them without the framework."""
-    timings = (StepTiming(size, tau, tau, tau, 0.0, 9, None if bare is None else bare * tau) for size, tau in taus)
+    timings = (
+        StepTiming(size, tau, tau, tau, 0.0, 9, None if bare is None else bare * tau)
+        for size, tau in taus
+    )
     at, smallest = make_probe_result(taus[-1][0]), make_probe_result(taus[0][0])
     model = MemoryModel(90.0 * 2**20, 1024.0)
     moved = AffineCost(0, 100)

@@ -45,7 +45,9 @@ class BatchPlan:
         """Return batch size and number of batches of each part that the first ``batches`` of them reach into."""
         ends = (*self.first[1:], batches)
         parts = zip(self.sizes, self.first, ends, strict=True)
-        return tuple((size, min(end, batches) - first) for size, first, end in parts if first < batches)
+        return tuple(
+            (size, min(end, batches) - first) for size, first, end in parts if first < batches
+        )
 
     def batches_until(self, examples: float, share: float = 1.0) -> int:
         """Return the least number of batches whose examples, times ``share``, are ``examples`` or more."""

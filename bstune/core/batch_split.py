@@ -41,7 +41,9 @@ class BatchSplit:
         """Return how many micro-batches of which size one device runs, the larger ones first."""
         size, rest = divmod(self.batch_size, self.devices * self.rounds)
         larger = max(0, -(-(rest - device) // self.devices))
-        return {n: count for n, count in ((size + 1, larger), (size, self.rounds - larger)) if count}
+        return {
+            n: count for n, count in ((size + 1, larger), (size, self.rounds - larger)) if count
+        }
 
     def share(self, device: int) -> int:
         """Return the examples of one device."""
@@ -61,15 +63,25 @@ def split_batch(batch_size: int, devices: int, largest: int | None = None) -> Ba
 
     ConfigError if a number is not a positive integer, or if there are fewer examples than devices.
     """
-    for name, value in (("batch size", batch_size), ("number of devices", devices), ("memory ceiling", largest)):
-        if value is not None and (isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= LARGEST):
-            raise ConfigError(f"the {name} must be a whole number from 1 to {LARGEST}, but got {value!r}")
+    for name, value in (
+        ("batch size", batch_size),
+        ("number of devices", devices),
+        ("memory ceiling", largest),
+    ):
+        if value is not None and (
+            isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= LARGEST
+        ):
+            raise ConfigError(
+                f"the {name} must be a whole number from 1 to {LARGEST}, but got {value!r}"
+            )
     if batch_size < devices:
         raise ConfigError(
             f"a batch of {batch_size} leaves some of {devices} devices without an example: use at most {batch_size} "
             f"device{'s' * (batch_size > 1)}, or a batch size of at least {devices}"
         )
-    return BatchSplit(batch_size, devices, 1 if largest is None else -(-batch_size // (devices * largest)))
+    return BatchSplit(
+        batch_size, devices, 1 if largest is None else -(-batch_size // (devices * largest))
+    )
 
 
 def split_lines(split: BatchSplit, largest: int) -> Iterator[str]:
@@ -84,7 +96,9 @@ def split_lines(split: BatchSplit, largest: int) -> Iterator[str]:
             name = f"device {first}" if first == last else f"devices {first} to {last}"
             spelt = " + ".join(f"{count} x {size}" for size, count in split.counts(first).items())
             yield f"{name:<17} {split.share(first)} examples{' each' * (first < last)}: {spelt}"
-    for size in sorted({size for device in (0, devices - 1) for size in split.counts(device)}, reverse=True):
+    for size in sorted(
+        {size for device in (0, devices - 1) for size in split.counts(device)}, reverse=True
+    ):
         factor = split.factor(size)
         value = f"{factor}" if factor.denominator == 1 else f"{factor} = {float(factor):.10g}"
         yield f"loss of {size:<9} times {size}/{total} where gradients are summed, {value} where they are averaged"

@@ -46,16 +46,25 @@ def crossing(losses: Mapping[int, float], tolerance: float) -> float | None:
     return None
 
 
-def largest_batch(by_seed: Sequence[Mapping[int, float]], tolerance: float, level: float) -> LargestBatch:
+def largest_batch(
+    by_seed: Sequence[Mapping[int, float]], tolerance: float, level: float
+) -> LargestBatch:
     """Return the largest batch size that loses nothing, of each seed's losses by batch size, with its interval.
 
     The interval is Student's, of the mean of log B over seeds.
     """
     found = [crossing(losses, tolerance) for losses in by_seed]
-    logs = [math.log(max(losses) if one is None else one) for one, losses in zip(found, by_seed, strict=True)]
+    logs = [
+        math.log(max(losses) if one is None else one)
+        for one, losses in zip(found, by_seed, strict=True)
+    ]
     mean, unbounded = statistics.fmean(logs), sum(one is None for one in found)
     if len(logs) < 2:
         return LargestBatch(math.exp(mean), None, None, unbounded)
-    half = float(t.ppf((1.0 + level) / 2.0, len(logs) - 1)) * statistics.stdev(logs) / math.sqrt(len(logs))
+    half = (
+        float(t.ppf((1.0 + level) / 2.0, len(logs) - 1))
+        * statistics.stdev(logs)
+        / math.sqrt(len(logs))
+    )
     high = None if unbounded else math.exp(mean + half)
     return LargestBatch(math.exp(mean), math.exp(mean - half), high, unbounded)

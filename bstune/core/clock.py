@@ -29,12 +29,16 @@ class TrialClock:
     """Counts a trial's seconds by phase; it starts in ``STARTUP``. Tests give their own ``now``, a monotonic clock."""
 
     def __init__(
-        self, now: Callable[[], float] = time.perf_counter, synchronize: Callable[[], None] = lambda: None
+        self,
+        now: Callable[[], float] = time.perf_counter,
+        synchronize: Callable[[], None] = lambda: None,
     ) -> None:
         self._now = now
         self._synchronize = synchronize
         self._seconds = dict.fromkeys(Phase, 0.0)
-        self.segments: list[tuple[int, float]] = []  # steps and seconds of the training between evaluations, in order
+        self.segments: list[
+            tuple[int, float]
+        ] = []  # steps and seconds of the training between evaluations, in order
         self._phase = Phase.STARTUP
         self._segment = 0.0  # seconds of the running segment before it was last interrupted
         self._since = now()
@@ -85,7 +89,11 @@ def seconds_per_step(segments: Sequence[tuple[int, float]], warmup_steps: int) -
     The first segment and all that begin before ``warmup_steps`` are left out, but for the last where none would remain.
     """
     starts = accumulate((steps for steps, _ in segments), initial=0)
-    kept = [segment for segment, start in zip(segments, starts, strict=False) if start >= max(1, warmup_steps)]
+    kept = [
+        segment
+        for segment, start in zip(segments, starts, strict=False)
+        if start >= max(1, warmup_steps)
+    ]
     ratios = [seconds / steps for steps, seconds in kept or segments[-1:]]
     return statistics.median(ratios) if ratios else None
 
@@ -102,5 +110,7 @@ def process_seconds() -> float:
         fields = Path("/proc/self/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
     except OSError:
         return time.monotonic() - IMPORTED
-    began = int(fields[19]) / os.sysconf("SC_CLK_TCK")  # proc(5): field 22, two of which come before
+    began = int(fields[19]) / os.sysconf(
+        "SC_CLK_TCK"
+    )  # proc(5): field 22, two of which come before
     return time.clock_gettime(time.CLOCK_BOOTTIME) - began

@@ -71,4 +71,6 @@ def quieten(training: bool = True) -> None:
         logging.getLogger(name).setLevel(logging.WARNING)
     # Lightning's own use of a deprecated pytree class, once a step.
     warnings.filterwarnings("ignore", message=".*LeafSpec.*", category=FutureWarning)
-    warnings.filterwarnings("ignore", message="GPU available but not used")  # device=cpu was asked for
+    warnings.filterwarnings(
+        "ignore", message="GPU available but not used"
+    )  # device=cpu was asked for

@@ -48,10 +48,14 @@ USABLE = "a positive, finite number (below 1e100)"
 FLAGS = {"0": False, "false": False, "1": True, "true": True}
 SLOPE_WIDTH = 1.0  # octaves over which a slope is averaged
 LAWS = ("auto", "two-terms", "three-terms")
-EVIDENCE = 0.98  # two-sided; as only v > 0 counts, a false alarm in 1% of the curves that two terms made
+EVIDENCE = (
+    0.98  # two-sided; as only v > 0 counts, a false alarm in 1% of the curves that two terms made
+)
 DOUBT = 2.0  # where the information criterion of Akaike 1974 prefers one more parameter
 SCATTER = 0.4  # noise from which on it is said: three times what single, tuned runs have
-REACH = math.log(1e4)  # B_crit is sought within this factor of the batch sizes, and at 0 and infinity
+REACH = math.log(
+    1e4
+)  # B_crit is sought within this factor of the batch sizes, and at 0 and infinity
 MAX_POINTS = 1000  # the fit's arrays grow with the points; a frontier has one per half octave
 
 
@@ -66,7 +70,9 @@ class FrontierPoint:
     batch_size: int | float
     steps: float  # the fit takes S to be this
     censored: bool
-    steps_low: float | None  # the last step known to miss the target: S lies in (steps_low, steps]; None if unknown
+    steps_low: (
+        float | None
+    )  # the last step known to miss the target: S lies in (steps_low, steps]; None if unknown
 
 
 @dataclass(frozen=True)
@@ -84,7 +90,9 @@ class CurveFit:
     b_opt: float | None
     b_opt_low: float | None
     b_opt_high: float | None
-    e_min: float | None  # fewest examples, S_min (B_crit + 2 B_opt), at B_opt; None where they may be 0
+    e_min: (
+        float | None
+    )  # fewest examples, S_min (B_crit + 2 B_opt), at B_opt; None where they may be 0
     # Where the slope of log S* is -0.9 and -0.1: B_crit/9 and 9 B_crit of two terms, both larger of three. There the
     # slope is under -1 below B_opt, where perfect scaling says only that a smaller batch is no better.
     perfect_scaling_below: float | None
@@ -154,7 +162,10 @@ def frontier_points(trials: Iterable[TrialResult]) -> list[FrontierPoint]:
             octaves.setdefault((trial.batch_size**2).bit_length() - 1, []).append(trial)
     best = [min(octaves[octave], key=rank) for octave in sorted(octaves)]
     return [
-        FrontierPoint(t.batch_size, t.steps if t.reached else t.steps_low, not t.reached, t.steps_low) for t in best
+        FrontierPoint(
+            t.batch_size, t.steps if t.reached else t.steps_low, not t.reached, t.steps_low
+        )
+        for t in best
     ]
 
 
@@ -189,12 +200,16 @@ def fit_curve(points: Iterable[FrontierPoint], level: float = 0.90, law: str = "
     # 1 where the points allow it
     at = 0 if open_below else -1 if open_above else k
     log_s_min = best.log_height[at] + log_expit(-best.odds[at])
-    fewest = np.logaddexp(log_expit(best.odds), math.log(2.0) + 0.5 * (best.small + log_expit(-best.odds)))
+    fewest = np.logaddexp(
+        log_expit(best.odds), math.log(2.0) + 0.5 * (best.small + log_expit(-best.odds))
+    )
     log_e_min = best.log_height[at] + fewest[at] + observed.log_reference
     if open_below and three and (b_opt_low is None or b_opt_high is None):
         log_e_min = -math.inf  # B_opt decides it, and may be 0 or infinite
     b_crit = None if open_below or open_above else math.exp(best.odds[k] + observed.log_reference)
-    low, high = (None if end is None else math.exp(end + observed.log_reference) for end in chosen.ends)
+    low, high = (
+        None if end is None else math.exp(end + observed.log_reference) for end in chosen.ends
+    )
     fit = CurveFit(
         law=chosen.law,
         s_min=None if open_above else math.exp(log_s_min),
@@ -205,8 +220,12 @@ def fit_curve(points: Iterable[FrontierPoint], level: float = 0.90, law: str = "
         b_opt_low=b_opt_low,
         b_opt_high=b_opt_high,
         e_min=math.exp(log_e_min) if log_e_min > -math.inf else None,
-        perfect_scaling_below=None if b_crit is None else batch_at(b_crit, b_opt, 1.0 / SLOPE_RATIO),
-        maximal_data_parallelism_above=None if b_crit is None else batch_at(b_crit, b_opt, SLOPE_RATIO),
+        perfect_scaling_below=None
+        if b_crit is None
+        else batch_at(b_crit, b_opt, 1.0 / SLOPE_RATIO),
+        maximal_data_parallelism_above=None
+        if b_crit is None
+        else batch_at(b_crit, b_opt, SLOPE_RATIO),
         level=level,
         noise=math.exp(best.log_sigma[k]),
         note=None,
@@ -228,12 +247,18 @@ def predict_steps(fit: CurveFit, batch_sizes: ArrayLike) -> CurveBand:
     rise = _rise(observed, terms, fit.level)
     profile = _locate(observed, terms, fit.level)
     k = int(profile.deviance.argmin())
-    best = _shape(profile.odds[[k]], profile.small[[k]], log_batch - observed.log_reference)[0] + profile.log_height[k]
+    best = (
+        _shape(profile.odds[[k]], profile.small[[k]], log_batch - observed.log_reference)[0]
+        + profile.log_height[k]
+    )
     inside = np.flatnonzero(profile.deviance <= profile.deviance[k] + rise)
     odds, small, log_height, log_sigma = (
-        values[inside] for values in (profile.odds, profile.small, profile.log_height, profile.log_sigma)
+        values[inside]
+        for values in (profile.odds, profile.small, profile.log_height, profile.log_sigma)
     )
-    if terms == 3:  # a few curves for each of a few B_crit: from one end of the small-batch term to the other
+    if (
+        terms == 3
+    ):  # a few curves for each of a few B_crit: from one end of the small-batch term to the other
         kept = np.unique(np.linspace(0, inside.size - 1, 11).astype(int))
         lowest, highest = _small_ends(observed, odds[kept], small[kept], profile.deviance[k] + rise)
         small = np.linspace(lowest, highest, 7, axis=1).reshape(-1)
@@ -256,9 +281,14 @@ def predict_steps(fit: CurveFit, batch_sizes: ArrayLike) -> CurveBand:
 def log_slope(points: Iterable[FrontierPoint]) -> float:
     """Return the slope of log S over log B by ordinary least squares, bounds left out; -1 is perfect scaling."""
     reached = [point for point in points if not point.censored]
-    x, y = _log((p.batch_size for p in reached), "batch_size"), _log((p.steps for p in reached), "steps")
+    x, y = (
+        _log((p.batch_size for p in reached), "batch_size"),
+        _log((p.steps for p in reached), "steps"),
+    )
     if np.unique(x).size < 2:
-        raise CurveError(f"a slope needs reached points at two or more batch sizes, but got {np.unique(x).size}")
+        raise CurveError(
+            f"a slope needs reached points at two or more batch sizes, but got {np.unique(x).size}"
+        )
     x = x - x.mean()
     return float(x @ (y - y.mean()) / (x @ x))
 
@@ -289,7 +319,9 @@ def half_slope(log_batch: Array, log_steps: Array) -> Array:
 
 
 def _usable(value: float, name: str) -> float:
-    if not 1e-100 < value < 1e100:  # NaN fails this too; the width keeps every exp of a sum of logs finite
+    if (
+        not 1e-100 < value < 1e100
+    ):  # NaN fails this too; the width keeps every exp of a sum of logs finite
         raise CurveError(f"{name} must be {USABLE}, but got {value}")
     return value
 
@@ -299,7 +331,10 @@ def _log(values: Iterable[float], name: str) -> Array:
 
 
 def _observe(points: tuple[FrontierPoint, ...]) -> _Observed:
-    log_batch, log_steps = _log((p.batch_size for p in points), "batch_size"), _log((p.steps for p in points), "steps")
+    log_batch, log_steps = (
+        _log((p.batch_size for p in points), "batch_size"),
+        _log((p.steps for p in points), "steps"),
+    )
     censored = np.array([point.censored for point in points], dtype=np.bool_)
     reached, sizes = int((~censored).sum()), np.unique(log_batch[~censored]).size
     if reached < 3 or sizes < 2:
@@ -309,9 +344,13 @@ def _observe(points: tuple[FrontierPoint, ...]) -> _Observed:
             if (some := [point for point in points if point.censored == stopped])
         ]
         got = f"{reached} at {sizes}: known is {' and '.join(known) or 'nothing'}; run more batch sizes to the target"
-        raise CurveError(f"the curve needs at least 3 points that reached the target, at 2 batch sizes, but got {got}")
+        raise CurveError(
+            f"the curve needs at least 3 points that reached the target, at 2 batch sizes, but got {got}"
+        )
     if len(points) > MAX_POINTS:
-        raise CurveError(f"the curve takes at most {MAX_POINTS} points, but got {len(points)}: keep the best per B")
+        raise CurveError(
+            f"the curve takes at most {MAX_POINTS} points, but got {len(points)}: keep the best per B"
+        )
     log_reference = float(log_batch[~censored].mean())
     return _Observed(log_batch - log_reference, log_steps, censored, log_reference)
 
@@ -327,7 +366,9 @@ def _choose_law(observed: _Observed, law: str, level: float) -> _Chosen:
     testable = reached >= 4 and sizes >= 3
     if law == "three-terms" and not testable:
         got = f"{reached} at {sizes}: run more, or fit two terms"
-        raise CurveError(f"three terms need at least 4 points that reached the target, at 3 batch sizes, but got {got}")
+        raise CurveError(
+            f"three terms need at least 4 points that reached the target, at 3 batch sizes, but got {got}"
+        )
     contradiction = _contradiction(observed, testable and law != "two-terms")
     profile, rise = _locate(observed, 2, level), _rise(observed, 2, level)
     two = _Chosen("two-terms", profile, rise, _ends(profile, rise), contradiction=contradiction)
@@ -337,7 +378,9 @@ def _choose_law(observed: _Observed, law: str, level: float) -> _Chosen:
     profile, rise = _locate(observed, 3, level), _rise(observed, 3, level)
     gain = float(two.profile.deviance.min() - profile.deviance.min())
     asked = gain > _rise(observed, 3, EVIDENCE)
-    three = _Chosen("three-terms", profile, rise, _ends(profile, rise), gain, contradiction=contradiction)
+    three = _Chosen(
+        "three-terms", profile, rise, _ends(profile, rise), gain, contradiction=contradiction
+    )
     if law == "three-terms" or (law == "auto" and asked):
         return three
     if law == "auto" and gain > DOUBT:
@@ -349,7 +392,9 @@ def _choose_law(observed: _Observed, law: str, level: float) -> _Chosen:
         doubt = "small batches may waste examples, so the interval of B_crit holds that law's too: run them again"
         return replace(two, ends=ends, doubt=doubt)
     if asked:
-        wasted = "small batches waste examples, so by two terms B_crit is not known: let the law be auto"
+        wasted = (
+            "small batches waste examples, so by two terms B_crit is not known: let the law be auto"
+        )
         return replace(two, contradiction=wasted)
     return two
 
@@ -360,8 +405,12 @@ def _note(fit: CurveFit, doubt: str | None) -> str | None:
     assumed = reached - (2 if fit.law == "two-terms" else 3) < 2
     notes = [
         doubt,
-        f"{reached} points hardly show their noise: the intervals assume {PRIOR_NOISE:.0%}" if assumed else None,
-        f"the points scatter by a factor of {math.exp(fit.noise):.1f}: repeat them" if fit.noise > SCATTER else None,
+        f"{reached} points hardly show their noise: the intervals assume {PRIOR_NOISE:.0%}"
+        if assumed
+        else None,
+        f"the points scatter by a factor of {math.exp(fit.noise):.1f}: repeat them"
+        if fit.noise > SCATTER
+        else None,
         _ends_note(fit.points, fit.b_crit_low is None, fit.b_crit_high is None),
     ]
     return "; ".join(note for note in notes if note) or None
@@ -384,7 +433,9 @@ def _contradiction(observed: _Observed, third_term: bool) -> str | None:
 def _rise(observed: _Observed, terms: int, level: float) -> float:
     """Return by how much the deviance rises to an end of the interval (point 4 of the module's docstring)."""
     if not 0.0 < level < 1.0:
-        raise CurveError(f"the level of an interval must be between 0 and 1, such as 0.9, but got {level}")
+        raise CurveError(
+            f"the level of an interval must be between 0 and 1, such as 0.9, but got {level}"
+        )
     n = float((~observed.censored).sum()) + PRIOR_WEIGHT
     t = stdtrit(n - terms, (1.0 + level) / 2.0)
     return float(n * np.log1p(t * t / (n - terms)))
@@ -412,32 +463,46 @@ def _deviance(gap: Array, censored: NDArray[np.bool_], log_sigma: Array) -> Arra
     return np.asarray(2.0 * (prior - likelihood))
 
 
-def _profile(observed: _Observed, odds: Array, small: Array | None = None, log_height: Array | None = None) -> _Profile:
+def _profile(
+    observed: _Observed, odds: Array, small: Array | None = None, log_height: Array | None = None
+) -> _Profile:
     """Minimise the deviance over sigma, and over the small-batch term and the height unless given, for all of odds."""
     # A pattern search of shrinking steps, from the best of a grid of starts: the outlier mixture has several minima.
     odds, rows = odds[:, None], np.arange(odds.size)
     if small is None:  # from a tenth of the steps at the smallest batch size to nearly all of them
         edge = observed.x.min(keepdims=True)
-        third = _shape(odds, np.array([-np.inf]), edge)[..., 0] + 2.0 * edge + np.array([-2.0, 1.0, 4.0, 7.0])
+        third = (
+            _shape(odds, np.array([-np.inf]), edge)[..., 0]
+            + 2.0 * edge
+            + np.array([-2.0, 1.0, 4.0, 7.0])
+        )
     else:
         third = small[:, None]
     shape = _shape(odds, third, observed.x)  # (m, k, n)
     if log_height is None:
-        height = np.quantile((observed.log_steps - shape)[..., ~observed.censored], np.linspace(0.0, 1.0, 9), axis=-1)
+        height = np.quantile(
+            (observed.log_steps - shape)[..., ~observed.censored], np.linspace(0.0, 1.0, 9), axis=-1
+        )
         height = np.moveaxis(height, 0, -1).reshape(odds.size, -1)
         third, shape = np.repeat(third, 9, axis=1), np.repeat(shape, 9, axis=1)
     else:
         height = log_height[:, None]
     sigmas = np.log([0.03, 0.1, 0.3, 1.0])
     log_sigma = np.tile(sigmas, height.shape)
-    height, third, shape = (np.repeat(values, sigmas.size, axis=1) for values in (height, third, shape))
+    height, third, shape = (
+        np.repeat(values, sigmas.size, axis=1) for values in (height, third, shape)
+    )
     free = (small is None, log_height is None, True)
     moves = np.array(list(product(*((-1.0, 0.0, 1.0) if one else (0.0,) for one in free))))
     step = 0.6
     for turn in range(22 if small is not None else 34):
-        deviance = _deviance(observed.log_steps - shape - height[..., None], observed.censored, log_sigma)
+        deviance = _deviance(
+            observed.log_steps - shape - height[..., None], observed.censored, log_sigma
+        )
         k = deviance.argmin(1)
-        best = _Profile(odds[:, 0], third[rows, k], deviance[rows, k], height[rows, k], log_sigma[rows, k])
+        best = _Profile(
+            odds[:, 0], third[rows, k], deviance[rows, k], height[rows, k], log_sigma[rows, k]
+        )
         scale = step * np.exp(best.log_sigma)
         height = best.log_height[:, None] + scale[:, None] * moves[:, 1]
         log_sigma = best.log_sigma[:, None] + step * moves[:, 2]
@@ -447,7 +512,9 @@ def _profile(observed: _Observed, odds: Array, small: Array | None = None, log_h
             middle = shape.mean(-1)
             shape = _shape(odds, third, observed.x)
             height += middle - shape.mean(-1)
-        step = 0.3 if small is None and turn == 11 else 0.7 * step  # three parameters take a second search
+        step = (
+            0.3 if small is None and turn == 11 else 0.7 * step
+        )  # three parameters take a second search
     return best
 
 
@@ -464,44 +531,70 @@ def _locate(observed: _Observed, terms: int, level: float) -> _Profile:
     for _ in range(2):  # twice: the first grid may see the interval as a single point
         lowest = min(inner.deviance.min(), limits.deviance.min())
         inside = np.flatnonzero(inner.deviance <= max(lowest + rise, inner.deviance.min()))
-        low, high = inner.odds[max(inside[0] - 1, 0)], inner.odds[min(inside[-1] + 1, inner.odds.size - 1)]
+        low, high = (
+            inner.odds[max(inside[0] - 1, 0)],
+            inner.odds[min(inside[-1] + 1, inner.odds.size - 1)],
+        )
         inner = minimise(np.linspace(low, high, 41))
     finer = inner
     for _ in range(3):
         k = int(finer.deviance.argmin())
         low, high = finer.odds[max(k - 1, 0)], finer.odds[min(k + 1, finer.odds.size - 1)]
         finer = minimise(np.linspace(low, high, 9))
-    columns = [np.concatenate(parts) for parts in zip(*(vars(g).values() for g in (limits, inner, finer)), strict=True)]
+    columns = [
+        np.concatenate(parts)
+        for parts in zip(*(vars(g).values() for g in (limits, inner, finer)), strict=True)
+    ]
     order = np.argsort(columns[0], kind="stable")
     return _Profile(*(column[order] for column in columns))
 
 
-def _small_ends(observed: _Observed, odds: Array, small: Array, threshold: float) -> tuple[Array, Array]:
+def _small_ends(
+    observed: _Observed, odds: Array, small: Array, threshold: float
+) -> tuple[Array, Array]:
     """Return the smallest and largest small-batch term at each of odds whose deviance is below the threshold."""
     low, high = small - 8.0, small + 8.0
     for count in (25, 13):
         grid = np.linspace(low, high, count, axis=1)
-        deviance = _profile(observed, np.repeat(odds, count), grid.reshape(-1)).deviance.reshape(grid.shape)
-        ends = np.array([_crossings(line, d - threshold) for line, d in zip(grid, deviance, strict=True)])
+        deviance = _profile(observed, np.repeat(odds, count), grid.reshape(-1)).deviance.reshape(
+            grid.shape
+        )
+        ends = np.array(
+            [_crossings(line, d - threshold) for line, d in zip(grid, deviance, strict=True)]
+        )
         low, high = ends[:, 0] - 0.5, ends[:, 1] + 0.5
     return ends[:, 0], ends[:, 1]
 
 
-def _b_opt(observed: _Observed, profile: _Profile, rise: float) -> tuple[float, float, float | None]:
+def _b_opt(
+    observed: _Observed, profile: _Profile, rise: float
+) -> tuple[float, float, float | None]:
     """Return B_opt and its range in the likelihood region, with None for an end where every larger one fits."""
     k = int(profile.deviance.argmin())
     inside = np.flatnonzero(profile.deviance <= profile.deviance[k] + rise)
     inside = inside[np.linspace(0, inside.size - 1, 15).astype(int)]
-    ends = _small_ends(observed, profile.odds[inside], profile.small[inside], profile.deviance[k] + rise)
+    ends = _small_ends(
+        observed, profile.odds[inside], profile.small[inside], profile.deviance[k] + rise
+    )
     # B_opt^2 = B_ref^2 v/(1 - p)
-    low, high = (0.5 * (end - log_expit(-profile.odds[inside])) + observed.log_reference for end in ends)
+    low, high = (
+        0.5 * (end - log_expit(-profile.odds[inside])) + observed.log_reference for end in ends
+    )
     best = 0.5 * (profile.small[k] - log_expit(-profile.odds[k])) + observed.log_reference
-    return math.exp(best), math.exp(low.min()), None if profile.odds[inside[-1]] == np.inf else math.exp(high.max())
+    return (
+        math.exp(best),
+        math.exp(low.min()),
+        None if profile.odds[inside[-1]] == np.inf else math.exp(high.max()),
+    )
 
 
 def batch_at(b_crit: float, b_opt: float, factor: float) -> float:
     """Return the batch size at which the slope of log S* is -1/(1 + factor): factor B_crit without a B_opt."""
-    return 0.5 * factor * (b_crit + math.hypot(b_crit, 2.0 * b_opt * math.sqrt(1.0 + 2.0 * factor) / factor))
+    return (
+        0.5
+        * factor
+        * (b_crit + math.hypot(b_crit, 2.0 * b_opt * math.sqrt(1.0 + 2.0 * factor) / factor))
+    )
 
 
 def _ends(profile: _Profile, rise: float) -> tuple[float | None, float | None]:
@@ -533,7 +626,9 @@ def _ends_note(points: tuple[FrontierPoint, ...], no_low: bool, no_high: bool) -
     sizes = [point.batch_size for point in points]
     above, below = f"above {max(sizes):.10g}", f"below {min(sizes):.10g}"
     if no_low and no_high:
-        return f"the points do not bracket B_crit: run batch sizes {below} and {above}, or more trials"
+        return (
+            f"the points do not bracket B_crit: run batch sizes {below} and {above}, or more trials"
+        )
     if no_high:
         return f"no point near or above B_crit, so it has no upper end: run batch sizes {above}"
     if no_low:
@@ -547,31 +642,49 @@ def read_points(path: Path) -> list[FrontierPoint]:
         with path.open(newline="", encoding="utf-8-sig") as file:
             return list(_parse(csv.DictReader(file, strict=True), path))
     except OSError as error:
-        raise CurveError(f"cannot read {path}: {error.strerror}; give a CSV file of points") from error
+        raise CurveError(
+            f"cannot read {path}: {error.strerror}; give a CSV file of points"
+        ) from error
     except (UnicodeDecodeError, csv.Error) as error:
-        raise CurveError(f"{path} is not a CSV file in UTF-8 ({error}); export the points as plain CSV") from error
+        raise CurveError(
+            f"{path} is not a CSV file in UTF-8 ({error}); export the points as plain CSV"
+        ) from error
 
 
 def _parse(reader: "csv.DictReader[str]", path: Path) -> Iterator[FrontierPoint]:
     header = [name.strip() for name in reader.fieldnames or ()]
-    if header.count("batch_size") != 1 or header.count("steps") != 1 or header.count("censored") > 1:
+    if (
+        header.count("batch_size") != 1
+        or header.count("steps") != 1
+        or header.count("censored") > 1
+    ):
         needs = "needs the columns batch_size and steps, and may have censored, each once, but got"
-        raise CurveError(f"{path}, line 1: {needs} {','.join(header)[:80]!r}: name the columns in the first line")
+        raise CurveError(
+            f"{path}, line 1: {needs} {','.join(header)[:80]!r}: name the columns in the first line"
+        )
     reader.fieldnames = header
     for row in reader:
         place = f"{path}, line {reader.line_num}"
         if None in row or None in row.values():
-            raise CurveError(f"{place}: needs {len(header)} values, as line 1 has columns: fix or drop the line")
+            raise CurveError(
+                f"{place}: needs {len(header)} values, as line 1 has columns: fix or drop the line"
+            )
         size, steps = (_number(row[name], name, place) for name in ("batch_size", "steps"))
         flag = row.get("censored", "0").strip().lower()
         if flag not in FLAGS:
-            raise CurveError(f"{place}: censored must be 0, 1, true or false, but got {flag[:80]!r}")
+            raise CurveError(
+                f"{place}: censored must be 0, 1, true or false, but got {flag[:80]!r}"
+            )
         batch_size = int(size) if size.is_integer() else size
-        yield FrontierPoint(batch_size, steps, censored=FLAGS[flag], steps_low=steps if FLAGS[flag] else None)
+        yield FrontierPoint(
+            batch_size, steps, censored=FLAGS[flag], steps_low=steps if FLAGS[flag] else None
+        )
 
 
 def _number(cell: str, name: str, place: str) -> float:
     try:
         return _usable(float(cell), name)
     except (ValueError, CurveError):
-        raise CurveError(f"{place}: {name} must be {USABLE}, but got {cell[:80]!r}: fix or drop the line") from None
+        raise CurveError(
+            f"{place}: {name} must be {USABLE}, but got {cell[:80]!r}: fix or drop the line"
+        ) from None

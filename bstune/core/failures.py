@@ -9,7 +9,10 @@ from pathlib import Path
 from bstune.core.errors import BstuneError
 
 PACKAGE, STDLIB = Path(__file__).parents[1], Path(sysconfig.get_path("stdlib"))
-INSTALLED = {"site-packages", "dist-packages"}  # names of folders with what is installed, of which there may be many
+INSTALLED = {
+    "site-packages",
+    "dist-packages",
+}  # names of folders with what is installed, of which there may be many
 FRAMEWORKS = {"torch", "lightning", "pytorch_lightning", "lightning_fabric", "hydra", "omegaconf"}
 
 
@@ -43,7 +46,9 @@ def in_users_code(error: BaseException) -> bool:
 def described(error: BaseException) -> tuple[str, str]:
     """Return an error of the user's code in a line, and where it was: frames as lines."""
     kind, text, own = type(error).__name__, str(error).strip(), _frames(error)
-    frames = "".join(f"  {frame.filename}:{frame.lineno} in {frame.name}: {frame.line}\n" for frame in own)
+    frames = "".join(
+        f"  {frame.filename}:{frame.lineno} in {frame.name}: {frame.line}\n" for frame in own
+    )
     where = f" ({Path(own[-1].filename).name}:{own[-1].lineno})" if own else ""
     if "Original Traceback" in text:  # of a DataLoader's process, whose error ends the text
         return text.splitlines()[-1], f"{text}\n"

@@ -21,13 +21,24 @@ if TYPE_CHECKING:
 FIGURE_DPI = 150
 PAGE_INCHES, PAGE_DPI = 9.0, 100  # of a figure that is 900 pixels wide, as on a page
 GUIDE = "guide"  # gid of a line that is no data
-STRIDE, MARGIN, LEADER = 4.0, 1.5, 9.0  # in points: between a label's places, around it, and to what a line leads
+STRIDE, MARGIN, LEADER = (
+    4.0,
+    1.5,
+    9.0,
+)  # in points: between a label's places, around it, and to what a line leads
 LEADER_PARTS = np.linspace(0.0, 1.0, 25)
 GUIDE_COST = 12.0  # of a label over a piece of a guide, in points of distance
 # from Okabe and Ito's palette, which survives the common colour blindnesses
 BLUE, VERMILION, PURPLE, INK, GREY = "#0072B2", "#D55E00", "#AA4499", "#1a1a1a", "#9a9a9a"
 # For the letters that matplotlib's own font lacks, where the machine has one of these: Linux, macOS, Windows.
-FURTHER_FONTS = ("Noto Sans CJK JP", "WenQuanYi Zen Hei", "IPAGothic", "Arial Unicode MS", "Hiragino Sans", "Yu Gothic")
+FURTHER_FONTS = (
+    "Noto Sans CJK JP",
+    "WenQuanYi Zen Hei",
+    "IPAGothic",
+    "Arial Unicode MS",
+    "Hiragino Sans",
+    "Yu Gothic",
+)
 
 
 @contextmanager
@@ -63,7 +74,10 @@ def figure_of(
 
 
 def save_figure(
-    paint: Callable[["Figure"], None], inches: tuple[float, float], *paths: Path, dots_per_inch: int = FIGURE_DPI
+    paint: Callable[["Figure"], None],
+    inches: tuple[float, float],
+    *paths: Path,
+    dots_per_inch: int = FIGURE_DPI,
 ) -> None:
     """Write what ``paint`` draws on an empty figure of width x height ``inches``: SVG by that suffix, else PNG."""
     # as above
@@ -97,7 +111,9 @@ def log_axis(axes: "Axes", name: str, limits: tuple[float, float], decimal: bool
     if name == "x" and not decimal:
         every, ticks = _batch_ticks(*limits)
     else:
-        every, ticks = _decimal_ticks(*limits, fewest=3 if name == "x" else 4)  # beside each other they take more room
+        every, ticks = _decimal_ticks(
+            *limits, fewest=3 if name == "x" else 4
+        )  # beside each other they take more room
     axes.set(**{f"{name}scale": "log", f"{name}lim": limits})
     axis = axes.xaxis if name == "x" else axes.yaxis
     axis.set_ticks(ticks, [format_number(tick, 6) for tick in ticks])
@@ -117,7 +133,11 @@ def _batch_ticks(low: float, high: float) -> tuple[list[float], list[float]]:
     every = [2.0**power for power in powers]
     if len(every) > 3:
         return every, every[:: math.ceil(len(every) / 8)]
-    halves = [3.0 * size for size in (2.0**power for power in range(powers.stop)) if low <= 3.0 * size <= high]
+    halves = [
+        3.0 * size
+        for size in (2.0**power for power in range(powers.stop))
+        if low <= 3.0 * size <= high
+    ]
     return every, sorted([*every, *halves])
 
 
@@ -126,10 +146,20 @@ def _decimal_ticks(low: float, high: float, fewest: int) -> tuple[list[float], l
     decades = range(math.floor(math.log10(low)), math.floor(math.log10(high)) + 1)
 
     def within(digits: Iterable[float]) -> list[float]:
-        return [digit * 10.0**decade for decade in decades for digit in digits if low <= digit * 10.0**decade <= high]
+        return [
+            digit * 10.0**decade
+            for decade in decades
+            for digit in digits
+            if low <= digit * 10.0**decade <= high
+        ]
 
-    choices = [within(digits) for digits in ((1.0,), (1.0, 3.0), (1.0, 2.0, 5.0), (1.0, 1.5, 2.0, 3.0, 4.0, 6.0, 8.0))]
-    return within(range(1, 10)), next((ticks for ticks in choices if len(ticks) >= fewest), choices[-1])
+    choices = [
+        within(digits)
+        for digits in ((1.0,), (1.0, 3.0), (1.0, 2.0, 5.0), (1.0, 1.5, 2.0, 3.0, 4.0, 6.0, 8.0))
+    ]
+    return within(range(1, 10)), next(
+        (ticks for ticks in choices if len(ticks) >= fewest), choices[-1]
+    )
 
 
 @dataclass(frozen=True)
@@ -155,24 +185,41 @@ def place_labels(axes: "Axes", labels: Sequence[Label], size: float) -> tuple[li
     marks, guides = _obstacles(axes, pixels)
     boxes, room = np.empty((0, 4)), True
     for label in labels:
-        style: dict[str, Any] = {"fontsize": size, "color": label.colour, "ha": "center", "va": "center", "zorder": 8}
+        style: dict[str, Any] = {
+            "fontsize": size,
+            "color": label.colour,
+            "ha": "center",
+            "va": "center",
+            "zorder": 8,
+        }
         text = axes.text(0.5, 0.5, label.text, transform=axes.transAxes, parse_math=False, **style)
         text.set_in_layout(False)
         extent = text.get_window_extent()
         half = np.array([extent.width, extent.height]) / 2.0 + MARGIN * pixels
         sides = [
             np.arange(start + side, max(end - side, start + side) + 1.0, STRIDE * pixels)
-            for start, end, side in ((inside.x0, inside.x1, half[0]), (inside.y0, inside.y1, half[1]))
+            for start, end, side in (
+                (inside.x0, inside.x1, half[0]),
+                (inside.y0, inside.y1, half[1]),
+            )
         ]
         centres = np.stack(np.meshgrid(*sides), axis=-1).reshape(-1, 2)
         anchors = axes.transData.transform(label.at)
-        distances = np.linalg.norm(np.maximum(np.abs(centres[:, None] - anchors) - half, 0.0), axis=2)
+        distances = np.linalg.norm(
+            np.maximum(np.abs(centres[:, None] - anchors) - half, 0.0), axis=2
+        )
         covered = _overlaps(centres, half, marks) + _overlaps(centres, half, boxes)
         # of the line from each place to what it names, the points that would lie on another label
         named = anchors[distances.argmin(axis=1)]
         edges = np.clip(named, centres - half, centres + half)
-        covered += sum(_overlaps(edges + part * (named - edges), np.zeros(2), boxes) for part in LEADER_PARTS)
-        cost = distances.min(axis=1) + GUIDE_COST * pixels * _overlaps(centres, half, guides) + 1e4 * covered
+        covered += sum(
+            _overlaps(edges + part * (named - edges), np.zeros(2), boxes) for part in LEADER_PARTS
+        )
+        cost = (
+            distances.min(axis=1)
+            + GUIDE_COST * pixels * _overlaps(centres, half, guides)
+            + 1e4 * covered
+        )
         best = int(cost.argmin())
         room &= bool(covered[best] == 0)
         boxes = np.vstack([boxes, [*centres[best], *half]])
@@ -184,15 +231,27 @@ def place_labels(axes: "Axes", labels: Sequence[Label], size: float) -> tuple[li
             parts = [edges[best] + part * (named[best] - edges[best]) for part in LEADER_PARTS]
             boxes = np.vstack([boxes, *([*part, pixels, pixels] for part in parts)])
             ends = to_axes([edges[best], named[best]])
-            leader = Line2D(*ends.T, transform=axes.transAxes, color=label.colour, linewidth=0.7, zorder=7, gid=GUIDE)
+            leader = Line2D(
+                *ends.T,
+                transform=axes.transAxes,
+                color=label.colour,
+                linewidth=0.7,
+                zorder=7,
+                gid=GUIDE,
+            )
             leader.set_in_layout(False)
             drawn.append(axes.add_artist(leader))
     return drawn, room
 
 
-def _overlaps(centres: NDArray[np.float64], half: NDArray[np.float64], boxes: NDArray[np.float64]) -> Any:
+def _overlaps(
+    centres: NDArray[np.float64], half: NDArray[np.float64], boxes: NDArray[np.float64]
+) -> Any:
     """Return how many ``boxes``, (n, 4) of centres and half sides, one of sides ``half`` covers at each centre."""
-    x, y = (np.abs(centres[:, None, axis] - boxes[:, axis]) < half[axis] + boxes[:, 2 + axis] for axis in (0, 1))
+    x, y = (
+        np.abs(centres[:, None, axis] - boxes[:, axis]) < half[axis] + boxes[:, 2 + axis]
+        for axis in (0, 1)
+    )
     return (x & y).sum(axis=1)
 
 
@@ -210,14 +269,18 @@ def _obstacles(axes: "Axes", pixels: float) -> tuple[NDArray[np.float64], NDArra
         """Return points on a line, at most a stride apart."""
         along = np.concatenate([[0.0], np.linalg.norm(np.diff(placed, axis=0), axis=1).cumsum()])
         at = np.linspace(0.0, along[-1], 2 + int(min(along[-1], 1e4) / (STRIDE * pixels)))
-        return np.stack([np.interp(at, along, placed[:, 0]), np.interp(at, along, placed[:, 1])], axis=-1)
+        return np.stack(
+            [np.interp(at, along, placed[:, 0]), np.interp(at, along, placed[:, 1])], axis=-1
+        )
 
     for some in axes.collections:
         if isinstance(some, PathCollection):
             radius = math.sqrt(max(some.get_sizes())) / 2.0 * pixels
             data.append(boxes(axes.transData.transform(some.get_offsets()), radius))
         elif isinstance(some, LineCollection):
-            data += [boxes(pieces(axes.transData.transform(one)), pixels) for one in some.get_segments()]
+            data += [
+                boxes(pieces(axes.transData.transform(one)), pixels) for one in some.get_segments()
+            ]
     for line in axes.lines:
         corners = line.get_transform().transform(line.get_xydata())
         (guides if line.get_gid() == GUIDE else data).append(boxes(pieces(corners), pixels))

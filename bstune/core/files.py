@@ -43,7 +43,9 @@ class Identity:
 
     study: str  # its name
     storage: str  # without a password
-    id: str | None = None  # the study's, random; None: of the study of this name and storage, which need not be begun
+    id: str | None = (
+        None  # the study's, random; None: of the study of this name and storage, which need not be begun
+    )
 
     @classmethod
     def of(cls, study: str, url: str, study_id: str | None = None) -> "Identity":
@@ -78,7 +80,9 @@ class Output:
     identity = _Inside("study.json")  # whose the folder is
     checkpoints = _Inside("checkpoints")  # weights of the trials that may win
     states = _Inside("states")  # whole training states of stopped trials that may be continued
-    unstored = _Inside("unstored.jsonl")  # records of trials that finished while the storage was away
+    unstored = _Inside(
+        "unstored.jsonl"
+    )  # records of trials that finished while the storage was away
     record = _Inside("trial.json")  # the record of a trial that is trained by itself
 
     def checkpoint(self, number: int) -> Path:
@@ -96,8 +100,13 @@ class Output:
 
 def keep_trials(folder: Path, trials: Collection[int], keep: Callable[[], Collection[int]]) -> None:
     """Delete the files of ``trials``, by number, from ``folder``, but for those to ``keep``; nothing else."""
-    matches = [(path, re.fullmatch(r"trial-(\d+)\.ckpt(\.partial)?", path.name)) for path in folder.glob("trial-*")]
-    found = {path: number for path, match in matches if match and (number := int(match[1])) in trials}
+    matches = [
+        (path, re.fullmatch(r"trial-(\d+)\.ckpt(\.partial)?", path.name))
+        for path in folder.glob("trial-*")
+    ]
+    found = {
+        path: number for path, match in matches if match and (number := int(match[1])) in trials
+    }
     kept = keep() if found else ()  # takes long after many trials; replayed ones leave no files
     for path, number in found.items():
         if number not in kept:
@@ -128,7 +137,9 @@ def write_text(path: Path, text: str, sleep: Callable[[float], None] = time.slee
 def full_disk(error: BaseException) -> StudyError | None:
     """Return the plain error that a full disk, or quota, ends the command with; None for any other error."""
     reason = None if isinstance(error, BstuneError) else error
-    seen: set[int] = set()  # causes may form a ring, as where an error is raised again from what it caused
+    seen: set[int] = (
+        set()
+    )  # causes may form a ring, as where an error is raised again from what it caused
     while reason is not None and not (isinstance(reason, OSError) and reason.errno in FULL):
         seen.add(id(reason))
         reason = reason.__cause__ or reason.__context__
@@ -137,7 +148,9 @@ def full_disk(error: BaseException) -> StudyError | None:
     if not isinstance(reason, OSError):
         return None
     what = f"{reason.filename or 'a file'} cannot be written: {reason.strerror}"
-    return StudyError(f"{what}; what has finished is stored: make room, and run the same command again")
+    return StudyError(
+        f"{what}; what has finished is stored: make room, and run the same command again"
+    )
 
 
 def check_writable(path: Path, what: str) -> None:
@@ -149,11 +162,15 @@ def check_writable(path: Path, what: str) -> None:
     except OSError as error:  # a name that is too long, a folder that may not be read
         raise StudyError(f"{what}: {error.strerror}: choose another place") from error
     if taken and not os.access(path, os.W_OK):
-        raise StudyError(f"{what}: {path} is not writable: choose another place, or run from another folder")
+        raise StudyError(
+            f"{what}: {path} is not writable: choose another place, or run from another folder"
+        )
     if not parent.is_dir():
         raise StudyError(f"{what}: {parent} is not a folder: choose another place")
     if not os.access(parent, os.W_OK | os.X_OK):
-        raise StudyError(f"{what}: folder {parent} is not writable: choose another place, or run from another folder")
+        raise StudyError(
+            f"{what}: folder {parent} is not writable: choose another place, or run from another folder"
+        )
 
 
 def check_owner(output: Output, identity: Identity) -> Identity | None:
@@ -190,7 +207,11 @@ def owned(output: Output, identity: Identity) -> Iterator[None]:
     try:
         yield
     finally:
-        if created and output.root.is_dir() and [path.name for path in output.root.iterdir()] == [output.identity.name]:
+        if (
+            created
+            and output.root.is_dir()
+            and [path.name for path in output.root.iterdir()] == [output.identity.name]
+        ):
             output.identity.unlink()
             for path in created:
                 path.rmdir()

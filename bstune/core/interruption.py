@@ -17,7 +17,9 @@ from types import FrameType
 from typing import NoReturn
 
 END_SECONDS = 4.0  # for storing what has finished and ending other processes; five are promised
-SERVER_SECONDS = 1.0  # after which whoever waits for the fork server to start a process waits no longer
+SERVER_SECONDS = (
+    1.0  # after which whoever waits for the fork server to start a process waits no longer
+)
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 received: int | None = None  # the first signal's number
 _installed = _raised = False
@@ -69,7 +71,9 @@ def kill(process: BaseProcess) -> None:
     """Kill a process, and those that the user's code has started in its group."""
     process.kill()
     if process.pid:
-        with suppress(ProcessLookupError):  # none is left, or it has just been forked and leads no group yet
+        with suppress(
+            ProcessLookupError
+        ):  # none is left, or it has just been forked and leads no group yet
             os.killpg(process.pid, signal.SIGKILL)
 
 
@@ -90,5 +94,8 @@ def _watch(reading: int) -> None:
     _kill_server()
     time.sleep(END_SECONDS - SERVER_SECONDS)
     cursor = "\x1b[?25h" if sys.stdout.isatty() else ""  # a live table hides it
-    os.write(2, f"{cursor}interrupted: ended by force, as it did not end within {END_SECONDS:g} s\n".encode())
+    os.write(
+        2,
+        f"{cursor}interrupted: ended by force, as it did not end within {END_SECONDS:g} s\n".encode(),
+    )
     leave(128 + number)

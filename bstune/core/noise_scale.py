@@ -56,7 +56,9 @@ class GradientNorms:
     @property
     def squared_gradient(self) -> float:
         """Unbiased |G|^2 (eq. A.2); negative where the noise drowns it, NaN if a norm is."""
-        return (self.big_size * self.big - self.small_size * self.small) / (self.big_size - self.small_size)
+        return (self.big_size * self.big - self.small_size * self.small) / (
+            self.big_size - self.small_size
+        )
 
     @property
     def trace(self) -> float:
@@ -69,9 +71,13 @@ class NoiseScaleEstimate:
     """B_simple = tr(Sigma)/|G|^2 of the steps that were measured, in examples."""
 
     noise_scale: float | None  # None where |G|^2 does not differ significantly from 0
-    low: float | None  # an end of the interval, None where it is open: at 0; it may exist without ``noise_scale``
+    low: (
+        float | None
+    )  # an end of the interval, None where it is open: at 0; it may exist without ``noise_scale``
     high: float | None  # likewise, at infinity
-    squared_gradient: float | None  # |G|^2 averaged over the steps, possibly negative; None without steps
+    squared_gradient: (
+        float | None
+    )  # |G|^2 averaged over the steps, possibly negative; None without steps
     trace: float | None  # tr Sigma averaged over the steps; None without steps
     measurements: int  # steps that were averaged
     level: float  # of the interval
@@ -79,7 +85,11 @@ class NoiseScaleEstimate:
 
     def __str__(self) -> str:
         low, high = ("open" if end is None else f"{end:.3g}" for end in (self.low, self.high))
-        value = f"{self.noise_scale:.3g}" if self.noise_scale is not None else f"undetermined ({self.undetermined})"
+        value = (
+            f"{self.noise_scale:.3g}"
+            if self.noise_scale is not None
+            else f"undetermined ({self.undetermined})"
+        )
         return f"noise scale {value}, {self.level:.0%} interval {low} to {high}, from {self.measurements} steps"
 
 
@@ -92,13 +102,19 @@ def combine_norms(squared_norms: ArrayLike, sizes: ArrayLike, big: float) -> Gra
             " larger batches, or leave out empty ones"
         )
     w = n / n.sum()
-    return GradientNorms(float(w @ norms), float(1.0 / (w / n).sum()), float(big), float(1.0 / (w**2 / n).sum()))
+    return GradientNorms(
+        float(w @ norms), float(1.0 / (w / n).sum()), float(big), float(1.0 / (w**2 / n).sum())
+    )
 
 
-def estimate_noise_scale(squared_gradients: ArrayLike, traces: ArrayLike, level: float = LEVEL) -> NoiseScaleEstimate:
+def estimate_noise_scale(
+    squared_gradients: ArrayLike, traces: ArrayLike, level: float = LEVEL
+) -> NoiseScaleEstimate:
     """Return B_simple of consecutive steps; undetermined below ``MIN_BLOCKS``, and where |G|^2 may be 0."""
     if not 0.0 < level < 1.0:
-        raise ConfigError(f"the level of the noise scale's interval must lie in (0, 1), but got {level}")
+        raise ConfigError(
+            f"the level of the noise scale's interval must lie in (0, 1), but got {level}"
+        )
     pairs = np.stack([np.asarray(squared_gradients, np.float64), np.asarray(traces, np.float64)])
     if pairs.ndim != 2 or not np.isfinite(pairs).all():
         raise ValueError(f"|G|^2 and tr Sigma must be finite and (n,), but got {pairs.tolist()}")
@@ -130,11 +146,16 @@ def moving_estimate(
 def _fieller(blocks: NDArray[np.float64], level: float) -> tuple[float | None, float | None]:
     """Return the ends of all r >= 0 with a r^2 - 2 b r + c <= 0; without ``high`` unless a and mean |G|^2 are > 0."""
     count = blocks.shape[1]
-    unit = np.where(blocks.any(axis=1), np.abs(blocks).max(axis=1), 1.0)  # squares of tiny gradients would underflow
+    unit = np.where(
+        blocks.any(axis=1), np.abs(blocks).max(axis=1), 1.0
+    )  # squares of tiny gradients would underflow
     scaled = blocks / unit[:, None]
     covariance = np.cov(scaled) * float(stdtrit(count - 1, 0.5 + level / 2.0)) ** 2 / count
     x, y = scaled.mean(axis=1).tolist()
-    a, b, c = (float(v) for v in (x * x - covariance[0, 0], x * y - covariance[0, 1], y * y - covariance[1, 1]))
+    a, b, c = (
+        float(v)
+        for v in (x * x - covariance[0, 0], x * y - covariance[0, 1], y * y - covariance[1, 1])
+    )
     root = math.sqrt(max(b * b - a * c, 0.0))
     ratio = float(unit[1] / unit[0])
     # c > 0: tr Sigma differs from 0. Of the roots of either sign, or the two positive ones, this is the smaller.

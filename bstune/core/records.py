@@ -30,7 +30,12 @@ Objective = Literal["time", "steps", "both", "curve"]  # of a study
 Merit = Literal["time", "steps"]  # what a winner is best by
 OBJECTIVES: tuple[Objective, ...] = get_args(Objective)
 NEVER = 1e300  # a goal is a finite number, and far from this one
-FORMER = {"slot": "trial_index", "parent": "resumed_from", "confirms": "replicate_of", "settings": "hyperparameters"}
+FORMER = {
+    "slot": "trial_index",
+    "parent": "resumed_from",
+    "confirms": "replicate_of",
+    "settings": "hyperparameters",
+}
 LOOK_BACK = 1.25
 CompileMode = Literal["default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"]
 COMPILE_MODES: tuple[CompileMode, ...] = get_args(CompileMode)
@@ -88,10 +93,18 @@ class TrialSpec:
     lr: float
     delta: float | None  # log2(lr / rule(batch_size)); None where no rule was used
     seed: int  # of the initial weights, the order of the data and the augmentation
-    max_steps: int | None = None  # it stops there, steps of the trial it continues included; None: the study's budget
-    resumed_from: int | None = None  # the stopped trial that it continues, at the same batch size, rate and seed
-    replicate_of: int | None = None  # the trial whose hyper-parameters it runs again on a fresh seed
-    hyperparameters: Mapping[str, float] = field(default_factory=dict)  # further ones, by name (see bstune.config)
+    max_steps: int | None = (
+        None  # it stops there, steps of the trial it continues included; None: the study's budget
+    )
+    resumed_from: int | None = (
+        None  # the stopped trial that it continues, at the same batch size, rate and seed
+    )
+    replicate_of: int | None = (
+        None  # the trial whose hyper-parameters it runs again on a fresh seed
+    )
+    hyperparameters: Mapping[str, float] = field(
+        default_factory=dict
+    )  # further ones, by name (see bstune.config)
 
     def trial_fields(self) -> dict[str, Any]:
         """Return the fields that a trial's record takes over as they are: all but ``max_steps``."""
@@ -172,7 +185,9 @@ class TrialResult:
     def unmeasured(cls, spec: TrialSpec, status: Status, **values: Any) -> "TrialResult":
         """Return a record of the spec and ``values``, whose other fields are zero or empty."""
         empty: dict[str, Any] = dict.fromkeys(("steps", "steps_low", "examples"), 0)
-        empty |= dict.fromkeys(("train_seconds", "eval_seconds", "startup_seconds", "wall_seconds"), 0.0)
+        empty |= dict.fromkeys(
+            ("train_seconds", "eval_seconds", "startup_seconds", "wall_seconds"), 0.0
+        )
         empty |= {"seconds_per_step": None, "device": "", "versions": {}}
         return cls(**{**spec.trial_fields(), **empty, "status": status, **values})
 
@@ -184,7 +199,11 @@ class TrialResult:
     @property
     def time_to_target(self) -> float | None:
         """T = S x tau(B) in seconds; None if the target was not reached."""
-        return self.steps * self.seconds_per_step if self.reached and self.seconds_per_step is not None else None
+        return (
+            self.steps * self.seconds_per_step
+            if self.reached and self.seconds_per_step is not None
+            else None
+        )
 
     def after(self, steps: int) -> dict[str, Any]:
         """Return what the record says of its first ``steps`` steps: as fields, ``steps`` among them."""
@@ -195,7 +214,11 @@ class TrialResult:
             if before < steps:
                 parts.append((size, min(count, steps - before), tau))
             before += count
-        return {"steps": steps, "examples": sum(size * count for size, count, _ in parts), **timed(parts)}
+        return {
+            "steps": steps,
+            "examples": sum(size * count for size, count, _ in parts),
+            **timed(parts),
+        }
 
     def to_json(self) -> str:
         """Return the record as one line of strict JSON."""
@@ -211,9 +234,16 @@ class TrialResult:
         former += ["status budget (now censored)"] * (values.get("status") == "budget")
         if former:
             what = f"the trial record is of a former version of bstune, with {', '.join(former)}"
-            raise RecordError(f"{what}: rename them, or run the study again under another name, study=NAME")
-        required = {f.name for f in fields(cls) if f.default is MISSING and f.default_factory is MISSING}
-        missing, unknown = sorted(required - values.keys()), sorted(values.keys() - {f.name for f in fields(cls)})
+            raise RecordError(
+                f"{what}: rename them, or run the study again under another name, study=NAME"
+            )
+        required = {
+            f.name for f in fields(cls) if f.default is MISSING and f.default_factory is MISSING
+        }
+        missing, unknown = (
+            sorted(required - values.keys()),
+            sorted(values.keys() - {f.name for f in fields(cls)}),
+        )
         if missing or unknown:
             both = (("lacks", missing), ("has unknown", unknown))
             faults = [f"{what} {', '.join(names)}" for what, names in both if names]
@@ -221,7 +251,9 @@ class TrialResult:
         if values["status"] not in STATUSES:
             raise RecordError(f"status must be one of {STATUSES}, but got {values['status']!r}")
         values["history"] = tuple((int(step), value) for step, value in values.get("history", ()))
-        values["noise_scale"] = tuple((int(step), float(g), float(s)) for step, g, s in values.get("noise_scale", ()))
+        values["noise_scale"] = tuple(
+            (int(step), float(g), float(s)) for step, g, s in values.get("noise_scale", ())
+        )
         values["batch_parts"] = tuple(
             (int(size), int(steps), tau) for size, steps, tau in values.get("batch_parts", ())
         )
@@ -231,7 +263,11 @@ class TrialResult:
 def timed(parts: Sequence[tuple[int, int, float | None]]) -> dict[str, Any]:
     """Return ``batch_parts`` and the ``seconds_per_step`` that they make: the sum of tau(B_i) x steps_i over steps."""
     seconds = [tau * steps for _, steps, tau in parts if tau is not None]
-    mean = sum(seconds) / sum(steps for _, steps, _ in parts) if parts and len(seconds) == len(parts) else None
+    mean = (
+        sum(seconds) / sum(steps for _, steps, _ in parts)
+        if parts and len(seconds) == len(parts)
+        else None
+    )
     return {"batch_parts": tuple(parts), "seconds_per_step": mean}
 
 
@@ -308,19 +344,33 @@ class TrialProtocol:
     target: Target
     budget: Budget  # when to give up
     evaluation_schedule: EvaluationSchedule
-    micro_batch_size: int | None  # a larger batch is accumulated from micro-batches of this many examples; None: never
+    micro_batch_size: (
+        int | None
+    )  # a larger batch is accumulated from micro-batches of this many examples; None: never
     warmup_steps: int  # in a segment of their own at the start, left out of tau(B)
     divergence: float  # diverged is a trial whose metric is this many times as far from its goal as at the start
-    noise_scale_every: int | None  # steps between measurements of the gradient noise scale; None: it is not measured
-    compile: str | None  # the mode of torch.compile in which the module is compiled; None: it is not
-    trainer: Mapping[str, Any]  # further arguments of the Lightning Trainer, such as accelerator and precision
+    noise_scale_every: (
+        int | None
+    )  # steps between measurements of the gradient noise scale; None: it is not measured
+    compile: (
+        str | None
+    )  # the mode of torch.compile in which the module is compiled; None: it is not
+    trainer: Mapping[
+        str, Any
+    ]  # further arguments of the Lightning Trainer, such as accelerator and precision
     fast: FastMode  # whether the lean loop takes the steps where it can, or Lightning's own always
     devices: int = 1  # that share each batch, a process each
-    batch_schedule: BatchSchedule | None = None  # how batch sizes grow while training; None: they stay
+    batch_schedule: BatchSchedule | None = (
+        None  # how batch sizes grow while training; None: they stay
+    )
 
     def plan(self, batch_size: int) -> BatchPlan:
         """Return the batch sizes of a trial that starts at this one."""
-        return constant(batch_size) if self.batch_schedule is None else self.batch_schedule.plan(batch_size)
+        return (
+            constant(batch_size)
+            if self.batch_schedule is None
+            else self.batch_schedule.plan(batch_size)
+        )
 
     def last_step(self, batch_size: int) -> int:
         """Return the steps after which the budget of a trial that starts at this batch size is spent."""

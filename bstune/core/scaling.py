@@ -10,7 +10,9 @@ from collections.abc import Callable
 
 from bstune.core.errors import ConfigError
 
-ScalingRule = Callable[[float], float]  # a rule once its reference (and noise scale, where it takes one) is bound
+ScalingRule = Callable[
+    [float], float
+]  # a rule once its reference (and noise scale, where it takes one) is bound
 
 
 def none(batch_size: float, reference_batch_size: float, reference_lr: float) -> float:
@@ -28,7 +30,9 @@ def linear(batch_size: float, reference_batch_size: float, reference_lr: float) 
     return reference_lr * batch_size / reference_batch_size
 
 
-def saturating(batch_size: float, reference_batch_size: float, reference_lr: float, noise_scale: float | None) -> float:
+def saturating(
+    batch_size: float, reference_batch_size: float, reference_lr: float, noise_scale: float | None
+) -> float:
     """Return lr_max / (1 + B_noise/B), with lr_max such that rule(B0) = lr0 (McCandlish et al. 2018, eq. 2.6).
 
     Linear below the noise scale, flat above it.
@@ -37,7 +41,9 @@ def saturating(batch_size: float, reference_batch_size: float, reference_lr: flo
     return reference_lr * (1 + noise / reference_batch_size) / (1 + noise / batch_size)
 
 
-def surge(batch_size: float, reference_batch_size: float, reference_lr: float, noise_scale: float | None) -> float:
+def surge(
+    batch_size: float, reference_batch_size: float, reference_lr: float, noise_scale: float | None
+) -> float:
     """Return lr_max / (0.5 (sqrt(B_noise/B) + sqrt(B/B_noise))), with lr_max such that rule(B0) = lr0.
 
     For sign-like optimizers such as Adam (Li et al. 2024, arXiv 2405.14578): it rises as the square root, peaks at the
@@ -70,7 +76,9 @@ def lr_of(
     rules: dict[str, Callable[..., float]] = {"none": none, "sqrt": sqrt, "linear": linear}
     noisy: dict[str, Callable[..., float]] = {"saturating": saturating, "surge": surge}
     if rule not in rules | noisy:
-        raise ConfigError(f"the scaling rule must be one of {', '.join(rules | noisy)}, but got {rule!r}")
+        raise ConfigError(
+            f"the scaling rule must be one of {', '.join(rules | noisy)}, but got {rule!r}"
+        )
     positive: dict[str, float | None] = {
         "batch size": batch_size,
         "reference batch size": reference_batch_size,

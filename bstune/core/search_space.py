@@ -47,7 +47,9 @@ class Space:
     sigma: float  # standard deviation of delta, in octaves
     rule: ScalingRule
     octaves: float | None = None  # delta lies within plus and minus this; None: 3 sigma
-    lr_low: float = 0.0  # the range of learning rates that can be had; the rule's values are clipped to it
+    lr_low: float = (
+        0.0  # the range of learning rates that can be had; the rule's values are clipped to it
+    )
     lr_high: float = math.inf
     tunables: tuple[Tunable, ...] = ()
 

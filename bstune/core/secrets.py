@@ -21,9 +21,12 @@ _USER = rf"(?:{_REFERENCE}|[^\s:/\"'])*"
 # Up to the last @: SQLAlchemy takes a password's own @ for its end and shows the rest as a host. What follows a colon
 # in http://host:80/x@y is a port.
 _PASSWORD = re.compile(
-    rf"((?:https?://(?!{_USER}:\d+/)|\b(?!https?:)[a-z][\w+.\-]{{0,30}}://){_USER}:)([^\s\"']*)(?=@)", re.I
+    rf"((?:https?://(?!{_USER}:\d+/)|\b(?!https?:)[a-z][\w+.\-]{{0,30}}://){_USER}:)([^\s\"']*)(?=@)",
+    re.I,
 )
-_WHOLE = re.compile(r"([a-z][\w+.\-]*://[^:/]*:)(.*)(?=@)", re.I)  # where the text is one URL: spaces too
+_WHOLE = re.compile(
+    r"([a-z][\w+.\-]*://[^:/]*:)(.*)(?=@)", re.I
+)  # where the text is one URL: spaces too
 _USER_ALONE = re.compile(r"(\bhttps?://)([^\s:/@\"']+)(?=@)", re.I)  # a token, as a rule
 _VALUE = rf"{_REFERENCE}|" r"\"(?:[^\"\\]|\\.)*\"|'(?:[^'\\]|\\.)*'|[^\s&,;\"')\]}]+"
 _PAIRS = (
@@ -31,7 +34,9 @@ _PAIRS = (
     re.compile(rf"([{{,]\s*[\"']?{_NAME}[\"']?\s*:\s*)({_VALUE})", re.I),
     re.compile(rf"(^[ \t]*(?:- )?[\"']?{_NAME}[\"']?:[ \t]+)(\S.*)", re.I | re.M),
 )
-_SHOWN = re.compile(rf"[\"']?(?:{_REFERENCE}|null|none|true|false|yes|no|{re.escape(HIDDEN)})?[\"']?", re.I)
+_SHOWN = re.compile(
+    rf"[\"']?(?:{_REFERENCE}|null|none|true|false|yes|no|{re.escape(HIDDEN)})?[\"']?", re.I
+)
 _PREFIX = "BSTUNE_"  # of the environment variables
 _known: set[str] = set()
 
@@ -59,7 +64,10 @@ def redact_patterns(text: str) -> str:
 def redact(text: str) -> str:
     """Return a message without passwords, in URLs or not: also without those that were given and remembered."""
     for secret in sorted(_known, key=len, reverse=True):
-        left, right = (r"(?<!\w)" if secret[0].isalnum() else "", r"(?!\w)" if secret[-1].isalnum() else "")
+        left, right = (
+            r"(?<!\w)" if secret[0].isalnum() else "",
+            r"(?!\w)" if secret[-1].isalnum() else "",
+        )
         text = re.sub(f"{left}{re.escape(secret)}{right}", HIDDEN, text)
     return redact_patterns(text)
 
@@ -70,7 +78,11 @@ def redact_values(values: Any, name: str = "") -> Any:
         return {key: redact_values(value, str(key)) for key, value in values.items()}
     if isinstance(values, list | tuple):
         return [redact_values(value, name) for value in values]
-    if re.fullmatch(_NAME, name, re.I) and not isinstance(values, bool | None) and not _SHOWN.fullmatch(str(values)):
+    if (
+        re.fullmatch(_NAME, name, re.I)
+        and not isinstance(values, bool | None)
+        and not _SHOWN.fullmatch(str(values))
+    ):
         return HIDDEN
     return redact_patterns(values) if isinstance(values, str) else values
 
@@ -85,13 +97,23 @@ def remember(values: Any, name: str = "") -> None:
             remember(value, name)
     elif values is not None and not isinstance(values, bool):
         text = str(values)
-        found = [match[2].strip("\"'") for pattern in _patterns(text) for match in pattern.finditer(text)]
+        found = [
+            match[2].strip("\"'") for pattern in _patterns(text) for match in pattern.finditer(text)
+        ]
         found += [text] if re.fullmatch(_NAME, name, re.I) else []
-        found += [f"{one.split('@', 1)[1]}@" for one in found if "@" in one]  # SQLAlchemy takes it for the host's
+        found += [
+            f"{one.split('@', 1)[1]}@" for one in found if "@" in one
+        ]  # SQLAlchemy takes it for the host's
         for one in found:
             forms = {one, unquote(one), unquote_plus(one)}
-            forms |= {written for form in forms for written in (quote(form, ""), quote_plus(form), repr(form)[1:-1])}
-            _known.update(form for form in forms if len(form) >= _SHORTEST and not _SHOWN.fullmatch(form))
+            forms |= {
+                written
+                for form in forms
+                for written in (quote(form, ""), quote_plus(form), repr(form)[1:-1])
+            }
+            _known.update(
+                form for form in forms if len(form) >= _SHORTEST and not _SHOWN.fullmatch(form)
+            )
 
 
 @contextmanager
@@ -139,7 +161,9 @@ def _moved(argument: str) -> str:
     if not usable and not re.fullmatch(r"[a-z][\w+.\-]*://(?!.*://)[^\"']*", text, re.I):
         return argument
     remember(value, name)
-    return argument if redact_values(value, name) == value else f"{option}={_referring(value, name)}"
+    return (
+        argument if redact_values(value, name) == value else f"{option}={_referring(value, name)}"
+    )
 
 
 def _referring(value: Any, option: str) -> str:
@@ -150,7 +174,11 @@ def _referring(value: Any, option: str) -> str:
     if redact_values(value, option) == value:
         return str(Override._get_value_element_as_str(value))
     if isinstance(value, dict):
-        return "{" + ",".join(f"{key}:{_referring(one, f'{option}.{key}')}" for key, one in value.items()) + "}"
+        return (
+            "{"
+            + ",".join(f"{key}:{_referring(one, f'{option}.{key}')}" for key, one in value.items())
+            + "}"
+        )
     if isinstance(value, list):
         return "[" + ",".join(_referring(one, f"{option}.{i}") for i, one in enumerate(value)) + "]"
     os.environ[_variable(option)] = str(value)

@@ -14,7 +14,9 @@ from scipy.optimize import isotonic_regression, nnls
 from bstune.core.errors import HardwareError
 
 Array = NDArray[np.float64]
-BANDWIDTH = 0.35  # octaves of B over which measurements are averaged: a single trial's steps may be lucky
+BANDWIDTH = (
+    0.35  # octaves of B over which measurements are averaged: a single trial's steps may be lucky
+)
 SHRINKAGE = 0.3  # how many measurements the smooth function counts for
 
 
@@ -40,10 +42,14 @@ class StepTimes:
 
     def __call__(self, batch_size: Array) -> Array:
         """Return tau in seconds (in an arbitrary unit where nothing was measured), in the shape of ``batch_size``."""
-        smooth = np.array([self.smooth(size) for size in np.ravel(batch_size)]).reshape(np.shape(batch_size))
+        smooth = np.array([self.smooth(size) for size in np.ravel(batch_size)]).reshape(
+            np.shape(batch_size)
+        )
         away = (np.log2(batch_size)[..., None] - np.array(self.x)) / BANDWIDTH
         weight = np.exp(-0.5 * away**2)
-        return np.asarray(smooth * np.exp(weight @ np.array(self.log_ratio) / (weight.sum(axis=-1) + SHRINKAGE)))
+        return np.asarray(
+            smooth * np.exp(weight @ np.array(self.log_ratio) / (weight.sum(axis=-1) + SHRINKAGE))
+        )
 
 
 def fit_line(pairs: Sequence[tuple[float, float]]) -> StepTime:
@@ -51,12 +57,16 @@ def fit_line(pairs: Sequence[tuple[float, float]]) -> StepTime:
     batch, tau = (np.array(values, dtype=np.float64) for values in zip(*pairs, strict=True))
     if len(set(batch)) == 1:
         return StepTime(float(np.median(tau)) / 2.0, float(np.median(tau) / batch[0]) / 2.0)
-    (overhead, per_example), _ = nnls(np.column_stack([1.0 / tau, batch / tau]), np.ones(len(pairs)))
+    (overhead, per_example), _ = nnls(
+        np.column_stack([1.0 / tau, batch / tau]), np.ones(len(pairs))
+    )
     return StepTime(float(overhead), float(per_example))
 
 
 def fit_step_times(
-    measured: Iterable[tuple[float, float]], middle: float, given: Callable[[float], float] | None = None
+    measured: Iterable[tuple[float, float]],
+    middle: float,
+    given: Callable[[float], float] | None = None,
 ) -> StepTimes:
     """Return tau(B) around ``given``, else the line of (batch size, seconds), else half overhead at ``middle``."""
     pairs = list(measured)
@@ -87,7 +97,9 @@ class StepTimeModel(StepTime):
 
     @cached_property
     def _joined(self) -> PchipInterpolator:
-        return PchipInterpolator(np.log(self.sizes), np.log(self.seconds))  # keeps a rising sequence rising
+        return PchipInterpolator(
+            np.log(self.sizes), np.log(self.seconds)
+        )  # keeps a rising sequence rising
 
 
 def fit_step_model(measured: Sequence[tuple[float, float]]) -> StepTimeModel:
@@ -95,11 +107,15 @@ def fit_step_model(measured: Sequence[tuple[float, float]]) -> StepTimeModel:
     pairs = sorted(measured)
     sizes, seconds = [size for size, _ in pairs], [value for _, value in pairs]
     if len(set(sizes)) < max(2, len(sizes)) or not all(math.isfinite(v) and v > 0 for v in seconds):
-        raise HardwareError(f"tau(B) needs positive seconds at two or more batch sizes, each once, but got {pairs}")
+        raise HardwareError(
+            f"tau(B) needs positive seconds at two or more batch sizes, each once, but got {pairs}"
+        )
     line = fit_line(pairs)
     rising = np.exp(isotonic_regression(np.log(seconds)).x)
     residual = statistics.median(abs(line(size) / value - 1.0) for size, value in pairs)
-    return StepTimeModel(line.overhead, line.per_example, residual, tuple(sizes), tuple(rising.tolist()))
+    return StepTimeModel(
+        line.overhead, line.per_example, residual, tuple(sizes), tuple(rising.tolist())
+    )
 
 
 def leave_one_out(measured: Sequence[tuple[float, float]]) -> tuple[float, ...]:
@@ -120,7 +136,9 @@ def fit_sync(measured: Sequence[tuple[int, float]]) -> tuple[float, float]:
     """Return T_sync's alpha and beta, at least 0, from (devices, all-reduce seconds) by least relative squares."""
     pairs = [(devices, seconds) for devices, seconds in measured if devices > 1]
     if not pairs or not all(math.isfinite(seconds) and seconds > 0.0 for _, seconds in pairs):
-        raise HardwareError(f"an all-reduce needs positive seconds at 2 devices or more, but got {list(measured)}")
+        raise HardwareError(
+            f"an all-reduce needs positive seconds at 2 devices or more, but got {list(measured)}"
+        )
     if len({devices for devices, _ in pairs}) == 1:
         return statistics.median(seconds for _, seconds in pairs), 0.0
     rows = [[1.0 / seconds, (devices - 2) / seconds] for devices, seconds in pairs]
@@ -133,4 +151,6 @@ def iteration_seconds(gradient: float, sync: float, gamma: float) -> float:
     longest = max(gradient, sync)
     if longest == 0.0 or math.isinf(gamma):
         return longest
-    return float(longest * ((gradient / longest) ** gamma + (sync / longest) ** gamma) ** (1.0 / gamma))
+    return float(
+        longest * ((gradient / longest) ** gamma + (sync / longest) ** gamma) ** (1.0 / gamma)
+    )

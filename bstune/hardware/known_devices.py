@@ -17,7 +17,9 @@ class KnownDevice:
     """What a device can do at most, as its maker states it."""
 
     name: str
-    flops_per_second: Mapping[Arithmetic, float]  # of dense products, by what the device can compute in
+    flops_per_second: Mapping[
+        Arithmetic, float
+    ]  # of dense products, by what the device can compute in
     bytes_per_second: float  # of its memory
     source: str
 
@@ -77,7 +79,9 @@ class Prediction:
 def predictions(cost: StepCost, arithmetic: Arithmetic) -> list[Prediction]:
     """Return the turning batch sizes of a step, traced in an arithmetic, on every known device in all that it has."""
     return [
-        Prediction(device.name, own, device.ridge(own), turning_batch_size(scaled, device.ridge(own)))
+        Prediction(
+            device.name, own, device.ridge(own), turning_batch_size(scaled, device.ridge(own))
+        )
         for device in KNOWN_DEVICES
         for own in device.flops_per_second
         for scaled in (in_width(cost, DTYPES[own].itemsize / DTYPES[arithmetic].itemsize),)

@@ -62,12 +62,18 @@ class Ceiling:
     """The largest batch size that fits, with the probes that show it."""
 
     at: ProbeResult
-    above: ProbeResult | None  # the smallest probe over it, which does not fit; None: the range ends at the ceiling
+    above: (
+        ProbeResult | None
+    )  # the smallest probe over it, which does not fit; None: the range ends at the ceiling
     smallest: int  # batch size that runs
     precision: int  # examples between the two probes at most
-    spread: float | None  # largest over smallest peak of the probes at the ceiling, less 1; None: probed once
+    spread: (
+        float | None
+    )  # largest over smallest peak of the probes at the ceiling, less 1; None: probed once
     model: MemoryModel | None  # fitted to every probe that fits; None: fewer than two batch sizes
-    model_error: float | None  # relative, of the model without the ceiling's own probe; None: fewer than two others
+    model_error: (
+        float | None
+    )  # relative, of the model without the ceiling's own probe; None: fewer than two others
     probes: tuple[ProbeResult, ...]  # in order
     notes: tuple[str, ...] = ()
 
@@ -79,14 +85,21 @@ class Ceiling:
     @property
     def spread_examples(self) -> int | None:
         """The spread of the probes at the ceiling as a number of examples; None where it is not known."""
-        if self.spread is None or self.at.peak_bytes is None or self.model is None or self.model.per_example <= 0.0:
+        if (
+            self.spread is None
+            or self.at.peak_bytes is None
+            or self.model is None
+            or self.model.per_example <= 0.0
+        ):
             return None
         return round(self.spread * self.at.peak_bytes / self.model.per_example)
 
 
 def fit_memory(results: Sequence[ProbeResult]) -> MemoryModel | None:
     """Return the line of least relative squares through probes' training bytes; None below two batch sizes."""
-    points = sorted({(r.batch_size, r.training_bytes) for r in results if r.training_bytes is not None})
+    points = sorted(
+        {(r.batch_size, r.training_bytes) for r in results if r.training_bytes is not None}
+    )
     if len({size for size, _ in points}) < 2:
         return None
     size, taken = (np.array(column, dtype=np.float64) for column in zip(*points, strict=True))
@@ -161,7 +174,9 @@ def find_ceiling(
     # memory; where memory falls as the batch grows, sizes beyond `above` may fit again.
     bracket = _Bracket(probe, low, high, multiple, relative, report)
     lines = list(notes)
-    all_fits = largest_first and low < high and bracket.run(high).fits and bracket.passes(high, verify)
+    all_fits = (
+        largest_first and low < high and bracket.run(high).fits and bracket.passes(high, verify)
+    )
     at_high = bracket.done[-1:]
     fit = _smallest_that_runs(bracket)
     smallest = fit.batch_size
@@ -182,7 +197,9 @@ def find_ceiling(
             f"batch size {bad.batch_size} fails for another reason than memory ({bad.message}): the range ends below it"
         )
     fitting = [r for r in bracket.done if r.fits]
-    peaks = [r.peak_bytes for r in fitting if r.batch_size == fit.batch_size and r.peak_bytes is not None]
+    peaks = [
+        r.peak_bytes for r in fitting if r.batch_size == fit.batch_size and r.peak_bytes is not None
+    ]
     without = fit_memory([r for r in fitting if r.batch_size < fit.batch_size])
     return Ceiling(
         at=fit,
@@ -191,7 +208,9 @@ def find_ceiling(
         precision=bracket.precision(fit.batch_size),
         spread=max(peaks) / min(peaks) - 1.0 if len(peaks) > 1 else None,
         model=fit_memory(fitting),
-        model_error=abs(without(fit.batch_size) / fit.training_bytes - 1.0) if without and fit.training_bytes else None,
+        model_error=abs(without(fit.batch_size) / fit.training_bytes - 1.0)
+        if without and fit.training_bytes
+        else None,
         probes=tuple(bracket.done),
         notes=tuple(lines),
     )
@@ -200,7 +219,11 @@ def find_ceiling(
 def _largest_below(bracket: _Bracket, batch_size: int) -> ProbeResult:
     """Return the probe of the largest size below one that failed its verification."""
     failed = {r.batch_size for r in bracket.done if not r.fits}
-    below = [r for r in bracket.done if r.fits and r.batch_size < batch_size and r.batch_size not in failed]
+    below = [
+        r
+        for r in bracket.done
+        if r.fits and r.batch_size < batch_size and r.batch_size not in failed
+    ]
     if not below:
         raise _does_not_fit(bracket.done[-1])
     return max(below, key=lambda result: result.batch_size)
@@ -234,7 +257,9 @@ def _smallest_that_runs(bracket: _Bracket) -> ProbeResult:
 
 def _does_not_fit(result: ProbeResult) -> HardwareError:
     size, limit = result.batch_size, f"{result.limit / 2**20:,.0f} MiB"
-    taken = "" if result.peak_bytes is None else f" (it had taken {result.peak_bytes / 2**20:,.0f} MiB)"
+    taken = (
+        "" if result.peak_bytes is None else f" (it had taken {result.peak_bytes / 2**20:,.0f} MiB)"
+    )
     if result.outcome == "startup":
         return HardwareError(
             f"the data and the model alone do not fit in {limit}{taken}: use smaller ones, or raise it"
@@ -253,12 +278,16 @@ def _does_not_fit(result: ProbeResult) -> HardwareError:
 def _close_in(bracket: _Bracket, fit: ProbeResult) -> ProbeResult:
     """Probe until the bracket is as narrow as the precision, or the range ends; return its end that fits."""
     widths: list[float] = []
-    up = down = 0  # how often in a row a size fitted beyond where the line ends, or failed before it
+    up = down = (
+        0  # how often in a row a size fitted beyond where the line ends, or failed before it
+    )
     while True:
         size, bracketed = fit.batch_size, bracket.bad is not None
         end = bracket.high if bracket.bad is None else bracket.bad.batch_size
         precision = bracket.precision(size)
-        if size == end or (bracketed and (end - size <= precision or bracket.snap(end - 1, size) >= end)):
+        if size == end or (
+            bracketed and (end - size <= precision or bracket.snap(end - 1, size) >= end)
+        ):
             return fit
         widths.append(end - size if bracketed else math.inf)
         limit_at = _limit_at(bracket.done, fit)
@@ -268,7 +297,9 @@ def _close_in(bracket: _Bracket, fit: ProbeResult) -> ProbeResult:
             wanted = math.sqrt(size * end) if bracketed else size * GROWTH
         elif close and len(widths) > 2 and widths[-1] > widths[-3] / 2:
             wanted = (size + end) / 2
-        elif bracketed and limit_at >= end:  # contradicted: the farther the extrapolation, the farther back
+        elif (
+            bracketed and limit_at >= end
+        ):  # contradicted: the farther the extrapolation, the farther back
             backs_off = True
             wanted = end - max(precision, (end - size) / 8) * 2**down
         elif limit_at - size <= precision:
@@ -288,23 +319,31 @@ def _limit_at(done: Sequence[ProbeResult], fit: ProbeResult) -> float | None:
     """Return where the line through the largest sizes that fit meets the limit; None if their memory hardly differs."""
     if fit.training_bytes is None:
         return None
-    sizes = {r.batch_size: r.training_bytes for r in done if r.fits and r.training_bytes is not None}
+    sizes = {
+        r.batch_size: r.training_bytes for r in done if r.fits and r.training_bytes is not None
+    }
     below = sorted((size, taken) for size, taken in sizes.items() if size < fit.batch_size)
     # The slope comes from `fit` and the largest smaller size whose memory is far enough below: a law with jumps is
     # straight only nearby, and between two close sizes noise outweighs the slope.
     for size, taken in reversed(below):
         rise = fit.training_bytes - taken
         if rise >= MIN_RISE * (fit.limit - below[0][1]):
-            return fit.batch_size + (fit.limit - fit.training_bytes) * (fit.batch_size - size) / rise
+            return (
+                fit.batch_size + (fit.limit - fit.training_bytes) * (fit.batch_size - size) / rise
+            )
     return None
 
 
 def memory_limit(root: Path, resident: int) -> int:
     """Return the bytes that a further process may take beside this one's ``resident`` bytes; ``root`` is ``/``."""
-    limits = [(limit - resident, f"the container's {limit:,} bytes") for limit in _cgroup_limits(root)]
+    limits = [
+        (limit - resident, f"the container's {limit:,} bytes") for limit in _cgroup_limits(root)
+    ]
     lowest, source = min([*limits, (_available(root), "the memory that is free")])
     if lowest <= 0:
-        raise HardwareError(f"no memory is left for a probe: {source}, and this process takes {resident:,}")
+        raise HardwareError(
+            f"no memory is left for a probe: {source}, and this process takes {resident:,}"
+        )
     return lowest
 
 
@@ -323,7 +362,9 @@ def _cgroup_limits(root: Path) -> list[int]:
             top, name = root / "sys/fs/cgroup/memory", "memory.limit_in_bytes"
         else:
             continue
-        group_folder = top / group.lstrip("/")  # missing in some containers, whose limit is at the top then
+        group_folder = top / group.lstrip(
+            "/"
+        )  # missing in some containers, whose limit is at the top then
         for folder in (group_folder, *group_folder.parents):
             if folder.is_relative_to(top) and (folder / name).is_file():
                 text = (folder / name).read_text().strip()
@@ -364,4 +405,6 @@ def peak_resident_bytes() -> int:
 def cap_cuda_memory(device: torch.device, share: float) -> None:
     """Let this process take at most a share, cut to 0 to 1, of a CUDA device's memory."""
     # set_per_process_memory_fraction refuses a device without an index
-    torch.cuda.set_per_process_memory_fraction(min(1.0, max(0.0, share)), torch.device("cuda", device.index or 0))
+    torch.cuda.set_per_process_memory_fraction(
+        min(1.0, max(0.0, share)), torch.device("cuda", device.index or 0)
+    )

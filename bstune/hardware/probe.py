@@ -85,12 +85,22 @@ class MemoryClock(TrialClock):
         self._report(phase)
         return elapsed
 
-    def result(self, batch_size: int, limit: int, out_of_memory: str | None, enforced: bool) -> ProbeResult:
+    def result(
+        self, batch_size: int, limit: int, out_of_memory: str | None, enforced: bool
+    ) -> ProbeResult:
         """Return the result of a probe that ended by itself; peaks count unless the device ``enforced`` the limit."""
         training = None if out_of_memory else self.peaks.get(Phase.TRAINING)
-        over = [] if enforced else [PHASES[phase] for phase in PHASES if self.peaks.get(phase, 0) > limit]
-        outcome: Outcome = PHASES[self.last] if out_of_memory is not None else over[0] if over else "fits"
-        return ProbeResult(batch_size, outcome, limit, training, max(self.peaks.values()), out_of_memory)
+        over = (
+            []
+            if enforced
+            else [PHASES[phase] for phase in PHASES if self.peaks.get(phase, 0) > limit]
+        )
+        outcome: Outcome = (
+            PHASES[self.last] if out_of_memory is not None else over[0] if over else "fits"
+        )
+        return ProbeResult(
+            batch_size, outcome, limit, training, max(self.peaks.values()), out_of_memory
+        )
 
 
 @dataclass(frozen=True)
@@ -113,7 +123,9 @@ class TrialProbe:
         start_server()
         receiver, sender = CONTEXT.Pipe(duplex=False)
         with receiver, tempfile.NamedTemporaryFile() as log:
-            process = CONTEXT.Process(target=_run, args=(self, batch_size, sender, log.name, dict(os.environ)))
+            process = CONTEXT.Process(
+                target=_run, args=(self, batch_size, sender, log.name, dict(os.environ))
+            )
             messages: list[Any] = []
             stopped: str | int | None = None  # the reason, or the bytes that were over the limit
             end = time.monotonic() + self.seconds
@@ -147,7 +159,12 @@ def _received(receiver: Connection) -> list[Any]:
 
 
 def _read(
-    size: int, limit: int, messages: list[Any], stopped: str | int | None, exitcode: int | None, errors: str
+    size: int,
+    limit: int,
+    messages: list[Any],
+    stopped: str | int | None,
+    exitcode: int | None,
+    errors: str,
 ) -> ProbeResult:
     """Return the result among a probe's messages, or else what its phases, its exit and its error output mean."""
     last: Any = messages[-1] if messages else "startup"
@@ -161,10 +178,14 @@ def _read(
         message = f"stopped at {stopped / 2**20:,.0f} MiB"
         return ProbeResult(size, last, limit, peak_bytes=stopped, message=message)
     if exitcode == -signal.SIGKILL:
-        return ProbeResult(size, last, limit, message="ended by the system, as it does when memory runs out")
+        return ProbeResult(
+            size, last, limit, message="ended by the system, as it does when memory runs out"
+        )
     lines = [line.strip() for line in errors.splitlines() if line.strip()]
     message = lines[-1] if lines else f"the probe ended with status {exitcode} and printed nothing"
-    return ProbeResult(size, "device" if DEVICE_LOST.search(errors) else "error", limit, message=message)
+    return ProbeResult(
+        size, "device" if DEVICE_LOST.search(errors) else "error", limit, message=message
+    )
 
 
 def _write_if_allowed(path: str, text: str) -> None:
@@ -172,7 +193,9 @@ def _write_if_allowed(path: str, text: str) -> None:
         Path(path).write_text(text)
 
 
-def _run(probe: TrialProbe, batch_size: int, sender: Connection, log: str, environment: Mapping[str, str]) -> None:
+def _run(
+    probe: TrialProbe, batch_size: int, sender: Connection, log: str, environment: Mapping[str, str]
+) -> None:
     """Run in the probe's process: send each phase as it begins, then the result or a ConfigError; print to ``log``."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the process that started it ends it
     lead_group()
@@ -215,10 +238,16 @@ def _run(probe: TrialProbe, batch_size: int, sender: Connection, log: str, envir
         sender.send(ConfigError(str(error)))
         return
     out_of_memory = (result.message or "out of memory") if result.status == "oom" else None
-    sender.send(clock.result(batch_size, limit, out_of_memory, enforced=not probe.on_cpu and probe.limit is None))
+    sender.send(
+        clock.result(
+            batch_size, limit, out_of_memory, enforced=not probe.on_cpu and probe.limit is None
+        )
+    )
 
 
-def _clock(device: torch.device, limit: int | None, report: Callable[[Phase], object]) -> tuple[MemoryClock, int]:
+def _clock(
+    device: torch.device, limit: int | None, report: Callable[[Phase], object]
+) -> tuple[MemoryClock, int]:
     """Return a clock of the device's memory, and the limit: the one that is given, or the device's memory."""
     if device.type == "cpu":
         reset = partial(_write_if_allowed, "/proc/self/clear_refs", "5")
@@ -264,8 +293,12 @@ def measure_ceiling(
             f"batch size {high} is larger than the training data: the ceiling was looked for up to {train_examples}"
         )
     if config.devices > 1:
-        each = f"1/{config.devices} of the memory" if config.device == "cpu" else "the memory of one"
-        notes.append(f"{config.devices} devices: a probe trains the share of one, ceil(B/{config.devices}), in {each}")
+        each = (
+            f"1/{config.devices} of the memory" if config.device == "cpu" else "the memory of one"
+        )
+        notes.append(
+            f"{config.devices} devices: a probe trains the share of one, ceil(B/{config.devices}), in {each}"
+        )
     if limit is None and config.device == "cpu":
         limit = memory.memory_limit(Path("/"), memory.resident_bytes())
     plain_config = OmegaConf.to_container(config, resolve=False)

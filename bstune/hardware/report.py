@@ -63,7 +63,8 @@ def survey_json(survey: Survey) -> str:
     """Return the survey as strict JSON, with what follows from it."""
     model, values = survey.step_time, asdict(survey)
     values["derived"] = {
-        "step_time": model and {name: getattr(model, name) for name in ("overhead", "per_example", "residual")},
+        "step_time": model
+        and {name: getattr(model, name) for name in ("overhead", "per_example", "residual")},
         "left_out_error": survey.left_out_error,
         "turning_batch_size": survey.turning_batch_size,
         "achieved": [asdict(row) for row in survey.achieved],
@@ -99,7 +100,10 @@ def survey_tables(survey: Survey) -> Group:
     limits = "" if survey.limits is None else f"; {_limits_text(survey.limits)}"
     facts.add_row("device", f"{survey.device} in {survey.precision}{limits}")
     facts.add_row("memory", _ceiling_text(survey))
-    facts.add_row("probes", f"{len(survey.ceiling.probes)}: " + "; ".join(map(probe_text, survey.ceiling.probes)))
+    facts.add_row(
+        "probes",
+        f"{len(survey.ceiling.probes)}: " + "; ".join(map(probe_text, survey.ceiling.probes)),
+    )
     facts.add_row("step time", _model_text(survey))
     if survey.cost is not None:
         facts.add_row("roofline", f"by its shapes the step is {_bound_text(survey)}")
@@ -126,15 +130,29 @@ def advice(survey: Survey) -> list[str]:
             "fewer steps can pay"
         )
     else:
-        lines.append(f"examples a second still rise at the largest batch size, {format_count(ceiling)}")
+        lines.append(
+            f"examples a second still rise at the largest batch size, {format_count(ceiling)}"
+        )
     power, tau = 2 ** (ceiling.bit_length() - 1), survey.step_time
     if survey.ceiling.above is not None and power != ceiling:
-        more = "" if tau is None else f" ({ceiling / tau(ceiling) * tau(power) / power - 1.0:+.1%} examples a second)"
+        more = (
+            ""
+            if tau is None
+            else f" ({ceiling / tau(ceiling) * tau(power) / power - 1.0:+.1%} examples a second)"
+        )
         below = format_count(power)
-        lines.append(f"{format_count(ceiling)} fits: no need to fall back to {below}, the power of two below it{more}")
+        lines.append(
+            f"{format_count(ceiling)} fits: no need to fall back to {below}, the power of two below it{more}"
+        )
     elif survey.ceiling.above is None and ceiling == survey.high:
-        lines.append(f"the range ends at {format_count(ceiling)}, not the memory: see search.batch_size.high")
-    heavy = [timing for timing in survey.measured.timings if (timing.overhead_share or 0.0) > MUCH_OVERHEAD]
+        lines.append(
+            f"the range ends at {format_count(ceiling)}, not the memory: see search.batch_size.high"
+        )
+    heavy = [
+        timing
+        for timing in survey.measured.timings
+        if (timing.overhead_share or 0.0) > MUCH_OVERHEAD
+    ]
     if heavy:
         lines.append(
             f"the framework takes {heavy[0].overhead_share:.0%} of a step at batch size "
@@ -142,16 +160,25 @@ def advice(survey: Survey) -> list[str]:
         )
     dtype = None if survey.limits is None else survey.limits.dtype
     if survey.misaligned:
-        lines.append(f"tensor cores take {dtype} in multiples of {survey.multiple}, 16 bytes ({TENSOR_CORE_SOURCE})")
+        lines.append(
+            f"tensor cores take {dtype} in multiples of {survey.multiple}, 16 bytes ({TENSOR_CORE_SOURCE})"
+        )
     elif dtype == "fp32" and survey.device_type == "cuda":
-        lines.append("fp32 does not run on tensor cores, so no multiple is asked of layers or batch; in tf32 it is 4")
+        lines.append(
+            "fp32 does not run on tensor cores, so no multiple is asked of layers or batch; in tf32 it is 4"
+        )
     for row in survey.misaligned[:MAX_MISALIGNED]:
         gains = [] if row.predicted_gain is None else [f"predicted {row.predicted_gain:.2f}"]
         gains += [] if row.measured_gain is None else [f"measured {row.measured_gain:.2f}"]
         gain = f": {', '.join(gains)} times its throughput" if gains else ""
-        lines.append(f"{row.name} ({row.kind}): pad {row.dimension} from {row.size} to {row.padded}{gain}")
+        lines.append(
+            f"{row.name} ({row.kind}): pad {row.dimension} from {row.size} to {row.padded}{gain}"
+        )
     if survey.bound_by_neither:
-        last, share = survey.bound_by_neither[-1], max(row.share_of_roofline for row in survey.bound_by_neither)
+        last, share = (
+            survey.bound_by_neither[-1],
+            max(row.share_of_roofline for row in survey.bound_by_neither),
+        )
         lines.append(
             f"up to batch size {format_count(last.batch_size)} a step is bound by neither arithmetic nor memory, which "
             f"take {share:.1%} of it at most: a faster device gains nothing there, fewer and larger "
@@ -177,7 +204,9 @@ def _ceiling_text(survey: Survey) -> str:
 
 
 def _limits_text(limits: DeviceLimits) -> str:
-    flops, moved = (format_number(rate / 1e9) for rate in (limits.flops_per_second, limits.bytes_per_second))
+    flops, moved = (
+        format_number(rate / 1e9) for rate in (limits.flops_per_second, limits.bytes_per_second)
+    )
     ridge = format_number(limits.ridge)
     return f"measured ceilings {flops} GFLOP/s in {limits.dtype}, {moved} GB/s, ridge {ridge} FLOPs per byte"
 
@@ -208,7 +237,9 @@ def _model_text(survey: Survey) -> str:
 
 def _timings_table(survey: Survey) -> Table:
     """Return one row a batch size; spread is between the quartiles over the median, drift between repeats."""
-    table = Table(title="seconds per step", title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
+    table = Table(
+        title="seconds per step", title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False
+    )
     names = ["batch size", "step", "spread", "drift", "examples/s", "overhead", "roof", "peak"]
     for name in names if survey.achieved else names[:-2]:
         table.add_column(name, justify="right", no_wrap=True)
@@ -260,52 +291,87 @@ def _paint(figure: "Figure", survey: Survey, cost: StepCost, limits: DeviceLimit
     layers = sorted(seconds, key=lambda layer: -seconds[layer])[:MAX_ROWS]
     rows_height = ROW_HEIGHT * (len(layers) + 1)
     figure.set_size_inches(FIGURE_WIDTH, ROOF_HEIGHT + rows_height + 1.4)
-    roof, ranges = figure.subplots(2, 1, sharex=True, gridspec_kw={"height_ratios": [ROOF_HEIGHT, rows_height]})
+    roof, ranges = figure.subplots(
+        2, 1, sharex=True, gridspec_kw={"height_ratios": [ROOF_HEIGHT, rows_height]}
+    )
     parts: list[LayerCost | StepCost] = [cost, *layers]
     points = np.array([[roofline.intensity(part, size) for size in sizes] for part in parts])
     _draw_roof(roof, limits, points, survey)
     # Each layer has its share of the time that the roofline allows the step.
     shares = [seconds[layer] / roofline.allowed_seconds(cost, limits, largest) for layer in layers]
-    names = [f"{layer.name} ({layer.kind}), {share:.0%}" for layer, share in zip(layers, shares, strict=True)]
+    names = [
+        f"{layer.name} ({layer.kind}), {share:.0%}"
+        for layer, share in zip(layers, shares, strict=True)
+    ]
     rest = f"whole step; layers without FLOPs or not listed take {max(0.0, 1.0 - sum(shares)):.0%}"
     _draw_ranges(ranges, limits, points, sizes, [rest, *names])
     for axes in (roof, ranges):
         axes.axvline(limits.ridge, color=GREY, linewidth=0.9, linestyle="--", zorder=1)
         axes.grid(color=INK, alpha=0.07, linewidth=0.6)
-    title = (
-        f"{survey.workload}: by its shapes the step is {_bound_text(survey)}\n{survey.device}; {_limits_text(limits)}"
-    )
+    title = f"{survey.workload}: by its shapes the step is {_bound_text(survey)}\n{survey.device}; {_limits_text(limits)}"
     figure.suptitle(title, fontsize=10.5, parse_math=False)
-    figure.legend(*roof.get_legend_handles_labels(), loc="outside lower center", ncols=4, fontsize=8.5, frameon=False)
+    figure.legend(
+        *roof.get_legend_handles_labels(),
+        loc="outside lower center",
+        ncols=4,
+        fontsize=8.5,
+        frameon=False,
+    )
 
 
 def _draw_roof(axes: "Axes", limits: DeviceLimits, points: Array, survey: Survey) -> None:
     """Draw the roof, the layers and the whole step on it, and what was measured, its ends with their batch size."""
     peak = limits.flops_per_second / 1e9  # all in GFLOP/s
     known = points[points > 0.0]
-    corners = np.array([min(limits.ridge, *known) / 2.0, limits.ridge, max(limits.ridge, *known) * 2.0])
-    corner_rates, attainable = (np.minimum(peak, limits.bytes_per_second / 1e9 * x) for x in (corners, points))
+    corners = np.array(
+        [min(limits.ridge, *known) / 2.0, limits.ridge, max(limits.ridge, *known) * 2.0]
+    )
+    corner_rates, attainable = (
+        np.minimum(peak, limits.bytes_per_second / 1e9 * x) for x in (corners, points)
+    )
     measured = [row.share_of_peak * peak for row in survey.achieved]  # at the same batch sizes
-    axes.set(xscale="log", yscale="log", xlim=(corners[0], corners[-1]), ylabel="attainable GFLOP/s")
+    axes.set(
+        xscale="log", yscale="log", xlim=(corners[0], corners[-1]), ylabel="attainable GFLOP/s"
+    )
     axes.set_ylim(min(corner_rates[0] / 1.5, min(measured) / 2.5), peak * 2.5)  # room for labels
     axes.plot(corners, corner_rates, color=INK, linewidth=1.8, label="ceilings of the device")
     for x, y in zip(points[1:], attainable[1:], strict=True):
         axes.plot(x, y, "o", color=BLUE, markersize=4, alpha=0.5)
     axes.plot([], [], "o", color=BLUE, markersize=4, label="layers, where the roofline puts them")
-    axes.text(limits.ridge, 0.03, "  ridge", transform=axes.get_xaxis_transform(), color="#555555", fontsize=8.5)
+    axes.text(
+        limits.ridge,
+        0.03,
+        "  ridge",
+        transform=axes.get_xaxis_transform(),
+        color="#555555",
+        fontsize=8.5,
+    )
     step, roof = points[0], attainable[0]
-    axes.plot(step, roof, "D", color=VERMILION, markersize=6.5, label="whole step, by the sum of its bytes")
+    axes.plot(
+        step,
+        roof,
+        "D",
+        color=VERMILION,
+        markersize=6.5,
+        label="whole step, by the sum of its bytes",
+    )
     label = "whole step, measured: share of peak"
     axes.plot(step, measured, "*-", color=PURPLE, markersize=10, linewidth=0.8, label=label)
     for at, side in ((0, "right"), (-1, "left")):
         row = survey.achieved[at]
-        annotate = functools.partial(axes.annotate, textcoords="offset points", ha=side, fontsize=8.5)
-        annotate(f"B = {row.batch_size:,}", (step[at], roof[at]), xytext=(0.0, 8.0), color=VERMILION)
+        annotate = functools.partial(
+            axes.annotate, textcoords="offset points", ha=side, fontsize=8.5
+        )
+        annotate(
+            f"B = {row.batch_size:,}", (step[at], roof[at]), xytext=(0.0, 8.0), color=VERMILION
+        )
         share = f"B = {row.batch_size:,}: {row.share_of_peak:.0%}"
         annotate(share, (step[at], measured[at]), xytext=(0.0, -9.0), va="top", color=PURPLE)
 
 
-def _draw_ranges(axes: "Axes", limits: DeviceLimits, points: Array, sizes: Sequence[int], names: Sequence[str]) -> None:
+def _draw_ranges(
+    axes: "Axes", limits: DeviceLimits, points: Array, sizes: Sequence[int], names: Sequence[str]
+) -> None:
     """Draw one row for the step and for each layer: FLOPs per byte from the smallest to the largest batch size."""
     areas = np.linspace(14.0, 60.0, len(sizes))
     for row, values in enumerate(points):

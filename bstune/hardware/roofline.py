@@ -36,7 +36,11 @@ from bstune.trial.device import convolutions_in_tf32, products_in_tf32
 Arithmetic = Literal["fp64", "fp32", "tf32", "bf16", "fp16"]
 DTYPES = {"fp64": torch.float64, "fp32": torch.float32, "tf32": torch.float32}
 DTYPES |= {"bf16": torch.bfloat16, "fp16": torch.float16}
-PRECISIONS: dict[str, Arithmetic] = {"32": "fp32", "16": "fp16", "bf16": "bf16"}  # Lightning's, without -true or -mixed
+PRECISIONS: dict[str, Arithmetic] = {
+    "32": "fp32",
+    "16": "fp16",
+    "bf16": "bf16",
+}  # Lightning's, without -true or -mixed
 # Multiples of 16 bytes. fp32 has none, whatever other sources ask for (16, say): without tf32 its products do not run
 # on tensor cores at all.
 TENSOR_CORE_MULTIPLES = {"tf32": 4, "bf16": 8, "fp16": 8}
@@ -127,7 +131,9 @@ class LayerCost:
 class StepCost:
     """What a training step costs."""
 
-    layers: tuple[LayerCost, ...]  # in the order of their first call, without those of no FLOPs and no bytes
+    layers: tuple[
+        LayerCost, ...
+    ]  # in the order of their first call, without those of no FLOPs and no bytes
     # Those whose cost grows faster than the batch (a loss over pairs, say): the line through 0 and the larger traced
     # batch stands for it.
     superlinear: tuple[str, ...]
@@ -149,7 +155,9 @@ class Achieved:
 
     batch_size: int
     share_of_peak: float  # FLOP/s over the device's
-    share_of_roofline: float  # allowed over measured seconds; above 1 where tensors stay in caches between layers
+    share_of_roofline: (
+        float  # allowed over measured seconds; above 1 where tensors stay in caches between layers
+    )
     intensity: float  # FLOPs per byte moved
 
 
@@ -175,7 +183,9 @@ def step_cost(
 ) -> StepCost:
     """Trace a training step at two batch sizes and return its cost over batch size; the module takes the gradients."""
     if len(batch_sizes) != 2 or not 1 <= batch_sizes[0] < batch_sizes[1]:
-        raise HardwareError(f"hardware.ceilings.traced_batch_sizes must be two rising sizes, but got {batch_sizes}")
+        raise HardwareError(
+            f"hardware.ceilings.traced_batch_sizes must be two rising sizes, but got {batch_sizes}"
+        )
     width = DTYPES[arithmetic].itemsize
     low, high = (_trace(module, make_batch(size), loss, width) for size in batch_sizes)
     if not any(layer.counts["flops"] for layer in high):
@@ -194,10 +204,16 @@ def step_cost(
             fewer = before.get(layer.name, layer).counts[name]
             slope = (count - fewer) / (large - small)
             constant = fewer - slope * small
-            lines[name] = AffineCost(constant, slope) if constant >= 0.0 else AffineCost(0.0, count / large)
+            lines[name] = (
+                AffineCost(constant, slope) if constant >= 0.0 else AffineCost(0.0, count / large)
+            )
             superlinear += [layer.name] if constant < 0.0 else []
         rows = None if layer.rows is None else max(1, round(layer.rows / large))
-        layers.append(LayerCost(layer.name, layer.kind, **lines, dimensions=layer.dimensions, rows_per_example=rows))
+        layers.append(
+            LayerCost(
+                layer.name, layer.kind, **lines, dimensions=layer.dimensions, rows_per_example=rows
+            )
+        )
     return StepCost(tuple(layers), tuple(dict.fromkeys(superlinear)))
 
 
@@ -209,7 +225,10 @@ def intensity(cost: LayerCost | StepCost, batch_size: float) -> float:
 def in_width(cost: StepCost, factor: float) -> StepCost:
     """Return the cost with tensors so many times as wide (0.5: fp32 in 16 bits); whole numbers count as the others."""
     layers = (
-        replace(layer, **{name: getattr(layer, name) * factor for name in ("inputs", "outputs", "weights")})
+        replace(
+            layer,
+            **{name: getattr(layer, name) * factor for name in ("inputs", "outputs", "weights")},
+        )
         for layer in cost.layers
     )
     return replace(cost, layers=tuple(layers))
@@ -245,26 +264,34 @@ class _Traced:
     kind: str
     dimensions: tuple[tuple[str, int], ...] = ()
     # FLOPs and bytes as in :class:`LayerCost`
-    counts: dict[str, int] = field(default_factory=lambda: dict.fromkeys(("flops", "inputs", "outputs", "weights"), 0))
+    counts: dict[str, int] = field(
+        default_factory=lambda: dict.fromkeys(("flops", "inputs", "outputs", "weights"), 0)
+    )
     rows: int | None = None
     parameters: list[nn.Parameter] = field(default_factory=list)  # that no layer before it has
     passes_gradient: bool = False  # to its input
 
 
-def _trace(module: nn.Module, batch: Any, loss: Callable[[Any, Any], Tensor], width: int) -> list[_Traced]:
+def _trace(
+    module: nn.Module, batch: Any, loss: Callable[[Any, Any], Tensor], width: int
+) -> list[_Traced]:
     """Run one training step and return its layers in the order of their first call, ``OUTSIDE`` last."""
     tracer = _Tracer(width)
     with ExitStack() as hooks:
         for name, layer in module.named_modules():
             if next(layer.children(), None) is None:
                 after = functools.partial(tracer.after, name)
-                hooks.enter_context(layer.register_forward_pre_hook(tracer.before, with_kwargs=True))
+                hooks.enter_context(
+                    layer.register_forward_pre_hook(tracer.before, with_kwargs=True)
+                )
                 hooks.enter_context(layer.register_forward_hook(after, with_kwargs=True))
         module.zero_grad()
         with tracer.counter:
             value = loss(module, batch)
             if not value.requires_grad:
-                raise HardwareError("the training step's loss has no gradient: a parameter must be trainable")
+                raise HardwareError(
+                    "the training step's loss has no gradient: a parameter must be trainable"
+                )
             value.backward()  # type: ignore[no-untyped-call]
         return tracer.layers(module.parameters())
 
@@ -289,12 +316,18 @@ class _Tracer:
         inputs = _tensors((args, kwargs))
         # a layer's nodes lie between its output and these
         self._nodes.update(tensor.grad_fn for tensor in inputs if tensor.grad_fn is not None)
-        self._storages = {tensor.untyped_storage().data_ptr(): (tensor, tensor._version) for tensor in inputs}
-        self._needs = [tensor.requires_grad for tensor in inputs]  # now: a call in place would change it
+        self._storages = {
+            tensor.untyped_storage().data_ptr(): (tensor, tensor._version) for tensor in inputs
+        }
+        self._needs = [
+            tensor.requires_grad for tensor in inputs
+        ]  # now: a call in place would change it
         self._counted = self.counter.get_total_flops()
 
     def after(self, name: str, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
-        layer = self._layers.setdefault(name, _Traced(name, type(module).__name__, _dimensions(module)))
+        layer = self._layers.setdefault(
+            name, _Traced(name, type(module).__name__, _dimensions(module))
+        )
         self._charge(layer)
         inputs, outputs = _tensors((args, kwargs)), _tensors(output)
         for parameter in module.parameters(recurse=False):
@@ -310,23 +343,34 @@ class _Tracer:
         weights = list(module.parameters(recurse=False))
         reads_input = backward and (not weights or any(weight.requires_grad for weight in weights))
         for tensor, needs_gradient in zip(inputs, self._needs, strict=True):
-            layer.counts["inputs"] += self._bytes(tensor) * (1 + reads_input + (backward and needs_gradient))
-        layer.counts["outputs"] += sum(self._bytes(tensor) * (1 + tensor.requires_grad) for tensor in outputs)
+            layer.counts["inputs"] += self._bytes(tensor) * (
+                1 + reads_input + (backward and needs_gradient)
+            )
+        layer.counts["outputs"] += sum(
+            self._bytes(tensor) * (1 + tensor.requires_grad) for tensor in outputs
+        )
         layer.passes_gradient |= backward and any(self._needs)
 
     def layers(self, parameters: Iterable[nn.Parameter]) -> list[_Traced]:
         found = list(self._layers.values())
         for layer in found:
-            moved = (self._bytes(p) * (1 + layer.passes_gradient + (p.grad is not None)) for p in layer.parameters)
+            moved = (
+                self._bytes(p) * (1 + layer.passes_gradient + (p.grad is not None))
+                for p in layer.parameters
+            )
             layer.counts["weights"] = sum(moved)
         rest = _Traced(OUTSIDE, "")
-        rest.counts["flops"] = self.counter.get_total_flops() - sum(layer.counts["flops"] for layer in found)
+        rest.counts["flops"] = self.counter.get_total_flops() - sum(
+            layer.counts["flops"] for layer in found
+        )
         others = [p for p in parameters if p not in self._claimed and p.grad is not None]
         rest.counts["weights"] = sum(3 * self._bytes(parameter) for parameter in others)
         return [*found, rest]
 
     def _bytes(self, tensor: Tensor) -> int:
-        return tensor.numel() * (self._width if tensor.is_floating_point() else tensor.element_size())
+        return tensor.numel() * (
+            self._width if tensor.is_floating_point() else tensor.element_size()
+        )
 
     def _is_view(self, tensor: Tensor) -> bool:
         source, version = self._storages.get(tensor.untyped_storage().data_ptr(), (None, 0))
@@ -365,7 +409,11 @@ FLOP_FORMULAS = {torch.ops.aten.convolution_backward: _convolution_backward}
 
 
 def _tensors(values: Any) -> list[Tensor]:
-    return [leaf for leaf in tree_leaves(values) if isinstance(leaf, Tensor) and leaf.layout == torch.strided]
+    return [
+        leaf
+        for leaf in tree_leaves(values)
+        if isinstance(leaf, Tensor) and leaf.layout == torch.strided
+    ]
 
 
 def _dimensions(module: nn.Module) -> tuple[tuple[str, int], ...]:
@@ -373,7 +421,10 @@ def _dimensions(module: nn.Module) -> tuple[tuple[str, int], ...]:
         return ("in_features", module.in_features), ("out_features", module.out_features)
     if isinstance(module, nn.modules.conv._ConvNd) and not 1 < module.groups == module.in_channels:
         groups = module.groups
-        return ("in_channels", module.in_channels // groups), ("out_channels", module.out_channels // groups)
+        return ("in_channels", module.in_channels // groups), (
+            "out_channels",
+            module.out_channels // groups,
+        )
     return ()
 
 
@@ -388,21 +439,29 @@ class TensorCoreMisalignment:
     padded: int  # the next size that is aligned
     # Throughput with it over that as it is, by the roofline; None: the rate of misaligned products is not known.
     predicted_gain: float | None
-    measured_gain: float | None = None  # likewise, of the layer alone on the device; None: not measured
+    measured_gain: float | None = (
+        None  # likewise, of the layer alone on the device; None: not measured
+    )
 
 
-def misalignments(cost: StepCost, limits: DeviceLimits, multiple: int, batch_size: int) -> list[TensorCoreMisalignment]:
+def misalignments(
+    cost: StepCost, limits: DeviceLimits, multiple: int, batch_size: int
+) -> list[TensorCoreMisalignment]:
     """Return the dimensions that miss :func:`tensor_core_multiple` at a batch size, with what padding would give."""
     rows = []
     for layer in cost.layers:
         sizes = [(*dimension, multiple) for dimension in layer.dimensions]
         if layer.rows_per_example is not None:
-            sizes.append(("batch", batch_size, multiple // math.gcd(multiple, layer.rows_per_example)))
+            sizes.append(
+                ("batch", batch_size, multiple // math.gcd(multiple, layer.rows_per_example))
+            )
         for dimension, size, step in sizes:
             padded = -(-size // step) * step
             if padded != size:
                 gain = _gain(layer, dimension, padded / size, limits, batch_size)
-                rows.append(TensorCoreMisalignment(layer.name, layer.kind, dimension, size, padded, gain))
+                rows.append(
+                    TensorCoreMisalignment(layer.name, layer.kind, dimension, size, padded, gain)
+                )
     return rows
 
 
@@ -435,8 +494,12 @@ def layer_like(layer: nn.Module, changes: Mapping[str, int]) -> nn.Module | None
     own: Any = layer
     if isinstance(layer, nn.Linear):
         inputs = changes.get("in_features", layer.in_features)
-        return nn.Linear(inputs, changes.get("out_features", layer.out_features), layer.bias is not None)
-    kind: Any = next((kind for kind in (nn.Conv1d, nn.Conv2d, nn.Conv3d) if isinstance(layer, kind)), None)
+        return nn.Linear(
+            inputs, changes.get("out_features", layer.out_features), layer.bias is not None
+        )
+    kind: Any = next(
+        (kind for kind in (nn.Conv1d, nn.Conv2d, nn.Conv3d) if isinstance(layer, kind)), None
+    )
     if kind is None:
         return None
     names = ("kernel_size", "stride", "padding", "dilation", "groups", "padding_mode")
@@ -447,7 +510,9 @@ def layer_like(layer: nn.Module, changes: Mapping[str, int]) -> nn.Module | None
     return made
 
 
-def padded_shapes(row: TensorCoreMisalignment, shape: tuple[int, ...]) -> tuple[tuple[int, ...], tuple[int, ...]]:
+def padded_shapes(
+    row: TensorCoreMisalignment, shape: tuple[int, ...]
+) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Return a layer's input shape as it is, and with a row's dimension padded."""
     place = {"batch": 0, "in_features": -1, "in_channels": 1}.get(row.dimension)
     padded = list(shape)
@@ -456,13 +521,19 @@ def padded_shapes(row: TensorCoreMisalignment, shape: tuple[int, ...]) -> tuple[
     return shape, tuple(padded)
 
 
-def _gain(layer: LayerCost, dimension: str, factor: float, limits: DeviceLimits, batch_size: int) -> float | None:
+def _gain(
+    layer: LayerCost, dimension: str, factor: float, limits: DeviceLimits, batch_size: int
+) -> float | None:
     """Return the layer's examples/s with a dimension padded by a factor over those as it is, misaligned."""
     if limits.misaligned_flops_per_second is None:
         return None
-    seconds = layer_seconds(layer, replace(limits, flops_per_second=limits.misaligned_flops_per_second), batch_size)
+    seconds = layer_seconds(
+        layer, replace(limits, flops_per_second=limits.misaligned_flops_per_second), batch_size
+    )
     if dimension == "batch":
         return factor * seconds / layer_seconds(layer, limits, batch_size * factor)
     side = "inputs" if dimension.startswith("in_") else "outputs"
-    padded = replace(layer, **{name: getattr(layer, name) * factor for name in ("flops", "weights", side)})
+    padded = replace(
+        layer, **{name: getattr(layer, name) * factor for name in ("flops", "weights", side)}
+    )
     return seconds / layer_seconds(padded, limits, batch_size)

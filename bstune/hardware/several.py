@@ -23,7 +23,9 @@ from bstune.trial.workload import load
 
 STEPS, WARMUP_STEPS = 4, 1
 SPREAD = 4  # between the two batch sizes
-TimeTrial = Callable[[int, float, int], tuple[float, ...]]  # of batch size, learning rate and steps: seconds per step
+TimeTrial = Callable[
+    [int, float, int], tuple[float, ...]
+]  # of batch size, learning rate and steps: seconds per step
 
 
 def open_short_trials(config: Any, objects: Objects | None, warmup_steps: int) -> Train:
@@ -69,4 +71,9 @@ def shared_step_time(config: DictConfig, space: Space) -> StepTime:
     """Return tau(B) from a few steps at the smallest batch size and at one a few times larger."""
     sizes = sorted({space.snap(space.low), space.snap(min(space.high, space.low * SPREAD))})
     with shared_steps(config, WARMUP_STEPS) as time_trial:
-        return fit_line([(size, time_trial(size, space.lr(size, -space.delta_bound), STEPS)[0]) for size in sizes])
+        return fit_line(
+            [
+                (size, time_trial(size, space.lr(size, -space.delta_bound), STEPS)[0])
+                for size in sizes
+            ]
+        )

@@ -96,7 +96,11 @@ class Survey:
     @property
     def turning_batch_size(self) -> float | None:
         """From where on the step is compute-bound by its shapes; None for never, or if it is not known."""
-        return roofline.turning_batch_size(self.cost, self.limits.ridge) if self.cost and self.limits else None
+        return (
+            roofline.turning_batch_size(self.cost, self.limits.ridge)
+            if self.cost and self.limits
+            else None
+        )
 
     @property
     def achieved(self) -> list[roofline.Achieved]:
@@ -116,12 +120,20 @@ class Survey:
     @property
     def multiple(self) -> int | None:
         """The multiple that tensor cores take dimensions in at this precision; None: they are not used."""
-        return None if self.limits is None else roofline.tensor_core_multiple(self.limits.dtype, self.device_type)
+        return (
+            None
+            if self.limits is None
+            else roofline.tensor_core_multiple(self.limits.dtype, self.device_type)
+        )
 
     @property
     def elsewhere(self) -> list[known_devices.Prediction]:
         """From where on the step is compute-bound on devices that are known by their makers' figures."""
-        return known_devices.predictions(self.cost, self.limits.dtype) if self.cost and self.limits else []
+        return (
+            known_devices.predictions(self.cost, self.limits.dtype)
+            if self.cost and self.limits
+            else []
+        )
 
     @property
     def bound_by_neither(self) -> list[roofline.Achieved]:
@@ -139,7 +151,9 @@ def compose_survey(arguments: Sequence[str]) -> DictConfig:
     """Return the config of a command line; a workload that is not trained is refused."""
 
     def refuse(config: DictConfig) -> DictConfig:
-        raise ConfigError("recorded runs have no hardware to survey: name a workload that is trained")
+        raise ConfigError(
+            "recorded runs have no hardware to survey: name a workload that is trained"
+        )
 
     return compose(arguments, refuse)
 
@@ -174,7 +188,9 @@ def measure(
         limit=_trial_limit(config, device),
         multiple=space.multiple,
         relative=options.relative[device.type],
-        steps=max(options.steps, eager_steps(protocol.fast, device) + 1),  # a captured graph holds memory of its own
+        steps=max(
+            options.steps, eager_steps(protocol.fast, device) + 1
+        ),  # a captured graph holds memory of its own
         seconds=options.probe_seconds,
         largest_first=True,
         verify=options.verify,
@@ -183,7 +199,9 @@ def measure(
     with _device_errors():
         workload = build()
         limits, cost, notes = _roofline(config, device, workload, protocol, space)
-        misaligned, padding = _misaligned(config, device, workload, protocol, space, limits, cost, ceiling.batch_size)
+        misaligned, padding = _misaligned(
+            config, device, workload, protocol, space, limits, cost, ceiling.batch_size
+        )
         log("timing steps")
         measured, more = _time_ladder(config, space, protocol, workload, ceiling, device)
     return Survey(
@@ -207,14 +225,18 @@ def _trial_limit(config: DictConfig, device: torch.device) -> int | None:
     """Return the bytes that one of ``search.workers`` trials may take; None: all that the CUDA device has."""
     options, workers = config.hardware.memory, int(config.search.workers)
     limit: int | None = options.limit
-    if limit is None and device.type == "cpu":  # a trial that takes all that is free ends its process
+    if (
+        limit is None and device.type == "cpu"
+    ):  # a trial that takes all that is free ends its process
         limit = int(options.free_share * memory_limit(Path("/"), resident_bytes()))
     if device.type == "cpu" and limit is not None:  # CUDA devices have their own each
         limit //= config.devices
     if workers == 1:
         return limit
     whole = int(torch.cuda.get_device_properties(device).total_memory) if limit is None else limit
-    return whole // (workers + 1)  # this process is one more: it has the data, and trained at the largest batch size
+    return whole // (
+        workers + 1
+    )  # this process is one more: it has the data, and trained at the largest batch size
 
 
 def probe_text(result: ProbeResult) -> str:
@@ -245,10 +267,18 @@ def _device_errors() -> Iterator[None]:
 
 
 def _roofline(
-    config: DictConfig, device: torch.device, workload: Workload, protocol: TrialProtocol, space: Space
+    config: DictConfig,
+    device: torch.device,
+    workload: Workload,
+    protocol: TrialProtocol,
+    space: Space,
 ) -> tuple[roofline.DeviceLimits | None, roofline.StepCost | None, tuple[str, ...]]:
     if config.devices > 1:
-        return None, None, (f"no roofline: it is one device's, and {config.devices} share the steps",)
+        return (
+            None,
+            None,
+            (f"no roofline: it is one device's, and {config.devices} share the steps",),
+        )
     options, limits, cost, notes = config.hardware.ceilings, None, None, list[str]()
     module: LightningModule | None = None
     with optional("no roofline", notes):
@@ -257,13 +287,23 @@ def _roofline(
     with optional("no roofline", notes):
         arithmetic = roofline.arithmetic_of(config.precision, device, convolves)
         limits = timing.measure_limits(
-            device, arithmetic, options.seconds, list(options.matrix_sizes), list(options.copy_bytes)
+            device,
+            arithmetic,
+            options.seconds,
+            list(options.matrix_sizes),
+            list(options.copy_bytes),
         )
         if module is not None:
             loss = partial(_loss, trainer.precision_plugin)
             draw = partial(_batch, workload, module.to(device).train(), space, device)
-            cost = roofline.step_cost(module, draw, loss, arithmetic, list(options.traced_batch_sizes))
-    return limits, cost, tuple(notes[:1])  # said once: where the module fails, the ceilings may as well
+            cost = roofline.step_cost(
+                module, draw, loss, arithmetic, list(options.traced_batch_sizes)
+            )
+    return (
+        limits,
+        cost,
+        tuple(notes[:1]),
+    )  # said once: where the module fails, the ceilings may as well
 
 
 def _loss(precision: Any, module: LightningModule, batch: Any) -> torch.Tensor:
@@ -272,8 +312,12 @@ def _loss(precision: Any, module: LightningModule, batch: Any) -> torch.Tensor:
         return roofline.training_loss(module, precision.convert_input(batch))
 
 
-def _batch(workload: Workload, module: LightningModule, space: Space, device: torch.device, size: int) -> Any:
-    return on_device(workload, module, next(iter(workload.train_batches(_spec(size, space)))), device)
+def _batch(
+    workload: Workload, module: LightningModule, space: Space, device: torch.device, size: int
+) -> Any:
+    return on_device(
+        workload, module, next(iter(workload.train_batches(_spec(size, space)))), device
+    )
 
 
 def _misaligned(
@@ -295,7 +339,9 @@ def _misaligned(
         module, trainer = at_start(workload, _spec(space.low, space), protocol)
         small = config.hardware.ceilings.traced_batch_sizes[0]
         batch = _batch(workload, module.to(device).train(), space, device, small)
-        shapes = roofline.input_shapes(module, batch, partial(_loss, trainer.precision_plugin), batch_size / small)
+        shapes = roofline.input_shapes(
+            module, batch, partial(_loss, trainer.precision_plugin), batch_size / small
+        )
         with products_in(tf32=limits.dtype == "tf32"):
             seconds = config.hardware.ceilings.seconds
             rows = timing.time_padding(module, rows, shapes, device, limits.dtype, seconds)
@@ -325,8 +371,14 @@ def _time_ladder(
 
     def run(size: int) -> tuple[Sequence[float], Sequence[float]]:
         lr = _spec(size, space).lr
-        expected = float(fit_step_times(timed, size)(np.array(float(size)))) if timed else options.visit_seconds
-        steps = min(max(round(options.visit_seconds / expected), options.min_steps), options.max_steps)
+        expected = (
+            float(fit_step_times(timed, size)(np.array(float(size))))
+            if timed
+            else options.visit_seconds
+        )
+        steps = min(
+            max(round(options.visit_seconds / expected), options.min_steps), options.max_steps
+        )
         trial = time_trial(size, lr, steps)
         timed.append((float(size), statistics.mean(trial)))
         # A long step's overhead is not worth another one; a module that cannot be compared is not tried again.
@@ -343,12 +395,20 @@ def _time_ladder(
     with shared_steps(config, warmup_steps) if several else alone as time_trial:
         if several:  # while the processes start
             time_trial(sizes[0], _spec(sizes[0], space).lr, 1)
-        measured = timing.measure_step_times(run, sizes, options.repeats, config.seed, config.hardware.seconds)
+        measured = timing.measure_step_times(
+            run, sizes, options.repeats, config.seed, config.hardware.seconds
+        )
     return measured, tuple(notes)
 
 
 SURVEYS = TypeAdapter(Survey)
-IRRELEVANT = {"trials", "budget", "target", "reference", "tunable"}  # of a workload, to what is measured
+IRRELEVANT = {
+    "trials",
+    "budget",
+    "target",
+    "reference",
+    "tunable",
+}  # of a workload, to what is measured
 
 
 def cached_survey(
@@ -367,10 +427,17 @@ def cached_survey(
     if cached is not None:
         return cached, True
     former = next(
-        (file for file in path.parent.glob(f"{glob.escape(config.workload.name)}-*.json") if read(file) is None), None
+        (
+            file
+            for file in path.parent.glob(f"{glob.escape(config.workload.name)}-*.json")
+            if read(file) is None
+        ),
+        None,
     )
     if former is not None:
-        log(f"{former} cannot be read by this version of bstune, as if written by a former one: measuring again")
+        log(
+            f"{former} cannot be read by this version of bstune, as if written by a former one: measuring again"
+        )
     found = measure(config, space, protocol, train_examples(data), build, log)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -389,7 +456,11 @@ def read(path: Path) -> Survey | None:
 
 
 def cache_key(
-    config: DictConfig, space: Space, protocol: TrialProtocol, module: LightningModule, train_examples: int
+    config: DictConfig,
+    space: Space,
+    protocol: TrialProtocol,
+    module: LightningModule,
+    train_examples: int,
 ) -> str:
     """Return 16 hexadecimal digits that change with whatever the survey depends on."""
     workload: Any = OmegaConf.to_container(config.workload, resolve=False)
@@ -401,7 +472,10 @@ def cache_key(
     depends: dict[str, Any] = {
         "workload": {name: value for name, value in workload.items() if name not in IRRELEVANT},
         # shows edits of the model's code
-        "module": [repr(module), *(f"{name} {tuple(p.shape)}" for name, p in module.named_parameters())],
+        "module": [
+            repr(module),
+            *(f"{name} {tuple(p.shape)}" for name, p in module.named_parameters()),
+        ],
         "examples": train_examples,
         "range": [space.low, space.high, space.multiple],
         "device": [device_name(protocol.trainer, protocol.devices), processor()],
@@ -410,8 +484,12 @@ def cache_key(
         "compile": protocol.compile,
         "fast": protocol.fast,
         "versions": dict(versions()),
-        "survey": {name: options[name] for name in options.keys() - {"cache", "enabled", "refresh"}},
+        "survey": {
+            name: options[name] for name in options.keys() - {"cache", "enabled", "refresh"}
+        },
     }
     if config.search.workers > 1:  # they share the memory
         depends["workers"] = config.search.workers
-    return hashlib.sha256(json.dumps(depends, sort_keys=True, default=str).encode()).hexdigest()[:16]
+    return hashlib.sha256(json.dumps(depends, sort_keys=True, default=str).encode()).hexdigest()[
+        :16
+    ]

@@ -52,7 +52,9 @@ class StepTiming:
     high: float  # upper quartile
     drift: float  # largest over smallest of them, less 1
     steps: int  # how many were timed
-    bare: float | None  # likewise, of the bare forward, backward and optimizer step; None: not timed
+    bare: (
+        float | None
+    )  # likewise, of the bare forward, backward and optimizer step; None: not timed
 
     @property
     def throughput(self) -> float:
@@ -113,7 +115,11 @@ def measure_step_times(
         began = now()
         # What a visit takes is predicted from those so far; a smaller one may still end in time where this does not.
         needed = size in ends and size not in trials
-        if not needed and began - start + float(fit_step_times(taken, size)(np.array(float(size)))) > max_seconds:
+        if (
+            not needed
+            and began - start + float(fit_step_times(taken, size)(np.array(float(size))))
+            > max_seconds
+        ):
             continue
         trial, bare = run(size)
         trials.setdefault(size, []).append(trial)
@@ -126,7 +132,9 @@ def measure_step_times(
     )
 
 
-def summarize(batch_size: int, repeats: Sequence[Sequence[float]], bare: Sequence[Sequence[float]] = ()) -> StepTiming:
+def summarize(
+    batch_size: int, repeats: Sequence[Sequence[float]], bare: Sequence[Sequence[float]] = ()
+) -> StepTiming:
     """Return median and quartiles over the means of repeats, in seconds; ``bare`` are those of a bare loop.
 
     Means, as what some steps alone do, such as making the batches of several, is part of them all.
@@ -136,7 +144,13 @@ def summarize(batch_size: int, repeats: Sequence[Sequence[float]], bare: Sequenc
     drift = max(means) / min(means) - 1.0
     steps = sum(map(len, repeats))
     return StepTiming(
-        batch_size, middle, low, high, drift, steps, statistics.median(map(statistics.mean, bare)) if bare else None
+        batch_size,
+        middle,
+        low,
+        high,
+        drift,
+        steps,
+        statistics.median(map(statistics.mean, bare)) if bare else None,
     )
 
 
@@ -162,9 +176,13 @@ def _marker(
 class _StepClock(TrialClock):
     """A trial's clock that marks when the first micro-batch of a step is drawn, and where the training pauses."""
 
-    def __init__(self, now: Callable[[], float], synchronize: Callable[[], None], mark: Callable[[], Any]) -> None:
+    def __init__(
+        self, now: Callable[[], float], synchronize: Callable[[], None], mark: Callable[[], Any]
+    ) -> None:
         super().__init__(now, synchronize)
-        self.steps: list[list[tuple[Any, Any]]] = []  # of each step the marks around its stretches of training
+        self.steps: list[
+            list[tuple[Any, Any]]
+        ] = []  # of each step the marks around its stretches of training
         self._mark, self._begin = mark, None
 
     def enter(self, phase: Phase) -> float:
@@ -225,11 +243,24 @@ def time_trial(
     sizes = micro_batch_sizes(batch_size, protocol.micro_batch_size)
     # The first step's edge is the first tick within training, and the last step ends without one.
     budget = Budget(protocol.warmup_steps + steps + 2, 1)
-    trainer = {**without_monitors(protocol.trainer), "num_sanity_val_steps": 0, "limit_val_batches": 1}
+    trainer = {
+        **without_monitors(protocol.trainer),
+        "num_sanity_val_steps": 0,
+        "limit_val_batches": 1,
+    }
     result = run_trial(
-        replace(workload, train_batches=lambda spec: _Watched(workload.train_batches(spec), len(sizes), clock)),
+        replace(
+            workload,
+            train_batches=lambda spec: _Watched(workload.train_batches(spec), len(sizes), clock),
+        ),
         TrialSpec(0, 0, batch_size, lr, None, 0),
-        replace(protocol, target=protocol.target.never_met, budget=budget, noise_scale_every=None, trainer=trainer),
+        replace(
+            protocol,
+            target=protocol.target.never_met,
+            budget=budget,
+            noise_scale_every=None,
+            trainer=trainer,
+        ),
         clock=clock,
         horizon=max(budget.steps, protocol.budget.last_step(batch_size)),
     )
@@ -244,7 +275,9 @@ def time_trial(
     return timed
 
 
-def busy_seconds(workload: Workload, protocol: TrialProtocol, batch_size: int, lr: float, steps: int) -> float:
+def busy_seconds(
+    workload: Workload, protocol: TrialProtocol, batch_size: int, lr: float, steps: int
+) -> float:
     """Return the seconds of a training step in which the device itself is at work.
 
     On a CPU they are the process's CPU seconds over its threads, the median of ``steps`` steps. On CUDA they are the
@@ -252,7 +285,9 @@ def busy_seconds(workload: Workload, protocol: TrialProtocol, batch_size: int, l
     number, so that start, warm-up and evaluation drop out.
     """
     schedule = replace(protocol.evaluation_schedule, share=SHARE_OF_EVALUATION)
-    time = partial(time_trial, workload, replace(protocol, evaluation_schedule=schedule), batch_size, lr)
+    time = partial(
+        time_trial, workload, replace(protocol, evaluation_schedule=schedule), batch_size, lr
+    )
     if device_of(protocol.trainer).type != "cuda":
         return statistics.median(time(steps, process_time)) / torch.get_num_threads()
 
@@ -326,7 +361,9 @@ def measure_limits(
         return lambda: torch.mm(left, right, out=out)
 
     def copy(size: int) -> Callable[[], object]:
-        source = torch.ones(size, dtype=torch.uint8, device=device)  # ones: untouched pages of a host are not memory
+        source = torch.ones(
+            size, dtype=torch.uint8, device=device
+        )  # ones: untouched pages of a host are not memory
         target = torch.ones_like(source)
         return lambda: target.copy_(source)
 
@@ -338,7 +375,9 @@ def measure_limits(
         bandwidth = _best_rate(copy, 1, device, share, copy_bytes)
     except (RuntimeError, AssertionError) as error:  # torch without CUDA asserts
         reason = (str(error) or type(error).__name__).splitlines()[0]
-        raise HardwareError(f"the ceilings of {device} cannot be measured in {arithmetic}: {reason}") from error
+        raise HardwareError(
+            f"the ceilings of {device} cannot be measured in {arithmetic}: {reason}"
+        ) from error
     return DeviceLimits(arithmetic, flops, bandwidth, misaligned)
 
 
@@ -386,12 +425,17 @@ def time_padding(
     end, measured = read() + seconds, list[TensorCoreMisalignment]()
     for number, row in enumerate(rows):
         own, gain, left = module.get_submodule(row.name), None, end - read()
-        pair = [like for sizes in ({}, {row.dimension: row.padded}) if (like := layer_like(own, sizes)) is not None]
+        pair = [
+            like
+            for sizes in ({}, {row.dimension: row.padded})
+            if (like := layer_like(own, sizes)) is not None
+        ]
         if pair and row.name in shapes and left > 0.0:
             share = left / (len(rows) - number) / (2 * PADDING_ROUNDS)
             timers = list(map(timer, pair, padded_shapes(row, shapes[row.name])))
             rounds = [
-                [one.blocked_autorange(min_run_time=share).median for one in timers] for _ in range(PADDING_ROUNDS)
+                [one.blocked_autorange(min_run_time=share).median for one in timers]
+                for _ in range(PADDING_ROUNDS)
             ]
             before, after = map(statistics.median, zip(*rounds, strict=True))
             gain = before / after * (row.padded / row.size if row.dimension == "batch" else 1.0)
@@ -413,7 +457,9 @@ def _best_rate(
     device's libraries take to load is no part of them: on a GPU it is longer than all the rest.
     """
 
-    def read() -> float:  # the Timer's own clock waits for the current CUDA device, whichever is measured
+    def read() -> (
+        float
+    ):  # the Timer's own clock waits for the current CUDA device, whichever is measured
         synchronize(device)
         return clock()
 
@@ -426,7 +472,11 @@ def _best_rate(
             break
         call = prepare(size)
         call()  # libraries choose their kernels here
-        timer = Timer("call()", timer=read, globals={"call": call}, num_threads=torch.get_num_threads())
-        per_work = min(timer.blocked_autorange(min_run_time=max(0.0, (end - read()) / left)).times) / work
+        timer = Timer(
+            "call()", timer=read, globals={"call": call}, num_threads=torch.get_num_threads()
+        )
+        per_work = (
+            min(timer.blocked_autorange(min_run_time=max(0.0, (end - read()) / left)).times) / work
+        )
         best = max(best, 1.0 / per_work)
     return best

@@ -11,7 +11,9 @@ from dataclasses import dataclass
 from bstune.core.console import format_count, format_number, format_seconds, plural, time_unit
 from bstune.report.rows import REGIMES, WINNERS, Row, winner_to_use
 
-Line = tuple[str, tuple[str, ...]]  # a label, and texts: the second one and further ones stand below the first
+Line = tuple[
+    str, tuple[str, ...]
+]  # a label, and texts: the second one and further ones stand below the first
 WIDTH, INDENT, MAX_LINES = 120, 10, 25  # of the block that the console shows
 STATUS_WORDS = {
     "reached": "reached",
@@ -29,14 +31,25 @@ RULE_WORDS = {
 }
 POWERS = ("none", "sqrt", "linear")
 PREDICTED = "predicted, not run again on fresh seeds"
-NARROW, NARROW_ENOUGH = 1.5, 3.0  # times its low end: an interval this narrow is good, and good enough
+NARROW, NARROW_ENOUGH = (
+    1.5,
+    3.0,
+)  # times its low end: an interval this narrow is good, and good enough
 NOISY = 0.2  # by how much steps at one batch size may differ on a quiet machine
 HALF = 0.5  # efficiency: the first number of devices below it is the last that is named
 MORE = 4  # times what was spent, where more of it is the advice
 LIGHTNINGS = "Lightning's: "  # begins the name of a training loop that is not bstune's
 NOT_CAPTURED = "lean, not graph: "  # and of one whose steps were to be captured
 NOTES_LEFT = "and {} in curve.json"
-SPARE = ("RUNS", "LR", "FASTEST", "FEWEST", "DEVICES", "more", "TRUST")  # left out in this order, if there is no room
+SPARE = (
+    "RUNS",
+    "LR",
+    "FASTEST",
+    "FEWEST",
+    "DEVICES",
+    "more",
+    "TRUST",
+)  # left out in this order, if there is no room
 
 
 @dataclass(frozen=True)
@@ -89,9 +102,18 @@ def answer(summary: Row) -> Answer:
         "grow it": [(summary.get("batch_growth") or {}).get("command")],
         "more": list(_more(summary)) if use is not None else [],
     }
-    title = [summary.get("workload"), summary.get("target"), *map(device_text, summary.get("devices") or ())]
+    title = [
+        summary.get("workload"),
+        summary.get("target"),
+        *map(device_text, summary.get("devices") or ()),
+    ]
     title += [plural(summary["trials"], "run")] if "trials" in summary else []
-    return Answer(" · ".join(str(one) for one in title if one), _headline(summary), _only(lines), _only(actions))
+    return Answer(
+        " · ".join(str(one) for one in title if one),
+        _headline(summary),
+        _only(lines),
+        _only(actions),
+    )
 
 
 def _loop_notes(summary: Row) -> Iterator[str]:
@@ -122,12 +144,23 @@ def block(found: Answer, further: Sequence[Line] = (), width: int = WIDTH) -> li
     return lines
 
 
-def _block(found: Answer, further: Sequence[Line], width: int, left_out: Sequence[str]) -> list[str]:
-    answered = [line for one in found.lines if one[0] not in ("NOTE", *left_out) for line in _rows(*one, width)]
+def _block(
+    found: Answer, further: Sequence[Line], width: int, left_out: Sequence[str]
+) -> list[str]:
+    answered = [
+        line
+        for one in found.lines
+        if one[0] not in ("NOTE", *left_out)
+        for line in _rows(*one, width)
+    ]
     answered += _rows("PAGE", [f"{', '.join(left_out)}: in report.html"], width) if left_out else []
     notes = next((texts for label, texts in found.lines if label == "NOTE"), ())
     actions = [one for one in found.actions if one[0] not in left_out]
-    done = [line for one in (*actions, *further) for line in _rows(*one, width if one[0] == "more" else None)]
+    done = [
+        line
+        for one in (*actions, *further)
+        for line in _rows(*one, width if one[0] == "more" else None)
+    ]
     fixed = [*_wrapped(found.title, width), "", *answered]
     kept = len(notes)
     while kept and len(fixed) + len(_notes(notes, kept, width)) + 1 + len(done) > MAX_LINES:
@@ -136,13 +169,19 @@ def _block(found: Answer, further: Sequence[Line], width: int, left_out: Sequenc
 
 
 def _notes(notes: Sequence[str], kept: int, width: int) -> list[str]:
-    left = [NOTES_LEFT.format(plural(len(notes) - kept, "further note" if kept else "note"))] * (kept < len(notes))
+    left = [NOTES_LEFT.format(plural(len(notes) - kept, "further note" if kept else "note"))] * (
+        kept < len(notes)
+    )
     return _rows("NOTE", (*notes[:kept], *left), width) if notes else []
 
 
 def _rows(label: str, texts: Sequence[str], width: int | None) -> list[str]:
     """Return a labelled line with its texts below each other, wrapped to the width; None: not wrapped."""
-    rows = texts if width is None else [row for text in texts for row in _wrapped(text, width - INDENT)]
+    rows = (
+        texts
+        if width is None
+        else [row for text in texts for row in _wrapped(text, width - INDENT)]
+    )
     return [f"{label if i == 0 else '':<{INDENT}}{row}" for i, row in enumerate(rows)]
 
 
@@ -184,7 +223,10 @@ def _point_text(winner: Row, tokens: int | None = None) -> str:
 
     ``tokens``: of an example, where it has some; then ``batch size 204 (13,056 tokens)``.
     """
-    others = [f"{name} {format_number(value)}" for name, value in (winner.get("hyperparameters") or {}).items()]
+    others = [
+        f"{name} {format_number(value)}"
+        for name, value in (winner.get("hyperparameters") or {}).items()
+    ]
     if winner.get("horizon") is not None:
         others.append(f"a schedule of {plural(winner['horizon'], 'step')}")
     size, rate = format_count(winner["batch_size"]), format_number(winner["lr"])
@@ -218,7 +260,9 @@ def range_text(name: str, fresh: Row) -> str | None:
     low, high = fresh.get(f"{name}_low"), fresh.get(f"{name}_high")
     if low is None:
         return None
-    (scale, unit), text = (time_unit(low), format_number) if name == "time" else ((1.0, "steps"), format_count)
+    (scale, unit), text = (
+        (time_unit(low), format_number) if name == "time" else ((1.0, "steps"), format_count)
+    )
     if high is None:
         return f"{text(low / scale)} {unit} and more"
     return f"{text(low / scale)}{f' to {text(high / scale)}' if high > low else ''} {unit}"
@@ -233,7 +277,9 @@ def _warning(winner: Row | None) -> str | None:
 
 def _test_text(summary: Row) -> str | None:
     tests = summary.get("test") or {}
-    metrics: Row = tests.get(winner_to_use(summary)[0]) or {}  # the other winner's are not those of this point
+    metrics: Row = (
+        tests.get(winner_to_use(summary)[0]) or {}
+    )  # the other winner's are not those of this point
     values = ", ".join(f"{name} {format_number(value)}" for name, value in metrics.items())
     return f"{values} of one run, on data that took no part in the choice" if values else None
 
@@ -266,7 +312,9 @@ def interval_text(row: Row, name: str) -> str:
     if low is None and high is None:
         return f"{row['level']:.0%} interval open at both ends"
     if low is None or high is None:
-        end = f"above {format_number(low, 2)}" if high is None else f"below {format_number(high, 2)}"
+        end = (
+            f"above {format_number(low, 2)}" if high is None else f"below {format_number(high, 2)}"
+        )
     else:
         end = f"{format_number(low, 2)} to {format_number(high, 2)}"
     return f"{row['level']:.0%}: {end}"
@@ -281,7 +329,11 @@ def _critical_texts(summary: Row) -> Iterator[str]:
         return
     tokens = summary.get("tokens")
     counted = tokens is not None and critical["b_crit"] is not None
-    said = f", {format_count(float(format_number(critical['b_crit'] * tokens, 2)))} tokens" if counted else ""
+    said = (
+        f", {format_count(float(format_number(critical['b_crit'] * tokens, 2)))} tokens"
+        if counted
+        else ""
+    )
     yield f"batch size {critical_text(critical)}{said}"
     if critical["b_crit"] is not None:
         yield regimes_text(summary.get("regimes") or (), critical)
@@ -307,20 +359,27 @@ def growth_text(row: Row, metric: str) -> str:
 
 def regimes_text(regimes: Sequence[Row], critical: Row) -> str:
     """Return up to where twice the batch halves the steps, and from where on it gains nothing, if that was seen."""
-    low, high = critical.get("perfect_scaling_below"), critical.get("maximal_data_parallelism_above")
+    low, high = (
+        critical.get("perfect_scaling_below"),
+        critical.get("maximal_data_parallelism_above"),
+    )
     seen = {row["name"] for row in regimes}
     texts = []
     if REGIMES[0] in seen:
         texts.append(f"below {format_number(low, 2)} twice the batch halves the steps")
     if REGIMES[2] in seen:
         texts.append(f"above {format_number(high, 2)} it gains nothing")
-        texts[-1] = texts[-1] if len(texts) == 2 else texts[-1].replace("it gains", "a larger batch gains")
+        texts[-1] = (
+            texts[-1] if len(texts) == 2 else texts[-1].replace("it gains", "a larger batch gains")
+        )
     if len(texts) == 2:
         return "; ".join(texts)
     names = {REGIMES[0]: "where it halves the steps", REGIMES[2]: "where it gains nothing"}
     missing = " or ".join(text for name, text in names.items() if name not in seen)
     span = f"{format_count(critical['smallest'])} to {format_count(critical['largest'])}"
-    texts.append(f"sizes {span} do not show {missing if texts else missing.replace('it', 'twice the batch', 1)}")
+    texts.append(
+        f"sizes {span} do not show {missing if texts else missing.replace('it', 'twice the batch', 1)}"
+    )
     return "; ".join(texts)
 
 
@@ -338,11 +397,17 @@ def _lr_text(row: Row) -> str | None:
 def _exponent_text(row: Row) -> str:
     if not row["identified"]:
         trials = plural(row["reached"], "trial")
-        over = f" over {row['octaves']:.1f} octaves of batch size" if row.get("octaves") is not None else ""
+        over = (
+            f" over {row['octaves']:.1f} octaves of batch size"
+            if row.get("octaves") is not None
+            else ""
+        )
         return f"not known: {trials}{over} reached the target"
     verb = "fell" if row["exponent"] < 0.0 else "grew"
     power = f"{verb} as B^{row['exponent']:z.2f} ({row['low']:z.2f} to {row['high']:z.2f})"
-    return f"{power}: {verdict(row['low'], row['high'], row['rules'])}" if row.get("rules") else power
+    return (
+        f"{power}: {verdict(row['low'], row['high'], row['rules'])}" if row.get("rules") else power
+    )
 
 
 def verdict(low: float, high: float, exponents: Mapping[str, float]) -> str:
@@ -353,7 +418,9 @@ def verdict(low: float, high: float, exponents: Mapping[str, float]) -> str:
         return f"{', '.join(fitting[:-1])} and {fitting[-1]} {'both' if len(fitting) == 2 else 'all'} fit"
     if fitting:
         return f"{fitting[0]} fits"
-    powers = [(name, exponent) for name, exponent in ordered if name in POWERS]  # which everybody knows
+    powers = [
+        (name, exponent) for name, exponent in ordered if name in POWERS
+    ]  # which everybody knows
     below = [name for name, exponent in powers if exponent < low]
     above = [name for name, exponent in powers if exponent > high]
     if not above:
@@ -366,7 +433,11 @@ def verdict(low: float, high: float, exponents: Mapping[str, float]) -> str:
 def _devices_text(summary: Row) -> str | None:
     """Return ``2 at 62% efficiency, 4 at 39%``; None where there is no plan."""
     plans = summary.get("scale_out") or {}
-    rows = [row for row in plans.get("with_all_reduce") or plans.get("ideal") or () if row["devices"] > 1]
+    rows = [
+        row
+        for row in plans.get("with_all_reduce") or plans.get("ideal") or ()
+        if row["devices"] > 1
+    ]
     if not rows:
         return None
     pay = [row for row in rows if row["efficiency"] >= HALF]
@@ -380,7 +451,9 @@ def _devices_text(summary: Row) -> str | None:
 def counts_text(summary: Row) -> str:
     """Return ``37 reached the target, 26 stopped before, 4 diverged``."""
     words = STATUS_WORDS | {"reached": "reached the target", "censored": "stopped before"}
-    return ", ".join(f"{format_count(n)} {words[status]}" for status, n in summary["statuses"].items() if n)
+    return ", ".join(
+        f"{format_count(n)} {words[status]}" for status, n in summary["statuses"].items() if n
+    )
 
 
 def _runs_text(summary: Row) -> str | None:
@@ -391,7 +464,11 @@ def _runs_text(summary: Row) -> str | None:
 
 def trust(summary: Row) -> tuple[Trust, ...]:
     """Return what tells how far the answer can be trusted, as far as it is known."""
-    return tuple(one for one in (_range(summary), _coverage(summary), _seeds(summary), _noise(summary)) if one)
+    return tuple(
+        one
+        for one in (_range(summary), _coverage(summary), _seeds(summary), _noise(summary))
+        if one
+    )
 
 
 def _range(summary: Row) -> Trust | None:
@@ -403,7 +480,11 @@ def _range(summary: Row) -> Trust | None:
     low, high = critical.get("b_crit_low"), critical.get("b_crit_high")
     good = None not in (low, high) and high <= NARROW_ENOUGH * low
     span = f"{plural(len(sizes), 'size')} over {format_count(min(sizes))} to {format_count(max(sizes))}"
-    width = "an open interval" if None in (low, high) else f"an interval of {format_number(high / low, 2)} times"
+    width = (
+        "an open interval"
+        if None in (low, high)
+        else f"an interval of {format_number(high / low, 2)} times"
+    )
     return Trust("range", f"curve: {span}, {'good' if good else width}", good)
 
 
@@ -411,8 +492,14 @@ def _coverage(summary: Row) -> Trust | None:
     critical, seen = summary.get("critical"), {row["name"] for row in summary.get("regimes") or ()}
     if not critical or critical.get("b_crit") is None:
         return None
-    missing = [end for end, name in (("small", REGIMES[0]), ("large", REGIMES[2])) if name not in seen]
-    text = {0: "both its ends seen", 1: f"its {missing[0] if missing else ''} end not seen", 2: "neither end seen"}
+    missing = [
+        end for end, name in (("small", REGIMES[0]), ("large", REGIMES[2])) if name not in seen
+    ]
+    text = {
+        0: "both its ends seen",
+        1: f"its {missing[0] if missing else ''} end not seen",
+        2: "neither end seen",
+    }
     return Trust("coverage", text[len(missing)], not missing)
 
 
@@ -468,7 +555,10 @@ def _cause(summary: Row) -> tuple[str | None, str | None]:
     most = max(statuses, key=lambda status: statuses[status])
     share = f"{statuses[most]} of {plural(total, 'trial')}"
     if most == "failed":
-        return f"{share} failed, the last one with {row['message']}", "mend what fails; the same command goes on"
+        return (
+            f"{share} failed, the last one with {row['message']}",
+            "mend what fails; the same command goes on",
+        )
     if most == "oom":
         return f"{share} ran out of memory", "a smaller search.batch_size.high"
     if most == "diverged":
@@ -476,12 +566,18 @@ def _cause(summary: Row) -> tuple[str | None, str | None]:
         return f"{share} diverged", f"smaller learning rates: scaling.lr={rate}"
     ended, improving, spent = row["stopped"], row["improving"], row["improving_at_budget"]
     if 2 * improving < ended:
-        easier = f"an easier target (workload.target.value={format_number(row['easier'], 2)})" if row["easier"] else ""
+        easier = (
+            f"an easier target (workload.target.value={format_number(row['easier'], 2)})"
+            if row["easier"]
+            else ""
+        )
         rates = "another learning rate (scaling.lr), another model or schedule"
         why = f"{ended - improving} of {plural(ended, 'stopped trial')} no longer improved when they were stopped"
         return why, " or ".join(text for text in (easier, rates) if text)
     if 2 * spent >= improving:
-        why = f"{spent} of {plural(ended, 'stopped trial')} still improved at the end of their budget"
+        why = (
+            f"{spent} of {plural(ended, 'stopped trial')} still improved at the end of their budget"
+        )
         steps, examples = MORE * row["budget_steps"], MORE * row["budget_examples"]
         return why, f"a larger budget: budget.steps={steps} budget.examples={examples}"
     trials = (summary.get("search") or {}).get("trials")
@@ -489,7 +585,12 @@ def _cause(summary: Row) -> tuple[str | None, str | None]:
     limits = summary.get("search") or {}
     if limits.get("limit"):
         return why, f"more of {limits['limit']}: the same command continues them"
-    return why, f"search.trials={MORE * trials}: the same command continues them" if trials else "more search.trials"
+    return (
+        why,
+        f"search.trials={MORE * trials}: the same command continues them"
+        if trials
+        else "more search.trials",
+    )
 
 
 def _more(summary: Row) -> Iterator[str]:
@@ -502,7 +603,9 @@ def _more(summary: Row) -> Iterator[str]:
     if critical.get("note"):
         yield critical["note"]
     if critical.get("next_trials") or (low and high and high > NARROW * low):
-        sizes = " and ".join(format_count(one["batch_size"]) for one in (critical.get("next_trials") or ())[:2])
+        sizes = " and ".join(
+            format_count(one["batch_size"]) for one in (critical.get("next_trials") or ())[:2]
+        )
         at = f" (first at batch sizes {sizes})" if sizes else ""
         what = "closes" if open_ended else "narrows"
         yield f"search.trials={2 * search['trials']} {what} the interval{at}"

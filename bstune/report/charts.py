@@ -7,7 +7,13 @@ from typing import Any
 from bstune.core.console import format_count, format_number, format_seconds, plural
 from bstune.core.records import TrialResult
 from bstune.core.scaling import linear, none, sqrt
-from bstune.report.answer import STATUS_WORDS, critical_text, expected_text, growth_text, interval_text
+from bstune.report.answer import (
+    STATUS_WORDS,
+    critical_text,
+    expected_text,
+    growth_text,
+    interval_text,
+)
 from bstune.report.html import axis, chart, label, paragraph, text
 from bstune.report.rows import WINNERS, Row
 from bstune.report.study_folder import EMPTY_CRITICAL, StudyFolder
@@ -30,12 +36,18 @@ def curves(study: StudyFolder) -> str:
     if not steps + seconds:
         return ""
     critical = summary["critical"]
-    caption = f"Shaded: the critical batch size, {critical_text(critical)}." if _has_interval(critical) else ""
+    caption = (
+        f"Shaded: the critical batch size, {critical_text(critical)}."
+        if _has_interval(critical)
+        else ""
+    )
     stopped = "Hollow triangles are trials that were stopped: they need more steps than that."
     return f'<div class="pair">{steps}{seconds}</div>{paragraph(f"{caption} {stopped}".strip(), "faint")}'
 
 
-def _frontier(study: StudyFolder, merit: str, value: Callable[[TrialResult], float], title: str) -> str:
+def _frontier(
+    study: StudyFolder, merit: str, value: Callable[[TrialResult], float], title: str
+) -> str:
     """Return the chart of steps or of time to target over batch size."""
     summary, trials = study.summary, study.trials
     reached = [trial for trial in trials if trial.reached]
@@ -45,26 +57,41 @@ def _frontier(study: StudyFolder, merit: str, value: Callable[[TrialResult], flo
     if curve and (merit == "steps" or is_timed(curve)):
         tau = curve["seconds_per_step"] if merit == "time" else [1.0] * len(curve["batch_size"])
         low, middle, high = (
-            [a * b for a, b in zip(curve[name], tau, strict=True)] for name in ("low", "steps", "high")
+            [a * b for a, b in zip(curve[name], tau, strict=True)]
+            for name in ("low", "steps", "high")
         )
         traces += _band(curve["batch_size"], low, high, "90% band")
         hover = [
-            f"B = {format_count(b)}: {_merit_text(merit, s)}" for b, s in zip(curve["batch_size"], middle, strict=True)
+            f"B = {format_count(b)}: {_merit_text(merit, s)}"
+            for b, s in zip(curve["batch_size"], middle, strict=True)
         ]
         traces.append(
-            _line(curve["batch_size"], middle, "S*(B), all trials" if merit == "steps" else "S*(B) tau(B)", hover)
+            _line(
+                curve["batch_size"],
+                middle,
+                "S*(B), all trials" if merit == "steps" else "S*(B) tau(B)",
+                hover,
+            )
         )
         if merit == "steps":
             fewest = min(b * s for b, s in zip(curve["batch_size"], middle, strict=True))
             ends = [curve["batch_size"][0], curve["batch_size"][-1]]
             name = "twice the batch, half the steps"
-            traces.append(_line(ends, [fewest / size for size in ends], name, None, "--faint", "dash"))
+            traces.append(
+                _line(ends, [fewest / size for size in ends], name, None, "--faint", "dash")
+            )
     traces.append(_dots(reached, value, "reached the target", "--blue"))
     traces.append(_dots(stopped, value, "stopped before it", "--grey", "triangle-up-open"))
     if (winner := _star(summary, merit)) is not None:
         traces.append(winner)
-    values, shown = [value(trial) for trial in reached], _range([trial.batch_size for trial in reached], 0.12)
-    layout = {"xaxis": axis("batch size B (examples)", **shown), "yaxis": axis(title, **_range(values, 0.15))}
+    values, shown = (
+        [value(trial) for trial in reached],
+        _range([trial.batch_size for trial in reached], 0.12),
+    )
+    layout = {
+        "xaxis": axis("batch size B (examples)", **shown),
+        "yaxis": axis(title, **_range(values, 0.15)),
+    }
     if _has_interval(summary["critical"]) and shown:
         layout |= _critical_marks(summary["critical"], [10.0**end for end in shown["range"]])
     return chart(traces, layout)
@@ -86,14 +113,38 @@ def _critical_marks(critical: Row, ends: Sequence[float]) -> dict[str, Any]:
     """Return the layout's line and span of the critical batch size, its name in place; an open one reaches the ends."""
     value, low, high = (critical[name] for name in ("b_crit", "b_crit_low", "b_crit_high"))
     tall = {"yref": "paper", "y0": 0, "y1": 1, "layer": "below"}
-    span = {"x0": low or ends[0], "x1": high or ends[1], "fillcolor": "--interval", "line": {"width": 0}}
+    span = {
+        "x0": low or ends[0],
+        "x1": high or ends[1],
+        "fillcolor": "--interval",
+        "line": {"width": 0},
+    }
     shapes = [{"type": "rect", **span, **tall}]
     if value is not None:
-        shapes.append({"type": "line", "x0": value, "x1": value, **tall, "line": {"color": "--purple", "width": 2}})
-    name = interval_text(critical, "b_crit").partition(": ")[2] if value is None else format_number(value, 2)
+        shapes.append(
+            {
+                "type": "line",
+                "x0": value,
+                "x1": value,
+                **tall,
+                "line": {"color": "--purple", "width": 2},
+            }
+        )
+    name = (
+        interval_text(critical, "b_crit").partition(": ")[2]
+        if value is None
+        else format_number(value, 2)
+    )
     # plotly takes a shape's x as it is and an annotation's as its logarithm
     at = math.log10(min(max(value or low or high, ends[0]), ends[1]))
-    note = {"x": at, "y": 1, "yref": "paper", "yanchor": "bottom", "showarrow": False, "font": {"color": "--purple"}}
+    note = {
+        "x": at,
+        "y": 1,
+        "yref": "paper",
+        "yanchor": "bottom",
+        "showarrow": False,
+        "font": {"color": "--purple"},
+    }
     return {"shapes": shapes, "annotations": [note | {"text": f"B_crit {name}"}]}
 
 
@@ -105,19 +156,32 @@ def _star(summary: Row, merit: str) -> dict[str, Any] | None:
         return None
     value, fresh = winner[criterion.field], winner["confirmed"] or {}
     ends = [fresh.get(f"{merit}_{end}") for end in ("high", "low")]
-    words = [criterion.heading, f"B = {format_count(winner['batch_size'])}, lr = {format_number(winner['lr'])}"]
+    words = [
+        criterion.heading,
+        f"B = {format_count(winner['batch_size'])}, lr = {format_number(winner['lr'])}",
+    ]
     star: dict[str, Any] = {
         "type": "scatter",
         "mode": "markers",
         "name": f"best by {merit}",
         "x": [winner["batch_size"]],
         "y": [value],
-        "marker": {"symbol": "star", "size": 17, "color": "--vermilion", "line": {"width": 1, "color": "--ground"}},
+        "marker": {
+            "symbol": "star",
+            "size": 17,
+            "color": "--vermilion",
+            "line": {"width": 1, "color": "--ground"},
+        },
         "hoverinfo": "text",
         "text": "<br>".join(map(label, [*words, expected_text(winner)])),
     }
     if None not in ends:
-        bars = {"type": "data", "symmetric": False, "array": [ends[0] - value], "arrayminus": [value - ends[1]]}
+        bars = {
+            "type": "data",
+            "symmetric": False,
+            "array": [ends[0] - value],
+            "arrayminus": [value - ends[1]],
+        }
         star["error_y"] = bars | {"color": "--vermilion"}
     return star
 
@@ -126,9 +190,25 @@ def _merit_text(merit: str, value: float) -> str:
     return format_seconds(value) if merit == "time" else f"{format_count(value)} steps"
 
 
-def _band(x: Sequence[float], low: Sequence[float], high: Sequence[float], name: str) -> list[dict[str, Any]]:
-    outline = {"x": [*x, *reversed(x)], "y": [*high, *reversed(low)], "fill": "toself", "fillcolor": "--band"}
-    return [{"type": "scatter", "mode": "lines", "line": {"width": 0}, "hoverinfo": "skip", "name": name, **outline}]
+def _band(
+    x: Sequence[float], low: Sequence[float], high: Sequence[float], name: str
+) -> list[dict[str, Any]]:
+    outline = {
+        "x": [*x, *reversed(x)],
+        "y": [*high, *reversed(low)],
+        "fill": "toself",
+        "fillcolor": "--band",
+    }
+    return [
+        {
+            "type": "scatter",
+            "mode": "lines",
+            "line": {"width": 0},
+            "hoverinfo": "skip",
+            "name": name,
+            **outline,
+        }
+    ]
 
 
 def _line(
@@ -141,13 +221,29 @@ def _line(
     width: float = 2.0,
 ) -> dict[str, Any]:
     """Return a line; without ``hover``, texts for each point, it shows none."""
-    texts = {"hoverinfo": "skip"} if hover is None else {"hoverinfo": "text", "text": list(map(label, hover))}
+    texts = (
+        {"hoverinfo": "skip"}
+        if hover is None
+        else {"hoverinfo": "text", "text": list(map(label, hover))}
+    )
     line = {"color": color, "dash": dash, "width": width}
-    return {"type": "scatter", "mode": "lines", "name": name, "x": list(x), "y": list(y), "line": line, **texts}
+    return {
+        "type": "scatter",
+        "mode": "lines",
+        "name": name,
+        "x": list(x),
+        "y": list(y),
+        "line": line,
+        **texts,
+    }
 
 
 def _dots(
-    trials: Sequence[TrialResult], value: Callable[[TrialResult], float], name: str, color: str, symbol: str = "circle"
+    trials: Sequence[TrialResult],
+    value: Callable[[TrialResult], float],
+    name: str,
+    color: str,
+    symbol: str = "circle",
 ) -> dict[str, Any]:
     """Return trials as dots, each with what is known of it on hover."""
     return {
@@ -171,10 +267,16 @@ def _trial_lines(trial: TrialResult) -> list[str]:
         steps = f"{STATUS_WORDS[trial.status]}, after {format_count(trial.steps)} steps"
     lines = [
         part_text(trial),
-        ", ".join([f"B = {format_count(trial.batch_size)}", f"lr = {format_number(trial.lr)}", *others]),
+        ", ".join(
+            [f"B = {format_count(trial.batch_size)}", f"lr = {format_number(trial.lr)}", *others]
+        ),
         steps,
-        f"{format_seconds(trial.time_to_target)} to target" if trial.time_to_target is not None else "",
-        f"{format_seconds(trial.seconds_per_step)} a step" if trial.seconds_per_step is not None else "",
+        f"{format_seconds(trial.time_to_target)} to target"
+        if trial.time_to_target is not None
+        else "",
+        f"{format_seconds(trial.seconds_per_step)} a step"
+        if trial.seconds_per_step is not None
+        else "",
     ]
     return [line for line in lines if line]
 
@@ -205,7 +307,10 @@ def learning_rates(study: StudyFolder) -> str:
     if curve and curve.get("lr"):
         sizes = curve["batch_size"]
         traces += _band(sizes, curve["lr_low"], curve["lr_high"], "90% band")
-        hover = [f"B = {format_count(b)}: lr = {format_number(lr)}" for b, lr in zip(sizes, curve["lr"], strict=True)]
+        hover = [
+            f"B = {format_count(b)}: lr = {format_number(lr)}"
+            for b, lr in zip(sizes, curve["lr"], strict=True)
+        ]
         traces.append(_line(sizes, curve["lr"], "best learning rate", hover))
         for rule in (none, sqrt, linear) if reference else ():
             rates = [rule(size, reference["batch_size"], reference["lr"]) for size in sizes]
@@ -219,9 +324,14 @@ def learning_rates(study: StudyFolder) -> str:
         some = [trial for trial in trials if trial.status == status]
         traces.append(_dots(some, lambda trial: trial.lr, STATUS_WORDS[status], color, symbol))
     reached = [trial.lr for trial in trials if trial.reached]
-    layout = {"xaxis": axis("batch size B (examples)"), "yaxis": axis("learning rate", **_range(reached, 0.25))}
+    layout = {
+        "xaxis": axis("batch size B (examples)"),
+        "yaxis": axis("learning rate", **_range(reached, 0.25)),
+    }
     exponent = summary["lr_exponent"]
-    caption = "" if exponent is None else "Dotted: the scaling rules through the workload's reference."
+    caption = (
+        "" if exponent is None else "Dotted: the scaling rules through the workload's reference."
+    )
     return chart(traces, layout, caption if reference and curve else "")
 
 
@@ -231,7 +341,9 @@ def over_target(summary: Row) -> str:
     goal = summary.get("goal")
     if not rows:
         note = summary["over_target_note"]
-        return paragraph(f"Only known at the study's own target: {note}.") if critical and note else ""
+        return (
+            paragraph(f"Only known at the study's own target: {note}.") if critical and note else ""
+        )
     if critical and goal is not None:
         rows.append({"target": goal, "passed": summary["statuses"].get("reached", 0), **critical})
     known = {
@@ -240,7 +352,10 @@ def over_target(summary: Row) -> str:
     seen = [known[value] for value in sorted(known)]
     values = [row["b_crit"] for row in seen]
     up, down = (
-        [0.0 if row[f"b_crit_{end}"] is None else abs(row[f"b_crit_{end}"] - row["b_crit"]) for row in seen]
+        [
+            0.0 if row[f"b_crit_{end}"] is None else abs(row[f"b_crit_{end}"] - row["b_crit"])
+            for row in seen
+        ]
         for end in ("high", "low")
     )
     metric = str(summary.get("metric") or "target")
@@ -253,14 +368,26 @@ def over_target(summary: Row) -> str:
         "mode": "lines+markers",
         "x": [row["target"] for row in seen],
         "y": values,
-        "error_y": {"type": "data", "symmetric": False, "array": up, "arrayminus": down, "color": "--purple"},
+        "error_y": {
+            "type": "data",
+            "symmetric": False,
+            "array": up,
+            "arrayminus": down,
+            "color": "--purple",
+        },
         "line": {"color": "--purple", "dash": "dot"},
-        "marker": {"size": [12 if row["target"] == goal else 8 for row in seen], "color": "--purple"},
+        "marker": {
+            "size": [12 if row["target"] == goal else 8 for row in seen],
+            "color": "--purple",
+        },
         "hoverinfo": "text",
         "text": list(map(label, hover)),
         "showlegend": False,
     }
-    layout = {"xaxis": axis(f"target: {metric}", log=False), "yaxis": axis("critical batch size (examples)")}
+    layout = {
+        "xaxis": axis(f"target: {metric}", log=False),
+        "yaxis": axis("critical batch size (examples)"),
+    }
     found = summary["over_target_growth"]
     caption = "From the same histories, at targets that enough trials passed; the large dot is this page's target."
     caption += f" It {growth_text(found, metric)}." if found else ""
@@ -296,14 +423,23 @@ def learning_curves(study: StudyFolder) -> str:
     positive = all(value > 0 for trial in shown for _, value in trial.history if value is not None)
     # one that diverged, or its start, would leave the others no room
     near = [
-        value for trial in shown if trial.status != "diverged" for _, value in trial.history[1:] if value is not None
+        value
+        for trial in shown
+        if trial.status != "diverged"
+        for _, value in trial.history[1:]
+        if value is not None
     ]
     ends = _range(near, 0.05) if positive else {}
-    layout: dict[str, Any] = {"xaxis": axis("optimizer steps"), "yaxis": axis(metric, log=positive, **ends)}
+    layout: dict[str, Any] = {
+        "xaxis": axis("optimizer steps"),
+        "yaxis": axis(metric, log=positive, **ends),
+    }
     if goal is not None and (goal > 0 or not positive):
         line = {"type": "line", "xref": "paper", "x0": 0, "x1": 1, "y0": goal, "y1": goal}
         layout["shapes"] = [line | {"line": {"color": "--ink", "width": 1, "dash": "dash"}}]
-    smallest, largest = (format_count(size([trial.batch_size for trial in shown])) for size in (min, max))
+    smallest, largest = (
+        format_count(size([trial.batch_size for trial in shown])) for size in (min, max)
+    )
     caption = f"Blue to red: batch size {smallest} to {largest}. Faint: did not reach the target (dashed line)."
     return chart(traces, layout, caption, height=460)
 
@@ -329,14 +465,23 @@ def progress(study: StudyFolder) -> str:
     values = list[float | None]()
     for trial in study.trials:
         total += trial.train_seconds + trial.eval_seconds + trial.startup_seconds
-        value = trial.time_to_target if in_seconds else float(trial.steps) if trial.reached else None
+        value = (
+            trial.time_to_target if in_seconds else float(trial.steps) if trial.reached else None
+        )
         first = trial.replicate_of is None and value is not None
         so_far = best[-1] if best else None
         best.append(value if first and (so_far is None or value < so_far) else so_far)  # type: ignore[operator]
         spent.append(total)
         values.append(value)
-    pairs = [(trial, x, y) for trial, x, y in zip(study.trials, spent, values, strict=True) if y is not None]
-    traces = [_line(spent, best, "best run so far") | {"line": {"color": "--vermilion", "shape": "hv", "width": 2}}]
+    pairs = [
+        (trial, x, y)
+        for trial, x, y in zip(study.trials, spent, values, strict=True)
+        if y is not None
+    ]
+    traces = [
+        _line(spent, best, "best run so far")
+        | {"line": {"color": "--vermilion", "shape": "hv", "width": 2}}
+    ]
     for again, name, symbol in (
         (False, "trial that reached the target", "circle"),
         (True, "on a fresh seed", "diamond-open"),
@@ -345,7 +490,10 @@ def progress(study: StudyFolder) -> str:
         dots = _dots([trial for trial, _, _ in some], lambda trial: 0.0, name, "--blue", symbol)
         traces.append(dots | {"x": [x for _, x, _ in some], "y": [y for _, _, y in some]})
     title = "time to target (seconds)" if in_seconds else "steps to target"
-    layout = {"xaxis": axis("seconds spent in trials", log=False, rangemode="tozero"), "yaxis": axis(title)}
+    layout = {
+        "xaxis": axis("seconds spent in trials", log=False, rangemode="tozero"),
+        "yaxis": axis(title),
+    }
     return chart(traces, layout, height=360)
 
 
@@ -376,7 +524,16 @@ def _step_times(hardware: Mapping[str, Any]) -> str:
     measured = _line(sizes, [row["seconds"] for row in timings], "measured, with quartiles", hover)
     traces = [measured | {"mode": "lines+markers", "error_y": bars}]
     if all(row.get("bare") for row in timings):
-        traces.append(_line(sizes, [row["bare"] for row in timings], "without the framework", None, "--grey", "dash"))
+        traces.append(
+            _line(
+                sizes,
+                [row["bare"] for row in timings],
+                "without the framework",
+                None,
+                "--grey",
+                "dash",
+            )
+        )
     layout = {"xaxis": axis("batch size B (examples)"), "yaxis": axis("seconds per step, tau(B)")}
     return chart(traces, layout, height=380)
 
@@ -391,7 +548,12 @@ def _memory(hardware: Mapping[str, Any]) -> str:
         f"B = {format_count(one['batch_size'])}: {format_count(one['peak_bytes'] / mebi)} MiB, {one['outcome']}"
         for one in probes
     ]
-    dots = _line([one["batch_size"] for one in probes], [one["peak_bytes"] / mebi for one in probes], "probes", hover)
+    dots = _line(
+        [one["batch_size"] for one in probes],
+        [one["peak_bytes"] / mebi for one in probes],
+        "probes",
+        hover,
+    )
     traces = [dots | {"mode": "markers", "marker": {"size": 9, "color": "--blue"}}]
     model, ends = ceiling.get("model"), [ceiling["smallest"], hardware["high"]]
     if model:
@@ -405,10 +567,15 @@ def _memory(hardware: Mapping[str, Any]) -> str:
 
 def _roofline(hardware: Mapping[str, Any]) -> str:
     limits = hardware.get("limits")
-    rows = [row for row in (hardware.get("derived") or {}).get("achieved") or () if row.get("intensity")]
+    rows = [
+        row for row in (hardware.get("derived") or {}).get("achieved") or () if row.get("intensity")
+    ]
     if not limits or not rows:
         return ""
-    peak, ridge = limits["flops_per_second"] / 1e9, limits["flops_per_second"] / limits["bytes_per_second"]
+    peak, ridge = (
+        limits["flops_per_second"] / 1e9,
+        limits["flops_per_second"] / limits["bytes_per_second"],
+    )
     at = [row["intensity"] for row in rows]
     corners = sorted({min(ridge, *at) / 2.0, ridge, max(ridge, *at) * 2.0})
     roof = [min(peak, limits["bytes_per_second"] / 1e9 * x) for x in corners]
@@ -418,6 +585,9 @@ def _roofline(hardware: Mapping[str, Any]) -> str:
         for row, rate in zip(rows, reached, strict=True)
     ]
     steps = _line(at, reached, "whole step, measured", hover, "--purple")
-    traces = [_line(corners, roof, "what the device can do", None, "--ink"), steps | {"mode": "lines+markers"}]
+    traces = [
+        _line(corners, roof, "what the device can do", None, "--ink"),
+        steps | {"mode": "lines+markers"},
+    ]
     layout = {"xaxis": axis("FLOPs per byte moved"), "yaxis": axis("GFLOP/s")}
     return chart(traces, layout, height=380)

@@ -120,8 +120,12 @@ class Collapse:
         span = f"{format_number(self.smallest, 2)} to {format_number(self.largest, 2)}"
         text = f"S*(B) lies within {self.deviation:.0%} of it (root mean square, B/B_crit = {span}"
         if len(self.by_study) > 1:
-            best, worst = (pick(self.by_study, key=self.by_study.__getitem__) for pick in (min, max))
-            text += f"; {self.by_study[best]:.0%} for {best}, {self.by_study[worst]:.0%} for {worst}"
+            best, worst = (
+                pick(self.by_study, key=self.by_study.__getitem__) for pick in (min, max)
+            )
+            text += (
+                f"; {self.by_study[best]:.0%} for {best}, {self.by_study[worst]:.0%} for {worst}"
+            )
         return f"{text}); {self.level:.0%} intervals of S*(B) hold it at {self.inside:.0%} of the batch sizes"
 
 
@@ -139,9 +143,17 @@ class Pair:
     @property
     def interval(self) -> str:
         """The interval of the ratio, in words."""
-        low, high = (format_number(end) for end in (self.low, self.high))  # three digits: 1.04 differs from 1
+        low, high = (
+            format_number(end) for end in (self.low, self.high)
+        )  # three digits: 1.04 differs from 1
         if self.low is None or self.high is None:
-            return "open" if self.low is self.high else f"above {low}" if self.high is None else f"below {high}"
+            return (
+                "open"
+                if self.low is self.high
+                else f"above {low}"
+                if self.high is None
+                else f"below {high}"
+            )
         return f"{low} to {high}"
 
     @property
@@ -168,16 +180,26 @@ class Comparison:
     @property
     def title(self) -> str:
         """How many studies of what, on what."""
-        counts = {name: len({getattr(one, name) for one in self.studies}) for name in ("workload", "target", "device")}
+        counts = {
+            name: len({getattr(one, name) for one in self.studies})
+            for name in ("workload", "target", "device")
+        }
         count = len(self.studies)
         return " · ".join(
-            [f"{count} {'study' if count == 1 else 'studies'}", *(plural(n, one) for one, n in counts.items())]
+            [
+                f"{count} {'study' if count == 1 else 'studies'}",
+                *(plural(n, one) for one, n in counts.items()),
+            ]
         )
 
     @property
     def judged(self) -> str:
         """How the pairs were judged, in words."""
-        together = f", of all {len(self.pairs)} pairs together (Bonferroni)," if len(self.pairs) > 1 else ""
+        together = (
+            f", of all {len(self.pairs)} pairs together (Bonferroni),"
+            if len(self.pairs) > 1
+            else ""
+        )
         return (
             f"Two critical batch sizes differ where the {LEVEL:.0%} interval of their ratio{together} leaves out 1: "
             "studies are independent, and log B_crit is normal on either side of its median, as wide as its interval "
@@ -190,7 +212,9 @@ def compare(studies: Sequence[Compared], left_out: Sequence[str] = ()) -> Compar
     if not studies:
         raise StudyError("\n".join(["there is no study to compare", *left_out]))
     named = _with_unique_names(studies)
-    return Comparison(tuple(named), collapse(named), tuple(pairs(named)), (*_differences(named), *left_out))
+    return Comparison(
+        tuple(named), collapse(named), tuple(pairs(named)), (*_differences(named), *left_out)
+    )
 
 
 def read_studies(paths: Sequence[str]) -> tuple[list[Compared], list[str]]:
@@ -201,7 +225,9 @@ def read_studies(paths: Sequence[str]) -> tuple[list[Compared], list[str]]:
     studies, left_out, seen = list[Compared](), list[str](), set[Path]()
     for path in paths:
         if not Path(path).exists():
-            raise StudyError(f"there is no {path}: give studies' output folders, such as outputs/digits")
+            raise StudyError(
+                f"there is no {path}: give studies' output folders, such as outputs/digits"
+            )
         try:
             study = read_study(path)
         except StudyError as error:
@@ -214,9 +240,13 @@ def read_studies(paths: Sequence[str]) -> tuple[list[Compared], list[str]]:
     return studies, left_out
 
 
-def logged_studies(logged: Sequence[tuple[str, str | dict[str, Any]]]) -> tuple[list[Compared], list[str]]:
+def logged_studies(
+    logged: Sequence[tuple[str, str | dict[str, Any]]],
+) -> tuple[list[Compared], list[str]]:
     """Return the studies of (run, summary or why there is none), and a line for each without a summary."""
-    studies = [compared(completed(found), run) for run, found in logged if not isinstance(found, str)]
+    studies = [
+        compared(completed(found), run) for run, found in logged if not isinstance(found, str)
+    ]
     return studies, [f"left out: {run}: {found}" for run, found in logged if isinstance(found, str)]
 
 
@@ -225,10 +255,14 @@ def compared(summary: Summary, source: str) -> Compared:
     critical, exponent = summary["critical"] or {}, summary["lr_exponent"] or {}
     spend = summary.get("spend") or {}
     points = [
-        Point(row["batch_size"], row["steps"], row.get("time_to_target")) for row in summary["points"] if row["steps"]
+        Point(row["batch_size"], row["steps"], row.get("time_to_target"))
+        for row in summary["points"]
+        if row["steps"]
     ]
     points.sort(key=lambda point: point.batch_size)
-    ends: dict[str, Any] = {name: critical.get(name) for name in ("b_crit", "b_crit_low", "b_crit_high")}
+    ends: dict[str, Any] = {
+        name: critical.get(name) for name in ("b_crit", "b_crit_low", "b_crit_high")
+    }
     identified = bool(exponent.get("identified"))
     parts = [plural(spend["runs"], "run")] if "runs" in spend else []
     parts += [format_seconds(spend["seconds"])] if "seconds" in spend else []
@@ -257,11 +291,21 @@ def compared(summary: Summary, source: str) -> Compared:
 
 def _curve(summary: Summary) -> dict[str, Any]:
     """Return S*(B) and its interval, by the names of the fields; empty where a study has none, as an older one."""
-    fields = {"batch_size": "batch_size", "steps": "steps", "steps_low": "low", "steps_high": "high"}
+    fields = {
+        "batch_size": "batch_size",
+        "steps": "steps",
+        "steps_low": "low",
+        "steps_high": "high",
+    }
     curve = summary["curve"] or dict.fromkeys(fields.values(), ())
     found = {name: np.array(curve[key], dtype=np.float64) for name, key in fields.items()}
-    tau = np.array(curve.get("seconds_per_step", ()), dtype=np.float64)  # not a number where it is not known
-    return {**found, "seconds": found["steps"] * tau if tau.size and np.isfinite(tau).all() else np.empty(0)}
+    tau = np.array(
+        curve.get("seconds_per_step", ()), dtype=np.float64
+    )  # not a number where it is not known
+    return {
+        **found,
+        "seconds": found["steps"] * tau if tau.size and np.isfinite(tau).all() else np.empty(0),
+    }
 
 
 def _use(summary: Summary) -> Use | None:
@@ -272,14 +316,23 @@ def _use(summary: Summary) -> Use | None:
     fresh = row["confirmed"] or {}
     ends = (fresh.get("time_low"), fresh.get("time_high"))
     runs = (fresh.get("reached", 0), fresh.get("runs", 0))
-    return Use(row["batch_size"], row["lr"], row["time_to_target"], *ends, *runs, expected_text(row))
+    return Use(
+        row["batch_size"], row["lr"], row["time_to_target"], *ends, *runs, expected_text(row)
+    )
 
 
 def _notes(summary: Summary, points: Sequence[Point]) -> list[str]:
     """Return what a reader has to know of a study."""
-    lines = [text for name, texts in answer(summary).lines if name in ("WARNING", "RESULT") for text in texts]
+    lines = [
+        text
+        for name, texts in answer(summary).lines
+        if name in ("WARNING", "RESULT")
+        for text in texts
+    ]
     if points and summary["critical"] is None:
-        lines.append("its curve.json has no critical batch size, as of an older version: run the same command again")
+        lines.append(
+            "its curve.json has no critical batch size, as of an older version: run the same command again"
+        )
     elif points and points[0].batch_size == points[-1].batch_size:
         lines.append("the target was reached at one batch size, so there is no curve")
     return lines
@@ -289,7 +342,8 @@ def _with_unique_names(studies: Sequence[Compared]) -> list[Compared]:
     """Return the studies, those that share a name with where they were read from in it."""
     count = Counter(study.name for study in studies)
     return [
-        study if count[study.name] == 1 else replace(study, name=f"{study.name} ({study.source})") for study in studies
+        study if count[study.name] == 1 else replace(study, name=f"{study.name} ({study.source})")
+        for study in studies
     ]
 
 
@@ -297,9 +351,13 @@ def _differences(studies: Sequence[Compared]) -> list[str]:
     """Return a line for each thing, beside the workload, in which the studies differ, and what that means."""
     lines = []
     if len({study.target for study in studies}) > 1:
-        lines.append("the targets differ, and B_crit grows as a target gets harder: each stands beside its study")
+        lines.append(
+            "the targets differ, and B_crit grows as a target gets harder: each stands beside its study"
+        )
     if len({study.device for study in studies}) > 1:
-        lines.append("the devices differ: seconds are each device's own, steps and B_crit do not depend on it")
+        lines.append(
+            "the devices differ: seconds are each device's own, steps and B_crit do not depend on it"
+        )
     return lines
 
 
@@ -331,7 +389,9 @@ def collapsed(study: Compared) -> tuple[Array, Array] | None:
     """Return B/B_crit and S/S_min of a study's points, shape (n,); None where either scale or a point is missing."""
     if study.b_crit is None or study.s_min is None or not study.points:
         return None
-    size, steps = (np.array([getattr(one, name) for one in study.points]) for name in ("batch_size", "steps"))
+    size, steps = (
+        np.array([getattr(one, name) for one in study.points]) for name in ("batch_size", "steps")
+    )
     return size / study.b_crit, steps / study.s_min
 
 
@@ -350,15 +410,34 @@ def _pair(one: Compared, other: Compared, error: float) -> Pair:
     """Return the two in order; ``error`` is the chance that the interval of their ratio leaves out the truth."""
     large, small = sorted((one, other), key=_order, reverse=True)
     if large.b_crit is None or small.b_crit is None:
-        low, missed = None, 1.0 - (large.level + small.level) / 2.0  # the chance that either end misses the truth
-        if large.b_crit_low is not None and small.b_crit_high is not None and missed <= error + 1e-9:
-            low = large.b_crit_low / small.b_crit_high if large.b_crit_low > small.b_crit_high else None
+        low, missed = (
+            None,
+            1.0 - (large.level + small.level) / 2.0,
+        )  # the chance that either end misses the truth
+        if (
+            large.b_crit_low is not None
+            and small.b_crit_high is not None
+            and missed <= error + 1e-9
+        ):
+            low = (
+                large.b_crit_low / small.b_crit_high
+                if large.b_crit_low > small.b_crit_high
+                else None
+            )
         return Pair(large.name, small.name, None, low, None, None if low is None else True)
     ratio, high = large.b_crit / small.b_crit, None
-    falls = _width(large.b_crit_low, large.b_crit, large.level), _width(small.b_crit, small.b_crit_high, small.level)
-    rises = _width(large.b_crit, large.b_crit_high, large.level), _width(small.b_crit_low, small.b_crit, small.level)
+    falls = (
+        _width(large.b_crit_low, large.b_crit, large.level),
+        _width(small.b_crit, small.b_crit_high, small.level),
+    )
+    rises = (
+        _width(large.b_crit, large.b_crit_high, large.level),
+        _width(small.b_crit_low, small.b_crit, small.level),
+    )
     low, high = (
-        None if None in widths else ratio * math.exp(sign * _deviations(error) * math.hypot(*widths))  # type: ignore[arg-type]
+        None
+        if None in widths
+        else ratio * math.exp(sign * _deviations(error) * math.hypot(*widths))  # type: ignore[arg-type]
         for sign, widths in ((-1.0, falls), (1.0, rises))
     )
     return Pair(large.name, small.name, ratio, low, high, None if low is None else low > 1.0)

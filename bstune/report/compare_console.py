@@ -41,7 +41,9 @@ def print_comparison(found: Comparison, console: Console) -> None:
     for one in found.studies:
         asked = [*([] if one.workload == one.name else [one.workload]), one.target, one.device]
         use = [] if one.use is None else [f"use {one.use}: {one.use.text}"]
-        numbers = f"B_crit {one.critical}; exponent of lr*(B) {one.exponent_text}; spent {one.spend}"
+        numbers = (
+            f"B_crit {one.critical}; exponent of lr*(B) {one.exponent_text}; spent {one.spend}"
+        )
         lines += [("", []), (" · ".join([one.name, *asked]), []), ("", [*use, numbers, *one.notes])]
     law = [] if found.collapse is None else [f"S = S_min (1 + B_crit/B): {found.collapse}"]
     labelled = {"LAW": law, "B_CRIT": _pairs(found.pairs), "NOTE": list(found.notes)}
@@ -49,12 +51,18 @@ def print_comparison(found: Comparison, console: Console) -> None:
     for name, texts in lines:
         wrapped = [row for text in texts for row in textwrap.wrap(text, WIDTH - INDENT)]
         for i, row in enumerate(wrapped or [""]):
-            console.print(Text(f"{name if i == 0 else '':<{INDENT if wrapped else 0}}{row}"), soft_wrap=True)
+            console.print(
+                Text(f"{name if i == 0 else '':<{INDENT if wrapped else 0}}{row}"), soft_wrap=True
+            )
 
 
 def _pairs(pairs: Sequence[Pair]) -> list[str]:
     """Return the pairs that differ first, at most ``MOST``, and how many there are besides."""
     order = {True: 0, False: 1, None: 2}
     kept = sorted(pairs, key=lambda pair: order[pair.differ])[:MOST]
-    more = [f"and {plural(len(pairs) - len(kept), 'pair')} more, in {PAGE}"] if len(pairs) > len(kept) else []
+    more = (
+        [f"and {plural(len(pairs) - len(kept), 'pair')} more, in {PAGE}"]
+        if len(pairs) > len(kept)
+        else []
+    )
     return [*map(str, kept), *more]

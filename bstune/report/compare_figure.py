@@ -79,7 +79,9 @@ def paint_comparison(figure: "Figure | SubFigure", found: Comparison) -> None:
     for i, look in enumerate(drawn):
         _write(critical, -0.03, i - 0.3, look.name, look.colour, ha="right", fontsize=8.5)
         for below, text in ((0.02, look.study.target), (0.28, look.study.device)):
-            _write(critical, -0.03, i + below, _shortened(text), "#555555", ha="right", fontsize=6.5)
+            _write(
+                critical, -0.03, i + below, _shortened(text), "#555555", ha="right", fontsize=6.5
+            )
     _name_curves(figure, curves, drawn)
 
 
@@ -108,12 +110,27 @@ def _draw_curves(axes: "Axes", drawn: Sequence[Look]) -> None:
     for look in (look for look in drawn if look.study.points):
         study = look.study
         x, y = [point.batch_size for point in study.points], [point.steps for point in study.points]
-        axes.scatter(x, y, s=12, color=look.colour, marker=look.marker, linewidths=0, alpha=0.7, zorder=3)
+        axes.scatter(
+            x, y, s=12, color=look.colour, marker=look.marker, linewidths=0, alpha=0.7, zorder=3
+        )
         if study.steps.size:
-            axes.plot(study.batch_size, study.steps, color=look.colour, linewidth=1.2, alpha=0.8, zorder=2)
+            axes.plot(
+                study.batch_size, study.steps, color=look.colour, linewidth=1.2, alpha=0.8, zorder=2
+            )
         if study.mark is not None:
-            ends, height = [study.b_crit_low or study.mark[0], study.b_crit_high or study.mark[0]], study.mark[1]
-            axes.plot(ends, [height] * 2, color=look.colour, linewidth=3.0, alpha=0.45, zorder=4, solid_capstyle="butt")
+            ends, height = (
+                [study.b_crit_low or study.mark[0], study.b_crit_high or study.mark[0]],
+                study.mark[1],
+            )
+            axes.plot(
+                ends,
+                [height] * 2,
+                color=look.colour,
+                linewidth=3.0,
+                alpha=0.45,
+                zorder=4,
+                solid_capstyle="butt",
+            )
             style: dict[str, Any] = {
                 "s": 55,
                 "facecolor": "white",
@@ -140,7 +157,15 @@ def _draw_collapse(axes: "Axes", drawn: Sequence[Look], collapse: Collapse | Non
         study = look.study
         if (placed := collapsed(study)) is not None:
             heights.append(placed[1])
-            axes.scatter(*placed, s=12, color=look.colour, marker=look.marker, linewidths=0, alpha=0.5, zorder=3)
+            axes.scatter(
+                *placed,
+                s=12,
+                color=look.colour,
+                marker=look.marker,
+                linewidths=0,
+                alpha=0.5,
+                zorder=3,
+            )
         if study.b_crit is not None and study.s_min is not None:
             x, y = study.batch_size / study.b_crit, study.steps / study.s_min
             axes.plot(x, y, color=look.colour, linewidth=1.6, zorder=4)
@@ -152,7 +177,14 @@ def _draw_collapse(axes: "Axes", drawn: Sequence[Look], collapse: Collapse | Non
     inside = f"inside {collapse.inside:.0%} of the curves' {collapse.level:.0%} intervals"
     title = f"Does one law fit all? Within {collapse.deviation:.0%} (rms), {inside}"
     axes.set_title(title, fontsize=9.0, loc="left")
-    axes.annotate("S/S_min = 1 + B_crit/B", (0.98, 0.94), xycoords="axes fraction", ha="right", va="top", color=INK)
+    axes.annotate(
+        "S/S_min = 1 + B_crit/B",
+        (0.98, 0.94),
+        xycoords="axes fraction",
+        ha="right",
+        va="top",
+        color=INK,
+    )
 
 
 def _say(axes: "Axes", text: str) -> None:
@@ -168,16 +200,22 @@ def _critical_row(study: Compared) -> Row:
 def _time_row(study: Compared) -> Row:
     use = study.use
     if use is None or use.seconds is None:
-        return Row(None, None, None, "target not reached" if use is None else f"seconds not known; {use}")
+        return Row(
+            None, None, None, "target not reached" if use is None else f"seconds not known; {use}"
+        )
     fresh = f" ({use.reached} of {use.runs})" if use.runs else " (predicted)"
     text = f"{format_seconds(use.seconds)}{'' if use.reliable else fresh}: {use}"
     return Row(use.seconds, use.low, use.high, text, use.reliable)
 
 
-def _draw_rows(axes: "Axes", drawn: Sequence[Look], row_of: Callable[[Compared], Row], title: str) -> None:
+def _draw_rows(
+    axes: "Axes", drawn: Sequence[Look], row_of: Callable[[Compared], Row], title: str
+) -> None:
     """Draw a row for each study: a mark, an interval, and above them in words what they say."""
     rows = [row_of(look.study) for look in drawn]
-    values = [value for row in rows for value in (row.value, row.low, row.high) if value is not None]
+    values = [
+        value for row in rows for value in (row.value, row.low, row.high) if value is not None
+    ]
     axes.set_title(title, fontsize=9.0, loc="left")
     axes.set(yticks=[], ylim=(len(drawn) - 0.5, -0.75), xticks=[])
     if values:
@@ -187,10 +225,20 @@ def _draw_rows(axes: "Axes", drawn: Sequence[Look], row_of: Callable[[Compared],
     for i, (look, row) in enumerate(zip(drawn, rows, strict=True)):
         if row.low is not None or row.high is not None:
             ends = [row.low or left, row.high or right]  # an open one reaches to the edge
-            axes.plot(ends, [i, i], color=look.colour, linewidth=3.0, alpha=0.45, solid_capstyle="butt")
+            axes.plot(
+                ends, [i, i], color=look.colour, linewidth=3.0, alpha=0.45, solid_capstyle="butt"
+            )
         if row.value is not None:
             face = look.colour if row.reliable else "white"
-            axes.scatter([row.value], [i], marker=look.marker, s=26, facecolor=face, edgecolor=look.colour, zorder=3)
+            axes.scatter(
+                [row.value],
+                [i],
+                marker=look.marker,
+                s=26,
+                facecolor=face,
+                edgecolor=look.colour,
+                zorder=3,
+            )
         _write(axes, 0.02, i - 0.4, row.text, INK, fontsize=7.5)
 
 

@@ -51,10 +51,15 @@ def _table(studies: Sequence[Compared]) -> str:
 
 def _look(i: int) -> dict[str, str]:
     """Return the colour and symbol of the i-th study: no two of the first 49 are alike."""
-    return {"color": COLOURS[i % len(COLOURS)], "symbol": SYMBOLS[(i + i // len(COLOURS)) % len(SYMBOLS)]}
+    return {
+        "color": COLOURS[i % len(COLOURS)],
+        "symbol": SYMBOLS[(i + i // len(COLOURS)) % len(SYMBOLS)],
+    }
 
 
-def _dots(study: Compared, i: int, x: Sequence[float], y: Sequence[float | None], **changes: Any) -> Trace:
+def _dots(
+    study: Compared, i: int, x: Sequence[float], y: Sequence[float | None], **changes: Any
+) -> Trace:
     """Return the trace of a study's points, which a click on its name hides in this chart."""
     texts = [
         f"{study.name}: B = {format_count(one.batch_size)}, {format_count(one.steps)} steps, "
@@ -80,10 +85,22 @@ def _curves(studies: Sequence[Compared]) -> str:
     traces = []
     for i, study in enumerate(studies):
         colour, hidden = {"color": _look(i)["color"]}, {"legendgroup": str(i), "showlegend": False}
-        traces.append(_dots(study, i, [one.batch_size for one in study.points], [one.steps for one in study.points]))
+        traces.append(
+            _dots(
+                study,
+                i,
+                [one.batch_size for one in study.points],
+                [one.steps for one in study.points],
+            )
+        )
         traces.append(_line(i, study.batch_size, study.steps))
         if study.mark is not None:
-            marker = {**_look(i), "symbol": f"{_look(i)['symbol']}-open", "size": 14, "line": {"width": 2.5}}
+            marker = {
+                **_look(i),
+                "symbol": f"{_look(i)['symbol']}-open",
+                "size": 14,
+                "line": {"width": 2.5},
+            }
             at = {
                 "x": study.mark[:1],
                 "y": study.mark[1:],
@@ -91,17 +108,31 @@ def _curves(studies: Sequence[Compared]) -> str:
                 "marker": marker,
                 "textfont": colour,
             }
-            name = {"text": [f"B_crit {format_number(study.b_crit, 2)}"], "textposition": "top right"}
-            traces.append({**hidden, **at, **name, **_hover([f"{study.name}: B_crit {study.critical}"])})
+            name = {
+                "text": [f"B_crit {format_number(study.b_crit, 2)}"],
+                "textposition": "top right",
+            }
+            traces.append(
+                {**hidden, **at, **name, **_hover([f"{study.name}: B_crit {study.critical}"])}
+            )
     axes = {"xaxis": axis(BATCH_SIZE), "yaxis": axis("steps to target S")}
-    return chart(traces, axes, "Lines: S*(B) by all of a study's trials. Large and hollow: its critical batch size.")
+    return chart(
+        traces,
+        axes,
+        "Lines: S*(B) by all of a study's trials. Large and hollow: its critical batch size.",
+    )
 
 
 def _collapse(found: Comparison) -> str:
     if found.collapse is None:
         return paragraph("No study has a critical batch size, so nothing can be laid on one curve.")
     x = np.geomspace(found.collapse.smallest / 1.5, found.collapse.largest * 1.5, 100)
-    line = {"x": x.tolist(), "y": (1.0 + 1.0 / x).tolist(), "mode": "lines", "line": {"color": "--ink", "width": 1}}
+    line = {
+        "x": x.tolist(),
+        "y": (1.0 + 1.0 / x).tolist(),
+        "mode": "lines",
+        "line": {"color": "--ink", "width": 1},
+    }
     traces: list[Trace] = [{**line, "name": "1 + B_crit/B", "hoverinfo": "skip"}]
     for i, study in enumerate(found.studies):
         if (placed := collapsed(study)) is not None:
@@ -117,23 +148,47 @@ def _collapse(found: Comparison) -> str:
 
 def _critical(found: Comparison) -> str:
     traces = []
-    sizes = [end for one in found.studies for end in (one.b_crit, one.b_crit_low, one.b_crit_high) if end is not None]
+    sizes = [
+        end
+        for one in found.studies
+        for end in (one.b_crit, one.b_crit_low, one.b_crit_high)
+        if end is not None
+    ]
     for i, study in enumerate(found.studies):
         middle = study.b_crit or study.b_crit_low or study.b_crit_high
         if middle is not None:
-            low, high = study.b_crit_low or min(sizes) / 2.0, study.b_crit_high or 2.0 * max(sizes)  # open: far
+            low, high = (
+                study.b_crit_low or min(sizes) / 2.0,
+                study.b_crit_high or 2.0 * max(sizes),
+            )  # open: far
             ends = {"array": [high - middle], "arrayminus": [middle - low]}
-            bar = {"type": "data", "symmetric": False, **ends, "color": _look(i)["color"], "thickness": 2.5}
+            bar = {
+                "type": "data",
+                "symmetric": False,
+                **ends,
+                "color": _look(i)["color"],
+                "thickness": 2.5,
+            }
             shown = {"marker": {**_look(i), "size": 10}, "error_x": bar, "showlegend": False}
             hover = _hover([f"{study.name}: {study.critical}"])
-            traces.append({"x": [middle], "y": [label(study.name)], "mode": "markers", **shown, **hover})
-    rows = {"xaxis": axis("B_crit (examples)"), "yaxis": axis("", log=False, type="category", autorange="reversed")}
+            traces.append(
+                {"x": [middle], "y": [label(study.name)], "mode": "markers", **shown, **hover}
+            )
+    rows = {
+        "xaxis": axis("B_crit (examples)"),
+        "yaxis": axis("", log=False, type="category", autorange="reversed"),
+    }
     drawn = chart(traces, rows, height=130 + 34 * len(traces)) if traces else ""
     if not found.pairs:
         return drawn or paragraph("No study has a critical batch size.")
     heads = ("larger", "smaller", "B_crit over B_crit", "its interval", "judged")
     cells = [
-        (*(one.larger, one.smaller), Cell(format_number(one.ratio, 2), one.ratio), one.interval, one.verdict)
+        (
+            *(one.larger, one.smaller),
+            Cell(format_number(one.ratio, 2), one.ratio),
+            one.interval,
+            one.verdict,
+        )
         for one in found.pairs
     ]
     return drawn + table(heads, cells) + paragraph(found.judged, "faint")
@@ -144,7 +199,10 @@ def _times(studies: Sequence[Compared]) -> str:
     for i, study in enumerate(studies):
         colour, use = _look(i)["color"], study.use
         if any(one.seconds is not None for one in study.points):
-            sizes, seconds = [one.batch_size for one in study.points], [one.seconds for one in study.points]
+            sizes, seconds = (
+                [one.batch_size for one in study.points],
+                [one.seconds for one in study.points],
+            )
             traces.append(_dots(study, i, sizes, seconds))
         if study.seconds.size:
             traces.append(_line(i, study.batch_size, study.seconds))
@@ -153,9 +211,22 @@ def _times(studies: Sequence[Compared]) -> str:
                 "array": [(use.high or use.seconds) - use.seconds],
                 "arrayminus": [use.seconds - (use.low or use.seconds)],
             }
-            shown = {"error_y": {"type": "data", "symmetric": False, **ends, "color": colour}, "showlegend": False}
-            marker = {"color": colour, "symbol": "star" if use.reliable else "star-open", "size": 15}
-            at = {"x": [use.batch_size], "y": [use.seconds], "mode": "markers", "marker": marker, "legendgroup": str(i)}
+            shown = {
+                "error_y": {"type": "data", "symmetric": False, **ends, "color": colour},
+                "showlegend": False,
+            }
+            marker = {
+                "color": colour,
+                "symbol": "star" if use.reliable else "star-open",
+                "size": 15,
+            }
+            at = {
+                "x": [use.batch_size],
+                "y": [use.seconds],
+                "mode": "markers",
+                "marker": marker,
+                "legendgroup": str(i),
+            }
             traces.append({**at, **shown, **_hover([f"{study.name}: use {use}: {use.text}"])})
     if not traces:
         return paragraph("No study has a time to target.")

@@ -33,7 +33,14 @@ from bstune.core.figures import (
     save_figure,
 )
 from bstune.core.records import TrialResult
-from bstune.report.answer import RULE_WORDS, answer, critical_text, fresh_text, interval_text, range_text
+from bstune.report.answer import (
+    RULE_WORDS,
+    answer,
+    critical_text,
+    fresh_text,
+    interval_text,
+    range_text,
+)
 from bstune.report.rows import WINNERS, Row, Summary, trial_row
 
 if TYPE_CHECKING:
@@ -47,7 +54,10 @@ TITLE_WIDTHS = (112, 90, 70, 50, 40)  # in letters: the first that fits
 PANEL_WIDTH = 66
 POINT_TEXT = "fewest examples near its batch size;\nbar: last miss to first hit"
 NEAR = 4.0  # times the batch sizes that reached the target: a B_crit this near is in the figure
-GROWTH, MAX_GROWTHS = 0.15, 8  # of a panel's lower end, in shares of its height, until its labels have room
+GROWTH, MAX_GROWTHS = (
+    0.15,
+    8,
+)  # of a panel's lower end, in shares of its height, until its labels have room
 USE_TEXT = "the one to use; bar: over fresh seeds, if any ran"
 SLOPE_TEXT = "twice the batch,\nhalf the steps"
 POWERS = {"none": 0.0, "sqrt": 0.5, "linear": 1.0}  # of the batch size, by the rules that are drawn
@@ -67,7 +77,12 @@ class _Quantity:
 
 def draw_curve(trials: Sequence[TrialResult], summary: Summary, *paths: Path) -> None:
     """Write ``curve.png``, 900 pixels wide, and ``curve.svg``, by the suffix of each path."""
-    save_figure(lambda figure: _paint(figure, trials, summary), FIGURE_INCHES, *paths, dots_per_inch=PAGE_DPI)
+    save_figure(
+        lambda figure: _paint(figure, trials, summary),
+        FIGURE_INCHES,
+        *paths,
+        dots_per_inch=PAGE_DPI,
+    )
 
 
 def curve_figure(trials: Sequence[TrialResult], summary: Summary) -> "Figure":
@@ -80,10 +95,20 @@ def _paint(figure: "Figure", trials: Sequence[TrialResult], summary: Summary) ->
     left, right, rates, key = panels.flat
     rows = [trial_row(trial) for trial in trials if trial.reached or trial.status == "censored"]
     reached = [row for row in rows if not row["censored"]]
-    x_limits = _sizes([row["batch_size"] for row in reached or rows] or [trial.batch_size for trial in trials], summary)
+    x_limits = _sizes(
+        [row["batch_size"] for row in reached or rows] or [trial.batch_size for trial in trials],
+        summary,
+    )
     times = [row["time_to_target"] or row["time_low"] for row in reached or rows]
     unit, unit_name = time_unit(min((time for time in times if time), default=1.0))
-    steps = _Quantity("steps", "steps", "steps_low", "best_by_steps", 1.0, lambda value: plural(round(value), "step"))
+    steps = _Quantity(
+        "steps",
+        "steps",
+        "steps_low",
+        "best_by_steps",
+        1.0,
+        lambda value: plural(round(value), "step"),
+    )
     time = _Quantity("time", "time_to_target", "time_low", "best_by_time", unit, format_seconds)
     headed = {
         left: f"steps to {summary.get('target', 'target')}, S(B)",
@@ -92,7 +117,10 @@ def _paint(figure: "Figure", trials: Sequence[TrialResult], summary: Summary) ->
     }
     labels = {
         left: [*_draw_panel(left, rows, summary, steps, x_limits), *_draw_guides(left, summary)],
-        right: [*_draw_panel(right, rows, summary, time, x_limits), *_draw_critical(right, summary, named=False)],
+        right: [
+            *_draw_panel(right, rows, summary, time, x_limits),
+            *_draw_critical(right, summary, named=False),
+        ],
         rates: _draw_rates(rates, trials, summary, x_limits),
     }
     for axes, title in headed.items():
@@ -136,7 +164,9 @@ def _set_title(figure: "Figure", summary: Summary) -> None:
 
 def _lr_text(summary: Summary) -> str:
     """Return what is known of the best learning rate over batch size, its first sentence."""
-    text = next((texts[0] for label, texts in answer(summary).lines if label == "LR"), "of the trials")
+    text = next(
+        (texts[0] for label, texts in answer(summary).lines if label == "LR"), "of the trials"
+    )
     return text.partition("; ")[0]
 
 
@@ -144,12 +174,18 @@ def _sizes(sizes: Sequence[float], summary: Summary) -> tuple[float, float]:
     """Return the limits of the batch sizes: of what reached the target, and B_crit where it is near."""
     sizes = sizes or [1.0]
     b_crit = (summary.get("critical") or {}).get("b_crit")
-    near = [b_crit] if b_crit is not None and min(sizes) / NEAR <= b_crit <= max(sizes) * NEAR else []
+    near = (
+        [b_crit] if b_crit is not None and min(sizes) / NEAR <= b_crit <= max(sizes) * NEAR else []
+    )
     return log_limits([*sizes, *near], (0.06, 0.06))
 
 
 def _draw_panel(
-    axes: "Axes", rows: Sequence[Row], summary: Summary, shown: _Quantity, x_limits: tuple[float, float]
+    axes: "Axes",
+    rows: Sequence[Row],
+    summary: Summary,
+    shown: _Quantity,
+    x_limits: tuple[float, float],
 ) -> list[Label]:
     """Draw the trials, the curve with its band, and the winners; return their labels."""
     log_axis(axes, "x", x_limits)
@@ -161,7 +197,12 @@ def _draw_panel(
     values += [] if curve is None else curve["steps"].tolist()
     values += [value for star in stars for value in (star.value, star.low, star.high) if value]
     if not values:
-        _say(axes, "no seconds were measured" if rows and shown.merit == "time" else "no trial got far enough to show")
+        _say(
+            axes,
+            "no seconds were measured"
+            if rows and shown.merit == "time"
+            else "no trial got far enough to show",
+        )
         return []
     limits = log_limits([value / shown.unit for value in values], (0.14, 0.06))
     log_axis(axes, "y", limits)
@@ -170,23 +211,43 @@ def _draw_panel(
     taken = {row["number"] for row in hits}
     _dots(axes, [row for row in reached if row["number"] not in taken], shown)
     if curve is not None:
-        x, (low, middle, high) = curve["batch_size"], (curve[name] / shown.unit for name in ("low", "steps", "high"))
+        x, (low, middle, high) = (
+            curve["batch_size"],
+            (curve[name] / shown.unit for name in ("low", "steps", "high")),
+        )
         axes.fill_between(x, low, high, color=BLUE, alpha=0.18, linewidth=0, zorder=1.5)
         name = f"S(B) by all trials, {(summary.get('critical') or {}).get('level', 0.9):.0%} band"
         axes.plot(x, middle, color=BLUE, linewidth=1.8, zorder=3, label=name)
-    ends = [[(row.get(name) or row[shown.value]) / shown.unit for row in hits] for name in (shown.low, shown.value)]
+    ends = [
+        [(row.get(name) or row[shown.value]) / shown.unit for row in hits]
+        for name in (shown.low, shown.value)
+    ]
     sizes = [row["batch_size"] for row in hits]
     axes.vlines(sizes, ends[0], ends[1], colors=INK, linewidth=1.4, zorder=5.5)
     if hits:
-        style: dict[str, Any] = {"facecolor": INK, "edgecolor": "white", "linewidths": 0.8, "zorder": 5}
+        style: dict[str, Any] = {
+            "facecolor": INK,
+            "edgecolor": "white",
+            "linewidths": 0.8,
+            "zorder": 5,
+        }
         axes.scatter(sizes, ends[1], s=30, label=POINT_TEXT, **style)
-    telling = [row for row in points if row["censored"] and row.get(shown.low) and _tells(row, curve, shown)]
+    telling = [
+        row
+        for row in points
+        if row["censored"] and row.get(shown.low) and _tells(row, curve, shown)
+    ]
     telling = [row for row in telling if limits[0] <= row[shown.low] / shown.unit <= limits[1]]
     telling = [row for row in telling if x_limits[0] <= row["batch_size"] <= x_limits[1]]
     if telling:
-        at = [row["batch_size"] for row in telling], [row[shown.low] / shown.unit for row in telling]
+        at = (
+            [row["batch_size"] for row in telling],
+            [row[shown.low] / shown.unit for row in telling],
+        )
         style = {"facecolors": "none", "edgecolors": INK, "linewidths": 0.8, "zorder": 4}
-        axes.scatter(*at, marker=_arrow(), s=240, label="stopped before the target: it takes more", **style)
+        axes.scatter(
+            *at, marker=_arrow(), s=240, label="stopped before the target: it takes more", **style
+        )
     return [star.draw(axes, shown) for star in stars]
 
 
@@ -194,14 +255,24 @@ def _dots(axes: "Axes", rows: Sequence[Row], shown: _Quantity) -> None:
     if rows:
         at = [row["batch_size"] for row in rows], [row[shown.value] / shown.unit for row in rows]
         axes.scatter(
-            *at, s=12, color=GREY, alpha=0.75, linewidths=0, zorder=2, label="other trial that reached the target"
+            *at,
+            s=12,
+            color=GREY,
+            alpha=0.75,
+            linewidths=0,
+            zorder=2,
+            label="other trial that reached the target",
         )
 
 
 def _curve(summary: Summary, in_seconds: bool) -> dict[str, NDArray[np.float64]] | None:
     """Return S(B), or S(B) x tau(B), with its band on its batch sizes; None where it is not known."""
     curve = summary.get("curve")
-    if not curve or len(curve["batch_size"]) < 2 or (in_seconds and None in (curve.get("seconds_per_step") or (None,))):
+    if (
+        not curve
+        or len(curve["batch_size"]) < 2
+        or (in_seconds and None in (curve.get("seconds_per_step") or (None,)))
+    ):
         return None
     factor = np.array(curve["seconds_per_step"]) if in_seconds else 1.0
     bands = {name: np.array(curve[name]) * factor for name in ("low", "steps", "high")}
@@ -234,7 +305,9 @@ class _Star:
             low, high = self.low / shown.unit, self.high / shown.unit
             axes.vlines([x], [low], [high], colors=VERMILION, linewidth=1.6, zorder=5.8)
         face, label = (VERMILION, USE_TEXT) if self.chosen else ("white", self.heading)
-        axes.scatter([x], [y], marker="*", s=150, facecolor=face, edgecolor=VERMILION, zorder=6, label=label)
+        axes.scatter(
+            [x], [y], marker="*", s=150, facecolor=face, edgecolor=VERMILION, zorder=6, label=label
+        )
         place = f"B = {format_count(x)}, lr = {format_number(self.winner['lr'])}"
         expected = shown.text(self.value) if self.winner.get(shown.value) else "not known"
         text = "\n".join([f"{self.heading}: {expected}", f"({self.how})", place])
@@ -243,12 +316,16 @@ class _Star:
 
 def _stars(summary: Summary, shown: _Quantity) -> list[_Star]:
     """Return the winner by the study's objective, and this panel's own if it is another."""
-    names = dict.fromkeys(name for name in (summary.get("use"), shown.winner) if name and summary.get(name))
+    names = dict.fromkeys(
+        name for name in (summary.get("use"), shown.winner) if name and summary.get(name)
+    )
     rows = {summary[name]["number"]: (name, summary[name]) for name in reversed(names)}
     stars = []
     for name, winner in reversed(rows.values()):
         fresh = winner.get("confirmed")
-        low, high = (None if fresh is None else fresh.get(f"{shown.merit}_{end}") for end in ("low", "high"))
+        low, high = (
+            None if fresh is None else fresh.get(f"{shown.merit}_{end}") for end in ("low", "high")
+        )
         # where half of the fresh seeds missed the target, the star stands at the best of them, or at the trial itself
         value = winner.get(shown.value) or low or (winner.get("single_run") or {}).get(shown.value)
         if not value:
@@ -257,7 +334,9 @@ def _stars(summary: Summary, shown: _Quantity) -> list[_Star]:
         if fresh is not None and fresh["reached"] < fresh["runs"]:
             how = f"only {fresh_text(fresh)}"
         chosen = name == summary.get("use")
-        stars.append(_Star(winner, "use" if chosen else WINNERS[name].heading, chosen, value, low, high, how))
+        stars.append(
+            _Star(winner, "use" if chosen else WINNERS[name].heading, chosen, value, low, high, how)
+        )
     return stars
 
 
@@ -288,9 +367,13 @@ def _draw_guides(axes: "Axes", summary: Summary) -> list[Label]:
             labels.append(Label(SLOPE_TEXT, np.stack([x, examples / x], axis=-1)[inside], INK))
     b_opt = critical.get("b_opt")
     if b_opt is not None and curve is not None:
-        y = float(np.exp(np.interp(math.log(b_opt), np.log(curve["batch_size"]), np.log(curve["steps"]))))
+        y = float(
+            np.exp(np.interp(math.log(b_opt), np.log(curve["batch_size"]), np.log(curve["steps"])))
+        )
         axes.scatter([b_opt], [y], marker="D", s=34, facecolor="white", edgecolor=BLUE, zorder=5.2)
-        text = f"fewest examples: B = {format_number(b_opt, 2)}\n({interval_text(critical, 'b_opt')})"
+        text = (
+            f"fewest examples: B = {format_number(b_opt, 2)}\n({interval_text(critical, 'b_opt')})"
+        )
         labels.append(Label(text, np.array([[b_opt, y]]), BLUE))
     return labels
 
@@ -298,7 +381,11 @@ def _draw_guides(axes: "Axes", summary: Summary) -> list[Label]:
 def _draw_critical(axes: "Axes", summary: Summary, named: bool) -> list[Label]:
     """Draw B_crit with its interval; return its label, at the upper end of its line."""
     critical = summary.get("critical")
-    if critical is None or not axes.has_data() or critical.get("smallest") == critical.get("largest"):
+    if (
+        critical is None
+        or not axes.has_data()
+        or critical.get("smallest") == critical.get("largest")
+    ):
         return []  # one batch size says nothing of it
     (left, right), (bottom, top) = axes.get_xlim(), axes.get_ylim()
     value, low, high = (critical.get(name) for name in ("b_crit", "b_crit_low", "b_crit_high"))
@@ -348,13 +435,21 @@ def _draw_rates(
     start = None if not reference else (reference["batch_size"], reference["lr"])
     if curve.get("lr"):
         x = np.array(curve["batch_size"])
-        axes.fill_between(x, curve["lr_low"], curve["lr_high"], color=BLUE, alpha=0.18, linewidth=0, zorder=1.5)
+        axes.fill_between(
+            x, curve["lr_low"], curve["lr_high"], color=BLUE, alpha=0.18, linewidth=0, zorder=1.5
+        )
         axes.plot(x, curve["lr"], color=BLUE, linewidth=1.8, zorder=3)
         start = x[len(x) // 2], curve["lr"][len(x) // 2]
     use = summary.get(summary.get("use") or "")
     if use:
         axes.scatter(
-            [use["batch_size"]], [use["lr"]], marker="*", s=150, facecolor=VERMILION, edgecolor=VERMILION, zorder=6
+            [use["batch_size"]],
+            [use["lr"]],
+            marker="*",
+            s=150,
+            facecolor=VERMILION,
+            edgecolor=VERMILION,
+            zorder=6,
         )
     return [] if start is None else list(_draw_rules(axes, *start))
 
@@ -367,7 +462,11 @@ def _draw_rules(axes: "Axes", start: float, lr: float) -> Iterator[Label]:
     for rule, power in POWERS.items():
         y = lr * (x / start) ** power
         axes.plot(x, y, color=INK, linewidth=0.8, linestyle=":", zorder=1.6, gid=GUIDE)
-        far = (y > low) & (y < high) & (np.abs(np.log(x / start)) >= 0.25 * math.log(limits[0][1] / limits[0][0]))
+        far = (
+            (y > low)
+            & (y < high)
+            & (np.abs(np.log(x / start)) >= 0.25 * math.log(limits[0][1] / limits[0][0]))
+        )
         far = far if far.any() else (y > low) & (y < high)
         if far.any():
             yield Label(RULE_WORDS[rule], np.stack([x, y], axis=-1)[far], INK)
@@ -376,7 +475,9 @@ def _draw_rules(axes: "Axes", start: float, lr: float) -> Iterator[Label]:
 
 def _draw_key(axes: "Axes", panels: Sequence["Axes"]) -> None:
     """Say in a place of its own what the marks are."""
-    pairs = [pair for panel in panels for pair in zip(*panel.get_legend_handles_labels(), strict=True)]
+    pairs = [
+        pair for panel in panels for pair in zip(*panel.get_legend_handles_labels(), strict=True)
+    ]
     axes.set_axis_off()
     if pairs:
         named = {label: handle for handle, label in pairs}

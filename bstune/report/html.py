@@ -105,7 +105,12 @@ def paragraph(value: object, kind: str = "") -> str:
     return f'<p class="{kind}">{text(value)}</p>' if kind else f"<p>{text(value)}</p>"
 
 
-def chart(traces: Sequence[Mapping[str, Any]], layout: Mapping[str, Any], caption: str = "", height: int = 430) -> str:
+def chart(
+    traces: Sequence[Mapping[str, Any]],
+    layout: Mapping[str, Any],
+    caption: str = "",
+    height: int = 430,
+) -> str:
     """Return a chart of the traces that have points, empty if none has; both are plotly's.
 
     A colour is one of the style sheet's names, such as ``--ink``.
@@ -129,7 +134,12 @@ def chart(traces: Sequence[Mapping[str, Any]], layout: Mapping[str, Any], captio
     for name in ("x", "y"):
         shown = whole.get(f"{name}axis", {})
         if shown.get("type") == "log":
-            values = [value for one in traces for value in one.get(name, ()) if value is not None and value > 0.0]
+            values = [
+                value
+                for one in traces
+                for value in one.get(name, ())
+                if value is not None and value > 0.0
+            ]
             ends = shown.get("range") or [math.log10(value) for value in values]
             # ticks at 20, 50, 100, ...; where few of them or none would be, plotly's own choice
             ticks = {"dtick": "D2"} if ends and max(ends) - min(ends) > WIDE else {"nticks": 3}
@@ -163,7 +173,9 @@ def table(heads: Sequence[str], rows: Iterable[Sequence[Cell | str]], sortable: 
     words = [all(isinstance(row[i].value, str) for row in cells) for i in range(len(heads))]
     kinds = [' class="words"' if one else "" for one in words]
     name = "<button>{}</button>" if sortable else "{}"
-    head = "".join(f"<th{kind}>{name.format(text(one))}</th>" for one, kind in zip(heads, kinds, strict=True))
+    head = "".join(
+        f"<th{kind}>{name.format(text(one))}</th>" for one, kind in zip(heads, kinds, strict=True)
+    )
     body = "\n".join("<tr>" + "".join(map(_cell, row, kinds)) + "</tr>" for row in cells)
     tag = '<table class="sortable">' if sortable else "<table>"
     return f'<div class="scroll tall">{tag}<thead><tr>{head}</tr></thead><tbody>\n{body}\n</tbody></table></div>'

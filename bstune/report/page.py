@@ -67,13 +67,16 @@ def study_page(study: StudyFolder) -> str:
 def _answer(found: Answer, trusted: Sequence[Trust], notes: Sequence[str]) -> str:
     lines = [(name, texts) for name, texts in found.lines if name != "TRUST"]
     rows = "".join(
-        f"<dt>{text(name)}</dt><dd>{''.join(f'<div>{text(one)}</div>' for one in texts)}</dd>" for name, texts in lines
+        f"<dt>{text(name)}</dt><dd>{''.join(f'<div>{text(one)}</div>' for one in texts)}</dd>"
+        for name, texts in lines
     )
     actions = "".join(
-        f'<h3>{text(name)}</h3><pre class="command">{text(chr(10).join(texts))}</pre>' for name, texts in found.actions
+        f'<h3>{text(name)}</h3><pre class="command">{text(chr(10).join(texts))}</pre>'
+        for name, texts in found.actions
     )
     badges = "".join(
-        f'<li class="{"good" if one.good else "fair"}"><b>{text(one.name)}</b>{text(one.text)}</li>' for one in trusted
+        f'<li class="{"good" if one.good else "fair"}"><b>{text(one.name)}</b>{text(one.text)}</li>'
+        for one in trusted
     )
     warnings = "".join(paragraph(note, "warning") for note in notes)
     return f'{warnings}<dl class="answer">{rows}</dl><ul class="badges">{badges}</ul>{actions}'
@@ -84,7 +87,17 @@ def _devices(summary: Row) -> str:
     rows = plans.get("with_all_reduce") or plans.get("ideal")
     if not rows:
         return ""
-    heads = ("devices", "batch size", "each", "learning rate", "steps", "time", "speed-up", "efficiency", "device time")
+    heads = (
+        "devices",
+        "batch size",
+        "each",
+        "learning rate",
+        "steps",
+        "time",
+        "speed-up",
+        "efficiency",
+        "device time",
+    )
     cells = [
         (
             Cell(format_count(row["devices"]), row["devices"]),
@@ -99,9 +112,17 @@ def _devices(summary: Row) -> str:
         )
         for row in rows
     ]
-    link = "with the all-reduce that the config states" if plans.get("with_all_reduce") else "without an all-reduce"
+    link = (
+        "with the all-reduce that the config states"
+        if plans.get("with_all_reduce")
+        else "without an all-reduce"
+    )
     words = paragraph(f"Predicted from S*(B) and tau(B), each device as fast as this one, {link}.")
-    return words + (_calculator(curve) if charts.is_timed(curve) else "") + table(heads, cells, sortable=False)
+    return (
+        words
+        + (_calculator(curve) if charts.is_timed(curve) else "")
+        + table(heads, cells, sortable=False)
+    )
 
 
 def _calculator(curve: Row) -> str:
@@ -116,7 +137,9 @@ def _calculator(curve: Row) -> str:
         f'<input id="calculator-{name}" name="{name}" type="number" min="0" step="any" value="{value}"></div>'
         for name, words, value in fields
     )
-    data = dump_json({name: curve[name] for name in ("batch_size", "steps", "seconds_per_step", "lr")})
+    data = dump_json(
+        {name: curve[name] for name in ("batch_size", "steps", "seconds_per_step", "lr")}
+    )
     spec = f'<script type="application/json">{data.replace("<", chr(92) + "u003c")}</script>'
     return f'<form id="calculator">{inputs}{spec}</form><output for="calculator" aria-live="polite"></output>'
 
@@ -127,21 +150,40 @@ def _trials(trials: Sequence[TrialResult]) -> str:
     names = sorted({name for trial in trials for name in trial.hyperparameters})
     horizon = ["horizon"] if any(trial.horizon is not None for trial in trials) else []
     effective = ["lr/(1 - m)"] if any(trial.effective_lr is not None for trial in trials) else []
-    heads = ["trial", "batch size", "learning rate", *effective, *names, *horizon, "status", "steps", "missed at"]
+    heads = [
+        "trial",
+        "batch size",
+        "learning rate",
+        *effective,
+        *names,
+        *horizon,
+        "status",
+        "steps",
+        "missed at",
+    ]
     heads += ["time to target", "a step", "last value", "seed", "took", "remark"]
-    return table(heads, [_trial_cells(trial, names, bool(horizon), bool(effective)) for trial in trials])
+    return table(
+        heads, [_trial_cells(trial, names, bool(horizon), bool(effective)) for trial in trials]
+    )
 
 
-def _trial_cells(trial: TrialResult, names: Sequence[str], horizon: bool, effective: bool) -> list[Cell | str]:
+def _trial_cells(
+    trial: TrialResult, names: Sequence[str], horizon: bool, effective: bool
+) -> list[Cell | str]:
     last = next((value for _, value in reversed(trial.history) if value is not None), None)
-    remark = ", ".join(part for part in (charts.part_text(trial).partition(", ")[2], trial.message or "") if part)
+    remark = ", ".join(
+        part for part in (charts.part_text(trial).partition(", ")[2], trial.message or "") if part
+    )
     tau, time = trial.seconds_per_step, trial.time_to_target
     return [
         Cell(str(trial.number), trial.number),
         Cell(format_count(trial.batch_size), trial.batch_size),
         Cell(format_number(trial.lr), trial.lr),
         *([Cell(format_number(trial.effective_lr), trial.effective_lr)] if effective else []),
-        *(Cell(format_number(value), value) for value in (trial.hyperparameters.get(name) for name in names)),
+        *(
+            Cell(format_number(value), value)
+            for value in (trial.hyperparameters.get(name) for name in names)
+        ),
         *([Cell(format_count(trial.horizon), trial.horizon)] if horizon else []),
         STATUS_WORDS[trial.status],
         Cell(format_count(trial.steps), trial.steps),
@@ -159,18 +201,27 @@ def _config(study: StudyFolder) -> str:
     parts = []
     versions = {name: one for trial in study.trials for name, one in trial.versions.items()}
     if versions:
-        parts.append(paragraph(", ".join(f"{name} {version}" for name, version in sorted(versions.items()))))
+        parts.append(
+            paragraph(", ".join(f"{name} {version}" for name, version in sorted(versions.items())))
+        )
     loops = study.summary["training_loops"]
     if loops:
         counts = ", ".join(f"{name} ({plural(count, 'trial')})" for name, count in loops.items())
         parts.append(paragraph(f"training loop: {counts}"))
-    for name, values in (("the winners (best.yaml)", study.best), ("the whole config (config.yaml)", study.config)):
+    for name, values in (
+        ("the winners (best.yaml)", study.best),
+        ("the whole config (config.yaml)", study.config),
+    ):
         if values is not None:
             dumped = yaml.safe_dump(values, sort_keys=False, allow_unicode=True)
-            parts.append(f"<details><summary>{text(name)}</summary><pre>{text(dumped)}</pre></details>")
+            parts.append(
+                f"<details><summary>{text(name)}</summary><pre>{text(dumped)}</pre></details>"
+            )
     return "".join(parts)
 
 
 def _glossary() -> str:
-    terms = "".join(f"<dt>{text(term)}</dt><dd>{text(meaning)}</dd>" for term, meaning in GLOSSARY.items())
+    terms = "".join(
+        f"<dt>{text(term)}</dt><dd>{text(meaning)}</dd>" for term, meaning in GLOSSARY.items()
+    )
     return f'<dl class="terms">{terms}</dl>'

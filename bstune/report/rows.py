@@ -32,7 +32,16 @@ def winner_to_use(summary: Row) -> tuple[str | None, Row | None]:
 
 def trial_row(trial: TrialResult) -> dict[str, Any]:
     """Return a trial as a row of ``curve.json``'s points: both ends of its interval, null where there is none."""
-    kept = ("batch_size", "lr", "delta", "hyperparameters", "number", "steps_low", "seconds_per_step", "time_to_target")
+    kept = (
+        "batch_size",
+        "lr",
+        "delta",
+        "hyperparameters",
+        "number",
+        "steps_low",
+        "seconds_per_step",
+        "time_to_target",
+    )
     tau, reached = trial.seconds_per_step, trial.reached
     return {
         **{name: getattr(trial, name) for name in kept},

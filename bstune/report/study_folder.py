@@ -13,7 +13,9 @@ from bstune.core.files import Output
 from bstune.core.records import STATUSES, TrialResult
 from bstune.report.rows import WINNERS, Summary
 
-FORMER = {"ended": "stop_reason"}  # keys of curve.json, and of its statuses, by the names that former versions had
+FORMER = {
+    "ended": "stop_reason"
+}  # keys of curve.json, and of its statuses, by the names that former versions had
 FORMER_STATUSES = {"budget": "censored"}
 # What stands for the keys of curve.json that a former version lacks.
 UNKNOWN = "use train metric goal mode stop_reason critical fit fit_note noise_scale curve lr_exponent seed_scatter load"
@@ -30,8 +32,21 @@ EMPTY: dict[str, Any] = {
 }
 OLDER = "an older version of bstune wrote this study: parts of its answer are missing"
 EMPTY_CRITICAL: dict[str, Any] = {
-    **dict.fromkeys(("b_crit", "b_crit_low", "b_crit_high", "s_min", "e_min", "b_opt", "b_opt_low", "b_opt_high")),
-    **dict.fromkeys(("perfect_scaling_below", "maximal_data_parallelism_above", "smallest", "largest", "note")),
+    **dict.fromkeys(
+        (
+            "b_crit",
+            "b_crit_low",
+            "b_crit_high",
+            "s_min",
+            "e_min",
+            "b_opt",
+            "b_opt_low",
+            "b_opt_high",
+        )
+    ),
+    **dict.fromkeys(
+        ("perfect_scaling_below", "maximal_data_parallelism_above", "smallest", "largest", "note")
+    ),
     "level": 0.9,
     "next_trials": [],
 }
@@ -46,7 +61,9 @@ class StudyFolder:
 
     path: Path  # the folder
     summary: Summary  # curve.json; keys that a former version lacks are there, None or empty
-    trials: tuple[TrialResult, ...]  # in order of their numbers; empty where there is no file of them
+    trials: tuple[
+        TrialResult, ...
+    ]  # in order of their numbers; empty where there is no file of them
     hardware: Mapping[str, Any] | None  # None without a note: the hardware was not surveyed
     config: Mapping[str, Any] | None  # its references as such
     best: Mapping[str, Any] | None
@@ -57,7 +74,9 @@ def read_study(path: str | Path) -> StudyFolder:
     """Return a study from its folder, or from its ``curve.json`` alone; StudyError where neither can be read."""
     path = Path(path)
     files = Output(path.parent if path.is_file() else path)
-    if path.is_file() and path != files.curve:  # what lies beside a file of another name may be another study's
+    if (
+        path.is_file() and path != files.curve
+    ):  # what lies beside a file of another name may be another study's
         return StudyFolder(path, _read_summary(path), (), None, None, None, ())
     return replace(read_files(files), summary=_read_summary(files.curve))
 
@@ -66,12 +85,17 @@ def read_files(files: Output) -> StudyFolder:
     """Return what there is in a study's folder, which need not have a ``curve.json``: the summary is then empty."""
     notes = list[str]()
     hardware = _read(files.survey, json.loads, notes) if files.survey.exists() else None
-    if hardware is not None and not {"high", "measured", "at", "smallest"} <= {*hardware, *hardware.get("ceiling", ())}:
+    if hardware is not None and not {"high", "measured", "at", "smallest"} <= {
+        *hardware,
+        *hardware.get("ceiling", ()),
+    }:
         notes.append(f"{files.survey.name} is of another version of bstune, and is left out")
         hardware = None
     config, best = (_read(one, yaml.safe_load, notes) for one in (files.config, files.best))
     summary = _read_summary(files.curve) if files.curve.exists() else completed({})
-    return StudyFolder(files.root, summary, read_trials(files.trials, notes), hardware, config, best, tuple(notes))
+    return StudyFolder(
+        files.root, summary, read_trials(files.trials, notes), hardware, config, best, tuple(notes)
+    )
 
 
 def read_trials(path: Path, notes: list[str]) -> tuple[TrialResult, ...]:
@@ -81,7 +105,11 @@ def read_trials(path: Path, notes: list[str]) -> tuple[TrialResult, ...]:
     for number, line in enumerate((text or "").splitlines(), start=1):
         try:
             trials.append(TrialResult.from_json(line))
-        except (RecordError, TypeError, ValueError) as error:  # TypeError: of a value of another kind
+        except (
+            RecordError,
+            TypeError,
+            ValueError,
+        ) as error:  # TypeError: of a value of another kind
             faults.append(f"line {number}: {str(error).splitlines()[0]}")
     if faults:
         more = f", and {len(faults) - 1} more" if len(faults) > 1 else ""
@@ -92,7 +120,9 @@ def read_trials(path: Path, notes: list[str]) -> tuple[TrialResult, ...]:
 def completed(values: Mapping[str, Any]) -> Summary:
     """Return the content of a ``curve.json`` of any version with the keys of this one."""
     summary = {**EMPTY, **{FORMER.get(name, name): value for name, value in values.items()}}
-    summary["statuses"] = {FORMER_STATUSES.get(name, name): count for name, count in summary["statuses"].items()}
+    summary["statuses"] = {
+        FORMER_STATUSES.get(name, name): count for name, count in summary["statuses"].items()
+    }
     for name, empty in (("critical", EMPTY_CRITICAL), *((name, EMPTY_WINNER) for name in WINNERS)):
         if summary[name] is not None:
             summary[name] = {**empty, **summary[name]}
@@ -100,7 +130,9 @@ def completed(values: Mapping[str, Any]) -> Summary:
         if winner is not None and winner["single_run"] is None and winner["confirmed"] is not None:
             # what is now its single run stood where the median over fresh seeds does
             winner |= {"steps": winner["confirmed"].get("steps_median", winner.get("steps"))}
-            winner |= {"time_to_target": winner["confirmed"].get("time_median", winner["time_to_target"])}
+            winner |= {
+                "time_to_target": winner["confirmed"].get("time_median", winner["time_to_target"])
+            }
     return summary
 
 
@@ -108,7 +140,9 @@ def _read_summary(path: Path) -> Summary:
     if not path.exists():
         folder, why = path.parent, "a study writes it at its end"
         if not folder.is_dir():
-            raise StudyError(f"there is no folder {folder}: give a study's output folder, such as outputs/digits")
+            raise StudyError(
+                f"there is no folder {folder}: give a study's output folder, such as outputs/digits"
+            )
         if Output(folder).trials.exists():
             why = "its study has not ended: run the command that began it again"
         raise StudyError(f"{folder} has no curve.json ({why})")

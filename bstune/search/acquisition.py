@@ -20,10 +20,21 @@ from bstune.core.errors import ConfigError
 from bstune.search import observations
 from bstune.search.horizon import least_cost, log_met
 from bstune.search.observations import Observation, Posterior, Weight, objective_so_far, smoothed
-from bstune.search.posterior import NOISE, OTHER, Points, Prior, frontier, log_small_batch_term, log_steps, optimum
+from bstune.search.posterior import (
+    NOISE,
+    OTHER,
+    Points,
+    Prior,
+    frontier,
+    log_small_batch_term,
+    log_steps,
+    optimum,
+)
 
 Array = NDArray[np.float64]
-Pending = Sequence[tuple[float, float, int | None]]  # log2 B, log2 lr and resumed_from of the trials that run now
+Pending = Sequence[
+    tuple[float, float, int | None]
+]  # log2 B, log2 lr and resumed_from of the trials that run now
 MIN_STEPS = 10.0  # of any trial: a shorter one costs more to set up than to train
 CENTRES = 4  # reached trials around which a third of the candidates lie
 ROOM = 0.1  # octaves below a batch size that ran out of memory
@@ -34,11 +45,15 @@ PER_OCTAVE = 4  # batch sizes at which a frontier is drawn
 REACH = 7  # octaves beyond the batch sizes within which B_crit is sought
 SETUP = 0.2  # what a trial costs beside its steps, over the cheapest one's cost: few trials rather than many
 LOOK_SHARE = 0.5  # of what was spent, that a look at a regime where nothing has reached the target may cost, ...
-LOOK_AFTER = 12.0  # ... this many times the incumbent's cost left out where the objective is not the curve
+LOOK_AFTER = (
+    12.0  # ... this many times the incumbent's cost left out where the objective is not the curve
+)
 EDGE = 0.25  # octaves: a look lies so far within a regime, as its edge moves, or so near to the end of the range
 APART = 1.0  # octaves, at least, between the batch sizes of trials that are named together
 GIVEN_UP_AT = 1.6  # times the steps that are expected of a trial: where it ends
-FRONTIER_MISFIT = 0.14  # in log S: what one more trial at a place still misses of the frontier there
+FRONTIER_MISFIT = (
+    0.14  # in log S: what one more trial at a place still misses of the frontier there
+)
 
 
 @dataclass(frozen=True)
@@ -65,9 +80,13 @@ class Policy:
         above = {"stop_factor": 1}  # the other fractions: above 0
         for name, value in vars(self).items():
             if name in least and not value >= least[name]:
-                raise ConfigError(f"sampler.policy.{name} must be at least {least[name]}, but got {value}")
+                raise ConfigError(
+                    f"sampler.policy.{name} must be at least {least[name]}, but got {value}"
+                )
             if name not in least and not above.get(name, 0) < value < math.inf:
-                raise ConfigError(f"sampler.policy.{name} must be a number above {above.get(name, 0)}, but got {value}")
+                raise ConfigError(
+                    f"sampler.policy.{name} must be a number above {above.get(name, 0)}, but got {value}"
+                )
             if name in ("random_fraction", "curve_share") and value > 1:
                 raise ConfigError(f"sampler.policy.{name} must be at most 1, but got {value}")
 
@@ -79,7 +98,9 @@ class Domain:
     low: int
     high: int
     snap: Callable[[float], int]  # to the batch size that a trial uses
-    lrs: Callable[[Array], tuple[Array, Array]]  # lowest and highest log2 learning rate over log2 batch sizes (n,)
+    lrs: Callable[
+        [Array], tuple[Array, Array]
+    ]  # lowest and highest log2 learning rate over log2 batch sizes (n,)
     others: int
 
 
@@ -140,7 +161,9 @@ def suggest(
         if not maps:
             cost = fastest.steps * float(posterior.tau(np.exp2(fastest.x)))
             maps = posterior.spent > policy.curve_after * cost and rng.random() < policy.curve_share
-    options = _candidates(posterior, pending, domain, incumbent, maps, weight, resumable, policy, rng)
+    options = _candidates(
+        posterior, pending, domain, incumbent, maps, weight, resumable, policy, rng
+    )
     draw: Array | None = None
     if maps:
         allowed = LOOK_SHARE * (posterior.spent - LOOK_AFTER * cost)
@@ -154,15 +177,25 @@ def suggest(
             options.x[chosen], options.z[chosen] = x, rng.uniform(bottom[0], top[0])
         else:
             longest_at = budget if posterior.prior.horizon else None
-            chosen, predicted = thompson_sample(posterior, options, draw, weight, pending, policy, longest_at)
+            chosen, predicted = thompson_sample(
+                posterior, options, draw, weight, pending, policy, longest_at
+            )
     done, size = float(options.done[chosen]), float(np.exp2(options.x[chosen]))
     growth = policy.max_growth if done or posterior.prior.horizon else policy.max_first_growth
     first = max(policy.initial_fraction * budget(size), MIN_STEPS)
-    most = max(growth * posterior.spent / float(posterior.tau(np.array(size))), first)  # before one reaches the target
+    most = max(
+        growth * posterior.spent / float(posterior.tau(np.array(size))), first
+    )  # before one reaches the target
     if posterior.prior.horizon:
         longest = budget(size) if incumbent is not None else min(most, budget(size))
-        best = math.inf if draw is None or incumbent is None else incumbent / float(weight(options.x[chosen]))
-        return options.suggestion(chosen, choose_horizon(posterior, options, chosen, draw, longest, best))
+        best = (
+            math.inf
+            if draw is None or incumbent is None
+            else incumbent / float(weight(options.x[chosen]))
+        )
+        return options.suggestion(
+            chosen, choose_horizon(posterior, options, chosen, draw, longest, best)
+        )
     if maps:
         probe = policy.probe_fraction * predicted
         max_steps = GIVEN_UP_AT * predicted if done >= probe else probe
@@ -172,7 +205,9 @@ def suggest(
     cap = policy.stop_factor * incumbent / float(weight(options.x[chosen]))
     # A second stage: where nothing can be continued, the first probe is the last.
     probe = min(policy.probe_fraction * cap, policy.max_predicted_fraction * predicted)
-    return options.suggestion(chosen, probe if resumable is not None and done < 0.75 * probe else cap)
+    return options.suggestion(
+        chosen, probe if resumable is not None and done < 0.75 * probe else cap
+    )
 
 
 def _candidates(
@@ -191,14 +226,18 @@ def _candidates(
     most = math.inf if incumbent is None or maps else 0.95 * policy.stop_factor * incumbent
     stopped = [one for one in posterior.observations if one.status == "censored" and not one.stuck]
     stopped = [one for one in stopped if not (maps and one.flat)]
-    stopped = [one for one in stopped if one.number not in taken and objective_so_far(one, weight) < most]
+    stopped = [
+        one for one in stopped if one.number not in taken and objective_so_far(one, weight) < most
+    ]
     stopped = [one for one in stopped if resumable is not None and resumable(one.number)]
     (low, high), n, theta = _log_sizes(posterior, domain), policy.candidates, posterior.theta
     x = rng.uniform(low, high, n)
     x[:2] = low, high
     rows = theta[rng.integers(len(theta), size=-(-n // 8))]
     prior = posterior.prior
-    best = [optimum(row[None], prior.at(x[8 * i : 8 * i + 8]), prior)[0] for i, row in enumerate(rows)]
+    best = [
+        optimum(row[None], prior.at(x[8 * i : 8 * i + 8]), prior)[0] for i, row in enumerate(rows)
+    ]
     z = np.concatenate(best)[:n] + rng.normal(0.0, 0.5, n)
     other = rng.random((n, domain.others))
     for j in range(domain.others):
@@ -209,14 +248,18 @@ def _candidates(
     for i, one in enumerate((reached[:CENTRES] * n)[: n // 3]):
         x[n - 1 - i] = one.x + rng.normal(0.0, 0.5)
         z[n - 1 - i] = one.z + rng.normal(0.0, 0.5)
-        other[n - 1 - i] = np.clip(np.array(one.other) + rng.normal(0.0, 0.1, domain.others), 0.0, 1.0)
+        other[n - 1 - i] = np.clip(
+            np.array(one.other) + rng.normal(0.0, 0.1, domain.others), 0.0, 1.0
+        )
     x = np.array([math.log2(domain.snap(2.0 ** min(max(value, low), high))) for value in x])
     bottom, top = domain.lrs(x)
     return Candidates(
         stopped=tuple(stopped),
         x=np.concatenate([[one.x for one in stopped], x]),
         z=np.concatenate([[one.z for one in stopped], np.clip(z, bottom, top)]),
-        other=np.concatenate([np.array([one.other for one in stopped]).reshape(len(stopped), domain.others), other]),
+        other=np.concatenate(
+            [np.array([one.other for one in stopped]).reshape(len(stopped), domain.others), other]
+        ),
         done=np.concatenate([[float(one.steps) for one in stopped], np.zeros(n)]),
     )
 
@@ -273,7 +316,12 @@ def thompson_sample(
 
 
 def choose_horizon(
-    posterior: Posterior, candidates: Candidates, chosen: int, draw: Array | None, longest: float, best: float
+    posterior: Posterior,
+    candidates: Candidates,
+    chosen: int,
+    draw: Array | None,
+    longest: float,
+    best: float,
 ) -> float:
     """Return the steps after which a candidate's schedule is to end: those of least cost, at most ``longest``.
 
@@ -294,7 +342,10 @@ def log_b_crit(theta: Array, prior: Prior) -> Array:
     """Return log B_crit, B in examples, of each draw of the parameters: (m, p) gives (m,)."""
     x = np.arange(prior.log_low - REACH, prior.log_high + REACH, 1.0 / PER_OCTAVE)
     points = prior.at(x)
-    return half_slope(x * math.log(2.0), frontier(theta, points, prior) - log_small_batch_term(theta, points, prior))
+    return half_slope(
+        x * math.log(2.0),
+        frontier(theta, points, prior) - log_small_batch_term(theta, points, prior),
+    )
 
 
 def choose_for_curve(
@@ -331,7 +382,12 @@ def max_variance_reduction(
 
 
 def unseen_regime(
-    posterior: Posterior, candidates: Candidates, pending: Pending, steps: Array, b_crit: Array, allowed: float
+    posterior: Posterior,
+    candidates: Candidates,
+    pending: Pending,
+    steps: Array,
+    b_crit: Array,
+    allowed: float,
 ) -> tuple[int, float] | None:
     """Return the cheapest candidate in a regime where nothing has reached the target, and its expected steps.
 
@@ -342,14 +398,18 @@ def unseen_regime(
     middle = float(np.median(b_crit)) / math.log(2.0)
     bottom, top = prior.log_low, min(prior.log_high, posterior.too_large - ROOM)
     low, high = middle - math.log2(SLOPE_RATIO), middle + math.log2(SLOPE_RATIO)
-    looked = [one.x for one in posterior.observations if one.status == "reached"] + [size for size, _, _ in pending]
+    looked = [one.x for one in posterior.observations if one.status == "reached"] + [
+        size for size, _, _ in pending
+    ]
     expected = np.exp(np.minimum(np.median(steps, axis=0), 50.0))
     to_go = np.maximum(expected - candidates.done, 0.1 * expected) * posterior.tau(np.exp2(x))
     to_go[candidates.done >= GIVEN_UP_AT * expected] = np.inf
     stopped = [one for one in posterior.observations if one.status == "censored"]
     sizes = np.array([one.x for one in stopped])
     costs = np.array([one.steps for one in stopped]) * posterior.tau(np.exp2(sizes))
-    cost = np.full(x.size, np.inf)  # of looks at a regime, those before that have not reached the target among them
+    cost = np.full(
+        x.size, np.inf
+    )  # of looks at a regime, those before that have not reached the target among them
     if min(looked) > max(low, bottom + EDGE):
         edge = max(low - EDGE, bottom + EDGE)
         cost[x <= edge] = to_go[x <= edge] + costs[sizes <= edge].sum()
@@ -360,13 +420,20 @@ def unseen_regime(
     return (chosen, float(expected[chosen])) if cost[chosen] <= allowed else None
 
 
-def _jointly(posterior: Posterior, steps: Array, b_crit: Array) -> tuple[Array, Array, Array, float]:
+def _jointly(
+    posterior: Posterior, steps: Array, b_crit: Array
+) -> tuple[Array, Array, Array, float]:
     """Return expected steps of n log S (m, n); these and log B_crit (m,), each less its mean; the noise's variance."""
     # What lies beyond the end of a trial is not seen.
     middle = np.median(steps, axis=0)
     steps = np.minimum(steps, middle + math.log(GIVEN_UP_AT))
     noise = float(np.mean(np.exp(2.0 * posterior.theta[:, NOISE]))) + FRONTIER_MISFIT**2
-    return np.exp(np.minimum(middle, 50.0)), steps - steps.mean(axis=0), b_crit - b_crit.mean(), noise
+    return (
+        np.exp(np.minimum(middle, 50.0)),
+        steps - steps.mean(axis=0),
+        b_crit - b_crit.mean(),
+        noise,
+    )
 
 
 def _gain(centred: Array, b_crit: Array, noise: float) -> Array:
@@ -383,7 +450,9 @@ def most_telling(posterior: Posterior, count: int) -> list[tuple[float, float, f
         return []
     z = np.median(optimum(posterior.theta, prior.at(x), prior), axis=0)
     steps = log_steps(posterior.theta, prior.at(x, z, np.full((x.size, prior.others), 0.5)), prior)
-    expected, centred, b_crit, noise = _jointly(posterior, steps, log_b_crit(posterior.theta, prior))
+    expected, centred, b_crit, noise = _jointly(
+        posterior, steps, log_b_crit(posterior.theta, prior)
+    )
     cost = expected * posterior.tau(np.exp2(x))
     chosen: list[int] = []
     while len(chosen) < count:
@@ -402,10 +471,14 @@ def most_telling(posterior: Posterior, count: int) -> list[tuple[float, float, f
 
 def b_crit_quantiles(posterior: Posterior, shares: Collection[float]) -> Array:
     """Return quantiles of B_crit over the posterior, in examples."""
-    return np.asarray(np.exp(np.quantile(log_b_crit(posterior.theta, posterior.prior), list(shares))))
+    return np.asarray(
+        np.exp(np.quantile(log_b_crit(posterior.theta, posterior.prior), list(shares)))
+    )
 
 
-def steps_band(posterior: Posterior, batch_sizes: Sequence[int], interval: tuple[float, float]) -> CurveBand:
+def steps_band(
+    posterior: Posterior, batch_sizes: Sequence[int], interval: tuple[float, float]
+) -> CurveBand:
     """Return the median of S*(B) and two quantiles over the posterior."""
     sizes = np.array(batch_sizes, dtype=np.float64)
     drawn = frontier(posterior.theta, posterior.prior.at(np.log2(sizes)), posterior.prior)
@@ -423,6 +496,8 @@ def best_learning_rates(
     posterior: Posterior, batch_sizes: Array, interval: tuple[float, float]
 ) -> tuple[Array, Array, Array]:
     """Return the low quantile, the median and the high one of the best learning rate at each batch size (n,)."""
-    drawn = np.exp2(optimum(posterior.theta, posterior.prior.at(np.log2(batch_sizes)), posterior.prior))
+    drawn = np.exp2(
+        optimum(posterior.theta, posterior.prior.at(np.log2(batch_sizes)), posterior.prior)
+    )
     low, middle, high = np.quantile(drawn, (interval[0], 0.5, interval[1]), axis=0)
     return low, middle, high

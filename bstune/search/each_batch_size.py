@@ -51,7 +51,9 @@ class EachBatchSize(BaseSampler):
         study_seed: int = 0,
     ) -> None:
         if not 1.0 < ratio < math.inf:
-            raise ConfigError(f"sampler.ratio is of neighbouring batch sizes and must be over 1, but got {ratio}")
+            raise ConfigError(
+                f"sampler.ratio is of neighbouring batch sizes and must be over 1, but got {ratio}"
+            )
         self._space = dict(search_space or {})
         if len(self._space) > len(PRIMES) + 1:
             raise ConfigError(
@@ -61,7 +63,9 @@ class EachBatchSize(BaseSampler):
         self._ratio, self._snap = ratio, snap
         self._index, self._attempt, self._study_seed = trial_index, attempt, study_seed
 
-    def infer_relative_search_space(self, study: Study, trial: FrozenTrial) -> dict[str, BaseDistribution]:
+    def infer_relative_search_space(
+        self, study: Study, trial: FrozenTrial
+    ) -> dict[str, BaseDistribution]:
         """Return the parameters that were given."""
         return self._space
 
@@ -80,14 +84,22 @@ class EachBatchSize(BaseSampler):
             (van_der_corput(turn + self._attempt * AGAIN, base) + shift) % 1.0
             for base, shift in zip(PRIMES, shifts, strict=False)
         )
-        values = {name: _at(share, search_space[name]) for name, share in zip(others, shares, strict=True)}
+        values = {
+            name: _at(share, search_space[name]) for name, share in zip(others, shares, strict=True)
+        }
         return {BATCH_SIZE: grid[place], **values}
 
     def sample_independent(
-        self, study: Study, trial: FrozenTrial, param_name: str, param_distribution: BaseDistribution
+        self,
+        study: Study,
+        trial: FrozenTrial,
+        param_name: str,
+        param_distribution: BaseDistribution,
     ) -> Any:
         """Refuse a parameter that was not given: the sequence has no place for it."""
-        raise ConfigError(f"sampler=each_batch_size has no parameter {param_name}, but {', '.join(self._space)}")
+        raise ConfigError(
+            f"sampler=each_batch_size has no parameter {param_name}, but {', '.join(self._space)}"
+        )
 
 
 def batch_sizes(low: int, high: int, ratio: float, snap: Callable[[float], int]) -> list[int]:

@@ -26,15 +26,18 @@ from scipy.special import log_ndtr
 
 Array = NDArray[np.float64]
 # Mean and standard deviation of: log scale, log power, log share, log waste.
-HORIZON_NORMAL = [(math.log(2.0), 0.6), (math.log(0.8), 0.25), (math.log(3.5), 1.3), (math.log(0.18), 1.2)]
+HORIZON_NORMAL = [
+    (math.log(2.0), 0.6),
+    (math.log(0.8), 0.25),
+    (math.log(3.5), 1.3),
+    (math.log(0.18), 1.2),
+]
 MISFIT = 0.25  # of log(S/h): what the law misses of one trial, over what it says ...
 EARLY_MISFIT = 0.25  # ... likewise over log(s/h)
 LEAST_MISFIT = 0.03  # in log S
 ABOVE = np.linspace(0.0, 12.0, 1201)  # log(h/S) at which a law's draws are compared
 LONGEST = 4.0  # deviations of log S that a horizon lies above it, at most
-RELIABLE = (
-    1.28  # deviations of log S that a winner's horizon lies above it, at least: nine of ten runs reach the target
-)
+RELIABLE = 1.28  # deviations of log S that a winner's horizon lies above it, at least: nine of ten runs reach the target
 OUTLIERS = 0.04  # share of the runs that miss the target whatever their horizon
 DRAWS = 32  # of the law, of which the median is taken
 
@@ -44,7 +47,9 @@ class Ends:
     """How trials ended their horizons: arrays of shape (n,)."""
 
     excess: Array  # log excess at the horizon's end, 0 of a trial that ended before: above 0 the target is missed
-    early: Array  # log(steps/horizon) of a trial that met the target before its horizon's end; else 0
+    early: (
+        Array  # log(steps/horizon) of a trial that met the target before its horizon's end; else 0
+    )
 
 
 def log_shortest(law: Array, ends: Ends) -> Array:
@@ -64,7 +69,9 @@ def misfit(ends: Ends) -> Array:
     """Return the standard deviation of log S beside the law's: what it misses grows with how far it has to reach."""
     usual = np.array([[mean for mean, _ in HORIZON_NORMAL]])
     far = log_shortest(usual, Ends(ends.excess, np.zeros(ends.early.shape)))[0]
-    return np.asarray(np.sqrt(LEAST_MISFIT**2 + (MISFIT * far) ** 2 + (EARLY_MISFIT * ends.early) ** 2))
+    return np.asarray(
+        np.sqrt(LEAST_MISFIT**2 + (MISFIT * far) ** 2 + (EARLY_MISFIT * ends.early) ** 2)
+    )
 
 
 def log_met(law: Array) -> Array:
@@ -100,6 +107,12 @@ def least_cost(
     spread = min(spread, 10.0)  # beyond that nothing is known, and exp would overflow
     above = np.minimum(np.linspace(max(-spread - 1.0, shortest), LONGEST, 600) * spread, longest)
     meets = np.where(above < 0.0, above, np.interp(above, ABOVE, met))
-    cost = np.exp(meets) + np.exp(above - log_ndtr(above / spread)) / (1.0 - OUTLIERS) - np.exp(above)
+    cost = (
+        np.exp(meets) + np.exp(above - log_ndtr(above / spread)) / (1.0 - OUTLIERS) - np.exp(above)
+    )
     best = int(np.where(meets <= latest, cost, np.inf).argmin())
-    return (float(above[best]), float(cost[best])) if meets[best] <= latest else (min(latest, longest), math.inf)
+    return (
+        (float(above[best]), float(cost[best]))
+        if meets[best] <= latest
+        else (min(latest, longest), math.inf)
+    )

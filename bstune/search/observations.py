@@ -32,7 +32,9 @@ from bstune.search.posterior import (
 Array = NDArray[np.float64]
 Weight = Callable[[Array], Array]
 Curve = Sequence[tuple[float, float]]  # (log step, log excess) of a trial's evaluations
-Slowdown = tuple[float, float]  # log of the rate of the rest over the recent one: mean and standard deviation
+Slowdown = tuple[
+    float, float
+]  # log of the rate of the rest over the recent one: mean and standard deviation
 # In log S: what the model misses at one place. The trial predicted to be best takes 1.075 times the best cell (three
 # shipped tables, time and steps, 8 seeds, 40 times the best trial's cost); with 0.05 to 0.3 it is 1.070 to 1.081, by
 # the posterior mean alone 1.087, and the luckiest trial takes 1.103.
@@ -55,12 +57,16 @@ class Observation:
     x: float  # log2 of the batch size
     z: float  # log2 of the learning rate
     other: tuple[float, ...]
-    log_factor: float | None  # extrapolated log(steps to target/steps); None if the history does not allow it
+    log_factor: (
+        float | None
+    )  # extrapolated log(steps to target/steps); None if the history does not allow it
     spread: float  # its standard deviation
     stuck: bool  # True if resuming added no steps (a replayed record ended)
     flat: bool = False  # True if it would take many times its steps even at the most that its recent rate may be
     horizon: int | None = None  # steps after which its schedule ends, where it ends with the trial
-    excess: float | None = None  # least log excess over the horizon; None if the trial ended before, or has no metric
+    excess: float | None = (
+        None  # least log excess over the horizon; None if the trial ended before, or has no metric
+    )
 
 
 @dataclass(frozen=True)
@@ -99,26 +105,40 @@ def infer(
     usable = [trial for trial in trials if trial.status in ("reached", "censored", "diverged")]
     resumed = {trial.resumed_from for trial in usable}
     last = [trial for trial in usable if trial.number not in resumed]
-    curves = {t.number: _curve(t.history, target, ideal) if target is not None else () for t in last}
+    curves = {
+        t.number: _curve(t.history, target, ideal) if target is not None else () for t in last
+    }
     reached = [t for t in last if t.reached and len(curves[t.number]) > 2]
     slowdown = fit_slowdown([(curves[t.number], math.log(t.steps)) for t in reached])
     steps = {trial.number: trial.steps for trial in trials}
-    before = {t.number: 0 if t.resumed_from is None else steps.get(t.resumed_from, 0) for t in trials}
+    before = {
+        t.number: 0 if t.resumed_from is None else steps.get(t.resumed_from, 0) for t in trials
+    }
     observations = tuple(
-        _observation(t, others.get(t.number, ()), before[t.number], curves, reached, slowdown) for t in last
+        _observation(t, others.get(t.number, ()), before[t.number], curves, reached, slowdown)
+        for t in last
     )
     if prior.horizon:
-        observations = tuple(_with_end(one, t, curves[t.number]) for one, t in zip(observations, last, strict=True))
+        observations = tuple(
+            _with_end(one, t, curves[t.number]) for one, t in zip(observations, last, strict=True)
+        )
     measured = [(t.batch_size, t.seconds_per_step) for t in last if t.seconds_per_step is not None]
     in_seconds = fit_step_times(measured, 2.0**prior.log_mid, step_time)
     tau = StepTimes(StepTime(0.0, 1.0)) if in_examples else in_seconds
     # A trial's own steps: those that it continues are not paid again.
-    spent = sum(float(max(t.steps - before[t.number], 0) * tau(np.array(float(t.batch_size)))) for t in trials)
-    too_large = min((trial.batch_size for trial in trials if trial.status == "oom"), default=math.inf)
+    spent = sum(
+        float(max(t.steps - before[t.number], 0) * tau(np.array(float(t.batch_size))))
+        for t in trials
+    )
+    too_large = min(
+        (trial.batch_size for trial in trials if trial.status == "oom"), default=math.inf
+    )
     data = likelihood_data(observations, prior)
     if not independent:
         count = Counter(trial.history for trial in last if trial.history)
-        data = replace(data, weight=np.array([1.0 / max(count[trial.history], 1) for trial in last]))
+        data = replace(
+            data, weight=np.array([1.0 / max(count[trial.history], 1) for trial in last])
+        )
     theta = sample_posterior(data, prior, rng, particles, moves)
     return Posterior(observations, data, theta, tau, spent, prior, math.log2(too_large), budget)
 
@@ -132,13 +152,17 @@ def _observation(
     slowdown: Slowdown,
 ) -> Observation:
     def distance(near: TrialResult) -> float:
-        return abs(math.log2(near.batch_size / trial.batch_size)) + abs(math.log2(near.lr / trial.lr))
+        return abs(math.log2(near.batch_size / trial.batch_size)) + abs(
+            math.log2(near.lr / trial.lr)
+        )
 
     log_factor, spread, flat = None, 0.0, False
     if trial.status == "censored" and curves[trial.number]:
         recent = _recent(curves[trial.number])
         flat = recent is not None and recent[1] > FAR * (recent[0] + 2.0 * recent[2])
-        similar = [(curves[t.number], math.log(t.steps)) for t in sorted(reached, key=distance)[:SIMILAR]]
+        similar = [
+            (curves[t.number], math.log(t.steps)) for t in sorted(reached, key=distance)[:SIMILAR]
+        ]
         log_factor, spread = extrapolate(curves[trial.number], trial.steps, similar, slowdown)
     return Observation(
         number=trial.number,
@@ -189,8 +213,12 @@ def likelihood_data(observations: Sequence[Observation], prior: Prior) -> Likeli
         seen.append((one.x, one.z, *values, least))
     x, z, y, spread, bound, leasts = np.array(seen, dtype=np.float64).reshape(-1, 6).T
     diverged = np.array([one.status == "diverged" for one in observations], dtype=np.bool_)
-    other = np.array([one.other for one in observations], dtype=np.float64).reshape(len(observations), prior.others)
-    return LikelihoodData(prior.at(x, z, other), y, spread, leasts, (bound > 0.0) & ~diverged, diverged, ends=ends)
+    other = np.array([one.other for one in observations], dtype=np.float64).reshape(
+        len(observations), prior.others
+    )
+    return LikelihoodData(
+        prior.at(x, z, other), y, spread, leasts, (bound > 0.0) & ~diverged, diverged, ends=ends
+    )
 
 
 def _ends(observations: Sequence[Observation]) -> Ends:
@@ -198,7 +226,9 @@ def _ends(observations: Sequence[Observation]) -> Ends:
     excess, early = np.zeros((2, len(observations)))
     for i, one in enumerate(observations):
         if one.excess is not None and one.status != "diverged":
-            excess[i] = min(one.excess, 0.0) if one.status == "reached" else max(one.excess, LEAST_MISS)
+            excess[i] = (
+                min(one.excess, 0.0) if one.status == "reached" else max(one.excess, LEAST_MISS)
+            )
         if one.status == "reached" and one.horizon is not None:
             early[i] = math.log(one.steps / one.horizon)
     return Ends(excess, early)
@@ -224,7 +254,10 @@ def fresh_steps(posterior: Posterior) -> dict[int, float]:
     """
     if posterior.prior.horizon:
         return {number: steps for number, (steps, _) in _least_costs(posterior).items()}
-    return {posterior.observations[i].number: math.exp(log_s) for i, log_s in _fresh_log_steps(posterior).items()}
+    return {
+        posterior.observations[i].number: math.exp(log_s)
+        for i, log_s in _fresh_log_steps(posterior).items()
+    }
 
 
 def fresh_horizons(posterior: Posterior) -> dict[int, int]:
@@ -246,7 +279,9 @@ def _least_costs(posterior: Posterior) -> dict[int, tuple[float, float]]:
     found = {}
     for i, log_s in _fresh_log_steps(posterior).items():
         one = posterior.observations[i]
-        longest = math.inf if posterior.budget is None else math.log(posterior.budget(2.0**one.x)) - log_s
+        longest = (
+            math.inf if posterior.budget is None else math.log(posterior.budget(2.0**one.x)) - log_s
+        )
         above, cost = least_cost(met, math.sqrt(variance[i]), longest, shortest=RELIABLE)
         found[one.number] = cost * math.exp(log_s), math.exp(log_s + above)
     return found
@@ -270,7 +305,11 @@ def _fresh_log_steps(posterior: Posterior) -> dict[int, float]:
     fresh: dict[int, float] = {}
     for runs in places.values():
         misses = float(gap[runs].mean()) * MISFIT**2 / (MISFIT**2 + noise / len(runs))
-        fresh |= {i: float(expected[i]) + misses for i in runs if posterior.observations[i].status == "reached"}
+        fresh |= {
+            i: float(expected[i]) + misses
+            for i in runs
+            if posterior.observations[i].status == "reached"
+        }
     return fresh
 
 
@@ -286,7 +325,10 @@ RATE = 0.4  # of error in steps where nothing has reached the target yet
 RATE_SPREAD = 0.6  # standard deviation of its logarithm
 SIMILARITY = 0.2  # standard deviation of the logarithms of rates between trials, at least
 RECENT = 3.0  # a trial's own rate is taken over its last steps within this factor
-SLOWDOWN: Slowdown = (math.log(0.9), 0.3)  # rates fall as training goes on; before any trial has shown by how much, ...
+SLOWDOWN: Slowdown = (
+    math.log(0.9),
+    0.3,
+)  # rates fall as training goes on; before any trial has shown by how much, ...
 PRIOR_TRIALS = 2.0  # ... as if so many had
 SHARES = (0.25, 0.5)  # of its steps to target, at which a trial that reached it is looked at
 SCATTER = 0.04  # of the log excess from one evaluation to the next
@@ -337,7 +379,9 @@ def reached_rate(curve: Curve, log_steps: float, excess: float) -> float | None:
 
 
 @lru_cache(maxsize=CACHED)
-def _curve(history: tuple[tuple[int, float | None], ...], target: Target, ideal: float | None) -> Curve:
+def _curve(
+    history: tuple[tuple[int, float | None], ...], target: Target, ideal: float | None
+) -> Curve:
     return tuple(log_excess(history, target, ideal))
 
 
@@ -389,7 +433,11 @@ def extrapolate(
         slope, level, error = recent
         # One that gets worse counts as flat; its misfit would favour fast rates, whose spread is wide.
         own = max(slope, 0.0) * math.exp(slowdown[0]), error
-    rates = [rate for other, log_steps in reached if (rate := reached_rate(other, log_steps, level)) is not None]
+    rates = [
+        rate
+        for other, log_steps in reached
+        if (rate := reached_rate(other, log_steps, level)) is not None
+    ]
     log_rate, spread = math.log(RATE), RATE_SPREAD
     if rates:
         logs = np.log(np.clip(rates, SLOWEST, FASTEST))
@@ -398,7 +446,10 @@ def extrapolate(
         within = float(weight @ (logs - mean) ** 2 / weight.sum())
         between = 1.0 / (1.0 / RATE_SPREAD**2 + min(len(logs), 6) / SIMILARITY**2)
         share = between / RATE_SPREAD**2
-        log_rate, spread = share * log_rate + (1.0 - share) * mean, math.sqrt(between + within + SIMILARITY**2)
+        log_rate, spread = (
+            share * log_rate + (1.0 - share) * mean,
+            math.sqrt(between + within + SIMILARITY**2),
+        )
     if own is not None:
         log_rate, spread = _combine(log_rate, spread, *own, slowdown[1])
     rate = min(max(math.exp(log_rate), SLOWEST), FASTEST)
@@ -408,12 +459,18 @@ def extrapolate(
     return log_factor, math.hypot(0.15, math.hypot(SCATTER / rate, away * spread))
 
 
-def _combine(log_rate: float, spread: float, slope: float, error: float, relative: float) -> tuple[float, float]:
+def _combine(
+    log_rate: float, spread: float, slope: float, error: float, relative: float
+) -> tuple[float, float]:
     """Return the posterior mean and deviation of the log rate: a normal prior, and a slope with normal errors."""
     grid = np.linspace(math.log(SLOWEST), math.log(FASTEST), 60)
     rate = np.exp(grid)
     sigma = np.hypot(error, relative * rate)
-    density = -0.5 * ((grid - log_rate) / spread) ** 2 - 0.5 * ((slope - rate) / sigma) ** 2 - np.log(sigma)
+    density = (
+        -0.5 * ((grid - log_rate) / spread) ** 2
+        - 0.5 * ((slope - rate) / sigma) ** 2
+        - np.log(sigma)
+    )
     weight = np.exp(density - density.max())
     weight /= weight.sum()
     mean = float(weight @ grid)

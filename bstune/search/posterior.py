@@ -42,16 +42,41 @@ from bstune.search.horizon import HORIZON_NORMAL, Ends, log_shortest
 
 Array = NDArray[np.float64]
 # Places of the parameters, see make_prior.
-LEVEL, B_CRIT, SHIFT, EXPONENT, BEND, LOW_SLOPE, LOW_WIDTH, HIGH_WIDTH, NOISE, TILT, B_OPT, ROUGHNESS = range(12)
+(
+    LEVEL,
+    B_CRIT,
+    SHIFT,
+    EXPONENT,
+    BEND,
+    LOW_SLOPE,
+    LOW_WIDTH,
+    HIGH_WIDTH,
+    NOISE,
+    TILT,
+    B_OPT,
+    ROUGHNESS,
+) = range(12)
 OTHER = 12  # then three for each other hyper-parameter: its best value, log curvature, shift; horizons' law; knots
 KNOT_OCTAVES = 1.5  # from knot to knot of the discrepancy, about
 OUTLIER_SHARE = 0.04
 OUTLIER_SPREAD = 0.8  # in log S
-OTHER_NORMAL = [(0.5, 0.35), (math.log(0.3), 1.0), (0.0, 1.0)]  # mean and standard deviation of each of them
-DIVERGED_PENALTY = 1.5  # a trial that diverged is at least this far above the frontier, in log S ...
+OTHER_NORMAL = [
+    (0.5, 0.35),
+    (math.log(0.3), 1.0),
+    (0.0, 1.0),
+]  # mean and standard deviation of each of them
+DIVERGED_PENALTY = (
+    1.5  # a trial that diverged is at least this far above the frontier, in log S ...
+)
 DIVERGED_SPREAD = 0.4  # ... give or take this
-KEPT = (0.3, 0.7, 0.95)  # of a particle by a step towards the fitted normal distribution, in its deviations
-SHIFT_FREEDOM = 3.0  # degrees of freedom of Student's t: the reference learning rate may be wrong by ten times
+KEPT = (
+    0.3,
+    0.7,
+    0.95,
+)  # of a particle by a step towards the fitted normal distribution, in its deviations
+SHIFT_FREEDOM = (
+    3.0  # degrees of freedom of Student's t: the reference learning rate may be wrong by ten times
+)
 
 
 @dataclass(frozen=True)
@@ -113,7 +138,9 @@ class LikelihoodData:
     bound: NDArray[np.bool_]  # whether log S lies above y rather than around it
     diverged: NDArray[np.bool_]  # y is not read then
     weight: Array | None = None  # of each trial in the likelihood; None: 1
-    ends: Ends | None = None  # how each trial ended its horizon: y is then where it ended, and the law says the rest
+    ends: Ends | None = (
+        None  # how each trial ended its horizon: y is then where it ended, and the law says the rest
+    )
 
 
 def make_prior(
@@ -134,7 +161,9 @@ def make_prior(
     log_mid = 0.5 * (log_low + log_high)
     b_crit = 0.0 if noise_scale is None else math.log(noise_scale) - log_mid * math.log(2.0)
     # A noise scale may miss B_crit by several times: its prior stays wide.
-    b_crit_spread = math.log(6.0) if noise_scale is None else math.hypot(math.log(4.0), noise_scale_spread)
+    b_crit_spread = (
+        math.log(6.0) if noise_scale is None else math.hypot(math.log(4.0), noise_scale_spread)
+    )
     normal = [
         (log_budget - math.log(4.0), 3.0),  # level: log S at B_mid and the best learning rate
         (b_crit, b_crit_spread),  # log(B_crit/B_mid)
@@ -142,8 +171,14 @@ def make_prior(
         (0.0, exponent_sigma),  # of the optimum against the rule, below B_crit
         (-0.15, 0.3),  # bend: added to the exponent above B_crit
         (math.log(0.45), 0.35),  # low slope, log of: log S an octave, far below the optimum
-        (math.log(1.2), 0.5),  # low width, log of: octaves below the optimum over which the slope sets in
-        (math.log(1.2), 0.4),  # high width, log of: octaves above the optimum at which S is e^(1/2) times as large
+        (
+            math.log(1.2),
+            0.5,
+        ),  # low width, log of: octaves below the optimum over which the slope sets in
+        (
+            math.log(1.2),
+            0.4,
+        ),  # high width, log of: octaves above the optimum at which S is e^(1/2) times as large
         (math.log(0.12), 0.5),  # noise, log of: standard deviation of log S from seed to seed
         (0.0, 0.12),  # tilt: of the log of the penalty's steepness, an octave of B
         ((log_low - log_mid) * math.log(2.0) - 3.0, 2.5),  # log(B_opt/B_mid)
@@ -153,7 +188,9 @@ def make_prior(
     normal += OTHER_NORMAL * others + HORIZON_NORMAL * horizon
     normal += [(0.0, 1.0)] * count  # the knots, in units of the roughness
     mean, spread = np.array(normal).T
-    return Prior(log_low, log_high, rule, mean, spread, np.linspace(log_low, log_high, count), horizon)
+    return Prior(
+        log_low, log_high, rule, mean, spread, np.linspace(log_low, log_high, count), horizon
+    )
 
 
 def _log_add(a: Array | float, b: Array | float) -> Array:
@@ -172,14 +209,18 @@ def optimum(theta: Array, points: Points, prior: Prior) -> Array:
     corner = t[:, B_CRIT] / math.log(2.0)
     # softplus with a width of an octave, zero at B_mid: the bend is where the frontier flattens
     bend = _softplus(away - corner) - _softplus(-corner)
-    return np.asarray(points.rule[None, :] + t[:, SHIFT] + t[:, EXPONENT] * away + t[:, BEND] * bend)
+    return np.asarray(
+        points.rule[None, :] + t[:, SHIFT] + t[:, EXPONENT] * away + t[:, BEND] * bend
+    )
 
 
 def log_small_batch_term(theta: Array, points: Points, prior: Prior) -> Array:
     """Return log((1 + B_crit/B + (B_opt/B)^2)/(1 + B_crit/B)), shape (m, n)."""
     t = theta[:, :, None]
     away = (points.x[None, :] - prior.log_mid) * math.log(2.0)
-    return np.asarray(np.log1p(np.exp(2.0 * (t[:, B_OPT] - away) - np.logaddexp(0.0, t[:, B_CRIT] - away))))
+    return np.asarray(
+        np.log1p(np.exp(2.0 * (t[:, B_OPT] - away) - np.logaddexp(0.0, t[:, B_CRIT] - away)))
+    )
 
 
 def frontier(theta: Array, points: Points, prior: Prior) -> Array:
@@ -263,7 +304,9 @@ def steps_seen(theta: Array, data: LikelihoodData, prior: Prior) -> Array:
     return data.y + log_shortest(theta[:, prior.horizon_law], data.ends)
 
 
-def _above(data: LikelihoodData, y: Array, use: NDArray[np.bool_], expected: Array, noise: Array) -> Array:
+def _above(
+    data: LikelihoodData, y: Array, use: NDArray[np.bool_], expected: Array, noise: Array
+) -> Array:
     """Return the log of the probability that S exceeds what an estimated trial has run, given its y: (m, n)."""
     total = np.zeros(expected.shape)
     # log S given the model and the estimate is normal, its precision the sum of theirs.
@@ -281,7 +324,9 @@ def draw_prior(prior: Prior, count: int, rng: np.random.Generator) -> Array:
     return np.asarray(prior.mean + prior.spread * drawn)
 
 
-def sample_posterior(data: LikelihoodData, prior: Prior, rng: np.random.Generator, count: int, moves: int) -> Array:
+def sample_posterior(
+    data: LikelihoodData, prior: Prior, rng: np.random.Generator, count: int, moves: int
+) -> Array:
     """Return ``count`` draws of the posterior, shape (count, p); ``moves`` are Metropolis steps at each temperature."""
     theta = draw_prior(prior, count, rng)
     if not data.y.size:
@@ -296,7 +341,9 @@ def sample_posterior(data: LikelihoodData, prior: Prior, rng: np.random.Generato
         places = (rng.random() + np.arange(count)) / count
         chosen = np.minimum(np.searchsorted(np.cumsum(weight / weight.sum()), places), count - 1)
         steps = moves if temperature < 1.0 else 2 * moves
-        theta, likelihood = _move(theta[chosen], likelihood[chosen], temperature, data, prior, rng, steps)
+        theta, likelihood = _move(
+            theta[chosen], likelihood[chosen], temperature, data, prior, rng, steps
+        )
     return theta
 
 
@@ -341,7 +388,11 @@ def _move(
         else:
             a, b = rng.permutation(len(theta)), rng.permutation(len(theta))
             scale = 2.38 / math.sqrt(2.0 * theta.shape[1]) * rng.uniform(0.3, 1.0, (len(theta), 1))
-            proposed = theta + scale * (theta[a] - theta[b]) + 1e-3 * prior.spread * rng.standard_normal(theta.shape)
+            proposed = (
+                theta
+                + scale * (theta[a] - theta[b])
+                + 1e-3 * prior.spread * rng.standard_normal(theta.shape)
+            )
         after, likelihood_after = log_prior(proposed, prior), log_likelihood(proposed, data, prior)
         ratio = temperature * (likelihood_after - likelihood) + after - before + correction
         accepted = np.log(rng.random(len(theta))) < ratio

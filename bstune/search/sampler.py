@@ -26,7 +26,12 @@ from typing import Any
 import numpy as np
 import optuna
 import yaml
-from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution, IntDistribution
+from optuna.distributions import (
+    BaseDistribution,
+    CategoricalDistribution,
+    FloatDistribution,
+    IntDistribution,
+)
 from optuna.samplers import BaseSampler
 from optuna.search_space import IntersectionSearchSpace
 from optuna.study import StudyDirection
@@ -41,14 +46,20 @@ from bstune.search.posterior import make_prior, noise_scale_prior
 logger = logging.getLogger(__name__)
 RECORD = "bstune:record"  # the trial's record, as JSON, among its user attributes
 RESUMED_FROM = "bstune:resumed_from"  # number of the trial that it continues
-BELOW, ABOVE, GRID = 1.0, 12.0, 0.25  # octaves beyond the batch sizes, and between two, of the rule as tabulated
+BELOW, ABOVE, GRID = (
+    1.0,
+    12.0,
+    0.25,
+)  # octaves beyond the batch sizes, and between two, of the rule as tabulated
 BATCH_SIZE, LR, DELTA = "batch_size", "lr", "delta"
 
 
 @cache
 def _defaults(name: str, section: str) -> dict[str, Any]:
     """Return a section of a file in ``conf/``: every default stands there once."""
-    values = yaml.safe_load(files("bstune.conf").joinpath(name).read_text(encoding="utf-8"))[section]
+    values = yaml.safe_load(files("bstune.conf").joinpath(name).read_text(encoding="utf-8"))[
+        section
+    ]
     return {key: value for key, value in values.items() if key != "_target_"}
 
 
@@ -95,7 +106,16 @@ class FrontierSampler(BaseSampler):
     """
 
     # The arguments that a study fills in. Any sampler may have it, and max_steps and resumed_from.
-    context: tuple[str, ...] = ("objective", "rule", "budget", "target", "ideal", "resumable", "snap", "lr_range")
+    context: tuple[str, ...] = (
+        "objective",
+        "rule",
+        "budget",
+        "target",
+        "ideal",
+        "resumable",
+        "snap",
+        "lr_range",
+    )
     context += ("step_time", "horizon", "search_space")
 
     def __init__(
@@ -119,8 +139,14 @@ class FrontierSampler(BaseSampler):
         seed: int | None = None,
     ) -> None:
         if objective not in OBJECTIVES:
-            raise ConfigError(f"the objective must be one of {', '.join(OBJECTIVES)}, but got {objective!r}")
-        for name, value in (("sigma", sigma), ("exponent_sigma", exponent_sigma), ("noise_scale", noise_scale)):
+            raise ConfigError(
+                f"the objective must be one of {', '.join(OBJECTIVES)}, but got {objective!r}"
+            )
+        for name, value in (
+            ("sigma", sigma),
+            ("exponent_sigma", exponent_sigma),
+            ("noise_scale", noise_scale),
+        ):
             if value is not None and not (math.isfinite(value) and value > 0):
                 raise ConfigError(f"{name} must be a positive number, but got {value}")
         self.objective = objective
@@ -153,15 +179,21 @@ class FrontierSampler(BaseSampler):
         """Draw a new seed, as Optuna asks of a sampler that is copied to another process."""
         self._rng = np.random.default_rng()
 
-    def infer_relative_search_space(self, study: optuna.Study, trial: FrozenTrial) -> dict[str, BaseDistribution]:
+    def infer_relative_search_space(
+        self, study: optuna.Study, trial: FrozenTrial
+    ) -> dict[str, BaseDistribution]:
         """Return the parameters that all trials share; empty before the first one has finished."""
         if StudyDirection.MAXIMIZE in study.directions:
-            raise ConfigError(f"steps and seconds are minimized, but study {study.study_name!r} maximizes")
+            raise ConfigError(
+                f"steps and seconds are minimized, but study {study.study_name!r} maximizes"
+            )
         return self._space(study)
 
     def _space(self, study: optuna.Study) -> dict[str, BaseDistribution]:
         space = self._search_space or self._intersection.calculate(study)
-        if space and not (BATCH_SIZE in space and (LR in space or (DELTA in space and self._rule is not None))):
+        if space and not (
+            BATCH_SIZE in space and (LR in space or (DELTA in space and self._rule is not None))
+        ):
             raise ConfigError(
                 "FrontierSampler needs batch_size and lr, or delta and a rule, as parameters of all trials of a study, "
                 f"but what they share is {', '.join(sorted(space))}"
@@ -184,7 +216,9 @@ class FrontierSampler(BaseSampler):
         ]
         objective: str = self.objective
         if objective == "both":
-            asked = sum(t.state != TrialState.FAIL for t in trials)  # a trial that is asked again is the same turn
+            asked = sum(
+                t.state != TrialState.FAIL for t in trials
+            )  # a trial that is asked again is the same turn
             objective = "time" if asked % 2 == 0 else "steps"
         suggestion = suggest(
             posterior,
@@ -196,7 +230,11 @@ class FrontierSampler(BaseSampler):
             policy=self._policy,
             rng=self._rng,
         )
-        if self.horizon or self._budget is not None or any(one.status == "reached" for one in posterior.observations):
+        if (
+            self.horizon
+            or self._budget is not None
+            or any(one.status == "reached" for one in posterior.observations)
+        ):
             self._max_steps[trial.number] = suggestion.max_steps
         if suggestion.resumed_from is not None:
             self._resumed_from[trial.number] = suggestion.resumed_from
@@ -205,14 +243,22 @@ class FrontierSampler(BaseSampler):
         return coordinates.parameters(suggestion)
 
     def sample_independent(
-        self, study: optuna.Study, trial: FrozenTrial, param_name: str, param_distribution: BaseDistribution
+        self,
+        study: optuna.Study,
+        trial: FrozenTrial,
+        param_name: str,
+        param_distribution: BaseDistribution,
     ) -> Any:
         """Return the middle of a range in the first trial, anything in it later: a first trial that fails must move."""
         if isinstance(param_distribution, CategoricalDistribution):
-            return param_distribution.choices[int(self._rng.integers(len(param_distribution.choices)))]
+            return param_distribution.choices[
+                int(self._rng.integers(len(param_distribution.choices)))
+            ]
         if isinstance(param_distribution, IntDistribution | FloatDistribution):
             return _unscaled(0.5 if trial.number == 0 else self._rng.random(), param_distribution)
-        raise ConfigError(f"the parameter {param_name} has a distribution of unknown kind, {param_distribution}")
+        raise ConfigError(
+            f"the parameter {param_name} has a distribution of unknown kind, {param_distribution}"
+        )
 
     def posterior(
         self,
@@ -251,7 +297,10 @@ class FrontierSampler(BaseSampler):
 
     def recommended(self, study: optuna.Study) -> int | None:
         """Return the number of the reached trial best by the posterior's mean (``both``: by time), else None."""
-        posterior, objective = self.posterior(study), "steps" if self.objective == "steps" else "time"
+        posterior, objective = (
+            self.posterior(study),
+            "steps" if self.objective == "steps" else "time",
+        )
         ranked = [] if posterior is None else smoothed(posterior, objective)
         return min(ranked, key=lambda pair: pair[0])[1].number if ranked else None
 
@@ -260,7 +309,9 @@ class FrontierSampler(BaseSampler):
     ) -> tuple[list[TrialResult], dict[int, tuple[float, ...]]]:
         """Return the records of the finished trials, and their other hyper-parameters."""
         results, others = [], {}
-        finished = [trial for trial in trials if trial.state in (TrialState.COMPLETE, TrialState.PRUNED)]
+        finished = [
+            trial for trial in trials if trial.state in (TrialState.COMPLETE, TrialState.PRUNED)
+        ]
         for trial in (one for one in finished if coordinates.complete(one.params)):
             result = trial_result(trial, coordinates, self.objective)
             if result is not None:
@@ -288,7 +339,9 @@ class FrontierSampler(BaseSampler):
     ) -> Posterior:
         low, high = coordinates.low, coordinates.high
         budget = 1000.0 if self._budget is None else self._budget(math.sqrt(low * high))
-        noise_scale, spread = noise_scale_prior(results) if self._noise_scale is None else (self._noise_scale, 0.0)
+        noise_scale, spread = (
+            noise_scale_prior(results) if self._noise_scale is None else (self._noise_scale, 0.0)
+        )
         prior = make_prior(
             low=low,
             high=high,
@@ -335,15 +388,21 @@ class Coordinates:
         self._snap = snap
         sizes = space[BATCH_SIZE]
         if not isinstance(sizes, IntDistribution):
-            raise ConfigError(f"batch_size must be an integer parameter, but got {sizes}: use suggest_int")
+            raise ConfigError(
+                f"batch_size must be an integer parameter, but got {sizes}: use suggest_int"
+            )
         self._sizes, self.low, self.high = sizes, sizes.low, sizes.high
         self._axis = LR if LR in space else DELTA
         rates = space[self._axis]
         if not isinstance(rates, FloatDistribution) or (self._axis == LR and rates.low <= 0):
-            raise ConfigError(f"{self._axis} must be a float parameter over positive rates, but got {rates}")
+            raise ConfigError(
+                f"{self._axis} must be a float parameter over positive rates, but got {rates}"
+            )
         self._rates = rates
         middle = math.sqrt(rates.low * rates.high) if self._axis == LR else 1.0
-        self._rule = rule or (lambda batch_size: middle * math.sqrt(batch_size / math.sqrt(self.low * self.high)))
+        self._rule = rule or (
+            lambda batch_size: middle * math.sqrt(batch_size / math.sqrt(self.low * self.high))
+        )
 
     @cached_property
     def log_rule(self) -> Callable[[Array], Array]:
@@ -371,7 +430,9 @@ class Coordinates:
 
     def others(self, params: Mapping[str, Any]) -> tuple[float, ...]:
         """Return the other parameters, each column in [0, 1]."""
-        return tuple(value for name in self._names for value in _scaled(params[name], self._space[name]))
+        return tuple(
+            value for name in self._names for value in _scaled(params[name], self._space[name])
+        )
 
     def domain(self) -> Domain:
         """Return where the search may go."""
@@ -391,7 +452,11 @@ class Coordinates:
     def parameters(self, suggestion: Suggestion) -> dict[str, Any]:
         """Return a suggestion as parameters of the study."""
         batch_size = self._snapped(2.0**suggestion.x)
-        rate = 2.0**suggestion.z if self._axis == LR else suggestion.z - math.log2(self._rule(batch_size))
+        rate = (
+            2.0**suggestion.z
+            if self._axis == LR
+            else suggestion.z - math.log2(self._rule(batch_size))
+        )
         params: dict[str, Any] = {BATCH_SIZE: batch_size, self._axis: _nearest(rate, self._rates)}
         columns = iter(suggestion.other)
         for name in self._names:
@@ -421,21 +486,31 @@ def _scaled(value: Any, distribution: BaseDistribution) -> list[float]:
 
 def _unscaled(share: float, distribution: IntDistribution | FloatDistribution) -> int | float:
     low, high = float(distribution.low), float(distribution.high)
-    return _nearest(low * (high / low) ** share if distribution.log else low + share * (high - low), distribution)
+    return _nearest(
+        low * (high / low) ** share if distribution.log else low + share * (high - low),
+        distribution,
+    )
 
 
 def _nearest(value: float, distribution: IntDistribution | FloatDistribution) -> int | float:
     """Return the nearest value of the distribution: Optuna silently drops one that is not on its grid."""
     if distribution.step is not None:
-        value = distribution.low + round((value - distribution.low) / distribution.step) * distribution.step
+        value = (
+            distribution.low
+            + round((value - distribution.low) / distribution.step) * distribution.step
+        )
     value = min(max(value, distribution.low), distribution.high)
     return round(value) if isinstance(distribution, IntDistribution) else value
 
 
-_parsed = lru_cache(maxsize=4096)(TrialResult.from_json)  # every decision reads all records, most of them once more
+_parsed = lru_cache(maxsize=4096)(
+    TrialResult.from_json
+)  # every decision reads all records, most of them once more
 
 
-def trial_result(trial: FrozenTrial, coordinates: Coordinates, objective: str) -> TrialResult | None:
+def trial_result(
+    trial: FrozenTrial, coordinates: Coordinates, objective: str
+) -> TrialResult | None:
     """Return a finished trial's record, or one made of a foreign trial's attributes; None without usable numbers."""
     if RECORD in trial.user_attrs:
         return _parsed(trial.user_attrs[RECORD])
@@ -456,7 +531,9 @@ def trial_result(trial: FrozenTrial, coordinates: Coordinates, objective: str) -
         return None
     x, z = coordinates.point(trial.params)
     resumed_from = trial.user_attrs.get(RESUMED_FROM)
-    spec = TrialSpec(trial.number, trial.number, round(2.0**x), 2.0**z, None, 0, resumed_from=resumed_from)
+    spec = TrialSpec(
+        trial.number, trial.number, round(2.0**x), 2.0**z, None, 0, resumed_from=resumed_from
+    )
     return TrialResult.unmeasured(
         spec,
         "reached" if complete else trial.user_attrs.get("status", "censored"),

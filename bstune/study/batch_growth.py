@@ -27,7 +27,9 @@ def proposed_growth(rows: Sequence[Row], own: Target, trial: TrialResult) -> dic
         ``start``, the batch size at the easiest target; ``switch_examples`` and the ``targets`` that are met there.
         None where B_crit, on straight lines over the metric between the targets, does not double.
     """
-    measured = [(row["target"], math.log2(row["b_crit"])) for row in rows if row["b_crit"] is not None]
+    measured = [
+        (row["target"], math.log2(row["b_crit"])) for row in rows if row["b_crit"] is not None
+    ]
     measured.sort(key=lambda pair: -own.gap(pair[0]))  # the easiest one first
     if len(measured) < 2:
         return None
@@ -36,7 +38,11 @@ def proposed_growth(rows: Sequence[Row], own: Target, trial: TrialResult) -> dic
     for (before, low), (after, high) in pairwise(measured):
         while high >= measured[0][1] + len(switches) + 1.0:
             wanted = measured[0][1] + len(switches) + 1.0
-            value = before + (after - before) * (max(wanted, low) - low) / (high - low) if high > low else after
+            value = (
+                before + (after - before) * (max(wanted, low) - low) / (high - low)
+                if high > low
+                else after
+            )
             met = passing(trial, Target(own.metric, value, own.mode))
             if switches and met.examples <= switches[-1]:
                 break

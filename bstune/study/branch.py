@@ -68,12 +68,22 @@ def main(arguments: list[str]) -> None:
         allow_abbrev=False,
     )
     sizes, seeds = partial(listed, int, 1, 10**15), partial(listed, int, 0, 2**32 - 1)
-    parser.add_argument("checkpoint", metavar="CHECKPOINT", type=Path, help="that Lightning's Trainer has written")
+    parser.add_argument(
+        "checkpoint", metavar="CHECKPOINT", type=Path, help="that Lightning's Trainer has written"
+    )
     count = partial(_between, int, 1, 10**15)
-    parser.add_argument("--batch-size", type=count, required=True, metavar="B0", help="of the run until then")
-    parser.add_argument("--examples", type=count, required=True, metavar="N", help="that each branch trains on")
-    parser.add_argument("--batch-sizes", type=sizes, help="to go on at (default: 1, 2, 4, 8, 16, 32 times B0)")
-    parser.add_argument("--seeds", type=seeds, default=(0, 1, 2), help="of the order of the data (default: 0,1,2)")
+    parser.add_argument(
+        "--batch-size", type=count, required=True, metavar="B0", help="of the run until then"
+    )
+    parser.add_argument(
+        "--examples", type=count, required=True, metavar="N", help="that each branch trains on"
+    )
+    parser.add_argument(
+        "--batch-sizes", type=sizes, help="to go on at (default: 1, 2, 4, 8, 16, 32 times B0)"
+    )
+    parser.add_argument(
+        "--seeds", type=seeds, default=(0, 1, 2), help="of the order of the data (default: 0,1,2)"
+    )
     parser.add_argument(
         "--tolerance",
         type=partial(_between, float, 0.0, 1e15),
@@ -86,7 +96,9 @@ def main(arguments: list[str]) -> None:
         default=0.5,
         help="of the learning rate's growth with B (default: 0.5)",
     )
-    parser.add_argument("--trusted", action="store_true", help="read a checkpoint that holds more than plain data")
+    parser.add_argument(
+        "--trusted", action="store_true", help="read a checkpoint that holds more than plain data"
+    )
     parser.add_argument("--json", type=Path, metavar="FILE", help="write all branches to it")
     options, overrides = parser.parse_known_args(arguments)
     if options.json is not None:
@@ -118,7 +130,9 @@ def _between(kind: Callable[[str], float], smallest: float, largest: float, text
     except ValueError:
         value = math.nan
     if not smallest <= value <= largest:
-        what = f"{'an integer' if kind is int else 'a number'} from {smallest:.10g} to {largest:.10g}"
+        what = (
+            f"{'an integer' if kind is int else 'a number'} from {smallest:.10g} to {largest:.10g}"
+        )
         raise argparse.ArgumentTypeError(f"takes {what}, but got {text!r}")
     return value
 
@@ -139,7 +153,9 @@ def run_branches(
     """Train all branches, one after another, of a composed workload; ConfigError for what cannot be branched."""
     config = compose_checked(list(overrides))
     if is_replayed(config):
-        raise ConfigError("recorded runs have no checkpoint to go on from: name a workload that is trained")
+        raise ConfigError(
+            "recorded runs have no checkpoint to go on from: name a workload that is trained"
+        )
     if not path.is_file():
         raise ConfigError(f"there is no checkpoint {path}")
     quieten()
@@ -150,42 +166,65 @@ def run_branches(
     if config.get("batch_schedule"):
         raise ConfigError("a branch keeps its batch size: leave out batch_schedule=...")
     if fixed := [name for name in HALF_LIVES if OmegaConf.select(config, name) is not None]:
-        raise ConfigError(f"a branch has the checkpoint's optimizer, which {fixed[0]} would not change: leave it out")
+        raise ConfigError(
+            f"a branch has the checkpoint's optimizer, which {fixed[0]} would not change: leave it out"
+        )
     if config.devices > 1:
-        raise ConfigError(f"branches are trained on one device, but got devices={config.devices}: use devices=1")
+        raise ConfigError(
+            f"branches are trained on one device, but got devices={config.devices}: use devices=1"
+        )
     checkpoint = read_checkpoint(path, trusted)
     workload, protocol = load(config)
     sizes = _sizes(batch_size, batch_sizes, examples, workload.train_examples)
-    examples = -(-examples // sizes[-1]) * sizes[-1]  # whole batches of the largest; of the others as near as they come
+    examples = (
+        -(-examples // sizes[-1]) * sizes[-1]
+    )  # whole batches of the largest; of the others as near as they come
     lr = float(config.scaling.lr)  # until the checkpoint's own is read
     done, start = list[Branch](), None
     for seed in seeds:
         for size in sizes:
             own = TrialSpec(0, 0, batch_size, lr, None, seed)
-            record, start = branch(workload, protocol, path, checkpoint, own, size, examples, lr_exponent)
+            record, start = branch(
+                workload, protocol, path, checkpoint, own, size, examples, lr_exponent
+            )
             value = record.history[-1][1] if record.history else None
             done.append(Branch(size, seed, record.steps, record.status, value, record.message))
-            shown = record.message or f"{protocol.target.metric} {'not finite' if value is None else f'{value:.5g}'}"
+            shown = (
+                record.message
+                or f"{protocol.target.metric} {'not finite' if value is None else f'{value:.5g}'}"
+            )
             log(f"seed {seed}  B {size}  {plural(record.steps, 'step')}  {shown}")
     failed = next((one for one in done if one.batch_size == batch_size and one.value is None), None)
     if failed is not None:
-        raise ConfigError(f"the run's own batch size, {batch_size}, cannot go on from {path}: {failed.message}")
+        raise ConfigError(
+            f"the run's own batch size, {batch_size}, cannot go on from {path}: {failed.message}"
+        )
     by_seed = [_losses(done, seed, batch_size, protocol.target) for seed in seeds]
     largest = largest_batch(by_seed, tolerance, LEVEL)
     metric = protocol.target.metric
-    return Branches(str(path), metric, start, batch_size, examples, tolerance, lr_exponent, tuple(done), largest)
+    return Branches(
+        str(path), metric, start, batch_size, examples, tolerance, lr_exponent, tuple(done), largest
+    )
 
 
 def _sizes(own: int, given: Sequence[int] | None, examples: int, data: int) -> list[int]:
     """Return the batch sizes to go on at, the run's own the smallest one; ConfigError where there are not two."""
     if given is None:
-        within = [own * multiple for multiple in MULTIPLES if own * multiple <= min(data, examples // MIN_STEPS)]
+        within = [
+            own * multiple
+            for multiple in MULTIPLES
+            if own * multiple <= min(data, examples // MIN_STEPS)
+        ]
         given = within if len(within) > 1 else [2 * own]
     sizes = sorted({own, *given})
     if sizes[0] < own:
-        raise ConfigError(f"--batch-sizes must be over the run's own, --batch-size={own}, but got {sizes[0]}")
+        raise ConfigError(
+            f"--batch-sizes must be over the run's own, --batch-size={own}, but got {sizes[0]}"
+        )
     if len(sizes) < 2:
-        raise ConfigError(f"--batch-sizes={own} is the run's own, --batch-size={own}: give at least one larger one")
+        raise ConfigError(
+            f"--batch-sizes={own} is the run's own, --batch-size={own}: give at least one larger one"
+        )
     if sizes[-1] > data:
         raise ConfigError(
             f"batch size {sizes[-1]} is larger than the training data, {data} examples: "
@@ -212,17 +251,31 @@ def _losses(done: Sequence[Branch], seed: int, own: int, target: Target) -> dict
 def branch_table(found: Branches) -> Table:
     """Return batch sizes, steps and the metric over seeds as a table."""
     table = Table(title=f"{found.checkpoint}, {format_count(found.examples)} examples further")
-    for name in ("batch size", "steps", "learning rate", f"{found.metric}, mean over seeds", "range"):
+    for name in (
+        "batch size",
+        "steps",
+        "learning rate",
+        f"{found.metric}, mean over seeds",
+        "range",
+    ):
         table.add_column(name, justify="right")
     for size in sorted({one.batch_size for one in found.branches}):
         own = [one for one in found.branches if one.batch_size == size]
         values = [one.value for one in own if one.value is not None]
         mean, ends = (
-            (f"{statistics.fmean(values):.5g}", f"{min(values):.5g} to {max(values):.5g}") if values else ("", "")
+            (f"{statistics.fmean(values):.5g}", f"{min(values):.5g} to {max(values):.5g}")
+            if values
+            else ("", "")
         )
         missing = ", ".join(sorted({one.status for one in own if one.value is None}))
         rate = (size / found.batch_size) ** found.lr_exponent
-        table.add_row(str(size), str(own[0].steps), f"{rate:.3g}x", mean, ", ".join(filter(None, (ends, missing))))
+        table.add_row(
+            str(size),
+            str(own[0].steps),
+            f"{rate:.3g}x",
+            mean,
+            ", ".join(filter(None, (ends, missing))),
+        )
     return table
 
 
@@ -246,5 +299,7 @@ def branch_lines(found: Branches) -> list[str]:
     start = "" if found.start is None else f", from {format_number(found.start)} at the checkpoint"
     lines = [f"LARGEST   {line}{start}"]
     if any(one.status == "oom" for one in found.branches):
-        lines.append("MEMORY    what does not fit is left out: protocol.micro_batch_size=N accumulates it")
+        lines.append(
+            "MEMORY    what does not fit is left out: protocol.micro_batch_size=N accumulates it"
+        )
     return lines

@@ -54,7 +54,9 @@ def check_storage(url: str) -> None:
     if path is not None:
         check_writable(path, f"storage={url}")
         if not path.absolute().parent.is_dir():
-            raise StudyError(f"storage={url}: the folder {path.parent} does not exist: make it, or choose another")
+            raise StudyError(
+                f"storage={url}: the folder {path.parent} does not exist: make it, or choose another"
+            )
         if not path.exists():  # connecting would create it
             return
     outcome: Future[None] = Future()
@@ -66,8 +68,12 @@ def check_storage(url: str) -> None:
             else:
                 engine = create_engine(url, **arguments)
                 with engine.connect() as connection:
-                    sqlite = engine.dialect.name == "sqlite"  # reads nothing of the file for SELECT 1
-                    connection.execute(text("SELECT count(*) FROM sqlite_master" if sqlite else "SELECT 1"))
+                    sqlite = (
+                        engine.dialect.name == "sqlite"
+                    )  # reads nothing of the file for SELECT 1
+                    connection.execute(
+                        text("SELECT count(*) FROM sqlite_master" if sqlite else "SELECT 1")
+                    )
                 engine.dispose()
             outcome.set_result(None)
         except (SQLAlchemyError, ImportError, ConnectionError) as error:
@@ -90,7 +96,9 @@ def open_proxy(url: str) -> optuna.storages.GrpcStorageProxy:
     """Return the client of Optuna's gRPC proxy at ``grpc://host:port``."""
     where = make_url(url)
     with warnings.catch_warnings(action="ignore", category=ExperimentalWarning):
-        return optuna.storages.GrpcStorageProxy(host=where.host or "localhost", port=where.port or 13000)
+        return optuna.storages.GrpcStorageProxy(
+            host=where.host or "localhost", port=where.port or 13000
+        )
 
 
 def connect(url: str) -> BaseStorage:
@@ -101,7 +109,10 @@ def connect(url: str) -> BaseStorage:
 
 
 def _open_database(url: str) -> BaseStorage:
-    for wait in (*RACE_SECONDS, None):  # another process may be making the tables of the same new database
+    for wait in (
+        *RACE_SECONDS,
+        None,
+    ):  # another process may be making the tables of the same new database
         try:
             storage = optuna.storages.RDBStorage(url, engine_kwargs=engine_arguments(url))
             break
@@ -119,7 +130,10 @@ def _open_database(url: str) -> BaseStorage:
 def _widen(engine: Engine, url: str) -> None:
     """Let MySQL take records of 16 MiB: Optuna's TEXT ends at 64 KiB there, which a trial of 40,000 steps exceeds."""
     statement = "ALTER TABLE trial_user_attributes MODIFY value_json MEDIUMTEXT"
-    types = {column["name"]: column["type"] for column in inspect_engine(engine).get_columns("trial_user_attributes")}
+    types = {
+        column["name"]: column["type"]
+        for column in inspect_engine(engine).get_columns("trial_user_attributes")
+    }
     if isinstance(types["value_json"], TEXT):
         try:
             with engine.begin() as connection:
@@ -138,4 +152,6 @@ def answering(url: str) -> Iterator[None]:
     try:
         yield
     except STORAGE_ERRORS as error:
-        raise StudyError(f"the storage does not answer: storage={url}: {str(error).splitlines()[0]}") from error
+        raise StudyError(
+            f"the storage does not answer: storage={url}: {str(error).splitlines()[0]}"
+        ) from error

@@ -27,14 +27,25 @@ INTERVAL = (0.05, 0.95)  # ... the interval of B_crit's posterior; search.precis
 ROOM = 2.0  # times the largest batch size that reached the target, and of the smallest: as far as the curve is claimed
 END_ODDS = 2.0  # least Bayes factor against what lies beyond an end of the interval; the prior's own end has 1
 PRIOR_DRAWS = 2000
-ODDS, SHARE = 10.0, 0.9  # of a small-batch term: least Bayes factor, and least posterior probability, to report it
+ODDS, SHARE = (
+    10.0,
+    0.9,
+)  # of a small-batch term: least Bayes factor, and least posterior probability, to report it
 NARROW = 3.0  # times the interval's low end: a wider interval asks for trials ...
 NEXT_TRIALS = 3  # ... so many
-EASIER = tuple(1.06**k for k in range(1, 21))  # targets, as multiples of the target's distance from the ideal value
+EASIER = tuple(
+    1.06**k for k in range(1, 21)
+)  # targets, as multiples of the target's distance from the ideal value
 MAX_EASIER = 5  # of those that enough trials passed
 MIN_GROWTH = 3  # targets with B_crit and both ends of its interval, for the exponent of its growth
-MIN_PASSED, MIN_SPAN = 8, 8.0  # trials that passed an easier target, and their batch sizes' largest over smallest
-FINE, MAX_COARSE = 0.7, 0.2  # last miss over first hit, and the share of them whose evaluations may be further apart
+MIN_PASSED, MIN_SPAN = (
+    8,
+    8.0,
+)  # trials that passed an easier target, and their batch sizes' largest over smallest
+FINE, MAX_COARSE = (
+    0.7,
+    0.2,
+)  # last miss over first hit, and the share of them whose evaluations may be further apart
 
 
 @dataclass(frozen=True)
@@ -57,7 +68,9 @@ class CriticalBatch:
     level: float  # nominal coverage of the interval
     s_min: float | None  # fewest steps, at unlimited batch size
     e_min: float | None  # fewest examples
-    b_opt: float | None  # batch size with the fewest examples; None where the trials ask for no small-batch term
+    b_opt: (
+        float | None
+    )  # batch size with the fewest examples; None where the trials ask for no small-batch term
     b_opt_low: float | None
     b_opt_high: float | None
     perfect_scaling_below: float | None  # B_crit/9 without a small-batch term: the slope is -0.9
@@ -90,7 +103,9 @@ def critical_batch(posterior: Posterior, in_seconds: bool = True) -> CriticalBat
     claimed_low = claimed(min(low, largest * ROOM)) if by_trials[0] else None
     claimed_high = claimed(max(high, smallest / ROOM)) if by_trials[1] else None
     ends_open = (claimed_low is None) + (claimed_high is None)
-    b_crit = None if ends_open == 2 else claimed(middle)  # of an interval without an end the prior chooses the middle
+    b_crit = (
+        None if ends_open == 2 else claimed(middle)
+    )  # of an interval without an end the prior chooses the middle
     small_batch = 0.0 if b_opt is None else b_opt[1]
     # Ends beyond a range whose own end was reached are shown by no trial of this search.
     bottom, top = 2.0**prior.log_low, 2.0**prior.log_high
@@ -98,7 +113,9 @@ def critical_batch(posterior: Posterior, in_seconds: bool = True) -> CriticalBat
     above = sum(end > top * ROOM for end in (low, high)) if largest >= top / ROOM else 0
     wide = ends_open > below + above or (ends_open == 0 and high > NARROW * low)
     rows = most_telling(posterior, NEXT_TRIALS) if wide else ()
-    options = ["a smaller search.batch_size.low"] * (below > 0) + ["a larger search.batch_size.high"] * (above > 0)
+    options = ["a smaller search.batch_size.low"] * (below > 0) + [
+        "a larger search.batch_size.high"
+    ] * (above > 0)
     return CriticalBatch(
         b_crit=b_crit,
         b_crit_low=claimed_low,
@@ -109,15 +126,26 @@ def critical_batch(posterior: Posterior, in_seconds: bool = True) -> CriticalBat
         b_opt=None if b_opt is None else claimed(b_opt[1]),
         b_opt_low=None if b_opt is None else claimed(b_opt[0]),
         b_opt_high=None if b_opt is None else claimed(b_opt[2]),
-        perfect_scaling_below=None if b_crit is None else batch_at(b_crit, small_batch, 1.0 / SLOPE_RATIO),
-        maximal_data_parallelism_above=None if b_crit is None else batch_at(b_crit, small_batch, SLOPE_RATIO),
+        perfect_scaling_below=None
+        if b_crit is None
+        else batch_at(b_crit, small_batch, 1.0 / SLOPE_RATIO),
+        maximal_data_parallelism_above=None
+        if b_crit is None
+        else batch_at(b_crit, small_batch, SLOPE_RATIO),
         smallest=smallest,
         largest=largest,
         next_trials=tuple(
-            NextTrial(round(2.0**x), 2.0**z, steps, steps * float(posterior.tau(np.exp2(x))) if in_seconds else None)
+            NextTrial(
+                round(2.0**x),
+                2.0**z,
+                steps,
+                steps * float(posterior.tau(np.exp2(x))) if in_seconds else None,
+            )
             for x, z, steps in rows
         ),
-        note=f"the interval reaches beyond the search: {' and '.join(options)} would show more" if options else None,
+        note=f"the interval reaches beyond the search: {' and '.join(options)} would show more"
+        if options
+        else None,
     )
 
 
@@ -130,7 +158,9 @@ def _set_by_trials(prior: Prior, low: float, middle: float, high: float) -> tupl
     within, beyond = 0.5 - INTERVAL[0], INTERVAL[0]  # of the posterior
 
     def by_trials(is_within: NDArray[np.bool_], is_beyond: NDArray[np.bool_]) -> bool:
-        odds = (is_beyond.sum() + 1) / (is_within.sum() + 1)  # the prior's; it may have no draw here
+        odds = (is_beyond.sum() + 1) / (
+            is_within.sum() + 1
+        )  # the prior's; it may have no draw here
         return bool(within / beyond * odds >= END_ODDS)
 
     below, above = draws < low, draws > high
@@ -151,7 +181,9 @@ def _b_opt(posterior: Posterior, smallest: float) -> list[float] | None:
     return [float(value) for value in 2.0**prior.log_mid * np.exp(quantiles)]
 
 
-def easier_targets(done: Sequence[TrialResult], target: Target, ideal: float | None) -> list[Target]:
+def easier_targets(
+    done: Sequence[TrialResult], target: Target, ideal: float | None
+) -> list[Target]:
     """Return a few targets, nearest first, that enough trials passed on their way; none without an ideal value."""
     if ideal is None:
         return []
@@ -159,7 +191,9 @@ def easier_targets(done: Sequence[TrialResult], target: Target, ideal: float | N
     passed = [easier for easier in targets if too_few_passed(done, easier) is None]
     if len(passed) <= MAX_EASIER:
         return passed
-    return [passed[round(i * (len(passed) - 1) / (MAX_EASIER - 1))] for i in range(MAX_EASIER)]  # the farthest too
+    return [
+        passed[round(i * (len(passed) - 1) / (MAX_EASIER - 1))] for i in range(MAX_EASIER)
+    ]  # the farthest too
 
 
 def too_few_passed(done: Sequence[TrialResult], target: Target) -> str | None:
@@ -171,7 +205,9 @@ def too_few_passed(done: Sequence[TrialResult], target: Target) -> str | None:
         return f"{plural(len(passed), 'trial')} passed it, and it takes {MIN_PASSED}"
     if max(sizes) < MIN_SPAN * min(sizes):
         span = f"{format_count(min(sizes))} to {format_count(max(sizes))}"
-        return f"what passed it has batch sizes {span}, and it takes {MIN_SPAN:g} times the smallest"
+        return (
+            f"what passed it has batch sizes {span}, and it takes {MIN_SPAN:g} times the smallest"
+        )
     if coarse > MAX_COARSE * len(passed):
         return f"{coarse} of {plural(len(passed), 'trial')} that passed it were not evaluated closely there"
     return None
@@ -180,7 +216,11 @@ def too_few_passed(done: Sequence[TrialResult], target: Target) -> str | None:
 def _passed(done: Sequence[TrialResult], easier: Target) -> list[TrialResult]:
     """Return the records at an easier target of those that passed it, of a trial in parts the last one."""
     continued = {trial.resumed_from for trial in done}
-    return [one for one in (passing(trial, easier) for trial in done if trial.number not in continued) if one.reached]
+    return [
+        one
+        for one in (passing(trial, easier) for trial in done if trial.number not in continued)
+        if one.reached
+    ]
 
 
 def no_easier_target(target: Target, ideal: float | None, horizon: bool = False) -> str:
@@ -189,9 +229,7 @@ def no_easier_target(target: Target, ideal: float | None, horizon: bool = False)
         return "a trial that passes an easier target on its way has a schedule for the harder one"
     if ideal is None:
         return f"{target.metric} has no best value to measure easier targets from: set workload.target.bounds"
-    return (
-        f"no easier target was passed by {MIN_PASSED} closely evaluated trials over {MIN_SPAN:g} times the batch size"
-    )
+    return f"no easier target was passed by {MIN_PASSED} closely evaluated trials over {MIN_SPAN:g} times the batch size"
 
 
 def passing(trial: TrialResult, target: Target) -> TrialResult:
@@ -219,7 +257,11 @@ def over_targets(
         passed = [passing(trial, easier) for trial in done]
         found = critical_batch(infer(passed, easier))
         if found is not None:
-            ends = {"b_crit": found.b_crit, "b_crit_low": found.b_crit_low, "b_crit_high": found.b_crit_high}
+            ends = {
+                "b_crit": found.b_crit,
+                "b_crit_low": found.b_crit_low,
+                "b_crit_high": found.b_crit_high,
+            }
             rows.append({"target": easier.value, "passed": len(_passed(done, easier)), **ends})
     return rows
 
@@ -254,5 +296,15 @@ def growth(rows: Iterable[Mapping[str, Any]], ideal: float) -> dict[str, float] 
     slope = float(weight @ (away * gap)) / spread
     scatter = float(weight @ (gap - slope * away) ** 2) / (len(x) - 2)
     error = z * math.sqrt(max(1.0, scatter) / spread)
-    ends = {"from": max(distance, key=distance.__getitem__), "to": min(distance, key=distance.__getitem__)}
-    return {"exponent": slope, "low": slope - error, "high": slope + error, "level": NOMINAL, "ideal": ideal, **ends}
+    ends = {
+        "from": max(distance, key=distance.__getitem__),
+        "to": min(distance, key=distance.__getitem__),
+    }
+    return {
+        "exponent": slope,
+        "low": slope - error,
+        "high": slope + error,
+        "level": NOMINAL,
+        "ideal": ideal,
+        **ends,
+    }

@@ -29,12 +29,18 @@ logger = logging.getLogger(__name__)
 Role = Literal["owner", "worker"]  # an owner reports; workers only train
 PREFIX = "bstune:lease:"
 BEATS = 6  # while a lease lasts: it survives a storage that is away for most of its time
-STORAGE_ERRORS: tuple[type[Exception], ...] = (SQLAlchemyError, optuna.exceptions.StorageInternalError)
+STORAGE_ERRORS: tuple[type[Exception], ...] = (
+    SQLAlchemyError,
+    optuna.exceptions.StorageInternalError,
+)
 if importlib.util.find_spec("grpc") is not None:
     import grpc
 
     STORAGE_ERRORS = (*STORAGE_ERRORS, grpc.RpcError)
-GONE: tuple[type[Exception], ...] = (*STORAGE_ERRORS, StudyError)  # the latter once it was asked for long
+GONE: tuple[type[Exception], ...] = (
+    *STORAGE_ERRORS,
+    StudyError,
+)  # the latter once it was asked for long
 
 
 @dataclass(frozen=True)
@@ -77,15 +83,23 @@ class Leases:
     """The leases of a study as this process sees them, and its own."""
 
     def __init__(
-        self, study: optuna.Study, role: Role, seconds: float, clock: Callable[[], float] = time.monotonic
+        self,
+        study: optuna.Study,
+        role: Role,
+        seconds: float,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """``seconds`` without a beat end a lease."""
         self._study, self._seconds, self._clock = study, seconds, clock
-        self._seen: dict[str, tuple[int, float]] = {}  # the last new beat of others, and when it was seen
+        self._seen: dict[
+            str, tuple[int, float]
+        ] = {}  # the last new beat of others, and when it was seen
         self.lost = False  # another process took this one for dead
         pid = os.getpid()
         name = f"{getpass.getuser()}@{platform.node()} (process {pid})"
-        self.own = Lease(uuid.uuid4().hex, role, name, this_machine(), pid, process_started(pid) or "")
+        self.own = Lease(
+            uuid.uuid4().hex, role, name, this_machine(), pid, process_started(pid) or ""
+        )
 
     def _read(self) -> dict[str, Lease]:
         attributes = self._study.user_attrs
@@ -154,24 +168,34 @@ class Leases:
                         f"bstune worker study={self._study.study_name}, or begin another one with study=NAME"
                     )
             if not announced:
-                log(f"waiting up to {self._seconds:g} s for a sign of {owners[0].name}, which began this study")
+                log(
+                    f"waiting up to {self._seconds:g} s for a sign of {owners[0].name}, which began this study"
+                )
                 announced = True
             sleep(self._seconds / BEATS / 2)
 
     @contextmanager
     def acquired(
-        self, log: Callable[[str], None] = lambda line: None, sleep: Callable[[float], None] = time.sleep
+        self,
+        log: Callable[[str], None] = lambda line: None,
+        sleep: Callable[[float], None] = time.sleep,
     ) -> Iterator[None]:
         """Hold the lease: StudyError at once if an owner asks while another one is there."""
         if self.own.role == "owner":
             self._wait_alone(log, sleep)
         self._write(self.own)
         stop = threading.Event()
-        thread = threading.Thread(target=self._renew, args=(stop,), name="bstune-lease", daemon=True)
+        thread = threading.Thread(
+            target=self._renew, args=(stop,), name="bstune-lease", daemon=True
+        )
         try:
             if self.own.role == "owner":
                 # Two that came in the same moment see each other: one of them stays.
-                rivals = [lease for lease in self.others() if lease.role == "owner" and lease.id < self.own.id]
+                rivals = [
+                    lease
+                    for lease in self.others()
+                    if lease.role == "owner" and lease.id < self.own.id
+                ]
                 if rivals:
                     raise StudyError(
                         f"the study {self._study.study_name!r} was begun by {rivals[0].name} as well: wait"
@@ -185,11 +209,15 @@ class Leases:
             try:
                 self._write(replace(self.own, ended=True))
             except GONE:
-                logger.warning("the storage is gone: the lease of %s runs out by itself", self.own.name)
+                logger.warning(
+                    "the storage is gone: the lease of %s runs out by itself", self.own.name
+                )
 
     def _renew(self, stop: threading.Event) -> None:
         while not stop.wait(self._seconds / BEATS) and not self.lost:
             try:
                 self.beat()
-            except GONE as error:  # the next beat may find it again, and the study itself says so otherwise
+            except (
+                GONE
+            ) as error:  # the next beat may find it again, and the study itself says so otherwise
                 logger.debug("no beat: %s", error)

@@ -38,7 +38,11 @@ def sampler_context(prepared: PreparedStudy, finished: Collection[int] = ()) -> 
     """Return the study's arguments for a sampler that stops and continues trials; ``finished`` ones go no further."""
     space, backend, files = prepared.space, prepared.backend, prepared.files
     bounds = prepared.config.workload.target.bounds
-    resumable = (lambda number: number not in finished and backend.resumable(number, files)) if backend.stops else None
+    resumable = (
+        (lambda number: number not in finished and backend.resumable(number, files))
+        if backend.stops
+        else None
+    )
     return {
         "objective": prepared.budget.objective,
         "rule": space.rule,
@@ -55,7 +59,10 @@ def sampler_context(prepared: PreparedStudy, finished: Collection[int] = ()) -> 
 
 
 def study_posterior(
-    prepared: PreparedStudy, done: Sequence[TrialResult], particles: int, target: Target | None = None
+    prepared: PreparedStudy,
+    done: Sequence[TrialResult],
+    particles: int,
+    target: Target | None = None,
 ) -> Posterior:
     """Return the posterior of the frontier after these trials, whatever sampler suggested them; ``target``: theirs."""
     prior, scale = prepared.config.prior, prepared.config.scaling.noise_scale
@@ -64,16 +71,25 @@ def study_posterior(
     sampler = FrontierSampler(**context, **sigmas, noise_scale=scale)
     rng = np.random.default_rng(prepared.budget.seed)
     independent = not is_replayed(prepared.config)  # on a recorded table trials repeat its runs
-    if any(one.complement for one in prepared.space.tunables):  # the model's axes are those that are searched
-        done = [replace(one, hyperparameters=prepared.space.searched(one.hyperparameters)) for one in done]
-    posterior = sampler.posterior(done, particles=particles, moves=MOVES, rng=rng, independent=independent)
+    if any(
+        one.complement for one in prepared.space.tunables
+    ):  # the model's axes are those that are searched
+        done = [
+            replace(one, hyperparameters=prepared.space.searched(one.hyperparameters))
+            for one in done
+        ]
+    posterior = sampler.posterior(
+        done, particles=particles, moves=MOVES, rng=rng, independent=independent
+    )
     assert posterior is not None  # noqa: S101 - its search space is given
     return posterior
 
 
 def seed_scatter(posterior: Posterior) -> dict[str, float]:
     """Return the scatter of log S from seed to seed, one standard deviation: its median and interval."""
-    low, middle, high = np.exp(np.quantile(posterior.theta[:, NOISE], (INTERVAL[0], 0.5, INTERVAL[1]))).tolist()
+    low, middle, high = np.exp(
+        np.quantile(posterior.theta[:, NOISE], (INTERVAL[0], 0.5, INTERVAL[1]))
+    ).tolist()
     return {"scatter": middle, "low": low, "high": high, "level": NOMINAL}
 
 
@@ -94,7 +110,11 @@ class LrExponent:
 
 
 def fit_lr_exponent(
-    posterior: Posterior, low: float, high: float, b_crit: float | None, noise_scale: float | None = None
+    posterior: Posterior,
+    low: float,
+    high: float,
+    b_crit: float | None,
+    noise_scale: float | None = None,
 ) -> dict[str, Any] | None:
     """Return the exponent of lr*(B), and that below B_crit, as a row of ``curve.json``; None for less than an octave.
 
@@ -109,7 +129,11 @@ def fit_lr_exponent(
     if below is not None and below.reached < MIN_REACHED:
         below = None
     scale = noise_scale or b_crit
-    return {**_row(whole, scale), "below_b_crit": None if below is None else _row(below, scale), "level": NOMINAL}
+    return {
+        **_row(whole, scale),
+        "below_b_crit": None if below is None else _row(below, scale),
+        "level": NOMINAL,
+    }
 
 
 def _row(one: LrExponent, noise_scale: float | None) -> dict[str, Any]:
@@ -118,7 +142,9 @@ def _row(one: LrExponent, noise_scale: float | None) -> dict[str, Any]:
 
 def _exponent(posterior: Posterior, start: float, end: float) -> LrExponent:
     theta, prior = posterior.theta, posterior.prior
-    low, middle, high = np.quantile(slopes(theta, prior, start, end), (INTERVAL[0], 0.5, INTERVAL[1])).tolist()
+    low, middle, high = np.quantile(
+        slopes(theta, prior, start, end), (INTERVAL[0], 0.5, INTERVAL[1])
+    ).tolist()
     draws = draw_prior(prior, PRIOR_DRAWS, np.random.default_rng(0))
     prior_low, prior_high = np.quantile(slopes(draws, prior, start, end), INTERVAL).tolist()
     logs = [one.x for one in posterior.observations if one.status == "reached"]
@@ -126,7 +152,9 @@ def _exponent(posterior: Posterior, start: float, end: float) -> LrExponent:
     octaves = max(there) - min(there) if there else 0.0
     enough = len(there) >= MIN_REACHED and octaves >= MIN_SHARE * math.log2(end / start)
     identified = enough and high - low < MIN_SHRINKAGE * (prior_high - prior_low)
-    return LrExponent(middle, low, high, prior_low, prior_high, start, end, len(there), octaves, identified)
+    return LrExponent(
+        middle, low, high, prior_low, prior_high, start, end, len(there), octaves, identified
+    )
 
 
 def slopes(theta: Array, prior: Prior, low: float, high: float) -> Array:
@@ -141,7 +169,9 @@ def rule_exponents(low: float, high: float, noise_scale: float | None) -> dict[s
     # The three powers by their exponents, not by a sum of rounded logarithms: an interval may end there.
     exponents = {none.__name__: 0.0, sqrt.__name__: 0.5, linear.__name__: 1.0}
     for rule in (saturating, surge) if noise_scale is not None else ():
-        exponents[rule.__name__] = float(_slope(x, np.log2([rule(2.0**size, 1.0, 1.0, noise_scale) for size in x])))
+        exponents[rule.__name__] = float(
+            _slope(x, np.log2([rule(2.0**size, 1.0, 1.0, noise_scale) for size in x]))
+        )
     return dict(sorted(exponents.items(), key=lambda item: item[1]))
 
 

@@ -38,10 +38,15 @@ class Patience:
     """Repeats the calls of one storage."""
 
     def __init__(
-        self, url: str, clock: Callable[[], float] = time.monotonic, sleep: Callable[[float], None] = time.sleep
+        self,
+        url: str,
+        clock: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], None] = time.sleep,
     ) -> None:
         self._url, self._clock, self._sleep = redact(url), clock, sleep
-        self._within = threading.local()  # a call of the storage that another one makes is repeated with it
+        self._within = (
+            threading.local()
+        )  # a call of the storage that another one makes is repeated with it
         self._ended: str | None = None  # why the storage is not asked any more
         location = make_url(url)
         self._sqlite = location.get_backend_name() == "sqlite"
@@ -79,7 +84,9 @@ class Patience:
             try:
                 return self._answer(call)
             except UpdateFinishedTrialError:
-                if name == "set_trial_state_values" and tries > 0:  # the last try has done it, but did not say so
+                if (
+                    name == "set_trial_state_values" and tries > 0
+                ):  # the last try has done it, but did not say so
                     return True
                 raise
             except UNANSWERED as error:

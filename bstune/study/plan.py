@@ -24,7 +24,9 @@ class SearchBudget:
     wall_seconds: float | None  # of the command's wall time, see bstune.study.wall
     stratified: float  # share of trials whose batch size is spread evenly over log B, for samplers that stop no trials
     seed: int  # of the study
-    precision: float | None = None  # the search ends once B_crit's interval is narrower than this factor
+    precision: float | None = (
+        None  # the search ends once B_crit's interval is narrower than this factor
+    )
     replicates: int = 0  # fresh seeds on which each candidate runs again
     candidates: int = 1  # how many trials may run again
 
@@ -42,7 +44,10 @@ class SearchBudget:
 
     def stratum(self, trial_index: int, space: Space) -> int | None:
         """Return the batch size of a stratified trial; None where the sampler chooses it."""
-        before, after = math.floor(trial_index * self.stratified), math.floor((trial_index + 1) * self.stratified)
+        before, after = (
+            math.floor(trial_index * self.stratified),
+            math.floor((trial_index + 1) * self.stratified),
+        )
         return None if before == after else space.stratum(before, self._seed(0, 2) / 2**32)
 
     def _seed(self, trial_index: int, *purpose: int) -> int:
@@ -58,7 +63,9 @@ class SearchBudget:
         return f"stopped: search.seconds={self.seconds:g} of training are spent ({train:.1f} s)"
 
 
-def max_seconds(budget: SearchBudget, space: Space, protocol: TrialProtocol, backend: TrialBackend) -> float:
+def max_seconds(
+    budget: SearchBudget, space: Space, protocol: TrialProtocol, backend: TrialBackend
+) -> float:
     """Return the seconds of a search in which no trial reaches the target, evaluation included.
 
     The mean over batch sizes is taken evenly over log B.

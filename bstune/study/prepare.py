@@ -21,7 +21,13 @@ from bstune.core.secrets import redact_values
 from bstune.study.connection import check_storage
 from bstune.study.plan import SearchBudget
 from bstune.study.storage import ARGUMENTS, build_sampler
-from bstune.trial.backend import TrialBackend, chooses_horizons, make_protocol, make_space, stops_trials
+from bstune.trial.backend import (
+    TrialBackend,
+    chooses_horizons,
+    make_protocol,
+    make_space,
+    stops_trials,
+)
 from bstune.trial.replay import ReplayBackend, complete
 from bstune.trial.workers import InProcess, Workers, mps_runs
 
@@ -33,8 +39,12 @@ if TYPE_CHECKING:
     from bstune.trial.objects import Objects
     from bstune.trial.workload import LightningBackend
 
-SURVEY_SHARE = 0.1  # of search.wall_seconds, that timing steps may take: the search is to have the rest
-COMPILED_TRIALS = 32  # in one process, as torch keeps some memory of each (tests/benchmarks/bench_flat_memory.py)
+SURVEY_SHARE = (
+    0.1  # of search.wall_seconds, that timing steps may take: the search is to have the rest
+)
+COMPILED_TRIALS = (
+    32  # in one process, as torch keeps some memory of each (tests/benchmarks/bench_flat_memory.py)
+)
 HORIZON_CAVEAT = (
     "The workload's schedule ends with the trial, at its horizon: S(B) is the shortest horizon that reaches the "
     "target, and a point stands where a run met the target, at its horizon's end or before."
@@ -53,7 +63,9 @@ ON_TEST_NOTE = "the target is measured on the test images, as the workload's sou
 SHARED_CAVEAT = "No plan for further devices: it starts from the seconds per step of one, and here {} share the steps."
 
 
-compose_checked = partial(compose, complete=complete)  # a replayed workload takes from its table what is left open
+compose_checked = partial(
+    compose, complete=complete
+)  # a replayed workload takes from its table what is left open
 
 
 def compose_joined(study: "optuna.Study", arguments: Sequence[str]) -> DictConfig:
@@ -79,7 +91,9 @@ class PreparedStudy:
     trial: TrialSpec | None  # the one trial to run instead of a study
     frozen_settings: Mapping[str, Any]  # flat, which must not change while a study goes on
     survey: "Survey | None"  # None where the hardware was not surveyed
-    workers: Callable[[int], Workers] | None  # so many processes that train; None: trials run in this one
+    workers: (
+        Callable[[int], Workers] | None
+    )  # so many processes that train; None: trials run in this one
     notes: list[str]  # further lines of the printed plan
     elapsed: Callable[[], float]  # seconds of the command, which search.wall_seconds is of
 
@@ -92,7 +106,9 @@ class PreparedStudy:
     @property
     def caveats(self) -> list[str]:
         """What the report prints below its table."""
-        horizon = [HORIZON_CAVEAT if chooses_horizons(self.config.sampler) else FIXED_HORIZON_CAVEAT]
+        horizon = [
+            HORIZON_CAVEAT if chooses_horizons(self.config.sampler) else FIXED_HORIZON_CAVEAT
+        ]
         horizon = horizon if self.backend.horizon else []
         if self.protocol.batch_schedule is not None:
             horizon.append(SCHEDULE_CAVEAT.format(growth_of(self.protocol, self.space, self.trial)))
@@ -150,7 +166,10 @@ def prepare(
     notes: list[str] = []
     if config.mlflow.enabled and trial is None:
         try:
-            from bstune.study.tracking.address import check_uri, tracking_uri  # mlflow takes seconds to import
+            from bstune.study.tracking.address import (
+                check_uri,
+                tracking_uri,
+            )  # mlflow takes seconds to import
         except ImportError as error:
             config = config.copy()
             config.mlflow.enabled = False
@@ -166,7 +185,9 @@ def prepare(
         protocol = backend.protocol
         notes += more
         if protocol.batch_schedule is not None:
-            notes.append(f"batch sizes are where a trial starts: they grow, {growth_of(protocol, space, trial)}")
+            notes.append(
+                f"batch sizes are where a trial starts: they grow, {growth_of(protocol, space, trial)}"
+            )
         if config.devices > 1:
             notes += _several(config, backend, space, survey, trial)
         if config.devices > 1 or (trial is None and config.search.workers > 0):
@@ -178,7 +199,18 @@ def prepare(
     frozen = redact_values({**frozen, **backend.frozen_settings})
     notes += backend.notes
     return PreparedStudy(
-        config, budget, space, protocol, backend, files, trial, frozen, survey, workers, notes, elapsed
+        config,
+        budget,
+        space,
+        protocol,
+        backend,
+        files,
+        trial,
+        frozen,
+        survey,
+        workers,
+        notes,
+        elapsed,
     )
 
 
@@ -198,11 +230,17 @@ def _users_errors() -> Iterator[None]:
         raise
     except Exception as error:
         message, frames = described(error)
-        raise UserCodeError(f"the workload cannot be trained: {message}\n{frames}".rstrip()) from error
+        raise UserCodeError(
+            f"the workload cannot be trained: {message}\n{frames}".rstrip()
+        ) from error
 
 
 def _train(
-    config: DictConfig, protocol: TrialProtocol, space: Space, trial: TrialSpec | None, log: Callable[[str], None]
+    config: DictConfig,
+    protocol: TrialProtocol,
+    space: Space,
+    trial: TrialSpec | None,
+    log: Callable[[str], None],
 ) -> "tuple[LightningBackend, Space, Survey | None, list[str]]":
     """Load the data, try a few steps, survey the hardware: the backend, the space that fits, the survey and notes."""
     # 4 s, as above
@@ -210,7 +248,14 @@ def _train(
     from bstune.hardware.survey import cached_survey
     from bstune.trial.preflight import check_loaders, check_takes_rate, check_tunables, preflight
     from bstune.trial.start import check_hooks
-    from bstune.trial.workload import LightningBackend, build_workload, check_largest, load_data, seeded, train_examples
+    from bstune.trial.workload import (
+        LightningBackend,
+        build_workload,
+        check_largest,
+        load_data,
+        seeded,
+        train_examples,
+    )
 
     check_takes_rate(config)
     data = load_data(config)
@@ -224,7 +269,9 @@ def _train(
     if protocol.batch_schedule is not None:
         protocol, largest = _limited(config, protocol, train_examples(data), space, trial)
     workload = build_workload(config, data)
-    module = workload.build_module(trial or TrialSpec(0, 0, space.low, space.lr(space.low, 0.0), 0.0, 0))
+    module = workload.build_module(
+        trial or TrialSpec(0, 0, space.low, space.lr(space.low, 0.0), 0.0, 0)
+    )
     check_hooks(module)
     backend = LightningBackend(config, workload, protocol)
     surveyed = trial is None and config.hardware.enabled
@@ -238,7 +285,9 @@ def _train(
         return backend, space, None, []
     timed = config.copy()
     if config.search.wall_seconds is not None:
-        timed.hardware.seconds = min(config.hardware.seconds, SURVEY_SHARE * config.search.wall_seconds)
+        timed.hardware.seconds = min(
+            config.hardware.seconds, SURVEY_SHARE * config.search.wall_seconds
+        )
     constant = replace(protocol, batch_schedule=None)
     wide = space if largest is None else replace(space, high=largest)
     survey, cached = cached_survey(timed, wide, constant, data, lambda: workload, log)
@@ -259,7 +308,9 @@ def _train(
     return backend, space, survey, notes
 
 
-def _check_accumulates(config: DictConfig, module: "LightningModule", largest: int, ceiling: int) -> None:
+def _check_accumulates(
+    config: DictConfig, module: "LightningModule", largest: int, ceiling: int
+) -> None:
     """Refuse a schedule of batch sizes past the memory ceiling where they cannot be accumulated."""
     reason = None
     if not module.automatic_optimization:
@@ -274,11 +325,17 @@ def _check_accumulates(config: DictConfig, module: "LightningModule", largest: i
 
 
 def _limited(
-    config: DictConfig, protocol: TrialProtocol, examples: int, space: Space, trial: TrialSpec | None
+    config: DictConfig,
+    protocol: TrialProtocol,
+    examples: int,
+    space: Space,
+    trial: TrialSpec | None,
 ) -> tuple[TrialProtocol, int]:
     """Limit the schedule of batch sizes to the training data; return the protocol and the largest batch size."""
     tuned = {one.key for one in space.tunables}
-    if fixed := [name for name in HALF_LIVES if name in tuned or OmegaConf.select(config, name) is not None]:
+    if fixed := [
+        name for name in HALF_LIVES if name in tuned or OmegaConf.select(config, name) is not None
+    ]:
         raise ConfigError(
             f"{fixed[0]} is applied once a trial, at its first batch size, which batch_schedule changes: leave out one "
             "of the two"
@@ -295,7 +352,11 @@ def _limited(
 
 
 def _several(
-    config: DictConfig, backend: TrialBackend, space: Space, survey: "Survey | None", trial: TrialSpec | None
+    config: DictConfig,
+    backend: TrialBackend,
+    space: Space,
+    survey: "Survey | None",
+    trial: TrialSpec | None,
 ) -> list[str]:
     """Time steps on several devices where no survey and no single trial does, and return the plan's note."""
     from bstune.hardware.several import shared_step_time  # 4 s, as above
@@ -308,7 +369,9 @@ def _several(
     ]
 
 
-def _processes(config: DictConfig, survey: "Survey | None") -> tuple[Callable[[int], Workers], list[str]]:
+def _processes(
+    config: DictConfig, survey: "Survey | None"
+) -> tuple[Callable[[int], Workers], list[str]]:
     """Return what starts so many processes that train, and the plan's notes about them."""
     # 4 s, as above
     import torch
@@ -321,7 +384,9 @@ def _processes(config: DictConfig, survey: "Survey | None") -> tuple[Callable[[i
     def start(count: int) -> Workers:
         shared = (threads, limit) if count > 1 else (None, None)
         open_train = partial(open_trials, plain_config, objects_of(config.study), *shared)
-        return Workers(open_train, count, seconds, config.devices, COMPILED_TRIALS if config.compile else None)
+        return Workers(
+            open_train, count, seconds, config.devices, COMPILED_TRIALS if config.compile else None
+        )
 
     threads: int | None = None
     limit: int | None = None
@@ -380,19 +445,31 @@ def frozen_settings(config: DictConfig) -> dict[str, Any]:
     schedule = config.get(BATCH_SCHEDULE)
     config.data.root = ""  # where the data lie does not matter: their checksums are pinned
     config.trial.batch_size, config.trial.lr, config.trial.total_steps = 1, 1.0, 1
-    values = flatten({name: to_dict(config[name]) for name in ("workload", "scaling", "prior", "protocol", "trainer")})
+    values = flatten(
+        {
+            name: to_dict(config[name])
+            for name in ("workload", "scaling", "prior", "protocol", "trainer")
+        }
+    )
     for name in ("low", "high", "multiple"):
         values[f"search.batch_size.{name}"] = config.search.batch_size[name]
     for name in ("trials", "budget.steps", "budget.examples"):
         values.pop(f"workload.{name}", None)
     if values["protocol.fast"] == "off":  # as studies of former versions are, which do not name it
         del values["protocol.fast"]
-    for name in (*HALF_LIVES, *(f"workload.tunable.{one}.complement" for one in config.search.tune)):
+    for name in (
+        *HALF_LIVES,
+        *(f"workload.tunable.{one}.complement" for one in config.search.tune),
+    ):
         if not values.get(name):  # likewise
             values.pop(name, None)
     # What may be searched is no matter of a study that does not.
     tuned = tuple(f"workload.tunable.{name}." for name in config.search.tune)
-    values = {key: v for key, v in values.items() if not key.startswith("workload.tunable") or key.startswith(tuned)}
+    values = {
+        key: v
+        for key, v in values.items()
+        if not key.startswith("workload.tunable") or key.startswith(tuned)
+    }
     if schedule is not None:
         values |= flatten({BATCH_SCHEDULE: to_dict(schedule)})
     return {**values, "search.objective": config.search.objective, "seed": config.seed}

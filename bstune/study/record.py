@@ -45,10 +45,19 @@ def main(arguments: list[str]) -> None:
     )
     parser.add_argument("file", metavar="FILE", type=Path, help="the table to write")
     parser.add_argument("--trials", type=Path, help="trials.jsonl of a study, in place of a grid")
-    parser.add_argument("--batch-sizes", type=partial(listed, int, 1, 10**15), help="positive integers such as 8,16,32")
-    parser.add_argument("--lrs", type=partial(listed, float, 1e-15, 1e15), help="such as 0.001,0.002,0.004")
     parser.add_argument(
-        "--seeds", type=partial(listed, int, 0, 2**32 - 1), default=(0,), help="such as 0,1 (default: 0)"
+        "--batch-sizes",
+        type=partial(listed, int, 1, 10**15),
+        help="positive integers such as 8,16,32",
+    )
+    parser.add_argument(
+        "--lrs", type=partial(listed, float, 1e-15, 1e15), help="such as 0.001,0.002,0.004"
+    )
+    parser.add_argument(
+        "--seeds",
+        type=partial(listed, int, 0, 2**32 - 1),
+        default=(0,),
+        help="such as 0,1 (default: 0)",
     )
     options, overrides = parser.parse_known_args(arguments)
     if options.file.exists():
@@ -56,28 +65,44 @@ def main(arguments: list[str]) -> None:
     check_writable(options.file, "FILE")
     if options.trials is not None:
         if options.batch_sizes or options.lrs or overrides:
-            raise ConfigError("--trials takes a study as it is: leave out the grid and the workload's options")
+            raise ConfigError(
+                "--trials takes a study as it is: leave out the grid and the workload's options"
+            )
         write_table(options.file, rows_of_study(read_trials(options.trials)))
     elif not options.batch_sizes or not options.lrs:
-        raise ConfigError("a grid needs --batch-sizes and --lrs; or give --trials=TRIALS_JSONL of a study")
+        raise ConfigError(
+            "a grid needs --batch-sizes and --lrs; or give --trials=TRIALS_JSONL of a study"
+        )
     else:
         try:
-            points = [(size, lr, seed) for seed, size, lr in product(options.seeds, options.batch_sizes, options.lrs)]
+            points = [
+                (size, lr, seed)
+                for seed, size, lr in product(options.seeds, options.batch_sizes, options.lrs)
+            ]
             _train_grid(points, options.file, overrides)
-        except (KeyboardInterrupt, SystemExit) as error:  # Lightning turns an interruption into the second
+        except (
+            KeyboardInterrupt,
+            SystemExit,
+        ) as error:  # Lightning turns an interruption into the second
             kept = _runs_file(options.file)
-            raise Interrupted(f"interrupted: {kept} keeps what is there; the same command continues") from error
+            raise Interrupted(
+                f"interrupted: {kept} keeps what is there; the same command continues"
+            ) from error
     print(f"wrote {options.file}: bstune workload=replay workload.table={options.file} ...")
 
 
 def _train_grid(points: Sequence[Point], path: Path, overrides: Sequence[str]) -> None:
     sizes = sorted({size for size, _, _ in points})
     if len(sizes) < 2:
-        raise ConfigError(f"a table needs two batch sizes or more, but got --batch-sizes {sizes[0]}")
+        raise ConfigError(
+            f"a table needs two batch sizes or more, but got --batch-sizes {sizes[0]}"
+        )
     config = compose_checked([*overrides, "mlflow.enabled=false"])
     quieten(training=not is_replayed(config))
     if config.devices > 1:
-        raise ConfigError(f"a table is recorded on one device, but got devices={config.devices}: use devices=1")
+        raise ConfigError(
+            f"a table is recorded on one device, but got devices={config.devices}: use devices=1"
+        )
     if config.get("batch_schedule"):
         raise ConfigError("a table holds runs of one batch size each: leave out batch_schedule=...")
     config.search.batch_size.low, config.search.batch_size.high = sizes[0], sizes[-1]
@@ -93,7 +118,9 @@ def _train_grid(points: Sequence[Point], path: Path, overrides: Sequence[str]) -
             "the workload's schedule ends with its budget, so that no run replays at another length: record one whose "
             "schedule has no horizon, such as schedule=warmup"
         )
-    settings = {name: value for name, value in prepared.frozen_settings.items() if name.startswith(FROZEN)}
+    settings = {
+        name: value for name, value in prepared.frozen_settings.items() if name.startswith(FROZEN)
+    }
     settings |= {f"budget.{name}": value for name, value in prepared.config.budget.items()}
     file = path.with_name(path.name + ".settings")
     text = dump_json(settings, indent=1)
@@ -119,11 +146,15 @@ def _read_settings(path: Path) -> dict[str, Any]:
     except (OSError, ValueError):
         settings = None
     if not isinstance(settings, dict) or "budget.steps" not in settings:
-        raise TableError(f"{path} holds other text than the settings of an earlier run: choose another FILE")
+        raise TableError(
+            f"{path} holds other text than the settings of an earlier run: choose another FILE"
+        )
     return settings
 
 
-def record_grid(points: Sequence[Point], train: Callable[[TrialSpec], TrialResult], path: Path) -> None:
+def record_grid(
+    points: Sequence[Point], train: Callable[[TrialSpec], TrialResult], path: Path
+) -> None:
     """Train every point that ``path.runs`` lacks, print a line for each, then write ``path``."""
     runs = _runs_file(path)
     rows = _read_runs(runs)
@@ -137,7 +168,10 @@ def record_grid(points: Sequence[Point], train: Callable[[TrialSpec], TrialResul
         with runs.open("a", encoding="utf-8") as file:
             file.write(dump_json(rows[-1]) + "\n")
         status = f"{result.status} at {result.steps}"
-        print(f"run {number + 1}/{len(points)}  B {size}  lr {lr:.4g}  seed {seed}  {status}", flush=True)
+        print(
+            f"run {number + 1}/{len(points)}  B {size}  lr {lr:.4g}  seed {seed}  {status}",
+            flush=True,
+        )
     write_table(path, [recorded for recorded in rows if _point(recorded) in points])
     runs.unlink()
 
@@ -158,17 +192,23 @@ def row(result: TrialResult) -> dict[str, Any]:
 
 def write_table(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
     """Write a table of the usable rows, in order; TableError if they are at fewer than two batch sizes."""
-    ordered = [_thinned(recorded) for recorded in sorted(rows, key=_point) if recorded["status"] in USABLE]
+    ordered = [
+        _thinned(recorded) for recorded in sorted(rows, key=_point) if recorded["status"] in USABLE
+    ]
     times: dict[int, list[float]] = {}
     for recorded in ordered:
         if recorded["seconds_per_step"] is not None:
             times.setdefault(recorded["batch_size"], []).append(recorded["seconds_per_step"])
     # A step takes the same time at every learning rate; what else ran on the machine shows in single rows alone.
-    pooled = {size: _rounded(statistics.median(seconds), SECONDS_DIGITS) for size, seconds in times.items()}
+    pooled = {
+        size: _rounded(statistics.median(seconds), SECONDS_DIGITS)
+        for size, seconds in times.items()
+    }
     lines = [
         dump_json({**recorded, "seconds_per_step": pooled[recorded["batch_size"]]})
         for recorded in ordered
-        if recorded["batch_size"] in pooled and (recorded["steps"] or recorded["status"] == "diverged")
+        if recorded["batch_size"] in pooled
+        and (recorded["steps"] or recorded["status"] == "diverged")
     ]
     if len(pooled) < 2:
         raise TableError(
@@ -214,7 +254,9 @@ def _read_runs(path: Path) -> list[dict[str, Any]]:
             if recorded["status"] == "budget":  # a former version's word
                 recorded["status"] = "censored"
     except (ValueError, KeyError, TypeError) as error:
-        raise TableError(f"{path} holds other lines than those of an earlier run: delete it to begin anew") from error
+        raise TableError(
+            f"{path} holds other lines than those of an earlier run: delete it to begin anew"
+        ) from error
     write_text(path, whole + "\n" if whole else "")
     return rows
 
@@ -222,11 +264,15 @@ def _read_runs(path: Path) -> list[dict[str, Any]]:
 def read_trials(path: Path) -> list[TrialResult]:
     """Return the records of a study's ``trials.jsonl``."""
     try:
-        return [TrialResult.from_json(line) for line in path.read_text(encoding="utf-8").splitlines()]
+        return [
+            TrialResult.from_json(line) for line in path.read_text(encoding="utf-8").splitlines()
+        ]
     except OSError as error:
         raise ConfigError(f"--trials={path} cannot be read: {error.strerror}") from error
     except (ValueError, TypeError) as error:
-        raise ConfigError(f"--trials={path} is no trials.jsonl of this version of bstune: {error}") from error
+        raise ConfigError(
+            f"--trials={path} is no trials.jsonl of this version of bstune: {error}"
+        ) from error
 
 
 def rows_of_study(trials: Iterable[TrialResult]) -> list[dict[str, Any]]:
@@ -243,7 +289,11 @@ def rows_of_study(trials: Iterable[TrialResult]) -> list[dict[str, Any]]:
                 "not replay at another length. Record a study whose schedule has no horizon, such as schedule=warmup"
             )
         if trial.batch_parts or trial.hyperparameters:
-            what = "the batch size grew" if trial.batch_parts else f"{', '.join(trial.hyperparameters)} was searched"
+            what = (
+                "the batch size grew"
+                if trial.batch_parts
+                else f"{', '.join(trial.hyperparameters)} was searched"
+            )
             raise TableError(
                 f"in trial {trial.number} {what}: a table holds runs of batch size and learning rate alone"
             )
@@ -253,13 +303,21 @@ def rows_of_study(trials: Iterable[TrialResult]) -> list[dict[str, Any]]:
     return [row(trial) for trial in longest.values()]
 
 
-def listed(kind: Callable[[str], float], smallest: float, largest: float, text: str) -> tuple[float, ...]:
+def listed(
+    kind: Callable[[str], float], smallest: float, largest: float, text: str
+) -> tuple[float, ...]:
     """Parse an option's values, from the smallest to the largest, all different."""
     try:
         values = tuple(kind(part) for part in text.split(","))
     except ValueError:
         values = ()
-    if not values or len(set(values)) < len(values) or not all(smallest <= one <= largest for one in values):
+    if (
+        not values
+        or len(set(values)) < len(values)
+        or not all(smallest <= one <= largest for one in values)
+    ):
         what = f"{'integers' if kind is int else 'numbers'} from {smallest:.10g} to {largest:.10g}"
-        raise argparse.ArgumentTypeError(f"takes different {what} with commas between, but got {text!r}")
+        raise argparse.ArgumentTypeError(
+            f"takes different {what} with commas between, but got {text!r}"
+        )
     return values

@@ -44,7 +44,9 @@ class Winner:
     trial: TrialResult
     steps: float
     runs: tuple[TrialResult, ...] = ()
-    predicted_horizon: int | None = None  # with which ``steps`` are predicted, where schedules end with the trial
+    predicted_horizon: int | None = (
+        None  # with which ``steps`` are predicted, where schedules end with the trial
+    )
 
     @property
     def horizon(self) -> int | None:
@@ -53,7 +55,11 @@ class Winner:
 
 
 def next_replicate(
-    trials: Sequence[TrialResult], predicted: Predicted, objective: Objective, replicates: int, max_candidates: int
+    trials: Sequence[TrialResult],
+    predicted: Predicted,
+    objective: Objective,
+    replicates: int,
+    max_candidates: int,
 ) -> tuple[Winner, int] | None:
     """Return the point to run again, and which of its ``replicates`` is due, from 0; None when all is done."""
     for merit in MERITS[objective]:
@@ -64,7 +70,11 @@ def next_replicate(
 
 
 def left_out(
-    trials: Sequence[TrialResult], predicted: Predicted, objective: Objective, replicates: int, max_candidates: int
+    trials: Sequence[TrialResult],
+    predicted: Predicted,
+    objective: Objective,
+    replicates: int,
+    max_candidates: int,
 ) -> Winner | None:
     """Return the point that would run again next but for ``max_candidates``; None if that ended no replicates."""
     if next_replicate(trials, predicted, objective, replicates, max_candidates) is not None:
@@ -85,15 +95,22 @@ def find_best(
     runs = _replicates(trials)
     points = _points(candidates(trials, (merit,)), merit, predicted, runs)
     last = max((trial.number for trial in trials if trial.replicate_of is None), default=0)
-    begun = [trial for trial in points if trial.number in runs and runs[trial.number][-1].number > last]
-    if merit in MERITS[objective] and sum(_sought(one, trials, objective) == merit for one in begun) >= max_candidates:
+    begun = [
+        trial for trial in points if trial.number in runs and runs[trial.number][-1].number > last
+    ]
+    if (
+        merit in MERITS[objective]
+        and sum(_sought(one, trials, objective) == merit for one in begun) >= max_candidates
+    ):
         points = [trial for trial in points if trial.number in runs]
 
     def rank(trial: TrialResult) -> tuple[bool, float]:
         fresh = runs.get(trial.number, ())
         if len(fresh) < max(replicates, 1):
             return False, math.log(_predicted_merit(trial, merit, predicted))
-        return 2 * sum(run.reached for run in fresh) < len(fresh), _confirmed_merit(trial, fresh, merit)
+        return 2 * sum(run.reached for run in fresh) < len(fresh), _confirmed_merit(
+            trial, fresh, merit
+        )
 
     best = min(points, key=rank, default=None)
     if best is None:
@@ -102,21 +119,32 @@ def find_best(
 
 
 def winners(
-    trials: Sequence[TrialResult], predicted: Predicted, objective: Objective, replicates: int, max_candidates: int
+    trials: Sequence[TrialResult],
+    predicted: Predicted,
+    objective: Objective,
+    replicates: int,
+    max_candidates: int,
 ) -> dict[Merit, Winner]:
     """Return the best point by each merit, if any trial has it."""
     merits: tuple[Merit, ...] = ("time", "steps")
-    found = {one: find_best(trials, predicted, one, objective, replicates, max_candidates) for one in merits}
+    found = {
+        one: find_best(trials, predicted, one, objective, replicates, max_candidates)
+        for one in merits
+    }
     return {merit: winner for merit, winner in found.items() if winner is not None}
 
 
-def candidates(trials: Sequence[TrialResult], merits: Sequence[Merit] = ("time", "steps")) -> list[TrialResult]:
+def candidates(
+    trials: Sequence[TrialResult], merits: Sequence[Merit] = ("time", "steps")
+) -> list[TrialResult]:
     """Return the trials that may win: the best single runs by each merit, and those that ran again."""
     runs = _replicates(trials)
     kept: dict[int, TrialResult] = {}
     for merit in merits:
         single = ranked(trials, merit)
-        kept |= {one.number: one for i, one in enumerate(single) if i < CANDIDATES or one.number in runs}
+        kept |= {
+            one.number: one for i, one in enumerate(single) if i < CANDIDATES or one.number in runs
+        }
     return list(kept.values())
 
 
@@ -157,12 +185,17 @@ def ranked(trials: Sequence[TrialResult], merit: Merit) -> list[TrialResult]:
     return sorted((trial for trial in found if trial.time_to_target is not None), key=time_order)
 
 
-def _points(trials: Sequence[TrialResult], merit: Merit, predicted: Predicted, runs: Runs) -> list[TrialResult]:
+def _points(
+    trials: Sequence[TrialResult], merit: Merit, predicted: Predicted, runs: Runs
+) -> list[TrialResult]:
     """Return the best trial of each point; beside one that has replicates there is no other."""
     again = [trial for trial in trials if trial.number in runs]
     again = sorted(again, key=lambda trial: (-len(runs[trial.number]), trial.number))
     points: list[TrialResult] = []
-    for trial in [*again, *sorted(trials, key=lambda trial: _predicted_merit(trial, merit, predicted))]:
+    for trial in [
+        *again,
+        *sorted(trials, key=lambda trial: _predicted_merit(trial, merit, predicted)),
+    ]:
         if not any(_same_point(trial, other) for other in points):
             points.append(trial)
     return points
@@ -181,7 +214,9 @@ def _same_point(a: TrialResult, b: TrialResult) -> bool:
 
 def _replicates(trials: Sequence[TrialResult]) -> Runs:
     """Return the finished replicates of each candidate, by its number; of one that was continued the last part."""
-    runs = [trial for trial in trials if trial.replicate_of is not None and trial.status != "failed"]
+    runs = [
+        trial for trial in trials if trial.replicate_of is not None and trial.status != "failed"
+    ]
     continued = {trial.resumed_from for trial in runs}
     replicates: dict[int, tuple[TrialResult, ...]] = {}
     for trial in sorted(runs, key=lambda trial: trial.number):
@@ -205,7 +240,9 @@ def _replicate_merit(run: TrialResult, candidate: TrialResult, merit: Merit) -> 
     """Return a replicate's merit, or what it counts as where it did not reach the target."""
     first = _merit(candidate, merit)
     if run.status in ("diverged", "oom") or (run.horizon is not None and not run.reached):
-        return FAILURE_FACTOR * first  # its steps bound nothing: after its horizon's end there is no going on
+        return (
+            FAILURE_FACTOR * first
+        )  # its steps bound nothing: after its horizon's end there is no going on
     tau = run.seconds_per_step or candidate.seconds_per_step
     unit = 1.0 if merit == "steps" or tau is None else tau
     # A stopped run is a bound, and no less than the candidate's merit: stopped early, it must not look fast.
@@ -215,4 +252,6 @@ def _replicate_merit(run: TrialResult, candidate: TrialResult, merit: Merit) -> 
 def _spread(name: str, values: Sequence[float | None]) -> dict[str, float | None]:
     missing_last = [math.inf if value is None else value for value in values]
     spread = {"median": median(missing_last), "low": min(missing_last), "high": max(missing_last)}
-    return {f"{name}_{key}": value if math.isfinite(value) else None for key, value in spread.items()}
+    return {
+        f"{name}_{key}": value if math.isfinite(value) else None for key, value in spread.items()
+    }

@@ -33,8 +33,22 @@ from bstune.report.study_folder import read_study
 from bstune.search.acquisition import best_learning_rates, steps_band
 from bstune.search.observations import Posterior, fresh_horizons, fresh_steps
 from bstune.study.batch_growth import proposed_growth
-from bstune.study.critical import INTERVAL, ROOM, CriticalBatch, critical_batch, growth, no_easier_target, over_targets
-from bstune.study.model import REPORT_PARTICLES, fit_lr_exponent, sampler_context, seed_scatter, study_posterior
+from bstune.study.critical import (
+    INTERVAL,
+    ROOM,
+    CriticalBatch,
+    critical_batch,
+    growth,
+    no_easier_target,
+    over_targets,
+)
+from bstune.study.model import (
+    REPORT_PARTICLES,
+    fit_lr_exponent,
+    sampler_context,
+    seed_scatter,
+    study_posterior,
+)
 from bstune.study.prepare import PreparedStudy
 from bstune.study.replicates import MERITS, Winner, left_out, winners
 from bstune.study.scale_out import ScaleOut, draw_scale_out, scale_out, scale_out_table, step_times
@@ -49,7 +63,16 @@ TARGET_PARTICLES = 400  # of the posterior at each easier target
 MIN_TIMED = 10  # trials, each of as many steps, that say how far steps at one batch size differ
 CURVE_LADDER = 48  # batch sizes at which the fitted curve is sent to MLflow
 MIN_WIDTH = 80  # columns of the answer: a narrower terminal breaks its lines itself
-OF_A_STUDY = ("trial.", "search.", "mlflow.", "hardware.", "sampler", "prior.", "seed=", "debug=")  # options
+OF_A_STUDY = (
+    "trial.",
+    "search.",
+    "mlflow.",
+    "hardware.",
+    "sampler",
+    "prior.",
+    "seed=",
+    "debug=",
+)  # options
 
 
 @dataclass(frozen=True)
@@ -121,7 +144,12 @@ def summary_of(
 
     Nothing is trained, written or printed. ``missing`` gets a line for each part that fails.
     """
-    config, space, budget, target = prepared.config, prepared.space, prepared.budget, prepared.protocol.target
+    config, space, budget, target = (
+        prepared.config,
+        prepared.space,
+        prepared.budget,
+        prepared.protocol.target,
+    )
     ranking = done, fresh_steps(posterior), budget.objective, budget.replicates, budget.candidates
     horizons = fresh_horizons(posterior)
     best = {
@@ -140,15 +168,34 @@ def summary_of(
         "workload": config.workload.name,
         "tokens": config.workload.get("tokens"),
         "objective": budget.objective,
-        **summarize(done, target, _fit(done), exponent, stop_reason, critical, best, prepared.protocol.budget),
+        **summarize(
+            done,
+            target,
+            _fit(done),
+            exponent,
+            stop_reason,
+            critical,
+            best,
+            prepared.protocol.budget,
+        ),
         "use": next((name for name in merits if WINNERS[name].merit in best), None),
         "train": None,
         "arguments": None,
-        "search": {"trials": budget.trials, "replicates": budget.replicates, "limit": _limit(stop_reason)},
-        "reference": {"batch_size": config.scaling.batch_size, "lr": config.scaling.lr, "rule": rule},
+        "search": {
+            "trials": budget.trials,
+            "replicates": budget.replicates,
+            "limit": _limit(stop_reason),
+        },
+        "reference": {
+            "batch_size": config.scaling.batch_size,
+            "lr": config.scaling.lr,
+            "rule": rule,
+        },
         "curve": None
         if band is None
-        else curve_rows(posterior, band, step_times(posterior, space.high, prepared.backend.step_time)),
+        else curve_rows(
+            posterior, band, step_times(posterior, space.high, prepared.backend.step_time)
+        ),
         "load": load(done),
         "seed_scatter": None if critical is None else seed_scatter(posterior),
         "not_run_again": _not_run_again(left_out(*ranking), budget.candidates),
@@ -157,14 +204,19 @@ def summary_of(
         "over_target_growth": None,
         "batch_growth": None,
         "test": {},
-        "scale_out": {"ideal": [asdict(row) for row in ideal], "with_all_reduce": [asdict(row) for row in real]},
+        "scale_out": {
+            "ideal": [asdict(row) for row in ideal],
+            "with_all_reduce": [asdict(row) for row in real],
+        },
         "notes": [],
     }
     return summary, band, best
 
 
 def curve_rows(
-    posterior: Posterior, band: CurveBand, tau: Callable[[NDArray[np.float64]], NDArray[np.float64]] | None
+    posterior: Posterior,
+    band: CurveBand,
+    tau: Callable[[NDArray[np.float64]], NDArray[np.float64]] | None,
 ) -> dict[str, list[float | None]]:
     """Return S*(B), tau(B) and the best learning rate with its interval, on the curve's ladder of batch sizes.
 
@@ -174,7 +226,10 @@ def curve_rows(
     named = {"batch_size": band.batch_size, "steps": band.steps, "low": band.low, "high": band.high}
     named |= dict(zip(("lr_low", "lr", "lr_high"), rates, strict=True))
     seconds = [None] * len(band.batch_size) if tau is None else tau(band.batch_size).tolist()
-    return {**{name: values.tolist() for name, values in named.items()}, "seconds_per_step": seconds}
+    return {
+        **{name: values.tolist() for name, values in named.items()},
+        "seconds_per_step": seconds,
+    }
 
 
 def _limit(stop_reason: str | None) -> str | None:
@@ -211,20 +266,28 @@ def show(found: Answer, places: Sequence[Line], console: Console) -> None:
     console.print(Text("\n").join(lines), soft_wrap=True)
 
 
-def _show_plan(prepared: PreparedStudy, summary: Summary, missing: list[str], console: Console) -> None:
+def _show_plan(
+    prepared: PreparedStudy, summary: Summary, missing: list[str], console: Console
+) -> None:
     """Draw and print the plan for several devices, if there is one."""
     ideal, real = ([ScaleOut(**row) for row in rows] for rows in summary["scale_out"].values())
     if not ideal:
         return
     with optional("no figure of the plan for several devices", missing):
         draw_scale_out(ideal, real, summary["workload"], prepared.files.scale_out)
-    link, largest = "with the" if real else "without an", format_count(round(ROOM * summary["critical"]["largest"]))
+    link, largest = (
+        "with the" if real else "without an",
+        format_count(round(ROOM * summary["critical"]["largest"])),
+    )
     title = f"several devices, each as fast as this one, {link} all-reduce\n(up to B = {largest})"
     console.print(scale_out_table(real or ideal, title))
 
 
 def _plan(
-    prepared: PreparedStudy, posterior: Posterior, critical: CriticalBatch | None, missing: list[str]
+    prepared: PreparedStudy,
+    posterior: Posterior,
+    critical: CriticalBatch | None,
+    missing: list[str],
 ) -> tuple[list[ScaleOut], list[ScaleOut]]:
     """Return the plan for several devices, without an all-reduce and with it; it starts from the seconds of one.
 
@@ -235,7 +298,9 @@ def _plan(
         return ideal, real
     if critical.b_crit_low is None or critical.b_crit_high is None:
         if prepared.config.hardware.scale_out.show:
-            missing.append("no plan for several devices: the critical batch size's interval has an open end")
+            missing.append(
+                "no plan for several devices: the critical batch size's interval has an open end"
+            )
         return ideal, real
     with optional("no plan for several devices", missing):
         ideal, real = scale_out(prepared, posterior, round(ROOM * critical.largest))
@@ -259,7 +324,9 @@ def _not_run_again(left: Winner | None, max_candidates: int) -> dict[str, Any] |
 
 def missing_in_trials(done: Sequence[TrialResult]) -> list[str]:
     """Return a line for each thing that trials went on without, such as the noise scale, and in how many."""
-    messages = Counter(trial.message for trial in done if trial.message and trial.status in ("reached", "censored"))
+    messages = Counter(
+        trial.message for trial in done if trial.message and trial.status in ("reached", "censored")
+    )
     return [f"{message} (in {plural(count, 'trial')})" for message, count in messages.items()]
 
 
@@ -272,7 +339,9 @@ def _track(prepared: PreparedStudy, tracking: "Tracking", summary: Summary) -> t
     return tracking.opening
 
 
-def _elsewhere(prepared: PreparedStudy, study: optuna.Study, best: Mapping[Merit, Winner]) -> list[str]:
+def _elsewhere(
+    prepared: PreparedStudy, study: optuna.Study, best: Mapping[Merit, Winner]
+) -> list[str]:
     """Return a line for each winner whose checkpoint another machine has."""
     files, numbers = prepared.files, {one.trial.number for one in best.values()}
     if prepared.backend.train_examples is None:
@@ -287,7 +356,9 @@ def _elsewhere(prepared: PreparedStudy, study: optuna.Study, best: Mapping[Merit
 def _band(posterior: Posterior, critical: CriticalBatch) -> CurveBand:
     """Return S*(B) where the study looked: between the batch sizes that reached the target."""
     ratio = critical.largest / critical.smallest
-    ladder = sorted({round(critical.smallest * ratio ** (i / CURVE_LADDER)) for i in range(CURVE_LADDER + 1)})
+    ladder = sorted(
+        {round(critical.smallest * ratio ** (i / CURVE_LADDER)) for i in range(CURVE_LADDER + 1)}
+    )
     return steps_band(posterior, ladder, INTERVAL)
 
 
@@ -295,7 +366,11 @@ def _over_target(
     prepared: PreparedStudy, done: Sequence[TrialResult], critical: Mapping[str, Any] | None
 ) -> dict[str, Any]:
     """Return B_crit at easier targets and how it grows, or why there is none, as ``curve.json`` has them."""
-    target, ideal, horizon = prepared.protocol.target, sampler_context(prepared)["ideal"], prepared.backend.horizon
+    target, ideal, horizon = (
+        prepared.protocol.target,
+        sampler_context(prepared)["ideal"],
+        prepared.backend.horizon,
+    )
     rows: list[dict[str, Any]] = []
     if not horizon:
         rows = over_targets(
@@ -312,7 +387,10 @@ def _over_target(
 
 
 def _batch_growth(
-    prepared: PreparedStudy, summary: Summary, done: Sequence[TrialResult], arguments: Sequence[str] | None
+    prepared: PreparedStudy,
+    summary: Summary,
+    done: Sequence[TrialResult],
+    arguments: Sequence[str] | None,
 ) -> dict[str, Any] | None:
     """Return the schedule of batch sizes that B_crit over the target proposes, with its command; None: it has none."""
     critical, curve, target = summary["critical"], summary["curve"], prepared.protocol.target
@@ -327,13 +405,22 @@ def _batch_growth(
     if found is None:
         return None
     start = prepared.space.snap(found["start"])
-    nearest = min(range(len(curve["lr"])), key=lambda i: abs(math.log(curve["batch_size"][i] / start)))
+    nearest = min(
+        range(len(curve["lr"])), key=lambda i: abs(math.log(curve["batch_size"][i] / start))
+    )
     lr = float(format_number(curve["lr"][nearest]).replace(",", ""))
     switches = ",".join(map(str, found["switch_examples"]))
     own = [f"trial.batch_size={start}", f"trial.lr={lr!r}", "batch_schedule=doubling"]
-    own += [f"batch_schedule.switch_examples=[{switches}]", *overrides(prepared.config, trial.hyperparameters)]
+    own += [
+        f"batch_schedule.switch_examples=[{switches}]",
+        *overrides(prepared.config, trial.hyperparameters),
+    ]
     kept = [one for one in _again(arguments or ()) if not one.lstrip("+~").startswith(OF_A_STUDY)]
-    return {**found, "start": start, "command": None if arguments is None else shlex.join(["bstune", *kept, *own])}
+    return {
+        **found,
+        "start": start,
+        "command": None if arguments is None else shlex.join(["bstune", *kept, *own]),
+    }
 
 
 def load(done: Sequence[TrialResult]) -> dict[str, float] | None:
@@ -370,11 +457,17 @@ def _test_winners(
             if metrics := prepared.backend.test(spec, prepared.files):
                 tests[str(trial.number)] = dict(metrics)
     study.set_user_attr(TESTS, tests)
-    numbers = {name: str(best[one.merit].trial.number) for name, one in WINNERS.items() if one.merit in best}
+    numbers = {
+        name: str(best[one.merit].trial.number)
+        for name, one in WINNERS.items()
+        if one.merit in best
+    }
     return {name: tests[number] for name, number in numbers.items() if number in tests}
 
 
-def best_yaml(best: Mapping[Merit, Winner], arguments: Sequence[str] | None, prepared: PreparedStudy) -> str:
+def best_yaml(
+    best: Mapping[Merit, Winner], arguments: Sequence[str] | None, prepared: PreparedStudy
+) -> str:
     """Return the winners as YAML, each with its checkpoint, if it left one, and the command that runs it again.
 
     A study without ``arguments``, as one of Python objects, has no such command.
@@ -385,7 +478,11 @@ def best_yaml(best: Mapping[Merit, Winner], arguments: Sequence[str] | None, pre
         if criterion.merit not in best:
             continue
         trial = best[criterion.merit].trial
-        own = [f"trial.batch_size={trial.batch_size}", f"trial.lr={trial.lr!r}", f"trial.seed={trial.seed}"]
+        own = [
+            f"trial.batch_size={trial.batch_size}",
+            f"trial.lr={trial.lr!r}",
+            f"trial.seed={trial.seed}",
+        ]
         # Where trials stop early, what was evaluated depends on their limits; elsewhere the schedule does.
         limit = trial.steps if prepared.backend.stops else best[criterion.merit].horizon
         own += [] if limit is None else [f"budget.steps={limit}", "budget.examples=1"]
@@ -394,10 +491,16 @@ def best_yaml(best: Mapping[Merit, Winner], arguments: Sequence[str] | None, pre
         values[name] = {
             **winner_row(best[criterion.merit]),
             "checkpoint": str(checkpoint.absolute()) if checkpoint.exists() else None,
-            "command": None if arguments is None else shlex.join([sys.executable, "-m", "bstune", *kept, *own]),
+            "command": None
+            if arguments is None
+            else shlex.join([sys.executable, "-m", "bstune", *kept, *own]),
         }
     names = sorted(set(re.findall(r"oc\.env:(BSTUNE_\w+)", " ".join(kept))))
-    comment = f"# The commands read secrets from the environment: first set {', '.join(names)}.\n" if names else ""
+    comment = (
+        f"# The commands read secrets from the environment: first set {', '.join(names)}.\n"
+        if names
+        else ""
+    )
     return comment + yaml.safe_dump(values, sort_keys=False)
 
 
@@ -415,7 +518,9 @@ def train_command(winner: Winner, arguments: Sequence[str], prepared: PreparedSt
 
 def _again(arguments: Sequence[str]) -> list[str]:
     """Return the arguments that give the study again, without passwords and without a trial's own."""
-    return [_without_secret(argument) for argument in arguments if not argument.startswith("trial.")]
+    return [
+        _without_secret(argument) for argument in arguments if not argument.startswith("trial.")
+    ]
 
 
 def _without_secret(argument: str) -> str:

@@ -97,7 +97,9 @@ class Result:
     def critical_batch_size(self) -> CriticalBatchSize:
         """The batch size up to which more data parallelism pays, over all trials."""
         row = self.summary["critical"] or {}
-        return CriticalBatchSize(*(row.get(name) for name in ("b_crit", "b_crit_low", "b_crit_high")))
+        return CriticalBatchSize(
+            *(row.get(name) for name in ("b_crit", "b_crit_low", "b_crit_high"))
+        )
 
     @cached_property
     def curve(self) -> "pandas.DataFrame":
@@ -107,7 +109,9 @@ class Result:
 
         names = ("batch_size", "steps", "low", "high")
         band = self.findings.band
-        return pandas.DataFrame({name: [] if band is None else getattr(band, name) for name in names})
+        return pandas.DataFrame(
+            {name: [] if band is None else getattr(band, name) for name in names}
+        )
 
     @cached_property
     def trials(self) -> "pandas.DataFrame":
@@ -117,9 +121,20 @@ class Result:
 
         rows = []
         for trial in self.findings.trials:
-            row = {name: value for name, value in asdict(trial).items() if name not in ("versions", "hyperparameters")}
+            row = {
+                name: value
+                for name, value in asdict(trial).items()
+                if name not in ("versions", "hyperparameters")
+            }
             last = trial.history[-1][1] if trial.history else None
-            rows.append({**row, **trial.hyperparameters, "time_to_target": trial.time_to_target, "value": last})
+            rows.append(
+                {
+                    **row,
+                    **trial.hyperparameters,
+                    "time_to_target": trial.time_to_target,
+                    "value": last,
+                }
+            )
         return pandas.DataFrame(rows)
 
     def plot(self) -> "Figure":
@@ -135,7 +150,10 @@ class Result:
         """Return the answer and the curve, as a notebook shows the result."""
         png = io.BytesIO()
         self.plot().savefig(png, format="png")
-        text, image = html.escape("\n".join(block(answer(self.summary)))), base64.b64encode(png.getvalue()).decode()
+        text, image = (
+            html.escape("\n".join(block(answer(self.summary)))),
+            base64.b64encode(png.getvalue()).decode(),
+        )
         return f'<pre>{text}</pre><img alt="{ALT}" src="data:image/png;base64,{image}">'
 
     def __repr__(self) -> str:
@@ -152,7 +170,10 @@ class Result:
         assert isinstance(backend, LightningBackend)  # noqa: S101 (Python objects are trained)
         trial = next(trial for trial in self.findings.trials if trial.number == best.number)
         spec = TrialSpec(
-            **{name: getattr(trial, name) for name in ("number", "trial_index", "batch_size", "lr", "delta", "seed")},
+            **{
+                name: getattr(trial, name)
+                for name in ("number", "trial_index", "batch_size", "lr", "delta", "seed")
+            },
             max_steps=best.horizon,
             hyperparameters=trial.hyperparameters,
         )

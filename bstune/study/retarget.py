@@ -46,8 +46,12 @@ def main(arguments: list[str]) -> None:
         description="Prints the answer of a finished study and writes its page, report.html, without training. With "
         "target=VALUE: what the same trials say of another target, and what would have to be run for it.",
     )
-    parser.add_argument("study", type=Path, metavar="STUDY", help="its output folder, such as outputs/digits")
-    parser.add_argument("target", nargs="?", metavar="target=VALUE", help="another goal of the study's metric")
+    parser.add_argument(
+        "study", type=Path, metavar="STUDY", help="its output folder, such as outputs/digits"
+    )
+    parser.add_argument(
+        "target", nargs="?", metavar="target=VALUE", help="another goal of the study's metric"
+    )
     options = parser.parse_args(arguments)
     goal = None if options.target is None else _goal(options.target)
     study, page = _study(options.study, goal)
@@ -81,7 +85,10 @@ def _study(path: Path, goal: float | None) -> tuple[StudyFolder, Path]:
     if files.curve.exists() or not files.trials.exists():
         study = read_study(path)
         if len(study.trials) <= study.summary["trials"] + study.summary["continued"]:
-            return study, files.report  # of more trials it has gone on since, and was cut short or still runs
+            return (
+                study,
+                files.report,
+            )  # of more trials it has gone on since, and was cut short or still runs
     study = at_target(files, None)
     notes = "the study has not ended: this is what its trials say so far", *study.notes
     return replace(study, notes=notes), files.report
@@ -94,7 +101,9 @@ def at_target(files: Output, goal: float | None) -> StudyFolder:
     """
     found = read_files(files)
     if not found.trials or found.config is None:
-        raise StudyError(f"{files.root} does not tell what its trials were: {'; '.join(found.notes)}")
+        raise StudyError(
+            f"{files.root} does not tell what its trials were: {'; '.join(found.notes)}"
+        )
     try:
         prepared, own = _prepared(files, found, goal)
     except (OmegaConfBaseException, AttributeError, KeyError, TypeError, ValueError) as error:
@@ -110,7 +119,11 @@ def at_target(files: Output, goal: float | None) -> StudyFolder:
     posterior = study_posterior(prepared, trials, REPORT_PARTICLES)
     summary, _, _ = summary_of(prepared, trials, posterior, None, notes)
     if target == own:
-        return replace(found, summary=completed(summary | {"notes": [*prepared.caveats, *notes]}), trials=tuple(trials))
+        return replace(
+            found,
+            summary=completed(summary | {"notes": [*prepared.caveats, *notes]}),
+            trials=tuple(trials),
+        )
     notes = [*_what_to_run(prepared, trials, posterior, found.summary["arguments"]), *notes]
     summary |= {"notes": [*prepared.caveats, *notes], "over_target": _over_target(found, own)}
     summary["over_target_growth"] = found.summary["over_target_growth"]
@@ -142,16 +155,22 @@ def _over_target(found: StudyFolder, own: Target) -> list[Row]:
     """Return the critical batch sizes that the study has found at its own target and at easier ones."""
     critical, rows = found.summary["critical"], list[Row](found.summary["over_target"])
     reached = found.summary["statuses"]["reached"]
-    return rows if critical is None else [*rows, {"target": own.value, "passed": reached, **critical}]
+    return (
+        rows if critical is None else [*rows, {"target": own.value, "passed": reached, **critical}]
+    )
 
 
-def _prepared(files: Output, found: StudyFolder, goal: float | None) -> tuple[PreparedStudy, Target]:
+def _prepared(
+    files: Output, found: StudyFolder, goal: float | None
+) -> tuple[PreparedStudy, Target]:
     """Return the study as its files describe it, to be asked and not to be run, and its own target."""
     config = OmegaConf.load(files.config)
     assert isinstance(config, DictConfig)  # noqa: S101 (read_files has seen a mapping)
     config.trainer = {}  # what a Trainer takes may be classes of the user's, which nobody needs here
     config.workload.pop("trainer", None)
-    config.protocol.setdefault("fast", "off")  # as studies of former versions are, which do not name it
+    config.protocol.setdefault(
+        "fast", "off"
+    )  # as studies of former versions are, which do not name it
     own = make_protocol(config).target
     if goal is not None:
         config.workload.target.value = goal
@@ -161,10 +180,23 @@ def _prepared(files: Output, found: StudyFolder, goal: float | None) -> tuple[Pr
     space = make_space(config, backend.lr_range)
     if found.hardware is not None:
         ceiling = found.hardware["ceiling"]
-        space = replace(space, low=ceiling["smallest"], high=min(space.high, ceiling["at"]["batch_size"]))
+        space = replace(
+            space, low=ceiling["smallest"], high=min(space.high, ceiling["at"]["batch_size"])
+        )
     budget = search_budget(config)
     prepared = PreparedStudy(
-        config, budget, space, protocol, backend, files, None, {}, None, None, [], elapsed=lambda: 0.0
+        config,
+        budget,
+        space,
+        protocol,
+        backend,
+        files,
+        None,
+        {},
+        None,
+        None,
+        [],
+        elapsed=lambda: 0.0,
     )
     return prepared, own
 
@@ -172,7 +204,9 @@ def _prepared(files: Output, found: StudyFolder, goal: float | None) -> tuple[Pr
 def _surveyed(found: StudyFolder) -> TrialBackend:
     """Return a backend that knows the seconds per step that the survey measured, or else those of the trials."""
     if found.hardware is not None:
-        pairs = [(row["batch_size"], row["seconds"]) for row in found.hardware["measured"]["timings"]]
+        pairs = [
+            (row["batch_size"], row["seconds"]) for row in found.hardware["measured"]["timings"]
+        ]
     else:
         pairs = sorted({trial.batch_size: trial.seconds_per_step for trial in found.trials}.items())
     pairs = [(size, seconds) for size, seconds in pairs if seconds]
@@ -182,7 +216,10 @@ def _surveyed(found: StudyFolder) -> TrialBackend:
 
 
 def _what_to_run(
-    prepared: PreparedStudy, trials: Sequence[TrialResult], posterior: Posterior, arguments: Sequence[str] | None
+    prepared: PreparedStudy,
+    trials: Sequence[TrialResult],
+    posterior: Posterior,
+    arguments: Sequence[str] | None,
 ) -> list[str]:
     """Return, where the histories do not suffice for a target, why, what it would take, and the command."""
     target = prepared.protocol.target
@@ -192,7 +229,10 @@ def _what_to_run(
     lines = [f"the histories do not suffice for {target}: {why}"]
     if not any(trial.reached for trial in trials):
         lines.append(_extrapolated(prepared, trials, posterior))
-    options = [f"workload.target.value={target.value:g}", f"study={prepared.config.study}-{target.value:g}"]
+    options = [
+        f"workload.target.value={target.value:g}",
+        f"study={prepared.config.study}-{target.value:g}",
+    ]
     if arguments is None:
         return [*lines, f"run it: the study's command with {' '.join(options)}"]
     replaced = ("workload.target.value=", "study=", "output=")
@@ -200,13 +240,17 @@ def _what_to_run(
     return [*lines, f"run it: {shlex.join(['bstune', *kept, *options])}"]
 
 
-def _extrapolated(prepared: PreparedStudy, trials: Sequence[TrialResult], posterior: Posterior) -> str:
+def _extrapolated(
+    prepared: PreparedStudy, trials: Sequence[TrialResult], posterior: Posterior
+) -> str:
     """Return what a target takes that no trial met, as a line: the histories, extrapolated."""
     space = prepared.space
     ratio = space.high / space.low
     sizes = sorted({round(space.low * ratio ** (i / (LADDER - 1))) for i in range(LADDER)})
     band = steps_band(posterior, sizes, INTERVAL)
-    in_seconds = prepared.budget.objective != "steps" and any(trial.seconds_per_step for trial in trials)
+    in_seconds = prepared.budget.objective != "steps" and any(
+        trial.seconds_per_step for trial in trials
+    )
     cost = band.steps * posterior.tau(band.batch_size) if in_seconds else band.steps
     i = int(cost.argmin())
     seconds = f", {format_seconds(float(cost[i]))}" if in_seconds else ""

@@ -48,7 +48,16 @@ from bstune.trial.backend import chooses_batch_sizes, chooses_horizons, stops_tr
 from bstune.trial.workers import InProcess
 
 # Options that another machine that joins the study gives itself, or has no use for.
-MACHINE_OPTIONS = ("storage=", "study=", "output=", "mlflow.", "debug=", "data.root=", "search.workers=", "device=")
+MACHINE_OPTIONS = (
+    "storage=",
+    "study=",
+    "output=",
+    "mlflow.",
+    "debug=",
+    "data.root=",
+    "search.workers=",
+    "device=",
+)
 
 
 def _turns(prepared: PreparedStudy) -> str | None:
@@ -67,7 +76,9 @@ def plan_text(prepared: PreparedStudy, done: Sequence[TrialResult]) -> str:
     """Return the plan in a few lines; ``done`` are the trials that an earlier run of the study finished."""
     config, budget, space = prepared.config, prepared.budget, prepared.space
     limits = [(budget.seconds, "training"), (budget.wall_seconds, "wall time")]
-    spendable = [f"{format_seconds(seconds)} of {what}" for seconds, what in limits if seconds is not None]
+    spendable = [
+        f"{format_seconds(seconds)} of {what}" for seconds, what in limits if seconds is not None
+    ]
     trial_budget = prepared.protocol.budget
     spent = f"{format_count(trial_budget.steps)} steps and {format_count(trial_budget.examples)} examples"
     if not stops_trials(config.sampler):
@@ -80,7 +91,11 @@ def plan_text(prepared: PreparedStudy, done: Sequence[TrialResult]) -> str:
     else:
         ends = f"; each ends at the target or after {spent}"
     rule = config.scaling.rule["_target_"].rpartition(".")[2]
-    bounds = f", within {format_number(space.lr_low)} to {format_number(space.lr_high)}" if space.lr_low > 0 else ""
+    bounds = (
+        f", within {format_number(space.lr_low)} to {format_number(space.lr_high)}"
+        if space.lr_low > 0
+        else ""
+    )
     lines = [
         f"study {config.study}: {prepared.protocol.target}, objective {budget.objective}, on "
         f"{prepared.backend.description}",
@@ -90,17 +105,24 @@ def plan_text(prepared: PreparedStudy, done: Sequence[TrialResult]) -> str:
         f"  {', '.join([plural(budget.trials, 'trial'), *spendable])}{ends}",
     ]
     if space.tunables:
-        ranges = (f"{one.name} ({format_number(one.low)} to {format_number(one.high)})" for one in space.tunables)
+        ranges = (
+            f"{one.name} ({format_number(one.low)} to {format_number(one.high)})"
+            for one in space.tunables
+        )
         lines.append(f"  searches {', '.join(ranges)} as well")
     remaining = remaining_seconds(budget, done)
-    if remaining is not None:  # what the study's own trials suggest; a bound from timed steps before the first
+    if (
+        remaining is not None
+    ):  # what the study's own trials suggest; a bound from timed steps before the first
         seconds = format_seconds(remaining / max(1, config.search.workers))
         lines.append(f"  continues after {plural(len(done), 'trial')}; about {seconds} to go")
     else:
         seconds = format_seconds(max_seconds(budget, space, prepared.protocol, prepared.backend))
         lines.append(f"  at most about {seconds} if every trial ran to its budget")
     lines += [f"  {note}" for note in prepared.notes]
-    folded = partial(wrap, width=WIDTH, subsequent_indent="    ", break_long_words=False, break_on_hyphens=False)
+    folded = partial(
+        wrap, width=WIDTH, subsequent_indent="    ", break_long_words=False, break_on_hyphens=False
+    )
     return "\n".join(row for line in lines for row in folded(line))
 
 
@@ -113,9 +135,13 @@ class Progress:
         self.live: Bar | None = None  # shown while it is entered
         self._displayed: Any = None  # in a notebook
         if console.is_terminal:
-            text = TextColumn("{task.description}", markup=False, table_column=Column(no_wrap=True, ratio=1))
+            text = TextColumn(
+                "{task.description}", markup=False, table_column=Column(no_wrap=True, ratio=1)
+            )
             times = TimeElapsedColumn(), TextColumn("left"), TimeRemainingColumn()
-            self.live = Bar(MofNCompleteColumn(), text, *times, console=console, transient=True, expand=True)
+            self.live = Bar(
+                MofNCompleteColumn(), text, *times, console=console, transient=True, expand=True
+            )
             self._task = self.live.add_task("trials", total=total)
 
     def show(self, done: Sequence[TrialResult]) -> None:
@@ -131,8 +157,12 @@ class Progress:
             self._displayed = self._displayed or display(text, raw=True, display_id=True)
             self._displayed.update(text, raw=True)
             return
-        shown = self._shown = {result.number for result in done} if self._shown is None else self._shown
-        points = sum(result.number in shown and result.resumed_from is None for result in searched(done))
+        shown = self._shown = (
+            {result.number for result in done} if self._shown is None else self._shown
+        )
+        points = sum(
+            result.number in shown and result.resumed_from is None for result in searched(done)
+        )
         # Side by side, trials do not end in order of their numbers.
         for result in [result for result in done if result.number not in shown]:
             points += result in searched([result]) and result.resumed_from is None
@@ -149,7 +179,11 @@ def live_text(done: Sequence[TrialResult]) -> str:
     texts = [f"trial {last.number}: {_place(last)}, {STATUS_WORDS[last.status]}"]
     if reached:
         best = min(reached, key=lambda trial: (trial.time_to_target or math.inf, trial.steps))
-        taken = plural(best.steps, "step") if best.time_to_target is None else format_seconds(best.time_to_target)
+        taken = (
+            plural(best.steps, "step")
+            if best.time_to_target is None
+            else format_seconds(best.time_to_target)
+        )
         texts.insert(0, f"best {taken} at {_place(best)}")
     return "; ".join(texts)
 
@@ -172,10 +206,18 @@ def trial_line(result: TrialResult, metric: str, place: str = "") -> str:
         place = f"continues {result.resumed_from}"
     last = next((value for _, value in reversed(result.history) if value is not None), None)
     seen = "" if last is None or result.message else f" at {metric} {format_number(last)}"
-    steps = plural(result.steps, "step") + (f" of {result.horizon}" if result.horizon is not None else "")
+    steps = plural(result.steps, "step") + (
+        f" of {result.horizon}" if result.horizon is not None else ""
+    )
     time = "" if result.time_to_target is None else f", {format_seconds(result.time_to_target)}"
-    values = "".join(f"  {name} {format_number(value)}" for name, value in result.hyperparameters.items())
-    parts = [f"trial {result.number}", place, f"B {_sizes(result)}  lr {format_number(result.lr)}{values}"]
+    values = "".join(
+        f"  {name} {format_number(value)}" for name, value in result.hyperparameters.items()
+    )
+    parts = [
+        f"trial {result.number}",
+        place,
+        f"B {_sizes(result)}  lr {format_number(result.lr)}{values}",
+    ]
     parts.append(f"{STATUS_WORDS[result.status]}{seen} after {steps}{time}")
     line = "  ".join(part for part in parts if part)
     return f"{line}: {result.message}" if result.message else line
@@ -192,22 +234,32 @@ def run(
     ``arguments`` of the command line compose the config again; None: none do, as it is of Python objects. ``elapsed``
     says how many seconds ago the command began; None: now.
     """
-    with console.status("preparing") if console.is_terminal else nullcontext() as status:  # one line there
+    with (
+        console.status("preparing") if console.is_terminal else nullcontext() as status
+    ):  # one line there
         say = partial(console.print, soft_wrap=True)
-        prepared = prepare(config, say if status is None else lambda line: status.update(Text(line)), elapsed=elapsed)
+        prepared = prepare(
+            config,
+            say if status is None else lambda line: status.update(Text(line)),
+            elapsed=elapsed,
+        )
     if prepared.trial is None:
         return run_study(prepared, arguments, console)
     run_single(prepared, prepared.trial, console)
     return None
 
 
-def run_study(prepared: PreparedStudy, arguments: Sequence[str] | None, console: Console) -> Findings:
+def run_study(
+    prepared: PreparedStudy, arguments: Sequence[str] | None, console: Console
+) -> Findings:
     """Run or continue the study, write its report and return its findings; ``arguments`` compose its config again."""
     config, objective, files = prepared.config, prepared.budget.objective, prepared.files
     shared = [one for one in arguments or () if not one.lstrip("+~").startswith(MACHINE_OPTIONS)]
     again = [one for one in shared if redact_patterns(one) == one]
     kind = prepared.backend.device_kind
-    study = open_study(config.study, config.storage, objective, prepared.frozen_settings, files.root, kind, again)
+    study = open_study(
+        config.study, config.storage, objective, prepared.frozen_settings, files.root, kind, again
+    )
     identity = Identity.of(config.study, config.storage, study.user_attrs[STUDY_ID])
     leases = Leases(study, "owner", config.search.lease_seconds)
     say, missing = partial(console.print, soft_wrap=True), list[str]()
@@ -221,7 +273,9 @@ def run_study(prepared: PreparedStudy, arguments: Sequence[str] | None, console:
         files.checkpoints.mkdir(exist_ok=True)
         write_text(files.config, _config_yaml(config))
         if prepared.survey is not None:
-            from bstune.hardware.report import write_survey  # torch takes seconds to import: replays have no survey
+            from bstune.hardware.report import (
+                write_survey,
+            )  # torch takes seconds to import: replays have no survey
 
             write_survey(prepared.survey, files, missing)
         tracking = None
@@ -234,20 +288,28 @@ def run_study(prepared: PreparedStudy, arguments: Sequence[str] | None, console:
         with progress.live or nullcontext():
             search = Search(prepared, study, leases, tracking, progress.show)
             stop_reason = search.run()
-        return report_study(prepared, study, tracking, stop_reason, arguments, console, search.sampled, missing)
+        return report_study(
+            prepared, study, tracking, stop_reason, arguments, console, search.sampled, missing
+        )
 
 
 def _config_yaml(config: DictConfig) -> str:
     """Return the config, its references as such, without passwords."""
-    return OmegaConf.to_yaml(OmegaConf.create(redact_values(OmegaConf.to_container(config, resolve=False))))
+    return OmegaConf.to_yaml(
+        OmegaConf.create(redact_values(OmegaConf.to_container(config, resolve=False)))
+    )
 
 
 def run_worker(prepared: PreparedStudy, study: optuna.Study, console: Console) -> int:
     """Run trials of a study that another process owns until there is none left to run; return how many."""
     check_joined(study, prepared.frozen_settings)
     shared = Output(Path(study.user_attrs[OUTPUT]))
-    identity = Identity.of(prepared.config.study, prepared.config.storage, study.user_attrs[STUDY_ID])
-    if shared.identity.exists():  # this machine sees the owner's folder: states and checkpoints go there
+    identity = Identity.of(
+        prepared.config.study, prepared.config.storage, study.user_attrs[STUDY_ID]
+    )
+    if (
+        shared.identity.exists()
+    ):  # this machine sees the owner's folder: states and checkpoints go there
         check_owner(shared, identity)
         prepared = replace(prepared, files=shared)
     leases = Leases(study, "worker", prepared.config.search.lease_seconds)
@@ -275,9 +337,16 @@ def run_single(prepared: PreparedStudy, spec: TrialSpec, console: Console) -> Tr
     """Run one trial by itself, and write its record and what else it leaves."""
     files = prepared.files.single_trial(spec.batch_size, spec.lr, spec.seed)
     identity = Identity.of(prepared.config.study, prepared.config.storage)
-    with owned(prepared.files, identity), owned(files, identity):  # the study's own, which may begin later
+    with (
+        owned(prepared.files, identity),
+        owned(files, identity),
+    ):  # the study's own, which may begin later
         files.checkpoints.mkdir(exist_ok=True)
-        with InProcess(prepared.backend.run) if prepared.workers is None else prepared.workers(1) as runner:
+        with (
+            InProcess(prepared.backend.run)
+            if prepared.workers is None
+            else prepared.workers(1) as runner
+        ):
             runner.start(spec, files, None)
             finished = runner.wait()
         result = finished.result()
@@ -285,7 +354,9 @@ def run_single(prepared: PreparedStudy, spec: TrialSpec, console: Console) -> Tr
         write_text(files.config, _config_yaml(prepared.config))
     if result.status == "failed":
         kind = UserCodeError if finished.frames else StudyError
-        raise kind(f"the trial failed with {result.message}\n{finished.frames}record {files.record}")
+        raise kind(
+            f"the trial failed with {result.message}\n{finished.frames}record {files.record}"
+        )
     console.print(trial_line(result, prepared.protocol.target.metric), soft_wrap=True)
     if result.reached:
         for name, value in prepared.backend.test(spec, files).items():

@@ -68,13 +68,19 @@ class ScaleOut:
     efficiency: float  # speed-up over devices
 
 
-def scale_out(prepared: PreparedStudy, posterior: Posterior, largest: int) -> tuple[list[ScaleOut], list[ScaleOut]]:
+def scale_out(
+    prepared: PreparedStudy, posterior: Posterior, largest: int
+) -> tuple[list[ScaleOut], list[ScaleOut]]:
     """Return the plan without an all-reduce, and the one with the all-reduce that the config states (empty if none).
 
     No batch is larger than ``largest``, as far as the curve is claimed.
     """
     settings, space, backend = prepared.config.hardware.scale_out, prepared.space, prepared.backend
-    sizes = [size for size in candidates(space.high, space.multiple, settings.candidate_ratio) if size >= space.low]
+    sizes = [
+        size
+        for size in candidates(space.high, space.multiple, settings.candidate_ratio)
+        if size >= space.low
+    ]
     tau = step_times(posterior, space.high, backend.step_time)
     if tau is None:
         return [], []
@@ -90,7 +96,9 @@ def scale_out(prepared: PreparedStudy, posterior: Posterior, largest: int) -> tu
         max_examples=min(largest, backend.train_examples or largest),
     )
     if reduce.seconds is not None:
-        alpha, beta = fit_sync([(int(count), float(seconds)) for count, seconds in reduce.seconds.items()])
+        alpha, beta = fit_sync(
+            [(int(count), float(seconds)) for count, seconds in reduce.seconds.items()]
+        )
         return planned(), planned(lambda count: sync_seconds(count, alpha, beta))
     if reduce.bytes_per_second is not None and backend.gradient_bytes is not None:
         link = (float(backend.gradient_bytes), reduce.bytes_per_second, reduce.latency)
@@ -102,11 +110,17 @@ def step_times(
     posterior: Posterior, high: int, surveyed: Callable[[float], float] | None
 ) -> Callable[[NDArray[np.float64]], NDArray[np.float64]] | None:
     """Return tau(B) in seconds: what was surveyed, corrected by the trials; None where nothing was timed."""
-    timed = [(2.0**one.x, one.seconds_per_step) for one in posterior.observations if one.seconds_per_step is not None]
+    timed = [
+        (2.0**one.x, one.seconds_per_step)
+        for one in posterior.observations
+        if one.seconds_per_step is not None
+    ]
     return fit_step_times(timed, float(high), surveyed) if timed or surveyed is not None else None
 
 
-def ring_all_reduce(devices: int, gradient_bytes: float, bytes_per_second: float, latency: float) -> float:
+def ring_all_reduce(
+    devices: int, gradient_bytes: float, bytes_per_second: float, latency: float
+) -> float:
     """Return the seconds of a ring all-reduce, 2 (n - 1)/n bytes/bandwidth + 2 (n - 1) latency; additions left out."""
     # A reduce-scatter and an all-gather of n - 1 messages of bytes/n each (Patarasuk and Yuan 2009, "Bandwidth optimal
     # all-reduce algorithms for clusters of workstations"; latency as in Thakur et al. 2005, "... operations in MPICH").
@@ -134,9 +148,13 @@ def plan(
     waits = [all_reduce_seconds(count) for count in counts]
     batches = np.outer(counts, sizes)  # (devices, sizes)
     bands = predict(batches.ravel().tolist())
-    steps, low, high = (np.reshape(values, batches.shape) for values in (bands.steps, bands.low, bands.high))
+    steps, low, high = (
+        np.reshape(values, batches.shape) for values in (bands.steps, bands.low, bands.high)
+    )
     fits = batches <= (math.inf if max_examples is None else max_examples)
-    seconds_per_step = np.array([[iteration_seconds(one, wait, overlap) for one in tau] for wait in waits])
+    seconds_per_step = np.array(
+        [[iteration_seconds(one, wait, overlap) for one in tau] for wait in waits]
+    )
     best = np.where(fits, steps * seconds_per_step, math.inf).argmin(axis=1)
     rows: list[ScaleOut] = []
     for i, (count, k) in enumerate(zip(counts, best.tolist(), strict=True)):
@@ -183,8 +201,24 @@ def half_efficient(rows: Sequence[ScaleOut]) -> ScaleOut | None:
 def scale_out_table(rows: Sequence[ScaleOut], title: str) -> Table:
     """Return the plan as a table for 80 columns; the row where efficiency first falls under 50% is marked."""
     caption = f"{_caption(rows)}; cost is in device-seconds"
-    table = Table(title=title, caption=caption, caption_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
-    for name in ("devices", "batch", "each", "lr", "steps", "time", "interval", "cost", "efficiency"):
+    table = Table(
+        title=title,
+        caption=caption,
+        caption_justify="left",
+        box=box.SIMPLE_HEAD,
+        padding=(0, 1, 0, 0),
+    )
+    for name in (
+        "devices",
+        "batch",
+        "each",
+        "lr",
+        "steps",
+        "time",
+        "interval",
+        "cost",
+        "efficiency",
+    ):
         table.add_column(name, justify="right", no_wrap=True)
     half = half_efficient(rows)
     for row in rows:
@@ -211,31 +245,59 @@ def _caption(rows: Sequence[ScaleOut]) -> str:
     return f"efficiency falls under 50% at {format_count(half.devices)} devices ({point})"
 
 
-def draw_scale_out(ideal: Sequence[ScaleOut], real: Sequence[ScaleOut], title: str, path: Path) -> None:
+def draw_scale_out(
+    ideal: Sequence[ScaleOut], real: Sequence[ScaleOut], title: str, path: Path
+) -> None:
     """Write the plan's figure, without and (if not empty) with an all-reduce: time on the left, efficiency right."""
-    save_figure(partial(_paint, ideal=ideal, real=real, title=title), FIGURE_INCHES, path, dots_per_inch=PAGE_DPI)
+    save_figure(
+        partial(_paint, ideal=ideal, real=real, title=title),
+        FIGURE_INCHES,
+        path,
+        dots_per_inch=PAGE_DPI,
+    )
 
 
-def _paint(figure: "Figure", ideal: Sequence[ScaleOut], real: Sequence[ScaleOut], title: str) -> None:
+def _paint(
+    figure: "Figure", ideal: Sequence[ScaleOut], real: Sequence[ScaleOut], title: str
+) -> None:
     left, right = figure.subplots(1, 2)
     scale, unit = time_unit(min(row.seconds for row in [*ideal, *real]))
     devices = [row.devices for row in ideal]
     perfect = np.array([ideal[0].seconds * ideal[0].devices / count / scale for count in devices])
     left.plot(devices, perfect, color=INK, linewidth=0.8, linestyle="--", gid=GUIDE)
     right.axhline(100.0 * HALF, color=GREY, linewidth=0.9, linestyle="--", gid=GUIDE)
-    labels = {left: [Label("twice the devices,\nhalf the time", np.stack([devices, perfect], axis=-1), INK)], right: []}
-    for rows, colour, name in ((ideal, BLUE, "no all-reduce"), (real, VERMILION, "with the all-reduce")):
+    labels = {
+        left: [
+            Label("twice the devices,\nhalf the time", np.stack([devices, perfect], axis=-1), INK)
+        ],
+        right: [],
+    }
+    for rows, colour, name in (
+        (ideal, BLUE, "no all-reduce"),
+        (real, VERMILION, "with the all-reduce"),
+    ):
         if rows:
             points = _draw_rows(left, right, rows, colour, scale)
             labels[left].append(Label(name, points, colour))
             labels[right] += [_half_label(half, colour)] if (half := half_efficient(rows)) else []
-    shown = [value / scale for row in [*ideal, *real] for value in (row.seconds, row.seconds_low, row.seconds_high)]
+    shown = [
+        value / scale
+        for row in [*ideal, *real]
+        for value in (row.seconds, row.seconds_low, row.seconds_high)
+    ]
     log_axis(left, "y", log_limits(shown, (0.15, 0.08)))
     right.set(ylim=(0.0, 108.0))
-    for axes, name in ((left, f"time to target, {unit}; band: of the curve"), (right, "speed-up over devices, %")):
+    for axes, name in (
+        (left, f"time to target, {unit}; band: of the curve"),
+        (right, "speed-up over devices, %"),
+    ):
         axes.set(xscale="log", xlabel="devices")
         axes.set_title(name, loc="left", fontsize=9.0)
-        ticks = devices if len(devices) <= 12 else [count for count in devices if count & (count - 1) == 0]
+        ticks = (
+            devices
+            if len(devices) <= 12
+            else [count for count in devices if count & (count - 1) == 0]
+        )
         axes.set_xticks(ticks, [format_count(count) for count in ticks])
         axes.set_xticks([], minor=True)
         axes.grid(color=INK, alpha=0.07, linewidth=0.6)
@@ -253,11 +315,14 @@ def _half_label(half: ScaleOut, colour: str) -> Label:
     return Label(text, np.array([[half.devices, 100.0 * half.efficiency]]), colour)
 
 
-def _draw_rows(left: "Axes", right: "Axes", rows: Sequence[ScaleOut], colour: str, scale: float) -> NDArray[np.float64]:
+def _draw_rows(
+    left: "Axes", right: "Axes", rows: Sequence[ScaleOut], colour: str, scale: float
+) -> NDArray[np.float64]:
     """Draw a plan's time with its band, and its efficiency; return the points of its time, (n, 2)."""
     devices = [row.devices for row in rows]
     low, middle, high = (
-        [getattr(row, name) / scale for row in rows] for name in ("seconds_low", "seconds", "seconds_high")
+        [getattr(row, name) / scale for row in rows]
+        for name in ("seconds_low", "seconds", "seconds_high")
     )
     left.fill_between(devices, low, high, color=colour, alpha=0.15, linewidth=0)
     left.plot(devices, middle, "o-", color=colour, markersize=4)

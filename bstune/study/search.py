@@ -56,7 +56,9 @@ if TYPE_CHECKING:
 MIN_REACHED = 6  # trials before the search may end by search.precision
 PRECISION_PARTICLES = 400  # of the posterior while the search goes on
 PRECISION_EVERY = 4  # trials between looks at search.precision
-ABANDON_FACTOR = 1.2  # a stopped trial beyond this many times the best trial's time or steps is not continued
+ABANDON_FACTOR = (
+    1.2  # a stopped trial beyond this many times the best trial's time or steps is not continued
+)
 MAX_STATES = 32
 MAX_FAILURES = 3  # trials in a row that failed end the study
 UNWRITTEN = 1.01  # times the trials in trials.jsonl: it is written again once there are so many, and at the end
@@ -82,8 +84,12 @@ class Search:
         self._lines: dict[int, str] = {}  # of trials.jsonl, by number
         self._looked = 0
         self.ran = 0  # trials that this process ran
-        self.sampled: tuple[Sequence[TrialResult], Posterior] | None = None  # the report's posterior, of which trials
-        self._files_kept_here = leases.own.role == "owner" or str(prepared.files.root) != study.user_attrs[OUTPUT]
+        self.sampled: tuple[Sequence[TrialResult], Posterior] | None = (
+            None  # the report's posterior, of which trials
+        )
+        self._files_kept_here = (
+            leases.own.role == "owner" or str(prepared.files.root) != study.user_attrs[OUTPUT]
+        )
         self._stops = prepared.backend.stops and stops_trials(prepared.config.sampler)
         self._wall = WallTime(study, prepared.budget, prepared.elapsed, leases.own.role == "owner")
         self._times = study.user_attrs[DEVICE] == prepared.backend.device_kind
@@ -104,14 +110,20 @@ class Search:
                     stop_reason = self._search(runner)
                     if runner.count == 1:
                         self._replicate(runner)
-                except BaseException:  # an interruption too: what has finished meanwhile is stored all the same
+                except (
+                    BaseException
+                ):  # an interruption too: what has finished meanwhile is stored all the same
                     for one in runner.poll():
                         # One that has failed may have been ended with this process.
                         if one.record is not None and one.record.status != "failed":
-                            with suppress(StudyError):  # the storage is gone: a file has it, and the others'
+                            with suppress(
+                                StudyError
+                            ):  # the storage is gone: a file has it, and the others'
                                 self._store(one)
                     raise
-            if self._prepared.config.search.workers > 1:  # nothing beside them, so that their seconds are measured
+            if (
+                self._prepared.config.search.workers > 1
+            ):  # nothing beside them, so that their seconds are measured
                 with self._prepared.open_runner(1) as runner:
                     self._replicate(runner)
         return stop_reason
@@ -145,11 +157,16 @@ class Search:
                 return
             posterior = study_posterior(self._prepared, done, REPORT_PARTICLES)
             self.sampled = done, posterior
-            due = next_replicate(done, fresh_steps(posterior), budget.objective, budget.replicates, budget.candidates)
+            due = next_replicate(
+                done, fresh_steps(posterior), budget.objective, budget.replicates, budget.candidates
+            )
             if due is None or not self._has_time(done, *due):
                 return
             horizon = fresh_horizons(posterior).get(due[0].trial.number)
-            self._start(runner, ask_replicate(self._study, *due, budget, space, stops, self._worker, horizon))
+            self._start(
+                runner,
+                ask_replicate(self._study, *due, budget, space, stops, self._worker, horizon),
+            )
             if runner.running:
                 self._store(runner.wait())
 
@@ -157,14 +174,18 @@ class Search:
         """Return whether a replicate may begin: the first winner's time was kept, another one's has to be left."""
         if replicate or not any(trial.replicate_of is not None for trial in done):
             return self._wall.left > 0
-        return self._wall.left > self._budget.replicates * self._wall.replicate_seconds(done, winner.trial)
+        return self._wall.left > self._budget.replicates * self._wall.replicate_seconds(
+            done, winner.trial
+        )
 
     def _start(self, runner: Runner, asked: Asked | None) -> None:
         if asked is None:  # other processes have taken what was left
             return
         trial, spec = asked
         self._asked[trial.number] = trial
-        resumed_from = None if spec.resumed_from is None else finished(self._study, spec.resumed_from)
+        resumed_from = (
+            None if spec.resumed_from is None else finished(self._study, spec.resumed_from)
+        )
         runner.start(spec, self._prepared.files, resumed_from)
 
     def _store(self, finished: Finished) -> None:
@@ -179,7 +200,14 @@ class Search:
         trial, files = self._asked.pop(spec.number), self._prepared.files
         try:
             ranks_stopped = not stops_trials(self._prepared.config.sampler)
-            tell(self._study, trial, result, self._budget.objective, self._prepared.protocol.target, ranks_stopped)
+            tell(
+                self._study,
+                trial,
+                result,
+                self._budget.objective,
+                self._prepared.protocol.target,
+                ranks_stopped,
+            )
         except StudyError:  # the storage is gone: the same command stores it
             with files.unstored.open("a", encoding="utf-8") as file:
                 file.write(result.to_json() + "\n")
@@ -188,16 +216,27 @@ class Search:
             check_failures(results(self._study), finished.frames, finished.cause)
 
     def _ask(self, done: Sequence[TrialResult]) -> Asked | None:
-        prepared, claimed = self._prepared, claim_free(self._study, self._budget.trials, self._worker)
+        prepared, claimed = (
+            self._prepared,
+            claim_free(self._study, self._budget.trials, self._worker),
+        )
         if claimed is None:
             return None
-        context = sampler_context(prepared, ended_below_limit(claimed.trials) if self._stops else ())
-        sampler = build_sampler(prepared.config.sampler, self._budget, claimed.trial_index, context, attempt(claimed))
-        asked = ask(self._study, claimed, self._budget, prepared.space, sampler, prepared.backend.stops)
+        context = sampler_context(
+            prepared, ended_below_limit(claimed.trials) if self._stops else ()
+        )
+        sampler = build_sampler(
+            prepared.config.sampler, self._budget, claimed.trial_index, context, attempt(claimed)
+        )
+        asked = ask(
+            self._study, claimed, self._budget, prepared.space, sampler, prepared.backend.stops
+        )
         if self._budget.wall_seconds is None or not self._stops:
             return asked
         backend = prepared.backend
-        return shorten(asked, self._wall.max_steps(done, asked[1], backend.step_time, backend.evaluation_share))
+        return shorten(
+            asked, self._wall.max_steps(done, asked[1], backend.step_time, backend.evaluation_share)
+        )
 
     def _read(self) -> Sequence[FrozenTrial]:
         """Return the study's trials; those of processes that are gone are ended before, to be asked again."""
@@ -220,7 +259,9 @@ class Search:
             return {trial.number for trial in candidates(done)}
 
         def continued() -> set[int]:
-            needed = {spec.resumed_from for spec in running(trials) if spec.resumed_from is not None}
+            needed = {
+                spec.resumed_from for spec in running(trials) if spec.resumed_from is not None
+            }
             return worth_continuing(done, objective) | needed
 
         if self._files_kept_here and ended != self._ended:
@@ -237,7 +278,9 @@ class Search:
 
     def _write_trials(self, done: Sequence[TrialResult]) -> None:
         """Write ``trials.jsonl``: one record a trial, in order of their numbers."""
-        self._lines = {trial.number: self._lines.get(trial.number) or trial.to_json() + "\n" for trial in done}
+        self._lines = {
+            trial.number: self._lines.get(trial.number) or trial.to_json() + "\n" for trial in done
+        }
         write_text(self._prepared.files.trials, "".join(self._lines.values()))
 
     def _stop_reason(self, done: Sequence[TrialResult]) -> str | None:
@@ -267,7 +310,9 @@ class Search:
         )
 
 
-def check_failures(done: Sequence[TrialResult], frames: str = "", cause: Exception | None = None) -> None:
+def check_failures(
+    done: Sequence[TrialResult], frames: str = "", cause: Exception | None = None
+) -> None:
     """Raise UserCodeError if too many trials failed in a row, or StudyError; ``frames`` and ``cause``: of the last one.
 
     Trials that were cut short, as by an interruption, do not count.
@@ -275,7 +320,11 @@ def check_failures(done: Sequence[TrialResult], frames: str = "", cause: Excepti
     ran = [trial for trial in done if trial.message != CUT_SHORT]
     last = next((i for i, trial in enumerate(reversed(ran)) if trial.status != "failed"), len(ran))
     if last >= MAX_FAILURES:
-        which = f"the last {last} trials failed" if last < len(ran) else f"the first {last} trials all failed"
+        which = (
+            f"the last {last} trials failed"
+            if last < len(ran)
+            else f"the first {last} trials all failed"
+        )
         kind = UserCodeError if frames else StudyError
         raise kind(
             f"{which}, the last one with {ran[-1].message}\n{frames}"
@@ -289,7 +338,9 @@ def _first_trials(searched: Sequence[TrialResult]) -> list[TrialResult]:
     Side by side others end while these run: precision must not depend on how many, or on when one looks.
     """
     indices = {trial.trial_index for trial in searched}
-    whole = next(trial_index for trial_index in range(len(indices) + 1) if trial_index not in indices)
+    whole = next(
+        trial_index for trial_index in range(len(indices) + 1) if trial_index not in indices
+    )
     whole -= whole % PRECISION_EVERY
     return [trial for trial in searched if trial.trial_index < whole]
 
@@ -300,16 +351,26 @@ def worth_continuing(done: Sequence[TrialResult], objective: Objective) -> set[i
     First come those that may win, then those that only the curve needs, as they have taken more than the best trial by
     the objective. Of either kind the newest are kept: a state is as large as the model and its optimizer.
     """
-    resumed = {trial.resumed_from for trial in done if trial.status != "failed"}  # what was cut short is asked again
+    resumed = {
+        trial.resumed_from for trial in done if trial.status != "failed"
+    }  # what was cut short is asked again
     reached = [trial for trial in done if trial.reached and trial.replicate_of is None]
-    fastest = min((time for trial in reached if (time := trial.time_to_target) is not None), default=math.inf)
+    fastest = min(
+        (time for trial in reached if (time := trial.time_to_target) is not None), default=math.inf
+    )
     fewest = min((trial.steps for trial in reached), default=math.inf)
 
     def may_win(trial: TrialResult) -> bool:
         by_time = trial.steps * (trial.seconds_per_step or 0.0) < ABANDON_FACTOR * fastest
         by_steps = trial.steps < ABANDON_FACTOR * fewest
-        return {"time": by_time, "steps": by_steps, "both": by_time or by_steps, "curve": True}[objective]
+        return {"time": by_time, "steps": by_steps, "both": by_time or by_steps, "curve": True}[
+            objective
+        ]
 
-    stopped = (trial for trial in searched(done) if trial.status == "censored" and trial.number not in resumed)
+    stopped = (
+        trial
+        for trial in searched(done)
+        if trial.status == "censored" and trial.number not in resumed
+    )
     last = sorted(stopped, key=lambda trial: (may_win(trial), trial.number))
     return {trial.number for trial in last[-MAX_STATES:]}

@@ -43,23 +43,34 @@ logger = logging.getLogger(__name__)
 FORMAT_VERSION = 3
 FORMAT, FROZEN_SETTINGS = "bstune:format", "bstune:settings"
 STUDY_ID, OUTPUT = "bstune:study_id", "bstune:output"
-DEVICE, ARGUMENTS = "bstune:device", "bstune:arguments"  # whose seconds count; what composes the config elsewhere
+DEVICE, ARGUMENTS = (
+    "bstune:device",
+    "bstune:arguments",
+)  # whose seconds count; what composes the config elsewhere
 TRIAL_INDEX, SPEC = "bstune:trial_index", "bstune:spec"
 WORKER = "bstune:worker"  # id of the lease of the process that runs the trial
-TAKEN = (TrialState.COMPLETE, TrialState.PRUNED, TrialState.RUNNING)  # states of the trials that have an index
+TAKEN = (
+    TrialState.COMPLETE,
+    TrialState.PRUNED,
+    TrialState.RUNNING,
+)  # states of the trials that have an index
 MAX_CONTINUED = 3  # times as many continued trials as points
 TRIES = 2  # of one point, if its trials fail by themselves; then the sampler suggests another
 CUT_SHORT = "the process ended before the trial did; it is asked again"
 REPORTED = 1  # step of the one value that is reported to Optuna
 REPLICATE_LIMIT = 2  # times the steps of the trial that it replicates, or those predicted
-METRIC_NAMES: Mapping[Objective, list[str]] = {  # of the values that Optuna gets, for its dashboard and plots
+METRIC_NAMES: Mapping[
+    Objective, list[str]
+] = {  # of the values that Optuna gets, for its dashboard and plots
     "time": ["seconds to target"],
     "steps": ["steps to target"],
     "both": ["steps to target", "seconds to target"],
     "curve": ["examples to target"],
 }
 Asked = tuple[optuna.Trial, TrialSpec]
-Trials = optuna.Study | Sequence[FrozenTrial]  # of a study, read now; or its trials as they were read before
+Trials = (
+    optuna.Study | Sequence[FrozenTrial]
+)  # of a study, read now; or its trials as they were read before
 
 
 def open_study(
@@ -88,8 +99,16 @@ def open_study(
                 return study
         with warnings.catch_warnings(action="ignore", category=ExperimentalWarning):
             study.set_metric_names(METRIC_NAMES[objective])
-        made = {FORMAT: FORMAT_VERSION, STUDY_ID: uuid.uuid4().hex, OUTPUT: str(output), DEVICE: device}
-        made |= {ARGUMENTS: list(arguments), FROZEN_SETTINGS: dump_json(frozen_settings)}  # the last one: it is made
+        made = {
+            FORMAT: FORMAT_VERSION,
+            STUDY_ID: uuid.uuid4().hex,
+            OUTPUT: str(output),
+            DEVICE: device,
+        }
+        made |= {
+            ARGUMENTS: list(arguments),
+            FROZEN_SETTINGS: dump_json(frozen_settings),
+        }  # the last one: it is made
         for key, value in made.items():
             study.set_user_attr(key, value)
     return study
@@ -99,7 +118,9 @@ def _being_made(study: optuna.Study) -> bool:
     """Wait for a process that is making this study; return whether it has gone before it was done."""
     for wait in (*RACE_SECONDS, 0.0):
         attributes = study.user_attrs
-        foreign = study.get_trials(deepcopy=False) or any(not key.startswith("bstune:") for key in attributes)
+        foreign = study.get_trials(deepcopy=False) or any(
+            not key.startswith("bstune:") for key in attributes
+        )
         if FROZEN_SETTINGS in attributes or foreign:
             return False
         time.sleep(wait)
@@ -140,7 +161,9 @@ def changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
 def _check_format(study: optuna.Study) -> None:
     name, attributes = study.study_name, study.user_attrs
     if FORMAT not in attributes and FROZEN_SETTINGS not in attributes:
-        raise StudyError(f"the storage has a study {name!r} that is not bstune's: choose another name with study=NAME")
+        raise StudyError(
+            f"the storage has a study {name!r} that is not bstune's: choose another name with study=NAME"
+        )
     version = attributes.get(FORMAT, 1)
     if version != FORMAT_VERSION:
         raise StudyError(
@@ -152,7 +175,9 @@ def _check_format(study: optuna.Study) -> None:
 def _check_continued(study: optuna.Study, frozen_settings: Mapping[str, Any]) -> None:
     """Refuse another format and other settings."""
     _check_format(study)
-    lines = changes(json.loads(study.user_attrs[FROZEN_SETTINGS]), json.loads(dump_json(frozen_settings)))
+    lines = changes(
+        json.loads(study.user_attrs[FROZEN_SETTINGS]), json.loads(dump_json(frozen_settings))
+    )
     if lines:
         raise StudyError(
             f"the study {study.study_name!r} began with other settings:\n{lines}\n"
@@ -216,7 +241,11 @@ def ended_below_limit(trials: Trials) -> set[int]:
     """Return the numbers of the censored trials that ended below their limit, as where a recorded run ends."""
     numbers = set()
     for trial in read(trials):
-        if trial.state == TrialState.PRUNED and RECORD in trial.user_attrs and SPEC in trial.user_attrs:
+        if (
+            trial.state == TrialState.PRUNED
+            and RECORD in trial.user_attrs
+            and SPEC in trial.user_attrs
+        ):
             max_steps, result = _spec(trial).max_steps, _record(trial.user_attrs[RECORD])
             if result.status == "censored" and max_steps is not None and result.steps < max_steps:
                 numbers.add(trial.number)
@@ -242,13 +271,19 @@ def free_indices(trials: Trials, points: int) -> list[int]:
 
 def running(trials: Trials, worker: str | None = None) -> list[TrialSpec]:
     """Return the trials that run now; only those of ``worker`` if it is given."""
-    mine = (trial for trial in _running(trials) if worker is None or trial.user_attrs.get(WORKER) == worker)
+    mine = (
+        trial
+        for trial in _running(trials)
+        if worker is None or trial.user_attrs.get(WORKER) == worker
+    )
     return [_spec(trial) for trial in mine if SPEC in trial.user_attrs]
 
 
 def trained_by(study: optuna.Study, number: int) -> str:
     """Return whose process ran a trial, for people."""
-    lease = study.user_attrs.get(PREFIX + study.get_trials(deepcopy=False)[number].user_attrs.get(WORKER, ""))
+    lease = study.user_attrs.get(
+        PREFIX + study.get_trials(deepcopy=False)[number].user_attrs.get(WORKER, "")
+    )
     return "a process that left no lease" if lease is None else str(json.loads(lease)["name"])
 
 
@@ -277,7 +312,9 @@ def claim(study: optuna.Study, trial_index: int, worker: str = "") -> Claim | No
     The trial's number and its index are stored in one transaction, and numbers count up: of two trials at one index the
     one with the smaller number stays.
     """
-    template = create_trial(state=TrialState.RUNNING, user_attrs={TRIAL_INDEX: trial_index, WORKER: worker})
+    template = create_trial(
+        state=TrialState.RUNNING, user_attrs={TRIAL_INDEX: trial_index, WORKER: worker}
+    )
     # Optuna's ask() cannot store attributes in the transaction that makes the trial.
     trial_id = study._storage.create_new_trial(study._study_id, template)
     trials = read(study)
@@ -308,7 +345,11 @@ def claim_free(study: optuna.Study, points: int, worker: str = "") -> Claim | No
 def _failed(trials: Trials, trial_index: int) -> list[FrozenTrial]:
     """Return the failed trials of an index, without those that were not asked to the end."""
     failed = (trial for trial in read(trials) if trial.state == TrialState.FAIL)
-    return [trial for trial in failed if trial.user_attrs.get(TRIAL_INDEX) == trial_index and SPEC in trial.user_attrs]
+    return [
+        trial
+        for trial in failed
+        if trial.user_attrs.get(TRIAL_INDEX) == trial_index and SPEC in trial.user_attrs
+    ]
 
 
 def _failures(failed: Sequence[FrozenTrial]) -> int:
@@ -322,7 +363,12 @@ def attempt(claimed: Claim) -> int:
 
 
 def ask(
-    study: optuna.Study, claimed: Claim, budget: SearchBudget, space: Space, sampler: BaseSampler, stops: bool
+    study: optuna.Study,
+    claimed: Claim,
+    budget: SearchBudget,
+    space: Space,
+    sampler: BaseSampler,
+    stops: bool,
 ) -> Asked:
     """Ask the claimed trial, as the sampler suggests it or as it was asked before it was cut short.
 
@@ -332,24 +378,39 @@ def ask(
     stopping: Any = sampler if hasattr(sampler, "max_steps") else None
     failed = _failed(claimed.trials, trial_index)
     earlier = failed[-1] if failed else None
-    if earlier is not None and not (RECORD in earlier.user_attrs and _failures(failed) % TRIES == 0):
+    if earlier is not None and not (
+        RECORD in earlier.user_attrs and _failures(failed) % TRIES == 0
+    ):
         trial = _suggested(study, claimed, space, sampler, dict(earlier.params))
         return _stored(trial, replace(_spec(earlier), number=trial.number))
     chooses = stopping is not None or getattr(sampler, "chooses_batch_sizes", False)
     stratum = None if chooses else budget.stratum(trial_index, space)
-    trial = _suggested(study, claimed, space, sampler, {} if stratum is None else {"batch_size": stratum})
+    trial = _suggested(
+        study, claimed, space, sampler, {} if stratum is None else {"batch_size": stratum}
+    )
     batch_size = space.snap(trial.params["batch_size"])
     lr, seed = space.lr(batch_size, trial.params["delta"]), budget.trial_seed(trial_index)
     max_steps, resumed_from = None, None
     if stopping is not None and (stops or getattr(sampler, "horizon", False)):
-        max_steps, resumed_from = stopping.max_steps(trial.number), stopping.resumed_from(trial.number)
+        max_steps, resumed_from = (
+            stopping.max_steps(trial.number),
+            stopping.resumed_from(trial.number),
+        )
         if resumed_from is not None:
             continued = finished(study, resumed_from)
             lr, seed = continued.lr, continued.seed
     delta = space.delta(batch_size, lr)
     values = space.searched(trial.params)  # and back
     spec = TrialSpec(
-        trial.number, trial_index, batch_size, lr, delta, seed, max_steps, resumed_from, hyperparameters=values
+        trial.number,
+        trial_index,
+        batch_size,
+        lr,
+        delta,
+        seed,
+        max_steps,
+        resumed_from,
+        hyperparameters=values,
     )
     return _stored(trial, spec)
 
@@ -399,7 +460,9 @@ def _suggested(
     with warnings.catch_warnings(action="ignore", category=ExperimentalWarning):
         chosen = PartialFixedSampler(fixed, sampler) if fixed else sampler
         # Loaded anew, as Optuna's samplers would not see what other trials ended since this object's last ask().
-        current = optuna.load_study(study_name=study.study_name, storage=study._storage, sampler=chosen)
+        current = optuna.load_study(
+            study_name=study.study_name, storage=study._storage, sampler=chosen
+        )
         trial = optuna.Trial(current, claimed.trial._trial_id)
         for name, distribution in distributions(space).items():
             if isinstance(distribution, IntDistribution):
@@ -431,7 +494,9 @@ def cut_short(study: optuna.Study, objective: Objective, worker: str) -> Iterato
         yield
     except BaseException:  # Ctrl-C too; it goes on up
         for spec in running(study, worker):
-            _warn(spec, " was cut short; the finished ones are stored, the same command asks it again")
+            _warn(
+                spec, " was cut short; the finished ones are stored, the same command asks it again"
+            )
         finish_abandoned(study, objective, lambda other: other == worker)
         raise
 
@@ -440,7 +505,9 @@ def _warn(spec: TrialSpec, what: str) -> None:
     logger.warning("trial %d (B %d, lr %g)%s", spec.number, spec.batch_size, spec.lr, what)
 
 
-def finish_abandoned(study: optuna.Study, objective: Objective, gone: Callable[[str], bool]) -> None:
+def finish_abandoned(
+    study: optuna.Study, objective: Objective, gone: Callable[[str], bool]
+) -> None:
     """End the running trials of processes that are gone: with their record if it was stored, as failed otherwise."""
     for trial in _running(study):
         if not gone(trial.user_attrs.get(WORKER, "")):
@@ -461,7 +528,9 @@ def store_unstored(study: optuna.Study, files: Output) -> None:
         try:
             trial = by_number.get(TrialResult.from_json(record).number)
         except ValueError:
-            logger.warning("%s has a record that was cut short: its trial is asked again", files.unstored)
+            logger.warning(
+                "%s has a record that was cut short: its trial is asked again", files.unstored
+            )
             continue
         if trial is not None:  # nobody has given it to another process meanwhile
             study._storage.set_trial_user_attr(trial._trial_id, RECORD, record)
@@ -487,23 +556,34 @@ def tell(
     shown |= {"steps": result.steps} if result.reached else {"stopped at step": result.steps}
     shown |= {} if seconds is None else {"seconds": seconds}
     try:
-        if ranks_stopped and values and not result.reached and objective != "both":  # two have no such values
+        if (
+            ranks_stopped and values and not result.reached and objective != "both"
+        ):  # two have no such values
             # TPE ranks pruned trials by their last reported step, then by the value there. Steps mean different things
             # at different batch sizes, so all get the same one: the gap to the target ranks them.
             trial.report(target.gap(values[-1]), step=REPORTED)
         for name, value in shown.items():
             trial.set_user_attr(name, value)
-        trial.set_user_attr(RECORD, result.to_json())  # from here on a killed process loses nothing of the trial
+        trial.set_user_attr(
+            RECORD, result.to_json()
+        )  # from here on a killed process loses nothing of the trial
     except UpdateFinishedTrialError:
-        logger.warning("trial %d ran out of its lease and was given to another process: it is dropped", trial.number)
+        logger.warning(
+            "trial %d ran out of its lease and was given to another process: it is dropped",
+            trial.number,
+        )
         return
     _tell(study, trial._trial_id, result, objective)
 
 
-def _end(study: optuna.Study, trial_id: int, state: TrialState, values: Sequence[float] | None = None) -> None:
+def _end(
+    study: optuna.Study, trial_id: int, state: TrialState, values: Sequence[float] | None = None
+) -> None:
     """End a trial, unless another process has: both may have found that its own is gone."""
     with suppress(UpdateFinishedTrialError):
-        study._storage.set_trial_state_values(trial_id, state, values)  # study.tell() reads the trial twice besides
+        study._storage.set_trial_state_values(
+            trial_id, state, values
+        )  # study.tell() reads the trial twice besides
 
 
 def _tell(study: optuna.Study, trial_id: int, result: TrialResult, objective: Objective) -> None:
@@ -551,11 +631,17 @@ def build_sampler(
     factory = sampler_factory(config)
     sampler = getattr(factory, "func", None)
     if not (inspect.isclass(sampler) and issubclass(sampler, BaseSampler)):
-        raise ConfigError(f"sampler must name an optuna.samplers.BaseSampler in _target_, but got {dict(config)}")
+        raise ConfigError(
+            f"sampler must name an optuna.samplers.BaseSampler in _target_, but got {dict(config)}"
+        )
     seed, wanted = budget.sampler_seed(trial_index, attempt), getattr(sampler, "context", ())
     place = {"trial_index": trial_index, "attempt": attempt, "study_seed": budget.seed}
-    arguments = {name: value for name, value in {**(context or {}), **place}.items() if name in wanted}
-    if issubclass(sampler, QMCSampler):  # keeps one seed: its place in the sequence is kept in the storage
+    arguments = {
+        name: value for name, value in {**(context or {}), **place}.items() if name in wanted
+    }
+    if issubclass(
+        sampler, QMCSampler
+    ):  # keeps one seed: its place in the sequence is kept in the storage
         arguments |= {"seed": budget.seed, "independent_sampler": RandomSampler(seed=seed)}
     elif "seed" in inspect.signature(sampler).parameters:
         arguments["seed"] = seed

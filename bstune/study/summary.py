@@ -40,20 +40,28 @@ def summarize(
     fitted = None if isinstance(fit, str) else fit
     last = _last_parts(trials)
     rows: dict[str, Any] = dict.fromkeys(WINNERS)
-    rows |= {name: winner_row(best[one.merit]) for name, one in WINNERS.items() if best and one.merit in best}
+    rows |= {
+        name: winner_row(best[one.merit])
+        for name, one in WINNERS.items()
+        if best and one.merit in best
+    }
     return {
         "target": str(target),
         "metric": target.metric,
         "goal": target.value,
         "mode": target.mode,
         "devices": sorted({trial.device for trial in trials if trial.device}),
-        "training_loops": dict(sorted(Counter(trial.training_loop for trial in trials if trial.training_loop).items())),
+        "training_loops": dict(
+            sorted(Counter(trial.training_loop for trial in trials if trial.training_loop).items())
+        ),
         "stop_reason": stop_reason,
         "trials": len(last),
         "continued": len(trials) - len(last),
         "spend": {
             "runs": len(last),
-            "seconds": sum(trial.train_seconds + trial.eval_seconds + trial.startup_seconds for trial in trials),
+            "seconds": sum(
+                trial.train_seconds + trial.eval_seconds + trial.startup_seconds for trial in trials
+            ),
             "examples": sum(trial.examples for trial in last),
         },
         "statuses": {status: sum(trial.status == status for trial in last) for status in STATUSES},
@@ -62,10 +70,14 @@ def summarize(
         "critical": None if critical is None else asdict(critical),
         "regimes": [] if critical is None else _regimes(critical),
         "small_end": _small_end(points),
-        "fit": None if fitted is None else {k: v for k, v in asdict(fitted).items() if k != "points"},
+        "fit": None
+        if fitted is None
+        else {k: v for k, v in asdict(fitted).items() if k != "points"},
         "fit_note": fit if isinstance(fit, str) else fit.note,
         "noise_scale": noise_scale_row(
-            trials, None if critical is None else critical.b_crit, None if fitted is None else fitted.b_crit
+            trials,
+            None if critical is None else critical.b_crit,
+            None if fitted is None else fitted.b_crit,
         ),
         "lr_exponent": lr_exponent,
         **rows,
@@ -76,7 +88,9 @@ def summarize(
 def pareto_front(trials: Iterable[TrialResult]) -> list[TrialResult]:
     """Return the trials that no other beats both in steps and in time to target, from least time to fewest steps."""
     front: list[TrialResult] = []
-    for trial in sorted((trial for trial in trials if trial.time_to_target is not None), key=time_order):
+    for trial in sorted(
+        (trial for trial in trials if trial.time_to_target is not None), key=time_order
+    ):
         if not front or trial.steps < front[-1].steps:
             front.append(trial)
     return front
@@ -89,7 +103,16 @@ def _last_parts(trials: Sequence[TrialResult]) -> list[TrialResult]:
 
 
 def _trial_row(trial: TrialResult) -> dict[str, Any]:
-    names = ("number", "seed", "batch_size", "lr", "hyperparameters", "horizon", "steps", "seconds_per_step")
+    names = (
+        "number",
+        "seed",
+        "batch_size",
+        "lr",
+        "hyperparameters",
+        "horizon",
+        "steps",
+        "seconds_per_step",
+    )
     return {name: getattr(trial, name) for name in (*names, "time_to_target")}
 
 
@@ -102,7 +125,10 @@ def winner_row(winner: Winner) -> dict[str, Any]:
     row, tau = _trial_row(winner.trial), winner.trial.seconds_per_step
     single = {name: row[name] for name in ("steps", "time_to_target")}
     fresh = confirmed_row(winner.runs)
-    expected = {"steps": winner.steps, "time_to_target": None if tau is None else winner.steps * tau}
+    expected = {
+        "steps": winner.steps,
+        "time_to_target": None if tau is None else winner.steps * tau,
+    }
     if fresh is not None:
         expected = {"steps": fresh["steps_median"], "time_to_target": fresh["time_median"]}
     return {**row, "horizon": winner.horizon, **expected, "confirmed": fresh, "single_run": single}
@@ -112,7 +138,9 @@ def _point_row(point: FrontierPoint, trials: Sequence[TrialResult]) -> dict[str,
     status, field = ("censored", "steps_low") if point.censored else ("reached", "steps")
     wanted = (point.batch_size, status, point.steps)
     # The trials are in order of their numbers, as the frontier breaks ties.
-    return trial_row(next(one for one in trials if (one.batch_size, one.status, getattr(one, field)) == wanted))
+    return trial_row(
+        next(one for one in trials if (one.batch_size, one.status, getattr(one, field)) == wanted)
+    )
 
 
 def _small_end(points: Sequence[FrontierPoint]) -> dict[str, Any] | None:
@@ -120,14 +148,27 @@ def _small_end(points: Sequence[FrontierPoint]) -> dict[str, Any] | None:
     reached = [point for point in points if not point.censored and point.steps > 0]
     if len(reached) < 2:
         return None
-    near = [point for point in reached if point.batch_size <= SMALL_END_SPAN * reached[0].batch_size]
+    near = [
+        point for point in reached if point.batch_size <= SMALL_END_SPAN * reached[0].batch_size
+    ]
     near = near if len(near) > 2 else reached[:3]
     slope = log_slope(near)
-    x, y = (np.log(values) for values in zip(*((point.batch_size, point.steps) for point in near), strict=True))
+    x, y = (
+        np.log(values)
+        for values in zip(*((point.batch_size, point.steps) for point in near), strict=True)
+    )
     residual = y - y.mean() - slope * (x - x.mean())
     degrees = len(near) - 2
-    error = math.sqrt(residual @ residual / degrees / ((x - x.mean()) ** 2).sum()) if degrees > 0 else None
-    return {"slope": slope, "standard_error": error, "batch_sizes": [point.batch_size for point in near]}
+    error = (
+        math.sqrt(residual @ residual / degrees / ((x - x.mean()) ** 2).sum())
+        if degrees > 0
+        else None
+    )
+    return {
+        "slope": slope,
+        "standard_error": error,
+        "batch_sizes": [point.batch_size for point in near],
+    }
 
 
 def _regimes(critical: CriticalBatch) -> list[dict[str, Any]]:
@@ -137,10 +178,14 @@ def _regimes(critical: CriticalBatch) -> list[dict[str, Any]]:
         return []
     start, end = float(critical.smallest), float(critical.largest)
     rows = zip(REGIMES, ((start, low), (max(start, low), min(end, high)), (high, end)), strict=True)
-    return [{"name": name, "from": first, "to": last} for name, (first, last) in rows if first < last]
+    return [
+        {"name": name, "from": first, "to": last} for name, (first, last) in rows if first < last
+    ]
 
 
-def _unreached(trials: Sequence[TrialResult], target: Target, budget: Budget | None) -> dict[str, Any] | None:
+def _unreached(
+    trials: Sequence[TrialResult], target: Target, budget: Budget | None
+) -> dict[str, Any] | None:
     """Return what tells why no trial reached the target; None if one did, or none has run.
 
     Of the trials that were stopped: how many still improved over the last half of their steps, and had spent their
@@ -148,7 +193,12 @@ def _unreached(trials: Sequence[TrialResult], target: Target, budget: Budget | N
     """
     if not trials or any(trial.reached for trial in trials):
         return None
-    seen = [(value, step, trial) for trial in trials for step, value in trial.history if value is not None]
+    seen = [
+        (value, step, trial)
+        for trial in trials
+        for step, value in trial.history
+        if value is not None
+    ]
     value, step, trial = min(seen, key=lambda entry: target.gap(entry[0]), default=(None, 0, None))
     closest = None
     if trial is not None:
@@ -156,7 +206,11 @@ def _unreached(trials: Sequence[TrialResult], target: Target, budget: Budget | N
         closest = {"value": value, "steps": step, **kept}
     stopped = [trial for trial in _last_parts(trials) if trial.status == "censored"]
     improving = [trial for trial in stopped if _improves(trial, target)]
-    ends = [trial for trial in improving if budget is not None and trial.steps >= budget.last_step(trial.batch_size)]
+    ends = [
+        trial
+        for trial in improving
+        if budget is not None and trial.steps >= budget.last_step(trial.batch_size)
+    ]
     return {
         "closest": closest,
         "easier": None if value is None else target.value + CLEARLY_EASIER * (value - target.value),
@@ -165,7 +219,9 @@ def _unreached(trials: Sequence[TrialResult], target: Target, budget: Budget | N
         "improving_at_budget": len(ends),
         "budget_steps": None if budget is None else budget.steps,
         "budget_examples": None if budget is None else budget.examples,
-        "smallest_diverged_lr": min((trial.lr for trial in trials if trial.status == "diverged"), default=None),
+        "smallest_diverged_lr": min(
+            (trial.lr for trial in trials if trial.status == "diverged"), default=None
+        ),
         "message": next((trial.message for trial in reversed(trials) if trial.message), None),
     }
 

@@ -29,7 +29,9 @@ from bstune.trial.workers import PICKLE_ERRORS
 Module = Callable[[Trial], LightningModule] | type[LightningModule]
 Data = LightningDataModule | Sequence[Any] | Mapping[str, Any] | Callable[[int], Any]
 UNMET = -1e15  # a goal that no metric meets
-SMALL_LR = 1e-3  # a survey trains nothing: its learning rates are this one's by the rule, divided by 1000
+SMALL_LR = (
+    1e-3  # a survey trains nothing: its learning rates are this one's by the rule, divided by 1000
+)
 TUNABLE = {"low", "high", "log", "integer", "complement"}
 # The options that the arguments of tune() set, by name.
 OPTIONS = {
@@ -120,9 +122,13 @@ def tune(
         quieten()
         console = plain_console()
         workload, objects = _workload(arguments)
-        chosen = {option: arguments[one] for one, option in OPTIONS.items() if arguments[one] is not None}
+        chosen = {
+            option: arguments[one] for one, option in OPTIONS.items() if arguments[one] is not None
+        }
         chosen |= {"output": str(output)} if output is not None else {}
-        config = compose_workload(workload, _strings(options), {**chosen, "search.tune": _tuned(workload, options)})
+        config = compose_workload(
+            workload, _strings(options), {**chosen, "search.tune": _tuned(workload, options)}
+        )
         _check_processes(config, objects, chosen, console)
         with given(config.study, objects), _users_errors():
             findings = run(config, None, console)
@@ -165,7 +171,11 @@ def survey(
     """
     if module is None:
         return survey_of(compose_survey(arguments), lambda line: None)[0]
-    missing = [name for name, value in (("data", data), ("metric", metric), ("batch_sizes", batch_sizes)) if not value]
+    missing = [
+        name
+        for name, value in (("data", data), ("metric", metric), ("batch_sizes", batch_sizes))
+        if not value
+    ]
     if missing:
         raise ConfigError(f"survey of a module needs {' and '.join(missing)} besides")
     nothing: dict[str, Any] = {"tunable": None, "seed": None, "budget": Budget(1000, 1)}
@@ -197,7 +207,9 @@ def _users_errors() -> Iterator[None]:
     try:
         yield
     except SystemExit as error:
-        if isinstance(error.__context__, KeyboardInterrupt):  # Lightning turns the one into the other
+        if isinstance(
+            error.__context__, KeyboardInterrupt
+        ):  # Lightning turns the one into the other
             raise error.__context__ from None
         raise
     except BstuneError as error:
@@ -210,36 +222,50 @@ def _users_errors() -> Iterator[None]:
         raise cause from cause.__cause__
 
 
-def _check_processes(config: DictConfig, objects: Objects, chosen: Mapping[str, Any], console: Console) -> None:
+def _check_processes(
+    config: DictConfig, objects: Objects, chosen: Mapping[str, Any], console: Console
+) -> None:
     """Let objects that cannot be sent to another process be trained in this one; refuse what was asked for else."""
     if not config.search.workers and not config.hardware.enabled and config.devices == 1:
         return
     try:
         _ = objects.pickled
     except PICKLE_ERRORS as error:
-        reason = f"module and data cannot be sent to another process ({type(error).__name__}: {error})"
+        reason = (
+            f"module and data cannot be sent to another process ({type(error).__name__}: {error})"
+        )
         if config.devices > 1:
-            raise ConfigError(f"devices={config.devices}: {reason}: let them be pickled, or use one device") from error
+            raise ConfigError(
+                f"devices={config.devices}: {reason}: let them be pickled, or use one device"
+            ) from error
         for name, option in (("workers", "search.workers"), ("survey", "hardware.enabled")):
             if chosen.get(option):
                 raise ConfigError(
                     f"{name}={chosen[option]}: {reason}: leave {name} out, or let them be pickled"
                 ) from error
-        console.print(f"{reason}: trials run in this one, and the hardware is not surveyed", soft_wrap=True)
+        console.print(
+            f"{reason}: trials run in this one, and the hardware is not surveyed", soft_wrap=True
+        )
         config.search.workers, config.hardware.enabled = 0, False
 
 
 def _workload(arguments: Mapping[str, Any]) -> tuple[dict[str, Any], Objects]:
     """Return the workload of a study as its config has it, and its objects; a ConfigError for what cannot be used."""
-    target, budget = (_checked(arguments, name, kind) for name, kind in (("target", Target), ("budget", Budget)))
+    target, budget = (
+        _checked(arguments, name, kind) for name, kind in (("target", Target), ("budget", Budget))
+    )
     if budget == Budget():
-        raise ConfigError("budget ends a trial after one step: give bstune.Budget(examples=...) or steps=...")
+        raise ConfigError(
+            "budget ends a trial after one step: give bstune.Budget(examples=...) or steps=..."
+        )
     low, high = _pair(arguments, "batch_sizes", "(smallest, largest)")
     batch_size, lr = _pair(arguments, "reference", "(batch size, learning rate)")
     tunable = {name: _tunable(name, value) for name, value in (arguments["tunable"] or {}).items()}
     middle = {name: _middle(one) for name, one in tunable.items()}
     build = module_builder(arguments["module"], list(tunable))
-    objects = Objects(build, data_module(arguments["data"], batch_size), _trainer(arguments["trainer"]))
+    objects = Objects(
+        build, data_module(arguments["data"], batch_size), _trainer(arguments["trainer"])
+    )
     values = {"batch_size": batch_size, "lr": lr, "seed": arguments["seed"] or 0}
     first = Trial({**values, "total_steps": budget.last_step(batch_size), **middle})
     kind = type(objects.build_module(first)).__name__
@@ -262,7 +288,9 @@ def _workload(arguments: Mapping[str, Any]) -> tuple[dict[str, Any], Objects]:
 def _trainer(given: Any) -> dict[str, Any]:
     """Return the user's arguments of the Trainer; those that would change what a trial is are refused."""
     if given is not None and not isinstance(given, Mapping):
-        raise ConfigError(f"trainer must be a dict of the Trainer's arguments, but got {type(given).__name__}")
+        raise ConfigError(
+            f"trainer must be a dict of the Trainer's arguments, but got {type(given).__name__}"
+        )
     for one in given or ():
         if one in OWNED:
             raise ConfigError(f"trainer: {one} is bstune's own: {OWNED[one]}")
@@ -295,9 +323,19 @@ def _tunable(name: str, value: Any) -> dict[str, Any]:
     """Return a further hyper-parameter as a config has it."""
     if isinstance(value, Mapping) and {"low", "high"} <= value.keys() <= TUNABLE:
         return {"log": False, "integer": False, **value, "key": f"{MODULE}{name}"}
-    if isinstance(value, tuple | list) and len(value) == 2 and all(_is_number(one) for one in value):
+    if (
+        isinstance(value, tuple | list)
+        and len(value) == 2
+        and all(_is_number(one) for one in value)
+    ):
         whole = all(isinstance(one, int) for one in value)
-        return {"low": value[0], "high": value[1], "log": False, "integer": whole, "key": f"{MODULE}{name}"}
+        return {
+            "low": value[0],
+            "high": value[1],
+            "log": False,
+            "integer": whole,
+            "key": f"{MODULE}{name}",
+        }
     raise ConfigError(
         f"tunable[{name!r}] must be (low, high) or a dict of {', '.join(sorted(TUNABLE))}, but got {value!r}"
     )
@@ -317,5 +355,7 @@ def _is_number(value: Any) -> bool:
 
 def _strings(options: Sequence[str]) -> Sequence[str]:
     if isinstance(options, str) or not all(isinstance(one, str) for one in options):
-        raise ConfigError(f"options must be a list such as ['search.replicates=1'], but got {options!r}")
+        raise ConfigError(
+            f"options must be a list such as ['search.replicates=1'], but got {options!r}"
+        )
     return options

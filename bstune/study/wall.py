@@ -79,19 +79,27 @@ class WallTime:
         if self.left > reserve + one_more * (1 if reserve else 1 + self._budget.replicates):
             return None
         kept = f", {reserve:.1f} s of them kept for running the winner again" if reserve else ""
-        return f"stopped: search.wall_seconds={self._limit:g} are spent{kept} ({self._taken():.1f} s)"
+        return (
+            f"stopped: search.wall_seconds={self._limit:g} are spent{kept} ({self._taken():.1f} s)"
+        )
 
     def reserve(self, done: Sequence[TrialResult]) -> float:
         """Return the seconds that replicates of the winners so far are predicted to take."""
         winners = best(done, self._budget)
-        return self._budget.replicates * sum(self.replicate_seconds(done, trial) for trial in winners)
+        return self._budget.replicates * sum(
+            self.replicate_seconds(done, trial) for trial in winners
+        )
 
     def replicate_seconds(self, done: Sequence[TrialResult], trial: TrialResult) -> float:
         """Return the seconds that one replicate of a trial is predicted to take."""
         return REPLICATE_DECISIONS * self.decision + chain_seconds(done, trial)
 
     def max_steps(
-        self, done: Sequence[TrialResult], spec: TrialSpec, step_time: Callable[[float], float], share: float
+        self,
+        done: Sequence[TrialResult],
+        spec: TrialSpec,
+        step_time: Callable[[float], float],
+        share: float,
     ) -> int:
         """Return the step up to which a trial can be trained so that the replicates of the winner can still be run.
 
@@ -102,7 +110,9 @@ class WallTime:
         first = 0 if parent is None else parent.steps
         reserve, left = self.reserve(done), self.left
         if not reserve:
-            before = REPLICATE_DECISIONS * self.decision + (0.0 if parent is None else chain_seconds(done, parent))
+            before = REPLICATE_DECISIONS * self.decision + (
+                0.0 if parent is None else chain_seconds(done, parent)
+            )
             left = (left - self._budget.replicates * before) / (1 + self._budget.replicates)
         seconds = step_time(spec.batch_size) * slowness(done, step_time, share)
         return first + max(1, math.floor(min((left - reserve) / seconds, 1e15)))
@@ -123,7 +133,9 @@ def chain_seconds(done: Iterable[TrialResult], trial: TrialResult) -> float:
     return seconds
 
 
-def slowness(done: Sequence[TrialResult], step_time: Callable[[float], float], share: float) -> float:
+def slowness(
+    done: Sequence[TrialResult], step_time: Callable[[float], float], share: float
+) -> float:
     """Return the wall seconds of trials over those that their steps take by tau(B); 1 + ``share`` before the first."""
     steps = {trial.number: trial.steps for trial in done}
     wall = training = 0.0

@@ -10,15 +10,26 @@ from omegaconf import DictConfig, OmegaConf
 from bstune.config import batch_schedule_of, budget_of, instantiate, is_replayed, to_dict
 from bstune.core.errors import ConfigError
 from bstune.core.files import Output
-from bstune.core.records import CUDA_GRAPH_MODES, EvaluationSchedule, Target, TrialProtocol, TrialResult, TrialSpec
+from bstune.core.records import (
+    CUDA_GRAPH_MODES,
+    EvaluationSchedule,
+    Target,
+    TrialProtocol,
+    TrialResult,
+    TrialSpec,
+)
 from bstune.core.search_space import Space, Tunable
 
 # Arguments of the Trainer that define a trial: what sets each instead. Another value would change a trial unseen.
 _LENGTH = "how long a trial is, is set by budget.steps and budget.examples"
 _DEVICE = "the device is set by device=cpu, cuda or cuda:N"
 _DEVICES = "devices=N trains with DDP on so many"
-_EVALUATION = "when trials are evaluated is set by protocol.evaluation_ratio and protocol.evaluation_share"
-_EXAMPLES = "a trial trains on all of the training data; let workload.data hold those that it is to have"
+_EVALUATION = (
+    "when trials are evaluated is set by protocol.evaluation_ratio and protocol.evaluation_share"
+)
+_EXAMPLES = (
+    "a trial trains on all of the training data; let workload.data hold those that it is to have"
+)
 _QUIET = "trials are quiet: leave it out"
 OBJECTS = "bstune.trial.objects.trainer_arguments"  # target of a study of Python objects, which has checked them
 OWNED = {
@@ -29,7 +40,9 @@ OWNED = {
     **dict.fromkeys(("devices", "num_nodes", "strategy"), _DEVICES),
     "precision": "it is set by precision",
     "accumulate_grad_batches": "batch sizes count all accumulated examples; see protocol.micro_batch_size",
-    **dict.fromkeys(("check_val_every_n_epoch", "val_check_interval", "num_sanity_val_steps"), _EVALUATION),
+    **dict.fromkeys(
+        ("check_val_every_n_epoch", "val_check_interval", "num_sanity_val_steps"), _EVALUATION
+    ),
     **dict.fromkeys(("fast_dev_run", "limit_train_batches", "overfit_batches"), _EXAMPLES),
     "reload_dataloaders_every_n_epochs": "the training data are read once",
     **dict.fromkeys(("barebones", "enable_model_summary", "enable_progress_bar"), _QUIET),
@@ -43,12 +56,16 @@ class TrialBackend:
     A subclass sets ``step_time`` and defines ``run``; the other attributes and methods have defaults.
     """
 
-    step_time: Callable[[float], float]  # seconds per training step at a batch size: the sampler's tau(B)
+    step_time: Callable[
+        [float], float
+    ]  # seconds per training step at a batch size: the sampler's tau(B)
     device: str = ""  # its name, as in the trials' records
     device_kind: str = ""  # what its seconds belong to: processors too have models
     description: str = ""  # where trials run, in words
     versions: Mapping[str, str] = {}  # of the packages that results depend on
-    frozen_settings: Mapping[str, Any] = {}  # flat, which besides the config's must not change while a study goes on
+    frozen_settings: Mapping[
+        str, Any
+    ] = {}  # flat, which besides the config's must not change while a study goes on
     stops: bool = True  # whether a trial may be stopped early; not where its schedule ends with it
     horizon: bool = False  # whether a trial's schedule ends with it: after the spec's max_steps, else with the budget
     validates_on_test: bool = False  # whether the target is measured on the published test set
@@ -58,7 +75,9 @@ class TrialBackend:
     train_examples: int | None = None  # length of the training data; None where nothing is trained
     notes: tuple[str, ...] = ()  # further lines of the printed plan
 
-    def run(self, spec: TrialSpec, folder: Output | None, resumed_from: TrialResult | None) -> TrialResult:
+    def run(
+        self, spec: TrialSpec, folder: Output | None, resumed_from: TrialResult | None
+    ) -> TrialResult:
         """Run one trial, which may continue the one that ``resumed_from`` records, and return its record.
 
         The spec's ``max_steps`` replaces the budget; a checkpoint and the state of a stopped trial go to ``folder``.
@@ -117,8 +136,14 @@ def make_protocol(config: DictConfig) -> TrialProtocol:
         kind, _, index = str(config.device).partition(":")
         devices = [int(index or 0)] if kind == "cuda" else 1
         trainer = {**trainer_arguments(config), "accelerator": kind, "devices": devices}
-        if not any(base.__name__ == "Precision" for one in trainer.get("plugins") or () for base in type(one).__mro__):
-            trainer["precision"] = config.precision  # Lightning refuses it beside a plug-in of its kind
+        if not any(
+            base.__name__ == "Precision"
+            for one in trainer.get("plugins") or ()
+            for base in type(one).__mro__
+        ):
+            trainer["precision"] = (
+                config.precision
+            )  # Lightning refuses it beside a plug-in of its kind
     return TrialProtocol(
         target=Target(target.metric, target.value, target.mode),
         budget=budget_of(config),
@@ -134,7 +159,9 @@ def make_protocol(config: DictConfig) -> TrialProtocol:
         noise_scale_every=options.noise_scale_every,
         compile=config.compile,
         trainer=trainer,
-        fast="auto" if options.fast == "graph" and config.compile in CUDA_GRAPH_MODES else options.fast,
+        fast="auto"
+        if options.fast == "graph" and config.compile in CUDA_GRAPH_MODES
+        else options.fast,
         devices=config.devices,
         batch_schedule=batch_schedule_of(config),
     )
@@ -146,7 +173,10 @@ def trainer_arguments(config: DictConfig) -> dict[str, Any]:
     ConfigError for an argument that would change what a trial is.
     """
     arguments: dict[str, Any] = {}
-    for name, node in (("trainer", config.trainer), ("workload.trainer", config.workload.get("trainer"))):
+    for name, node in (
+        ("trainer", config.trainer),
+        ("workload.trainer", config.workload.get("trainer")),
+    ):
         for one in node or ():
             if one in OWNED and node[one] != OBJECTS:
                 raise ConfigError(f"{name}.{one} is bstune's own: {OWNED[one]}")
@@ -161,24 +191,36 @@ def make_space(config: DictConfig, lr_range: tuple[float, float] = (0.0, float("
     """Return what is searched; a rule that lacks its noise scale raises ConfigError."""
     multiple = config.search.batch_size.multiple
     if multiple is None:
-        multiple = MIXED_MULTIPLE if config.device.startswith("cuda") and config.precision != "32-true" else 1
+        multiple = (
+            MIXED_MULTIPLE
+            if config.device.startswith("cuda") and config.precision != "32-true"
+            else 1
+        )
     space = Space(
         low=config.search.batch_size.low,
         high=config.search.batch_size.high,
         multiple=multiple,
         sigma=config.scaling.lr_octaves_sigma,
-        rule=cache(instantiate(config.scaling.rule, "scaling")),  # a call through Hydra takes 0.1 ms
+        rule=cache(
+            instantiate(config.scaling.rule, "scaling")
+        ),  # a call through Hydra takes 0.1 ms
         octaves=config.scaling.lr_octaves if stops_trials(config.sampler) else None,
         lr_low=lr_range[0],
         lr_high=lr_range[1],
-        tunables=tuple(Tunable(name, **to_dict(config.workload.tunable[name])) for name in config.search.tune),
+        tunables=tuple(
+            Tunable(name, **to_dict(config.workload.tunable[name])) for name in config.search.tune
+        ),
     )
     for batch_size in (space.low, space.high):
         try:
             lr = space.rule(batch_size)
             usable = 0.0 < lr < math.inf
         except (ArithmeticError, TypeError, ValueError) as error:
-            raise ConfigError(f"scaling.rule cannot be used at batch size {batch_size}: {error}") from error
+            raise ConfigError(
+                f"scaling.rule cannot be used at batch size {batch_size}: {error}"
+            ) from error
         if not usable:
-            raise ConfigError(f"scaling.rule must return a positive number, but got {lr} at batch size {batch_size}")
+            raise ConfigError(
+                f"scaling.rule must return a positive number, but got {lr} at batch size {batch_size}"
+            )
     return space

@@ -31,12 +31,16 @@ class BatchSizes:
         self._enter_part(plan.part(batches))
         self.micro = MicroBatches(plan.sizes[self._part], micro_batch_size)
         self._timed: list[int] = []  # batch sizes of the clock's segments
-        self._rates: dict[Optimizer, list[Any]] = {}  # before the present step, of its groups of parameters
+        self._rates: dict[
+            Optimizer, list[Any]
+        ] = {}  # before the present step, of its groups of parameters
 
     @property
     def accumulates(self) -> bool:
         """Whether any of the batches is accumulated from micro-batches."""
-        return any(len(micro_batch_sizes(size, self._micro_batch_size)) > 1 for size in self.plan.sizes)
+        return any(
+            len(micro_batch_sizes(size, self._micro_batch_size)) > 1 for size in self.plan.sizes
+        )
 
     def epochs(self, batches: Iterable[Any], steps: int) -> int:
         """Return the epochs that so many steps take, of batches with epochs."""
@@ -64,7 +68,9 @@ class BatchSizes:
         sampler = getattr(trainer.train_dataloader, "batch_sampler", None)
         if self.plan.changes and isinstance(sampler, StreamBatchSampler):
             # In micro-batches it may be longer than the first one, past which the loader would not be read.
-            trainer.fit_loop.max_batches = trainer.fit_loop._combined_loader.limits = sampler.next_length
+            trainer.fit_loop.max_batches = trainer.fit_loop._combined_loader.limits = (
+                sampler.next_length
+            )
 
     def start_micro_batches(self, trainer: Any) -> None:
         """Count micro-batches anew, as an epoch begins."""
@@ -81,7 +87,9 @@ class BatchSizes:
         if steps > 0:
             self._timed.append(self.plan.sizes[self._part])
 
-    def timed(self, segments: Sequence[tuple[int, float]], steps: int, warmup_steps: int) -> dict[str, Any]:
+    def timed(
+        self, segments: Sequence[tuple[int, float]], steps: int, warmup_steps: int
+    ) -> dict[str, Any]:
         """Return a record's ``seconds_per_step``, and its ``batch_parts`` where B changes, of the trial's ``steps``.
 
         A size whose steps a trial that goes on did not time itself is on the line through the others.
@@ -90,7 +98,9 @@ class BatchSizes:
             return {"seconds_per_step": seconds_per_step(segments, warmup_steps)}
         counts, taus = self.plan.counts(steps), dict[int, float]()
         for size, _ in counts:
-            own = [segment for segment, of in zip(segments, self._timed, strict=False) if of == size]
+            own = [
+                segment for segment, of in zip(segments, self._timed, strict=False) if of == size
+            ]
             tau = seconds_per_step(own, warmup_steps)
             if tau is not None:
                 taus[size] = tau
@@ -101,13 +111,17 @@ class BatchSizes:
     def _enter_part(self, part: int) -> None:
         self._part = part
         following = self.plan.first[part + 1 :]
-        self.end = following[0] if following else None  # the number of batches after which their size changes
+        self.end = (
+            following[0] if following else None
+        )  # the number of batches after which their size changes
 
     def _accumulate(self, trainer: Any, micro_batch: int) -> None:
         self.micro = MicroBatches(self.plan.sizes[self._part], self._micro_batch_size, micro_batch)
         trainer.accumulate_grad_batches = self.micro
 
-    def _raise_rates(self, optimizer: Optimizer, arguments: tuple[Any, ...], options: dict[str, Any]) -> Any:
+    def _raise_rates(
+        self, optimizer: Optimizer, arguments: tuple[Any, ...], options: dict[str, Any]
+    ) -> Any:
         """Raise the rates before a step, but not while its closure runs: that has the module's ``training_step``."""
         own = options.get("closure") or next(iter(arguments[1:]), None)
         self._multiply_rates(optimizer)

@@ -36,13 +36,24 @@ Augment = Callable[..., Tensor]
 Epoch = Callable[[torch.Generator], Tensor]
 # What a DataLoader of other batches has of the user's, beside the data set.
 KEPT_OPTIONS = (
-    *("collate_fn", "in_order", "multiprocessing_context", "num_workers", "persistent_workers", "pin_memory"),
+    *(
+        "collate_fn",
+        "in_order",
+        "multiprocessing_context",
+        "num_workers",
+        "persistent_workers",
+        "pin_memory",
+    ),
     *("pin_memory_device", "prefetch_factor", "timeout", "worker_init_fn"),
 )
 
 
 def endless_indices(
-    n: int, batch_size: int | BatchPlan, generator: torch.Generator, first: int = 0, epoch: Epoch | None = None
+    n: int,
+    batch_size: int | BatchPlan,
+    generator: torch.Generator,
+    first: int = 0,
+    epoch: Epoch | None = None,
 ) -> Iterator[Tensor]:
     """Yield index tensors (B,), int64, from batch ``first`` on, of one epoch after another, on the generator's device.
 
@@ -60,7 +71,9 @@ def endless_indices(
     rest = rest[len(rest) - (epochs * n - drawn) :]
     for part in range(plan.part(first), len(plan.sizes)):
         size, last = plan.sizes[part], part == len(plan.sizes) - 1
-        for _ in repeat(None) if last else range(max(first, plan.first[part]), plan.first[part + 1]):
+        for _ in (
+            repeat(None) if last else range(max(first, plan.first[part]), plan.first[part + 1])
+        ):
             if len(rest) < size:
                 rest = torch.cat([rest, epoch(generator)])
             yield rest[:size]
@@ -88,7 +101,9 @@ def epoch_of(loader: DataLoader[Any]) -> tuple[int, Epoch] | None:
         return len(chosen), lambda generator: chosen[places(generator)]
     if type(sampler) is WeightedRandomSampler:
         weights, count, replacement = sampler.weights, sampler.num_samples, sampler.replacement
-        return count, lambda generator: torch.multinomial(weights, count, replacement, generator=generator)
+        return count, lambda generator: torch.multinomial(
+            weights, count, replacement, generator=generator
+        )
     if type(sampler) is not RandomSampler:
         return None
     count, n = sampler.num_samples, len(sampler.data_source)
@@ -124,7 +139,9 @@ def splitter(batch_size: int, micro_batch_size: int | None) -> Callable[[Tensor]
     return lambda whole: whole.split_with_sizes(sizes)
 
 
-def splitters(plan: BatchPlan, micro_batch_size: int | None) -> dict[int, Callable[[Tensor], Sequence[Tensor]]]:
+def splitters(
+    plan: BatchPlan, micro_batch_size: int | None
+) -> dict[int, Callable[[Tensor], Sequence[Tensor]]]:
     """Return, by batch size, what cuts the whole batches of a plan into micro-batches."""
     return {size: splitter(size, micro_batch_size) for size in plan.sizes}
 
@@ -144,7 +161,9 @@ class MicroBatches(int):
     batch_size: int
     _first: int
 
-    def __new__(cls, batch_size: int, micro_batch_size: int | None, first: int = 0) -> "MicroBatches":
+    def __new__(
+        cls, batch_size: int, micro_batch_size: int | None, first: int = 0
+    ) -> "MicroBatches":
         """Return the number of micro-batches of the batches of B examples that begin with micro-batch ``first``."""
         sizes = micro_batch_sizes(batch_size, micro_batch_size)
         count = super().__new__(cls, len(sizes))
@@ -189,7 +208,9 @@ def check_size(name: str, size: int) -> None:
         raise ConfigError(f"{name} must be a positive integer, but got {size!r}")
 
 
-def seeded_generators(seed: int, device: torch.device | str, count: int) -> tuple[torch.Generator, ...]:
+def seeded_generators(
+    seed: int, device: torch.device | str, count: int
+) -> tuple[torch.Generator, ...]:
     """Return independent generators on ``device``, all a function of ``seed``."""
     states = np.random.SeedSequence(seed).generate_state(count, np.uint64)
     return tuple(torch.Generator(device).manual_seed(int(state)) for state in states)
@@ -200,7 +221,13 @@ def random_state() -> dict[str, Any]:
     name, keys, position, has_gauss, gauss = np.random.get_state()
     state = {
         "python": random.getstate(),
-        "numpy": (name, torch.from_numpy(np.asarray(keys, np.int64)), int(position), int(has_gauss), float(gauss)),
+        "numpy": (
+            name,
+            torch.from_numpy(np.asarray(keys, np.int64)),
+            int(position),
+            int(has_gauss),
+            float(gauss),
+        ),
         "torch": torch.get_rng_state(),
     }
     if torch.cuda.is_available() and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
@@ -299,7 +326,9 @@ class IndexStream:
         state, first = self._get_random(), self._first_of_group(batches)
         if state is not None and first != self.drawn:
             if self._remembered is None or self._remembered[0] != first:
-                raise ValueError(f"the position after {batches} batches is not remembered: {self.drawn} are drawn")
+                raise ValueError(
+                    f"the position after {batches} batches is not remembered: {self.drawn} are drawn"
+                )
             state = self._remembered[1]
         return {"batches": batches, "random": state}
 
@@ -309,7 +338,9 @@ class IndexStream:
     def resume(self, position: Mapping[str, Any]) -> None:
         """Go on from a position of a stream of the same arguments, before any batch is drawn."""
         if self.drawn:
-            raise ValueError(f"only a fresh stream can be resumed, but {self.drawn} batches are drawn")
+            raise ValueError(
+                f"only a fresh stream can be resumed, but {self.drawn} batches are drawn"
+            )
         self.drawn, self._resumed = position["batches"], position["random"]
         self._indices = self._start(self.drawn // self.together)
 
@@ -358,12 +389,20 @@ class TrainBatches:
         if self._plan.changes:
             together = 1
         check_size("batch size", batch_size)
-        self.stream = IndexStream(len(images), self._plan, order, together=together, **random_states)
+        self.stream = IndexStream(
+            len(images), self._plan, order, together=together, **random_states
+        )
         self._made: Iterator[tuple[Tensor, Tensor]] = iter(())  # whole batches, not yet handed out
-        self._augment = None if augment is None else bind_augmentation(augment, normalise.mean, alternating_flip)
+        self._augment = (
+            None
+            if augment is None
+            else bind_augmentation(augment, normalise.mean, alternating_flip)
+        )
         self._mirrored: Tensor | None = None
         if alternating_flip:
-            self._mirrored = torch.randint(2, (len(images),), generator=first_epoch, device=images.device).bool()
+            self._mirrored = torch.randint(
+                2, (len(images),), generator=first_epoch, device=images.device
+            ).bool()
 
     def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
         stream, split, together = self.stream, self._split, self.stream.together > 1
@@ -382,7 +421,11 @@ class TrainBatches:
             done = self.stream.drawn % self.stream.together  # of a group that a stopped trial began
             images, labels = self._make()
             images = self._normalise(images)
-            parts = zip(torch.split(images, self.batch_size), torch.split(labels, self.batch_size), strict=True)
+            parts = zip(
+                torch.split(images, self.batch_size),
+                torch.split(labels, self.batch_size),
+                strict=True,
+            )
             self._made = islice(parts, done, None)
             batch = next(self._made)
         return batch
@@ -424,7 +467,9 @@ def bind_augmentation(augment: Augment, mean: Tensor, alternating_flip: bool) ->
 class EvalBatches:
     """Evaluation batches (x, y) in the order of the data, none without data; only the last may be smaller."""
 
-    def __init__(self, images: Tensor, labels: Tensor, *, batch_size: int, normalise: Normalisation) -> None:
+    def __init__(
+        self, images: Tensor, labels: Tensor, *, batch_size: int, normalise: Normalisation
+    ) -> None:
         check_size("evaluation batch size", batch_size)
         self.batch_size = batch_size
         self._images, self._labels, self._normalise = images, labels, normalise
@@ -468,7 +513,9 @@ class StreamBatchSampler(Sampler[list[int]]):
         if self._epoch is not None:
             return self._micro_batches(self._epoch)
         # Before any is read, that of a trial that goes on after a whole epoch is the one that has ended.
-        return self._micro_batches(self._plan.epoch(self._n, max(0, self.stream.drawn - self._fresh)))
+        return self._micro_batches(
+            self._plan.epoch(self._n, max(0, self.stream.drawn - self._fresh))
+        )
 
     @property
     def next_length(self) -> int:
@@ -487,8 +534,12 @@ class StreamBatchSampler(Sampler[list[int]]):
 
     def _micro_batches(self, epoch: range) -> int:
         until, before = (dict(self._plan.counts(batches)) for batches in (epoch.stop, epoch.start))
-        counts = {size: len(micro_batch_sizes(size, self._micro_batch_size)) for size in self._plan.sizes}
-        return sum(counts[size] * (batches - before.get(size, 0)) for size, batches in until.items())
+        counts = {
+            size: len(micro_batch_sizes(size, self._micro_batch_size)) for size in self._plan.sizes
+        }
+        return sum(
+            counts[size] * (batches - before.get(size, 0)) for size, batches in until.items()
+        )
 
     def __iter__(self) -> Iterator[list[int]]:
         self._epoch = None
@@ -539,11 +590,17 @@ def loaders_of(loaders: Any) -> list[Any]:
     if isinstance(loaders, Mapping):
         return list(loaders.values())
     # Lightning's CombinedLoader has them flattened.
-    return list(loaders if isinstance(loaders, list | tuple) else getattr(loaders, "flattened", [loaders]))
+    return list(
+        loaders if isinstance(loaders, list | tuple) else getattr(loaders, "flattened", [loaders])
+    )
 
 
 def rebatch(
-    loader: object, batch_size: int, micro_batch_size: int | None, seed: int, plan: BatchPlan | None = None
+    loader: object,
+    batch_size: int,
+    micro_batch_size: int | None,
+    seed: int,
+    plan: BatchPlan | None = None,
 ) -> DataLoader[Any]:
     """Return a DataLoader like ``loader`` whose batches hold exactly B examples, shuffled, n // B of them an epoch.
 

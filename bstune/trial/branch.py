@@ -16,8 +16,13 @@ from bstune.trial.checkpoint import DAMAGED
 from bstune.trial.loop import Workload, run_trial
 from bstune.trial.trainer import builds_layers_later, of_package, package_of, without_monitors
 
-AT_THE_END = EvaluationSchedule(ratio=1e6, share=1e-12, cost=1.0, near=1.0)  # evaluated at the last step alone
-NEEDED = {"state_dict": "weights", "optimizer_states": "an optimizer's state, as one that is saved with weights alone"}
+AT_THE_END = EvaluationSchedule(
+    ratio=1e6, share=1e-12, cost=1.0, near=1.0
+)  # evaluated at the last step alone
+NEEDED = {
+    "state_dict": "weights",
+    "optimizer_states": "an optimizer's state, as one that is saved with weights alone",
+}
 
 
 def read_checkpoint(path: Path, trusted: bool) -> dict[str, Any]:
@@ -30,17 +35,23 @@ def read_checkpoint(path: Path, trusted: bool) -> dict[str, Any]:
             "--trusted reads it all the same, and runs whatever code is in it"
         ) from error
     except (*DAMAGED, RuntimeError, LookupError, AttributeError, ImportError) as error:
-        raise ConfigError(f"{path} cannot be read as a checkpoint: {str(error).splitlines()[0]}") from error
+        raise ConfigError(
+            f"{path} cannot be read as a checkpoint: {str(error).splitlines()[0]}"
+        ) from error
     for name, what in NEEDED.items():
         if not isinstance(checkpoint, Mapping) or not checkpoint.get(name):
-            raise ConfigError(f"{path} is no checkpoint that training can go on from: it lacks {what}: {name}")
+            raise ConfigError(
+                f"{path} is no checkpoint that training can go on from: it lacks {what}: {name}"
+            )
     return dict(checkpoint)
 
 
 class _GoesOn(Callback):
     """Puts back a checkpoint's weights, call-backs and optimizers, whose rates stay from there on."""
 
-    def __init__(self, path: Path, checkpoint: Mapping[str, Any], metric: str, factor: float) -> None:
+    def __init__(
+        self, path: Path, checkpoint: Mapping[str, Any], metric: str, factor: float
+    ) -> None:
         self._path, self._checkpoint, self._metric, self._factor = path, checkpoint, metric, factor
         self.start: float | None = None  # the metric before the first step
 
@@ -68,9 +79,13 @@ class _GoesOn(Callback):
         module.on_load_checkpoint(checkpoint)
         saved, own = checkpoint["state_dict"], module.state_dict()
         for name in [*own, *saved]:
-            shapes = [tuple(states[name].shape) if name in states else None for states in (saved, own)]
+            shapes = [
+                tuple(states[name].shape) if name in states else None for states in (saved, own)
+            ]
             if shapes[0] != shapes[1]:
-                there, here = ("no such weight" if shape is None else f"one of {shape}" for shape in shapes)
+                there, here = (
+                    "no such weight" if shape is None else f"one of {shape}" for shape in shapes
+                )
                 raise ConfigError(
                     f"{self._path} is of another workload: {name} is {there} in it, and {here} in "
                     f"{type(module).__name__}"
@@ -81,9 +96,14 @@ class _GoesOn(Callback):
         # Of the others Lightning would warn that they are missing.
         callbacks: list[Callback] = trainer.callbacks  # type: ignore[attr-defined]
         saved, own = self._checkpoint.get("callbacks", {}), {one.state_key for one in callbacks}
-        checkpoint = {**self._checkpoint, "callbacks": {key: state for key, state in saved.items() if key in own}}
+        checkpoint = {
+            **self._checkpoint,
+            "callbacks": {key: state for key, state in saved.items() if key in own},
+        }
         for name in ("on_load_checkpoint", "load_state_dict"):
-            of_package(package_of(pl_module), f"trainer.call._call_callbacks_{name}")(trainer, checkpoint)
+            of_package(package_of(pl_module), f"trainer.call._call_callbacks_{name}")(
+                trainer, checkpoint
+            )
 
     def on_sanity_check_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         value = trainer.callback_metrics.get(self._metric)
@@ -107,11 +127,16 @@ class _GoesOn(Callback):
             for group in optimizer.param_groups:
                 group["lr"] = group["lr"] * self._factor
         # A schedule would go on by steps, of which a larger batch takes fewer. A module may still ask for its rate.
-        of_torch = [one for one in trainer.lr_scheduler_configs if isinstance(one.scheduler, LRScheduler)]
+        of_torch = [
+            one for one in trainer.lr_scheduler_configs if isinstance(one.scheduler, LRScheduler)
+        ]
         for config in of_torch:
             for group in config.scheduler.optimizer.param_groups:
                 group["initial_lr"] = group["lr"]
-            config.scheduler, config.reduce_on_plateau = LambdaLR(config.scheduler.optimizer, lambda step: 1.0), False
+            config.scheduler, config.reduce_on_plateau = (
+                LambdaLR(config.scheduler.optimizer, lambda step: 1.0),
+                False,
+            )
         trainer.strategy.lr_scheduler_configs = of_torch
         # Steps are counted on, as an average of the weights may go by their number.
         before, loop = int(self._checkpoint.get("global_step", 0)), trainer.fit_loop.epoch_loop
@@ -136,7 +161,9 @@ def branch(
     ``own`` is of the run itself: its batch size and the seed of the branch. The rate is the checkpoint's, times
     (B / own B)^lr_exponent, and stays. Nothing ends it early: ConfigError where something does.
     """
-    goes_on = _GoesOn(path, checkpoint, protocol.target.metric, (batch_size / own.batch_size) ** lr_exponent)
+    goes_on = _GoesOn(
+        path, checkpoint, protocol.target.metric, (batch_size / own.batch_size) ** lr_exponent
+    )
     steps = max(1, round(examples / batch_size))
     protocol = replace(
         protocol,

@@ -25,11 +25,24 @@ from bstune.trial.batches import IndexStream
 
 KEY = "bstune"
 OWN = "bstune's own file"  # the storage options that mark one
-OF_RANKS = "ranks"  # in it, of a trial on several devices: what differs from process to process, by rank
+OF_RANKS = (
+    "ranks"  # in it, of a trial on several devices: what differs from process to process, by rank
+)
 DIFFERS = ("stream", "generators", "epoch", "metrics")
 # Of modules and data modules, which are built anew: they may hold any object, and none of these loads as plain data.
-UNUSED = ("hyper_parameters", "hparams_type", "datamodule_hyper_parameters", "datamodule_hparams_type")
-DAMAGED = (OSError, EOFError, zipfile.BadZipFile, zlib.error, struct.error)  # errors of reading such an archive
+UNUSED = (
+    "hyper_parameters",
+    "hparams_type",
+    "datamodule_hyper_parameters",
+    "datamodule_hparams_type",
+)
+DAMAGED = (
+    OSError,
+    EOFError,
+    zipfile.BadZipFile,
+    zlib.error,
+    struct.error,
+)  # errors of reading such an archive
 
 
 class PlainFiles:
@@ -46,13 +59,17 @@ class PlainFiles:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._others, name)
 
-    def save_checkpoint(self, checkpoint: dict[str, Any], path: Any, storage_options: Any = None) -> None:
+    def save_checkpoint(
+        self, checkpoint: dict[str, Any], path: Any, storage_options: Any = None
+    ) -> None:
         """Write the file; the error of a full disk says which."""
         if storage_options != OWN:
             self._others.save_checkpoint(checkpoint, path, storage_options)
             return
         buffer = io.BytesIO()
-        torch.save({name: value for name, value in checkpoint.items() if name not in UNUSED}, buffer)
+        torch.save(
+            {name: value for name, value in checkpoint.items() if name not in UNUSED}, buffer
+        )
         try:
             # In place: Lightning would write it in the system's temporary folder and move it.
             Path(path).write_bytes(buffer.getbuffer())
@@ -60,7 +77,9 @@ class PlainFiles:
             error.filename = str(path)
             raise
 
-    def load_checkpoint(self, path: Any, map_location: Any = "cpu", weights_only: bool | None = None) -> dict[str, Any]:
+    def load_checkpoint(
+        self, path: Any, map_location: Any = "cpu", weights_only: bool | None = None
+    ) -> dict[str, Any]:
         """Read one of bstune's own files, and add what the user's on_load_checkpoint expects in it."""
         try:
             checkpoint: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
@@ -97,15 +116,25 @@ class TrialState:
     seed: int
     steps: int  # optimizer steps applied, from the first of the chain
     skipped: int  # by a gradient scaler, which are not among them
-    start_gap: float | None  # of the target before training; None if it was not measured on all validation data
+    start_gap: (
+        float | None
+    )  # of the target before training; None if it was not measured on all validation data
     near: bool  # whether the target has been near at one of the evaluations that were due
     due_step: int  # of the next evaluation
-    forced: tuple[int, ...]  # steps evaluated though not due: at an epoch's end, or where it was stopped
-    metrics: Mapping[str, torch.Tensor]  # logged last; Lightning steps schedules on them only after the evaluation
-    epoch: Mapping[str, Any]  # what it has accumulated so far (bstune.trial.epoch); empty where it has no end
+    forced: tuple[
+        int, ...
+    ]  # steps evaluated though not due: at an epoch's end, or where it was stopped
+    metrics: Mapping[
+        str, torch.Tensor
+    ]  # logged last; Lightning steps schedules on them only after the evaluation
+    epoch: Mapping[
+        str, Any
+    ]  # what it has accumulated so far (bstune.trial.epoch); empty where it has no end
     stream: Mapping[str, Any]  # a position of bstune.trial.batches.IndexStream
     generators: Mapping[str, Any]  # of bstune.trial.batches.random_state
-    frozen: tuple[str, ...]  # parameters without a gradient, as a call-back may freeze and unfreeze them
+    frozen: tuple[
+        str, ...
+    ]  # parameters without a gradient, as a call-back may freeze and unfreeze them
     device: str
     versions: Mapping[str, str]
 
@@ -144,7 +173,9 @@ class StateWriter(Callback):
             self._state = None  # other call-backs write checkpoints too
             self._clock.enter(Phase.EVALUATION)
 
-    def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
+    def on_save_checkpoint(
+        self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]
+    ) -> None:
         """Add the state to Lightning's checkpoint."""
         if self._state is not None:
             checkpoint[KEY] = dict(vars(self._state))
@@ -153,7 +184,9 @@ class StateWriter(Callback):
                 checkpoint[KEY][OF_RANKS] = of_ranks
 
 
-def read_state(stopped: Stopped, spec: TrialSpec, device: str, versions: Mapping[str, str]) -> TrialState:
+def read_state(
+    stopped: Stopped, spec: TrialSpec, device: str, versions: Mapping[str, str]
+) -> TrialState:
     """Return the state that a trial left; a StateError says why ``spec`` cannot be resumed from it on this device."""
     try:
         # First that all bytes are as they were written: from others torch makes any error.
@@ -165,23 +198,38 @@ def read_state(stopped: Stopped, spec: TrialSpec, device: str, versions: Mapping
         values = checkpoint[KEY]
         of_ranks, place = values.pop(OF_RANKS, None), distributed.place()
         state = TrialState(**values | ({} if place is None else of_ranks[place.rank]))
-    except (*DAMAGED, RuntimeError, LookupError, TypeError, ValueError, pickle.UnpicklingError) as error:
+    except (
+        *DAMAGED,
+        RuntimeError,
+        LookupError,
+        TypeError,
+        ValueError,
+        pickle.UnpicklingError,
+    ) as error:
         raise _unreadable(stopped, _reason(error)) from error
     record = stopped.record
     wanted = (record.number, spec.batch_size, spec.lr, spec.seed, record.steps)
     found = (state.number, state.batch_size, state.lr, state.seed, state.steps)
     if found != wanted:
-        raise _unreadable(stopped, f"its number, batch size, lr, seed and steps are {found}, not {wanted}")
+        raise _unreadable(
+            stopped, f"its number, batch size, lr, seed and steps are {found}, not {wanted}"
+        )
     if dict(state.versions) != dict(versions) or state.device != device:
-        written, now = ([*v.values(), d] for v, d in ((state.versions, state.device), (versions, device)))
-        raise _unreadable(stopped, f"it was written by {', '.join(map(str, written))}, not {', '.join(now)}")
+        written, now = (
+            [*v.values(), d] for v, d in ((state.versions, state.device), (versions, device))
+        )
+        raise _unreadable(
+            stopped, f"it was written by {', '.join(map(str, written))}, not {', '.join(now)}"
+        )
     return state
 
 
 def _reason(error: Exception) -> str:
     if isinstance(error, OSError) and error.strerror:
         return error.strerror
-    if isinstance(error, pickle.UnpicklingError):  # torch's advice on loading it all the same is left out
+    if isinstance(
+        error, pickle.UnpicklingError
+    ):  # torch's advice on loading it all the same is left out
         line = str(error).rpartition("WeightsUnpickler error: ")[2].splitlines()[0]
         return f"it holds more than plain data: {line.partition('. Please use')[0]}"
     return f"{type(error).__name__} {error}".splitlines()[0]

@@ -26,21 +26,33 @@ from bstune.core.clock import Phase, TrialClock
 from bstune.core.errors import ConfigError
 from bstune.core.records import CUDA_GRAPH_MODES
 from bstune.trial.device import memory_ran_out
-from bstune.trial.noise_scale import gradients_of, loss_scale, optimized_parameters, step_arguments, untouched
+from bstune.trial.noise_scale import (
+    gradients_of,
+    loss_scale,
+    optimized_parameters,
+    step_arguments,
+    untouched,
+)
 from bstune.trial.watch import Number, watching
 
 logger = logging.getLogger(__name__)
 PASSES = 3  # of a new shape: with CUDA graphs the first is not recorded, the second is, the third is as all that follow
-RECOMPILE_LIMIT = 64  # of one piece of code, in a trial: by batch shape, in training and in evaluation
+RECOMPILE_LIMIT = (
+    64  # of one piece of code, in a trial: by batch shape, in training and in evaluation
+)
 # What maybe_mark_dynamic sets of a tensor; torch has nothing that takes it back.
 MARKS = ("_dynamo_weak_dynamic_indices", "_has_dynamo_dim_marking")
 # Of a step that is run beside the training: the user's code may raise anything. If the training cannot run the step
 # either, it raises the error again.
 USER_CODE_ERRORS = (Exception,)
 # Of torch and CUDA's libraries, for which torch raises a plain RuntimeError.
-NO_MEMORY = re.compile(r"(CU[A-Z]+_STATUS|[A-Z]+)_ALLOC(ATION)?_FAILED|CUDA error: out of memory|DefaultCPUAllocator")
+NO_MEMORY = re.compile(
+    r"(CU[A-Z]+_STATUS|[A-Z]+)_ALLOC(ATION)?_FAILED|CUDA error: out of memory|DefaultCPUAllocator"
+)
 # What they say for other reasons too, such as a convolution that cuDNN does not have.
-PERHAPS_NO_MEMORY = re.compile("unable to find an engine|CU(BLAS|DNN|SOLVER)_STATUS_(NOT_INITIALIZED|INTERNAL_ERROR)")
+PERHAPS_NO_MEMORY = re.compile(
+    "unable to find an engine|CU(BLAS|DNN|SOLVER)_STATUS_(NOT_INITIALIZED|INTERNAL_ERROR)"
+)
 
 
 class Compiling:
@@ -55,14 +67,20 @@ class Compiling:
         self.failed: str | None = None
         self._mode, self._clock = mode, clock
         self._modules: list[nn.Module] = []
-        self._step: tuple[LightningModule, Callable[..., Any]] | None = None  # as it was before it was compiled
+        self._step: tuple[LightningModule, Callable[..., Any]] | None = (
+            None  # as it was before it was compiled
+        )
         self._whole = True  # whether it can be
-        self._free = mode not in CUDA_GRAPH_MODES  # which record a graph for each number of examples anyway
+        self._free = (
+            mode not in CUDA_GRAPH_MODES
+        )  # which record a graph for each number of examples anyway
         self._warm: set[tuple[str, tuple[torch.Size, ...], tuple[bool, ...]]] = set()
         self._compiled_stages: set[str] = set()
         self._expected = compiled_graphs()
 
-    def before_training_step(self, trainer: Trainer, module: LightningModule, batch: Any, batch_idx: int) -> None:
+    def before_training_step(
+        self, trainer: Trainer, module: LightningModule, batch: Any, batch_idx: int
+    ) -> None:
         """Compile forward and backward, if this is the first batch of its shape."""
         if not self._is_new("training", module, batch):
             return
@@ -88,11 +106,16 @@ class Compiling:
                 " with parameters, as self(x) or self.model(x) would: call one, or set compile=null"
             )
 
-    def before_validation_step(self, trainer: Trainer, module: LightningModule, batch: Any, batch_idx: int) -> None:
+    def before_validation_step(
+        self, trainer: Trainer, module: LightningModule, batch: Any, batch_idx: int
+    ) -> None:
         """Compile the forward pass of the evaluation, if this is the first batch of its shape."""
         if not self._is_new("validation", module, batch):
             return
-        forward = partial(trainer.strategy.validation_step, *step_arguments(module.validation_step, batch, batch_idx))
+        forward = partial(
+            trainer.strategy.validation_step,
+            *step_arguments(module.validation_step, batch, batch_idx),
+        )
         self._clock.enter(Phase.STARTUP)
         self._warm_up("validation", trainer, module, forward, lambda later: forward(), [])
         self._clock.enter(Phase.EVALUATION)
@@ -136,7 +159,9 @@ class Compiling:
         return new
 
     def _begin_step(self) -> None:
-        if self._mode in CUDA_GRAPH_MODES:  # what the last step's graphs returned may be overwritten
+        if (
+            self._mode in CUDA_GRAPH_MODES
+        ):  # what the last step's graphs returned may be overwritten
             torch.compiler.cudagraph_mark_step_begin()  # type: ignore[no-untyped-call]
 
     def _warm_up(
@@ -157,7 +182,9 @@ class Compiling:
             with failing(fail):
                 with self.eagerly(), untouched(trainer, module), watching(module, asked):
                     called = called_modules(module, forward)
-                if called and not (stage == "training" and self._compile_step(trainer, module, step, asked)):
+                if called and not (
+                    stage == "training" and self._compile_step(trainer, module, step, asked)
+                ):
                     for part in called:
                         if part not in self._modules:
                             self._modules.append(part)
@@ -172,7 +199,11 @@ class Compiling:
             self._fail("torch found nothing in the module that it can compile")
 
     def _compile_step(
-        self, trainer: Trainer, module: LightningModule, step: Callable[[int], object], asked: list[str]
+        self,
+        trainer: Trainer,
+        module: LightningModule,
+        step: Callable[[int], object],
+        asked: list[str],
     ) -> bool:
         """Compile the training step as a whole and run it; return whether that is possible."""
         # The weights of accumulated micro-batches go by their number.
@@ -187,12 +218,17 @@ class Compiling:
             self._restore_step()
         return self._whole
 
-    def _passes(self, trainer: Trainer, module: LightningModule, step: Callable[[int], object]) -> int:
+    def _passes(
+        self, trainer: Trainer, module: LightningModule, step: Callable[[int], object]
+    ) -> int:
         """Run a step some times, and return how many graphs were compiled after the first time."""
         first = 0
         for later in range(PASSES):
             self._begin_step()
-            with untouched(trainer, module), torch._dynamo.config.patch(recompile_limit=RECOMPILE_LIMIT):
+            with (
+                untouched(trainer, module),
+                torch._dynamo.config.patch(recompile_limit=RECOMPILE_LIMIT),
+            ):
                 step(later)
             first = first or compiled_graphs()
         return compiled_graphs() - first
@@ -205,7 +241,9 @@ class Compiling:
 
     def _fail(self, reason: str) -> None:
         self.failed = f"trained eagerly, as compile={self._mode} failed: {reason}"
-        warn_once(f"compile={self._mode} fails, so the training is eager (compile=null leaves it out): {reason}")
+        warn_once(
+            f"compile={self._mode} fails, so the training is eager (compile=null leaves it out): {reason}"
+        )
         self._undo()
 
 
@@ -265,8 +303,12 @@ def _compiled(function: Callable[..., Any], mode: str | None, free: bool) -> Cal
         # A module that is compiled by itself may be called in a step that is: there nothing is marked.
         for leaf in [] if torch.compiler.is_compiling() else tree_leaves((args, kwargs)):
             if isinstance(leaf, Tensor) and leaf.dim() and free:
-                torch._dynamo.maybe_mark_dynamic(leaf, 0)  # it stays fixed where the function needs that
-            for name in MARKS if isinstance(leaf, Tensor) and not free else ():  # those of an earlier try
+                torch._dynamo.maybe_mark_dynamic(
+                    leaf, 0
+                )  # it stays fixed where the function needs that
+            for name in (
+                MARKS if isinstance(leaf, Tensor) and not free else ()
+            ):  # those of an earlier try
                 vars(leaf).pop(name, None)
         return compiled(*args, **kwargs)
 
@@ -278,7 +320,9 @@ def undo(parts: list[nn.Module]) -> None:
 
     torch would keep it for ever, and past its limit of recompilations run all else eagerly without a word.
     """
-    from torch._inductor.codecache import PyCodeCache  # a second of imports that only compiled trials need
+    from torch._inductor.codecache import (
+        PyCodeCache,
+    )  # a second of imports that only compiled trials need
 
     for part in parts:
         part._compiled_call_impl = None

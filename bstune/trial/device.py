@@ -25,7 +25,9 @@ def resolve_device(name: str, option: str = "workload.data.device") -> torch.dev
     if kind not in ("cpu", "cuda") or (index and not index.isdecimal()):
         raise ConfigError(f"{option} must be auto, cpu, cuda or cuda:N, but got {name!r}")
     if kind == "cuda" and int(index or 0) >= torch.cuda.device_count():
-        raise ConfigError(f"{option}={name}, but torch sees {torch.cuda.device_count()} CUDA devices: use auto or cpu")
+        raise ConfigError(
+            f"{option}={name}, but torch sees {torch.cuda.device_count()} CUDA devices: use auto or cpu"
+        )
     return torch.device(name)
 
 
@@ -56,7 +58,9 @@ def processor() -> str:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
         return platform.processor()
-    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "")
+    return next(
+        (line.partition(":")[2].strip() for line in lines if line.startswith("model name")), ""
+    )
 
 
 def synchronize(device: torch.device | None = None) -> None:
@@ -79,7 +83,11 @@ def products_in_tf32() -> bool:
 def convolutions_in_tf32() -> bool:
     """Return whether cuDNN computes float32 convolutions in tf32, on a CUDA device that has it."""
     by_operator = getattr(torch.backends.cudnn, "conv", None)  # since torch 2.9, likewise
-    return bool(torch.backends.cudnn.allow_tf32 if by_operator is None else by_operator.fp32_precision == "tf32")
+    return bool(
+        torch.backends.cudnn.allow_tf32
+        if by_operator is None
+        else by_operator.fp32_precision == "tf32"
+    )
 
 
 @contextmanager
@@ -87,7 +95,9 @@ def products_in(tf32: bool) -> Iterator[None]:
     """Let float32 matrix products of CUDA run in tf32, or not."""
     products = torch.backends.cuda.matmul
     name, value = (
-        ("fp32_precision", "tf32" if tf32 else "ieee") if hasattr(products, "fp32_precision") else ("allow_tf32", tf32)
+        ("fp32_precision", "tf32" if tf32 else "ieee")
+        if hasattr(products, "fp32_precision")
+        else ("allow_tf32", tf32)
     )
     before = getattr(products, name)
     setattr(products, name, value)
@@ -134,4 +144,8 @@ def forget_failed_allocations(device: torch.device) -> None:
 @functools.cache
 def versions() -> Mapping[str, str]:
     """Return the versions of the packages that a trial's result depends on."""
-    return {"bstune": bstune.__version__, "torch": version("torch"), "lightning": version("lightning")}
+    return {
+        "bstune": bstune.__version__,
+        "torch": version("torch"),
+        "lightning": version("lightning"),
+    }

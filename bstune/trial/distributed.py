@@ -58,7 +58,10 @@ def join(rank: int, count: int, file: str | None = None) -> None:
     backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
     store = HashStore() if file is None else FileStore(file, count)
     torch.distributed.init_process_group(backend, store=store, rank=rank, world_size=count)
-    os.environ |= {"LOCAL_RANK": str(rank), "NODE_RANK": "0"}  # Lightning's: the processes have been started
+    os.environ |= {
+        "LOCAL_RANK": str(rank),
+        "NODE_RANK": "0",
+    }  # Lightning's: the processes have been started
     _place = Place(rank, count)
 
 
@@ -94,7 +97,9 @@ def trainer_options(options: Mapping[str, Any], strategy: Callable[[], Any]) -> 
 def check_count(devices: int) -> None:
     """Refuse to train on other devices than a protocol says."""
     if devices != count():
-        raise ConfigError(f"devices={devices}, but here {count()} would train the trial: use devices={count()}")
+        raise ConfigError(
+            f"devices={devices}, but here {count()} would train the trial: use devices={count()}"
+        )
 
 
 def check_share(batches: object, sizes: Sequence[int]) -> None:
@@ -144,13 +149,24 @@ def check_devices(config: DictConfig) -> None:
     kind, _, index = str(config.device).partition(":")
     there = torch.cuda.device_count() - int(index or 0) if kind == "cuda" else os.cpu_count() or 1
     what = f"CUDA devices from {config.device} on" if kind == "cuda" else "processors"
-    smallest = config.search.batch_size.low if config.trial.batch_size is None else config.trial.batch_size
+    smallest = (
+        config.search.batch_size.low if config.trial.batch_size is None else config.trial.batch_size
+    )
     option = "search.batch_size.low" if config.trial.batch_size is None else "trial.batch_size"
     problems = (
         (count > there, f"but there are {there} {what}: set devices to at most {max(1, there)}"),
-        (smallest < count, f"but {option}={smallest} leaves some without an example: set {option} to at least {count}"),
-        (config.search.workers != 1, "trains one trial at a time, in processes of its own: set search.workers=1"),
-        (config.compile is not None, f"does not go with compile={config.compile}, which is untested: set compile=null"),
+        (
+            smallest < count,
+            f"but {option}={smallest} leaves some without an example: set {option} to at least {count}",
+        ),
+        (
+            config.search.workers != 1,
+            "trains one trial at a time, in processes of its own: set search.workers=1",
+        ),
+        (
+            config.compile is not None,
+            f"does not go with compile={config.compile}, which is untested: set compile=null",
+        ),
         (
             config.protocol.micro_batch_size == 1,
             "may leave a device without an example: set protocol.micro_batch_size to 2 or more",
@@ -161,7 +177,9 @@ def check_devices(config: DictConfig) -> None:
             raise ConfigError(f"devices={count} {line}")
 
 
-def sizes_of_process(batch_size: int, micro_batch_size: int | None) -> tuple[tuple[int, ...], slice]:
+def sizes_of_process(
+    batch_size: int, micro_batch_size: int | None
+) -> tuple[tuple[int, ...], slice]:
     """Return the sizes of all micro-batches of a batch over several devices, and which of them are this process's."""
     assert _place is not None  # noqa: S101 (it is one of several)
     sizes = split_batch(batch_size, _place.count, micro_batch_size).sizes

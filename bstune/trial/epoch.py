@@ -15,7 +15,16 @@ from torchmetrics import Metric
 from bstune.trial.trainer import of_package, package_of
 
 META = (
-    *("fx", "name", "prog_bar", "logger", "on_step", "on_epoch", "enable_graph", "add_dataloader_idx"),
+    *(
+        "fx",
+        "name",
+        "prog_bar",
+        "logger",
+        "on_step",
+        "on_epoch",
+        "enable_graph",
+        "add_dataloader_idx",
+    ),
     *("dataloader_idx", "metric_attribute"),
 )
 SYNC = ("_should", "rank_zero_only", "_op")
@@ -33,7 +42,10 @@ def accumulated(trainer: Trainer, module: LightningModule) -> dict[str, Any]:
             "states": _states(one) if one.is_tensor else None,  # else: the module's own metric
         }
     metrics = {name: part for name, part in module.named_modules() if isinstance(part, Metric)}
-    return {"logged": logged, "metrics": {name: _states(metric) for name, metric in metrics.items()}}
+    return {
+        "logged": logged,
+        "metrics": {name: _states(metric) for name, metric in metrics.items()},
+    }
 
 
 def accumulate_on(trainer: Trainer, module: LightningModule, state: Mapping[str, Any]) -> None:
@@ -64,7 +76,10 @@ def accumulate_on(trainer: Trainer, module: LightningModule, state: Mapping[str,
 
 def _states(metric: Any) -> dict[str, Any]:
     states = {name: getattr(metric, name) for name in metric._defaults}
-    return {"count": metric._update_count, "states": {name: _moved(value, "cpu") for name, value in states.items()}}
+    return {
+        "count": metric._update_count,
+        "states": {name: _moved(value, "cpu") for name, value in states.items()},
+    }
 
 
 def _set_states(metric: Any, saved: Mapping[str, Any], device: torch.device) -> None:
@@ -74,4 +89,8 @@ def _set_states(metric: Any, saved: Mapping[str, Any], device: torch.device) -> 
 
 
 def _moved(value: Any, device: torch.device | str) -> Any:
-    return value.detach().to(device, copy=True) if isinstance(value, Tensor) else [_moved(v, device) for v in value]
+    return (
+        value.detach().to(device, copy=True)
+        if isinstance(value, Tensor)
+        else [_moved(v, device) for v in value]
+    )

@@ -75,15 +75,21 @@ class CapturedSteps:
         eager: Step,
         around: Callable[[], AbstractContextManager[Any]] = nullcontext,
     ) -> None:
-        self.reason: str | None = None  # why steps are eager; None as long as they are, or may be, captured
+        self.reason: str | None = (
+            None  # why steps are eager; None as long as they are, or may be, captured
+        )
         self._module, self._optimizer, self._eager, self._around = module, optimizer, eager, around
-        self._raising: dict[int, Callable[..., Any]] = {}  # the optimizer's hooks that raise its rates before a step
+        self._raising: dict[
+            int, Callable[..., Any]
+        ] = {}  # the optimizer's hooks that raise its rates before a step
         self._rates: list[Tensor] = []
         self._filled: list[float] = []  # what the rates hold
         self._signature: Any = None  # of the latest step
         self._parameters: list[Tensor] = []
         self._places: list[int] = []  # of parameters and buffers, when they were last looked at
-        self._warm = self._changes = 0  # eager steps of this signature, and signatures so far that were not worth it
+        self._warm = self._changes = (
+            0  # eager steps of this signature, and signatures so far that were not worth it
+        )
         self._replays = 0  # of this signature
         self._host: dict[str, list[Any]] = {}  # as it was when the step was captured
         self._looks = True  # whether the module is looked at before the next step
@@ -136,25 +142,41 @@ class CapturedSteps:
             self._give_up(f"a batch holds more than tensors ({other})")
             return False
         groups = [
-            [(name, id(v) if isinstance(v, Tensor) else v) for name, v in group.items() if name not in ("params", "lr")]
+            [
+                (name, id(v) if isinstance(v, Tensor) else v)
+                for name, v in group.items()
+                if name not in ("params", "lr")
+            ]
             for group in self._optimizer.param_groups
         ]
         batch = [(leaf.shape, leaf.stride(), leaf.dtype, leaf.device) for leaf in leaves]
         if self._looks:
             self._look()
-        frozen = [parameter.requires_grad for parameter in self._parameters]  # a schedule may freeze some at any step
+        frozen = [
+            parameter.requires_grad for parameter in self._parameters
+        ]  # a schedule may freeze some at any step
         signature = structure, batch, groups, frozen, self._places
         if signature != self._signature:
             self._changes = 1 if self._replays >= WORTH else self._changes + 1
-            self._signature, self._replay, self._output, self._warm, self._replays = signature, None, None, 0, 0
+            self._signature, self._replay, self._output, self._warm, self._replays = (
+                signature,
+                None,
+                None,
+                0,
+                0,
+            )
         if self._changes > MAX_CAPTURES:
-            self._give_up("the module, the optimizer's options, tensors' places or shapes change again and again")
+            self._give_up(
+                "the module, the optimizer's options, tensors' places or shapes change again and again"
+            )
         return self._changes <= MAX_CAPTURES
 
     def _look(self) -> None:
         self._looks = False
         self._parameters = list(self._module.parameters())
-        self._places = [tensor.data_ptr() for tensor in (*self._parameters, *self._module.buffers())]
+        self._places = [
+            tensor.data_ptr() for tensor in (*self._parameters, *self._module.buffers())
+        ]
         if self._replay is not None:
             host = _host_state(self._module, self._optimizer)
             self._signature = self._signature if _first_change(self._host, host) is None else None
@@ -166,7 +188,9 @@ class CapturedSteps:
         numbers = [group["lr"] for group in groups]
         for hook in self._raising.values():
             hook(self._optimizer, (), {})
-        for place, (group, rate, number) in enumerate(zip(groups, self._rates, numbers, strict=True)):
+        for place, (group, rate, number) in enumerate(
+            zip(groups, self._rates, numbers, strict=True)
+        ):
             if group["lr"] != self._filled[place]:
                 self._filled[place] = group["lr"]
                 rate.fill_(group["lr"])
@@ -186,7 +210,10 @@ class CapturedSteps:
     def _watched(self, batch: Any, index: int) -> Any:
         """Take an eager step, and give up if its result depends on the host's state, or changes it."""
         asked: list[str] = []
-        before, random = _host_state(self._module, self._optimizer), _host_random(self._module.device)
+        before, random = (
+            _host_state(self._module, self._optimizer),
+            _host_random(self._module.device),
+        )
         with self._tensor_rates(), watching(self._module, asked):
             output = self._eager(batch, Number(index, asked))
         self._host = _host_state(self._module, self._optimizer)
@@ -215,7 +242,9 @@ class CapturedSteps:
             state.restore(before)
             try:
                 self._record(leaves, structure, index, state.generators)
-                state.restore(before)  # a capture runs nothing, but one that fails may leave anything
+                state.restore(
+                    before
+                )  # a capture runs nothing, but one that fails may leave anything
                 if self._replay is not None:
                     self._replay()
                     self._compare(state, before, after, output)
@@ -224,7 +253,11 @@ class CapturedSteps:
         return output
 
     def _record(
-        self, leaves: Sequence[Tensor], structure: Any, index: int, generators: Sequence[torch.Generator]
+        self,
+        leaves: Sequence[Tensor],
+        structure: Any,
+        index: int,
+        generators: Sequence[torch.Generator],
     ) -> None:
         self._inputs = [leaf.clone() for leaf in leaves]  # keeps memory formats
 
@@ -246,10 +279,14 @@ class CapturedSteps:
             self._give_up(f"{type(errors[-1]).__name__} in its capture: {first_line(errors[-1])}")
 
     def _compare(self, state: "_State", before: "_Copy", after: "_Copy", output: Any) -> None:
-        losses = [one["loss"] if isinstance(one, Mapping) else one for one in (output, self._output)]
+        losses = [
+            one["loss"] if isinstance(one, Mapping) else one for one in (output, self._output)
+        ]
         names = [*state.names, "the loss"]
         replayed, taken = [*state.tensors, losses[1]], [*after.tensors, losses[0]]
-        different = _first_difference(names, replayed, taken, [*before.tensors, torch.zeros_like(losses[0])])
+        different = _first_difference(
+            names, replayed, taken, [*before.tensors, torch.zeros_like(losses[0])]
+        )
         if different is not None:
             self._give_up(f"a replayed step differs from the step itself in {different}")
 
@@ -278,16 +315,26 @@ def make_capturable(optimizer: Optimizer, device: torch.device) -> str | None:
     ``capturable = True`` on its class: its step then takes an ``lr`` that is a tensor, and changes nothing on the host.
     """
     name = type(optimizer).__name__
-    kinds = (optimizer._optimizer_step_pre_hooks, optimizer._optimizer_step_post_hooks, *GLOBAL_HOOKS)
+    kinds = (
+        optimizer._optimizer_step_pre_hooks,
+        optimizer._optimizer_step_post_hooks,
+        *GLOBAL_HOOKS,
+    )
     # Those of batch sizes that change set nothing but the rates.
-    if not all(isinstance(getattr(hook, "__self__", None), BatchSizes) for hooks in kinds for hook in hooks.values()):
+    if not all(
+        isinstance(getattr(hook, "__self__", None), BatchSizes)
+        for hooks in kinds
+        for hook in hooks.values()
+    ):
         return f"the steps of {name} have hooks, which a graph does not call"
     for group in optimizer.param_groups:
         if isinstance(group["lr"], Tensor):
             return f"a learning rate of {name} is a tensor already"
         if group.get("differentiable"):
             return f"{name} is differentiable"
-        if not {"fused", "capturable"} & group.keys() and not getattr(type(optimizer), "capturable", False):
+        if not {"fused", "capturable"} & group.keys() and not getattr(
+            type(optimizer), "capturable", False
+        ):
             return f"the steps of {name} are neither fused nor capturable"
     for group in optimizer.param_groups:
         if "fused" in group:
@@ -314,8 +361,16 @@ class _State:
 
     def __init__(self, module: LightningModule, optimizer: Optimizer) -> None:
         own = {**dict(module.named_parameters()), **dict(module.named_buffers())}
-        of_parameters = [(i, key, value) for i, s in enumerate(optimizer.state.values()) for key, value in s.items()]
-        own |= {f"{key} of the optimizer's parameter {i}": v for i, key, v in of_parameters if isinstance(v, Tensor)}
+        of_parameters = [
+            (i, key, value)
+            for i, s in enumerate(optimizer.state.values())
+            for key, value in s.items()
+        ]
+        own |= {
+            f"{key} of the optimizer's parameter {i}": v
+            for i, key, v in of_parameters
+            if isinstance(v, Tensor)
+        }
         self.names, self.tensors = list(own), [tensor.detach() for tensor in own.values()]
         self.generators = _generators(module)
 
@@ -333,13 +388,24 @@ def _generators(module: LightningModule) -> list[torch.Generator]:
     """Return the generators of the module's device that a step may draw from: torch's own, and the module's."""
     device = module.device
     values = [value for part in module.modules() for value in vars(part).values()]
-    found = [value for value in values if isinstance(value, torch.Generator) and value.device.type == device.type]
-    default = torch.default_generator if device.type == "cpu" else torch.cuda.default_generators[device.index or 0]
+    found = [
+        value
+        for value in values
+        if isinstance(value, torch.Generator) and value.device.type == device.type
+    ]
+    default = (
+        torch.default_generator
+        if device.type == "cpu"
+        else torch.cuda.default_generators[device.index or 0]
+    )
     return [default, *dict.fromkeys(found)]
 
 
 def _first_difference(
-    names: Sequence[str], replayed: Sequence[Tensor], taken: Sequence[Tensor], before: Sequence[Tensor]
+    names: Sequence[str],
+    replayed: Sequence[Tensor],
+    taken: Sequence[Tensor],
+    before: Sequence[Tensor],
 ) -> str | None:
     """Return the name of the first tensor that a replay changed otherwise than the step; the device is waited for."""
     for name, a, b, start in zip(names, replayed, taken, before, strict=True):
@@ -348,7 +414,9 @@ def _first_difference(
                 return name
             continue
         wide = [x.detach().to(torch.promote_types(x.dtype, torch.float32)) for x in (a, b, start)]
-        error, change, size = ((x.norm().item()) for x in (wide[0] - wide[1], wide[1] - wide[2], wide[1]))
+        error, change, size = (
+            (x.norm().item()) for x in (wide[0] - wide[1], wide[1] - wide[2], wide[1])
+        )
         if math.isfinite(size) and not error <= TOLERANCE * change + ROUNDING * size:
             return name
     return None
@@ -367,12 +435,17 @@ def _host_state(module: LightningModule, optimizer: Optimizer) -> dict[str, list
         for key, value in vars(part).items()
     }
     for i, values in enumerate(optimizer.state.values()):
-        state |= {f"{key} of the optimizer's parameter {i}": _contents(value) for key, value in values.items()}
+        state |= {
+            f"{key} of the optimizer's parameter {i}": _contents(value)
+            for key, value in values.items()
+        }
     return state
 
 
 def _first_change(before: Mapping[str, Any], after: Mapping[str, Any]) -> str | None:
-    return next((name for name in {**before, **after} if not _same(before.get(name), after.get(name))), None)
+    return next(
+        (name for name in {**before, **after} if not _same(before.get(name), after.get(name))), None
+    )
 
 
 def _contents(value: Any) -> list[Any]:

@@ -14,7 +14,10 @@ from bstune.core.scaling import beta2_of, effective_lr_of, shrinkage_of
 
 
 def follow_batch_size(
-    configured: Any, batch_size: int, beta2_half_life: float | None, weight_decay_half_life: float | None
+    configured: Any,
+    batch_size: int,
+    beta2_half_life: float | None,
+    weight_decay_half_life: float | None,
 ) -> None:
     """Set the beta2 and the weight decay of what ``configure_optimizers`` returned, for a batch size.
 
@@ -58,7 +61,9 @@ def follow_batch_size(
                     "averages of gradients, where a weight has no half-life: use AdamW, as algorithm=adamw does"
                 )
         rates = [_effective_lr(optimizer, group) for optimizer, group in decaying]
-        shares = [rate * group["weight_decay"] for rate, (_, group) in zip(rates, decaying, strict=True)]
+        shares = [
+            rate * group["weight_decay"] for rate, (_, group) in zip(rates, decaying, strict=True)
+        ]
         fastest, wanted = max(shares), shrinkage_of(batch_size, weight_decay_half_life)
         for rate, share, (_, group) in zip(rates, shares, decaying, strict=True):
             if rate > 0.0:
@@ -91,7 +96,9 @@ def _effective_lr(optimizer: Optimizer, group: Mapping[str, Any]) -> float:
     Of a OneCycleLR it is the largest one, which it is given, and not the one that it starts at.
     """
     lr = float(group.get("max_lr", group.get("initial_lr", group["lr"])))
-    of_muon = group.get("orthogonalise") is False and not group.get("betas")  # which its step takes as SGD does
+    of_muon = group.get("orthogonalise") is False and not group.get(
+        "betas"
+    )  # which its step takes as SGD does
     if not (of_muon or isinstance(optimizer, SGD | RMSprop)):
         return lr
     if group["momentum"] >= 1.0:
@@ -106,4 +113,6 @@ def _is_decoupled(optimizer: Optimizer, group: Mapping[str, Any]) -> bool:
     """Return whether a step takes lr x weight_decay of a weight, whatever the gradients were."""
     # Before torch 2.7 AdamW was a class of its own, without the group's word for it.
     adamw = any("AdamW" in base.__name__ for base in type(optimizer).__mro__)
-    return bool(group.get("decoupled_weight_decay", adamw or "orthogonalise" in group))  # the last is Muon's
+    return bool(
+        group.get("decoupled_weight_decay", adamw or "orthogonalise" in group)
+    )  # the last is Muon's

@@ -28,18 +28,44 @@ from bstune.trial.batches import TrainBatches
 from bstune.trial.graph import CapturedSteps, captures
 from bstune.trial.trainer import NoProfiler, is_overridden, of_package, package_of
 
-TRIED = ("2.6.0", "2.6.6")  # of either package: between the two no line of what is replaced here has changed
+TRIED = (
+    "2.6.0",
+    "2.6.6",
+)  # of either package: between the two no line of what is replaced here has changed
 LEAN, GRAPH = "lean", "graph"
 BATCH_HOOKS = ("on_before_batch_transfer", "transfer_batch_to_device", "on_after_batch_transfer")
 MODULE_HOOKS = (
-    *("on_train_batch_start", "on_train_batch_end", "on_before_zero_grad", "optimizer_zero_grad", "on_before_backward"),
-    *("backward", "on_after_backward", "on_before_optimizer_step", "configure_gradient_clipping", "clip_gradients"),
+    *(
+        "on_train_batch_start",
+        "on_train_batch_end",
+        "on_before_zero_grad",
+        "optimizer_zero_grad",
+        "on_before_backward",
+    ),
+    *(
+        "backward",
+        "on_after_backward",
+        "on_before_optimizer_step",
+        "configure_gradient_clipping",
+        "clip_gradients",
+    ),
     *("optimizer_step", "lr_scheduler_step", *BATCH_HOOKS),
 )
-CALLED = ("on_train_batch_start", "on_after_backward", "on_train_batch_end")  # of bstune's own call-backs
+CALLED = (
+    "on_train_batch_start",
+    "on_after_backward",
+    "on_train_batch_end",
+)  # of bstune's own call-backs
 CALLBACK_HOOKS = (*CALLED, "on_before_zero_grad", "on_before_backward", "on_before_optimizer_step")
-PRECISIONS = ("Precision", "MixedPrecision", "HalfPrecision", "DoublePrecision")  # Lightning's, for one device
-LABELLED = Optimizer.profile_hook_step(lambda: None).__code__  # of what torch puts around an optimizer's step
+PRECISIONS = (
+    "Precision",
+    "MixedPrecision",
+    "HalfPrecision",
+    "DoublePrecision",
+)  # Lightning's, for one device
+LABELLED = Optimizer.profile_hook_step(
+    lambda: None
+).__code__  # of what torch puts around an optimizer's step
 
 
 class LeanLoop:
@@ -82,7 +108,11 @@ class LeanLoop:
         if self._reason is not None:
             return f"Lightning's: {self._reason}"
         if self._captured is not None:
-            return GRAPH if self._captured.reason is None else f"{LEAN}, not {GRAPH}: {self._captured.reason}"
+            return (
+                GRAPH
+                if self._captured.reason is None
+                else f"{LEAN}, not {GRAPH}: {self._captured.reason}"
+            )
         return LEAN if self._began else None
 
     @property
@@ -104,7 +134,9 @@ class LeanLoop:
             self._prepare(trainer, module, fetcher)
             loop.advance = self._advance
             # With bstune's profiler, they do nothing.
-            loop._on_before_fetch = loop._on_after_fetch = fetcher._start_profiler = fetcher._stop_profiler = _nothing
+            loop._on_before_fetch = loop._on_after_fetch = fetcher._start_profiler = (
+                fetcher._stop_profiler
+            ) = _nothing
         loop.advance(fetcher)
 
     def _prepare(self, trainer: Any, module: LightningModule, fetcher: Any) -> None:
@@ -113,7 +145,9 @@ class LeanLoop:
         self._device, self._logged = trainer.strategy.root_device, loop._results
         self._connector = trainer._logger_connector
         plain = type(trainer.precision_plugin).__name__ == "Precision"
-        self._converted: Callable[[Any], Any] | None = None if plain else trainer.precision_plugin.convert_input
+        self._converted: Callable[[Any], Any] | None = (
+            None if plain else trainer.precision_plugin.convert_input
+        )
         self._context: Callable[[], AbstractContextManager[Any]] | None = (
             None if plain else trainer.precision_plugin.train_step_context
         )
@@ -127,22 +161,33 @@ class LeanLoop:
         own = len(loaders) == 1 and type(loaders[0]) is TrainBatches
         self._stream: Iterator[Any] | None = iterator.iterators[0] if own else None
         self._hooks = {
-            name: [getattr(callback, name) for callback in trainer.callbacks if _overrides(callback, name)]
+            name: [
+                getattr(callback, name)
+                for callback in trainer.callbacks
+                if _overrides(callback, name)
+            ]
             for name in CALLED
         }
         self._optimizer_progress = loop.automatic_optimization.optim_progress.optimizer
-        self._zero_grad_progress = self._optimizer_progress.zero_grad.total, self._optimizer_progress.zero_grad.current
+        self._zero_grad_progress = (
+            self._optimizer_progress.zero_grad.total,
+            self._optimizer_progress.zero_grad.current,
+        )
         self._clips = bool(trainer.gradient_clip_val)
         self._step_function: Any = None
         self._batch: tuple[Any, ...] = ()
         self._optimizer: Any = None
         self._step_of_object: Any = None  # as it was when this was found:
-        self._quiet_step: Callable[..., Any] | None = None  # the optimizer's, without its label and its hooks
+        self._quiet_step: Callable[..., Any] | None = (
+            None  # the optimizer's, without its label and its hooks
+        )
         self._outputs: Any = None
         self.take_step = self._take_step
         if captures(self._mode, self._device):
             optimizer = trainer.strategy.optimizers[0]
-            self.take_step = self._captured = CapturedSteps(module, optimizer, self._take_step, self._around)
+            self.take_step = self._captured = CapturedSteps(
+                module, optimizer, self._take_step, self._around
+            )
 
     def _advance(self, fetcher: Any) -> None:
         """Train up to a batch after which Lightning may have something to do, as its own loop does with one."""
@@ -235,7 +280,10 @@ class LeanLoop:
             self._quiet_step = _without_label(optimizer)
         function = self._module.training_step
         if function != self._step_function:
-            self._step_function, self._indexed = function, self._takes_index(function, "batch_idx", min_args=2)
+            self._step_function, self._indexed = (
+                function,
+                self._takes_index(function, "batch_idx", min_args=2),
+            )
         self._batch, self._outputs = (batch, index) if self._indexed else (batch,), None
         self._names["_current_fx_name"] = "optimizer_step"  # what self.log() is called in
         # The optimizer calls it: some do so several times, or change the weights before.
@@ -247,7 +295,9 @@ class LeanLoop:
         outputs: dict[str, Any] | None = self._outputs
         self._outputs, self._batch = None, ()
         if outputs is None:
-            raise RuntimeError(f"{type(optimizer).__name__}.step() does not call the closure that it is given")
+            raise RuntimeError(
+                f"{type(optimizer).__name__}.step() does not call the closure that it is given"
+            )
         return outputs
 
     def _closure(self) -> Tensor | None:
@@ -325,7 +375,10 @@ def _without_label(optimizer: Optimizer) -> Callable[..., Any] | None:
     if getattr(of_class, "__code__", None) is not LABELLED:
         return None
     if of_object is not None:
-        if not hasattr(of_object, "_wrapped_by_lr_sched") or getattr(of_object, "__wrapped__", None) is not of_class:
+        if (
+            not hasattr(of_object, "_wrapped_by_lr_sched")
+            or getattr(of_object, "__wrapped__", None) is not of_class
+        ):
             return None
         optimizer._opt_called = True  # type: ignore[attr-defined]
     step: Callable[..., Any] = of_class.__wrapped__  # type: ignore[attr-defined]
@@ -334,7 +387,11 @@ def _without_label(optimizer: Optimizer) -> Callable[..., Any] | None:
 
 def _forget_gradients(optimizer: Optimizer) -> None:
     """Call ``zero_grad``; where it is torch's, do what that does, without its label for the profiler."""
-    if type(optimizer).zero_grad is not Optimizer.zero_grad or "zero_grad" in vars(optimizer) or _profiler_enabled():
+    if (
+        type(optimizer).zero_grad is not Optimizer.zero_grad
+        or "zero_grad" in vars(optimizer)
+        or _profiler_enabled()
+    ):
         optimizer.zero_grad()
         return
     for group in optimizer.param_groups:
@@ -402,7 +459,9 @@ def _reasons(trainer: Any, module: LightningModule, fetcher: object) -> Iterator
         yield from _overridden(trainer.datamodule, BATCH_HOOKS)
     for callback in trainer.callbacks:
         ours = type(callback).__module__.startswith("bstune.")
-        yield from _overridden(callback, [name for name in CALLBACK_HOOKS if not (ours and name in CALLED)])
+        yield from _overridden(
+            callback, [name for name in CALLBACK_HOOKS if not (ours and name in CALLED)]
+        )
 
 
 def _overridden(thing: object, hooks: "list[str] | tuple[str, ...]") -> Iterator[str]:

@@ -26,7 +26,12 @@ from bstune.trial.backend import OWNED
 from bstune.trial.batches import epoch_length
 
 RATES = ("lr", "learning_rate")
-IGNORED = ("seed_everything", "ckpt_path", "verbose", "weights_only")  # a study has seeds of its own
+IGNORED = (
+    "seed_everything",
+    "ckpt_path",
+    "verbose",
+    "weights_only",
+)  # a study has seeds of its own
 PRECISIONS = {"32": "32-true", "16": "16-mixed", "bf16": "bf16-mixed"}  # short forms
 # Words in the name of a metric that say which way is better.
 LESS = ("loss", "error", "err", "mse", "rmse", "mae", "nll", "perplexity", "ppl")
@@ -48,7 +53,10 @@ class Chosen:
 
 def build_module(model: Mapping[str, Any], optimizer: Any = None, lr_scheduler: Any = None) -> Any:
     """Return the LightningModule of a file's ``model``, whose optimizer and schedule are those that the file names."""
-    parser, sections = _parser(_package(model)), {"model": model, "optimizer": optimizer, "lr_scheduler": lr_scheduler}
+    parser, sections = (
+        _parser(_package(model)),
+        {"model": model, "optimizer": optimizer, "lr_scheduler": lr_scheduler},
+    )
     parsed = _parsed(parser, {name: value for name, value in sections.items() if value is not None})
     module = parser.instantiate(parsed).model
     if optimizer is not None:
@@ -75,20 +83,28 @@ def workload_of(path: Path, chosen: Chosen) -> tuple[dict[str, Any], list[str]]:
     The data are loaded once, to learn how many there are and the batch size that the learning rate goes with.
     """
     if chosen.name is not None and not re.fullmatch(r"\w[\w.-]*", chosen.name):
-        raise ConfigError(f"--name must be letters, digits, and - . _ between them, but got {chosen.name!r}")
+        raise ConfigError(
+            f"--name must be letters, digits, and - . _ between them, but got {chosen.name!r}"
+        )
     sections = _sections(path, chosen)
     parser = _parser(_package(sections["model"]))
     parsed = yaml.safe_load(parser.dump(_parsed(parser, sections), skip_unset=False))
     defaults = yaml.safe_load(parser.dump(parser.get_defaults(), skip_unset=False))["trainer"]
     trainer = {name: value for name, value in parsed["trainer"].items() if value != defaults[name]}
     key, lr = _learning_rate(parsed, chosen.lr)
-    config = OmegaConf.create({name: parsed[name] for name in ("model", "optimizer", "lr_scheduler") if parsed[name]})
+    config = OmegaConf.create(
+        {name: parsed[name] for name in ("model", "optimizer", "lr_scheduler") if parsed[name]}
+    )
     OmegaConf.update(config, key, "${trial.lr}")
     size, examples = _batch_size(parsed["data"])
     size *= parsed["trainer"].get("accumulate_grad_batches") or 1
     budget = _examples(path, parsed["trainer"], size, examples)
     metric, value, mode = parse_target(chosen.target)
-    left_out = [f"trainer.{name}" for name in trainer if name in OWNED and name not in ("max_epochs", "max_steps")]
+    left_out = [
+        f"trainer.{name}"
+        for name in trainer
+        if name in OWNED and name not in ("max_epochs", "max_steps")
+    ]
     precision = str(trainer.get("precision") or 32)
     here = f"{build_module.__module__}."
     workload = {
@@ -100,10 +116,17 @@ def workload_of(path: Path, chosen: Chosen) -> tuple[dict[str, Any], list[str]]:
         "budget": {"steps": max(1, budget // (BELOW * size)), "examples": budget},
         "target": {"metric": metric, "value": value, "mode": mode},
         "data": {"_target_": f"{here}build_data", "_recursive_": False, "data": parsed["data"]},
-        "module": {"_target_": f"{here}build_module", "_recursive_": False, **OmegaConf.to_container(config)},  # type: ignore[dict-item]
+        "module": {
+            "_target_": f"{here}build_module",
+            "_recursive_": False,
+            **OmegaConf.to_container(config),
+        },  # type: ignore[dict-item]
         "trainer": {name: value for name, value in trainer.items() if name not in OWNED},
     }
-    lines = [f"{key} is the learning rate: {lr:g} at batch size {size}", f"{examples} training examples"]
+    lines = [
+        f"{key} is the learning rate: {lr:g} at batch size {size}",
+        f"{examples} training examples",
+    ]
     if left_out:
         lines.append(f"left to bstune: {', '.join(left_out)}")
     return workload, lines
@@ -145,7 +168,9 @@ def _sections(path: Path, chosen: Chosen) -> dict[str, Any]:
     if isinstance(content, dict):
         content = content.get("fit", content)
     if not isinstance(content, dict):
-        raise ConfigError(f"{path} must hold LightningCLI's trainer, model and data, but holds {content!r:.100}")
+        raise ConfigError(
+            f"{path} must hold LightningCLI's trainer, model and data, but holds {content!r:.100}"
+        )
     known = ("trainer", "model", "data", "optimizer", "lr_scheduler")
     others = [name for name in content if name not in (*known, *IGNORED)]
     if others:
@@ -160,7 +185,9 @@ def _sections(path: Path, chosen: Chosen) -> dict[str, Any]:
             section = {"class_path": section}
         if "class_path" not in section:
             if given is None:
-                raise ConfigError(f"{path} names no class for its {name}: give it, as --{name} my_project.MyClass")
+                raise ConfigError(
+                    f"{path} names no class for its {name}: give it, as --{name} my_project.MyClass"
+                )
             section = {"class_path": given, "init_args": section}
         sections[name] = section
     return sections
@@ -168,9 +195,16 @@ def _sections(path: Path, chosen: Chosen) -> dict[str, Any]:
 
 def _package(section: Mapping[str, Any]) -> str:
     """Return the package whose LightningModule, or data module, a section's class is."""
-    found = instantiate(OmegaConf.create({"_target_": section["class_path"], "_partial_": True}), section["class_path"])
+    found = instantiate(
+        OmegaConf.create({"_target_": section["class_path"], "_partial_": True}),
+        section["class_path"],
+    )
     names = [base.__module__ for base in getattr(found.func, "__mro__", ())]
-    return "pytorch_lightning" if any(name.startswith("pytorch_lightning.") for name in names) else "lightning.pytorch"
+    return (
+        "pytorch_lightning"
+        if any(name.startswith("pytorch_lightning.") for name in names)
+        else "lightning.pytorch"
+    )
 
 
 @cache
@@ -186,8 +220,12 @@ def _parser(package: str) -> Any:
     lightning = import_module(package)
     parser = import_module(f"{package}.cli").LightningArgumentParser(exit_on_error=False)
     parser.add_lightning_class_args(lightning.Trainer, "trainer")
-    parser.add_lightning_class_args(lightning.LightningModule, "model", subclass_mode=True, required=False)
-    parser.add_lightning_class_args(lightning.LightningDataModule, "data", subclass_mode=True, required=False)
+    parser.add_lightning_class_args(
+        lightning.LightningModule, "model", subclass_mode=True, required=False
+    )
+    parser.add_lightning_class_args(
+        lightning.LightningDataModule, "data", subclass_mode=True, required=False
+    )
     parser.add_optimizer_args()
     parser.add_lr_scheduler_args()
     return parser
@@ -198,14 +236,18 @@ def _parsed(parser: Any, sections: Mapping[str, Any]) -> Any:
         return parser.parse_object(sections)
     except (ArgumentError, TypeError, ValueError) as error:
         # With all that a value might have been instead, it is pages long.
-        raise ConfigError(f"LightningCLI does not take this config: {' '.join(str(error).split())[:600]}") from error
+        raise ConfigError(
+            f"LightningCLI does not take this config: {' '.join(str(error).split())[:600]}"
+        ) from error
 
 
 def _learning_rate(parsed: Mapping[str, Any], given: str | None) -> tuple[str, float]:
     """Return the key of the learning rate, by its name unless it is given, and its value."""
     rates = dict(_numbers({name: parsed[name] for name in ("optimizer", "model") if parsed[name]}))
     named = [key for key in rates if key.rpartition(".")[2] in RATES]
-    optimizers = [key for key in named if key.startswith("optimizer.")]  # it takes the place of the model's own
+    optimizers = [
+        key for key in named if key.startswith("optimizer.")
+    ]  # it takes the place of the model's own
     keys = [given] if given else optimizers or named
     if len(keys) != 1 or keys[0] not in rates:
         found = f"there is no number {given}" if given else f"found {', '.join(keys) or 'none'}"
@@ -244,5 +286,7 @@ def _examples(path: Path, trainer: Mapping[str, Any], batch_size: int, examples:
     epochs, steps = trainer.get("max_epochs") or -1, trainer.get("max_steps") or -1
     limits = [one for one in (epochs * examples, steps * batch_size) if one > 0]
     if not limits:
-        raise ConfigError(f"{path}: how long is a trial at most? set trainer.max_epochs or trainer.max_steps in it")
+        raise ConfigError(
+            f"{path}: how long is a trial at most? set trainer.max_epochs or trainer.max_steps in it"
+        )
     return math.ceil(min(limits))

@@ -23,13 +23,27 @@ from typing import Any
 import numpy as np
 import torch
 from lightning.fabric.utilities.data import sized_len
-from lightning.pytorch import Callback, LightningDataModule, LightningModule, Trainer, seed_everything
+from lightning.pytorch import (
+    Callback,
+    LightningDataModule,
+    LightningModule,
+    Trainer,
+    seed_everything,
+)
 from lightning.pytorch.utilities.memory import garbage_collection_cuda
 
 from bstune.core.clock import Phase, TrialClock
 from bstune.core.errors import BstuneError, ConfigError
 from bstune.core.failures import cause
-from bstune.core.records import Status, Target, TrialProtocol, TrialResult, TrialSpec, is_near, next_evaluation
+from bstune.core.records import (
+    Status,
+    Target,
+    TrialProtocol,
+    TrialResult,
+    TrialSpec,
+    is_near,
+    next_evaluation,
+)
 from bstune.trial import distributed
 from bstune.trial.batch_sizes import BatchSizes
 from bstune.trial.batches import (
@@ -41,7 +55,13 @@ from bstune.trial.batches import (
     weight_micro_batches,
 )
 from bstune.trial.checkpoint import OWN, PlainFiles, StateWriter, Stopped, TrialState, read_state
-from bstune.trial.compile import USER_CODE_ERRORS, Compiling, first_line, is_out_of_memory, warn_once
+from bstune.trial.compile import (
+    USER_CODE_ERRORS,
+    Compiling,
+    first_line,
+    is_out_of_memory,
+    warn_once,
+)
 from bstune.trial.device import (
     cuda_settings,
     device_name,
@@ -55,13 +75,25 @@ from bstune.trial.half_lives import effective_lr
 from bstune.trial.lean_loop import LeanLoop
 from bstune.trial.noise_scale import NoiseScale
 from bstune.trial.skipped_steps import SkippedSteps
-from bstune.trial.trainer import lengths, looks_at_epochs, make_trainer, of_package, package_of, serving
+from bstune.trial.trainer import (
+    lengths,
+    looks_at_epochs,
+    make_trainer,
+    of_package,
+    package_of,
+    serving,
+)
 
 # A gradient scaler halves its scale at each step that it skips: after this many in a row no loss can be finite.
 SKIPPED_STEPS_MEAN_DIVERGED = 50
 # The noise scale is taken of batches split in two; normalisation layers refuse parts of a single example.
 MIN_SPLIT = 4
-LOGGED = ("number", "batch_size", "lr", "seed")  # of a trial, by the user's loggers as hyper-parameters
+LOGGED = (
+    "number",
+    "batch_size",
+    "lr",
+    "seed",
+)  # of a trial, by the user's loggers as hyper-parameters
 
 
 @dataclass(frozen=True)
@@ -73,7 +105,9 @@ class Workload:
     train_batches: Callable[..., Iterable[Any]]
     validation_batches: Iterable[Any]  # the same at every batch size
     validation_examples: int
-    test_batches: Iterable[Any] | None = None  # None: there is no test set apart from the validation data
+    test_batches: Iterable[Any] | None = (
+        None  # None: there is no test set apart from the validation data
+    )
     train_examples: int = 0
     validates_on_test: bool = False  # whether the target is measured on the published test set
     data_module: LightningDataModule | None = None  # set up; its hooks on batches are called
@@ -100,7 +134,9 @@ def run_trial(
     """
     resumed_from = None if resume is None else resume.record.number
     if spec.resumed_from != resumed_from:
-        raise ValueError(f"a trial with resumed_from={spec.resumed_from} cannot go on from trial {resumed_from}")
+        raise ValueError(
+            f"a trial with resumed_from={spec.resumed_from} cannot go on from trial {resumed_from}"
+        )
     distributed.check_count(protocol.devices)
     device = device_of(protocol.trainer)
     clock = clock or TrialClock(synchronize=functools.partial(synchronize, device))
@@ -121,9 +157,13 @@ def run_trial(
             raise
     except SystemExit as error:
         # Lightning ends in this way for signals.
-        if type(error).__name__ == "SIGTERMException" or isinstance(error.__context__, KeyboardInterrupt):
+        if type(error).__name__ == "SIGTERMException" or isinstance(
+            error.__context__, KeyboardInterrupt
+        ):
             raise
-        raise RuntimeError(f"sys.exit({error.code!r}) was called").with_traceback(error.__traceback__) from error
+        raise RuntimeError(f"sys.exit({error.code!r}) was called").with_traceback(
+            error.__traceback__
+        ) from error
     finally:
         compiling.end()
     clock.enter(Phase.CLOSING)
@@ -158,7 +198,11 @@ def _record(loop: "_TargetLoop", not_compiled: str | None) -> TrialResult:
 
 
 def _train(
-    workload: Workload, loop: "_TargetLoop", checkpoint: Path | None, state: Path | None, resume: Stopped | None
+    workload: Workload,
+    loop: "_TargetLoop",
+    checkpoint: Path | None,
+    state: Path | None,
+    resume: Stopped | None,
 ) -> None:
     """Train until the loop ends the trial, and write what it leaves."""
     spec, protocol, progress = loop.spec, loop.protocol, loop.progress
@@ -169,8 +213,14 @@ def _train(
         weight_micro_batches(module, lambda: sizes.micro)
     for name in ("training_step", "validation_step"):
         setattr(module, name, _without_stop_iteration(name, getattr(module, name)))
-    train = workload.train_batches(spec, plan=sizes.plan) if sizes.plan.changes else workload.train_batches(spec)
-    distributed.check_share(train, micro_batch_sizes(sizes.plan.sizes[0], protocol.micro_batch_size))
+    train = (
+        workload.train_batches(spec, plan=sizes.plan)
+        if sizes.plan.changes
+        else workload.train_batches(spec)
+    )
+    distributed.check_share(
+        train, micro_batch_sizes(sizes.plan.sizes[0], protocol.micro_batch_size)
+    )
     options: dict[str, Any] = {"weights_only": True}
     if resume is not None and progress.state is not None:
         stream_of(train).resume(progress.state.stream)
@@ -182,7 +232,12 @@ def _train(
         arguments["max_epochs"] = sizes.epochs(train, loop.longest)
     with tempfile.TemporaryDirectory(prefix="bstune-") as folder, _discarding(loop.writer):
         trainer = make_trainer(
-            protocol.trainer, module, [loop], folder, accumulate_grad_batches=int(sizes.micro), **arguments
+            protocol.trainer,
+            module,
+            [loop],
+            folder,
+            accumulate_grad_batches=int(sizes.micro),
+            **arguments,
         )
         later = sizes.accumulates and sizes.micro == 1
         reason = "accumulation of micro-batches, once batches are large" if later else None
@@ -190,7 +245,9 @@ def _train(
         loop.lean = LeanLoop(trainer, protocol.fast, around, loop.clock.train, reason)
         trainer.strategy.checkpoint_io = PlainFiles(trainer, module)  # type: ignore[assignment]
         for logger in trainer.loggers:
-            logger.log_hyperparams({name: getattr(spec, name) for name in LOGGED} | dict(spec.hyperparameters))
+            logger.log_hyperparams(
+                {name: getattr(spec, name) for name in LOGGED} | dict(spec.hyperparameters)
+            )
         fit(trainer, workload, module, train, sizes.micro.sizes[0], **options)
         loop.explain_end(trainer)
         if progress.status == "reached" and checkpoint is not None:
@@ -207,20 +264,29 @@ def _train(
 
 
 def fit(
-    trainer: Trainer, workload: Workload, module: LightningModule, train: Iterable[Any], size: int, **options: Any
+    trainer: Trainer,
+    workload: Workload,
+    module: LightningModule,
+    train: Iterable[Any],
+    size: int,
+    **options: Any,
 ) -> None:
     """Train a module on these batches, of ``size`` examples each, with the workload's other data."""
     data, validation = workload.data_module, workload.validation_batches
     with warnings.catch_warnings():
         # The data live on the device, so advice on loader workers is beside the point.
-        advice = of_package(package_of(module, data), "fabric.utilities.warnings.PossibleUserWarning")
+        advice = of_package(
+            package_of(module, data), "fabric.utilities.warnings.PossibleUserWarning"
+        )
         warnings.simplefilter("ignore", advice)
         if "ckpt_path" in options:  # the optimizer's steps before are the stopped trial's
             warnings.filterwarnings("ignore", "Detected call of `lr_scheduler.step")
         if data is None:
             trainer.fit(module, train, validation, **options)
         else:
-            trainer.fit(module, datamodule=serving(data, size, train=train, val=validation), **options)
+            trainer.fit(
+                module, datamodule=serving(data, size, train=train, val=validation), **options
+            )
 
 
 @contextmanager
@@ -241,7 +307,9 @@ def _without_stop_iteration(name: str, step: Callable[..., Any]) -> Callable[...
         try:
             return step(*args, **kwargs)
         except StopIteration as error:
-            raise RuntimeError(f"StopIteration in {name}").with_traceback(error.__traceback__) from error
+            raise RuntimeError(f"StopIteration in {name}").with_traceback(
+                error.__traceback__
+            ) from error
 
     checked.__wrapped__ = inspect.unwrap(step)  # Lightning reads its arguments
     return checked
@@ -251,15 +319,23 @@ class _Progress:
     """Steps and evaluations of a trial so far: when the next evaluation is due, and how the trial ends."""
 
     def __init__(
-        self, spec: TrialSpec, protocol: TrialProtocol, validation_examples: int, resume: Stopped | None
+        self,
+        spec: TrialSpec,
+        protocol: TrialProtocol,
+        validation_examples: int,
+        resume: Stopped | None,
     ) -> None:
         self.status: Status = "censored"
         self.message: str | None = None
         self.steps = self.steps_low = 0
         self.history: list[tuple[int, float | None]] = []
-        self.start_gap: float | None = None  # of the target before training; None if it was not measured
+        self.start_gap: float | None = (
+            None  # of the target before training; None if it was not measured
+        )
         self.near = False
-        self.forced: tuple[int, ...] = ()  # steps evaluated though not due: at an epoch's end, or where it was stopped
+        self.forced: tuple[
+            int, ...
+        ] = ()  # steps evaluated though not due: at an epoch's end, or where it was stopped
         self.skipped = 0  # steps that a gradient scaler left out
         self.ended = False
         self.spec, self.protocol, self._validation_examples = spec, protocol, validation_examples
@@ -270,7 +346,11 @@ class _Progress:
             record = resume.record
             device = device_name(protocol.trainer, protocol.devices)
             self.state = state = read_state(resume, spec, device, versions())
-            self.steps, self.steps_low, self.history = record.steps, record.steps_low, list(record.history)
+            self.steps, self.steps_low, self.history = (
+                record.steps,
+                record.steps_low,
+                list(record.history),
+            )
             self.start_gap, self.near, self.forced = state.start_gap, state.near, state.forced
             self.due_step, self.skipped = state.due_step, state.skipped
             # The state is from before the evaluation that ended the trial.
@@ -280,7 +360,9 @@ class _Progress:
                 self.forced += (self.steps,)
         self.first_step = self.steps
         # A trial's own limit may lie past the budget: for the search, that is a scale.
-        self.last_step = protocol.last_step(spec.batch_size) if spec.max_steps is None else spec.max_steps
+        self.last_step = (
+            protocol.last_step(spec.batch_size) if spec.max_steps is None else spec.max_steps
+        )
         if self.last_step <= self.steps:
             raise ConfigError(
                 f"a trial that has {self.steps} steps cannot be trained until step {self.last_step}: raise max_steps"
@@ -294,7 +376,10 @@ class _Progress:
             self.diverge(f"the training loss is {loss} at step {self.steps}")
         elif value is None:
             self.diverge(f"{target.metric} is not finite at step {self.steps}")
-        elif self.start_gap is not None and target.gap(value) > self.protocol.divergence * self.start_gap:
+        elif (
+            self.start_gap is not None
+            and target.gap(value) > self.protocol.divergence * self.start_gap
+        ):
             self.diverge(f"{target.metric} is {value:g} at step {self.steps}, far past its start")
         elif target.reached(value):
             self.status, self.message = "reached", None
@@ -326,37 +411,55 @@ class _Progress:
         schedule = self.protocol.evaluation_schedule
         due = [pair for pair in self.history if pair[0] not in self.forced]
         self.near = self.near or is_near(due, self.protocol.target, schedule.near)
-        return next_evaluation(self.steps, self.plan, self._validation_examples, len(due), self.near, schedule)
+        return next_evaluation(
+            self.steps, self.plan, self._validation_examples, len(due), self.near, schedule
+        )
 
 
 class _TargetLoop(Callback):
     """Asks the Trainer for the evaluations that are due, runs the clock, and stops the Trainer when the trial ends."""
 
-    def __init__(self, progress: _Progress, clock: TrialClock, compiling: Compiling, horizon: int | None) -> None:
+    def __init__(
+        self, progress: _Progress, clock: TrialClock, compiling: Compiling, horizon: int | None
+    ) -> None:
         self.progress, self.clock, self._compiling = progress, clock, compiling
         self.spec, self.protocol = progress.spec, progress.protocol
         protocol = progress.protocol
         self._horizon = horizon
-        self._has_epochs = self._each_epoch = False  # with an end; and whether it is evaluated at each end too
-        self._epoch: Mapping[str, Any] | None = None  # what the stopped trial's has accumulated, until it is put back
+        self._has_epochs = self._each_epoch = (
+            False  # with an end; and whether it is evaluated at each end too
+        )
+        self._epoch: Mapping[str, Any] | None = (
+            None  # what the stopped trial's has accumulated, until it is put back
+        )
         self._last_epoch = progress.steps  # at the end of the last one
         self._amid_epoch = False  # until the first batch of a trial that goes on
         self._again = False  # whether an evaluation of the stopped trial runs again
         self.writer: StateWriter | None = None
         self.lean: LeanLoop | None = None
         # Lightning's calls of one more call-back would be some percent of a short step, so its hooks are called here.
-        self.noise_scale = NoiseScale(every=protocol.noise_scale_every, weights="examples", around=self._aside)
+        self.noise_scale = NoiseScale(
+            every=protocol.noise_scale_every, weights="examples", around=self._aside
+        )
         self._measures_noise = False
         self.effective_lr: float | None = None
         self.missing: str | None = None  # what the trial goes on without
-        self.batch_sizes = BatchSizes(progress.plan, protocol.micro_batch_size, progress.steps + progress.skipped)
+        self.batch_sizes = BatchSizes(
+            progress.plan, protocol.micro_batch_size, progress.steps + progress.skipped
+        )
         self._skipped_in_a_row = 0
         self._generators = None if progress.state is None else progress.state.generators
-        self._segment_start = self._size_start = progress.steps  # the latter: of the steps of one batch size
+        self._segment_start = self._size_start = (
+            progress.steps
+        )  # the latter: of the steps of one batch size
         self._loss: Any = None  # of the last step
-        self._frozen: tuple[str, ...] | None = None  # parameters of a trial that goes on, until they are
+        self._frozen: tuple[str, ...] | None = (
+            None  # parameters of a trial that goes on, until they are
+        )
         self._before: Any = None  # the target's metric before the present evaluation
-        self._asked_to_stop = self._stopping = False  # by what may be one process alone; by all of them
+        self._asked_to_stop = self._stopping = (
+            False  # by what may be one process alone; by all of them
+        )
         self._module: LightningModule | None = None
         self._process = os.getpid()
 
@@ -373,12 +476,21 @@ class _TargetLoop(Callback):
         progress = self.progress
         if progress.ended or progress.status != "censored":
             return
-        if not trainer.should_stop and (progress.steps == progress.first_step or trainer.max_epochs == 1):
-            raise RuntimeError(f"the training ended by itself at step {progress.steps}, as a StopIteration ends it")
+        if not trainer.should_stop and (
+            progress.steps == progress.first_step or trainer.max_epochs == 1
+        ):
+            raise RuntimeError(
+                f"the training ended by itself at step {progress.steps}, as a StopIteration ends it"
+            )
         callbacks: list[Any] = trainer.callbacks  # type: ignore[attr-defined]
         reasons = (getattr(callback, "stopping_reason_message", None) for callback in callbacks)
-        reason = next(filter(None, reasons), "by the module or a call-back" if trainer.should_stop else "by itself")
-        progress.message = f"the training was stopped at step {progress.steps}: {reason.splitlines()[0]}"
+        reason = next(
+            filter(None, reasons),
+            "by the module or a call-back" if trainer.should_stop else "by itself",
+        )
+        progress.message = (
+            f"the training was stopped at step {progress.steps}: {reason.splitlines()[0]}"
+        )
 
     def not_finite(self) -> str | None:
         """Return what is not finite any more, the last step's loss or the weights; None if both are."""
@@ -386,7 +498,14 @@ class _TargetLoop(Callback):
             if isinstance(self._loss, torch.Tensor) and not self._loss.isfinite().all():
                 return f"the training loss is {self._loss.float().mean().item()}"
             weights = () if self._module is None else self._module.named_parameters()
-            return next((f"{name} is not finite" for name, weight in weights if not weight.isfinite().all()), None)
+            return next(
+                (
+                    f"{name} is not finite"
+                    for name, weight in weights
+                    if not weight.isfinite().all()
+                ),
+                None,
+            )
         except RuntimeError:  # the device does not compute any more, as after an assertion of CUDA
             return None
 
@@ -400,13 +519,19 @@ class _TargetLoop(Callback):
             yield
 
     def state_dict(self) -> dict[str, Any]:
-        return {} if self.protocol.noise_scale_every is None else {"noise_scale": self.noise_scale.state_dict()}
+        return (
+            {}
+            if self.protocol.noise_scale_every is None
+            else {"noise_scale": self.noise_scale.state_dict()}
+        )
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         if self.protocol.noise_scale_every is not None and "noise_scale" in state_dict:
             self.noise_scale.load_state_dict(state_dict["noise_scale"])
 
-    def _measure_noise(self, hook: str, trainer: Trainer, module: LightningModule, *arguments: Any) -> None:
+    def _measure_noise(
+        self, hook: str, trainer: Trainer, module: LightningModule, *arguments: Any
+    ) -> None:
         """Call a hook of the noise scale; an error there ends the measuring, and not the trial."""
         if not self._measures_noise:
             return
@@ -415,7 +540,9 @@ class _TargetLoop(Callback):
         except USER_CODE_ERRORS as error:
             self._measures_noise = False
             self.noise_scale.on_exception(trainer, module, error)
-            self.missing = "the noise scale is not measured (protocol.noise_scale_every=null leaves it out): "
+            self.missing = (
+                "the noise scale is not measured (protocol.noise_scale_every=null leaves it out): "
+            )
             self.missing += cause(error)
             warn_once(self.missing)
 
@@ -434,7 +561,11 @@ class _TargetLoop(Callback):
         trainer.callbacks = [*first, *others, self]  # type: ignore[attr-defined]
         self._expect_last_step()
         alone = distributed.place() is None
-        if self.protocol.noise_scale_every is not None and pl_module.automatic_optimization and alone:
+        if (
+            self.protocol.noise_scale_every is not None
+            and pl_module.automatic_optimization
+            and alone
+        ):
             self._measures_noise = self.batch_sizes.micro > 1 or self.spec.batch_size >= MIN_SPLIT
         self._measure_noise("setup", trainer, pl_module, stage)
 
@@ -480,11 +611,15 @@ class _TargetLoop(Callback):
         if trainer.current_epoch > 0:
             self.batch_sizes.start_epoch(trainer)
 
-    def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
+    def on_train_batch_start(
+        self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int
+    ) -> None:
         if batch_idx == 0:
             self.batch_sizes.start_micro_batches(trainer)
         self._go_on_with_epoch(trainer, pl_module)
-        if self._amid_epoch:  # Lightning would accumulate anew from what it takes for an epoch's first batch
+        if (
+            self._amid_epoch
+        ):  # Lightning would accumulate anew from what it takes for an epoch's first batch
             trainer._logger_connector._first_loop_iter = self._amid_epoch = False
         self._compiling.before_training_step(trainer, pl_module, batch, batch_idx)
         self._measure_noise("on_train_batch_start", trainer, pl_module, batch, batch_idx)
@@ -505,7 +640,12 @@ class _TargetLoop(Callback):
         self._before = trainer.callback_metrics.get(self.protocol.target.metric)
 
     def on_validation_batch_start(
-        self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int, dataloader_idx: int = 0
+        self,
+        trainer: Trainer,
+        pl_module: LightningModule,
+        batch: Any,
+        batch_idx: int,
+        dataloader_idx: int = 0,
     ) -> None:
         self._compiling.before_validation_step(trainer, pl_module, batch, batch_idx)
 
@@ -543,10 +683,19 @@ class _TargetLoop(Callback):
             trainer.val_check_batch = batch_idx + 1
             self._end_segment(Phase.EVALUATION)
             self._generators = random_state()
-            if self.writer is not None and progress.steps >= progress.last_step and progress.status == "censored":
+            if (
+                self.writer is not None
+                and progress.steps >= progress.last_step
+                and progress.status == "censored"
+            ):
                 epoch = accumulated(trainer, pl_module) if self._has_epochs else {}
                 self._take_state(self.writer, pl_module, batches, trainer.callback_metrics, epoch)
-        elif changes or self._segment_start == self._size_start == progress.steps - self.protocol.warmup_steps:
+        elif (
+            changes
+            or self._segment_start
+            == self._size_start
+            == progress.steps - self.protocol.warmup_steps
+        ):
             self._end_segment(Phase.TRAINING)
             self._segment_start = progress.steps
         if changes:
@@ -560,7 +709,9 @@ class _TargetLoop(Callback):
         self.clock.end_segment(steps, phase)
         self.batch_sizes.note_segment(steps)
 
-    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
+    def on_exception(
+        self, trainer: Trainer, pl_module: LightningModule, exception: BaseException
+    ) -> None:
         distributed.explain(exception)
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -569,7 +720,11 @@ class _TargetLoop(Callback):
         self._go_on_with_epoch(trainer, pl_module)
         trainer.fit_loop._restarting = self._amid_epoch = False
         ended_early = self._has_epochs and self._horizon is None and not trainer.should_stop
-        if ended_early and trainer.current_epoch + 1 == trainer.max_epochs and self.progress.steps > self._last_epoch:
+        if (
+            ended_early
+            and trainer.current_epoch + 1 == trainer.max_epochs
+            and self.progress.steps > self._last_epoch
+        ):
             # The module or a gradient scaler has left out steps.
             trainer.fit_loop.max_epochs = trainer.current_epoch + 2
         self._last_epoch = self.progress.steps
@@ -589,7 +744,11 @@ class _TargetLoop(Callback):
         name = self.protocol.target.metric
         if trainer.sanity_checking and name not in trainer.callback_metrics:
             return  # a module may log nothing there
-        loss = self._loss.detach().float().mean().item() if isinstance(self._loss, torch.Tensor) else 0.0
+        loss = (
+            self._loss.detach().float().mean().item()
+            if isinstance(self._loss, torch.Tensor)
+            else 0.0
+        )
         stop = trainer.should_stop or self._asked_to_stop
         value, loss, stop = distributed.agree(metric(trainer, name), loss, stop)
         is_old = self._before is not None and trainer.callback_metrics[name] is self._before
@@ -610,7 +769,9 @@ class _TargetLoop(Callback):
         self._restore_generators()
         if trainer.should_stop:
             self.clock.enter(Phase.CLOSING)
-        elif self.lean is None or not self.lean.runs:  # it enters it when Lightning is done with the evaluation
+        elif (
+            self.lean is None or not self.lean.runs
+        ):  # it enters it when Lightning is done with the evaluation
             self.clock.train()
 
     def _take_state(
@@ -661,5 +822,9 @@ def metric(trainer: Trainer, name: str) -> float | None:
             "set workload.target.metric to one of them, or log it"
         )
     # A float32 is read as the shortest decimal that rounds to it: 0.1 in float32 is 0.10000000149, and misses <= 0.1.
-    number = float(str(np.float32(value.item()))) if value.dtype == torch.float32 else float(value.item())
+    number = (
+        float(str(np.float32(value.item())))
+        if value.dtype == torch.float32
+        else float(value.item())
+    )
     return number if math.isfinite(number) else None

@@ -91,18 +91,34 @@ class NoiseScale(Callback):
         weights: Literal["equal", "examples"] = "equal",
         around: Callable[[], AbstractContextManager[Any]] = nullcontext,
     ) -> None:
-        for name, value, smallest in (("every", every, 1), ("parts", parts, 2), ("window", window, MIN_BLOCKS)):
+        for name, value, smallest in (
+            ("every", every, 1),
+            ("parts", parts, 2),
+            ("window", window, MIN_BLOCKS),
+        ):
             if value is not None:
                 check_size(f"the noise scale's {name}", value)
                 if value < smallest:
-                    raise ConfigError(f"the noise scale's {name} must be at least {smallest}, but got {value}")
+                    raise ConfigError(
+                        f"the noise scale's {name} must be at least {smallest}, but got {value}"
+                    )
         if weights not in ("equal", "examples"):
-            raise ConfigError(f"the noise scale's weights must be equal or examples, but got {weights!r}")
+            raise ConfigError(
+                f"the noise scale's weights must be equal or examples, but got {weights!r}"
+            )
         estimate_noise_scale([], [], level)
-        self.every, self.parts, self.window, self.level, self.weights = every, parts, window, level, weights
+        self.every, self.parts, self.window, self.level, self.weights = (
+            every,
+            parts,
+            window,
+            level,
+            weights,
+        )
         self._around = around
         self.passed_over = 0
-        self.measurements: tuple[tuple[int, float, float], ...] = ()  # number of the step, its unbiased |G|^2, tr Sigma
+        self.measurements: tuple[
+            tuple[int, float, float], ...
+        ] = ()  # number of the step, its unbiased |G|^2, tr Sigma
         self._logged = 0
         self._reading: _Reading | None = None
 
@@ -117,11 +133,16 @@ class NoiseScale(Callback):
 
     def state_dict(self) -> dict[str, Any]:
         """Return all measurements, as plain data."""
-        return {"measurements": [list(measured) for measured in self.measurements], "passed_over": self.passed_over}
+        return {
+            "measurements": [list(measured) for measured in self.measurements],
+            "passed_over": self.passed_over,
+        }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Take up what :meth:`state_dict` returned."""
-        self.measurements = tuple((int(step), float(g), float(s)) for step, g, s in state_dict["measurements"])
+        self.measurements = tuple(
+            (int(step), float(g), float(s)) for step, g, s in state_dict["measurements"]
+        )
         self._logged = len(self.measurements)
         self.passed_over = int(state_dict["passed_over"])
 
@@ -145,7 +166,9 @@ class NoiseScale(Callback):
                 "let it take batch"
             )
 
-    def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
+    def on_train_batch_start(
+        self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int
+    ) -> None:
         """Measure the step on parts of its batch, or get ready to read the norms of its micro-batches."""
         micro_batches = trainer.accumulate_grad_batches
         if batch_idx % micro_batches == 0:
@@ -174,7 +197,10 @@ class NoiseScale(Callback):
         gradients = {name: p.grad for name, p in reading.parameters.items() if p.grad is not None}
         *norms, big = _squares([*reading.norms, _norms(gradients)])
         total = sum(reading.sizes)
-        weights = [n / total if self.weights == "examples" else 1.0 / len(reading.sizes) for n in reading.sizes]
+        weights = [
+            n / total if self.weights == "examples" else 1.0 / len(reading.sizes)
+            for n in reading.sizes
+        ]
         micro_batches = list(zip(norms, weights, reading.sizes, strict=True))
         # DDP averages over devices; a scaler's factor is the same for all micro-batches of a step.
         devices, scale = trainer.world_size, loss_scale(trainer) ** 2
@@ -186,13 +212,18 @@ class NoiseScale(Callback):
         )
         sums = torch.tensor(values, dtype=torch.float64)
         if devices > 1:
-            sums = trainer.strategy.reduce(sums.to(trainer.strategy.root_device), reduce_op="sum").cpu()
+            sums = trainer.strategy.reduce(
+                sums.to(trainer.strategy.root_device), reduce_op="sum"
+            ).cpu()
         small, inverse_small, inverse_big, whole = sums.tolist()
         if whole < devices:  # a micro-batch without gradient
             self.passed_over += 1
             return
         self._add(
-            trainer, GradientNorms(small / devices, devices / inverse_small, big / scale, devices**2 / inverse_big)
+            trainer,
+            GradientNorms(
+                small / devices, devices / inverse_small, big / scale, devices**2 / inverse_big
+            ),
         )
 
     def on_train_batch_end(
@@ -207,13 +238,17 @@ class NoiseScale(Callback):
         values = {f"noise_scale_{name}": getattr(estimate, name) for name in terms}
         values["noise_scale"] = estimate.noise_scale
         for logger in trainer.loggers:
-            logger.log_metrics({k: v for k, v in values.items() if v is not None}, step=self.measurements[-1][0])
+            logger.log_metrics(
+                {k: v for k, v in values.items() if v is not None}, step=self.measurements[-1][0]
+            )
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Pass over micro-batches that are left over."""
         self._abandon()
 
-    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
+    def on_exception(
+        self, trainer: Trainer, pl_module: LightningModule, exception: BaseException
+    ) -> None:
         """Remove the hooks from the parameters."""
         self._close()
 
@@ -232,7 +267,9 @@ class NoiseScale(Callback):
                 hook.remove()
             self._reading = None
 
-    def _measure_parts(self, trainer: Trainer, module: LightningModule, batch: Any, batch_idx: int) -> None:
+    def _measure_parts(
+        self, trainer: Trainer, module: LightningModule, batch: Any, batch_idx: int
+    ) -> None:
         examples = count_examples(batch)
         if trainer.is_last_batch and examples < 2 * self.parts:
             self.passed_over += 1
@@ -267,7 +304,11 @@ def count_examples(batch: Any) -> int:
     """Return the length along dimension 0 of all tensors of a batch, and of lists of other things, such as texts."""
     lengths = {len(leaf) for leaf in _leaves(batch, "batch")}
     if len(lengths) != 1:
-        found = "no tensor" if not lengths else f"tensors of lengths {', '.join(map(str, sorted(lengths)))}"
+        found = (
+            "no tensor"
+            if not lengths
+            else f"tensors of lengths {', '.join(map(str, sorted(lengths)))}"
+        )
         raise _not_split("batch", found)
     return lengths.pop()
 
@@ -304,7 +345,9 @@ def _leaves(batch: Any, place: str) -> Iterator[Any]:
 
 
 def _is_plain_list(batch: Any) -> bool:
-    return isinstance(batch, list) and not any(isinstance(v, Tensor | Mapping | list | tuple) for v in batch)
+    return isinstance(batch, list) and not any(
+        isinstance(v, Tensor | Mapping | list | tuple) for v in batch
+    )
 
 
 def _slice(batch: Any, part: slice) -> Any:
@@ -334,7 +377,9 @@ class _Reading:
         self.parameters = parameters
         self.sizes: list[int] = []
         self.norms: list[list[Tensor]] = []
-        self.refused: ConfigError | None = None  # raised after the backward pass, which is the training's own
+        self.refused: ConfigError | None = (
+            None  # raised after the backward pass, which is the training's own
+        )
         hooks = ((p, partial(self._read, name)) for name, p in parameters.items())
         self.hooks = [p.register_hook(hook) for p, hook in hooks]  # type: ignore[no-untyped-call]
 
@@ -348,7 +393,9 @@ class _Reading:
 def optimized_parameters(trainer: Trainer, module: LightningModule) -> dict[str, nn.Parameter]:
     """Return the optimizer's trainable parameters by name: no other ``.grad`` is zeroed from step to step."""
     optimized = {id(p) for group in trainer.optimizers[0].param_groups for p in group["params"]}
-    return {name: p for name, p in module.named_parameters() if id(p) in optimized and p.requires_grad}
+    return {
+        name: p for name, p in module.named_parameters() if id(p) in optimized and p.requires_grad
+    }
 
 
 def step_arguments(step: Callable[..., object], batch: Any, batch_idx: int) -> tuple[Any, ...]:
@@ -385,7 +432,9 @@ def _norms(gradients: Mapping[str, Tensor]) -> list[Tensor]:
             )
     wide = (g.detach().to(torch.promote_types(g.dtype, torch.float32)) for g in gradients.values())
     # All in one type, to be stacked; only MPS has no float64.
-    return [torch.linalg.vector_norm(g).to(torch.float32 if g.is_mps else torch.float64) for g in wide]
+    return [
+        torch.linalg.vector_norm(g).to(torch.float32 if g.is_mps else torch.float64) for g in wide
+    ]
 
 
 def _squares(groups: Sequence[list[Tensor]]) -> list[float]:
@@ -410,16 +459,26 @@ def untouched(trainer: Trainer, module: LightningModule) -> Iterator[None]:
     containers = [(value, value.copy()) for value in values if isinstance(value, dict | list | set)]
     for _, contents in containers:
         values += contents.values() if isinstance(contents, dict) else contents
-    generators = [(value, value.get_state()) for value in values if isinstance(value, torch.Generator)]
+    generators = [
+        (value, value.get_state()) for value in values if isinstance(value, torch.Generator)
+    ]
     # Trained parameters, and what was computed from them, are left alone by a forward pass; the rest is copied back
     # whether it was written to or not, because batch norm does not count its writes in a tensor's version. Frozen
     # parameters may be a momentum encoder's, which is as large as what is trained; a copy of a larger backbone would
     # not fit everywhere.
-    tensors = [value for value in values if isinstance(value, Tensor) and not isinstance(value, nn.Parameter)]
+    tensors = [
+        value
+        for value in values
+        if isinstance(value, Tensor) and not isinstance(value, nn.Parameter)
+    ]
     sizes = dict.fromkeys((False, True), 0)
     for one in module.parameters():
         sizes[one.requires_grad] += one.numel()
-    tensors += [one for one in module.parameters() if not one.requires_grad] if sizes[False] <= sizes[True] else []
+    tensors += (
+        [one for one in module.parameters() if not one.requires_grad]
+        if sizes[False] <= sizes[True]
+        else []
+    )
     clones = [(t, t.clone()) for t in tensors if not t.requires_grad and not t.is_inference()]
     trainer.loggers = [DummyLogger() for _ in loggers]
     module.log = lambda *args, **kwargs: None  # type: ignore[method-assign]

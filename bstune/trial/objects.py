@@ -67,18 +67,31 @@ class Objects:
     module: BuildModule
     data: LightningDataModule
     trainer: Mapping[str, Any]
-    _built: "dict[int, weakref.ref[Any]]" = field(default_factory=dict, compare=False)  # for trials before, by id
+    _built: "dict[int, weakref.ref[Any]]" = field(
+        default_factory=dict, compare=False
+    )  # for trials before, by id
 
     def build_module(self, trial: Trial) -> Any:
         """Return a trial's module, which must be a new one, with weights of its own."""
         module = self.module(trial)
         if not hasattr(module, "training_step"):
-            raise ConfigError(f"module must return a LightningModule, but returned {type(module).__name__}")
-        trained = {name: weight for name, weight in module.named_parameters() if weight.requires_grad}
-        for name, thing in {f"the same {type(module).__name__} as before": module, **trained}.items():
+            raise ConfigError(
+                f"module must return a LightningModule, but returned {type(module).__name__}"
+            )
+        trained = {
+            name: weight for name, weight in module.named_parameters() if weight.requires_grad
+        }
+        for name, thing in {
+            f"the same {type(module).__name__} as before": module,
+            **trained,
+        }.items():
             before = self._built.get(id(thing))
             if before is not None and before() is thing:
-                what = f"returned {name}" if thing is module else f"returned {name} with the weights of another trial"
+                what = (
+                    f"returned {name}"
+                    if thing is module
+                    else f"returned {name} with the weights of another trial"
+                )
                 raise ConfigError(
                     f"module {what}, but each trial starts from weights of its own: build all of it in the function, "
                     "as in module=lambda trial: LitModel(lr=trial.lr)"
@@ -124,7 +137,9 @@ def objects_of(study: str) -> Objects | None:
 def module_builder(module: Any, tunables: Sequence[str] = ()) -> BuildModule:
     """Return a function that builds a module from a trial: ``module`` itself, or a class by its arguments' names."""
     function = module.func if isinstance(module, partial) else module
-    if not callable(module) or (hasattr(module, "training_step") and not isinstance(function, type)):
+    if not callable(module) or (
+        hasattr(module, "training_step") and not isinstance(function, type)
+    ):
         raise ConfigError(
             "module must be a class, or a function of a trial that returns a new module, as in "
             f"module=lambda trial: LitModel(lr=trial.lr), but got an instance of {type(module).__name__}"
@@ -133,7 +148,9 @@ def module_builder(module: Any, tunables: Sequence[str] = ()) -> BuildModule:
         _check_takes_one(module, "module", "a trial")
         return module  # type: ignore[no-any-return]
     if not hasattr(function, "training_step"):
-        raise ConfigError(f"module must be a class of LightningModules, but got {function.__name__}")
+        raise ConfigError(
+            f"module must be a class of LightningModules, but got {function.__name__}"
+        )
     return partial(_build_by_names, module, _argument_names(module, function.__name__, tunables))
 
 
@@ -146,16 +163,24 @@ def _argument_names(module: Any, name: str, tunables: Sequence[str]) -> dict[str
     instead = f"give module=lambda trial: {name}(...) instead"
     if len(rates) != 1:
         found = " and ".join(rates) or ", ".join(free) or "none"
-        raise ConfigError(f"{name} needs one argument lr or learning_rate, but its arguments are {found}: {instead}")
+        raise ConfigError(
+            f"{name} needs one argument lr or learning_rate, but its arguments are {found}: {instead}"
+        )
     missing = [one for one in tunables if one not in free]
     if missing:
-        raise ConfigError(f"{name} has no argument {', '.join(missing)}, which is to be searched: {instead}")
-    taken = {one: one for one in ("batch_size", "seed", "total_steps", *tunables) if one in free} | {rates[0]: "lr"}
+        raise ConfigError(
+            f"{name} has no argument {', '.join(missing)}, which is to be searched: {instead}"
+        )
+    taken = {
+        one: one for one in ("batch_size", "seed", "total_steps", *tunables) if one in free
+    } | {rates[0]: "lr"}
     kinds = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
     required = [
         one
         for one, argument in arguments.items()
-        if argument.default is argument.empty and argument.kind not in kinds and one not in (*taken, *bound)
+        if argument.default is argument.empty
+        and argument.kind not in kinds
+        and one not in (*taken, *bound)
     ]
     if required:
         raise ConfigError(f"{name} needs {', '.join(required)} besides what a trial has: {instead}")
@@ -184,13 +209,17 @@ def _name(value: Any) -> str:
 class Loaders(LightningDataModule):
     """A data module of plain DataLoaders; ``at`` returns those of a batch size, None: they are the same at each."""
 
-    def __init__(self, train: Any, val: Any, test: Any = None, at: Callable[[int], "Loaders"] | None = None) -> None:
+    def __init__(
+        self, train: Any, val: Any, test: Any = None, at: Callable[[int], "Loaders"] | None = None
+    ) -> None:
         super().__init__()
         self._loaders, self._at = {"train": train, "val": val, "test": test}, at
 
     def train_loader(self, batch_size: int) -> Any:
         """Return the loader of a batch size, which is read in batches of exactly so many examples."""
-        return self.train_dataloader() if self._at is None else self._at(batch_size).train_dataloader()
+        return (
+            self.train_dataloader() if self._at is None else self._at(batch_size).train_dataloader()
+        )
 
     def train_dataloader(self) -> Any:
         """Return the loader to train on."""
@@ -209,19 +238,27 @@ def data_module(data: Any, batch_size: int) -> Any:
     """Return a data module of what the user gives: one of theirs, loaders, or a function of a batch size."""
     if isinstance(data, type):
         name = data.__name__
-        raise ConfigError(f"data must be an instance, but got the class {name}: give data={name}(...)")
+        raise ConfigError(
+            f"data must be an instance, but got the class {name}: give data={name}(...)"
+        )
     if hasattr(data, "train_dataloader"):
         return _copied(data)
     if callable(data):
         _check_takes_one(data, "data", "a batch size")
         found = data(batch_size)
-        return _copied(found) if hasattr(found, "train_dataloader") else _loaders(found, partial(_loaders_at, data))
+        return (
+            _copied(found)
+            if hasattr(found, "train_dataloader")
+            else _loaders(found, partial(_loaders_at, data))
+        )
     return _loaders(data)
 
 
 def _loaders(data: Any, at: Callable[[int], Loaders] | None = None) -> Loaders:
     if isinstance(data, DataLoader):
-        raise ConfigError("data needs loaders to train and to validate on, but got one: give data=(train, val)")
+        raise ConfigError(
+            "data needs loaders to train and to validate on, but got one: give data=(train, val)"
+        )
     if isinstance(data, Mapping):
         if not {"train", "val"} <= data.keys() <= set(LOADERS):
             names = ", ".join(map(str, data)) or "none"
@@ -229,7 +266,9 @@ def _loaders(data: Any, at: Callable[[int], Loaders] | None = None) -> Loaders:
         return Loaders(data["train"], data["val"], data.get("test"), at)
     if isinstance(data, tuple | list):
         if len(data) not in (2, 3):
-            raise ConfigError(f"data must be (train, val) or (train, val, test), but got {len(data)} of them")
+            raise ConfigError(
+                f"data must be (train, val) or (train, val, test), but got {len(data)} of them"
+            )
         return Loaders(data[0], data[1], data[2] if len(data) == 3 else None, at)
     kinds = "a LightningDataModule, DataLoaders (train, val[, test]), or a function of a batch size that returns them"
     raise ConfigError(f"data must be {kinds}, but got {type(data).__name__}")
@@ -243,12 +282,19 @@ def _copied(data: Any) -> Any:
     """Return a copy of a data module, which ``setup`` may change; its tensors, arrays and data sets are shared."""
     values = list(vars(data).values())
     values += [value.dataset for value in values if isinstance(value, DataLoader)]
-    shared: dict[int, Any] = {id(one): one for one in values if isinstance(one, torch.Tensor | np.ndarray | Dataset)}
+    shared: dict[int, Any] = {
+        id(one): one for one in values if isinstance(one, torch.Tensor | np.ndarray | Dataset)
+    }
     if getattr(data, "trainer", None) is not None:
         shared[id(data.trainer)] = None  # of an earlier fit, with its module
     try:
         return copy.deepcopy(data, shared)
-    except (TypeError, AttributeError, NotImplementedError, RuntimeError):  # of what cannot be copied, such as a lock
+    except (
+        TypeError,
+        AttributeError,
+        NotImplementedError,
+        RuntimeError,
+    ):  # of what cannot be copied, such as a lock
         return copy.copy(data)
 
 

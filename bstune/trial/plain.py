@@ -28,7 +28,9 @@ class Growth(Callback):
         if trainer.current_epoch > 0:
             self._sizes.start_epoch(trainer)
 
-    def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
+    def on_train_batch_start(
+        self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int
+    ) -> None:
         """Count micro-batches from an epoch's first one on."""
         if batch_idx == 0:
             self._sizes.start_micro_batches(trainer)
@@ -53,18 +55,29 @@ def fit(
     seed_everything(spec.seed, workers=False, verbose=False)
     sizes = BatchSizes(protocol.plan(spec.batch_size), protocol.micro_batch_size, batches=0)
     module, validation = workload.build_module(spec), workload.validation_batches
-    train = workload.train_batches(spec, plan=sizes.plan) if sizes.plan.changes else workload.train_batches(spec)
+    train = (
+        workload.train_batches(spec, plan=sizes.plan)
+        if sizes.plan.changes
+        else workload.train_batches(spec)
+    )
     if sizes.accumulates:
         weight_micro_batches(module, lambda: sizes.micro)
     parts = int(sizes.micro)
     own = lengths(train, parts, steps, module.automatic_optimization)
     if sized_len(train) is None:  # one endless epoch
         counts = sizes.plan.counts(steps)
-        all_parts = sum(count * len(micro_batch_sizes(size, protocol.micro_batch_size)) for size, count in counts)
+        all_parts = sum(
+            count * len(micro_batch_sizes(size, protocol.micro_batch_size))
+            for size, count in counts
+        )
         own = {"max_steps": steps, "check_val_every_n_epoch": None, "val_check_interval": all_parts}
     elif sizes.plan.changes:
         own["max_epochs"] = sizes.epochs(train, steps)
-    copied = {name: copy.deepcopy(value) for name, value in protocol.trainer.items() if name in ("callbacks", "logger")}
+    copied = {
+        name: copy.deepcopy(value)
+        for name, value in protocol.trainer.items()
+        if name in ("callbacks", "logger")
+    }
     options = {**protocol.trainer, **copied, **own, "accumulate_grad_batches": parts, **arguments}
     if sizes.plan.changes:
         options["callbacks"] = [*listed(options.get("callbacks")), Growth(sizes)]

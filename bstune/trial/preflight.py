@@ -56,7 +56,13 @@ class Findings:
 
 
 def preflight(
-    workload: Workload, protocol: TrialProtocol, space: Space, trial: TrialSpec | None, *, continues: bool, survey: bool
+    workload: Workload,
+    protocol: TrialProtocol,
+    space: Space,
+    trial: TrialSpec | None,
+    *,
+    continues: bool,
+    survey: bool,
 ) -> Findings:
     """Refuse a workload that cannot be tuned, with what to change; the user's own errors are raised as they are.
 
@@ -140,10 +146,15 @@ class _ShortTrials:
         if start:
             validation = self._start
         else:
-            limits = {"limit_val_batches": self._few, "num_sanity_val_steps": 0}  # evaluated once, at the end
+            limits = {
+                "limit_val_batches": self._few,
+                "num_sanity_val_steps": 0,
+            }  # evaluated once, at the end
             protocol = replace(protocol, trainer={**protocol.trainer, **limits})
         workload = replace(
-            self._workload, build_module=lambda own: recorder.attach(build(own)), validation_batches=validation
+            self._workload,
+            build_module=lambda own: recorder.attach(build(own)),
+            validation_batches=validation,
         )
         recorder.result = run_trial(workload, spec, protocol, **options)
         if start and recorder.start_metric is not None:
@@ -159,9 +170,15 @@ class _EveryNth:
         self.batches: Iterable[Any] = self
         if n == 1:
             self.batches = batches
-        elif type(batches) is DataLoader and batches.batch_sampler is not None and sized_len(batches) is not None:
+        elif (
+            type(batches) is DataLoader
+            and batches.batch_sampler is not None
+            and sized_len(batches) is not None
+        ):
             kept = {name: getattr(batches, name) for name in KEPT_OPTIONS}
-            self.batches = DataLoader(batches.dataset, batch_sampler=list(batches.batch_sampler)[::n], **kept)
+            self.batches = DataLoader(
+                batches.dataset, batch_sampler=list(batches.batch_sampler)[::n], **kept
+            )
 
     def __iter__(self) -> Iterator[Any]:
         return islice(self._whole, 0, None, self._n)
@@ -190,7 +207,9 @@ class _Recorder(Callback):
         self.gradient_bytes = self.batches = 0
         self.start_metric: float | None = None  # of all of the validation batches, untrained
         self.before: dict[str, Tensor] = {}  # the weights
-        self.after: dict[str, Tensor] | None = None  # ``COMPARED_STEPS`` steps; None: the trial ended before
+        self.after: dict[str, Tensor] | None = (
+            None  # ``COMPARED_STEPS`` steps; None: the trial ended before
+        )
         self.rates: list[Rate] = []  # then
         self.optimizer_steps: Counter[int] = Counter()  # by the optimizer's place
         self._metrics: dict[str, Tensor] = {}
@@ -218,8 +237,14 @@ class _Recorder(Callback):
         self.gradient_bytes = sum(p.numel() * p.element_size() for p in trained)
         self.before = _weights(pl_module)
 
-    def on_before_optimizer_step(self, trainer: Trainer, pl_module: LightningModule, optimizer: Any) -> None:
-        places = (i for i, one in enumerate(trainer.optimizers) if one is getattr(optimizer, "optimizer", optimizer))
+    def on_before_optimizer_step(
+        self, trainer: Trainer, pl_module: LightningModule, optimizer: Any
+    ) -> None:
+        places = (
+            i
+            for i, one in enumerate(trainer.optimizers)
+            if one is getattr(optimizer, "optimizer", optimizer)
+        )
         self.optimizer_steps[next(places, 0)] += 1
 
     def on_train_batch_end(
@@ -229,7 +254,11 @@ class _Recorder(Callback):
         steps, rest = divmod(self.batches, trainer.accumulate_grad_batches)
         if steps == COMPARED_STEPS and rest == 0:
             self.after = _weights(pl_module)
-            groups = [(type(one).__name__, group) for one in trainer.optimizers for group in one.param_groups]
+            groups = [
+                (type(one).__name__, group)
+                for one in trainer.optimizers
+                for group in one.param_groups
+            ]
             self.rates = [
                 Rate(name, float(group["lr"]), float(group.get("initial_lr", group["lr"])))
                 for name, group in groups
@@ -253,7 +282,9 @@ class _Recorder(Callback):
 
 
 def _weights(module: LightningModule) -> dict[str, Tensor]:
-    return {name: weight.detach().to("cpu", copy=True) for name, weight in module.named_parameters()}
+    return {
+        name: weight.detach().to("cpu", copy=True) for name, weight in module.named_parameters()
+    }
 
 
 # What each of them finds
@@ -262,15 +293,25 @@ def _weights(module: LightningModule) -> dict[str, Tensor]:
 def check_takes_rate(config: DictConfig) -> None:
     """Refuse a config in which nothing takes ``${trial.lr}``."""
     slow, fast = (
-        to_dict(OmegaConf.merge(config, {"trial": {"batch_size": 1, "lr": lr, "total_steps": 1}}).workload)
+        to_dict(
+            OmegaConf.merge(
+                config, {"trial": {"batch_size": 1, "lr": lr, "total_steps": 1}}
+            ).workload
+        )
         for lr in (1.0, 2.0)
     )
     if slow != fast:
         return
     module = config.workload.module
-    target, inner = (module.class_path, "init_args.") if "class_path" in module else (str(module.get("_target_")), "")
+    target, inner = (
+        (module.class_path, "init_args.")
+        if "class_path" in module
+        else (str(module.get("_target_")), "")
+    )
     parameters: Mapping[str, Any] = {}
-    with suppress(ImportError, AttributeError, TypeError, ValueError):  # what cannot be built is not said here
+    with suppress(
+        ImportError, AttributeError, TypeError, ValueError
+    ):  # what cannot be built is not said here
         parameters = inspect.signature(get_object(target)).parameters
     argument = next((name for name in RATE_NAMES if name in parameters), None)
     what = (
@@ -278,7 +319,9 @@ def check_takes_rate(config: DictConfig) -> None:
         if argument
         else f"pass ${{trial.lr}} in workload.module to whatever of {target} takes the learning rate"
     )
-    raise ConfigError(f"nothing in the workload takes ${{trial.lr}}, so every learning rate would train alike: {what}")
+    raise ConfigError(
+        f"nothing in the workload takes ${{trial.lr}}, so every learning rate would train alike: {what}"
+    )
 
 
 def check_loaders(data: LightningDataModule) -> None:
@@ -338,7 +381,9 @@ def rate_problem(slow: _Recorder, fast: _Recorder) -> str | None:
         return None
     follows = slow.rates != fast.rates
     still = all(torch.equal(weight, slow.after[name]) for name, weight in slow.before.items())
-    if slow.rates and (all(rate.lr == 0.0 for rate in (*slow.rates, *fast.rates)) or (still and follows)):
+    if slow.rates and (
+        all(rate.lr == 0.0 for rate in (*slow.rates, *fast.rates)) or (still and follows)
+    ):
         return None
     same = (
         f"trial.lr has no effect: at {format_number(slow.spec.lr)} and at {format_number(fast.spec.lr)} the first "
@@ -348,7 +393,9 @@ def rate_problem(slow: _Recorder, fast: _Recorder) -> str | None:
         return f"{same}, as it has no optimizer with a learning rate: return one from configure_optimizers"
     if follows:
         return f"{same}, though the rates of its optimizers are not: train the weights by these optimizers' steps"
-    shown = ", ".join(dict.fromkeys(f"{rate.optimizer} {format_number(rate.lr)}" for rate in slow.rates))
+    shown = ", ".join(
+        dict.fromkeys(f"{rate.optimizer} {format_number(rate.lr)}" for rate in slow.rates)
+    )
     return (
         f"{same}, with these rates of its optimizers at both: {shown}. Let configure_optimizers, and any schedule that "
         "sets rates of its own (as OneCycleLR's max_lr), use the rate that the module was given"
@@ -362,7 +409,9 @@ def _continuation_notes(short: _ShortTrials, stopped: _Recorder, state: Path) ->
     try:
         short.run_spec(spec, resume=Stopped(stopped.result, state))
     except StateError as error:
-        reason = str(error).partition("cannot be read: ")[2].removesuffix("; it starts afresh") or str(error)
+        reason = str(error).partition("cannot be read: ")[2].removesuffix(
+            "; it starts afresh"
+        ) or str(error)
         yield f"a stopped trial cannot be continued, it starts afresh: {reason.splitlines()[0]}"
     except Exception as error:
         _, frames = described(error)
@@ -377,7 +426,9 @@ def manual_notes(trial: _Recorder, protocol: TrialProtocol) -> Iterator[str]:
     """Yield what a study does without where the module steps its optimizers itself."""
     if trial.automatic:
         return
-    counts = [trial.optimizer_steps[place] for place in range(max(trial.optimizer_steps, default=-1) + 1)]
+    counts = [
+        trial.optimizer_steps[place] for place in range(max(trial.optimizer_steps, default=-1) + 1)
+    ]
     took = " and ".join(map(str, counts)) or "no"
     yield (
         f"{trial.module_name} steps its optimizers itself (manual optimization): trained as it is, one step of a trial "
@@ -403,7 +454,15 @@ def check_tunables(
                 f"of {name} is, within the budget: leave {one.name} out of search.tune"
             )
     for values in corners(space.tunables):
-        spec = TrialSpec(0, 0, space.low, space.lr(space.low, -space.delta_bound), None, 0, hyperparameters=values)
+        spec = TrialSpec(
+            0,
+            0,
+            space.low,
+            space.lr(space.low, -space.delta_bound),
+            None,
+            0,
+            hyperparameters=values,
+        )
         try:
             short.run_spec(spec)
         except (TypeError, ValueError, ConfigError) as error:

@@ -17,7 +17,12 @@ LOGGING = ("level", "propagate", "disabled", "handlers", "filters")
 @contextmanager
 def restored() -> Iterator[None]:
     """Restore, at the end, what training changes of a process beside the objects that it trains."""
-    environment, flags, generators, loggers = dict(os.environ), _torch_flags(), _generators(), _loggers()
+    environment, flags, generators, loggers = (
+        dict(os.environ),
+        _torch_flags(),
+        _generators(),
+        _loggers(),
+    )
     with warnings.catch_warnings(), chdir("."):
         try:
             yield
@@ -27,13 +32,17 @@ def restored() -> Iterator[None]:
             _set_torch_flags(flags)
             _set_generators(generators)
             for logger, values in loggers.items():
-                vars(logger).update({name: list(v) if isinstance(v, list) else v for name, v in values.items()})
+                vars(logger).update(
+                    {name: list(v) if isinstance(v, list) else v for name, v in values.items()}
+                )
             logging.getLogger().manager._clear_cache()  # type: ignore[attr-defined]  # of what is enabled at these levels
 
 
 def _loggers() -> dict[logging.Logger, dict[str, Any]]:
     """Return what is set of every logger that there is."""
-    there = [one for one in logging.root.manager.loggerDict.values() if isinstance(one, logging.Logger)]
+    there = [
+        one for one in logging.root.manager.loggerDict.values() if isinstance(one, logging.Logger)
+    ]
     return {
         one: {name: list(v) if isinstance(v := getattr(one, name), list) else v for name in LOGGING}
         for one in (logging.root, *there)
@@ -41,7 +50,11 @@ def _loggers() -> dict[logging.Logger, dict[str, Any]]:
 
 
 def _generators() -> dict[str, Any]:
-    state = {"python": random.getstate(), "numpy": np.random.get_state(), "torch": torch.get_rng_state()}
+    state = {
+        "python": random.getstate(),
+        "numpy": np.random.get_state(),
+        "torch": torch.get_rng_state(),
+    }
     if torch.cuda.is_available() and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         state["cuda"] = torch.cuda.get_rng_state_all()
     return state
@@ -73,7 +86,10 @@ def _torch_flags() -> dict[str, Any]:
         "warn_only": torch.is_deterministic_algorithms_warn_only_enabled(),
         "grad": torch.is_grad_enabled(),
         "anomaly": torch.is_anomaly_enabled(),
-        "cudnn": {name: getattr(torch.backends.cudnn, name) for name in ("benchmark", "deterministic", "enabled")},
+        "cudnn": {
+            name: getattr(torch.backends.cudnn, name)
+            for name in ("benchmark", "deterministic", "enabled")
+        },
     }
 
 

@@ -57,7 +57,14 @@ class Run:
 
     def steps_to(self, target: Target) -> int | None:
         """Return the first evaluated step that met the target, None if none did."""
-        return next((step for step, value in zip(self.steps, self.metric, strict=True) if target.reached(value)), None)
+        return next(
+            (
+                step
+                for step, value in zip(self.steps, self.metric, strict=True)
+                if target.reached(value)
+            ),
+            None,
+        )
 
 
 @dataclass(frozen=True)
@@ -81,7 +88,10 @@ class Table:
     def cells(self) -> Mapping[tuple[int, float], tuple[Run, ...]]:
         """The runs of each (batch size, learning rate), in order of their seeds."""
         ordered = sorted(self.runs, key=lambda run: (run.batch_size, run.lr, run.seed))
-        return {cell: tuple(runs) for cell, runs in groupby(ordered, key=lambda run: (run.batch_size, run.lr))}
+        return {
+            cell: tuple(runs)
+            for cell, runs in groupby(ordered, key=lambda run: (run.batch_size, run.lr))
+        }
 
     @cached_property
     def batch_sizes(self) -> tuple[int, ...]:
@@ -116,7 +126,9 @@ class Table:
         hit = nearest.steps_to(target)
         reached = [steps for run in runs if (steps := run.steps_to(target)) is not None]
         if hit is None:
-            return Outcome(None, nearest.end, nearest.seconds_per_step, _rescaled(nearest), nearest.diverged)
+            return Outcome(
+                None, nearest.end, nearest.seconds_per_step, _rescaled(nearest), nearest.diverged
+            )
         if len(reached) < len(runs):
             return Outcome(hit, hit, nearest.seconds_per_step, _rescaled(nearest, hit), False)
         steps = round(_geometric_mean(reached, weights))
@@ -145,17 +157,25 @@ def _bracket(values: Sequence[float], value: float) -> list[tuple[Any, float]]:
 def _geometric_mean(values: Sequence[float], weights: Sequence[float]) -> float:
     if len(values) == 1:  # a recorded point is answered as it was recorded, to the last bit
         return values[0]
-    return math.exp(sum(weight * math.log(value) for value, weight in zip(values, weights, strict=True)))
+    return math.exp(
+        sum(weight * math.log(value) for value, weight in zip(values, weights, strict=True))
+    )
 
 
 def _rescaled(run: Run, end: float = math.inf, scale: float = 1.0) -> tuple[tuple[int, float], ...]:
     """Return (step, metric) up to ``end`` with the steps rescaled; of evaluations that fall together the last stays."""
     pairs = zip(run.steps, run.metric, strict=True)
-    return tuple({max(1, round(step * scale)): value for step, value in pairs if step <= end}.items())
+    return tuple(
+        {max(1, round(step * scale)): value for step, value in pairs if step <= end}.items()
+    )
 
 
 def replay(
-    table: Table, spec: TrialSpec, target: Target, last_step: int, resumed_from: TrialResult | None = None
+    table: Table,
+    spec: TrialSpec,
+    target: Target,
+    last_step: int,
+    resumed_from: TrialResult | None = None,
 ) -> TrialResult:
     """Return the record of a trial that is answered from the table.
 
@@ -165,7 +185,13 @@ def replay(
     outcome = table.outcome(spec.batch_size, spec.lr, spec.seed, target)
     steps = min(outcome.end, max(last_step, done))
     reached = outcome.steps is not None and outcome.steps <= steps
-    status: Status = "reached" if reached else "diverged" if outcome.diverged and steps == outcome.end else "censored"
+    status: Status = (
+        "reached"
+        if reached
+        else "diverged"
+        if outcome.diverged and steps == outcome.end
+        else "censored"
+    )
     history = tuple((step, value) for step, value in outcome.history if step <= steps)
     missed = [step for step, value in history if not target.reached(value)]
     seconds = (steps - done) * outcome.seconds_per_step
@@ -189,7 +215,11 @@ def replay(
 
 def _is_number(value: Any) -> bool:
     # NaN compares false; an integer may be too large for a float.
-    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= sys.float_info.max
+    return (
+        isinstance(value, int | float)
+        and not isinstance(value, bool)
+        and abs(value) <= sys.float_info.max
+    )
 
 
 def _is_integer(value: Any) -> bool:
@@ -207,7 +237,10 @@ COLUMNS: Mapping[str, tuple[str, Callable[[Any], bool]]] = {
     "seed": ("an integer", _is_integer),
     "steps": (
         "a list of ascending positive integers",
-        lambda value: _is_list(value, _is_integer) and all(before < after for before, after in pairwise([0, *value])),
+        lambda value: (
+            _is_list(value, _is_integer)
+            and all(before < after for before, after in pairwise([0, *value]))
+        ),
     ),
     "metric": (
         "a list of finite numbers, which ends before any other",
@@ -223,7 +256,9 @@ def read_table(path: Path) -> Table:
         lines = path.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
-        raise TableError(f"the table {path} cannot be read ({reason}): give a file of JSON lines") from error
+        raise TableError(
+            f"the table {path} cannot be read ({reason}): give a file of JSON lines"
+        ) from error
     runs: dict[tuple[int, float, int], Run] = {}
     for number, line in enumerate(lines, start=1):
         if not line.strip():
@@ -237,7 +272,9 @@ def read_table(path: Path) -> Table:
             )
         runs[key] = run
     if not any(run.steps for run in runs.values()):
-        raise TableError(f"the table {path} holds no evaluated run: it needs one a line, with {', '.join(COLUMNS)}")
+        raise TableError(
+            f"the table {path} holds no evaluated run: it needs one a line, with {', '.join(COLUMNS)}"
+        )
     table = Table(tuple(runs.values()))
     if len(table.batch_sizes) == 1:
         raise TableError(
@@ -259,9 +296,13 @@ def _run(line: str, place: str) -> Run:
             raise TableError(f"{place}: {name} must be {what}, but got {values[name]!r:.60}")
     steps, metric, diverged = values["steps"], values["metric"], values.get("status") == "diverged"
     if len(steps) != len(metric):
-        raise TableError(f"{place} has {len(steps)} steps but {len(metric)} values of the metric: one a step is needed")
+        raise TableError(
+            f"{place} has {len(steps)} steps but {len(metric)} values of the metric: one a step is needed"
+        )
     if not steps and not diverged:
-        raise TableError(f"{place} has no evaluation: only a run whose status is diverged may have none")
+        raise TableError(
+            f"{place} has no evaluation: only a run whose status is diverged may have none"
+        )
     return Run(
         batch_size=int(values["batch_size"]),
         lr=float(values["lr"]),
@@ -282,7 +323,9 @@ def unusable_target(table: Table, target: Target) -> str | None:
         )
     if any(run.steps_to(target) is not None for run in table.runs):
         return None
-    value, run = min(((v, run) for run in table.runs for v in run.metric), key=lambda pair: target.gap(pair[0]))
+    value, run = min(
+        ((v, run) for run in table.runs for v in run.metric), key=lambda pair: target.gap(pair[0])
+    )
     word = "lowest" if target.mode == "min" else "highest"
     return (
         f"{target} is never reached in this table; {word} {target.metric} {value:g}, at batch size {run.batch_size} "
@@ -306,7 +349,11 @@ def find_table(name: str) -> Path:
         if path.is_file():
             return path
         reason = "is a folder" if path.is_dir() else "is no file"
-    except (OSError, ValueError, RuntimeError) as error:  # no permission; a null byte or too long; no such user
+    except (
+        OSError,
+        ValueError,
+        RuntimeError,
+    ) as error:  # no permission; a null byte or too long; no such user
         raise TableError(f"workload.table={name!r} cannot be read: {error}") from error
     shipped = sorted(path.stem for path in SHIPPED.glob("*.jsonl"))
     if name in shipped:
@@ -321,7 +368,9 @@ def read_index() -> dict[str, Source]:
     """Return the tables that ship, by name, as ``tables.yaml`` beside them lists them; all metrics are errors."""
     listed = yaml.safe_load((SHIPPED / "tables.yaml").read_text(encoding="utf-8"))
     return {
-        name: Source(SHIPPED / f"{name}.jsonl", Target(one["metric"], one["target"], "min"), one["command"])
+        name: Source(
+            SHIPPED / f"{name}.jsonl", Target(one["metric"], one["target"], "min"), one["command"]
+        )
         for name, one in listed.items()
     }
 
@@ -349,7 +398,9 @@ def complete(config: DictConfig) -> DictConfig:
     config = config.copy()
     config.device = DEVICE
     if OmegaConf.is_missing(config.workload, "table"):
-        raise ConfigError("workload.table is missing: name a file of recorded runs, workload.table=FILE")
+        raise ConfigError(
+            "workload.table is missing: name a file of recorded runs, workload.table=FILE"
+        )
     path = find_table(str(config.workload.table))
     table = read_table(path)
     if OmegaConf.is_missing(config.workload, "name"):
@@ -364,12 +415,18 @@ def complete(config: DictConfig) -> DictConfig:
         ("reference", "batch_size", math.sqrt(low * high)),
         ("reference", "lr", math.sqrt(table.lrs[0] * table.lrs[-1])),
         ("budget", "steps", steps),
-        ("budget", "examples", max((run.end * run.batch_size for run in table.runs if run.end > steps), default=1)),
+        (
+            "budget",
+            "examples",
+            max((run.end * run.batch_size for run in table.runs if run.end > steps), default=1),
+        ),
     )
     for group, name, value in defaults:
         if OmegaConf.is_missing(config.workload[group], name):
             config.workload[group][name] = value
-    targets = [source.target for source in read_index().values() if source.path.resolve() == path.resolve()]
+    targets = [
+        source.target for source in read_index().values() if source.path.resolve() == path.resolve()
+    ]
     if OmegaConf.is_missing(config.workload.target, "metric"):
         config.workload.target.metric = targets[0].metric if targets else METRIC
     if OmegaConf.is_missing(config.workload.target, "value"):
@@ -388,14 +445,21 @@ class ReplayBackend(TrialBackend):
 
     def __init__(self, config: DictConfig, protocol: TrialProtocol) -> None:
         if config.compile is not None:
-            raise ConfigError(f"compile={config.compile} does not apply to recorded runs: leave it out")
+            raise ConfigError(
+                f"compile={config.compile} does not apply to recorded runs: leave it out"
+            )
         path = find_table(config.workload.table)
         self.table, self._protocol = read_table(path), protocol
         sizes, lrs = self.table.batch_sizes, self.table.lrs
         # The median at each recorded batch size, linear in the logarithms between them.
-        taus = [median(run.seconds_per_step for run in self.table.runs if run.batch_size == size) for size in sizes]
+        taus = [
+            median(run.seconds_per_step for run in self.table.runs if run.batch_size == size)
+            for size in sizes
+        ]
         log_sizes, log_taus = np.log(sizes), np.log(taus)
-        self.step_time = lambda batch_size: float(np.exp(np.interp(math.log(batch_size), log_sizes, log_taus)))
+        self.step_time = lambda batch_size: float(
+            np.exp(np.interp(math.log(batch_size), log_sizes, log_taus))
+        )
         self.device = DEVICE
         self.description = f"recorded runs ({path.stem})"
         self.versions = {"bstune": bstune.__version__}
@@ -406,9 +470,15 @@ class ReplayBackend(TrialBackend):
             "rates: seconds are simulated, and a trial also ends where its record does",
         )
 
-    def run(self, spec: TrialSpec, folder: Output | None, resumed_from: TrialResult | None) -> TrialResult:
+    def run(
+        self, spec: TrialSpec, folder: Output | None, resumed_from: TrialResult | None
+    ) -> TrialResult:
         """Answer one trial from the table."""
-        last_step = self._protocol.budget.last_step(spec.batch_size) if spec.max_steps is None else spec.max_steps
+        last_step = (
+            self._protocol.budget.last_step(spec.batch_size)
+            if spec.max_steps is None
+            else spec.max_steps
+        )
         return replay(self.table, spec, self._protocol.target, last_step, resumed_from)
 
     def longest(self, batch_size: int, protocol: TrialProtocol) -> int:
@@ -425,7 +495,10 @@ class ReplayBackend(TrialBackend):
         sizes, lrs = ("batch sizes", self.table.batch_sizes), ("learning rates", self.table.lrs)
         asked: list[tuple[str, float, tuple[str, Sequence[float]]]]
         if trial is None:
-            asked = [("search.batch_size.low", space.low, sizes), ("search.batch_size.high", space.high, sizes)]
+            asked = [
+                ("search.batch_size.low", space.low, sizes),
+                ("search.batch_size.high", space.high, sizes),
+            ]
         else:
             asked = [("trial.batch_size", trial.batch_size, sizes), ("trial.lr", trial.lr, lrs)]
         for option, value, (what, values) in asked:

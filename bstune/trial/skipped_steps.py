@@ -19,7 +19,11 @@ class SkippedSteps:
         self._applied = self._noted = False
         if self._scaler is None:
             return
-        alone = trainer.optimizers[0] if len(trainer.optimizers) == 1 and module.automatic_optimization else None
+        alone = (
+            trainer.optimizers[0]
+            if len(trainer.optimizers) == 1 and module.automatic_optimization
+            else None
+        )
         looks_itself = getattr(alone, "_step_supports_amp_scaling", False)
         if isinstance(alone, torch.optim.Optimizer) and not looks_itself:
             alone.register_step_post_hook(self._note)

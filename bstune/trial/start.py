@@ -43,7 +43,10 @@ def rates_ahead(
 
     def step_through(trainer: Trainer, module: LightningModule) -> None:
         epoch = max(1, int(trainer.num_training_batches) // trainer.accumulate_grad_batches)
-        epochs, applied = trainer.fit_loop.epoch_progress, trainer.fit_loop.epoch_loop.automatic_optimization
+        epochs, applied = (
+            trainer.fit_loop.epoch_progress,
+            trainer.fit_loop.epoch_loop.automatic_optimization,
+        )
         for config in trainer.lr_scheduler_configs:
             if config.reduce_on_plateau:
                 continue
@@ -52,7 +55,9 @@ def rates_ahead(
             for number in range(1, min(until if each_step else -(-until // epoch), SCHEDULE_STEPS)):
                 # What a schedule of another library may read.
                 epochs.current.completed = 0 if each_step else number
-                applied.optim_progress.optimizer.step.total.completed = number if each_step else number * epoch
+                applied.optim_progress.optimizer.step.total.completed = (
+                    number if each_step else number * epoch
+                )
                 if number % config.frequency == 0:
                     module.lr_scheduler_step(config.scheduler, None)
                 values.append(_settings(config.scheduler.optimizer))
@@ -74,13 +79,17 @@ def _settings(optimizer: Any) -> list[dict[str, float]]:
             for i, v in enumerate(values)
         )
         numbers = (*group.items(), *flat)
-        groups.append({key: float(v) for key, v in numbers if key != "params" and isinstance(v, int | float)})
+        groups.append(
+            {key: float(v) for key, v in numbers if key != "params" and isinstance(v, int | float)}
+        )
         if "lr" in group:
             groups[-1]["lr"] = float(group["lr"])  # it may be a tensor
     return groups
 
 
-def at_start(workload: Workload, spec: TrialSpec, protocol: TrialProtocol) -> tuple[LightningModule, Trainer]:
+def at_start(
+    workload: Workload, spec: TrialSpec, protocol: TrialProtocol
+) -> tuple[LightningModule, Trainer]:
     """Return a module as its first step would find it, and its Trainer; what it logs from then on is dropped."""
     steps = protocol.last_step(spec.batch_size)
     module, trainer = look_at_start(workload, spec, protocol, steps, lambda trainer, module: None)
@@ -90,7 +99,11 @@ def at_start(workload: Workload, spec: TrialSpec, protocol: TrialProtocol) -> tu
 
 
 def look_at_start(
-    workload: Workload, spec: TrialSpec, protocol: TrialProtocol, steps: int, look: Callable[..., object]
+    workload: Workload,
+    spec: TrialSpec,
+    protocol: TrialProtocol,
+    steps: int,
+    look: Callable[..., object],
 ) -> tuple[LightningModule, Trainer]:
     """Begin to train with all hooks of a trial's start, look at Trainer and module, and end before the first step."""
     seed_everything(spec.seed, workers=False, verbose=False)
@@ -107,7 +120,9 @@ def look_at_start(
         **lengths(train, len(sizes), steps, module.automatic_optimization),
     )
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "Detected call of `lr_scheduler.step")  # without the optimizer's
+        warnings.filterwarnings(
+            "ignore", "Detected call of `lr_scheduler.step"
+        )  # without the optimizer's
         fit(trainer, workload, module, train, sizes[0])
     return module, trainer
 
@@ -130,7 +145,10 @@ def check_hooks(module: LightningModule) -> None:
     for hook, what in (
         ("training_step", "return the loss there"),
         ("configure_optimizers", "return the optimizer there"),
-        ("validation_step", "log the target's metric there, as the target is only looked for in validation"),
+        (
+            "validation_step",
+            "log the target's metric there, as the target is only looked for in validation",
+        ),
     ):
         if not is_overridden(hook, module):
             raise ConfigError(f"{name} has no {hook}: {what}")

@@ -42,7 +42,9 @@ class StopAtTarget(Callback):
         ConfigError: at an evaluation that does not log the target's metric.
     """
 
-    def __init__(self, target: Target, warmup_steps: int = 5, now: Callable[[], float] = time.perf_counter) -> None:
+    def __init__(
+        self, target: Target, warmup_steps: int = 5, now: Callable[[], float] = time.perf_counter
+    ) -> None:
         self.target, self._warmup_steps, self._now = target, warmup_steps, now
         self._reset()
 
@@ -98,7 +100,10 @@ class StopAtTarget(Callback):
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         """Count the batch's step, if it is not one of several that are accumulated, and was not skipped."""
-        stepped, self._optimizer_steps = trainer.global_step > self._optimizer_steps, trainer.global_step
+        stepped, self._optimizer_steps = (
+            trainer.global_step > self._optimizer_steps,
+            trainer.global_step,
+        )
         if stepped and self._scaler is not None:
             scale = self._scaler.get_scale()  # lowered at the steps that are skipped, and only then
             stepped, self._scale = scale >= self._scale, scale

@@ -30,7 +30,9 @@ PRINTING = ("ProgressBar", "ModelSummary")
 
 def is_lightning(thing: object, name: str) -> bool:
     """Return whether a thing is of the class of this name, such as LightningModule, of either package."""
-    return isinstance(thing, tuple(getattr(sys.modules[p], name) for p in PACKAGES if p in sys.modules))
+    return isinstance(
+        thing, tuple(getattr(sys.modules[p], name) for p in PACKAGES if p in sys.modules)
+    )
 
 
 def package_of(*things: object) -> str:
@@ -38,7 +40,9 @@ def package_of(*things: object) -> str:
     found: dict[str, str] = {}
     for thing in things:
         names = (base.__module__ for base in type(thing).__mro__)
-        packages = (package for name in names for package in PACKAGES if name.startswith(f"{package}."))
+        packages = (
+            package for name in names for package in PACKAGES if name.startswith(f"{package}.")
+        )
         package = next(packages, None)
         # bstune's own call-backs work under both.
         if package is not None and not type(thing).__module__.startswith("bstune.trial."):
@@ -55,7 +59,9 @@ def package_of(*things: object) -> str:
 def of_package(package: str, place: str) -> Any:
     """Return what ``place``, such as ``utilities.exceptions.SIGTERMException``, names in a package, or its fabric."""
     top, _, rest = place.partition(".")
-    module, _, name = (f"{PACKAGES[package]}.{rest}" if top == "fabric" else f"{package}.{place}").rpartition(".")
+    module, _, name = (
+        f"{PACKAGES[package]}.{rest}" if top == "fabric" else f"{package}.{place}"
+    ).rpartition(".")
     return getattr(import_module(module), name)
 
 
@@ -137,12 +143,18 @@ def make_trainer(
     It writes nothing but what those write, what has no folder of its own to ``folder``.
     """
     users = [_copied(callback) for callback in listed(options.get("callbacks"))]
-    loggers = [_copied(logger) for logger in listed(options.get("logger")) if not isinstance(logger, bool)]
+    loggers = [
+        _copied(logger) for logger in listed(options.get("logger")) if not isinstance(logger, bool)
+    ]
     plugins = [_copied(plugin) for plugin in listed(options.get("plugins"))]
     package = package_of(module, *users, *plugins)
     printing = tuple(of_package(package, f"callbacks.{name}") for name in PRINTING)
     users = [callback for callback in users if not isinstance(callback, printing)]
-    checkpoints = [callback for callback in users if isinstance(callback, of_package(package, "callbacks.Checkpoint"))]
+    checkpoints = [
+        callback
+        for callback in users
+        if isinstance(callback, of_package(package, "callbacks.Checkpoint"))
+    ]
     for checkpoint in checkpoints:
         if folder is not None and getattr(checkpoint, "dirpath", "") is None:
             checkpoint.dirpath = str(Path(folder, "checkpoints"))
@@ -156,11 +168,20 @@ def make_trainer(
         "enable_autolog_hparams": False,  # a data module's batch size is not the trial's
         "default_root_dir": folder,
     }
-    for name in (package, PACKAGES[package]):  # one that is imported later is as quiet as lightning.pytorch
+    for name in (
+        package,
+        PACKAGES[package],
+    ):  # one that is imported later is as quiet as lightning.pytorch
         logging.getLogger(name).setLevel(logging.getLogger("lightning.pytorch").level)
     options = distributed.trainer_options(options, partial(_ddp, package))
-    fixed = {"callbacks": [*users, *callbacks], "logger": loggers or NullLogger(folder), "plugins": plugins}
-    trainer: Trainer = of_package(package, "Trainer")(**{**defaults, **options, **fixed, **arguments})
+    fixed = {
+        "callbacks": [*users, *callbacks],
+        "logger": loggers or NullLogger(folder),
+        "plugins": plugins,
+    }
+    trainer: Trainer = of_package(package, "Trainer")(
+        **{**defaults, **options, **fixed, **arguments}
+    )
     return trainer
 
 
@@ -204,7 +225,8 @@ def without_monitors(options: Mapping[str, Any]) -> dict[str, Any]:
     """Return a Trainer's options without what records a trial or stops it, for one that is only a try."""
     callbacks = listed(options.get("callbacks"))
     left_out = tuple(
-        of_package(package_of(*callbacks), f"callbacks.{name}") for name in ("Checkpoint", "EarlyStopping")
+        of_package(package_of(*callbacks), f"callbacks.{name}")
+        for name in ("Checkpoint", "EarlyStopping")
     )
     kept = [callback for callback in callbacks if not isinstance(callback, left_out)]
     others = {name: value for name, value in options.items() if name not in ("callbacks", "logger")}

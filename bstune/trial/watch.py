@@ -11,8 +11,37 @@ from lightning.pytorch import LightningModule
 
 # What may be done with a number: a step that does any of it depends on the number.
 COMPUTING = (
-    *("eq", "ne", "lt", "le", "gt", "ge", "bool", "int", "float", "index", "str", "repr", "format", "neg", "divmod"),
-    *("add", "radd", "sub", "rsub", "mul", "rmul", "truediv", "rtruediv", "floordiv", "rfloordiv", "mod", "rmod"),
+    *(
+        "eq",
+        "ne",
+        "lt",
+        "le",
+        "gt",
+        "ge",
+        "bool",
+        "int",
+        "float",
+        "index",
+        "str",
+        "repr",
+        "format",
+        "neg",
+        "divmod",
+    ),
+    *(
+        "add",
+        "radd",
+        "sub",
+        "rsub",
+        "mul",
+        "rmul",
+        "truediv",
+        "rtruediv",
+        "floordiv",
+        "rfloordiv",
+        "mod",
+        "rmod",
+    ),
 )
 LOGS = ("log", "log_dict")
 
@@ -57,8 +86,13 @@ class _Watched:
 @contextmanager
 def watching(module: LightningModule, asked: list[str]) -> Iterator[None]:
     """Note in ``asked`` what the module, and those inside it, ask of the Trainer, and that they log."""
-    parts: list[Any] = [part for part in module.modules() if getattr(part, "_trainer", None) is not None]
-    before = [{name: vars(part)[name] for name in ("_trainer", *LOGS) if name in vars(part)} for part in parts]
+    parts: list[Any] = [
+        part for part in module.modules() if getattr(part, "_trainer", None) is not None
+    ]
+    before = [
+        {name: vars(part)[name] for name in ("_trainer", *LOGS) if name in vars(part)}
+        for part in parts
+    ]
     for part in parts:
         for name in LOGS:
             setattr(part, name, _noting_logs(getattr(part, name), asked))

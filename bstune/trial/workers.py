@@ -37,10 +37,20 @@ Train = Callable[[TrialSpec, Output, TrialResult | None], TrialResult]
 CONTEXT = multiprocessing.get_context("forkserver")
 PRELOAD = ["bstune.trial.workload"]
 LOOK_SECONDS = 0.2  # between two looks for a signal, while trials train
-APART_SECONDS = 30  # between the ends of the processes of one trial, which end together but for writing files
+APART_SECONDS = (
+    30  # between the ends of the processes of one trial, which end together but for writing files
+)
 END_SECONDS = 2  # that a process may take to end once it has nothing to do
 # Errors of reading what a process sent before it died.
-PICKLE_ERRORS = (pickle.PickleError, TypeError, ValueError, AttributeError, LookupError, RuntimeError, ImportError)
+PICKLE_ERRORS = (
+    pickle.PickleError,
+    TypeError,
+    ValueError,
+    AttributeError,
+    LookupError,
+    RuntimeError,
+    ImportError,
+)
 
 
 @contextmanager
@@ -89,7 +99,9 @@ class Finished:
     def result(self) -> TrialResult:
         """Return the record, without passwords in its message, or raise the error."""
         if self.record is None:
-            raise self.error or RuntimeError(f"trial {self.spec.number} is over with neither record nor error")
+            raise self.error or RuntimeError(
+                f"trial {self.spec.number} is over with neither record nor error"
+            )
         return replace(self.record, message=self.record.message and redact(self.record.message))
 
 
@@ -115,7 +127,11 @@ def failed(spec: TrialSpec, error: BaseException, seconds: float) -> Finished:
     if (full := full_disk(error)) is not None:
         return Finished(spec, error=full)
     message, frames = described(error)
-    return Finished(spec, TrialResult.unmeasured(spec, "failed", message=message, wall_seconds=seconds), frames=frames)
+    return Finished(
+        spec,
+        TrialResult.unmeasured(spec, "failed", message=message, wall_seconds=seconds),
+        frames=frames,
+    )
 
 
 class InProcess:
@@ -173,7 +189,9 @@ def with_step_time(result: TrialResult, step_time: Callable[[float], float]) -> 
     if result.batch_parts:
         parts = [(size, steps, float(step_time(size))) for size, steps, _ in result.batch_parts]
         return replace(result, measured_seconds_per_step=own, **timed(parts))
-    return replace(result, seconds_per_step=float(step_time(result.batch_size)), measured_seconds_per_step=own)
+    return replace(
+        result, seconds_per_step=float(step_time(result.batch_size)), measured_seconds_per_step=own
+    )
 
 
 class Workers:
@@ -195,7 +213,9 @@ class Workers:
         trials: int | None = None,
     ) -> None:
         self._open_train, self.count, self._devices = open_train, count, devices
-        self._seconds, self._trials = (math.inf if limit is None else limit for limit in (seconds, trials))
+        self._seconds, self._trials = (
+            math.inf if limit is None else limit for limit in (seconds, trials)
+        )
         self._workers: list[_Worker | _Team] = []
         self._running: dict[_Worker | _Team, TrialSpec] = {}
         self._finished: dict[_Worker | _Team, Finished] = {}  # of those that run, not yet returned
@@ -221,7 +241,9 @@ class Workers:
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         for worker in self._workers:
-            if kind is not None:  # Lightning would put off the signal to terminate until a batch is done
+            if (
+                kind is not None
+            ):  # Lightning would put off the signal to terminate until a batch is done
                 worker.kill()
             worker.close()
         for worker in self._workers:
@@ -255,7 +277,11 @@ class Workers:
                 self._workers.remove(free)
         worker = next((worker for worker in self._workers if worker not in self._running), None)
         if worker is None:
-            worker = _Worker(self._open_train) if self._devices == 1 else _Team(self._open_train, self._devices)
+            worker = (
+                _Worker(self._open_train)
+                if self._devices == 1
+                else _Team(self._open_train, self._devices)
+            )
             self._workers.append(worker)
         self._running[worker] = spec
         worker.send((spec, output, resumed_from))
@@ -285,7 +311,10 @@ class Workers:
                     self._finished[worker] = finished
         if not self._finished:
             return None
-        worker = min(self._finished, key=lambda w: (self._finished[w].error is not None, self._running[w].number))
+        worker = min(
+            self._finished,
+            key=lambda w: (self._finished[w].error is not None, self._running[w].number),
+        )
         del self._running[worker]
         return self._finished.pop(worker)
 
@@ -350,7 +379,9 @@ class _Worker:
         else:
             reason = f"its process ended with status {status}"
         seconds = time.monotonic() - self.started
-        return Finished(spec, TrialResult.unmeasured(spec, "failed", message=reason, wall_seconds=seconds))
+        return Finished(
+            spec, TrialResult.unmeasured(spec, "failed", message=reason, wall_seconds=seconds)
+        )
 
     def kill(self) -> None:
         """Kill the process, and those that the user's code has started in it."""
@@ -370,7 +401,9 @@ class _Team:
         # An empty file is all that the processes find each other by: no port that another program may have taken.
         descriptor, self._store = tempfile.mkstemp(prefix="bstune-")
         os.close(descriptor)
-        opens = [partial(_open_rank, open_train, rank, devices, self._store) for rank in range(devices)]
+        opens = [
+            partial(_open_rank, open_train, rank, devices, self._store) for rank in range(devices)
+        ]
         self._ranks = [_Worker(open_rank) for open_rank in opens]
         self._answers: dict[_Worker, Finished] = {}
         self.has_failed, self.trials = False, 0
@@ -421,8 +454,15 @@ class _Team:
     @property
     def _failed(self) -> list[_Worker]:
         """The processes whose answer need not be that of the others."""
-        ends = {rank: answer.record.status if answer.record else None for rank, answer in self._answers.items()}
-        return [rank for rank in self._ranks if rank in ends and ends[rank] not in ("reached", "censored")]
+        ends = {
+            rank: answer.record.status if answer.record else None
+            for rank, answer in self._answers.items()
+        }
+        return [
+            rank
+            for rank in self._ranks
+            if rank in ends and ends[rank] not in ("reached", "censored")
+        ]
 
     def _look(self, seconds: float) -> list[_Worker]:
         """Take the answers that come within some seconds, and return the processes that died without one."""
@@ -453,7 +493,9 @@ def _open_rank(open_train: Callable[[], Train], rank: int, devices: int, store: 
     return open_train()
 
 
-def _work(open_train: Callable[[], Train], connection: Connection, environment: Mapping[str, str]) -> None:
+def _work(
+    open_train: Callable[[], Train], connection: Connection, environment: Mapping[str, str]
+) -> None:
     """Train trials in this process, a worker, until the connection is closed."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     lead_group()
@@ -495,4 +537,6 @@ def _end_with_parent() -> None:
     parent = multiprocessing.parent_process()
     if parent is not None:
         parent.join()
-        os.killpg(0, signal.SIGKILL)  # killed, it could not end us: a trial that nobody records would train on
+        os.killpg(
+            0, signal.SIGKILL
+        )  # killed, it could not end us: a trial that nobody records would train on

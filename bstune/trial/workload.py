@@ -41,7 +41,14 @@ from omegaconf import DictConfig, OmegaConf
 from torch import Tensor
 from torch.utils.data import DataLoader
 
-from bstune.config import batch_schedule_of, budget_of, flatten, instantiate, to_dict, with_hyperparameters
+from bstune.config import (
+    batch_schedule_of,
+    budget_of,
+    flatten,
+    instantiate,
+    to_dict,
+    with_hyperparameters,
+)
 from bstune.core.batch_schedule import BatchPlan, constant
 from bstune.core.errors import ConfigError, StateError
 from bstune.core.failures import optional
@@ -56,7 +63,13 @@ from bstune.trial.half_lives import follow_batch_size
 from bstune.trial.loop import Workload, run_trial
 from bstune.trial.objects import Loaders
 from bstune.trial.start import depends_on_length
-from bstune.trial.trainer import is_lightning, is_overridden, make_trainer, serving, without_monitors
+from bstune.trial.trainer import (
+    is_lightning,
+    is_overridden,
+    make_trainer,
+    serving,
+    without_monitors,
+)
 
 BATCH_HOOKS = ("on_before_batch_transfer", "transfer_batch_to_device", "on_after_batch_transfer")
 logger = logging.getLogger(__name__)
@@ -67,7 +80,9 @@ def resolve(config: DictConfig) -> DictConfig:
     config = config.copy()
     config.device = str(resolve_device(config.device, "device"))
     config.precision = resolve_precision(config.precision, config.device)
-    if config.precision == "16-mixed" and OmegaConf.select(config, "workload.module.optimizer.fused"):
+    if config.precision == "16-mixed" and OmegaConf.select(
+        config, "workload.module.optimizer.fused"
+    ):
         raise ConfigError(
             "precision=16-mixed skips steps whose gradients overflow, after which the momentum of a fused optimizer is "
             "wrong: set workload.module.optimizer.fused=false, or use precision=bf16-mixed"
@@ -111,7 +126,9 @@ def checked_protocol(config: DictConfig) -> TrialProtocol:
     return protocol
 
 
-def check_largest(largest: int, data: LightningDataModule, option: str = "search.batch_size.high") -> None:
+def check_largest(
+    largest: int, data: LightningDataModule, option: str = "search.batch_size.high"
+) -> None:
     """Refuse a batch size, given by an option, over the data's length."""
     examples = train_examples(data)
     if largest > examples:
@@ -126,7 +143,9 @@ def load_data(config: DictConfig) -> LightningDataModule:
     with seeded(config):
         data: LightningDataModule = instantiate(config.workload.data, "workload.data")
         if not is_lightning(data, "LightningDataModule"):
-            raise ConfigError(f"workload.data must build a LightningDataModule, but got {type(data).__name__}")
+            raise ConfigError(
+                f"workload.data must build a LightningDataModule, but got {type(data).__name__}"
+            )
         data.prepare_data()
     if not hasattr(data, "train_batches"):
         _set_up(data, "fit", config)
@@ -153,7 +172,11 @@ def seeded(config: DictConfig) -> Iterator[None]:
 
 def train_examples(data: Any) -> int:
     """Return how many examples there are to train on."""
-    return int(data.train_size) if hasattr(data, "train_batches") else _examples(data.train_dataloader())
+    return (
+        int(data.train_size)
+        if hasattr(data, "train_batches")
+        else _examples(data.train_dataloader())
+    )
 
 
 def build_workload(config: DictConfig, data: Any = None) -> Workload:
@@ -162,7 +185,10 @@ def build_workload(config: DictConfig, data: Any = None) -> Workload:
     micro_batch_size = config.protocol.micro_batch_size
     draws_batches = hasattr(data, "train_batches")
     if draws_batches:
-        if config.get("batch_schedule") and "plan" not in inspect.signature(data.train_batches).parameters:
+        if (
+            config.get("batch_schedule")
+            and "plan" not in inspect.signature(data.train_batches).parameters
+        ):
             raise ConfigError(
                 f"{type(data).__name__}.train_batches() takes no plan of batch sizes that change while training: let "
                 "it take the argument plan, as bstune.workloads.images.ImageData does, or leave out batch_schedule"
@@ -173,7 +199,9 @@ def build_workload(config: DictConfig, data: Any = None) -> Workload:
         # Before setup("test"), which may split the data anew, by a generator of its own.
         training = None if draws_batches or plain else data.train_dataloader()
         validation, test, notes = data.val_dataloader(), None, list[str]()
-    with optional(f"no test metrics, as {type(data).__name__}.setup('test') or test_dataloader() fails", notes):
+    with optional(
+        f"no test metrics, as {type(data).__name__}.setup('test') or test_dataloader() fails", notes
+    ):
         _set_up(data, "test", config)
         test = data.test_dataloader() if is_overridden("test_dataloader", data) else None
     draw = data.train_batches if draws_batches else functools.partial(rebatch, training)
@@ -186,24 +214,33 @@ def build_workload(config: DictConfig, data: Any = None) -> Workload:
     own = config.copy()  # takes a trial's values: a copy for each takes longer than a small module
     return Workload(
         build_module=lambda spec: images.give(
-            build_module(own, spec) if spec.hyperparameters else _build(own, spec), spec.hyperparameters
+            build_module(own, spec) if spec.hyperparameters else _build(own, spec),
+            spec.hyperparameters,
         ),
         train_batches=lambda spec, plan=None: draw(
             spec.batch_size, micro_batch_size, spec.seed, **({} if plan is None else {"plan": plan})
         ),
         validation_batches=validation,
-        validation_examples=data.validation_size if draws_batches else sum(map(_examples, loaders_of(validation))),
+        validation_examples=data.validation_size
+        if draws_batches
+        else sum(map(_examples, loaders_of(validation))),
         test_batches=None if sized_len(test) == 0 else test,
         train_examples=train_examples(data) if training is None else _examples(training),
         validates_on_test=getattr(data, "validates_on_test", False),
         # Without hooks on batches it is left out: Lightning looks for them at each batch.
-        data_module=None if plain or (draws_batches and not any(is_overridden(h, data) for h in BATCH_HOOKS)) else data,
+        data_module=None
+        if plain or (draws_batches and not any(is_overridden(h, data) for h in BATCH_HOOKS))
+        else data,
         notes=tuple(notes),
     )
 
 
 def _rebatched(
-    data: Loaders, batch_size: int, micro_batch_size: int | None, seed: int, plan: BatchPlan | None = None
+    data: Loaders,
+    batch_size: int,
+    micro_batch_size: int | None,
+    seed: int,
+    plan: BatchPlan | None = None,
 ) -> DataLoader[Any]:
     return rebatch(data.train_loader(batch_size), batch_size, micro_batch_size, seed, plan)
 
@@ -221,17 +258,23 @@ def _build(own: DictConfig, spec: TrialSpec) -> LightningModule:
     own.trial.total_steps = spec.max_steps or budget_of(own).last_step(plan)
     module: LightningModule = instantiate(own.workload.module, "workload.module")
     if not is_lightning(module, "LightningModule"):
-        raise ConfigError(f"workload.module must build a LightningModule, but got {type(module).__name__}")
+        raise ConfigError(
+            f"workload.module must build a LightningModule, but got {type(module).__name__}"
+        )
     for part in module.modules():
         if hasattr(part, "check_batch"):
             for size in plan.sizes:
                 part.check_batch(size, own.protocol.micro_batch_size)  # type: ignore[operator]
-    half_lives = {name: own.scaling.get(name) for name in ("beta2_half_life", "weight_decay_half_life")}
+    half_lives = {
+        name: own.scaling.get(name) for name in ("beta2_half_life", "weight_decay_half_life")
+    }
     _configure_with(module, spec.batch_size, half_lives)
     return module
 
 
-def _configure_with(module: LightningModule, batch_size: int, half_lives: Mapping[str, float | None]) -> None:
+def _configure_with(
+    module: LightningModule, batch_size: int, half_lives: Mapping[str, float | None]
+) -> None:
     """Make ``configure_optimizers`` apply half-lives, and name an option that an optimizer or a schedule refuses."""
     configure = module.configure_optimizers
 
@@ -256,10 +299,14 @@ class _InitialImages:
 
     def __init__(self, data: LightningDataModule) -> None:
         self._data = data
-        self._hyperparameters: Mapping[str, float] | None = None  # of the trial that the state is from
+        self._hyperparameters: Mapping[str, float] | None = (
+            None  # of the trial that the state is from
+        )
         self._state: dict[str, Tensor] = {}
 
-    def give(self, module: LightningModule, hyperparameters: Mapping[str, float]) -> LightningModule:
+    def give(
+        self, module: LightningModule, hyperparameters: Mapping[str, float]
+    ) -> LightningModule:
         wanted = getattr(module, "initial_images", 0) if hasattr(module, "initialise_from") else 0
         if not wanted:
             return module
@@ -275,7 +322,9 @@ class _InitialImages:
         before = {name: value.clone() for name, value in module.state_dict().items()}
         module.initialise_from(self._data.first_images(wanted))  # type: ignore[operator]
         after = module.state_dict()
-        self._state = {name: v.clone() for name, v in after.items() if not torch.equal(v, before[name])}
+        self._state = {
+            name: v.clone() for name, v in after.items() if not torch.equal(v, before[name])
+        }
         self._hyperparameters = hyperparameters  # the last ones alone: a search has many
         return module
 
@@ -309,9 +358,19 @@ def evaluate(
     trainer.strategy.checkpoint_io = PlainFiles(trainer, module)  # type: ignore[assignment]
     ((stage, iterable),) = batches.items()
     run = trainer.validate if stage == "val" else trainer.test
-    served = None if workload.data_module is None else serving(workload.data_module, None, **batches)
-    options: dict[str, Any] = {} if checkpoint is None else {"ckpt_path": checkpoint, "weights_only": True}
-    run(module, dataloaders=iterable if served is None else None, datamodule=served, verbose=False, **options)
+    served = (
+        None if workload.data_module is None else serving(workload.data_module, None, **batches)
+    )
+    options: dict[str, Any] = (
+        {} if checkpoint is None else {"ckpt_path": checkpoint, "weights_only": True}
+    )
+    run(
+        module,
+        dataloaders=iterable if served is None else None,
+        datamodule=served,
+        verbose=False,
+        **options,
+    )
     return trainer
 
 
@@ -320,9 +379,13 @@ class LightningBackend(TrialBackend):
 
     def __init__(self, config: DictConfig, workload: Workload, protocol: TrialProtocol) -> None:
         self.workload, self.protocol, self._config = workload, protocol, config
-        largest = config.trial.batch_size or min(config.search.batch_size.high, workload.train_examples)
+        largest = config.trial.batch_size or min(
+            config.search.batch_size.high, workload.train_examples
+        )
         self.device = device_name(protocol.trainer, protocol.devices)
-        self.device_kind = f"{self.device} of {processor()}" if config.device == "cpu" else self.device
+        self.device_kind = (
+            f"{self.device} of {processor()}" if config.device == "cpu" else self.device
+        )
         self.description = f"{self.device} in {config.precision}"
         self.versions = versions()
         sample = TrialSpec(0, 0, largest, float(config.scaling.lr), None, 0)
@@ -332,7 +395,11 @@ class LightningBackend(TrialBackend):
         self.evaluation_share = protocol.evaluation_schedule.share
         self.train_examples, self.notes = workload.train_examples, workload.notes
         # Where schedules end with the budget, it is part of the workload; a chosen horizon stands in the record.
-        budget = {} if self.stops or chooses_horizons(config.sampler) else flatten({"budget": to_dict(config.budget)})
+        budget = (
+            {}
+            if self.stops or chooses_horizons(config.sampler)
+            else flatten({"budget": to_dict(config.budget)})
+        )
         self.frozen_settings = {
             "precision": config.precision,
             "device": self.device,
@@ -340,7 +407,9 @@ class LightningBackend(TrialBackend):
             **budget,
         }
 
-    def run(self, spec: TrialSpec, folder: Output | None, resumed_from: TrialResult | None) -> TrialResult:
+    def run(
+        self, spec: TrialSpec, folder: Output | None, resumed_from: TrialResult | None
+    ) -> TrialResult:
         """Train one trial; one whose earlier state is gone, or cannot be used, is trained again from the start.
 
         Where the user's code refuses the values of this trial alone, its own error is raised: the preflight has passed.
@@ -353,12 +422,17 @@ class LightningBackend(TrialBackend):
                 first = first.__cause__
             raise first from None
 
-    def _run(self, spec: TrialSpec, folder: Output | None, resumed_from: TrialResult | None) -> TrialResult:
+    def _run(
+        self, spec: TrialSpec, folder: Output | None, resumed_from: TrialResult | None
+    ) -> TrialResult:
         protocol = self.protocol_of(spec)
         checkpoint = None if folder is None else folder.checkpoint(spec.number)
         if self.horizon:
             horizon = spec.max_steps or protocol.last_step(spec.batch_size)
-            return replace(run_trial(self.workload, spec, protocol, checkpoint, horizon=horizon), horizon=horizon)
+            return replace(
+                run_trial(self.workload, spec, protocol, checkpoint, horizon=horizon),
+                horizon=horizon,
+            )
         if spec.max_steps is None or folder is None:
             return run_trial(self.workload, spec, protocol, checkpoint)
         folder.states.mkdir(exist_ok=True)
@@ -366,11 +440,15 @@ class LightningBackend(TrialBackend):
         if resumed_from is not None:
             stopped = Stopped(resumed_from, folder.state(resumed_from.number))
             try:
-                return run_trial(self.workload, spec, protocol, checkpoint, state=state, resume=stopped)
+                return run_trial(
+                    self.workload, spec, protocol, checkpoint, state=state, resume=stopped
+                )
             except StateError as error:
                 logger.warning("%s", error)
                 stopped.state.unlink(missing_ok=True)  # it would be tried again and again
-        return run_trial(self.workload, replace(spec, resumed_from=None), protocol, checkpoint, state=state)
+        return run_trial(
+            self.workload, replace(spec, resumed_from=None), protocol, checkpoint, state=state
+        )
 
     def protocol_of(self, spec: TrialSpec) -> TrialProtocol:
         """Return a trial's protocol: its hyper-parameters may be the budget, or shape the schedule of batch sizes."""
@@ -385,7 +463,9 @@ class LightningBackend(TrialBackend):
         if self.workload.test_batches is None or not checkpoint.exists():
             return {}
         module = self.workload.build_module(spec)
-        trainer = evaluate(self.workload, module, self.protocol, checkpoint, test=self.workload.test_batches)
+        trainer = evaluate(
+            self.workload, module, self.protocol, checkpoint, test=self.workload.test_batches
+        )
         return {name: float(value) for name, value in trainer.callback_metrics.items()}
 
     def resumable(self, number: int, folder: Output) -> bool:
@@ -396,5 +476,7 @@ class LightningBackend(TrialBackend):
 def has_horizon(config: DictConfig) -> bool:
     """Return whether the workload's module depends on the trial's number of steps, as a schedule with an end does."""
     trials = ({"batch_size": 1, "lr": 1.0, "total_steps": steps} for steps in (1, 2))
-    short, long = (to_dict(OmegaConf.merge(config, {"trial": trial}).workload.module) for trial in trials)
+    short, long = (
+        to_dict(OmegaConf.merge(config, {"trial": trial}).workload.module) for trial in trials
+    )
     return short != long

@@ -47,7 +47,9 @@ class Airbench(nn.Module):
     ) -> None:
         super().__init__()
         if len(widths) != 3:
-            raise ConfigError(f"the network has three groups, so it takes three widths, but got {list(widths)}")
+            raise ConfigError(
+                f"the network has three groups, so it takes three widths, but got {list(widths)}"
+            )
 
         convolution = partial(nn.Conv2d, kernel_size=3, padding=1, bias=False)
 

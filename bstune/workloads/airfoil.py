@@ -32,7 +32,9 @@ class LinearRegression(lightning.LightningModule):
         lr: learning rate.
     """
 
-    def __init__(self, features: int, init_std: float, optimizer: Callable[..., Optimizer], lr: float) -> None:
+    def __init__(
+        self, features: int, init_std: float, optimizer: Callable[..., Optimizer], lr: float
+    ) -> None:
         super().__init__()
         self.linear = nn.Linear(features, 1)
         nn.init.normal_(self.linear.weight, std=init_std)
@@ -73,7 +75,12 @@ class AirfoilData(lightning.LightningDataModule):
     """
 
     def __init__(
-        self, *, load: Callable[[], NDArray[np.float64]], device: str, rows: int, row_by_row: bool = False
+        self,
+        *,
+        load: Callable[[], NDArray[np.float64]],
+        device: str,
+        rows: int,
+        row_by_row: bool = False,
     ) -> None:
         super().__init__()
         self._load, self._device, self._rows, self._row_by_row = load, device, rows, row_by_row
@@ -86,7 +93,9 @@ class AirfoilData(lightning.LightningDataModule):
             table = self._load()
             check_size("workload.data.rows", self._rows)
             if self._rows > len(table):
-                raise ConfigError(f"workload.data.rows must be from 1 to {len(table)}, but got {self._rows}")
+                raise ConfigError(
+                    f"workload.data.rows must be from 1 to {len(table)}, but got {self._rows}"
+                )
             standardised = (table - table.mean(axis=0)) / table.std(axis=0)
             rows = torch.tensor(standardised[: self._rows], dtype=torch.float32, device=device)
             self._resident = _Rows(rows[:, :-1].contiguous(), rows[:, -1].contiguous())
@@ -96,7 +105,10 @@ class AirfoilData(lightning.LightningDataModule):
         self.setup()
         assert self._resident is not None  # noqa: S101  # set up
         if self._row_by_row:
-            return DataLoader(TensorDataset(*(part.cpu() for part in self._resident.tensors)), batch_size=self._rows)
+            return DataLoader(
+                TensorDataset(*(part.cpu() for part in self._resident.tensors)),
+                batch_size=self._rows,
+            )
         # What _Rows returns is a whole batch already.
         return DataLoader(self._resident, batch_size=self._rows, collate_fn=lambda batch: batch)
 
@@ -107,5 +119,7 @@ class _Rows(TensorDataset):
     """Rows on a device that are taken out by batches: a row at a time would cost more than the training step."""
 
     def __getitems__(self, index: list[int]) -> tuple[Tensor, ...]:
-        rows = torch.from_numpy(np.array(index)).to(self.tensors[0].device)  # torch.tensor is slow on lists
+        rows = torch.from_numpy(np.array(index)).to(
+            self.tensors[0].device
+        )  # torch.tensor is slow on lists
         return tuple(tensor.index_select(0, rows) for tensor in self.tensors)

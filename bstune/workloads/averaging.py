@@ -53,7 +53,9 @@ class _DeviceAverage(WeightAveraging):
         self._average_model.module.to(pl_module.device)
         self._slots = []  # of the last fit
 
-    def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *arguments: Any) -> None:
+    def on_train_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, *arguments: Any
+    ) -> None:
         """Update the average if it is due."""
         step = trainer.global_step
         if step > self._latest_update_step and self.should_update(step_idx=step - 1):
@@ -65,8 +67,13 @@ class _DeviceAverage(WeightAveraging):
         if not self._slots:
             assert self._average_model is not None  # noqa: S101  # set up
             pairs = list(zip(_tensors(self._average_model.module), _slots(pl_module), strict=True))
-            kinds = ([pair for pair in pairs if pair[0].is_floating_point() == floating] for floating in (False, True))
-            self._slots = [([average for average, _ in kind], [slot for _, slot in kind]) for kind in kinds]
+            kinds = (
+                [pair for pair in pairs if pair[0].is_floating_point() == floating]
+                for floating in (False, True)
+            )
+            self._slots = [
+                ([average for average, _ in kind], [slot for _, slot in kind]) for kind in kinds
+            ]
         (counts, slots_of_counts), (averages, slots) = self._slots
         counted = [values_of[name] for values_of, name in slots_of_counts]
         values = [values_of[name] for values_of, name in slots]
@@ -76,7 +83,9 @@ class _DeviceAverage(WeightAveraging):
         else:
             if counts:
                 torch._foreach_copy_(counts, counted)
-            weights = [value.to(average.dtype) for average, value in zip(averages, values, strict=True)]
+            weights = [
+                value.to(average.dtype) for average, value in zip(averages, values, strict=True)
+            ]
             torch._foreach_lerp_(averages, weights, 1.0 - decay)
         self._updates += 1
 
@@ -90,7 +99,9 @@ class _DeviceAverage(WeightAveraging):
     @torch.no_grad()
     def on_validation_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Put the weights back."""
-        for value, kept in zip(_tensors(pl_module), self._training, strict=self._average_model is not None):
+        for value, kept in zip(
+            _tensors(pl_module), self._training, strict=self._average_model is not None
+        ):
             value.copy_(kept)
         self._training = []
 
@@ -125,7 +136,9 @@ class RunningWeightAverage(_DeviceAverage):
 
     def __init__(self, fraction: float) -> None:
         if not 0.0 < fraction <= 1.0:
-            raise ConfigError(f"the fraction of steps that is averaged must lie in (0, 1], but got {fraction}")
+            raise ConfigError(
+                f"the fraction of steps that is averaged must lie in (0, 1], but got {fraction}"
+            )
         super().__init__()
         self.fraction = fraction
 
@@ -202,9 +215,14 @@ class Lookahead(Callback):
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Copy the slow weights from the module, or move those of a checkpoint to its device."""
         weights = _floating(pl_module)
-        self._slow = [slow.to(weight, copy=True) for slow, weight in zip(self._slow or weights, weights, strict=True)]
+        self._slow = [
+            slow.to(weight, copy=True)
+            for slow, weight in zip(self._slow or weights, weights, strict=True)
+        ]
 
-    def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *arguments: Any) -> None:
+    def on_train_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, *arguments: Any
+    ) -> None:
         """Update both if it is due, at the last micro-batch of a step."""
         step = trainer.global_step
         if step <= self._step:

@@ -99,13 +99,17 @@ class Classifier(LightningModule):
     def validation_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> None:
         """Add up errors and losses on the device."""
         images, labels = batch
-        self.add_up(self(images) if self.test_time is None else self.test_time(self, images), labels)
+        self.add_up(
+            self(images) if self.test_time is None else self.test_time(self, images), labels
+        )
 
     test_step = validation_step
 
     def add_up(self, logits: Tensor, labels: Tensor) -> None:
         """Add errors and losses of logits (N, classes) to those of the evaluation."""
-        logits = logits.to(torch.promote_types(logits.dtype, torch.float32))  # three digits of bfloat16 are too few
+        logits = logits.to(
+            torch.promote_types(logits.dtype, torch.float32)
+        )  # three digits of bfloat16 are too few
         loss = self.loss(logits, labels).float() * len(labels)
         wrong = (logits.argmax(dim=1) != labels).sum()
         self._sums.append(torch.stack([wrong.float(), loss, torch.full_like(loss, len(labels))]))
@@ -130,7 +134,10 @@ class Classifier(LightningModule):
             return optimizer
         # A group that is trained on its first examples alone needs a schedule even where the rate is constant.
         scheduler = (schedule or constant)(optimizer)
-        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
+        return {
+            "optimizer": optimizer,
+            "lr_scheduler": {"scheduler": scheduler, "interval": "step"},
+        }
 
     def configure_callbacks(self) -> Sequence[Callback] | Callback:
         """Return the call-backs, the averaging one last."""

@@ -63,8 +63,12 @@ class Source:
     folder: str  # under the root
     sha256: Mapping[str, str]  # of each file's uncompressed bytes, by file name
     sizes: Mapping[str, int]  # of the same bytes
-    mirrors: tuple[str, ...]  # https URLs that end before the remote file's name, tried in this order
-    archive: str | None = None  # the remote tar archive that holds folder/; None: each file is published alone
+    mirrors: tuple[
+        str, ...
+    ]  # https URLs that end before the remote file's name, tried in this order
+    archive: str | None = (
+        None  # the remote tar archive that holds folder/; None: each file is published alone
+    )
     suffix: str = ".gz"  # follows the name of a file that is published alone
 
 
@@ -103,7 +107,10 @@ MNIST = Source(
         "t10k-images-idx3-ubyte": 7_840_016,
         "t10k-labels-idx1-ubyte": 10_008,
     },
-    mirrors=("https://ossci-datasets.s3.amazonaws.com/mnist/", "https://storage.googleapis.com/cvdf-datasets/mnist/"),
+    mirrors=(
+        "https://ossci-datasets.s3.amazonaws.com/mnist/",
+        "https://storage.googleapis.com/cvdf-datasets/mnist/",
+    ),
 )
 CIFAR10 = Source(
     name="CIFAR-10",
@@ -116,14 +123,18 @@ CIFAR10 = Source(
         "data_batch_5.bin": "755304fc0b379caeae8c14f0dac912fbc7d6cd469eb67a1029a08a39453a9add",
         "test_batch.bin": "8e2eb146ae340b09e24670f29cabc6326dba54da8789dab6768acf480273f65b",
     },
-    sizes=dict.fromkeys((*(f"data_batch_{part}.bin" for part in range(1, 6)), "test_batch.bin"), 30_730_000),
+    sizes=dict.fromkeys(
+        (*(f"data_batch_{part}.bin" for part in range(1, 6)), "test_batch.bin"), 30_730_000
+    ),
     mirrors=("https://www.cs.toronto.edu/~kriz/",),
     archive="cifar-10-binary.tar.gz",
 )
 AIRFOIL = Source(
     name="NASA's airfoil self-noise",
     folder="airfoil",
-    sha256={"airfoil_self_noise.dat": "74c75fd71783f1e6b71f8a622b993dc592897a97cd689c5090a07147a1b097b3"},
+    sha256={
+        "airfoil_self_noise.dat": "74c75fd71783f1e6b71f8a622b993dc592897a97cd689c5090a07147a1b097b3"
+    },
     sizes={"airfoil_self_noise.dat": 59_984},
     mirrors=(
         "https://archive.ics.uci.edu/ml/machine-learning-databases/00291/",
@@ -144,7 +155,9 @@ TINY_SHAKESPEARE = Source(
 
 def load_digits() -> ImageDataset:
     """Return the 1797 digits of 8 x 8 pixels, 0 to 16, that scikit-learn ships; they have no test images."""
-    from sklearn.datasets import load_digits as load  # here, because scikit-learn takes a second to import
+    from sklearn.datasets import (
+        load_digits as load,
+    )  # here, because scikit-learn takes a second to import
 
     digits = load()
     images = digits.images.astype(np.uint8)[:, None]
@@ -178,7 +191,9 @@ def load_cifar10(root: str | Path) -> ImageDataset:
     files = read_files(CIFAR10, root)
 
     def part(*names: str) -> Images:
-        records = np.frombuffer(b"".join(files[name] for name in names), np.uint8).reshape(-1, 1 + 3 * 32 * 32)
+        records = np.frombuffer(b"".join(files[name] for name in names), np.uint8).reshape(
+            -1, 1 + 3 * 32 * 32
+        )
         return Images(records[:, 1:].reshape(-1, 3, 32, 32), records[:, 0].astype(np.int64))
 
     *train, test = sorted(CIFAR10.sha256)
@@ -204,7 +219,10 @@ def _load_idx(source: Source, root: str | Path) -> ImageDataset:
         arrays[name] = np.frombuffer(data, np.uint8, offset=4 + 4 * data[3]).reshape(shape)
 
     def part(prefix: str) -> Images:
-        images, labels = arrays[f"{prefix}-images-idx3-ubyte"], arrays[f"{prefix}-labels-idx1-ubyte"]
+        images, labels = (
+            arrays[f"{prefix}-images-idx3-ubyte"],
+            arrays[f"{prefix}-labels-idx1-ubyte"],
+        )
         return Images(images[:, None], labels.astype(np.int64))
 
     return ImageDataset(source.name, 255, part("train"), part("t10k"))
@@ -213,7 +231,9 @@ def _load_idx(source: Source, root: str | Path) -> ImageDataset:
 def read_files(source: Source, root: str | Path) -> dict[str, bytes]:
     """Return the uncompressed, verified bytes of each of a source's files, by name; download the missing ones."""
     if not str(root or ""):
-        raise ConfigError(f"data.root is empty: set it, or BSTUNE_DATA, to the folder that holds {source.folder}/")
+        raise ConfigError(
+            f"data.root is empty: set it, or BSTUNE_DATA, to the folder that holds {source.folder}/"
+        )
     try:
         folder = Path(root).expanduser() / source.folder
         paths = {name: _local_path(folder, name) for name in source.sha256}
@@ -294,7 +314,9 @@ def _unpacked(path: Path, source: Source, names: Sequence[str]) -> dict[str, byt
     files = {}
     with gzip.open(path) as unzipped:
         limited: Any = _Limited(unzipped, sum(source.sizes.values()) + WRAPPING)
-        with tarfile.open(fileobj=limited, mode="r|") as archive:  # read from the first to the last byte, once
+        with tarfile.open(
+            fileobj=limited, mode="r|"
+        ) as archive:  # read from the first to the last byte, once
             for member in archive:
                 folder, _, name = member.name.rpartition("/")
                 stream = archive.extractfile(member) if member.isfile() else None
@@ -313,7 +335,11 @@ def _refuse_http(response: Any, **_: Any) -> None:
 
 
 def _download(source: Source, folder: Path, missing: Sequence[str]) -> dict[str, bytes]:
-    remote = {source.archive: missing} if source.archive else {name + source.suffix: (name,) for name in missing}
+    remote = (
+        {source.archive: missing}
+        if source.archive
+        else {name + source.suffix: (name,) for name in missing}
+    )
     files: dict[str, bytes] = {}
     try:
         # In a folder that exists: others are made for verified data only, and a rename stays on one file system.
@@ -327,7 +353,9 @@ def _download(source: Source, folder: Path, missing: Sequence[str]) -> dict[str,
                     part.write_bytes(data)
                     os.replace(part, folder / name)
                 files |= fetched
-    except OSError as error:  # about the disk: _fetch turns what a mirror does wrong into a DataError
+    except (
+        OSError
+    ) as error:  # about the disk: _fetch turns what a mirror does wrong into a DataError
         raise DataError(
             f"{source.name} is not complete and cannot be written to {folder} ({error}). {_advice(source)}, or to one"
             " that can be written"
@@ -335,7 +363,9 @@ def _download(source: Source, folder: Path, missing: Sequence[str]) -> dict[str,
     return files
 
 
-def _fetch(source: Source, folder: Path, remote_name: str, names: Sequence[str], path: Path) -> dict[str, bytes]:
+def _fetch(
+    source: Source, folder: Path, remote_name: str, names: Sequence[str], path: Path
+) -> dict[str, bytes]:
     """Return the verified bytes of ``names``, which the remote file holds, from the first mirror that has them."""
     failures = []
     # pooch's downloader alone: Decompress refuses a file that the server has unwrapped already, and Untar follows an

@@ -24,8 +24,14 @@ from bstune.trial.batches import check_size
 from bstune.workloads.classifier import Classifier
 
 SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp")  # in any case; ImageNet's end in .JPEG
-MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # of ImageNet's pixels, black being 0 and white 1
-AREA, RATIO = (0.08, 1.0), (3 / 4, 4 / 3)  # of the crops that Szegedy et al. 2014 (arXiv 1409.4842) train on
+MEAN, STD = (
+    (0.485, 0.456, 0.406),
+    (0.229, 0.224, 0.225),
+)  # of ImageNet's pixels, black being 0 and white 1
+AREA, RATIO = (
+    (0.08, 1.0),
+    (3 / 4, 4 / 3),
+)  # of the crops that Szegedy et al. 2014 (arXiv 1409.4842) train on
 TRIES = 10  # for a crop that lies within the image, before a central one is taken
 SHORT_SIDE = 256 / 224  # of the resized image over the crop that is evaluated
 
@@ -35,7 +41,9 @@ class ImageFiles:
     """Files of images, with what is to be learnt of each."""
 
     paths: tuple[Path, ...]
-    labels: NDArray[np.int64]  # (n,): a class; or (pairs, 2): the place of a file and one of its classes
+    labels: NDArray[
+        np.int64
+    ]  # (n,): a class; or (pairs, 2): the place of a file and one of its classes
     classes: tuple[str, ...]
 
     def target(self, place: int) -> Tensor:
@@ -59,7 +67,9 @@ def load_folders(root: str | Path) -> tuple[ImageFiles, ImageFiles]:
     """
     train, validation = (_folder(root, part) for part in ("train", "val"))
     if foreign := sorted(set(validation.classes) - set(train.classes)):
-        raise DataError(f"{_at(root) / 'val' / foreign[0]} is of a class that {_at(root) / 'train'} has not")
+        raise DataError(
+            f"{_at(root) / 'val' / foreign[0]} is of a class that {_at(root) / 'train'} has not"
+        )
     number = {name: place for place, name in enumerate(train.classes)}
     own = np.array([number[name] for name in validation.classes])
     return train, ImageFiles(validation.paths, own[validation.labels], train.classes)
@@ -93,7 +103,9 @@ def _at(root: str | Path) -> Path:
 def _folder(root: str | Path, part: str) -> ImageFiles:
     folder = _at(root) / part
     classes = [
-        one for one in _entries(folder, f"{_at(root)} must hold train/CLASS/*.jpg and val/CLASS/*.jpg") if one.is_dir()
+        one
+        for one in _entries(folder, f"{_at(root)} must hold train/CLASS/*.jpg and val/CLASS/*.jpg")
+        if one.is_dir()
     ]
     if not classes:
         raise DataError(f"{folder} has no folders: it must hold one a class, with its images in it")
@@ -122,12 +134,18 @@ def _labelled(root: Path, part: str, classes: Sequence[str]) -> ImageFiles:
     for row in rows:
         if not row["Confidence"]:
             raise DataError(f"{table}, line {rows.line_num} is cut short")
-        if row["Confidence"] == "0" or row["LabelName"] not in number:  # people said that it is not there
+        if (
+            row["Confidence"] == "0" or row["LabelName"] not in number
+        ):  # people said that it is not there
             continue
         if row["ImageID"] not in place:
-            raise DataError(f"{table}, line {rows.line_num}: there is no image {root / part / row['ImageID']}.jpg")
+            raise DataError(
+                f"{table}, line {rows.line_num}: there is no image {root / part / row['ImageID']}.jpg"
+            )
         pairs.add((place[row["ImageID"]], number[row["LabelName"]]))
-    return ImageFiles(tuple(paths), np.array(sorted(pairs), np.int64).reshape(-1, 2), tuple(classes))
+    return ImageFiles(
+        tuple(paths), np.array(sorted(pairs), np.int64).reshape(-1, 2), tuple(classes)
+    )
 
 
 def _images(folder: Path) -> list[Path]:
@@ -138,7 +156,9 @@ def _entries(folder: Path, layout: str = "") -> list[Path]:
     try:
         return sorted(folder.iterdir())
     except OSError as error:
-        raise DataError(f"{folder} cannot be read ({error.strerror}){f': {layout}' if layout else ''}") from error
+        raise DataError(
+            f"{folder} cannot be read ({error.strerror}){f': {layout}' if layout else ''}"
+        ) from error
 
 
 def _lines(path: Path) -> list[str]:
@@ -180,7 +200,11 @@ class ImageFileData(lightning.LightningDataModule):
     ) -> None:
         super().__init__()
         self._load, self._image_size, self._workers = load, image_size, workers
-        self._eval_batch_size, self._classes, self._train_examples = eval_batch_size, classes, train_examples
+        self._eval_batch_size, self._classes, self._train_examples = (
+            eval_batch_size,
+            classes,
+            train_examples,
+        )
         self._files: tuple[ImageFiles, ImageFiles] | None = None
 
     def prepare_data(self) -> None:
@@ -216,11 +240,20 @@ class ImageFileData(lightning.LightningDataModule):
         self.prepare_data()
         assert self._files is not None  # noqa: S101  # prepared
         return self._loader(
-            _Decoded(self._files[1], self._image_size, self._classes, at_random=False), self._eval_batch_size
+            _Decoded(self._files[1], self._image_size, self._classes, at_random=False),
+            self._eval_batch_size,
         )
 
-    def _loader(self, images: Dataset[Any], batch_size: int, shuffle: bool = False) -> DataLoader[Any]:
-        return DataLoader(images, batch_size, shuffle, num_workers=self._workers, pin_memory=torch.cuda.is_available())
+    def _loader(
+        self, images: Dataset[Any], batch_size: int, shuffle: bool = False
+    ) -> DataLoader[Any]:
+        return DataLoader(
+            images,
+            batch_size,
+            shuffle,
+            num_workers=self._workers,
+            pin_memory=torch.cuda.is_available(),
+        )
 
 
 class _Decoded(Dataset[tuple[Tensor, Tensor]]):
@@ -234,7 +267,9 @@ class _Decoded(Dataset[tuple[Tensor, Tensor]]):
 
     def __getitem__(self, place: int) -> tuple[Tensor, Tensor]:
         image = decoded(self._files.paths[place])
-        cropped = random_crop(image, self._size) if self._at_random else middle_crop(image, self._size)
+        cropped = (
+            random_crop(image, self._size) if self._at_random else middle_crop(image, self._size)
+        )
         pixels = torch.from_numpy(np.asarray(cropped, np.float32) / 255.0).permute(2, 0, 1)
         target = self._files.target(place)
         if target.dim():  # the model may have classes that the data do not
@@ -247,9 +282,19 @@ def decoded(path: Path) -> Image.Image:
     try:
         with Image.open(path) as image:
             return image.convert("RGB")
-    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:  # Pillow's, by format
-        reason = str(error).partition("<")[0].replace(repr(str(path)), "").strip() or type(error).__name__
-        raise DataError(f"{path} does not decode as an image ({reason}): restore it, or remove it") from error
+    except (
+        OSError,
+        SyntaxError,
+        ValueError,
+        Image.DecompressionBombError,
+    ) as error:  # Pillow's, by format
+        reason = (
+            str(error).partition("<")[0].replace(repr(str(path)), "").strip()
+            or type(error).__name__
+        )
+        raise DataError(
+            f"{path} does not decode as an image ({reason}): restore it, or remove it"
+        ) from error
 
 
 def random_crop(image: Image.Image, size: int) -> Image.Image:
@@ -265,7 +310,10 @@ def random_crop(image: Image.Image, size: int) -> Image.Image:
         ratio = math.exp(math.log(RATIO[0]) + math.log(RATIO[1] / RATIO[0]) * float(torch.rand(())))
         w, h = round(math.sqrt(area * ratio)), round(math.sqrt(area / ratio))
         if 0 < w <= width and 0 < h <= height:
-            left, top = int(torch.randint(width - w + 1, ())), int(torch.randint(height - h + 1, ()))
+            left, top = (
+                int(torch.randint(width - w + 1, ())),
+                int(torch.randint(height - h + 1, ())),
+            )
             box = (left, top, left + w, top + h)
             break
     resized = image.resize((size, size), Image.Resampling.BILINEAR, box)
@@ -276,7 +324,9 @@ def middle_crop(image: Image.Image, size: int) -> Image.Image:
     """Return the middle of an image, after its shorter side is resized to 256/224 of ``size``."""
     width, height = image.size
     return image.resize(
-        (size, size), Image.Resampling.BILINEAR, _middle(width, height, min(width, height) / SHORT_SIDE)
+        (size, size),
+        Image.Resampling.BILINEAR,
+        _middle(width, height, min(width, height) / SHORT_SIDE),
     )
 
 
@@ -295,7 +345,9 @@ class LabelTagger(Classifier):
 
     def __init__(self, *arguments: Any, classes: int, thresholds: int, **options: Any) -> None:
         super().__init__(*arguments, **options)
-        self.precision_over_recall = MultilabelAveragePrecision(classes, average="micro", thresholds=thresholds)
+        self.precision_over_recall = MultilabelAveragePrecision(
+            classes, average="micro", thresholds=thresholds
+        )
 
     def validation_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> None:
         """Add up losses and counts on the device."""

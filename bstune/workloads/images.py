@@ -14,7 +14,14 @@ from torch import Tensor
 
 from bstune.core.batch_schedule import BatchPlan
 from bstune.core.errors import ConfigError, DataError
-from bstune.trial.batches import Augment, EvalBatches, Normalisation, TrainBatches, bind_augmentation, check_size
+from bstune.trial.batches import (
+    Augment,
+    EvalBatches,
+    Normalisation,
+    TrainBatches,
+    bind_augmentation,
+    check_size,
+)
 from bstune.trial.device import resolve_device
 from bstune.workloads.datasets import ImageDataset, Images
 
@@ -74,7 +81,11 @@ class ImageData(lightning.LightningDataModule):
         self._load, self._device = load, device
         self.validates_on_test = validation == "test"
         self._validation, self._test, self._split_seed = validation, test, split_seed
-        self._eval_batch_size, self._train_examples, self._classes = eval_batch_size, train_examples, classes
+        self._eval_batch_size, self._train_examples, self._classes = (
+            eval_batch_size,
+            train_examples,
+            classes,
+        )
         self._augment, self._alternating_flip = augment, alternating_flip
         self._mean, self._std = mean, std
         self._dtype = HALF.get((precision or "").partition("-")[0], torch.float32)
@@ -87,7 +98,9 @@ class ImageData(lightning.LightningDataModule):
         resolve_device(self._device)
         check_size("workload.data.eval_batch_size", self._eval_batch_size)
         split = self._read()
-        if self._augment is not None and not self._on_device:  # on one image: a refused setting shows before any trial
+        if (
+            self._augment is not None and not self._on_device
+        ):  # on one image: a refused setting shows before any trial
             augment = bind_augmentation(self._augment, split.normalise.mean, self._alternating_flip)
             augment(split.train[0][:1], torch.Generator())
 
@@ -106,7 +119,11 @@ class ImageData(lightning.LightningDataModule):
         return len(self._read().validation[1])
 
     def train_batches(
-        self, batch_size: int, micro_batch_size: int | None, seed: int, plan: BatchPlan | None = None
+        self,
+        batch_size: int,
+        micro_batch_size: int | None,
+        seed: int,
+        plan: BatchPlan | None = None,
     ) -> TrainBatches:
         """Return a trial's endless stream of batches, whose size stays or changes by a plan."""
         data = self._resident()
@@ -131,7 +148,9 @@ class ImageData(lightning.LightningDataModule):
     def val_dataloader(self) -> EvalBatches:
         """Return the validation batches."""
         data = self._resident()
-        return EvalBatches(*data.validation, batch_size=self._eval_batch_size, normalise=self._normalise)
+        return EvalBatches(
+            *data.validation, batch_size=self._eval_batch_size, normalise=self._normalise
+        )
 
     def test_dataloader(self) -> EvalBatches:
         """Return the test batches; none where there is no test set."""
@@ -150,10 +169,16 @@ class ImageData(lightning.LightningDataModule):
             mean, std = self._mean_std(parts[0].images, dataset.white)
             # (pixels / white - mean) / std, per channel, as one scale and one shift
             scale = torch.tensor([1 / (dataset.white * s) for s in std], dtype=torch.float32)
-            shift = torch.tensor([-m / s for m, s in zip(mean, std, strict=True)], dtype=torch.float32)
+            shift = torch.tensor(
+                [-m / s for m, s in zip(mean, std, strict=True)], dtype=torch.float32
+            )
             parts = (first_examples(parts[0], self._train_examples), *parts[1:])
-            train, validation, test = ((torch.tensor(part.images), torch.tensor(part.labels)) for part in parts)
-            self._split = _Split(train, validation, test, scale.view(1, -1, 1, 1), shift.view(1, -1, 1, 1))
+            train, validation, test = (
+                (torch.tensor(part.images), torch.tensor(part.labels)) for part in parts
+            )
+            self._split = _Split(
+                train, validation, test, scale.view(1, -1, 1, 1), shift.view(1, -1, 1, 1)
+            )
         return self._split
 
     def _resident(self) -> "_Split":
@@ -162,7 +187,9 @@ class ImageData(lightning.LightningDataModule):
             self._on_device = True
         return self._read()
 
-    def _mean_std(self, images: NDArray[np.uint8], white: int) -> tuple[Sequence[float], Sequence[float]]:
+    def _mean_std(
+        self, images: NDArray[np.uint8], white: int
+    ) -> tuple[Sequence[float], Sequence[float]]:
         if self._mean is None and self._std is None:
             return channel_mean_std(images, white)
         mean, std = list(self._mean or ()), list(self._std or ())
@@ -196,9 +223,13 @@ def split_images(
 ) -> tuple[Images, Images, Images]:
     """Return training, validation and test images (perhaps none); options as those of :class:`ImageData`."""
     if validation != "test" and not _positive(validation):
-        raise ConfigError(f"workload.data.validation must be a positive integer or 'test', but got {validation!r}")
+        raise ConfigError(
+            f"workload.data.validation must be a positive integer or 'test', but got {validation!r}"
+        )
     if test is not None and not _positive(test):
-        raise ConfigError(f"workload.data.test must be a positive integer or null, but got {test!r}")
+        raise ConfigError(
+            f"workload.data.test must be a positive integer or null, but got {test!r}"
+        )
     if test is not None and dataset.test is not None:
         raise ConfigError(
             f"{dataset.name} has {len(dataset.test)} test images: set workload.data.test to null, not to {test}"
@@ -207,7 +238,11 @@ def split_images(
         raise ConfigError(
             f"{dataset.name} has no test images to validate on: set workload.data.test to how many to hold out"
         )
-    n, validated, tested = len(dataset.train), 0 if validation == "test" else int(validation), test or 0
+    n, validated, tested = (
+        len(dataset.train),
+        0 if validation == "test" else int(validation),
+        test or 0,
+    )
     if validated + tested >= n:
         raise ConfigError(
             f"workload.data.validation={validation} and workload.data.test={test} leave nothing to train on: "
@@ -218,7 +253,11 @@ def split_images(
     places = np.split(order, [validated, validated + tested])
     validation_images, test_images, train = (dataset.train.take(index) for index in places)
     test_images = test_images if dataset.test is None else dataset.test
-    return (train, test_images, validation_images) if validation == "test" else (train, validation_images, test_images)
+    return (
+        (train, test_images, validation_images)
+        if validation == "test"
+        else (train, validation_images, test_images)
+    )
 
 
 def first_examples(images: Images, count: int | None) -> Images:
@@ -239,11 +278,17 @@ def check_labels(dataset: ImageDataset, classes: int | None) -> None:
         if part is None:
             continue
         if len(part.images) != len(part.labels):
-            raise DataError(f"{dataset.name} has {len(part.images)} {name} images, but {len(part.labels)} labels")
+            raise DataError(
+                f"{dataset.name} has {len(part.images)} {name} images, but {len(part.labels)} labels"
+            )
         outside = (part.labels < 0) | (part.labels >= (math.inf if classes is None else classes))
         if outside.any():
             place = int(outside.argmax())
-            allowed = "0 and above" if classes is None else f"0 to {classes - 1}, as workload.data.classes={classes}"
+            allowed = (
+                "0 and above"
+                if classes is None
+                else f"0 to {classes - 1}, as workload.data.classes={classes}"
+            )
             raise DataError(
                 f"{dataset.name}: {name} image {place} has the label {part.labels[place]}, but labels are {allowed}"
             )
@@ -255,9 +300,14 @@ def _positive(size: object) -> bool:
 
 def channel_mean_std(images: NDArray[np.uint8], white: int) -> tuple[list[float], list[float]]:
     """Return each channel's mean and standard deviation over all pixels, black being 0 and ``white`` 1."""
-    mean, std = [], []  # from exact counts of pixel values, so that they are the same on every machine
+    mean, std = (
+        [],
+        [],
+    )  # from exact counts of pixel values, so that they are the same on every machine
     for channel, pixels in enumerate(torch.from_numpy(images).unbind(1)):
-        counts = torch.bincount(pixels.flatten(), minlength=256).numpy()  # numpy's would make an int64 copy
+        counts = torch.bincount(
+            pixels.flatten(), minlength=256
+        ).numpy()  # numpy's would make an int64 copy
         n, values = int(counts.sum()), np.arange(256)
         total, squares = int(counts @ values), int(counts @ values**2)
         if n * squares == total**2:
@@ -298,11 +348,17 @@ def random_crop_flip(
     height, width = images.shape[-2:]
     pixels = f"the image's {height}x{width} pixels"
     if not 0 <= padding < min(height, width):
-        raise ConfigError(f"augment.padding must be at least 0 and below {pixels}, but got {padding}")
+        raise ConfigError(
+            f"augment.padding must be at least 0 and below {pixels}, but got {padding}"
+        )
     if not 0 <= cutout <= min(height, width):
-        raise ConfigError(f"augment.cutout must be at least 0 and at most {pixels}, but got {cutout}")
+        raise ConfigError(
+            f"augment.cutout must be at least 0 and at most {pixels}, but got {cutout}"
+        )
     if cutout and mean is None:
-        raise ConfigError(f"augment.cutout={cutout} needs the mean of the pixels: take batches from TrainBatches")
+        raise ConfigError(
+            f"augment.cutout={cutout} needs the mean of the pixels: take batches from TrainBatches"
+        )
 
     def draw(high: int, *shape: int) -> Tensor:
         return torch.randint(high, shape, generator=generator, device=device)
@@ -310,7 +366,9 @@ def random_crop_flip(
     def draw_batch(size: int) -> list[Tensor]:
         drawn = [*draw(2 * padding + 1, 2, size)]
         drawn += [] if mirror is not None else [draw(2, size)]
-        return drawn + ([draw(height + 1 - cutout, size), draw(width + 1 - cutout, size)] if cutout else [])
+        return drawn + (
+            [draw(height + 1 - cutout, size), draw(width + 1 - cutout, size)] if cutout else []
+        )
 
     sizes = [n] if batch_size is None else [batch_size] * (n // batch_size)
     batches = zip(*map(draw_batch, sizes), strict=True)
@@ -318,7 +376,11 @@ def random_crop_flip(
     if mirror is None:
         mirror = others.pop(0).bool()
     images = crop_flip(images, top, left, mirror, padding)
-    return images if mean is None or not cutout else cut_out(images, others[0], others[1], cutout, mean)
+    return (
+        images
+        if mean is None or not cutout
+        else cut_out(images, others[0], others[1], cutout, mean)
+    )
 
 
 def cut_out(images: Tensor, top: Tensor, left: Tensor, size: int, mean: Tensor) -> Tensor:
@@ -326,7 +388,9 @@ def cut_out(images: Tensor, top: Tensor, left: Tensor, size: int, mean: Tensor) 
     height, width = images.shape[-2:]
     rows = torch.arange(height, device=images.device) - top[:, None]
     columns = torch.arange(width, device=images.device) - left[:, None]
-    inside = ((rows >= 0) & (rows < size))[:, None, :, None] & ((columns >= 0) & (columns < size))[:, None, None, :]
+    inside = ((rows >= 0) & (rows < size))[:, None, :, None] & ((columns >= 0) & (columns < size))[
+        :, None, None, :
+    ]
     fill = (mean if images.is_floating_point() else mean.round()).to(images.dtype)
     return torch.where(inside, fill, images)
 
@@ -342,7 +406,9 @@ def crop_flip(images: Tensor, top: Tensor, left: Tensor, mirror: Tensor, padding
     # Rows, then columns: several times faster on a CPU than four index tensors, and without an index per pixel.
     planes = torch.arange(0, n * channels * height, height, device=device).view(n, channels, 1)
     source_rows = (planes + rows[:, None, :]).flatten()
-    cropped = images.reshape(-1, width).index_select(0, source_rows).view(n, channels * height, width)
+    cropped = (
+        images.reshape(-1, width).index_select(0, source_rows).view(n, channels * height, width)
+    )
     return cropped.gather(2, columns[:, None, :].expand_as(cropped)).view_as(images)
 
 

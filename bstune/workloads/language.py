@@ -19,7 +19,13 @@ from torch.nn import functional
 
 from bstune.core.batch_schedule import BatchPlan, constant
 from bstune.core.errors import ConfigError, DataError
-from bstune.trial.batches import IndexStream, check_size, micro_batch_sizes, seeded_generators, splitters
+from bstune.trial.batches import (
+    IndexStream,
+    check_size,
+    micro_batch_sizes,
+    seeded_generators,
+    splitters,
+)
 from bstune.trial.device import resolve_device
 from bstune.workloads.classifier import Classifier
 from bstune.workloads.datasets import TINY_SHAKESPEARE, read_files
@@ -52,7 +58,11 @@ def load_tiny_shakespeare(root: str | Path) -> Text:
     (data,) = read_files(TINY_SHAKESPEARE, root).values()
     characters = np.frombuffer(data, np.uint8)
     alphabet = np.unique(characters)
-    return _split("tinyshakespeare/input.txt", np.searchsorted(alphabet, characters).astype(np.uint8), len(alphabet))
+    return _split(
+        "tinyshakespeare/input.txt",
+        np.searchsorted(alphabet, characters).astype(np.uint8),
+        len(alphabet),
+    )
 
 
 def load_text(path: str | Path) -> Text:
@@ -66,9 +76,13 @@ def load_text(path: str | Path) -> Text:
     try:
         text = Path(path).expanduser().read_text(encoding="utf-8")
     except OSError as error:
-        raise DataError(f"workload.data.load.path={path} cannot be read: {error.strerror}") from error
+        raise DataError(
+            f"workload.data.load.path={path} cannot be read: {error.strerror}"
+        ) from error
     except UnicodeDecodeError as error:
-        raise DataError(f"{path} is not text in UTF-8, from byte {error.start} on: export it as UTF-8") from error
+        raise DataError(
+            f"{path} is not text in UTF-8, from byte {error.start} on: export it as UTF-8"
+        ) from error
     points = np.array([ord(one) for one in text], np.int32)
     alphabet = np.unique(points[: _train_length(len(points))])
     foreign = np.flatnonzero(~np.isin(points, alphabet))
@@ -128,7 +142,11 @@ class TextData(lightning.LightningDataModule):
     ) -> None:
         super().__init__()
         self._load, self._device, self._vocabulary = load, device, vocabulary
-        self._context, self._validation, self._eval_batch_size = context, validation, eval_batch_size
+        self._context, self._validation, self._eval_batch_size = (
+            context,
+            validation,
+            eval_batch_size,
+        )
         self._stride, self._train_tokens, self._resident = stride, train_tokens, resident
         self._text: Text | None = None
         self._train: Tensor | None = None  # where it is resident
@@ -154,7 +172,11 @@ class TextData(lightning.LightningDataModule):
         return self._validation
 
     def train_batches(
-        self, batch_size: int, micro_batch_size: int | None, seed: int, plan: BatchPlan | None = None
+        self,
+        batch_size: int,
+        micro_batch_size: int | None,
+        seed: int,
+        plan: BatchPlan | None = None,
     ) -> "TokenBatches":
         """Return a trial's endless stream of batches, whose size stays or changes by a plan."""
         self.setup()
@@ -226,7 +248,9 @@ class TextData(lightning.LightningDataModule):
             )
 
     def _on_device(self, tokens: NDArray[np.integer]) -> Tensor:
-        kind = np.uint8 if self._vocabulary <= 256 else np.int32  # of other unsigned integers torch indexes none
+        kind = (
+            np.uint8 if self._vocabulary <= 256 else np.int32
+        )  # of other unsigned integers torch indexes none
         return torch.tensor(tokens.astype(kind), device=resolve_device(self._device))
 
 
@@ -257,7 +281,9 @@ class TokenBatches:
             self._sequences = tokens.unfold(0, context + 1, stride)
         else:
             self._sequences = sliding_window_view(tokens, context + 1)[::stride]
-        (order,) = seeded_generators(seed, tokens.device if isinstance(tokens, Tensor) else "cpu", 1)
+        (order,) = seeded_generators(
+            seed, tokens.device if isinstance(tokens, Tensor) else "cpu", 1
+        )
         self.stream = IndexStream(len(self._sequences), plan, order)
 
     def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
@@ -322,13 +348,23 @@ class Transformer(nn.Module):
         ConfigError: for sizes that are not positive integers, or a width that the heads do not divide.
     """
 
-    def __init__(self, *, vocabulary: int, context: int, layers: int, width: int, heads: int) -> None:
+    def __init__(
+        self, *, vocabulary: int, context: int, layers: int, width: int, heads: int
+    ) -> None:
         super().__init__()
-        sizes = {"vocabulary": vocabulary, "context": context, "layers": layers, "width": width, "heads": heads}
+        sizes = {
+            "vocabulary": vocabulary,
+            "context": context,
+            "layers": layers,
+            "width": width,
+            "heads": heads,
+        }
         for name, size in sizes.items():
             check_size(f"workload.module.model.{name}", size)
         if width % heads:
-            raise ConfigError(f"workload.module.model.width={width} must be a multiple of heads={heads}")
+            raise ConfigError(
+                f"workload.module.model.width={width} must be a multiple of heads={heads}"
+            )
         self.tokens = nn.Embedding(vocabulary, width)
         self.places = nn.Parameter(torch.empty(context, width))
         self.blocks = nn.Sequential(*(_Block(width, heads) for _ in range(layers)))
@@ -353,16 +389,25 @@ class _Block(nn.Module):
         super().__init__()
         self._heads = heads
         self.attention_norm, self.hidden_norm = nn.LayerNorm(width), nn.LayerNorm(width)
-        self.attention, self.attention_residual = nn.Linear(width, 3 * width), nn.Linear(width, width)
+        self.attention, self.attention_residual = (
+            nn.Linear(width, 3 * width),
+            nn.Linear(width, width),
+        )
         self.hidden, self.hidden_residual = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
 
     def forward(self, stream: Tensor) -> Tensor:
         examples, length, width = stream.shape
-        parts = self.attention(self.attention_norm(stream)).view(examples, length, 3, self._heads, -1)
+        parts = self.attention(self.attention_norm(stream)).view(
+            examples, length, 3, self._heads, -1
+        )
         query, key, value = parts.permute(2, 0, 3, 1, 4)  # each (N, heads, T, width/heads)
         mixed = _attend(query, key, value)
-        stream = stream + self.attention_residual(mixed.transpose(1, 2).reshape(examples, length, width))
-        hidden: Tensor = self.hidden_residual(functional.gelu(self.hidden(self.hidden_norm(stream))))
+        stream = stream + self.attention_residual(
+            mixed.transpose(1, 2).reshape(examples, length, width)
+        )
+        hidden: Tensor = self.hidden_residual(
+            functional.gelu(self.hidden(self.hidden_norm(stream)))
+        )
         return stream + hidden
 
 
@@ -378,7 +423,9 @@ def _attend(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
     query, key, value = (part.reshape(-1, length, width) for part in (query, key, value))
     future = torch.full((length, length), -torch.inf, dtype=query.dtype).triu(1)
     scores = torch.baddbmm(future, query, key.transpose(1, 2), alpha=width**-0.5)
-    return torch.bmm(torch.softmax(scores, -1).to(value.dtype), value).view(examples, heads, length, width)
+    return torch.bmm(torch.softmax(scores, -1).to(value.dtype), value).view(
+        examples, heads, length, width
+    )
 
 
 class Lstm(nn.Module):
@@ -394,7 +441,9 @@ class Lstm(nn.Module):
         ConfigError: for sizes that are not positive integers.
     """
 
-    def __init__(self, *, vocabulary: int, embedding: int, width: int, layers: int, projection: int = 0) -> None:
+    def __init__(
+        self, *, vocabulary: int, embedding: int, width: int, layers: int, projection: int = 0
+    ) -> None:
         super().__init__()
         sizes = {"vocabulary": vocabulary, "embedding": embedding, "width": width, "layers": layers}
         for name, size in sizes.items():

@@ -53,7 +53,9 @@ class BatchNorm(nn.BatchNorm2d):
         if ghost_size is not None:
             check_size("the ghost size of batch normalisation", ghost_size)
         if scale is not None and not (math.isfinite(scale) and scale > 0):
-            raise ConfigError(f"the frozen scale of batch normalisation must be positive, but got {scale}")
+            raise ConfigError(
+                f"the frozen scale of batch normalisation must be positive, but got {scale}"
+            )
         # Half precision may be the default type while a network is built.
         kind = torch.promote_types(torch.get_default_dtype(), torch.float32)
         super().__init__(channels, eps=eps, momentum=momentum, dtype=kind)
@@ -70,7 +72,9 @@ class BatchNorm(nn.BatchNorm2d):
                 "workload.module.model.norm.ghost_size, or raise the batch size (search.batch_size.low of a study, "
                 "trial.batch_size of a single trial)"
             )
-        if micro_batch_size is not None and micro_batch_size < min(self.ghost_size or 0, batch_size):
+        if micro_batch_size is not None and micro_batch_size < min(
+            self.ghost_size or 0, batch_size
+        ):
             raise ConfigError(
                 f"ghost size {self.ghost_size} is over the micro-batch size {micro_batch_size}: lower "
                 "workload.module.model.norm.ghost_size, or raise protocol.micro_batch_size"
@@ -96,7 +100,9 @@ class BatchNorm(nn.BatchNorm2d):
             output = torch.cat([output, last])
             statistics = statistics.lerp(statistics_of_last, rest / len(input))
         with torch.no_grad():
-            torch._foreach_lerp_([self.running_mean, self.running_var], list(statistics), self.momentum)  # type: ignore[list-item,arg-type]
+            torch._foreach_lerp_(
+                [self.running_mean, self.running_var], list(statistics), self.momentum
+            )  # type: ignore[list-item,arg-type]
         return output
 
     def extra_repr(self) -> str:
@@ -116,13 +122,19 @@ class BatchNorm(nn.BatchNorm2d):
         weight, bias = self.weight.repeat(groups), self.bias.repeat(groups)
         # A single group is not viewed: that changes one example's strides, for which torch's gradients are wrong on a
         # CPU (2.13, channels last).
-        grouped = images if groups == 1 else images.reshape(-1, groups * channels, *images.shape[2:])
+        grouped = (
+            images if groups == 1 else images.reshape(-1, groups * channels, *images.shape[2:])
+        )
         # By a momentum of 1 the statistics become this batch's.
         options: dict[str, Any] = {"training": True, "momentum": 1.0, "eps": self.eps}
-        output = functional.batch_norm(grouped, statistics[0], statistics[1], weight, bias, **options)
+        output = functional.batch_norm(
+            grouped, statistics[0], statistics[1], weight, bias, **options
+        )
         if groups > 1:
             output = output.view(images.shape)
-            if not images.is_contiguous() and images.is_contiguous(memory_format=torch.channels_last):
+            if not images.is_contiguous() and images.is_contiguous(
+                memory_format=torch.channels_last
+            ):
                 output = output.contiguous(memory_format=torch.channels_last)
         return output, statistics.view(2, groups, channels).mean(dim=1)
 
@@ -147,7 +159,9 @@ def patch_moments(images: Tensor, kernel_size: int) -> tuple[Tensor, Tensor]:
         columns = windows.permute(1, 4, 5, 0, 2, 3).reshape(size, -1)
         total += columns @ columns.T
         patches += columns.shape[1]
-    values, vectors = torch.linalg.eigh((total / patches).cpu())  # small: faster there than on an accelerator
+    values, vectors = torch.linalg.eigh(
+        (total / patches).cpu()
+    )  # small: faster there than on an accelerator
     return values.flip(0), vectors.T.flip(0).reshape(size, channels, kernel_size, kernel_size)
 
 
@@ -170,19 +184,39 @@ class Whitening(nn.Module):
     weight: Tensor
 
     def __init__(
-        self, *, kernel_size: int, eps: float, images: int, signed: bool, bias: bool, padding: int, channels: int = 3
+        self,
+        *,
+        kernel_size: int,
+        eps: float,
+        images: int,
+        signed: bool,
+        bias: bool,
+        padding: int,
+        channels: int = 3,
     ) -> None:
-        for name, value in (("kernel_size", kernel_size), ("images", images), ("channels", channels)):
+        for name, value in (
+            ("kernel_size", kernel_size),
+            ("images", images),
+            ("channels", channels),
+        ):
             check_size(f"whitening.{name}", value)
         if not (math.isfinite(eps) and eps > 0):
             raise ConfigError(f"whitening.eps must be positive, but got {eps}")
         if padding < 0:
             raise ConfigError(f"whitening.padding must be at least 0, but got {padding}")
         super().__init__()
-        self.kernel_size, self.eps, self.images, self.signed, self.padding = kernel_size, eps, images, signed, padding
+        self.kernel_size, self.eps, self.images, self.signed, self.padding = (
+            kernel_size,
+            eps,
+            images,
+            signed,
+            padding,
+        )
         self.channels = channels
         self.out_channels = channels * kernel_size**2 * (2 if signed else 1)
-        self.register_buffer("weight", torch.zeros(self.out_channels, channels, kernel_size, kernel_size))
+        self.register_buffer(
+            "weight", torch.zeros(self.out_channels, channels, kernel_size, kernel_size)
+        )
         self.bias = nn.Parameter(torch.zeros(self.out_channels)) if bias else None
         self._set = False
 
@@ -209,7 +243,9 @@ class Whitening(nn.Module):
     def forward(self, images: Tensor) -> Tensor:
         """Return (N, ``out_channels``, H', W') with H' = H + 2 padding - k + 1."""
         if not self._set:
-            raise ConfigError("the whitening has no filters yet: call initialise_from with training images first")
+            raise ConfigError(
+                "the whitening has no filters yet: call initialise_from with training images first"
+            )
         return functional.conv2d(images, self.weight, self.bias, padding=self.padding)
 
     def extra_repr(self) -> str:
@@ -217,7 +253,9 @@ class Whitening(nn.Module):
         size = f"{self.channels}, {self.out_channels}, kernel_size={self.kernel_size}, padding={self.padding}"
         return f"{size}, eps={self.eps}, images={self.images}, signed={self.signed}, bias={self.bias is not None}"
 
-    def _load_from_state_dict(self, state_dict: Mapping[str, Any], prefix: str, *arguments: Any) -> None:
+    def _load_from_state_dict(
+        self, state_dict: Mapping[str, Any], prefix: str, *arguments: Any
+    ) -> None:
         super()._load_from_state_dict(state_dict, prefix, *arguments)
         self._set = self._set or f"{prefix}weight" in state_dict
 

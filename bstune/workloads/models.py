@@ -85,7 +85,9 @@ class _Residual(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         branch: Tensor = self.branch(x)
         if self.further:
-            x = nn.functional.pad(x[:, :, :: self.stride, :: self.stride], (0, 0, 0, 0, 0, self.further))
+            x = nn.functional.pad(
+                x[:, :, :: self.stride, :: self.stride], (0, 0, 0, 0, 0, self.further)
+            )
         return x + branch
 
 
@@ -144,7 +146,10 @@ def from_torchvision(name: str, classes: int) -> nn.Module:
     """
     try:
         from torchvision import models  # an extra, which only these models need
-    except (ImportError, RuntimeError) as error:  # the latter: its operators are built for another torch
+    except (
+        ImportError,
+        RuntimeError,
+    ) as error:  # the latter: its operators are built for another torch
         raise ConfigError(
             f"{name} comes from torchvision, which cannot be imported ({error}): pip install 'bstune[vision]', from "
             f"the place that torch {torch.__version__} is from"

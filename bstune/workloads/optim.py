@@ -62,11 +62,23 @@ class Muon(Optimizer):
         coefficients: Sequence[float] = COEFFICIENTS,
         orthogonalise: bool = False,
     ) -> None:
-        defaults: dict[str, Any] = {"lr": lr, "momentum": momentum, "nesterov": nesterov, "weight_decay": weight_decay}
+        defaults: dict[str, Any] = {
+            "lr": lr,
+            "momentum": momentum,
+            "nesterov": nesterov,
+            "weight_decay": weight_decay,
+        }
         if len(coefficients) != 3:
-            raise ConfigError(f"muon's iteration takes three coefficients, but got {list(coefficients)}")
+            raise ConfigError(
+                f"muon's iteration takes three coefficients, but got {list(coefficients)}"
+            )
         defaults |= {"steps_of_iteration": steps, "coefficients": tuple(coefficients)}
-        defaults |= {"normalise_weights": normalise_weights, "orthogonalise": orthogonalise, "betas": None, "eps": None}
+        defaults |= {
+            "normalise_weights": normalise_weights,
+            "orthogonalise": orthogonalise,
+            "betas": None,
+            "eps": None,
+        }
         super().__init__(params, defaults)
         for group in self.param_groups:
             if not 0.0 <= group["lr"] < math.inf:
@@ -76,7 +88,9 @@ class Muon(Optimizer):
             if group["nesterov"] and not group["momentum"]:
                 raise ConfigError("nesterov=true needs a momentum over 0")
             check_size("the steps of muon's iteration", group["steps_of_iteration"])
-            vectors = [tuple(parameter.shape) for parameter in group["params"] if parameter.ndim < 2]
+            vectors = [
+                tuple(parameter.shape) for parameter in group["params"] if parameter.ndim < 2
+            ]
             if group["orthogonalise"] and vectors:
                 raise ConfigError(
                     "muon orthogonalises filters and matrices, but a group with orthogonalise: true holds a parameter "
@@ -103,14 +117,20 @@ class Muon(Optimizer):
                 step(group, trained, [parameter.grad for parameter in trained])
         return loss
 
-    def _step_orthogonal(self, group: dict[str, Any], trained: list[Tensor], gradients: list[Tensor]) -> None:
+    def _step_orthogonal(
+        self, group: dict[str, Any], trained: list[Tensor], gradients: list[Tensor]
+    ) -> None:
         for parameter in trained:
             if "momentum_buffer" not in self.state[parameter]:
                 self.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
         buffers = [self.state[parameter]["momentum_buffer"] for parameter in trained]
         torch._foreach_mul_(buffers, group["momentum"])
         torch._foreach_add_(buffers, gradients)
-        updates = torch._foreach_add(gradients, buffers, alpha=group["momentum"]) if group["nesterov"] else buffers
+        updates = (
+            torch._foreach_add(gradients, buffers, alpha=group["momentum"])
+            if group["nesterov"]
+            else buffers
+        )
         if group["normalise_weights"]:
             factors = torch._foreach_norm(trained)  # sqrt(rows) over each norm
             torch._foreach_clamp_min_(factors, EPS)
@@ -124,22 +144,34 @@ class Muon(Optimizer):
         for index, update in enumerate(updates):
             by_shape[update.shape].append(index)
         for shape, indices in by_shape.items():
-            stacked = torch.stack([updates[index].reshape(len(updates[index]), -1) for index in indices])
+            stacked = torch.stack(
+                [updates[index].reshape(len(updates[index]), -1) for index in indices]
+            )
             updated = orthogonalised(stacked, group["steps_of_iteration"], group["coefficients"])
             for index, update in zip(indices, updated, strict=True):
                 _subtract(trained[index], update.view(shape), group["lr"])
 
-    def _step_plain(self, group: dict[str, Any], trained: list[Tensor], gradients: list[Tensor]) -> None:
+    def _step_plain(
+        self, group: dict[str, Any], trained: list[Tensor], gradients: list[Tensor]
+    ) -> None:
         options = {name: group[name] for name in ("lr", "momentum", "nesterov", "weight_decay")}
-        buffers = [self.state[parameter].get("momentum_buffer") for parameter in trained] if group["momentum"] else []
+        buffers = (
+            [self.state[parameter].get("momentum_buffer") for parameter in trained]
+            if group["momentum"]
+            else []
+        )
         # Of torch's, the fused one alone takes a rate that is a tensor without reading it on the host.
         fused = True if isinstance(group["lr"], Tensor) else None
         sgd(trained, gradients, buffers, **options, dampening=0.0, maximize=False, fused=fused)
         for parameter, buffer in zip(trained, buffers, strict=False):
             self.state[parameter]["momentum_buffer"] = buffer
 
-    def _step_adam(self, group: dict[str, Any], trained: list[Tensor], gradients: list[Tensor]) -> None:
-        tensor = isinstance(group["lr"], Tensor)  # in a step that is captured nothing may be read on the host
+    def _step_adam(
+        self, group: dict[str, Any], trained: list[Tensor], gradients: list[Tensor]
+    ) -> None:
+        tensor = isinstance(
+            group["lr"], Tensor
+        )  # in a step that is captured nothing may be read on the host
         for parameter in trained:
             if not self.state[parameter]:
                 device = parameter.device if tensor else "cpu"  # as torch's own have it
@@ -147,7 +179,8 @@ class Muon(Optimizer):
                 zeros = {name: torch.zeros_like(parameter) for name in ("exp_avg", "exp_avg_sq")}
                 self.state[parameter].update(zeros, step=count)
         averages, squares, counts = (
-            [self.state[parameter][name] for parameter in trained] for name in ("exp_avg", "exp_avg_sq", "step")
+            [self.state[parameter][name] for parameter in trained]
+            for name in ("exp_avg", "exp_avg_sq", "step")
         )
         adamw(
             trained,
@@ -200,26 +233,47 @@ def muon_and_adam(
     options |= {"weight_decay": weight_decay}
     if any(isinstance(one, Mapping) and "orthogonalise" in one for one in params):
         return Muon(params, lr, normalise_weights=False, **options)
-    if not 0.0 < adam_rate < math.inf or not eps > 0.0 or not all(0.0 <= beta < 1.0 for beta in betas):
+    if (
+        not 0.0 < adam_rate < math.inf
+        or not eps > 0.0
+        or not all(0.0 <= beta < 1.0 for beta in betas)
+    ):
         raise ConfigError(
             "adam_rate and eps must be over 0 and betas lie in [0, 1), but got "
             f"adam_rate={adam_rate}, eps={eps}, betas={list(betas)}"
         )
     grouped = bool(params) and isinstance(params[0], Mapping)
-    groups: list[dict[str, Any]] = [dict(one) for one in params] if grouped else [{"params": params}]
+    groups: list[dict[str, Any]] = (
+        [dict(one) for one in params] if grouped else [{"params": params}]
+    )
     everything = [parameter for group in groups for parameter in group["params"]]
     matrices = [parameter for parameter in everything if parameter.ndim >= 2]
     if beyond := [place for place in adam_matrices if not -len(matrices) <= place < len(matrices)]:
-        raise ConfigError(f"adam_matrices names the place {beyond[0]}, but the network has {len(matrices)} matrices")
+        raise ConfigError(
+            f"adam_matrices names the place {beyond[0]}, but the network has {len(matrices)} matrices"
+        )
     left = {id(matrices[place]) for place in adam_matrices}
     muons = {id(parameter) for parameter in matrices} - left
     made = []
     for group in groups:
         rest = [parameter for parameter in group["params"] if id(parameter) not in muons]
-        of_adam = {"lr": group.get("lr", lr) * adam_rate, "betas": tuple(betas), "eps": eps, "orthogonalise": False}
-        made.append({**group, "params": [one for one in group["params"] if id(one) in muons], "orthogonalise": True})
+        of_adam = {
+            "lr": group.get("lr", lr) * adam_rate,
+            "betas": tuple(betas),
+            "eps": eps,
+            "orthogonalise": False,
+        }
+        made.append(
+            {
+                **group,
+                "params": [one for one in group["params"] if id(one) in muons],
+                "orthogonalise": True,
+            }
+        )
         made.append({**group, "params": rest, **of_adam})
-    return Muon([group for group in made if group["params"]], lr, normalise_weights=False, **options)
+    return Muon(
+        [group for group in made if group["params"]], lr, normalise_weights=False, **options
+    )
 
 
 def _subtract(weight: Tensor, update: Tensor, rate: float | Tensor) -> None:
@@ -230,7 +284,9 @@ def _subtract(weight: Tensor, update: Tensor, rate: float | Tensor) -> None:
         weight.add_(update, alpha=-rate)
 
 
-def orthogonalised(matrices: Tensor, steps: int, coefficients: Sequence[float] = COEFFICIENTS) -> Tensor:
+def orthogonalised(
+    matrices: Tensor, steps: int, coefficients: Sequence[float] = COEFFICIENTS
+) -> Tensor:
     """Return matrices (n, rows, columns) with the same singular vectors, singular values near 1 (0 if all are)."""
     # A Newton-Schulz iteration, X <- a X + (b X X' + c (X X')^2) X, from X = G/|G|, made for bfloat16 on CUDA. The
     # values end between about 0.7 and 1.2 rather than at 1; small ones need more steps (Jordan et al. 2024).
@@ -250,7 +306,11 @@ NORMS = (nn.modules.batchnorm._NormBase, nn.GroupNorm, nn.LayerNorm)
 
 
 def parameter_groups(
-    module: nn.Module, lr: float, weight_decay: float, batch_size: int, kinds: Mapping[str, Mapping[str, Any]]
+    module: nn.Module,
+    lr: float,
+    weight_decay: float,
+    batch_size: int,
+    kinds: Mapping[str, Mapping[str, Any]],
 ) -> list[dict[str, Any]]:
     """Return the parameters of a module in groups, as torch's optimizers take them; each is in exactly one.
 
@@ -277,14 +337,18 @@ def parameter_groups(
         ConfigError: for an unknown kind, one of which the network has no parameters, or a value out of its range.
     """
     if unknown := sorted(set(kinds) - set(KINDS)):
-        raise ConfigError(f"there is no kind of parameter {unknown[0]!r}: the kinds are {', '.join(KINDS)}")
+        raise ConfigError(
+            f"there is no kind of parameter {unknown[0]!r}: the kinds are {', '.join(KINDS)}"
+        )
     if not 0.0 <= weight_decay < math.inf:
         raise ConfigError(f"weight decay must be at least 0, but got {weight_decay}")
     sorted_in: dict[str, list[Parameter]] = {kind: [] for kind in (*kinds, "rest")}
     for kind, parameter in _by_kind(module):
         sorted_in[kind if kind in kinds else "rest"].append(parameter)
     if empty := [kind for kind in kinds if not sorted_in[kind] and kind != "rest"]:
-        raise ConfigError(f"the network has no parameters of the kind {empty[0]}: leave its group out")
+        raise ConfigError(
+            f"the network has no parameters of the kind {empty[0]}: leave its group out"
+        )
     return [
         _group(kind, parameters, lr, weight_decay, batch_size, **kinds.get(kind, {}))
         for kind, parameters in sorted_in.items()
@@ -300,7 +364,9 @@ def _by_kind(module: nn.Module) -> Iterator[tuple[str, Parameter]]:
         "norm_bias": [layer.bias for layer in layers if isinstance(layer, NORMS)],
         "whitening_bias": [layer.bias for layer in layers if isinstance(layer, Whitening)],
         "head": [parameter for layer in head for parameter in layer.parameters()],
-        "filters": [layer.weight for layer in layers if isinstance(layer, nn.Conv1d | nn.Conv2d | nn.Conv3d)],
+        "filters": [
+            layer.weight for layer in layers if isinstance(layer, nn.Conv1d | nn.Conv2d | nn.Conv3d)
+        ],
     }
     kinds = {id(parameter): kind for kind in reversed(KINDS[:-1]) for parameter in members[kind]}
     return ((kinds.get(id(p), "rest"), p) for p in module.parameters() if p.requires_grad)
@@ -320,13 +386,24 @@ def _group(
     **options: Any,
 ) -> dict[str, Any]:
     if not 0.0 < rate < math.inf:
-        raise ConfigError(f"groups.kinds.{kind}.rate is a factor of the learning rate, over 0, but got {rate}")
+        raise ConfigError(
+            f"groups.kinds.{kind}.rate is a factor of the learning rate, over 0, but got {rate}"
+        )
     if not 0.0 <= decay < math.inf:
-        raise ConfigError(f"groups.kinds.{kind}.decay is a factor of the weight decay, at least 0, but got {decay}")
-    group = {"params": parameters, "lr": lr * rate, "weight_decay": weight_decay * decay / rate, **options}
+        raise ConfigError(
+            f"groups.kinds.{kind}.decay is a factor of the weight decay, at least 0, but got {decay}"
+        )
+    group = {
+        "params": parameters,
+        "lr": lr * rate,
+        "weight_decay": weight_decay * decay / rate,
+        **options,
+    }
     if examples is not None:
         check_size(f"groups.kinds.{kind}.examples", examples)
         group |= {"steps": math.ceil(examples / batch_size), "fade": fade}
     elif fade:
-        raise ConfigError(f"groups.kinds.{kind}.fade needs {kind}.examples, over which its rate falls")
+        raise ConfigError(
+            f"groups.kinds.{kind}.fade needs {kind}.examples, over which its rate falls"
+        )
     return group

@@ -7,7 +7,11 @@ from torch import Tensor, nn
 from bstune.core.errors import ConfigError
 from bstune.workloads.layers import Whitening, dirac_init
 
-POOL_AT = {"after_activation": 3, "before_activation": 2, "before_norm": 1}  # among convolution, norm and activation
+POOL_AT = {
+    "after_activation": 3,
+    "before_activation": 2,
+    "before_norm": 1,
+}  # among convolution, norm and activation
 
 
 class _GlobalMax(nn.Module):
@@ -63,10 +67,16 @@ class ResNet9(nn.Module):
     ) -> None:
         super().__init__()
         if pool not in POOL_AT:
-            raise ConfigError(f"the network's pool must be one of {', '.join(POOL_AT)}, but got {pool!r}")
+            raise ConfigError(
+                f"the network's pool must be one of {', '.join(POOL_AT)}, but got {pool!r}"
+            )
 
-        def block(inputs: int, outputs: int, *, pooled: bool = False, kernel_size: int = 3) -> nn.Sequential:
-            convolution = nn.Conv2d(inputs, outputs, kernel_size, padding=kernel_size // 2, bias=False)
+        def block(
+            inputs: int, outputs: int, *, pooled: bool = False, kernel_size: int = 3
+        ) -> nn.Sequential:
+            convolution = nn.Conv2d(
+                inputs, outputs, kernel_size, padding=kernel_size // 2, bias=False
+            )
             layers = [convolution, norm(outputs), activation()]
             if pooled:
                 layers.insert(POOL_AT[pool], nn.MaxPool2d(2))

@@ -32,7 +32,9 @@ class _Freezing(LambdaLR):
         self._freeze()
 
     def _freeze(self) -> None:
-        if distributed.place() is not None:  # DDP waits for the gradient of each parameter that it began with
+        if (
+            distributed.place() is not None
+        ):  # DDP waits for the gradient of each parameter that it began with
             return
         for group in self.optimizer.param_groups:
             if self.last_epoch >= group.get("steps", math.inf):
@@ -67,7 +69,12 @@ def linear_decay(optimizer: Optimizer, total_steps: int, end: float) -> LambdaLR
 
 
 def decay_then_constant(
-    optimizer: Optimizer, budget_steps: int, budget_examples: int, batch_size: int, length: float, end: float
+    optimizer: Optimizer,
+    budget_steps: int,
+    budget_examples: int,
+    batch_size: int,
+    length: float,
+    end: float,
 ) -> LambdaLR:
     """Return a schedule that falls from 1 to ``end`` by a straight line, and stays there (Shallue et al. 2018, 4.2).
 
@@ -75,12 +82,16 @@ def decay_then_constant(
     share ``length`` over 0 of the steps of a trial that never reaches its target.
     """
     if not 0.0 < length < math.inf:
-        raise ConfigError(f"a decay's length is a share of the budget's steps, over 0, but got {length}")
+        raise ConfigError(
+            f"a decay's length is a share of the budget's steps, over 0, but got {length}"
+        )
     steps = math.ceil(length * Budget(budget_steps, budget_examples).last_step(batch_size))
     return linear_decay(optimizer, steps, end)
 
 
-def one_cycle(optimizer: Optimizer, total_steps: int, peak: float, start: float, end: float) -> LambdaLR:
+def one_cycle(
+    optimizer: Optimizer, total_steps: int, peak: float, start: float, end: float
+) -> LambdaLR:
     """Return the one-cycle schedule: from ``start`` to 1 and on to ``end``, each along half a cosine.
 
     (Smith and Topin 2019, in the form of torch's OneCycleLR, whose ``pct_start`` is ``peak``, ``div_factor`` is 1/start
@@ -96,12 +107,18 @@ def one_cycle(optimizer: Optimizer, total_steps: int, peak: float, start: float,
     def factor(step: int) -> float:
         if step < top:
             return _cosine(start, 1.0, step / top)
-        return _cosine(1.0, end, min(1.0, (step - top) / (last - top))) if last > top else (1.0 if step <= top else end)
+        return (
+            _cosine(1.0, end, min(1.0, (step - top) / (last - top)))
+            if last > top
+            else (1.0 if step <= top else end)
+        )
 
     return _scheduled(optimizer, factor)
 
 
-def triangle(optimizer: Optimizer, total_steps: int, peak: float, start: float, end: float, floor: float) -> LambdaLR:
+def triangle(
+    optimizer: Optimizer, total_steps: int, peak: float, start: float, end: float, floor: float
+) -> LambdaLR:
     """Return Page's triangle: straight lines from ``start`` to 1 and on to ``end``, where it stays for a last share.
 
     (Page 2018 and 2019, "How to train your ResNet", 3 and 8.) It is :func:`piecewise_linear` with knots (0, peak,
@@ -109,7 +126,9 @@ def triangle(optimizer: Optimizer, total_steps: int, peak: float, start: float, 
     average of their weights; ``peak`` lies in (0, 1 - floor).
     """
     if not 0.0 <= floor < 1.0:
-        raise ConfigError(f"a schedule's floor is a share of its steps from 0 to below 1, but got {floor}")
+        raise ConfigError(
+            f"a schedule's floor is a share of its steps from 0 to below 1, but got {floor}"
+        )
     _check(total_steps, peak, 1.0 - floor, start=start, end=end)
     return piecewise_linear(optimizer, total_steps, (0.0, peak, 1.0 - floor), (start, 1.0, end))
 
@@ -125,7 +144,9 @@ def piecewise_linear(
     """
     _check(total_steps)
     if len(knots) < 2 or not all(a < b for a, b in pairwise(knots)):
-        raise ConfigError(f"knots must be two or more increasing shares of the steps, but got {list(knots)}")
+        raise ConfigError(
+            f"knots must be two or more increasing shares of the steps, but got {list(knots)}"
+        )
     if len(knots) != len(factors):
         got = f"{len(knots)} knots and {len(factors)} factors"
         raise ConfigError(f"a schedule needs a factor for each knot, but got {got}")
@@ -159,11 +180,19 @@ def _cosine(start: float, end: float, share: float) -> float:
     return end + (start - end) * (1.0 + math.cos(math.pi * share)) / 2.0
 
 
-def _check(total_steps: int, peak: float | None = None, below: float = 1.0, **factors: float) -> None:
+def _check(
+    total_steps: int, peak: float | None = None, below: float = 1.0, **factors: float
+) -> None:
     if total_steps < 1:
-        raise ConfigError(f"a schedule with a horizon needs at least one step, but got {total_steps}")
+        raise ConfigError(
+            f"a schedule with a horizon needs at least one step, but got {total_steps}"
+        )
     if peak is not None and not 0.0 < peak < below:
-        raise ConfigError(f"a schedule's peak must lie between 0 and {below:g} of its steps, but got {peak}")
+        raise ConfigError(
+            f"a schedule's peak must lie between 0 and {below:g} of its steps, but got {peak}"
+        )
     for name, value in factors.items():
         if not 0.0 <= value < math.inf:
-            raise ConfigError(f"a schedule's {name} is a factor of the learning rate, at least 0, but got {value}")
+            raise ConfigError(
+                f"a schedule's {name} is a factor of the learning rate, at least 0, but got {value}"
+            )

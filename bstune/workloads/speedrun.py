@@ -18,7 +18,10 @@ from bstune.workloads.images import random_crop_flip
 from bstune.workloads.layers import Model, mirrored
 from bstune.workloads.optim import EPS, Muon
 
-FIRST_INTERVAL, GROWTH = 2, 15  # steps between normalisations at the start, and how many more there are at the end
+FIRST_INTERVAL, GROWTH = (
+    2,
+    15,
+)  # steps between normalisations at the start, and how many more there are at the end
 
 
 def random_crop_flip_jitter(
@@ -54,7 +57,9 @@ def random_crop_flip_jitter(
     if not 0.0 <= contrast < 1.0:
         raise ConfigError(f"augment.contrast must lie in [0, 1), but got {contrast}")
     if mean is None:
-        raise ConfigError("augment.contrast needs the mean of the pixels: take batches from TrainBatches")
+        raise ConfigError(
+            "augment.contrast needs the mean of the pixels: take batches from TrainBatches"
+        )
     cropped = random_crop_flip(images, generator, padding, mirror=mirror)
     u, v = 2.0 * torch.rand(2, len(images), generator=generator, device=images.device) - 1.0
     # Each channel's size is a number, not a tensor, which would have to be copied to an accelerator.
@@ -76,7 +81,13 @@ def six_views_where_unsure(model: Model, images: Tensor, share: float) -> Tensor
     if not 0.0 <= share <= 1.0:
         raise ConfigError(f"workload.module.test_time.share must lie in [0, 1], but got {share}")
     logits = model(images)
-    unsure = logits.float().softmax(dim=1).amax(dim=1).topk(int(share * len(images)), largest=False).indices
+    unsure = (
+        logits.float()
+        .softmax(dim=1)
+        .amax(dim=1)
+        .topk(int(share * len(images)), largest=False)
+        .indices
+    )
     if not len(unsure):
         return logits
     few = images.index_select(0, unsure)
@@ -106,21 +117,28 @@ class SeldomNormalisingMuon(Muon):
 
     def __init__(self, params: Any, lr: float, *, total_steps: int, **options: Any) -> None:
         if total_steps < 1:
-            raise ConfigError(f"muon that normalises at intervals needs at least one step, but got {total_steps}")
+            raise ConfigError(
+                f"muon that normalises at intervals needs at least one step, but got {total_steps}"
+            )
         super().__init__(params, lr, normalise_weights=False, **options)
         self.defaults["capturable"] = True
         for group in self.param_groups:
             group["capturable"] = True  # so that torch loads the count of steps to where it was
         self.due = torch.tensor(_normalising(total_steps))
 
-    def _step_orthogonal(self, group: dict[str, Any], trained: list[Tensor], gradients: list[Tensor]) -> None:
+    def _step_orthogonal(
+        self, group: dict[str, Any], trained: list[Tensor], gradients: list[Tensor]
+    ) -> None:
         device, state = trained[0].device, self.state[trained[0]]
         self.due = self.due.to(device)
         if "step" not in state:
             state["step"] = torch.zeros((), device=device)
         state["step"] += 1.0
         due = self.due.index_select(0, state["step"].long().clamp(max=len(self.due) - 1).view(1))
-        factors = [math.sqrt(len(weight)) / norm for weight, norm in zip(trained, _norms(trained), strict=True)]
+        factors = [
+            math.sqrt(len(weight)) / norm
+            for weight, norm in zip(trained, _norms(trained), strict=True)
+        ]
         torch._foreach_mul_(trained, list(torch.where(due, torch.stack(factors), 1.0).unbind()))
         super()._step_orthogonal(group | {"weight_decay": 0.0}, trained, gradients)
         torch._foreach_mul_(trained, 1.0 - group["lr"] * group["weight_decay"])

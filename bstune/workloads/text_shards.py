@@ -64,14 +64,23 @@ def load_shards(
         raise ConfigError("workload.data.load.root is empty: set it to the folder of the shards")
     check_size("workload.data.load.vocabulary", vocabulary)
     if vocabulary < LEAST_VOCABULARY:
-        raise ConfigError(f"workload.data.load.vocabulary must be at least {LEAST_VOCABULARY}, but got {vocabulary}")
+        raise ConfigError(
+            f"workload.data.load.vocabulary must be at least {LEAST_VOCABULARY}, but got {vocabulary}"
+        )
     patterns = {"train": train, "validation": validation} | ({} if test is None else {"test": test})
-    shards = {part: _matching(Path(root).expanduser(), part, pattern) for part, pattern in patterns.items()}
+    shards = {
+        part: _matching(Path(root).expanduser(), part, pattern)
+        for part, pattern in patterns.items()
+    }
     parts = [(path, part) for part, paths in shards.items() for path in paths]
     for path, part in parts:
         if others := [other for same, other in parts if same == path and other != part]:
-            raise ConfigError(f"{path} is in {part} and in {others[0]}: give each part shards of its own")
-    files = [[part, str(path), path.stat().st_size, path.stat().st_mtime_ns] for path, part in parts]
+            raise ConfigError(
+                f"{path} is in {part} and in {others[0]}: give each part shards of its own"
+            )
+    files = [
+        [part, str(path), path.stat().st_size, path.stat().st_mtime_ns] for path, part in parts
+    ]
     key = hashlib.sha256(json.dumps([files, vocabulary, LONGEST_LINE]).encode()).hexdigest()[:16]
     folder = Path(cache).expanduser() / key
     try:
@@ -80,7 +89,9 @@ def load_shards(
             if not folder.exists():
                 _tokenise(shards, vocabulary, folder)
     except OSError as error:
-        raise DataError(f"workload.data.load.cache={cache} cannot be written ({error.strerror})") from error
+        raise DataError(
+            f"workload.data.load.cache={cache} cannot be written ({error.strerror})"
+        ) from error
     return _read(folder, str(Path(root).expanduser()), shards)
 
 
@@ -92,7 +103,9 @@ def _matching(root: Path, part: str, pattern: str) -> list[Path]:
             f"workload.data.load.{part} must be a pattern of names below {root}, but got {pattern!r}"
         ) from error
     if not paths:
-        raise DataError(f"{root} has no shard {pattern}: set workload.data.load.root, or the pattern of its names")
+        raise DataError(
+            f"{root} has no shard {pattern}: set workload.data.load.root, or the pattern of its names"
+        )
     return paths
 
 
@@ -101,8 +114,12 @@ def _tokenise(shards: Mapping[str, Sequence[Path]], vocabulary: int, folder: Pat
     try:
         import sentencepiece  # of an extra
     except ImportError as error:
-        raise ConfigError("text is tokenised by SentencePiece: pip install 'bstune[text]'") from error
-    learnt = list(islice(lines_of(shards["train"][0]), LEARNT_LINES))  # SentencePiece wraps an iterator's errors
+        raise ConfigError(
+            "text is tokenised by SentencePiece: pip install 'bstune[text]'"
+        ) from error
+    learnt = list(
+        islice(lines_of(shards["train"][0]), LEARNT_LINES)
+    )  # SentencePiece wraps an iterator's errors
     made = Path(mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
     try:
         try:
@@ -135,10 +152,14 @@ def _tokenise(shards: Mapping[str, Sequence[Path]], vocabulary: int, folder: Pat
                 for path in paths:
                     lines = lines_of(path)
                     while some := list(islice(lines, LINES_AT_ONCE)):
-                        tokens = (token for line in pieces.encode(some, add_eos=True) for token in line)
+                        tokens = (
+                            token for line in pieces.encode(some, add_eos=True) for token in line
+                        )
                         np.fromiter(tokens, kind).tofile(file)
                 counts[part] = file.tell() // kind.itemsize
-        (made / "tokens.json").write_text(json.dumps({"vocabulary": size, "type": kind.name, "counts": counts}))
+        (made / "tokens.json").write_text(
+            json.dumps({"vocabulary": size, "type": kind.name, "counts": counts})
+        )
         os.replace(made, folder)
     finally:
         shutil.rmtree(made, ignore_errors=True)
@@ -156,11 +177,15 @@ def lines_of(path: Path) -> Iterator[str]:
         text = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
         raise DataError(f"{path} is cut short or damaged after line {number} ({text})") from error
     except UnicodeDecodeError as error:
-        raise DataError(f"{path} is not text in UTF-8 after line {number} ({error.reason})") from error
+        raise DataError(
+            f"{path} is not text in UTF-8 after line {number} ({error.reason})"
+        ) from error
     if not number:
         raise DataError(f"{path} is empty")
     if not line.endswith("\n"):
-        raise DataError(f"{path} is cut short: its last line, {number}, has no end; if it is whole, add one")
+        raise DataError(
+            f"{path} is cut short: its last line, {number}, has no end; if it is whole, add one"
+        )
 
 
 def _read(folder: Path, source: str, shards: Mapping[str, Sequence[Path]]) -> Text:
@@ -174,4 +199,6 @@ def _read(folder: Path, source: str, shards: Mapping[str, Sequence[Path]]) -> Te
                 f"{path} has {size} bytes of {expected}: delete {folder}, and the shards are tokenised again"
             )
         arrays[part] = np.memmap(path, kind, "r")
-    return Text(source, kept["vocabulary"], arrays["train"], arrays["validation"], arrays.get("test"))
+    return Text(
+        source, kept["vocabulary"], arrays["train"], arrays["validation"], arrays.get("test")
+    )

@@ -28,7 +28,11 @@ from bstune.trial.loop import run_trial
 from bstune.trial.workload import load
 
 HALVES = "0,32,256,2048"  # h, in examples; 0 counts examples alone
-AGAIN = (1, 2, 3)  # seeds of the best of the search, which has seed 0; the best of these runs on ...
+AGAIN = (
+    1,
+    2,
+    3,
+)  # seeds of the best of the search, which has seed 0; the best of these runs on ...
 FRESH = (4, 5, 6, 7, 8)  # ... these, of which the figures are
 SWITCHES = 3
 LEVEL = 0.9  # of the intervals of means over seeds
@@ -76,7 +80,9 @@ def points(way, trials, config):
 
 
 def cost(record, half):
-    return record["examples"] + half * record["steps"] if record["status"] == "reached" else math.inf
+    return (
+        record["examples"] + half * record["steps"] if record["status"] == "reached" else math.inf
+    )
 
 
 def main():
@@ -84,8 +90,12 @@ def main():
     parser.add_argument("out", type=Path)
     parser.add_argument("workload", nargs="?", default="fashion_mlp")
     parser.add_argument("--halves", default=HALVES)
-    parser.add_argument("--trials", type=int, default=40, help="of the search of each way, at most 64")
-    parser.add_argument("--kept", type=int, default=4, help="points of each way that run on further seeds")
+    parser.add_argument(
+        "--trials", type=int, default=40, help="of the search of each way, at most 64"
+    )
+    parser.add_argument(
+        "--kept", type=int, default=4, help="points of each way that run on further seeds"
+    )
     own, options = parser.parse_known_args()
     quieten()
     config = compose_checked([f"workload={own.workload}", "mlflow.enabled=false", *options])
@@ -124,9 +134,16 @@ def main():
             best = min(ranked, key=lambda point: statistics.fmean(again[point]))
             rows = [run(best, seed) for seed in FRESH]
             costs = [math.log(cost(row, half)) for row in rows]
-            mean, spread = statistics.fmean(costs), statistics.stdev(costs) if math.isfinite(sum(costs)) else math.inf
+            mean, spread = (
+                statistics.fmean(costs),
+                statistics.stdev(costs) if math.isfinite(sum(costs)) else math.inf,
+            )
             base = base or (mean, spread)
-            error = math.hypot(spread, base[1]) * t.ppf((1 + LEVEL) / 2, 2 * len(FRESH) - 2) / math.sqrt(len(FRESH))
+            error = (
+                math.hypot(spread, base[1])
+                * t.ppf((1 + LEVEL) / 2, 2 * len(FRESH) - 2)
+                / math.sqrt(len(FRESH))
+            )
             ratio = [math.exp(mean - base[0] + sign * error) for sign in (0, -1, 1)]
             steps, examples = ([row[name] for row in rows] for name in ("steps", "examples"))
             grown = [size for size, *_ in rows[0]["sizes"]]

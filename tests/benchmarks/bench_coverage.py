@@ -63,14 +63,19 @@ class Watched(FrontierSearch):
         """Keep the interval, then propose."""
         spec = super().propose(finished)  # which has told the last trial
         spent = sum(trial.train_seconds for trial in finished)
-        if len(self.intervals) < len(SPENDINGS) - 1 and spent >= SPENDINGS[len(self.intervals)] * self._unit:
+        if (
+            len(self.intervals) < len(SPENDINGS) - 1
+            and spent >= SPENDINGS[len(self.intervals)] * self._unit
+        ):
             self.look()
         return spec
 
     def look(self) -> None:
         """Keep the intervals of now: lower end, median and upper end."""
         # As a study on a table reports it; on a law no two histories are the same.
-        posterior = self.sampler.posterior(self.study, particles=REPORT_PARTICLES, moves=MOVES, independent=False)
+        posterior = self.sampler.posterior(
+            self.study, particles=REPORT_PARTICLES, moves=MOVES, independent=False
+        )
         if posterior is None or not any(one.status == "reached" for one in posterior.observations):
             self.intervals.append((0.0, math.nan, math.inf))
             self.exponents.append((-math.inf, math.nan, math.inf))
@@ -105,11 +110,15 @@ def draw_law(seed: int, kind: str) -> Law:
     return replace(law, **KINDS[kind])
 
 
-def study(benchmark: Benchmark, truth: float, objective: str, seed: int, regret: bool) -> dict[str, Any]:
+def study(
+    benchmark: Benchmark, truth: float, objective: str, seed: int, regret: bool
+) -> dict[str, Any]:
     """Run one search; return the truth, the intervals after each spending and, with ``regret``, its path."""
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     unit = benchmark.best[2]
-    search = Watched(replace(benchmark, problem=replace(benchmark.problem, objective=objective)), unit, seed)
+    search = Watched(
+        replace(benchmark, problem=replace(benchmark.problem, objective=objective)), unit, seed
+    )
     if not regret:  # a third of the time goes into naming an incumbent after each trial
         search.incumbent = lambda finished: None
     run = run_search(search, benchmark, SPENDINGS)
@@ -128,7 +137,9 @@ def of_law(job: tuple[str, str, int]) -> dict[str, Any]:
     kind, objective, seed = job
     law = draw_law(seed, kind)
     table = law_table(law, LRS, metric_noise=0.05)
-    benchmark = make_benchmark(kind, table, Target("error", TARGET, "min"), "steps" if objective == "steps" else "time")
+    benchmark = make_benchmark(
+        kind, table, Target("error", TARGET, "min"), "steps" if objective == "steps" else "time"
+    )
     found = study(benchmark, law.b_crit, objective, seed, regret=False)
     return {"cell": kind, "objective": objective, "seed": seed, "exponent": law.exponent, **found}
 
@@ -138,7 +149,9 @@ def of_table(job: tuple[str, str, int]) -> dict[str, Any]:
     name, objective, seed = job
     source = read_index()[name]
     table = read_table(source.path)
-    benchmark = make_benchmark(name, table, source.target, "steps" if objective == "steps" else "time")
+    benchmark = make_benchmark(
+        name, table, source.target, "steps" if objective == "steps" else "time"
+    )
     found = study(benchmark, benchmark.b_crit, objective, seed, regret=True)
     return {"cell": name, "objective": objective, "seed": seed, **found}
 
@@ -148,21 +161,29 @@ def show(rows: Sequence[dict[str, Any]]) -> None:
     cells = list(dict.fromkeys(row["cell"] for row in rows))
     for objective, at in product(OBJECTIVES, range(len(SPENDINGS))):
         for cell in (*cells, None):
-            some = [row for row in rows if row["objective"] == objective and cell in (None, row["cell"])]
+            some = [
+                row for row in rows if row["objective"] == objective and cell in (None, row["cell"])
+            ]
             if not some:
                 continue
             ends = [(row["truth"], *row["intervals"][at]) for row in some]
             share = statistics.mean(low <= truth <= high for truth, low, _, high in ends)
-            width = statistics.median(high / low if low > 0 else math.inf for _, low, _, high in ends)
+            width = statistics.median(
+                high / low if low > 0 else math.inf for _, low, _, high in ends
+            )
             off = statistics.median(factor(middle / truth) for truth, _, middle, _ in ends)
             low = statistics.mean(middle < truth for truth, _, middle, _ in ends)
             print(
                 f"{objective} after {SPENDINGS[at]:g}x, {cell or 'all'}: covers {share:.0%} of {len(some)}, "
                 f"width {width:.2f}, off by {off:.2f} (low in {low:.0%})"
             )
-    share = statistics.mean(low <= row["truth"] <= high for row in rows for low, _, high in row["intervals"])
+    share = statistics.mean(
+        low <= row["truth"] <= high for row in rows for low, _, high in row["intervals"]
+    )
     print(f"over all: covers {share:.1%}")
-    known = [(row["exponent"], *ends) for row in rows if "exponent" in row for ends in row["exponents"]]
+    known = [
+        (row["exponent"], *ends) for row in rows if "exponent" in row for ends in row["exponents"]
+    ]
     if known:
         share = statistics.mean(low <= truth <= high for truth, low, _, high in known)
         width = statistics.median(high - low for _, low, _, high in known)
@@ -171,7 +192,9 @@ def show(rows: Sequence[dict[str, Any]]) -> None:
 
 def main() -> None:
     """Run what is asked for."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     kinds = parser.add_subparsers(required=True, dest="what")
     for name, studies, cells in (("laws", 30, list(KINDS)), ("tables", 12, list(read_index()))):
         kind = kinds.add_parser(name)
@@ -183,7 +206,11 @@ def main() -> None:
     options = parser.parse_args()
     about = machine(device("cpu"), options.studies)
     # Seed by seed, so that a run that is cut short has judged every cell as often.
-    jobs = [(*job, seed) for seed in range(options.studies) for job in product(options.cells, options.objectives)]
+    jobs = [
+        (*job, seed)
+        for seed in range(options.studies)
+        for job in product(options.cells, options.objectives)
+    ]
     run = of_table if options.what == "tables" else of_law
     rows = []
     with ProcessPoolExecutor(options.jobs) as pool:

@@ -28,20 +28,35 @@ from bstune.trial.replay import replay
 TARGET = Target("error", 0.1, "min")
 TABLE = synthetic_table(Law(noise=0.1))
 BUDGET = 40_000  # steps
-SPACE = {"batch_size": IntDistribution(8, 4096, log=True), "lr": FloatDistribution(2.0**-11, 2.0, log=True)}
-SETTINGS = {"budget": lambda batch_size: BUDGET, "resumable": lambda number: True, "target": TARGET, "ideal": 0.0}
+SPACE = {
+    "batch_size": IntDistribution(8, 4096, log=True),
+    "lr": FloatDistribution(2.0**-11, 2.0, log=True),
+}
+SETTINGS = {
+    "budget": lambda batch_size: BUDGET,
+    "resumable": lambda number: True,
+    "target": TARGET,
+    "ideal": 0.0,
+}
 
 
 def measure(objective: str, sizes: Sequence[int], repeats: int) -> Iterator[dict[str, Any]]:
     """Yield the timings of one study as it grows to each of ``sizes``."""
     study = optuna.create_study()
     for size in sizes:
-        while len(study.get_trials(deepcopy=False, states=(TrialState.COMPLETE, TrialState.PRUNED))) < size:
+        while (
+            len(study.get_trials(deepcopy=False, states=(TrialState.COMPLETE, TrialState.PRUNED)))
+            < size
+        ):
             _run(study, objective)
-        reached = sum(trial.state == TrialState.COMPLETE for trial in study.get_trials(deepcopy=False))
+        reached = sum(
+            trial.state == TrialState.COMPLETE for trial in study.get_trials(deepcopy=False)
+        )
         seconds, cpu = [], []
         for repeat in range(repeats + 1):
-            study.sampler = FrontierSampler(objective=objective, seed=repeat, search_space=SPACE, **SETTINGS)
+            study.sampler = FrontierSampler(
+                objective=objective, seed=repeat, search_space=SPACE, **SETTINGS
+            )
             start, busy = time.perf_counter(), time.process_time()
             trial = study.ask(SPACE)
             seconds.append(time.perf_counter() - start)
@@ -58,13 +73,25 @@ def _run(study: optuna.Study, objective: str) -> None:
     """Run one trial of the study, answered from the table."""
     trials = study.get_trials(deepcopy=False)
     number = len(trials)
-    study.sampler = sampler = FrontierSampler(objective=objective, seed=number, search_space=SPACE, **SETTINGS)
+    study.sampler = sampler = FrontierSampler(
+        objective=objective, seed=number, search_space=SPACE, **SETTINGS
+    )
     trial = study.ask(SPACE)
     max_steps, resumed_from = sampler.max_steps(number), sampler.resumed_from(number)
-    continued = None if resumed_from is None else TrialResult.from_json(trials[resumed_from].user_attrs[RECORD])
+    continued = (
+        None
+        if resumed_from is None
+        else TrialResult.from_json(trials[resumed_from].user_attrs[RECORD])
+    )
     seed = number if continued is None else continued.seed
     spec = TrialSpec(
-        number, number, **trial.params, delta=None, seed=seed, max_steps=max_steps, resumed_from=resumed_from
+        number,
+        number,
+        **trial.params,
+        delta=None,
+        seed=seed,
+        max_steps=max_steps,
+        resumed_from=resumed_from,
     )
     result = replay(TABLE, spec, TARGET, BUDGET if max_steps is None else max_steps, continued)
     trial.set_user_attr(RECORD, result.to_json())
@@ -83,7 +110,9 @@ if __name__ == "__main__":
     )
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     about = machine(options.device, options.repeats)
-    print(f"{'objective':10}{'trials':>8}{'reached':>9}{'median s':>10}{'max s':>8}{'cpu s':>8}{'report cpu s':>14}")
+    print(
+        f"{'objective':10}{'trials':>8}{'reached':>9}{'median s':>10}{'max s':>8}{'cpu s':>8}{'report cpu s':>14}"
+    )
     rows = []
     for objective in ("time", "curve"):
         for row in measure(objective, sorted(options.trials), options.repeats):

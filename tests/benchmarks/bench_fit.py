@@ -34,7 +34,13 @@ def b_opt_of(smallest: float, waste: float) -> float:
     """Return the B_opt at which the smallest batch size takes ``waste`` times the fewest examples."""
     if waste == 0.0:
         return 0.0
-    return float(brentq(lambda o: (smallest + B_CRIT + o**2 / smallest) / (2 * o + B_CRIT) - waste, smallest, 1e5))
+    return float(
+        brentq(
+            lambda o: (smallest + B_CRIT + o**2 / smallest) / (2 * o + B_CRIT) - waste,
+            smallest,
+            1e5,
+        )
+    )
 
 
 def interval(low: float | None, high: float | None) -> tuple[float, float]:
@@ -49,22 +55,31 @@ def simulate(
     rng, b_opt = np.random.default_rng(14), b_opt_of(sizes[0], waste)
     fits: list[CurveFit] = []
     for _ in range(curves):
-        steps = 100 * (1 + B_CRIT / sizes + (b_opt / sizes) ** 2) * np.exp(noise * rng.standard_normal(len(sizes)))
+        steps = (
+            100
+            * (1 + B_CRIT / sizes + (b_opt / sizes) ** 2)
+            * np.exp(noise * rng.standard_normal(len(sizes)))
+        )
         points = [
-            FrontierPoint(size, one, False, None) for size, one in zip(sizes.tolist(), steps.tolist(), strict=True)
+            FrontierPoint(size, one, False, None)
+            for size, one in zip(sizes.tolist(), steps.tolist(), strict=True)
         ]
         fits.append(fit_curve(points))
     low, high = np.array([interval(fit.b_crit_low, fit.b_crit_high) for fit in fits]).T
     width = np.divide(high, low, out=np.full(curves, math.inf), where=low > 0)
     covered = float(((low <= B_CRIT) & (high >= B_CRIT)).mean())
     three = [interval(fit.b_opt_low, fit.b_opt_high) for fit in fits if fit.law == "three-terms"]
-    b_opt_covered = float(np.mean([low <= b_opt <= high for low, high in three])) if three else math.nan
+    b_opt_covered = (
+        float(np.mean([low <= b_opt <= high for low, high in three])) if three else math.nan
+    )
     return [covered, float(np.median(width)), len(three) / curves, b_opt_covered]
 
 
 def main() -> None:
     """Print a table, one row per cell."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--curves", type=int, default=100)
     parser.add_argument("--noise", type=float, nargs="+", default=[0.1, 0.2])
     parser.add_argument("--json", type=Path, metavar="FILE")
@@ -75,7 +90,9 @@ def main() -> None:
     for noise in options.noise:
         for waste in WASTES:
             for name, sizes in SIZES.items():
-                row = rows[f"{name}, noise {noise}, waste {waste}"] = simulate(sizes, noise, waste, options.curves)
+                row = rows[f"{name}, noise {noise}, waste {waste}"] = simulate(
+                    sizes, noise, waste, options.curves
+                )
                 cells = f"{row[0]:.0%}", f"{row[1]:.2f}", f"{row[2]:.0%}", f"{row[3]:.0%}"
                 print(f"| {name} | {noise:.0%} | {waste:g} | {' | '.join(cells)} |", flush=True)
     if options.json:

@@ -47,7 +47,9 @@ def random_images() -> ImageDataset:
     """Return a data set of CIFAR-10's shape."""
     random = np.random.default_rng(0)
     train, test = (
-        Images(random.integers(0, 256, (n, 3, 32, 32), np.uint8), random.integers(0, 10, n, np.int64))
+        Images(
+            random.integers(0, 256, (n, 3, 32, 32), np.uint8), random.integers(0, 10, n, np.int64)
+        )
         for n in (512, 64)
     )
     return ImageDataset("random images", 255, train, test)
@@ -57,16 +59,22 @@ def measure(name: str, trials: int, device: torch.device) -> dict[str, Any]:
     """Return the bytes after each trial of a case; they leave their states, at batch sizes that take turns."""
     config = resolve(compose_checked([*CASES[name], f"device={device}", "precision=32-true"]))
     workload, protocol = load(config)
-    backend = LightningBackend(config, workload, replace(protocol, target=protocol.target.never_met))
+    backend = LightningBackend(
+        config, workload, replace(protocol, target=protocol.target.never_met)
+    )
     host, on_device, start = [], [], time.perf_counter()
     with tempfile.TemporaryDirectory() as folder:
         output = Output(Path(folder))
         output.checkpoints.mkdir(parents=True)
         for number in range(trials):
-            spec = TrialSpec(number, number, (16, 24, 32)[number % 3], 1e-3, 0.0, number, protocol.budget.steps)
+            spec = TrialSpec(
+                number, number, (16, 24, 32)[number % 3], 1e-3, 0.0, number, protocol.budget.steps
+            )
             result = backend.run(spec, output, None)
             if result.steps != spec.max_steps or result.message is not None:
-                raise RuntimeError(f"the trial ended after {result.steps} steps: {result.status} ({result.message})")
+                raise RuntimeError(
+                    f"the trial ended after {result.steps} steps: {result.status} ({result.message})"
+                )
             output.state(number).unlink()
             gc.collect()
             host.append(resident_bytes())
@@ -79,7 +87,12 @@ def show(name: str, values: Sequence[int], seconds: float) -> None:
     """Print a row of the table."""
     later = values[LEFT_OUT:]
     line = linregress(range(len(later)), later)
-    first, last, slope, error = later[0] / 2**20, later[-1] / 2**20, line.slope / 2**10, line.stderr / 2**10
+    first, last, slope, error = (
+        later[0] / 2**20,
+        later[-1] / 2**20,
+        line.slope / 2**10,
+        line.stderr / 2**10,
+    )
     numbers = f"{len(values):>6} {first:>10.1f} {last:>9.1f} {slope:>12.1f} {error:>7.1f}"
     print(f"{name:<32} {numbers} {seconds:>7.1f}", flush=True)
 
@@ -87,12 +100,17 @@ def show(name: str, values: Sequence[int], seconds: float) -> None:
 if __name__ == "__main__":
     options = options_of(
         __doc__,
-        ("--trials", {"type": int, "default": 50, "help": f"trials a case, at least {LEFT_OUT + 3}"}),
+        (
+            "--trials",
+            {"type": int, "default": 50, "help": f"trials a case, at least {LEFT_OUT + 3}"},
+        ),
         ("--case", {"choices": sorted(CASES), "help": "this one alone"}),
     )
     trials = max(options.trials, LEFT_OUT + 3)
     about = machine(options.device, trials)
-    print(f"{'case':<32} {'trials':>6} {'first MiB':>10} {'last MiB':>9} {'KiB a trial':>12} {'+-':>7} {'s':>7}")
+    print(
+        f"{'case':<32} {'trials':>6} {'first MiB':>10} {'last MiB':>9} {'KiB a trial':>12} {'+-':>7} {'s':>7}"
+    )
     rows = []
     for name in CASES if options.case is None else (options.case,):
         rows.append(row := measure(name, trials, options.device))

@@ -126,8 +126,14 @@ class HorizonLaw:
         """The least cost, and its batch size and horizon."""
         sizes = 2.0 ** np.arange(math.log2(LOW), math.log2(HIGH) + 1e-9, 0.125)
         rates = {size: min(max(self.law.best_lr(size), LR_LOW), LR_HIGH) for size in sizes}
-        points = [(size, (self.law.steps(size, rates[size]) or math.inf) * r) for size in sizes for r in RATIOS]
-        return min((self.cost(size, rates[size], h), size, h) for size, h in points if math.isfinite(h))
+        points = [
+            (size, (self.law.steps(size, rates[size]) or math.inf) * r)
+            for size in sizes
+            for r in RATIOS
+        ]
+        return min(
+            (self.cost(size, rates[size], h), size, h) for size, h in points if math.isfinite(h)
+        )
 
     def budget(self, batch_size: float) -> float:
         """Return the steps of the budget, a number of examples."""
@@ -181,7 +187,12 @@ class Digits:
         """Return the record of a run, its seconds those of :meth:`tau`."""
         spec = TrialSpec(number, number, batch_size, lr, None, seed, max_steps=horizon)
         result, tau = self._backend.run(spec, None, None), self.tau(batch_size)
-        return replace(result, seconds_per_step=tau, train_seconds=result.steps * tau, measured_seconds_per_step=None)
+        return replace(
+            result,
+            seconds_per_step=tau,
+            train_seconds=result.steps * tau,
+            measured_seconds_per_step=None,
+        )
 
 
 Problem = HorizonLaw | Digits
@@ -229,9 +240,14 @@ class Frontier:
     def incumbent(self, finished: Sequence[TrialResult]) -> TrialResult | None:
         """Return the recommended trial, asked for as trials reach the target."""
         if finished[-1].reached:
-            number, posterior = self.sampler.recommended(self.study), self.sampler.posterior(self.study)
+            number, posterior = (
+                self.sampler.recommended(self.study),
+                self.sampler.posterior(self.study),
+            )
             if number is not None and posterior is not None:
-                again = fresh_horizons(posterior)[number] if self._chooses else finished[number].horizon
+                again = (
+                    fresh_horizons(posterior)[number] if self._chooses else finished[number].horizon
+                )
                 self._incumbent = replace(finished[number], horizon=again)
         return self._incumbent
 
@@ -249,14 +265,20 @@ class Tpe:
         size = trial.suggest_int("batch_size", *problem.sizes, log=True)
         half = 0.5 * math.log2(problem.lrs[1] / problem.lrs[0])
         lr = min(
-            max(problem.rule(size) * 2.0 ** trial.suggest_float("delta", -half, half), problem.lrs[0]), problem.lrs[1]
+            max(
+                problem.rule(size) * 2.0 ** trial.suggest_float("delta", -half, half),
+                problem.lrs[0],
+            ),
+            problem.lrs[1],
         )
         steps = problem.budget(size)
         if self._chooses:
             steps *= trial.suggest_float("horizon", SHORTEST, 1.0, log=True)
             best = self.incumbent(finished)
             if best is not None:
-                steps = min(steps, STOP_FACTOR * (best.time_to_target or math.inf) / problem.tau(size))
+                steps = min(
+                    steps, STOP_FACTOR * (best.time_to_target or math.inf) / problem.tau(size)
+                )
         return trial, size, lr, max(1, math.ceil(steps))
 
     def tell(self, trial: optuna.Trial, result: TrialResult) -> None:
@@ -271,11 +293,15 @@ class Tpe:
 
     def incumbent(self, finished: Sequence[TrialResult]) -> TrialResult | None:
         """Return the fastest trial."""
-        times = [(one.time_to_target, one.number) for one in finished if one.time_to_target is not None]
+        times = [
+            (one.time_to_target, one.number) for one in finished if one.time_to_target is not None
+        ]
         return finished[min(times)[1]] if times else None
 
 
-def search(problem: Problem, name: str, seed: int, seconds: float) -> Iterator[tuple[float, TrialResult | None]]:
+def search(
+    problem: Problem, name: str, seed: int, seconds: float
+) -> Iterator[tuple[float, TrialResult | None]]:
     """Run a search; yield the seconds spent after each trial, and the incumbent then."""
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     kind = Frontier if name.startswith("bstune") else Tpe
@@ -284,7 +310,9 @@ def search(problem: Problem, name: str, seed: int, seconds: float) -> Iterator[t
     spent = 0.0
     while spent < seconds and len(finished) < MAX_TRIALS:
         trial, size, lr, horizon = one.ask(finished)
-        finished.append(problem.run(len(finished), size, lr, horizon, 10_000 * seed + len(finished)))
+        finished.append(
+            problem.run(len(finished), size, lr, horizon, 10_000 * seed + len(finished))
+        )
         spent += finished[-1].train_seconds
         one.tell(trial, finished[-1])
         yield spent, one.incumbent(finished)
@@ -339,14 +367,19 @@ digits = cache(Digits)
 def judge_digits(rows: Sequence[dict[str, Any]], fresh: int, pool: ProcessPoolExecutor) -> None:
     """Give each search's row the ratios after each spending, and print the best point."""
     points = sorted({chosen[:3] for row in rows for _, chosen in row["path"] if chosen is not None})
-    costs = dict(zip(points, pool.map(fresh_cost, [(point, fresh) for point in points]), strict=True))
+    costs = dict(
+        zip(points, pool.map(fresh_cost, [(point, fresh) for point in points]), strict=True)
+    )
     best = min(points, key=lambda point: costs[point])
     unit = costs[best]
-    print(f"{len(points)} incumbents; best: B {best[0]}, lr {best[1]:.3g}, horizon {best[2]}: {1e3 * unit:.1f} ms")
+    print(
+        f"{len(points)} incumbents; best: B {best[0]}, lr {best[1]:.3g}, horizon {best[2]}: {1e3 * unit:.1f} ms"
+    )
     for row in rows:
         chosen = [at(row["path"], spending * unit) for spending in SPENDINGS]
         row["ratios"] = [
-            (math.inf, math.inf) if one is None else (costs[one[:3]] / unit, one[3] / unit) for one in chosen
+            (math.inf, math.inf) if one is None else (costs[one[:3]] / unit, one[3] / unit)
+            for one in chosen
         ]
         row["first"] = next((spent / unit for spent, one in row["path"] if one is not None), None)
         row["trials"] = len(row.pop("path"))
@@ -356,7 +389,9 @@ def show(rows: Sequence[dict[str, Any]]) -> None:
     """Print medians, 90th percentiles and shares within 1.2 of each search after each spending."""
     for name in dict.fromkeys(row["search"] for row in rows):
         some = [row for row in rows if row["search"] == name]
-        first = statistics.median(math.inf if row["first"] is None else row["first"] for row in some)
+        first = statistics.median(
+            math.inf if row["first"] is None else row["first"] for row in some
+        )
         trials = statistics.median(row["trials"] for row in some)
         print(f"{name}: first hit after {first:.1f}x, {trials:g} trials (medians of {len(some)})")
         for i, spending in enumerate(SPENDINGS):
@@ -371,7 +406,9 @@ def show(rows: Sequence[dict[str, Any]]) -> None:
 
 def main() -> None:
     """Run what is asked for."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     kinds = parser.add_subparsers(required=True, dest="what")
     for name, seeds in (("laws", 2), ("digits", 5)):
         kind = kinds.add_parser(name)
@@ -380,12 +417,18 @@ def main() -> None:
         kind.add_argument("--jobs", type=int, default=2, help="processes")
         kind.add_argument("--json", type=Path, help="file for every study's numbers")
     kinds.choices["laws"].add_argument("--laws", type=int, default=12)
-    kinds.choices["digits"].add_argument("--fresh", type=int, default=8, help="seeds that judge an incumbent")
+    kinds.choices["digits"].add_argument(
+        "--fresh", type=int, default=8, help="seeds that judge an incumbent"
+    )
     options = parser.parse_args()
     about = machine(device("cpu"), options.seeds * (options.laws if options.what == "laws" else 1))
     with ProcessPoolExecutor(options.jobs, get_context("spawn")) as pool:
         if options.what == "laws":
-            rows = list(pool.map(of_law, product(range(options.laws), range(options.seeds), options.searches)))
+            rows = list(
+                pool.map(
+                    of_law, product(range(options.laws), range(options.seeds), options.searches)
+                )
+            )
         else:
             rows = list(pool.map(of_digits, product(range(options.seeds), options.searches)))
             judge_digits(rows, options.fresh, pool)

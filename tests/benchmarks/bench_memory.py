@@ -48,7 +48,13 @@ def lightning(ceiling: int) -> tuple[int, int]:
     module = Limited(ceiling)
     quiet = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
     tuner = Tuner(Trainer(accelerator="cpu", max_epochs=1, **quiet))
-    options = {"mode": "binsearch", "steps_per_trial": 1, "max_trials": 100, "margin": 0.0, "max_val": EXAMPLES}
+    options = {
+        "mode": "binsearch",
+        "steps_per_trial": 1,
+        "max_trials": 100,
+        "margin": 0.0,
+        "max_val": EXAMPLES,
+    }
     return int(tuner.scale_batch_size(module, **options) or 0), len(module.asked)
 
 
@@ -60,7 +66,12 @@ def ours(ceiling: int, relative: float) -> tuple[int, int]:
         taken = BASE + PER_EXAMPLE * size
         return ProbeResult(size, "fits" if taken <= limit else "training", limit, taken, taken)
 
-    options = {"multiple": 1, "relative": relative, "largest_first": False, "verify": 1 if relative else 0}
+    options = {
+        "multiple": 1,
+        "relative": relative,
+        "largest_first": False,
+        "verify": 1 if relative else 0,
+    }
     found = find_ceiling(probe, 1, EXAMPLES, **options)
     return found.batch_size, len(found.probes)
 
@@ -69,8 +80,12 @@ if __name__ == "__main__":
     options = options_of(__doc__)
     warnings.filterwarnings("ignore")
     machine(options.device, 1)
-    print(f"{'ceiling':>8} {'exact':>12} {'to 1%, verified':>16} {'Lightning':>12} {'ratio':>6}   (found / probes)")
+    print(
+        f"{'ceiling':>8} {'exact':>12} {'to 1%, verified':>16} {'Lightning':>12} {'ratio':>6}   (found / probes)"
+    )
     for ceiling in CEILINGS:
         rows = ours(ceiling, 0.0), ours(ceiling, 0.01), lightning(ceiling)
-        cells = " ".join(f"{f'{a} / {n}':>{w}}" for (a, n), w in zip(rows, (12, 16, 12), strict=True))
+        cells = " ".join(
+            f"{f'{a} / {n}':>{w}}" for (a, n), w in zip(rows, (12, 16, 12), strict=True)
+        )
         print(f"{ceiling:>8} {cells} {rows[2][1] / rows[1][1]:>6.1f}")

@@ -29,14 +29,22 @@ CASES = (  # workload, batch size, steps, micro-batch size, overrides
 )
 
 
-def measure(name: str, batch_size: int, steps: int, micro: int | None, overrides: Any, options: Any) -> dict[str, Any]:
+def measure(
+    name: str, batch_size: int, steps: int, micro: int | None, overrides: Any, options: Any
+) -> dict[str, Any]:
     """Print and return the pairs of one case; an error if the two sides came to other weights."""
-    settings = (*overrides, "protocol.noise_scale_every=null", f"protocol.micro_batch_size={micro or 'null'}")
+    settings = (
+        *overrides,
+        "protocol.noise_scale_every=null",
+        f"protocol.micro_batch_size={micro or 'null'}",
+    )
     workload, protocol = load_for(name, options.device, steps, *settings)
 
     def pair(repeat: int) -> tuple[float, float]:
         spec = TrialSpec(0, 0, batch_size, 0.01, None, repeat)
-        with_it, measured = train(workload, spec, protocol, [NoiseScale(every=options.every, weights="examples")])
+        with_it, measured = train(
+            workload, spec, protocol, [NoiseScale(every=options.every, weights="examples")]
+        )
         without, plain = train(workload, spec, protocol)
         same = zip(measured.state_dict().values(), plain.state_dict().values(), strict=True)
         if options.device.type == "cpu" and not all(torch.equal(x, y) for x, y in same):
@@ -46,8 +54,17 @@ def measure(name: str, batch_size: int, steps: int, micro: int | None, overrides
     pairs = [pair(repeat) for repeat in range(options.repeats + 1)][1:]
     ratios = [with_it / without for with_it, without in pairs]
     ms = 1e3 * statistics.median(without for _, without in pairs) / steps
-    print(f"{name:<12} {batch_size:>5} {micro or '-':>6} {steps:>6} {ms:>8.3f}  {spread(ratios)}", flush=True)
-    return {"workload": name, "batch_size": batch_size, "micro_batch_size": micro, "steps": steps, "pairs": pairs}
+    print(
+        f"{name:<12} {batch_size:>5} {micro or '-':>6} {steps:>6} {ms:>8.3f}  {spread(ratios)}",
+        flush=True,
+    )
+    return {
+        "workload": name,
+        "batch_size": batch_size,
+        "micro_batch_size": micro,
+        "steps": steps,
+        "pairs": pairs,
+    }
 
 
 if __name__ == "__main__":
@@ -58,11 +75,19 @@ if __name__ == "__main__":
         ("--every", {"type": int, "help": "steps between measurements, in place of the default"}),
     )
     about = machine(options.device, options.repeats)
-    print(f"{'workload':<12} {'B':>5} {'micro':>6} {'steps':>6} {'ms/step':>8}  ratio: least, median, most")
+    print(
+        f"{'workload':<12} {'B':>5} {'micro':>6} {'steps':>6} {'ms/step':>8}  ratio: least, median, most"
+    )
     rows = []
     for name, batch_size, steps, micro, overrides in CASES:
         if name == "fashion_cnn" and not os.environ.get("BSTUNE_DATA"):
-            print("fashion_cnn is left out: set BSTUNE_DATA to the folder that holds (or shall hold) Fashion-MNIST")
+            print(
+                "fashion_cnn is left out: set BSTUNE_DATA to the folder that holds (or shall hold) Fashion-MNIST"
+            )
             continue
-        rows.append(measure(name, batch_size, steps // (4 if options.quick else 1), micro, overrides, options))
+        rows.append(
+            measure(
+                name, batch_size, steps // (4 if options.quick else 1), micro, overrides, options
+            )
+        )
     write(options.json, about, rows)

@@ -36,8 +36,21 @@ def workload_of(name: str) -> dict:
 
 
 def bstune_command(name: str, seconds: float, seed: int) -> list[str]:
-    options = [f"search.wall_seconds={seconds}", "search.trials=1000", f"seed={seed}", "mlflow.enabled=false"]
-    return ["-m", "bstune", "--config-dir", str(PROJECTS / "conf"), f"+workload={name}", *options, "device=cpu"]
+    options = [
+        f"search.wall_seconds={seconds}",
+        "search.trials=1000",
+        f"seed={seed}",
+        "mlflow.enabled=false",
+    ]
+    return [
+        "-m",
+        "bstune",
+        "--config-dir",
+        str(PROJECTS / "conf"),
+        f"+workload={name}",
+        *options,
+        "device=cpu",
+    ]
 
 
 def script_command(name: str, seconds: float, seed: int) -> list[str]:
@@ -67,7 +80,11 @@ def pick_of(folder: Path, tool: str) -> dict | None:
     if tool == "script":
         return json.loads((folder / "log").read_text().splitlines()[-1])
     best = yaml.safe_load(next(folder.glob("outputs/*/best.yaml")).read_text())
-    return {name: next(iter(best.values()))[name] for name in ("batch_size", "lr", "horizon")} if best else None
+    return (
+        {name: next(iter(best.values()))[name] for name in ("batch_size", "lr", "horizon")}
+        if best
+        else None
+    )
 
 
 def main() -> None:
@@ -88,28 +105,46 @@ def main() -> None:
 
 
 def compare(name: str, seed: int, seconds: float, folder: Path) -> dict:
-    commands = {"bstune": bstune_command(name, seconds, seed), "script": script_command(name, seconds, seed)}
+    commands = {
+        "bstune": bstune_command(name, seconds, seed),
+        "script": script_command(name, seconds, seed),
+    }
     began, took = time.monotonic(), {}
-    runs = {tool: start(commands[tool], (place + seed) % 2, folder / tool) for place, tool in enumerate(commands)}
+    runs = {
+        tool: start(commands[tool], (place + seed) % 2, folder / tool)
+        for place, tool in enumerate(commands)
+    }
     while len(took) < len(runs):
         time.sleep(0.1)
         took |= {
-            tool: time.monotonic() - began for tool, run in runs.items() if run.poll() is not None and tool not in took
+            tool: time.monotonic() - began
+            for tool, run in runs.items()
+            if run.poll() is not None and tool not in took
         }
     picks = {tool: pick_of(folder / tool, tool) for tool in runs}
-    return {"project": name, "seed": seed, "command_seconds": took, "picks": picks, "fresh": fresh_seconds(name, picks)}
+    return {
+        "project": name,
+        "seed": seed,
+        "command_seconds": took,
+        "picks": picks,
+        "fresh": fresh_seconds(name, picks),
+    }
 
 
 def fresh_seconds(name: str, picks: dict) -> dict:
     """Return the training seconds to the target of each pick on fresh seeds, infinite where it was missed."""
-    config = compose_checked(["--config-dir", str(PROJECTS / "conf"), f"+workload={name}", "device=cpu"])
+    config = compose_checked(
+        ["--config-dir", str(PROJECTS / "conf"), f"+workload={name}", "device=cpu"]
+    )
     workload, protocol = load(config)
     seconds: dict[str, list[float]] = {tool: [] for tool in picks}
     for seed in range(1000, 1000 + FRESH):
         for tool, pick in picks.items():
             if pick is not None:
                 horizon = pick.get("horizon")  # None: the schedule is as long as the budget
-                spec = TrialSpec(0, 0, pick["batch_size"], pick["lr"], None, seed, max_steps=horizon)
+                spec = TrialSpec(
+                    0, 0, pick["batch_size"], pick["lr"], None, seed, max_steps=horizon
+                )
                 result = run_trial(workload, spec, protocol, horizon=horizon)
             reached = pick is not None and result.status == "reached"
             seconds[tool].append(result.train_seconds if reached else math.inf)

@@ -46,14 +46,18 @@ class Course:
 
     def spending(self, times: dict[Point, float], longest: float) -> float:
         """Return what had been spent when the incumbent first took no longer than the longest time."""
-        return next((spent for spent, point in self.path if point and times[point] <= longest), math.inf)
+        return next(
+            (spent for spent, point in self.path if point and times[point] <= longest), math.inf
+        )
 
 
 def problem_of(prepared: PreparedStudy) -> Problem:
     """Return what a search knows of the study's workload."""
     space, scaling = prepared.space, prepared.config.scaling
     octaves = math.ceil(math.log2(space.high / space.low))
-    sizes = sorted({round(space.low * (space.high / space.low) ** (i / octaves)) for i in range(octaves + 1)})
+    sizes = sorted(
+        {round(space.low * (space.high / space.low) ** (i / octaves)) for i in range(octaves + 1)}
+    )
     return Problem(
         batch_sizes=tuple(sizes),
         lr_low=scaling.lr * 2.0**-RANGE,
@@ -68,7 +72,9 @@ def problem_of(prepared: PreparedStudy) -> Problem:
     )
 
 
-def search_for(prepared: PreparedStudy, course: Course, search: Search, seconds: float, output: Output) -> None:
+def search_for(
+    prepared: PreparedStudy, course: Course, search: Search, seconds: float, output: Output
+) -> None:
     """Let a search train until it has spent ``seconds`` of training."""
     output.checkpoints.mkdir(parents=True)
     total = 0.0
@@ -109,14 +115,26 @@ if __name__ == "__main__":
         __doc__,
         ("--workload", {"default": "digits"}),
         ("--seeds", {"type": int, "default": 5}),
-        ("--seconds", {"type": float, "default": 4.0, "help": "of training that each search may spend"}),
-        ("--fresh", {"type": int, "default": 3, "help": "seeds on which every incumbent is trained again"}),
+        (
+            "--seconds",
+            {"type": float, "default": 4.0, "help": "of training that each search may spend"},
+        ),
+        (
+            "--fresh",
+            {"type": int, "default": 3, "help": "seeds on which every incumbent is trained again"},
+        ),
     )
     about = machine(options.device, options.seeds)
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     with tempfile.TemporaryDirectory() as folder:
-        arguments = [f"workload={options.workload}", f"device={options.device}", f"output={folder}/o"]
-        prepared = prepare(compose_checked([*arguments, "mlflow.enabled=false", "hardware.enabled=false"]))
+        arguments = [
+            f"workload={options.workload}",
+            f"device={options.device}",
+            f"output={folder}/o",
+        ]
+        prepared = prepare(
+            compose_checked([*arguments, "mlflow.enabled=false", "hardware.enabled=false"])
+        )
         problem = problem_of(prepared)
         makers = {entry.key: entry.make for entry in searches() if entry.key in SEARCHES}
         courses = []
@@ -125,18 +143,38 @@ if __name__ == "__main__":
                 courses.append(Course(name, seed))
                 output = Output(Path(folder) / f"{name.replace('/', '-')}-{seed}")
                 search_for(prepared, courses[-1], make(problem, seed), options.seconds, output)
-        points = sorted({point for course in courses for _, point in course.path if point is not None})
-        times = fresh_times(prepared, points, options.fresh, [*chain(*(course.trials for course in courses))])
+        points = sorted(
+            {point for course in courses for _, point in course.path if point is not None}
+        )
+        times = fresh_times(
+            prepared, points, options.fresh, [*chain(*(course.trials for course in courses))]
+        )
     best = min(times, key=lambda point: times[point])
-    print(f"best: B {best[0]}, lr {best[1]:.4g}, {1e3 * times[best]:.1f} ms; {options.fresh} fresh seeds a point")
+    print(
+        f"best: B {best[0]}, lr {best[1]:.4g}, {1e3 * times[best]:.1f} ms; {options.fresh} fresh seeds a point"
+    )
     rows = []
     for course in courses:
-        spent, last, trials = course.spending(times, WITHIN * times[best]), course.path[-1][1], len(course.path)
+        spent, last, trials = (
+            course.spending(times, WITHIN * times[best]),
+            course.path[-1][1],
+            len(course.path),
+        )
         ratio = math.inf if last is None else times[last] / times[best]
-        rows.append({"search": course.search, "seed": course.seed, "trials": trials, "spent": spent, "last": ratio})
+        rows.append(
+            {
+                "search": course.search,
+                "seed": course.seed,
+                "trials": trials,
+                "spent": spent,
+                "last": ratio,
+            }
+        )
         result = f"{spent:7.2f} s to within {WITHIN}; at the end {ratio:.2f} ({trials} trials)"
         print(f"{course.search:16s} seed {course.seed}: {result}")
     for name in makers:
         spent = [row["spent"] for row in rows if row["search"] == name]
-        print(f"{name:16s} seconds of training: {spread(spent, 2)} (least, median, most), n = {len(spent)}")
+        print(
+            f"{name:16s} seconds of training: {spread(spent, 2)} (least, median, most), n = {len(spent)}"
+        )
     write(options.json, about, rows, best=times[best], point=best)

@@ -42,11 +42,26 @@ CIFAR = "cifar-10-batches-bin"
 LOOPS: tuple[FastMode, ...] = ("auto", "off")
 CASES = (  # workload, batch size, steps, the folder of its data under $BSTUNE_DATA
     ("airfoil", 100, 1500, "airfoil"),
-    *(("digits", size, steps, None) for size, steps in ((8, 1500), (32, 1500), (128, 1200), (512, 800))),
-    *(("fashion_mlp", size, steps, "fashion-mnist") for size, steps in ((8, 1200), (32, 1000), (128, 800), (512, 300))),
-    *(("mnist_cnn", size, steps, "mnist") for size, steps in ((8, 800), (32, 600), (128, 300), (512, 80))),
-    *(("cifar_mlp", size, steps, CIFAR) for size, steps in ((8, 500), (32, 400), (128, 300), (512, 100))),
-    *(("fashion_cnn", size, steps, "fashion-mnist") for size, steps in ((8, 120), (32, 60), (128, 20), (512, 8))),
+    *(
+        ("digits", size, steps, None)
+        for size, steps in ((8, 1500), (32, 1500), (128, 1200), (512, 800))
+    ),
+    *(
+        ("fashion_mlp", size, steps, "fashion-mnist")
+        for size, steps in ((8, 1200), (32, 1000), (128, 800), (512, 300))
+    ),
+    *(
+        ("mnist_cnn", size, steps, "mnist")
+        for size, steps in ((8, 800), (32, 600), (128, 300), (512, 80))
+    ),
+    *(
+        ("cifar_mlp", size, steps, CIFAR)
+        for size, steps in ((8, 500), (32, 400), (128, 300), (512, 100))
+    ),
+    *(
+        ("fashion_cnn", size, steps, "fashion-mnist")
+        for size, steps in ((8, 120), (32, 60), (128, 20), (512, 8))
+    ),
     ("resnet_cifar", 8, 4, CIFAR),
 )
 
@@ -69,7 +84,11 @@ class BothClocks(TrialClock):
 
 
 def run_loop(
-    workload: Workload, spec: TrialSpec, steps: int, device: torch.device, evaluations: Collection[int] = ()
+    workload: Workload,
+    spec: TrialSpec,
+    steps: int,
+    device: torch.device,
+    evaluations: Collection[int] = (),
 ) -> tuple[tuple[float, float], list[Tensor]]:
     """Train with a plain loop, with a pause after ``evaluations`` to pass the validation data through the network.
 
@@ -115,11 +134,16 @@ def evaluate(workload: Workload, module: Any) -> None:
         value.copy_(kept)
 
 
-def measure(name: str, batch_size: int, steps: int, repeats: int, device: torch.device) -> dict[str, Any]:
+def measure(
+    name: str, batch_size: int, steps: int, repeats: int, device: torch.device
+) -> dict[str, Any]:
     """Print and return the rounds of one case; an error if its sides came to other weights."""
     workload, protocol = load_for(name, device, steps)
     if name == "resnet_cifar":
-        protocol = replace(protocol, trainer={**protocol.trainer, "num_sanity_val_steps": 0, "limit_val_batches": 1})
+        protocol = replace(
+            protocol,
+            trainer={**protocol.trainer, "num_sanity_val_steps": 0, "limit_val_batches": 1},
+        )
         workload = replace(workload, validation_batches=[next(iter(workload.validation_batches))])
 
     def go(repeat: int) -> tuple[tuple[float, float], ...]:
@@ -136,19 +160,32 @@ def measure(name: str, batch_size: int, steps: int, repeats: int, device: torch.
         for others in weights[:-1]:
             for a, b in zip(others, weights[-1], strict=False):
                 if not torch.allclose(a.detach().to(b), b, rtol=1e-3, atol=1e-5):
-                    raise RuntimeError(f"the trial and the loop came to other weights in round {repeat}")
+                    raise RuntimeError(
+                        f"the trial and the loop came to other weights in round {repeat}"
+                    )
         beside = (clocks[0].seconds(Phase.EVALUATION), clocks[0].wall.seconds(Phase.EVALUATION))
         return *(clock.training for clock in clocks), *(seconds for seconds, _ in loops), beside
 
     rounds = [go(repeat) for repeat in range(repeats + 1)][1:]
     lean, lightning, loop, evaluating, beside = zip(*rounds, strict=True)
-    times = [1e6 * statistics.median(cpu for cpu, _ in side) / steps for side in (lean, lightning, loop)]
+    times = [
+        1e6 * statistics.median(cpu for cpu, _ in side) / steps for side in (lean, lightning, loop)
+    ]
     ratios = [
         spread([a[kind] / b[kind] for a, b in zip(*sides, strict=True)])
-        for kind, sides in ((0, (lean, loop)), (0, (lean, evaluating)), (1, (lean, loop)), (0, (lightning, loop)))
+        for kind, sides in (
+            (0, (lean, loop)),
+            (0, (lean, evaluating)),
+            (1, (lean, loop)),
+            (0, (lightning, loop)),
+        )
     ]
     share = statistics.median(a / b for (a, _), (b, _) in zip(beside, lean, strict=True))
-    columns = " ".join(f"{value:>9.0f}" for value in times) + "  " + " ".join(f"{ratio:<20}" for ratio in ratios)
+    columns = (
+        " ".join(f"{value:>9.0f}" for value in times)
+        + "  "
+        + " ".join(f"{ratio:<20}" for ratio in ratios)
+    )
     print(f"{name:<13} {batch_size:>5} {steps:>6} {columns} {share:>9.2f}", flush=True)
     return {"workload": name, "batch_size": batch_size, "steps": steps, "rounds": rounds}
 
@@ -166,9 +203,10 @@ def measure_start(name: str, batch_size: int, repeats: int, device: torch.device
     def one_step(spec: TrialSpec) -> object:
         return train(workload, spec, replace(protocol, budget=Budget(1, 1)))
 
-    pairs = [(milliseconds(workload.build_module, seed), milliseconds(one_step, seed)) for seed in range(repeats + 3)][
-        3:
-    ]
+    pairs = [
+        (milliseconds(workload.build_module, seed), milliseconds(one_step, seed))
+        for seed in range(repeats + 3)
+    ][3:]
     build, trial = (statistics.median(column) for column in zip(*pairs, strict=True))
     print(f"{name:<13} {batch_size:>5} {build:>9.1f} {trial:>9.1f}", flush=True)
     return {"workload": name, "batch_size": batch_size, "pairs": pairs}
@@ -187,14 +225,19 @@ if __name__ == "__main__":
     if options.start:
         print(f"{'workload':<13} {'B':>5} {'module ms':>9} {'trial ms':>9}")
     else:
-        head = f"{'workload':<13} {'B':>5} {'steps':>6} {'lean us':>9} {'Lightning':>9} {'loop us':>9}"
+        head = (
+            f"{'workload':<13} {'B':>5} {'steps':>6} {'lean us':>9} {'Lightning':>9} {'loop us':>9}"
+        )
         ratios = ("lean / loop", "lean / evaluating", "lean / loop, wall", "Lightning / loop")
         print(head + "  " + " ".join(f"{ratio:<20}" for ratio in ratios) + f" {'eval/lean':>9}")
     rows = []
     for name, batch_size, steps, folder in CASES:
         if options.workload not in (None, name):
             continue
-        if folder is not None and not (Path(os.environ.get("BSTUNE_DATA", "/nowhere")) / folder).is_dir():
+        if (
+            folder is not None
+            and not (Path(os.environ.get("BSTUNE_DATA", "/nowhere")) / folder).is_dir()
+        ):
             print(f"{name} is left out: set BSTUNE_DATA to the folder that holds {folder}")
             continue
         steps = max(2, steps // (4 if options.quick else 1))

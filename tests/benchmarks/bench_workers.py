@@ -33,7 +33,9 @@ from bstune.trial.replay import read_index, read_table
 MULTIPLES = (10.0, 20.0, 40.0)
 
 
-def run_fleet(workers: int, trials: int, seconds: float, folder: Path, url: str) -> tuple[float, float, float]:
+def run_fleet(
+    workers: int, trials: int, seconds: float, folder: Path, url: str
+) -> tuple[float, float, float]:
     """Return wall seconds from the first start to the last end, the share of them slept, and decisions a second."""
     options = (f"storage={url}", f"search.trials={trials}", "sampler=random")
     watch = fleet.Watch(url)
@@ -47,18 +49,27 @@ def run_fleet(workers: int, trials: int, seconds: float, folder: Path, url: str)
     done = watch.trials(*fleet.DONE)
     wall = max(one.datetime_complete for one in done) - min(one.datetime_start for one in done)
     owner.kill()  # its report is no part of it
-    return wall.total_seconds(), trials * seconds / workers / wall.total_seconds(), trials / wall.total_seconds()
+    return (
+        wall.total_seconds(),
+        trials * seconds / workers / wall.total_seconds(),
+        trials / wall.total_seconds(),
+    )
 
 
 def fleets(options: argparse.Namespace) -> None:
     """Run a fleet of each size, one after the other."""
     first = None
     for workers in options.workers:
-        with tempfile.TemporaryDirectory(prefix="bstune-postgresql-") as at, tempfile.TemporaryDirectory() as folder:
+        with (
+            tempfile.TemporaryDirectory(prefix="bstune-postgresql-") as at,
+            tempfile.TemporaryDirectory() as folder,
+        ):
             server = None if program("initdb") is None else Postgres(Path(at))
             url = f"sqlite:///{folder}/bstune.db" if server is None else server.url()
             try:
-                wall, busy, rate = run_fleet(workers, options.trials, options.seconds, Path(folder), url)
+                wall, busy, rate = run_fleet(
+                    workers, options.trials, options.seconds, Path(folder), url
+                )
             finally:
                 if server is not None:
                     server.stop("immediate")
@@ -74,7 +85,12 @@ def play(table: str, workers: int, seed: int, most: float) -> list[float]:
     """Return the incumbent's time over the best after each spending; workers train side by side in simulated time."""
     source = read_index()[table]
     bench = make_benchmark(table, read_table(source.path), source.target, "time")
-    arguments = ("workload=replay", f"workload.table={table}", "search.objective=time", "search.trials=1000")
+    arguments = (
+        "workload=replay",
+        f"workload.table={table}",
+        "search.objective=time",
+        "search.trials=1000",
+    )
     config = compose_checked([*arguments, f"seed={seed}", "mlflow.enabled=false"])
     with tempfile.TemporaryDirectory() as folder:
         config.output, config.storage = folder, "sqlite://"
@@ -108,19 +124,28 @@ def play(table: str, workers: int, seed: int, most: float) -> list[float]:
 def regret(options: argparse.Namespace) -> None:
     """Compare one worker's search with four workers'."""
     for table in options.tables:
-        runs = {n: [play(table, n, seed, options.most) for seed in range(options.seeds)] for n in (1, 4)}
+        runs = {
+            n: [play(table, n, seed, options.most) for seed in range(options.seeds)] for n in (1, 4)
+        }
         for place, multiple in enumerate(one for one in MULTIPLES if one <= options.most):
             ratios = {n: [run[place] for run in found] for n, found in runs.items()}
             middle = {n: statistics.median(found) for n, found in ratios.items()}
-            print(f"{table} after {multiple:g}x: median {middle[1]:.3f} with one, {middle[4]:.3f} with four; {ratios}")
+            print(
+                f"{table} after {multiple:g}x: median {middle[1]:.3f} with one, {middle[4]:.3f} with four; {ratios}"
+            )
         sys.stdout.flush()
 
 
 def main() -> None:
     """Run what is asked for."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     kinds = parser.add_subparsers(required=True)
-    for name, trials, seconds, workers in (("sleep", 32, 3.0, [1, 2, 8]), ("busy", 10000, 0.5, [1, 4, 16])):
+    for name, trials, seconds, workers in (
+        ("sleep", 32, 3.0, [1, 2, 8]),
+        ("busy", 10000, 0.5, [1, 4, 16]),
+    ):
         kind = kinds.add_parser(name)
         kind.add_argument("--workers", type=int, nargs="+", default=workers)
         kind.add_argument("--trials", type=int, default=trials)

@@ -29,7 +29,9 @@ PACKAGES = ("bstune", "lightning", "numpy", "optuna", "scipy", "torch")
 
 def options_of(doc: str | None, *arguments: tuple[str, dict[str, Any]]) -> argparse.Namespace:
     """Return the parsed options of a benchmark; each has ``--json`` and ``--device``, numbers must be positive."""
-    parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=doc, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     for name, settings in arguments:
         parser.add_argument(name, **settings)
     parser.add_argument("--device", default="cpu", help="cpu, cuda or auto")
@@ -59,13 +61,17 @@ def machine(device: torch.device, n: int) -> dict[str, str | int]:
     return about
 
 
-def write(path: Path | None, about: dict[str, Any], rows: Sequence[dict[str, Any]], **more: Any) -> None:
+def write(
+    path: Path | None, about: dict[str, Any], rows: Sequence[dict[str, Any]], **more: Any
+) -> None:
     """Write every number as JSON, if a path was given."""
     if path is not None:
         write_text(path, dump_json({"machine": about, "rows": rows, **more}, indent=1) + "\n")
 
 
-def load_for(workload: str, device: torch.device, steps: int, *overrides: str) -> tuple[Workload, TrialProtocol]:
+def load_for(
+    workload: str, device: torch.device, steps: int, *overrides: str
+) -> tuple[Workload, TrialProtocol]:
     """Return a shipped workload and its protocol with ``steps`` as budget and a target that is never met."""
     arguments = [f"workload={workload}", f"device={device}", "precision=32-true", *overrides]
     ready, protocol = load(resolve(compose_checked(arguments)))
@@ -73,7 +79,11 @@ def load_for(workload: str, device: torch.device, steps: int, *overrides: str) -
 
 
 def train(
-    workload: Workload, spec: TrialSpec, protocol: TrialProtocol, callbacks: Sequence[Any] = (), **options: Any
+    workload: Workload,
+    spec: TrialSpec,
+    protocol: TrialProtocol,
+    callbacks: Sequence[Any] = (),
+    **options: Any,
 ) -> tuple[TrialResult, LightningModule]:
     """Run one trial, all of its steps; return its record and its module as trained. ``options`` are run_trial's."""
     built: list[LightningModule] = []
@@ -88,10 +98,14 @@ def train(
     result = run_trial(replace(workload, build_module=build), spec, protocol, **options)
     steps = protocol.budget.last_step(spec.batch_size)
     if result.steps != steps:
-        raise RuntimeError(f"the trial ended after {result.steps} of {steps} steps: {result.status} ({result.message})")
+        raise RuntimeError(
+            f"the trial ended after {result.steps} of {steps} steps: {result.status} ({result.message})"
+        )
     return result, built[0]
 
 
 def spread(values: Sequence[float], digits: int = 3) -> str:
     """Return ``least, median, most``."""
-    return ", ".join(f"{value:.{digits}f}" for value in (min(values), statistics.median(values), max(values)))
+    return ", ".join(
+        f"{value:.{digits}f}" for value in (min(values), statistics.median(values), max(values))
+    )

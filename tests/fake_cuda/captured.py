@@ -38,10 +38,18 @@ def captured(case: Case) -> dict[str, Any]:
             LOG.end_step()
             with loops[-1]._tensor_rates():  # as when it was captured
                 step()
-            if LOG.phase == "training":  # the first one is compared with its step, outside of the clock
+            if (
+                LOG.phase == "training"
+            ):  # the first one is compared with its step, outside of the clock
                 # Operators that are given several memory formats are slow, and captured as any other.
                 asked = LOG.events - before
-                events.update({key: times for key, times in asked.items() if key[1] != "several memory formats"})
+                events.update(
+                    {
+                        key: times
+                        for key, times in asked.items()
+                        if key[1] != "several memory formats"
+                    }
+                )
                 steps.append(LOG.steps[-2])
 
         return replay
@@ -72,11 +80,19 @@ if __name__ == "__main__":
         if reason := library.missing():
             sys.exit(f"nothing runs on fake CUDA tensors here: {reason}")
         os.execve(sys.executable, [sys.executable, *sys.argv], library.environment())  # noqa: S606 (the same program)
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("workloads", nargs="*", default=WORKLOADS)
     parser.add_argument("--precision", default="bf16-mixed")
     parser.add_argument("--steps", type=int, default=12)
     options = parser.parse_args()
     prepare()
     for name in options.workloads:
-        print(json.dumps(captured(Case(name, options.precision, None, options.steps, ("protocol.fast=graph",)))))
+        print(
+            json.dumps(
+                captured(
+                    Case(name, options.precision, None, options.steps, ("protocol.fast=graph",))
+                )
+            )
+        )

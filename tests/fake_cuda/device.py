@@ -16,7 +16,9 @@ from torch.utils._pytree import tree_map
 from watch import LOG
 
 GIB = 2**30
-PROPERTIES = SimpleNamespace(name="fake GPU", major=9, minor=0, total_memory=80 * GIB, multi_processor_count=132)
+PROPERTIES = SimpleNamespace(
+    name="fake GPU", major=9, minor=0, total_memory=80 * GIB, multi_processor_count=132
+)
 CAPS: list[float] = []  # shares of the memory that were asked for
 
 
@@ -43,7 +45,9 @@ class Generator(torch.Generator):
     """torch.Generator, whose generators of device cuda are the CPU's and say otherwise."""
 
     def __new__(cls, device: Any = "cpu") -> "Generator":
-        return torch._C.Generator.__new__(CudaGenerator if torch.device(device).type == "cuda" else Generator)
+        return torch._C.Generator.__new__(
+            CudaGenerator if torch.device(device).type == "cuda" else Generator
+        )
 
 
 class CudaGenerator(Generator):
@@ -147,7 +151,10 @@ def _replace_files() -> None:
         with zipfile.ZipFile(file) as archive:
             thing = saved[int(archive.read("number"))]
         move = map_location is not None
-        return tree_map(lambda one: one.to(map_location) if move and isinstance(one, torch.Tensor) else one, thing)
+        return tree_map(
+            lambda one: one.to(map_location) if move and isinstance(one, torch.Tensor) else one,
+            thing,
+        )
 
     torch.save, torch.load = save, load
 

@@ -28,7 +28,14 @@ def library() -> Path:
         return path
     path.parent.mkdir(exist_ok=True)
     partial, torchs = path.with_suffix(f".{os.getpid()}"), Path(torch.__file__).parent
-    flags = ["-std=c++20", "-O1", "-fPIC", "-shared", f"-I{torchs / 'include'}", f"-L{torchs / 'lib'}"]
+    flags = [
+        "-std=c++20",
+        "-O1",
+        "-fPIC",
+        "-shared",
+        f"-I{torchs / 'include'}",
+        f"-L{torchs / 'lib'}",
+    ]
     links = ["-lc10", "-ltorch_cpu", f"-Wl,-rpath,{torchs / 'lib'}"]
     subprocess.run([COMPILER, *flags, "-o", partial, SOURCE, *links], check=True)
     partial.replace(path)

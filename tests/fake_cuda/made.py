@@ -30,5 +30,7 @@ def made_text(vocabulary: int) -> Text:
 class Reader(lightning.pytorch.Callback):
     """Reads every step's loss, as trials must not."""
 
-    def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+    def on_train_batch_end(
+        self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
         float(outputs["loss"])

@@ -41,7 +41,14 @@ FIRST_STEPS = 3  # steps after which nothing is built any more, such as an optim
 WORKLOADS = (
     *("digits", "fashion_mlp", "mnist_cnn", "fashion_cnn", "cifar_mlp"),
     *("mnist_mlp", "mnist_simple_cnn", "cifar_resnet8"),
-    *("resnet_cifar", "resnet_cifar_fast", "airbench_cifar", "airbench_muon", "speedrun_cifar", "mobilenet_cifar"),
+    *(
+        "resnet_cifar",
+        "resnet_cifar_fast",
+        "airbench_cifar",
+        "airbench_muon",
+        "speedrun_cifar",
+        "mobilenet_cifar",
+    ),
     *TEXTS,
 )
 
@@ -78,9 +85,13 @@ def run(case: Case) -> dict[str, Any]:
     return seen | {
         "events": [[*key, times] for key, times in sorted(LOG.events.items())],
         "operators": dict(by_phase),
-        "operators_a_step": round(statistics.mean(lengths[FIRST_STEPS:]), 1) if lengths[FIRST_STEPS:] else None,
+        "operators_a_step": round(statistics.mean(lengths[FIRST_STEPS:]), 1)
+        if lengths[FIRST_STEPS:]
+        else None,
         "lengths": lengths,
-        "names": dict(collections.Counter(one.name for one in steps[-2]).most_common()) if steps[1:] else {},
+        "names": dict(collections.Counter(one.name for one in steps[-2]).most_common())
+        if steps[1:]
+        else {},
         "changes": changes(steps, FIRST_STEPS),
     }
 
@@ -92,7 +103,12 @@ def _load(case: Case) -> tuple[Any, Any, Any, int]:
     from bstune.core.records import Budget
     from bstune.trial.workload import load, resolve
 
-    options = [f"workload={case.workload}", "device=cuda", f"precision={case.precision}", *case.overrides]
+    options = [
+        f"workload={case.workload}",
+        "device=cuda",
+        f"precision={case.precision}",
+        *case.overrides,
+    ]
     config = compose(options)
     shape = list(IMAGE_SHAPES.get(case.workload, (3, 32, 32)))
     # Given, as they cannot be computed of fake tensors.
@@ -137,7 +153,10 @@ def _train(case: Case, folder: Path) -> dict[str, Any]:
     kept = ("status", "steps", "message", "seconds_per_step")
     evaluations = len(result.history)
     measured = len(result.noise_scale)
-    return {name: getattr(result, name) for name in kept} | {"evaluations": evaluations, "noise_scales": measured}
+    return {name: getattr(result, name) for name in kept} | {
+        "evaluations": evaluations,
+        "noise_scales": measured,
+    }
 
 
 def _survey(case: Case) -> dict[str, Any]:
@@ -148,7 +167,10 @@ def _survey(case: Case) -> dict[str, Any]:
     config, workload, protocol, size = _load(case)
     arguments = (workload, protocol, size, float(config.scaling.lr), case.steps)
     with _decomposed(case):
-        timed = {"trial": time_trial(*arguments), "bare": time_bare(*arguments, torch.device("cuda"))}
+        timed = {
+            "trial": time_trial(*arguments),
+            "bare": time_bare(*arguments, torch.device("cuda")),
+        }
     return {name: list(seconds) for name, seconds in timed.items()}
 
 
@@ -158,7 +180,11 @@ def text(seen: dict[str, Any], operators: bool, phases: bool) -> str:
     lines = [f"== {case['workload']} in {case['precision']}"]
     if seen["error"]:
         return "\n".join([*lines, seen["error"]])
-    lines += [f"  {name}: {seen[name]}" for name in ("status", "steps", "evaluations", "message") if name in seen]
+    lines += [
+        f"  {name}: {seen[name]}"
+        for name in ("status", "steps", "evaluations", "message")
+        if name in seen
+    ]
     lines += [
         f"  {times:>5} x {kind} ({what}) in {phase}: {place}"
         for phase, kind, what, place, times in events
@@ -168,7 +194,9 @@ def text(seen: dict[str, Any], operators: bool, phases: bool) -> str:
     lines.append(f"  operators of each step {seen['lengths']}")
     if operators:
         lines += [f"      {times:>4} {name}" for name, times in seen["names"].items()]
-    lines.append("  from step to step nothing changes" if not seen["changes"] else "  from step to step:")
+    lines.append(
+        "  from step to step nothing changes" if not seen["changes"] else "  from step to step:"
+    )
     lines += [f"      {times:>4} x {what}" for what, times in seen["changes"].items()]
     return "\n".join(lines)
 
@@ -189,7 +217,9 @@ def prepare() -> None:
 
 def main() -> int:
     """Run the cases that the command line, or JSON lines on the standard input, give."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("workloads", nargs="*", default=WORKLOADS)
     parser.add_argument("--precision", default="bf16-mixed")
     parser.add_argument("--batch-size", type=int)
@@ -201,7 +231,9 @@ def main() -> int:
     parser.add_argument("--operators", action="store_true", help="list those of one step")
     parser.add_argument("--all", action="store_true", help="events of all phases")
     parser.add_argument("--json", action="store_true", help="print JSON lines")
-    parser.add_argument("--cases", action="store_true", help="read the cases as JSON lines from the standard input")
+    parser.add_argument(
+        "--cases", action="store_true", help="read the cases as JSON lines from the standard input"
+    )
     options = parser.parse_args()
     cases = [
         Case(
@@ -223,7 +255,10 @@ def main() -> int:
     for case in cases:
         seen = run(case)
         failures += seen["error"] is not None
-        print(json.dumps(seen) if options.json else text(seen, options.operators, options.all), flush=True)
+        print(
+            json.dumps(seen) if options.json else text(seen, options.operators, options.all),
+            flush=True,
+        )
     return min(failures, 1)
 
 

@@ -21,7 +21,13 @@ from torch.utils._pytree import tree_leaves
 
 HERE = str(Path(__file__).parent)
 READS = {"_local_scalar_dense", "equal", "is_nonzero"}
-SHAPES = {"nonzero", "masked_select", "_unique2", "unique_dim", "repeat_interleave"}  # of unknown size until they ran
+SHAPES = {
+    "nonzero",
+    "masked_select",
+    "_unique2",
+    "unique_dim",
+    "repeat_interleave",
+}  # of unknown size until they ran
 # Nothing is computed: views, empty tensors, questions.
 FREE = set(
     """
@@ -33,9 +39,19 @@ FREE = set(
     """.split()  # noqa: SIM905 (a column of quotes is harder to read)
 )
 # With images first, whose memory format the others follow.
-FORMATTED = {"convolution", "cudnn_convolution", "convolution_backward", "cudnn_batch_norm", "native_batch_norm"}
+FORMATTED = {
+    "convolution",
+    "cudnn_convolution",
+    "convolution_backward",
+    "cudnn_batch_norm",
+    "native_batch_norm",
+}
 # Callers that are named beside bstune's: part of their path, and the name that stands for it.
-CALLERS = {"/lightning/": "lightning/", "/torch/optim/": "torch/optim/", "/torch/amp/": "torch/amp/"}
+CALLERS = {
+    "/lightning/": "lightning/",
+    "/torch/optim/": "torch/optim/",
+    "/torch/amp/": "torch/amp/",
+}
 
 
 @dataclass(frozen=True)
@@ -43,7 +59,9 @@ class Operator:
     """One call of an aten operator on the device."""
 
     name: str
-    plain: str  # its arguments, tensors as their shapes: in a captured graph they stay what they were
+    plain: (
+        str  # its arguments, tensors as their shapes: in a captured graph they stay what they were
+    )
     place: str
 
 
@@ -52,9 +70,15 @@ class Log:
     """What was seen so far."""
 
     phase: str = "startup"
-    events: collections.Counter = field(default_factory=collections.Counter)  # (phase, kind, what, place): times
-    operators: collections.Counter = field(default_factory=collections.Counter)  # (phase, name): times
-    steps: list[list[Operator]] = field(default_factory=lambda: [[]])  # of training, up to each optimizer's step
+    events: collections.Counter = field(
+        default_factory=collections.Counter
+    )  # (phase, kind, what, place): times
+    operators: collections.Counter = field(
+        default_factory=collections.Counter
+    )  # (phase, name): times
+    steps: list[list[Operator]] = field(
+        default_factory=lambda: [[]]
+    )  # of training, up to each optimizer's step
 
     def note(self, kind: str, what: str) -> None:
         self.events[self.phase, kind, what, place()] += 1
@@ -62,7 +86,9 @@ class Log:
     def operator(self, name: str, args: Any, kwargs: Any) -> None:
         self.operators[self.phase, name] += 1
         if self.phase == "training":
-            plain = [tuple(a.shape) if isinstance(a, Tensor) else a for a in tree_leaves((args, kwargs))]
+            plain = [
+                tuple(a.shape) if isinstance(a, Tensor) else a for a in tree_leaves((args, kwargs))
+            ]
             self.steps[-1].append(Operator(name, repr(plain), place()))
 
     def end_step(self) -> None:
@@ -110,7 +136,9 @@ class Watch(TorchDispatchMode):
                 check_formats(name, args)
         if name in READS and any(isinstance(one, FakeTensor) for one in tensors):
             return {"equal": False, "is_nonzero": True}.get(name, self._made_up(tensors[0]))
-        if name.startswith("_fused_") and name.endswith(("sgd_", "adam_", "adamw_")):  # they do not run on fake tensors
+        if name.startswith("_fused_") and name.endswith(
+            ("sgd_", "adam_", "adamw_")
+        ):  # they do not run on fake tensors
             check_fused(name, args)
             LOG.operator(name, args, kwargs)
             return None
@@ -119,7 +147,11 @@ class Watch(TorchDispatchMode):
         both = given | {one.device.type for one in made}
         if name in ("_to_copy", "copy_", "_copy_from") and both >= {"cuda", "cpu"}:
             target = made[0] if name == "_to_copy" else args[0]
-            waits = "" if kwargs.get("non_blocking") or (name == "copy_" and len(args) > 2 and args[2]) else "waiting "
+            waits = (
+                ""
+                if kwargs.get("non_blocking") or (name == "copy_" and len(args) > 2 and args[2])
+                else "waiting "
+            )
             kind = "copy to host" if target.device.type == "cpu" else "copy to device"
             LOG.note(f"{waits}{kind}", f"{name} {tuple(target.shape)}")
         elif given >= {"cuda", "cpu"}:
@@ -132,7 +164,9 @@ class Watch(TorchDispatchMode):
         masks = tree_leaves(args[1]) if name in ("index", "index_put_", "index_put") else ()
         if name in READS:
             LOG.note("read", name)
-        elif name in SHAPES or any(isinstance(m, Tensor) and m.dtype in (torch.bool, torch.uint8) for m in masks):
+        elif name in SHAPES or any(
+            isinstance(m, Tensor) and m.dtype in (torch.bool, torch.uint8) for m in masks
+        ):
             LOG.note("shape read", name)
 
     def _made_up(self, tensor: Tensor) -> bool | int | float:
@@ -145,7 +179,9 @@ class Watch(TorchDispatchMode):
 
 def check_fused(name: str, args: Any) -> None:
     """Note lists of a fused optimizer that differ in type, device or strides for one parameter: its kernel refuses."""
-    lists = [one for one in args if isinstance(one, list | tuple) and one and isinstance(one[0], Tensor)]
+    lists = [
+        one for one in args if isinstance(one, list | tuple) and one and isinstance(one[0], Tensor)
+    ]
     for first, *others in zip(*(one for one in lists if len(one) == len(lists[0])), strict=True):
         for other in others:
             if other.dim() and _layout(other) != _layout(first):
@@ -158,14 +194,20 @@ def check_formats(name: str, args: Any) -> None:
     formats = {
         one.is_contiguous(memory_format=torch.channels_last)
         for one in images
-        if one.is_contiguous() != one.is_contiguous(memory_format=torch.channels_last)  # else it is either
+        if one.is_contiguous()
+        != one.is_contiguous(memory_format=torch.channels_last)  # else it is either
     }
     if len(formats) > 1:
-        LOG.note("several memory formats", f"{name} {[(tuple(one.shape), one.stride()) for one in images]}")
+        LOG.note(
+            "several memory formats",
+            f"{name} {[(tuple(one.shape), one.stride()) for one in images]}",
+        )
 
 
 def _layout(tensor: Tensor) -> tuple[Any, ...]:
-    strides = (stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True) if size != 1)
+    strides = (
+        stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True) if size != 1
+    )
     return tensor.dtype, tensor.device, *strides
 
 
@@ -183,7 +225,9 @@ def changes(steps: list[list[Operator]], first: int) -> dict[str, int]:
     whole = steps[first:]
     for before, after in pairwise(whole):
         names = [one.name for one in before], [one.name for one in after]
-        for tag, i, i_end, j, j_end in difflib.SequenceMatcher(None, *names, autojunk=False).get_opcodes():
+        for tag, i, i_end, j, j_end in difflib.SequenceMatcher(
+            None, *names, autojunk=False
+        ).get_opcodes():
             if tag != "equal":
                 for one in (*before[i:i_end], *after[j:j_end]):
                     seen[f"in some steps: {one.name} at {one.place}"] += 1

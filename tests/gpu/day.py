@@ -56,8 +56,13 @@ LEVEL = 0.94  # the accuracy that the sources train to
 # The examples of each source's run, None: the workload's own budget; the shorter recipes first, each seed in turn.
 RECIPES = {"airbench_cifar": 487_424, "airbench_muon": 400_000, "speedrun_cifar": 373_248}
 LONG_RECIPES = {"resnet_cifar_fast": None, "resnet_cifar": None}
-NARROW = dict.fromkeys(RECIPES, ("workload.module.model.widths=[4,4,4]", "workload.module.model.whitening.images=100"))
-NARROW["resnet_cifar_fast"] = ("workload.module.model.width=4", "workload.module.model.whitening.images=100")
+NARROW = dict.fromkeys(
+    RECIPES, ("workload.module.model.widths=[4,4,4]", "workload.module.model.whitening.images=100")
+)
+NARROW["resnet_cifar_fast"] = (
+    "workload.module.model.width=4",
+    "workload.module.model.whitening.images=100",
+)
 NARROW["resnet_cifar"] = ("workload.module.model.width=4",)
 LOOPS = ("off", "auto", "graph")  # of protocol.fast
 SCRIPTS = ("airbench94.py", "airbench94_muon.py", "cifar10_speedrun.py")
@@ -94,15 +99,24 @@ class Day:
 
     def say(self, section: str, **values: Any) -> None:
         """Add a line to the results."""
-        line = json.dumps({"section": section, "at": round(time.monotonic() - self.start, 1), **values}, default=str)
+        line = json.dumps(
+            {"section": section, "at": round(time.monotonic() - self.start, 1), **values},
+            default=str,
+        )
         print(line, flush=True)
         with (self.out / "results.jsonl").open("a", encoding="utf-8") as file:
             file.write(line + "\n")
 
-    def command(self, name: str, *arguments: str, **options: Any) -> subprocess.CompletedProcess[str]:
+    def command(
+        self, name: str, *arguments: str, **options: Any
+    ) -> subprocess.CompletedProcess[str]:
         """Run Python for no longer than there is time, its output in OUT/NAME.log; raise with its end if it fails."""
         text = subprocess.run(
-            [sys.executable, *arguments], capture_output=True, text=True, timeout=max(1.0, self.left), **options
+            [sys.executable, *arguments],
+            capture_output=True,
+            text=True,
+            timeout=max(1.0, self.left),
+            **options,
         )
         write_text(self.out / f"{name}.log", text.stdout + text.stderr)
         if text.returncode:
@@ -114,9 +128,16 @@ class Day:
 
 
 @functools.cache
-def prepared(device: str, tiny: bool, name: str, *options: str) -> tuple[Workload, TrialProtocol, int, float]:
+def prepared(
+    device: str, tiny: bool, name: str, *options: str
+) -> tuple[Workload, TrialProtocol, int, float]:
     """Return a workload, its protocol, which never ends before its budget, and its batch size and learning rate."""
-    arguments = [f"+workload={name}", f"device={device}", *(NARROW.get(name, ()) if tiny else ()), *options]
+    arguments = [
+        f"+workload={name}",
+        f"device={device}",
+        *(NARROW.get(name, ()) if tiny else ()),
+        *options,
+    ]
     config = resolve(compose_checked(arguments))
     protocol = checked_protocol(config)
     protocol = replace(
@@ -124,7 +145,11 @@ def prepared(device: str, tiny: bool, name: str, *options: str) -> tuple[Workloa
         target=protocol.target.never_met,
         noise_scale_every=None,
         evaluation_schedule=replace(protocol.evaluation_schedule, share=SHARE_OF_EVALUATION),
-        trainer={**protocol.trainer, "num_sanity_val_steps": 0, "benchmark": device.startswith("cuda")},
+        trainer={
+            **protocol.trainer,
+            "num_sanity_val_steps": 0,
+            "benchmark": device.startswith("cuda"),
+        },
     )
     size = min(int(config.scaling.batch_size), 64) if tiny else int(config.scaling.batch_size)
     return build_workload(config), protocol, size, float(config.scaling.lr)
@@ -132,8 +157,12 @@ def prepared(device: str, tiny: bool, name: str, *options: str) -> tuple[Workloa
 
 def timed_trial(day: Day, name: str, size: int, steps: int, *options: str) -> TrialResult:
     """Train some steps at a small learning rate, and evaluate one batch."""
-    workload, protocol, _, lr = prepared(day.device, day.tiny, name, *options, "budget.steps=100000")
-    protocol = replace(protocol, budget=Budget(steps, 1), trainer={**protocol.trainer, "limit_val_batches": 1})
+    workload, protocol, _, lr = prepared(
+        day.device, day.tiny, name, *options, "budget.steps=100000"
+    )
+    protocol = replace(
+        protocol, budget=Budget(steps, 1), trainer={**protocol.trainer, "limit_val_batches": 1}
+    )
     return run_trial(workload, TrialSpec(0, 0, size, 1e-3 * lr, None, 0), protocol)
 
 
@@ -151,7 +180,10 @@ def environment(day: Day) -> None:
         threads=torch.get_num_threads(),
         versions=dict(versions()),
         cudnn=torch.backends.cudnn.version(),
-        tf32={"matmul": torch.backends.cuda.matmul.allow_tf32, "cudnn": torch.backends.cudnn.allow_tf32},
+        tf32={
+            "matmul": torch.backends.cuda.matmul.allow_tf32,
+            "cudnn": torch.backends.cudnn.allow_tf32,
+        },
         real_data=real_data(),
     )
     x, launches = torch.zeros(8, device=day.device), 200 if day.tiny else 5000
@@ -164,7 +196,9 @@ def environment(day: Day) -> None:
     host = time.perf_counter() - start
     synchronize()
     both = time.perf_counter() - start
-    day.say("environment", us_a_launch=1e6 * host / launches, us_a_tiny_kernel=1e6 * both / launches)
+    day.say(
+        "environment", us_a_launch=1e6 * host / launches, us_a_tiny_kernel=1e6 * both / launches
+    )
 
 
 def tests(day: Day) -> None:
@@ -172,10 +206,28 @@ def tests(day: Day) -> None:
     if not day.cuda:
         day.say("tests", left_out="they need a CUDA device")
         return
-    files = [path for path in (CHECKOUT / "tests").glob("test_*.py") if "cuda.is_available()" in path.read_text()]
-    command = ["-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:benchmark", "-m", "", "-k", "cuda"]
+    files = [
+        path
+        for path in (CHECKOUT / "tests").glob("test_*.py")
+        if "cuda.is_available()" in path.read_text()
+    ]
+    command = [
+        "-m",
+        "pytest",
+        "-q",
+        "-p",
+        "no:cacheprovider",
+        "-p",
+        "no:benchmark",
+        "-m",
+        "",
+        "-k",
+        "cuda",
+    ]
     # Of the installed package: the checkout has no configs in it.
-    run = day.command("tests", *command, *map(str, files), cwd=CHECKOUT, env={**os.environ, "PYTHONSAFEPATH": "1"})
+    run = day.command(
+        "tests", *command, *map(str, files), cwd=CHECKOUT, env={**os.environ, "PYTHONSAFEPATH": "1"}
+    )
     day.say("tests", files=len(files), end=run.stdout.strip().splitlines()[-1])
 
 
@@ -189,8 +241,12 @@ def workloads(day: Day) -> None:
             budget = () if examples is None else ("budget.steps=1", f"budget.examples={examples}")
             if results[name] and day.left < 1.2 * results[name][-1].wall_seconds:
                 continue
-            workload, protocol, size, lr = prepared(day.device, day.tiny, name, *budget, *day.recipe_options)
-            if seed < 0:  # once before, for the choice of kernels; the schedule's horizon stays the recipe's
+            workload, protocol, size, lr = prepared(
+                day.device, day.tiny, name, *budget, *day.recipe_options
+            )
+            if (
+                seed < 0
+            ):  # once before, for the choice of kernels; the schedule's horizon stays the recipe's
                 run_trial(workload, TrialSpec(0, 0, size, lr, None, 0, max_steps=8), protocol)
                 continue
             result = run_trial(workload, TrialSpec(seed, seed, size, lr, None, seed), protocol)
@@ -227,7 +283,11 @@ def workloads(day: Day) -> None:
 
 def sources(day: Day) -> None:
     """Run the sources' scripts, as many seeds as our own."""
-    scripts = [] if day.sources is None else [day.sources / name for name in SCRIPTS if (day.sources / name).exists()]
+    scripts = (
+        []
+        if day.sources is None
+        else [day.sources / name for name in SCRIPTS if (day.sources / name).exists()]
+    )
     if not scripts:
         day.say("sources", left_out=f"the folder --sources holds none of {', '.join(SCRIPTS)}")
         return
@@ -235,13 +295,20 @@ def sources(day: Day) -> None:
     folder.mkdir(exist_ok=True)
     data = datasets.load_cifar10(root=os.environ.get("BSTUNE_DATA", ""))
     for part, name in ((data.train, "train.pt"), (data.test, "test.pt")):
-        images, labels = torch.from_numpy(part.images).permute(0, 2, 3, 1).contiguous(), torch.from_numpy(part.labels)
-        torch.save({"images": images, "labels": labels, "classes": list("0123456789")}, folder / name)
+        images, labels = (
+            torch.from_numpy(part.images).permute(0, 2, 3, 1).contiguous(),
+            torch.from_numpy(part.labels),
+        )
+        torch.save(
+            {"images": images, "labels": labels, "classes": list("0123456789")}, folder / name
+        )
     for place, script in enumerate(scripts):
         share = replace(day, end=time.monotonic() + day.left / (len(scripts) - place))
         failed = None
         try:
-            share.command(script.stem, str(Path(__file__).with_name("source.py")), str(script), str(day.seeds))
+            share.command(
+                script.stem, str(Path(__file__).with_name("source.py")), str(script), str(day.seeds)
+            )
         except subprocess.TimeoutExpired as error:  # what it has printed counts
             write_text(day.out / f"{script.stem}.log", (error.stdout or b"").decode())
             failed = "cut short"
@@ -262,7 +329,9 @@ def loops(day: Day) -> None:
         for loop in LOOPS:
             if day.left < 15.0:
                 return
-            result = run_trial(workload, TrialSpec(0, 0, size, lr, None, 0), replace(protocol, fast=loop))
+            result = run_trial(
+                workload, TrialSpec(0, 0, size, lr, None, 0), replace(protocol, fast=loop)
+            )
             day.say(
                 "loops",
                 workload=name,
@@ -287,7 +356,14 @@ def steps(day: Day) -> None:
             options = (f"precision={precision}", f"protocol.fast={loop}")
             result = timed_trial(day, "airbench_cifar", size, 12 if day.tiny else 120, *options)
             values = {"seconds_per_step": result.seconds_per_step, "message": result.message}
-            day.say("steps", batch_size=size, precision=precision, fast=loop, loop=result.training_loop, **values)
+            day.say(
+                "steps",
+                batch_size=size,
+                precision=precision,
+                fast=loop,
+                loop=result.training_loop,
+                **values,
+            )
 
 
 class Operators(TorchDispatchMode):
@@ -297,7 +373,9 @@ class Operators(TorchDispatchMode):
         super().__init__()
         self.count = 0
 
-    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(
+        self, function: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
         """Count one."""
         self.count += not function.is_view
         return function(*args, **(kwargs or {}))
@@ -312,8 +390,16 @@ def operators(day: Day) -> None:
         workload, protocol, size, lr = prepared(day.device, day.tiny, name, "budget.steps=100000")
         spec = TrialSpec(0, 0, size, 1e-3 * lr, None, 0)
         protocol = replace(protocol, trainer={**protocol.trainer, "limit_val_batches": 1})
-        values = {measure.__name__: a_step(measure, day, workload, spec, protocol) for measure in measures}
-        day.say("operators", workload=name, batch_size=size, precision=protocol.trainer["precision"], a_step=values)
+        values = {
+            measure.__name__: a_step(measure, day, workload, spec, protocol) for measure in measures
+        }
+        day.say(
+            "operators",
+            workload=name,
+            batch_size=size,
+            precision=protocol.trainer["precision"],
+            a_step=values,
+        )
 
 
 def a_step(
@@ -369,8 +455,12 @@ def device_seconds(work: Callable[[], object]) -> float:
 
 def ceiling(day: Day) -> None:
     """Find the memory ceiling, exact to the multiple."""
-    name, low, high, multiple = ("digits", 64, 1200, 8) if day.tiny else ("airbench_cifar", 1024, 50_000, 8)
-    config = resolve(compose_checked([f"+workload={name}", f"device={day.device}", f"precision={day.precision}"]))
+    name, low, high, multiple = (
+        ("digits", 64, 1200, 8) if day.tiny else ("airbench_cifar", 1024, 50_000, 8)
+    )
+    config = resolve(
+        compose_checked([f"+workload={name}", f"device={day.device}", f"precision={day.precision}"])
+    )
     for limit in (None, 6 * 2**30) if day.cuda else (None,):
         start = time.monotonic()
         found = measure_ceiling(
@@ -393,21 +483,42 @@ def ceiling(day: Day) -> None:
             batch_size=found.batch_size,
             exact_to=found.precision,
             model_error=found.model_error,
-            probes=[(probe.batch_size, probe.outcome, probe.peak_bytes, probe.message) for probe in found.probes],
+            probes=[
+                (probe.batch_size, probe.outcome, probe.peak_bytes, probe.message)
+                for probe in found.probes
+            ],
             seconds=time.monotonic() - start,
         )
 
 
 def workers(day: Day) -> None:
     """Train the same trials one by one and side by side."""
-    name, size, examples, trials = ("digits", 64, 640, 2) if day.tiny else ("airbench_cifar", 1024, 200_000, 8)
+    name, size, examples, trials = (
+        ("digits", 64, 640, 2) if day.tiny else ("airbench_cifar", 1024, 200_000, 8)
+    )
     for count in (1, 2) if day.tiny else (1, 2, 4):
         folder = Path(f"workers_{count}").resolve()
         day.command(
             f"workers_{count}",
-            *("-m", "bstune", f"+workload={name}", f"device={day.device}", f"precision={day.precision}"),
-            *(f"study=workers_{count}", f"output={folder}", f"search.workers={count}", f"search.trials={trials}"),
-            *("sampler=random", "search.replicates=0", "hardware.seconds=5", "mlflow.enabled=false"),
+            *(
+                "-m",
+                "bstune",
+                f"+workload={name}",
+                f"device={day.device}",
+                f"precision={day.precision}",
+            ),
+            *(
+                f"study=workers_{count}",
+                f"output={folder}",
+                f"search.workers={count}",
+                f"search.trials={trials}",
+            ),
+            *(
+                "sampler=random",
+                "search.replicates=0",
+                "hardware.seconds=5",
+                "mlflow.enabled=false",
+            ),
             *("budget.steps=1", f"budget.examples={examples}", "search.precision=null"),
             *(
                 f"search.batch_size.low={size // 2}",
@@ -417,7 +528,9 @@ def workers(day: Day) -> None:
         )
         records = [json.loads(line) for line in (folder / "trials.jsonl").read_text().splitlines()]
         ran = optuna.load_study(study_name=f"workers_{count}", storage="sqlite:///bstune.db").trials
-        wall = max(trial.datetime_complete for trial in ran) - min(trial.datetime_start for trial in ran)
+        wall = max(trial.datetime_complete for trial in ran) - min(
+            trial.datetime_start for trial in ran
+        )
         day.say(
             "workers",
             workload=name,
@@ -433,11 +546,23 @@ def workers(day: Day) -> None:
 def powers(day: Day) -> None:
     """Time batch sizes around powers of two, the source's under AMP."""
     folder = Path("powers").resolve()
-    options = ["workload=mobilenet_cifar", "precision=16-mixed", "sweep.experiment.centres=[128,512]"]
+    options = [
+        "workload=mobilenet_cifar",
+        "precision=16-mixed",
+        "sweep.experiment.centres=[128,512]",
+    ]
     options += ["sweep.experiment.repeats=6", "sweep.experiment.steps=10"]
     if day.tiny:
-        options = ["workload=digits", "sweep.experiment.centres=[32]", "sweep.experiment.batch_sizes=[]"]
-        options += ["sweep.experiment.repeats=2", "sweep.experiment.steps=2", "sweep.experiment.ceiling=256"]
+        options = [
+            "workload=digits",
+            "sweep.experiment.centres=[32]",
+            "sweep.experiment.batch_sizes=[]",
+        ]
+        options += [
+            "sweep.experiment.repeats=2",
+            "sweep.experiment.steps=2",
+            "sweep.experiment.ceiling=256",
+        ]
     options += [f"device={day.device}", f"sweep.output={folder}"]
     day.command("powers", "-m", "bstune", "sweep", "powers_of_two", *options)
     found = json.loads((folder / "result.json").read_text())
@@ -461,29 +586,46 @@ SECTIONS: dict[str, tuple[Callable[[Day], None], float]] = {
 
 def real_data() -> bool:
     """Return whether CIFAR-10 is at hand."""
-    return (Path(os.environ.get("BSTUNE_DATA", "/nowhere")) / "cifar-10-batches-bin" / "test_batch.bin").exists()
+    return (
+        Path(os.environ.get("BSTUNE_DATA", "/nowhere")) / "cifar-10-batches-bin" / "test_batch.bin"
+    ).exists()
 
 
 def random_cifar(tiny: bool) -> ImageDataset:
     """Return images of CIFAR-10's form."""
     draw = np.random.default_rng(0)
     sizes = (500, 100) if tiny else (50_000, 10_000)
-    parts = (Images(draw.integers(0, 256, (n, 3, 32, 32), np.uint8), draw.integers(0, 10, n)) for n in sizes)
+    parts = (
+        Images(draw.integers(0, 256, (n, 3, 32, 32), np.uint8), draw.integers(0, 10, n))
+        for n in sizes
+    )
     return ImageDataset("random images", 255, *parts)
 
 
 def main() -> None:
     """Run the sections that are named, or all."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("out", type=Path, help="the folder of the results")
     parser.add_argument("sections", nargs="*", metavar="SECTION", help="these alone, in this order")
     parser.add_argument("--seconds", type=float, default=570.0)
     parser.add_argument("--device", default="cuda")
-    parser.add_argument("--tiny", action="store_true", help="small networks and few steps, of random images")
+    parser.add_argument(
+        "--tiny", action="store_true", help="small networks and few steps, of random images"
+    )
     parser.add_argument("--seeds", type=int, default=10)
-    parser.add_argument("--option", action="append", default=[], metavar="OPTION=VALUE", help="of bstune, for recipes")
+    parser.add_argument(
+        "--option",
+        action="append",
+        default=[],
+        metavar="OPTION=VALUE",
+        help="of bstune, for recipes",
+    )
     every = (*RECIPES, *LONG_RECIPES)
-    parser.add_argument("--recipe", action="append", choices=every, help="to train this alone; may be repeated")
+    parser.add_argument(
+        "--recipe", action="append", choices=every, help="to train this alone; may be repeated"
+    )
     parser.add_argument("--sources", type=Path, help="folder of the sources' scripts")
     options = parser.parse_intermixed_args()
     if unknown := sorted(set(options.sections) - set(SECTIONS)):
@@ -511,9 +653,15 @@ def main() -> None:
             continue
         section, share = SECTIONS[name]
         try:
-            section(replace(day, end=time.monotonic() + (1.0 if options.sections else share) * day.left))
+            section(
+                replace(day, end=time.monotonic() + (1.0 if options.sections else share) * day.left)
+            )
         except Exception as error:  # noqa: BLE001  # the next section is worth more than a clean end
-            day.say(name, failed=f"{type(error).__name__}: {str(error)[-800:]}", trace=traceback.format_exc()[-1500:])
+            day.say(
+                name,
+                failed=f"{type(error).__name__}: {str(error)[-800:]}",
+                trace=traceback.format_exc()[-1500:],
+            )
     day.say("end", seconds=time.monotonic() - start)
 
 

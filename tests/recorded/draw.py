@@ -30,17 +30,33 @@ LOW, HIGH = 32, 1024
 
 def recorded() -> tuple[list[TrialResult], Posterior, Summary]:
     """Return the trials, their posterior as a report draws it, and the summary."""
-    trials = [TrialResult.from_json(line) for line in (FOLDER / "fashion_cnn.jsonl").read_text().splitlines()]
-    space = {"batch_size": IntDistribution(LOW, HIGH, log=True), "lr": FloatDistribution(1e-4, 10.0, log=True)}
+    trials = [
+        TrialResult.from_json(line)
+        for line in (FOLDER / "fashion_cnn.jsonl").read_text().splitlines()
+    ]
+    space = {
+        "batch_size": IntDistribution(LOW, HIGH, log=True),
+        "lr": FloatDistribution(1e-4, 10.0, log=True),
+    }
     sampler = FrontierSampler(
-        objective="steps", rule=lambda size: sqrt(size, 128.0, 0.03), target=TARGET, ideal=0.0, search_space=space
+        objective="steps",
+        rule=lambda size: sqrt(size, 128.0, 0.03),
+        target=TARGET,
+        ideal=0.0,
+        search_space=space,
     )
-    posterior = sampler.posterior(trials, particles=REPORT_PARTICLES, moves=MOVES, rng=np.random.default_rng(0))
+    posterior = sampler.posterior(
+        trials, particles=REPORT_PARTICLES, moves=MOVES, rng=np.random.default_rng(0)
+    )
     fit, critical = fit_curve(frontier_points(trials)), critical_batch(posterior, in_seconds=False)
     best = winners(trials, fresh_steps(posterior), "steps", 3, 2)
     exponent = fit_lr_exponent(posterior, LOW, HIGH, None if critical is None else critical.b_crit)
     summary = {"workload": "fashion_cnn", "use": "best_by_steps"}
-    return trials, posterior, summary | summarize(trials, TARGET, fit, exponent, critical=critical, best=best)
+    return (
+        trials,
+        posterior,
+        summary | summarize(trials, TARGET, fit, exponent, critical=critical, best=best),
+    )
 
 
 if __name__ == "__main__":

@@ -38,7 +38,9 @@ def check_uri(uri: str) -> None:
         MlflowClient(uri)
     except UnsupportedModelRegistryStoreURIException as error:
         accepted = "the http address of an MLflow server or a database such as sqlite:///mlflow.db"
-        raise ConfigError(f"MLFLOW_TRACKING_URI or mlflow.uri must be {accepted}, but got {uri!r}") from error
+        raise ConfigError(
+            f"MLFLOW_TRACKING_URI or mlflow.uri must be {accepted}, but got {uri!r}"
+        ) from error
     except FAILURES:
         return  # known, but not there now: sending says so once, and the study goes on
 
@@ -55,7 +57,9 @@ def opening(uri: str, page: str = "") -> tuple[str, ...]:
     That is the command that serves a database, and the address.
     """
     if uri.startswith(("http://", "https://")):
-        return (f"{re.sub('//[^/]*@', '//', redact_patterns(uri)).rstrip('/')}{'/' if page else ''}{page}",)
+        return (
+            f"{re.sub('//[^/]*@', '//', redact_patterns(uri)).rstrip('/')}{'/' if page else ''}{page}",
+        )
     shown = shlex.quote(uri) if redact_patterns(uri) == uri else '"$MLFLOW_TRACKING_URI"'
     command = f"{shlex.quote(sys.executable)} -m mlflow ui --backend-store-uri {shown}"
     return (command, f"{UI}/{page}") if page else (command,)

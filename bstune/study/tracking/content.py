@@ -24,8 +24,17 @@ Value = tuple[str, int, float | None]  # a metric's name, its step and its value
 # mlflow.utils.validation: names of 250 characters, parameters of 6000; tags of 5000 before mlflow 3 and 8000 since.
 KEY_LENGTH, PARAM_LENGTH, TAG_LENGTH = 250, 6000, 5000
 TRIAL_PARAMS = ("batch_size", "lr", "delta", "seed", "trial_index", "replicate_of")
-_SECONDS = ("train_seconds", "eval_seconds", "startup_seconds", "wall_seconds")  # of a trial without those it continues
-_ENDS = {"reached": "reached {} steps", "censored": "stopped at {} steps", "diverged": "diverged at {} steps"}
+_SECONDS = (
+    "train_seconds",
+    "eval_seconds",
+    "startup_seconds",
+    "wall_seconds",
+)  # of a trial without those it continues
+_ENDS = {
+    "reached": "reached {} steps",
+    "censored": "stopped at {} steps",
+    "diverged": "diverged at {} steps",
+}
 _ENDS |= {"oom": "out of memory", "failed": "failed"}
 # Parameters of a study by the options that they are of; the whole config is an artifact.
 _OPTIONS = {
@@ -45,7 +54,11 @@ _OPTIONS = {
     "precision": "precision",
     "devices": "devices",
 }
-_POINTS = {"steps_to_target": "steps", "time_to_target": "time_to_target", "examples_to_target": "examples"}
+_POINTS = {
+    "steps_to_target": "steps",
+    "time_to_target": "time_to_target",
+    "examples_to_target": "examples",
+}
 
 
 def study_name(prepared: PreparedStudy) -> str:
@@ -81,7 +94,9 @@ def study_values(summary: Summary) -> list[Value]:
         tests = summary["test"].get(name, {})
         named |= {f"test/{metric.removeprefix('test/')}": value for metric, value in tests.items()}
     # Six digits, as columns show all that there are.
-    rounded = {metric: None if value is None else float(f"{value:.6g}") for metric, value in named.items()}
+    rounded = {
+        metric: None if value is None else float(f"{value:.6g}") for metric, value in named.items()
+    }
     return [*((metric, 0, value) for metric, value in rounded.items()), *_curves(summary)]
 
 
@@ -89,8 +104,12 @@ def _curves(summary: Summary) -> Iterator[Value]:
     """Yield the curves, whose step is the batch size: the frontier's points, and S*(B) as all trials have it."""
     points = [point for point in summary["points"] if not point["censored"]]
     for name, field in _POINTS.items():
-        finite = [(point["batch_size"], point[field]) for point in points if point[field] is not None]
-        lowest = dict(sorted(finite, key=lambda point: -point[1]))  # of a batch size's, the last one stays
+        finite = [
+            (point["batch_size"], point[field]) for point in points if point[field] is not None
+        ]
+        lowest = dict(
+            sorted(finite, key=lambda point: -point[1])
+        )  # of a batch size's, the last one stays
         yield from ((f"curve/{name}", size, value) for size, value in sorted(lowest.items()))
     fitted = summary["curve"]
     if fitted is not None:
@@ -117,7 +136,9 @@ def trial_name(result: TrialResult) -> str:
     """Return ``B 204 · lr 1.13 · reached 56 steps``."""
     end = _ENDS[result.status].format(format_count(result.steps))
     seed = ["fresh seed"] if result.replicate_of is not None else []
-    return " · ".join([f"B {format_count(result.batch_size)}", f"lr {format_number(result.lr)}", *seed, end])
+    return " · ".join(
+        [f"B {format_count(result.batch_size)}", f"lr {format_number(result.lr)}", *seed, end]
+    )
 
 
 def trial_values(chain: Sequence[TrialResult], metric: str) -> list[Value]:
@@ -131,17 +152,27 @@ def trial_values(chain: Sequence[TrialResult], metric: str) -> list[Value]:
     values += [(name, 0, sum(getattr(one, name) for one in chain)) for name in _SECONDS]
     if result.reached:
         values += [("steps_to_target", 0, result.steps), ("examples_to_target", 0, result.examples)]
-    values += [(metric, step, value) for step, value in result.history[len(before.history) if before else 0 :]]
+    values += [
+        (metric, step, value)
+        for step, value in result.history[len(before.history) if before else 0 :]
+    ]
     for last in range(1 + len(before.noise_scale) if before else 1, 1 + len(result.noise_scale)):
         estimate = moving_estimate(result.noise_scale[:last])
         estimated = {"": estimate.noise_scale, "_low": estimate.low, "_high": estimate.high}
-        values += [(f"noise_scale{end}", result.noise_scale[last - 1][0], value) for end, value in estimated.items()]
+        values += [
+            (f"noise_scale{end}", result.noise_scale[last - 1][0], value)
+            for end, value in estimated.items()
+        ]
     return values
 
 
 def metrics(values: Iterable[Value], milliseconds: int) -> list[Metric]:
     """Return MLflow's metrics of (name, step, value); a value that is None or not finite is left out."""
-    finite = [(name, step, value) for name, step, value in values if value is not None and math.isfinite(value)]
+    finite = [
+        (name, step, value)
+        for name, step, value in values
+        if value is not None and math.isfinite(value)
+    ]
     return [Metric(key(name), float(value), milliseconds, step) for name, step, value in finite]
 
 
@@ -156,11 +187,15 @@ def data_set(prepared: PreparedStudy) -> DatasetInput:
     source = json.dumps(redact_values(read_by), default=str)
     digest = hashlib.sha256(source.encode()).hexdigest()[:8]
     profile = json.dumps(
-        {"train_examples": prepared.backend.train_examples, "digest": "of the source, not of the data"}
+        {
+            "train_examples": prepared.backend.train_examples,
+            "digest": "of the source, not of the data",
+        }
     )
     name = cut(workload.name, KEY_LENGTH)
     return DatasetInput(
-        Dataset(name, digest, "bstune", source, profile=profile), [InputTag("mlflow.data.context", "training")]
+        Dataset(name, digest, "bstune", source, profile=profile),
+        [InputTag("mlflow.data.context", "training")],
     )
 
 

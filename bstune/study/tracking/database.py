@@ -13,7 +13,11 @@ from filelock import FileLock
 from mlflow.store.db import utils as mlflow_database
 from mlflow.store.db.base_sql_model import Base
 
-_CONTENTS = ("runs", "registered_models", "trace_info")  # tables that hold what is not to be lost, but for experiments
+_CONTENTS = (
+    "runs",
+    "registered_models",
+    "trace_info",
+)  # tables that hold what is not to be lost, but for experiments
 _JOURNALS = ("-journal", "-wal", "-shm")
 _LOOK_SECONDS = 1.0  # between two looks at a database that another program may be making
 _log = logging.getLogger(__name__)
@@ -36,12 +40,20 @@ def make_database(path: Path) -> None:
             engine = mlflow_database.create_sqlalchemy_engine_with_retry(f"sqlite:///{partial}")  # type: ignore[no-untyped-call]
             mlflow_database._initialize_tables(engine)  # type: ignore[no-untyped-call]
             engine.dispose()
-            aside = next(one for i in count(1) if not (one := path.with_name(f"{path.name}.incomplete-{i}")).exists())
-            _rename(path, aside)  # a journal by itself, too: it would be taken for the new database's
+            aside = next(
+                one
+                for i in count(1)
+                if not (one := path.with_name(f"{path.name}.incomplete-{i}")).exists()
+            )
+            _rename(
+                path, aside
+            )  # a journal by itself, too: it would be taken for the new database's
             partial.rename(path)
             if broken:
                 what = "was not made to its end and holds no runs: it is now"
-                _log.warning("MLflow: the database %s %s %s, and a new one was made", path, what, aside.name)
+                _log.warning(
+                    "MLflow: the database %s %s %s, and a new one was made", path, what, aside.name
+                )
         lock.unlink(missing_ok=True)  # who waits for it finds the database and makes none
 
 
@@ -63,13 +75,17 @@ def _being_made(path: Path) -> bool:
 def _half_made(path: Path) -> bool:
     """Return whether a SQLite file is what MLflow leaves if it is ended as it makes its tables, with nothing in it."""
     try:
-        with closing(sqlite3.connect(f"{path.as_uri()}?mode=rw", uri=True, timeout=_LOOK_SECONDS)) as connection:
+        with closing(
+            sqlite3.connect(f"{path.as_uri()}?mode=rw", uri=True, timeout=_LOOK_SECONDS)
+        ) as connection:
 
             def rows(what: str) -> list[Any]:
                 return [row[0] for row in connection.execute(f"SELECT {what}")]
 
             tables = set(rows("name FROM sqlite_master WHERE type = 'table'"))
-            versions = rows("version_num FROM alembic_version") if "alembic_version" in tables else []
+            versions = (
+                rows("version_num FROM alembic_version") if "alembic_version" in tables else []
+            )
             config = mlflow_database._get_alembic_config("")  # type: ignore[no-untyped-call]
             scripts = ScriptDirectory.from_config(config)
             if versions:
@@ -78,7 +94,9 @@ def _half_made(path: Path) -> bool:
             else:
                 own = tables <= {*Base.metadata.tables, "alembic_version"}
             contents = [f"1 FROM {table}" for table in _CONTENTS if table in tables]
-            contents += ["1 FROM experiments WHERE experiment_id != 0"] if "experiments" in tables else []
+            contents += (
+                ["1 FROM experiments WHERE experiment_id != 0"] if "experiments" in tables else []
+            )
             return own and not any(rows(what + " LIMIT 1") for what in contents)
     except sqlite3.Error:  # locked, or no database: MLflow says what is wrong with it
         return False

@@ -24,7 +24,14 @@ from sqlalchemy.exc import SQLAlchemyError
 from bstune.core.secrets import redact
 
 # Of a server that is down, a locked or newer database, a full disk, a missing driver; those of requests are OSErrors.
-FAILURES = (MlflowException, SQLAlchemyError, CommandError, OSError, ImportError, json.JSONDecodeError)
+FAILURES = (
+    MlflowException,
+    SQLAlchemyError,
+    CommandError,
+    OSError,
+    ImportError,
+    json.JSONDecodeError,
+)
 THREAD = "bstune-mlflow"
 _log = logging.getLogger(__name__)
 # What mlflow's HTTP client says of its retries; mlflow's own loggers are silenced as the thread runs.

@@ -22,7 +22,9 @@ from bstune.study.tracking.exchange import FAILURES, short_requests
 CURVE = Output(Path()).curve.name
 
 
-def logged_summaries(experiment: str, uri: str | None = None) -> list[tuple[str, str | dict[str, Any]]]:
+def logged_summaries(
+    experiment: str, uri: str | None = None
+) -> list[tuple[str, str | dict[str, Any]]]:
     """Return, of each study in an experiment, oldest first, its run and its summary, or why there is none.
 
     Args:
@@ -37,22 +39,30 @@ def logged_summaries(experiment: str, uri: str | None = None) -> list[tuple[str,
     check_uri(address)
     path = database_path(address)
     if path is not None and not path.is_file():  # MLflow would make one
-        raise StudyError(f"there is no MLflow database {path}: give its address, --uri URI or MLFLOW_TRACKING_URI")
+        raise StudyError(
+            f"there is no MLflow database {path}: give its address, --uri URI or MLFLOW_TRACKING_URI"
+        )
     try:
         with short_requests(settings), tempfile.TemporaryDirectory() as folder:
             client = MlflowClient(address)
             runs = _studies(client, experiment, redact(address))
-            return [(f"MLflow run {run.info.run_id[:8]}", _summary(client, run, folder)) for run in runs]
+            return [
+                (f"MLflow run {run.info.run_id[:8]}", _summary(client, run, folder)) for run in runs
+            ]
     except FAILURES as error:
         reason = redact(str(error)).strip().splitlines()
-        raise StudyError(f"MLflow at {redact(address)} does not answer: {reason[0] if reason else error!r}") from error
+        raise StudyError(
+            f"MLflow at {redact(address)} does not answer: {reason[0] if reason else error!r}"
+        ) from error
 
 
 def _studies(client: MlflowClient, experiment: str, address: str) -> list[Run]:
     found = client.get_experiment_by_name(experiment)
     if found is None:
         there = ", ".join(repr(one.name) for one in client.search_experiments())
-        raise StudyError(f"MLflow at {address} has no experiment {experiment!r}, but {there or 'none at all'}")
+        raise StudyError(
+            f"MLflow at {address} has no experiment {experiment!r}, but {there or 'none at all'}"
+        )
     where = f"tags.`{KIND}` = 'study'"
     limit, order = SEARCH_MAX_RESULTS_THRESHOLD, ["start_time"]
     runs = list(client.search_runs([found.experiment_id], where, max_results=limit, order_by=order))
@@ -66,7 +76,9 @@ def _summary(client: MlflowClient, run: Run, folder: str) -> str | dict[str, Any
     if not any(one.path == CURVE for one in client.list_artifacts(run.info.run_id)):
         return f"no {CURVE}: it has not finished"
     os.environ["MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR"] = "false"  # it is of one small file
-    text = Path(client.download_artifacts(run.info.run_id, CURVE, folder)).read_text(encoding="utf-8")
+    text = Path(client.download_artifacts(run.info.run_id, CURVE, folder)).read_text(
+        encoding="utf-8"
+    )
     try:
         summary = json.loads(text)
     except json.JSONDecodeError as error:

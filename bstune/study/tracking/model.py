@@ -46,9 +46,13 @@ def send_model(
     name = f"{prepared.config.workload.name}-winner"
     logged = client.create_logged_model(experiment_id, _model_name(name), run_id, params=params)
     with tempfile.TemporaryDirectory() as folder:
-        model = Model(model_id=logged.model_id, run_id=run_id, artifact_path=logged.artifact_location)
+        model = Model(
+            model_id=logged.model_id, run_id=run_id, artifact_path=logged.artifact_location
+        )
         # What mlflow.pyfunc's own add_to_model does, whose import warns.
-        model.add_flavor("python_function", loader_module=LOADER, python_version=platform.python_version())
+        model.add_flavor(
+            "python_function", loader_module=LOADER, python_version=platform.python_version()
+        )
         model.save(str(Path(folder) / "MLmodel"))
         written = {"spec": asdict(spec), "checkpoint": checkpoint.name}
         (Path(folder) / "trial.json").write_text(json.dumps(written, indent=2), encoding="utf-8")

@@ -42,8 +42,12 @@ from bstune.study.tracking.model import send_model
 STUDY_TAG, PARENT = "bstune.study_id", "mlflow.parentRunId"
 TRIALS = "bstune.trials"  # on a trial's run: its number, then those of the trials that continued it
 LAYOUT, OWN_LAYOUT = "bstune.layout", "2"  # a former version had none
-RESULTS_BEGUN = "bstune.results_begun"  # on a study's run: some of its results may be there, or still come
-RESULT_TRIALS = "bstune.result_trials"  # how many trials the results in it are of; set once they are all there
+RESULTS_BEGUN = (
+    "bstune.results_begun"  # on a study's run: some of its results may be there, or still come
+)
+RESULT_TRIALS = (
+    "bstune.result_trials"  # how many trials the results in it are of; set once they are all there
+)
 MODEL = "bstune.model"  # on a study's run: the id of the winner's model
 # Pages that show experiments of this kind begin with their runs, others with traces.
 EXPERIMENT_TAGS = {"mlflow.experimentKind": "custom_model_development"}
@@ -67,13 +71,27 @@ class Tracking:
 
     def __init__(self, prepared: PreparedStudy, study_id: str) -> None:
         """Find what was sent before of the study with this uuid."""
-        config, self._backend, self._metric = prepared.config, prepared.backend, prepared.protocol.target.metric
-        self._prepared, self._settings, self._uri = prepared, config.mlflow, tracking_uri(config.mlflow)
+        config, self._backend, self._metric = (
+            prepared.config,
+            prepared.backend,
+            prepared.protocol.target.metric,
+        )
+        self._prepared, self._settings, self._uri = (
+            prepared,
+            config.mlflow,
+            tracking_uri(config.mlflow),
+        )
         self._commit = _git_commit()
-        self._tags = {STUDY_TAG: study_id, "bstune.study": config.study, "bstune.workload": config.workload.name}
+        self._tags = {
+            STUDY_TAG: study_id,
+            "bstune.study": config.study,
+            "bstune.workload": config.workload.name,
+        }
         self._page = ""  # of MLflow's UI with the studies
         self._results: dict[int, TrialResult] = {}  # of the trials that were to be sent, by number
-        self._whole: dict[int, tuple[str, int]] = {}  # of the trials that MLflow has whole: their run's id and start
+        self._whole: dict[
+            int, tuple[str, int]
+        ] = {}  # of the trials that MLflow has whole: their run's id and start
         self._exchanges = Exchanges(config.mlflow)
         self._exchanges.run("open the study", self._find)
 
@@ -99,8 +117,12 @@ class Tracking:
 
         ``artifacts`` are files; the one with the suffix png that comes first is shown in the run's note.
         """
-        if not self._exchanges.failed and self._parent.data.tags.get(RESULT_TRIALS) != str(len(self.sent)):
-            self._exchanges.run("send the results", partial(self._write_results, summary, artifacts))
+        if not self._exchanges.failed and self._parent.data.tags.get(RESULT_TRIALS) != str(
+            len(self.sent)
+        ):
+            self._exchanges.run(
+                "send the results", partial(self._write_results, summary, artifacts)
+            )
         if not self._exchanges.failed and MODEL not in self._parent.data.tags:
             self._exchanges.run("send the winner's model", partial(self._write_model, summary))
 
@@ -113,7 +135,9 @@ class Tracking:
         view = {saved_view.TAG: saved_view.saved_view(round(1000 * time.time()))}
         tags = {"study": EXPERIMENT_TAGS | view, "trial": EXPERIMENT_TAGS}
         names = {"study": name, "trial": f"{name}-trials"}
-        self._experiments = {kind: _experiment(self._client, self._uri, names[kind], tags[kind]) for kind in names}
+        self._experiments = {
+            kind: _experiment(self._client, self._uri, names[kind], tags[kind]) for kind in names
+        }
         self._page = saved_view.page(self._experiments["study"])
         # The newest with all its results: a newer one with half of them is what a process that died left.
         found = self._runs("study")
@@ -124,7 +148,11 @@ class Tracking:
                 "runs are left as they are, and all of the study is sent anew",
                 name,
             )
-        parent = max(parents, key=lambda run: (RESULT_TRIALS in run.data.tags, run.info.start_time), default=None)
+        parent = max(
+            parents,
+            key=lambda run: (RESULT_TRIALS in run.data.tags, run.info.start_time),
+            default=None,
+        )
         self._parent = parent or self._create_parent()
         self._describe_parent(self._parent)
         for child in self._runs("trial"):
@@ -138,11 +166,17 @@ class Tracking:
         """Return the study's runs of a kind that were not deleted, the oldest first, 50,000 at most."""
         where = f"tags.`{STUDY_TAG}` = '{self._tags[STUDY_TAG]}' and tags.`{KIND}` = '{kind}'"
         limit, order = SEARCH_MAX_RESULTS_THRESHOLD, ["start_time"]
-        return list(self._client.search_runs([self._experiments[kind]], where, max_results=limit, order_by=order))
+        return list(
+            self._client.search_runs(
+                [self._experiments[kind]], where, max_results=limit, order_by=order
+            )
+        )
 
     def _create_parent(self) -> Run:
         backend = self._backend
-        tags = self._run_tags("study", backend.device, backend.versions) | {"bstune.metric": self._metric}
+        tags = self._run_tags("study", backend.device, backend.versions) | {
+            "bstune.metric": self._metric
+        }
         tags |= {"mlflow.source.git.commit": self._commit} if self._commit else {}
         name = content.study_name(self._prepared)
         run: Run = self._client.create_run(self._experiments["study"], tags=tags, run_name=name)
@@ -151,7 +185,9 @@ class Tracking:
     def _describe_parent(self, parent: Run) -> None:
         """Send the parameters and the data set as far as the study's run lacks them: what it has cannot be changed."""
         params = content.study_params(self._prepared, self._commit)
-        missing = [Param(name, value) for name, value in params.items() if name not in parent.data.params]
+        missing = [
+            Param(name, value) for name, value in params.items() if name not in parent.data.params
+        ]
         self._client.log_batch(parent.info.run_id, params=missing)
         if parent.inputs is None or not parent.inputs.dataset_inputs:
             self._client.log_inputs(parent.info.run_id, [content.data_set(self._prepared)])
@@ -182,18 +218,32 @@ class Tracking:
         start = now - round(1000 * result.wall_seconds)
         name = content.trial_name(result)
         run_id = self._client.create_run(self._experiments["trial"], start, tags, name).info.run_id
-        values = {name: getattr(result, name) for name in content.TRIAL_PARAMS} | dict(result.hyperparameters)
-        params = [Param(content.key(name), str(value)) for name, value in values.items() if value is not None]
+        values = {name: getattr(result, name) for name in content.TRIAL_PARAMS} | dict(
+            result.hyperparameters
+        )
+        params = [
+            Param(content.key(name), str(value))
+            for name, value in values.items()
+            if value is not None
+        ]
         # The client itself splits what is past the limits of one request: 1000 metrics, 100 parameters.
-        self._client.log_batch(run_id, content.metrics(content.trial_values(chain, self._metric), now), params)
+        self._client.log_batch(
+            run_id, content.metrics(content.trial_values(chain, self._metric), now), params
+        )
         # Last, because a run that has ended counts as sent.
-        self._client.set_terminated(run_id, "FAILED" if result.status == "failed" else "FINISHED", now)
+        self._client.set_terminated(
+            run_id, "FAILED" if result.status == "failed" else "FINISHED", now
+        )
         self._whole[result.number] = run_id, start
 
     def _chain(self, result: TrialResult) -> list[TrialResult]:
         """Return the trials whose run this one goes on in, itself last; one that failed has a run of its own."""
         chain = [result]
-        while (number := chain[0].resumed_from) is not None and result.status != "failed" and number in self._whole:
+        while (
+            (number := chain[0].resumed_from) is not None
+            and result.status != "failed"
+            and number in self._whole
+        ):
             chain.insert(0, self._results[number])
         return chain
 
@@ -217,7 +267,9 @@ class Tracking:
         run_id = parent.info.run_id
         client.set_tag(run_id, RESULTS_BEGUN, "true")
         self._describe_parent(parent)
-        client.log_batch(run_id, content.metrics(content.study_values(summary), round(1000 * time.time())))
+        client.log_batch(
+            run_id, content.metrics(content.study_values(summary), round(1000 * time.time()))
+        )
         for path in artifacts:
             client.log_artifact(run_id, str(path))
         figure = next((path.name for path in artifacts if path.suffix == ".png"), None)
@@ -226,25 +278,41 @@ class Tracking:
         text = redact("\n".join(block(answer(summary))))
         client.set_tag(run_id, "mlflow.note.content", content.note(text, run_id, figure, trials))
         client.set_terminated(run_id, "FINISHED")
-        client.set_tag(run_id, RESULT_TRIALS, str(len(self.sent)))  # from here on it is the parent that stays
+        client.set_tag(
+            run_id, RESULT_TRIALS, str(len(self.sent))
+        )  # from here on it is the parent that stays
         self._delete_strays()
         self._make_only_parent(run_id)
         self._parent = client.get_run(run_id)
 
     def _write_model(self, summary: Summary) -> None:
         run_id = self._parent.info.run_id
-        model_id = send_model(self._client, self._experiments["study"], run_id, self._prepared, self._results, summary)
+        model_id = send_model(
+            self._client, self._experiments["study"], run_id, self._prepared, self._results, summary
+        )
         if model_id is not None:
             self._client.set_tag(run_id, MODEL, model_id)
 
     def _run_tags(self, kind: str, device: str, versions: Mapping[str, str]) -> dict[str, str]:
-        tags = self._tags | {KIND: kind, LAYOUT: OWN_LAYOUT, "bstune.device": device, "mlflow.source.name": "bstune"}
-        return tags | {content.key(f"bstune.version.{package}"): version for package, version in versions.items()}
+        tags = self._tags | {
+            KIND: kind,
+            LAYOUT: OWN_LAYOUT,
+            "bstune.device": device,
+            "mlflow.source.name": "bstune",
+        }
+        return tags | {
+            content.key(f"bstune.version.{package}"): version
+            for package, version in versions.items()
+        }
 
     def _trial_tags(self, result: TrialResult) -> dict[str, str]:
         tags: dict[str, str] = {"bstune.status": result.status}
-        tags |= {} if result.resumed_from is None else {"bstune.resumed_from": str(result.resumed_from)}
-        message = content.cut(redact(result.message), content.TAG_LENGTH) if result.message else None
+        tags |= (
+            {} if result.resumed_from is None else {"bstune.resumed_from": str(result.resumed_from)}
+        )
+        message = (
+            content.cut(redact(result.message), content.TAG_LENGTH) if result.message else None
+        )
         return tags | ({} if message is None else {"bstune.message": message})
 
 
@@ -256,7 +324,9 @@ def _experiment(client: MlflowClient, uri: str, name: str, tags: Mapping[str, st
         location = None if path is None else str(path.parent / "mlruns" / quote(name, safe=" "))
         try:
             return str(client.create_experiment(name, location, dict(tags)))
-        except MlflowException:  # another process has just made it, or this one, if the request was repeated
+        except (
+            MlflowException
+        ):  # another process has just made it, or this one, if the request was repeated
             if (found := client.get_experiment_by_name(name)) is None:
                 raise
     for key, value in tags.items():
@@ -269,6 +339,8 @@ def _git_commit() -> str | None:
     """Return the commit of the working directory's repository; None where there is none, or no git."""
     try:
         command = ["git", "rev-parse", "HEAD"]  # the git of whoever runs the study
-        return subprocess.check_output(command, stderr=subprocess.DEVNULL, text=True, timeout=5).strip()  # noqa: S603
+        return subprocess.check_output(
+            command, stderr=subprocess.DEVNULL, text=True, timeout=5
+        ).strip()  # noqa: S603
     except (OSError, subprocess.SubprocessError):
         return None

@@ -17,10 +17,16 @@ STUDIES = "tags.`bstune.kind` = 'study'"
 _CURVES = [f"curve/{name}_to_target{fit}" for fit in ("_fit", "") for name in ("steps", "time")]
 _BARS = ("critical_batch/value", "best/batch_size", "best/seconds")
 _COLUMNS = [f"critical_batch/{name}" for name in ("value", "low", "high")]
-_COLUMNS += [f"best/{name}" for name in ("batch_size", "lr", "seconds", "seconds_low", "seconds_high", "reached_of_n")]
+_COLUMNS += [
+    f"best/{name}"
+    for name in ("batch_size", "lr", "seconds", "seconds_low", "seconds_high", "reached_of_n")
+]
 _HIDDEN = ["curve/examples_to_target", "curve/examples_to_target_fit", "best/steps"]
 _HIDDEN += [name for name in _COLUMNS if name not in _BARS]
-_NAME, _CREATED = "attributes.`Run Name`", "runDateAndNestInfo"  # of columns, as MLflow's pages call them
+_NAME, _CREATED = (
+    "attributes.`Run Name`",
+    "runDateAndNestInfo",
+)  # of columns, as MLflow's pages call them
 
 
 def page(experiment_id: str) -> str:
@@ -33,7 +39,9 @@ def saved_view(milliseconds: int) -> str:
     """Return the tag's value, made at this time."""
     state = base64.b64encode(zlib.compress(json.dumps(_state()).encode(), 9)).decode()
     times = {"createdAt": milliseconds, "updatedAt": milliseconds}
-    return json.dumps({"name": "bstune: curves over batch size", **times, "state": f"deflate;{state}"})
+    return json.dumps(
+        {"name": "bstune: curves over batch size", **times, "state": f"deflate;{state}"}
+    )
 
 
 def _state() -> dict[str, Any]:
@@ -41,9 +49,14 @@ def _state() -> dict[str, Any]:
     charts = [_line(f"{curves}-{i}", curves, metric) for i, metric in enumerate(_CURVES)]
     charts += [_bar(f"{answers}-{i}", answers, metric) for i, metric in enumerate(_BARS)]
     # MLflow adds a chart for each metric without one, unless it was deleted.
-    charts += [_bar(f"hidden-{i}", answers, metric) | {"deleted": True} for i, metric in enumerate(_HIDDEN)]
+    charts += [
+        _bar(f"hidden-{i}", answers, metric) | {"deleted": True} for i, metric in enumerate(_HIDDEN)
+    ]
     sections = {curves: "Curves", answers: "Critical batch size, and what to use"}
-    columns = [*(f"metrics.`{name}`" for name in _COLUMNS), *(f"params.`{name}`" for name in ("workload", "device"))]
+    columns = [
+        *(f"metrics.`{name}`" for name in _COLUMNS),
+        *(f"params.`{name}`" for name in ("workload", "device")),
+    ]
     columns += ["attributes.`Dataset`", "attributes.`Models`"]
     return {
         "searchFilter": STUDIES,
@@ -53,7 +66,14 @@ def _state() -> dict[str, Any]:
         "runsHiddenMode": "FIRST_20_RUNS",
         "compareRunCharts": charts,
         "compareRunSections": [
-            {"uuid": uuid, "name": name, "display": True, "isReordered": True, "columns": 2, "cardHeight": 360}
+            {
+                "uuid": uuid,
+                "name": name,
+                "display": True,
+                "isReordered": True,
+                "columns": 2,
+                "cardHeight": 360,
+            }
             for uuid, name in sections.items()
         ],
         "isAccordionReordered": True,  # what MLflow adds, such as tests, comes last
@@ -62,7 +82,13 @@ def _state() -> dict[str, Any]:
 
 
 def _chart(uuid: str, section: str) -> dict[str, Any]:
-    return {"uuid": uuid, "metricSectionId": section, "deleted": False, "isGenerated": False, "runsCountToCompare": 20}
+    return {
+        "uuid": uuid,
+        "metricSectionId": section,
+        "deleted": False,
+        "isGenerated": False,
+        "runsCountToCompare": 20,
+    }
 
 
 def _line(uuid: str, section: str, metric: str) -> dict[str, Any]:

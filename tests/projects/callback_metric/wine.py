@@ -16,7 +16,9 @@ class MacroF1(Callback):
     def on_validation_epoch_start(self, trainer, pl_module):
         self.predicted, self.true = [], []
 
-    def on_validation_batch_end(self, trainer, pl_module, outputs, batch, batch_idx, dataloader_idx=0):
+    def on_validation_batch_end(
+        self, trainer, pl_module, outputs, batch, batch_idx, dataloader_idx=0
+    ):
         self.predicted += outputs.tolist()
         self.true += batch[1].tolist()
 

@@ -53,7 +53,10 @@ class EMARegressor(L.LightningModule):
 
     def on_load_checkpoint(self, checkpoint):
         self.normalizer = checkpoint["normalizer"]
-        self.ema = {"net": deepcopy(self.net).requires_grad_(False), "updates": checkpoint["ema"]["updates"]}
+        self.ema = {
+            "net": deepcopy(self.net).requires_grad_(False),
+            "updates": checkpoint["ema"]["updates"],
+        }
         self.ema["net"].load_state_dict(checkpoint["ema"]["net"])
 
     def configure_optimizers(self):

@@ -13,7 +13,11 @@ class Iris(L.LightningDataModule):
         x, y = load_iris(return_X_y=True)
         order = torch.randperm(150, generator=torch.Generator().manual_seed(5))
         x, y = torch.tensor(x, dtype=torch.float32)[order], torch.tensor(y)[order]
-        self.splits = {"fit": (x[:90], y[:90]), "validate": (x[90:120], y[90:120]), "test": (x[120:], y[120:])}
+        self.splits = {
+            "fit": (x[:90], y[:90]),
+            "validate": (x[90:120], y[90:120]),
+            "test": (x[120:], y[120:]),
+        }
 
     def loader(self, split, **options):
         return DataLoader(TensorDataset(*self.splits[split]), **options)
@@ -55,4 +59,7 @@ class IrisNet(L.LightningModule):
     def configure_optimizers(self):
         optimizer = torch.optim.SGD(self.parameters(), lr=self.lr, momentum=0.9)
         scheduler = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, factor=0.5, patience=5)
-        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "monitor": "val_loss"}}
+        return {
+            "optimizer": optimizer,
+            "lr_scheduler": {"scheduler": scheduler, "monitor": "val_loss"},
+        }

@@ -11,7 +11,9 @@ from torch.utils.data import DataLoader, TensorDataset
 
 
 def loader(x, y, **options):
-    return DataLoader(TensorDataset(torch.from_numpy(x).float(), torch.from_numpy(y).float()), **options)
+    return DataLoader(
+        TensorDataset(torch.from_numpy(x).float(), torch.from_numpy(y).float()), **options
+    )
 
 
 class CancerData(LightningDataModule):
@@ -20,7 +22,9 @@ class CancerData(LightningDataModule):
         x, self.x_test, y, self.y_test = train_test_split(x, y, test_size=100, random_state=0)
         scaler = StandardScaler().fit(x)
         x, self.x_test = scaler.transform(x), scaler.transform(self.x_test)
-        self.x, self.x_val, self.y, self.y_val = train_test_split(x, y, test_size=100, random_state=0)
+        self.x, self.x_val, self.y, self.y_val = train_test_split(
+            x, y, test_size=100, random_state=0
+        )
 
     def train_dataloader(self):
         return loader(self.x, self.y, batch_size=32, shuffle=True, drop_last=True)
@@ -36,7 +40,9 @@ class Classifier(LightningModule):
     def __init__(self, learning_rate=0.05, features=200):
         super().__init__()
         self.learning_rate = learning_rate
-        self.model = nn.Sequential(nn.Linear(30, features), nn.Tanh(), nn.Linear(features, 1), nn.Flatten(0))
+        self.model = nn.Sequential(
+            nn.Linear(30, features), nn.Tanh(), nn.Linear(features, 1), nn.Flatten(0)
+        )
         self.model[0].requires_grad_(False)
 
     def step(self, batch, stage):

@@ -32,7 +32,11 @@ class SklearnDigits(LightningDataModule):
 
 class LitMLP(LightningModule):
     def __init__(
-        self, net: nn.Module, hidden: list[int], activation: str = "ReLU", label_smoothing: float = 0.0
+        self,
+        net: nn.Module,
+        hidden: list[int],
+        activation: str = "ReLU",
+        label_smoothing: float = 0.0,
     ) -> None:
         super().__init__()
         layers: list[nn.Module] = [net]

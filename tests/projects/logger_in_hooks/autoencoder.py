@@ -39,14 +39,18 @@ class AutoEncoder(L.LightningModule):
     def training_step(self, batch, batch_idx):
         loss = nn.functional.mse_loss(self.decoder(self.encoder(batch)), batch)
         if self.global_step % 50 == 0:
-            self.logger.experiment.add_histogram("encoder/weight", self.encoder[0].weight, self.global_step)
+            self.logger.experiment.add_histogram(
+                "encoder/weight", self.encoder[0].weight, self.global_step
+            )
         self.log("train_mse", loss)
         return loss
 
     def validation_step(self, batch, batch_idx):
         reconstruction = self.decoder(self.encoder(batch))
         if batch_idx == 0:
-            self.logger.experiment.add_images("reconstruction", reconstruction.view(-1, 1, 8, 8), self.current_epoch)
+            self.logger.experiment.add_images(
+                "reconstruction", reconstruction.view(-1, 1, 8, 8), self.current_epoch
+            )
         self.log("val_mse", nn.functional.mse_loss(reconstruction, batch))
 
     def on_train_epoch_end(self):

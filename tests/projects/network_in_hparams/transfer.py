@@ -10,14 +10,24 @@ from torch.utils.data import DataLoader, TensorDataset
 class Backbone(nn.Module):
     def __init__(self, inputs: int = 13, width: int = 64):
         super().__init__()
-        self.layers = nn.Sequential(nn.Linear(inputs, width), nn.GELU(), nn.Linear(width, width), nn.GELU())
+        self.layers = nn.Sequential(
+            nn.Linear(inputs, width), nn.GELU(), nn.Linear(width, width), nn.GELU()
+        )
 
     def forward(self, x):
         return self.layers(x)
 
 
 class Transfer(pl.LightningModule):
-    def __init__(self, backbone: nn.Module, criterion: nn.Module, width=64, classes=3, lr=1e-3, weight_decay=1e-4):
+    def __init__(
+        self,
+        backbone: nn.Module,
+        criterion: nn.Module,
+        width=64,
+        classes=3,
+        lr=1e-3,
+        weight_decay=1e-4,
+    ):
         super().__init__()
         self.save_hyperparameters()
         self.backbone = backbone.requires_grad_(False)

@@ -13,7 +13,9 @@ class TrainValData(L.LightningDataModule):
             raise NotImplementedError(f"there is no {stage} split")
         x, y = (torch.tensor(part, dtype=torch.float32) for part in load_diabetes(return_X_y=True))
         data = TensorDataset(x / x.std(0), (y - y.mean()) / y.std())
-        self.train, self.val = torch.utils.data.random_split(data, [342, 100], torch.Generator().manual_seed(3))
+        self.train, self.val = torch.utils.data.random_split(
+            data, [342, 100], torch.Generator().manual_seed(3)
+        )
 
     def train_dataloader(self):
         return DataLoader(self.train, batch_size=64, shuffle=True, num_workers=0)

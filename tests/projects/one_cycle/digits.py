@@ -33,7 +33,9 @@ class Net(L.LightningModule):
     def __init__(self, lr: float = 1e-2, hidden: int = 64, dropout: float = 0.1):
         super().__init__()
         self.save_hyperparameters()
-        self.net = nn.Sequential(nn.Linear(64, hidden), nn.ReLU(), nn.Dropout(dropout), nn.Linear(hidden, 10))
+        self.net = nn.Sequential(
+            nn.Linear(64, hidden), nn.ReLU(), nn.Dropout(dropout), nn.Linear(hidden, 10)
+        )
         self.accuracy = torchmetrics.Accuracy(task="multiclass", num_classes=10)
 
     def forward(self, x):
@@ -62,7 +64,10 @@ class Net(L.LightningModule):
         scheduler = torch.optim.lr_scheduler.OneCycleLR(
             optimizer, max_lr=self.hparams.lr, total_steps=self.trainer.estimated_stepping_batches
         )
-        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
+        return {
+            "optimizer": optimizer,
+            "lr_scheduler": {"scheduler": scheduler, "interval": "step"},
+        }
 
 
 if __name__ == "__main__":

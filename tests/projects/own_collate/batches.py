@@ -38,7 +38,12 @@ class Graph:
         return len(self.y)
 
     def to(self, device, non_blocking=False):
-        return Graph(*(tensor.to(device, non_blocking=non_blocking) for tensor in (self.x, self.y, self.edge_index)))
+        return Graph(
+            *(
+                tensor.to(device, non_blocking=non_blocking)
+                for tensor in (self.x, self.y, self.edge_index)
+            )
+        )
 
 
 def as_dict(x, y):
@@ -56,7 +61,9 @@ def as_graph(x, y):
 def collate_graphs(samples):
     nodes = torch.stack([x for x, _ in samples])
     n, size, _ = nodes.shape
-    ring = torch.from_numpy(np.stack(kneighbors_graph([[i] for i in range(size)], 2).nonzero())).long()
+    ring = torch.from_numpy(
+        np.stack(kneighbors_graph([[i] for i in range(size)], 2).nonzero())
+    ).long()
     edges = torch.cat([ring + size * graph for graph in range(n)], dim=1)
     return Graph(nodes.reshape(-1, 1), torch.stack([y for _, y in samples]), edges)
 
@@ -124,7 +131,9 @@ class TupleModel(Base):
 
     def loss(self, batch):
         (left, right), (y, weights) = batch
-        losses = cross_entropy(self.head(torch.tanh(self.left(left) * self.right(right))), y, reduction="none")
+        losses = cross_entropy(
+            self.head(torch.tanh(self.left(left) * self.right(right))), y, reduction="none"
+        )
         return (losses * weights).mean()
 
     def training_step(self, batch, batch_idx):
@@ -145,7 +154,10 @@ class GraphModel(Base):
     def loss(self, graph):
         hidden = self.embed(graph.x) + self.position.repeat(graph.num_graphs, 1)
         source, target = graph.edge_index
-        hidden = hidden + torch.zeros_like(hidden).index_add(0, target, self.message(hidden)[source]).relu()
+        hidden = (
+            hidden
+            + torch.zeros_like(hidden).index_add(0, target, self.message(hidden)[source]).relu()
+        )
         return cross_entropy(self.head(hidden.reshape(graph.num_graphs, -1)), graph.y)
 
     def training_step(self, graph, batch_idx):

@@ -8,7 +8,12 @@ from sklearn import datasets
 from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
-LOADERS = (datasets.load_diabetes, datasets.load_iris, datasets.load_wine, datasets.load_breast_cancer)
+LOADERS = (
+    datasets.load_diabetes,
+    datasets.load_iris,
+    datasets.load_wine,
+    datasets.load_breast_cancer,
+)
 
 
 class Characters(Dataset):
@@ -44,11 +49,15 @@ class Descriptions(pl.LightningDataModule):
 
 
 class TransformerLM(pl.LightningModule):
-    def __init__(self, vocab_size=128, width=32, heads=2, layers=1, length=32, lr=3e-3, warmup_steps=20):
+    def __init__(
+        self, vocab_size=128, width=32, heads=2, layers=1, length=32, lr=3e-3, warmup_steps=20
+    ):
         super().__init__()
         self.save_hyperparameters()
         self.tokens, self.positions = nn.Embedding(vocab_size, width), nn.Embedding(length, width)
-        layer = nn.TransformerEncoderLayer(width, heads, 2 * width, dropout=0.0, batch_first=True, norm_first=True)
+        layer = nn.TransformerEncoderLayer(
+            width, heads, 2 * width, dropout=0.0, batch_first=True, norm_first=True
+        )
         self.blocks = nn.TransformerEncoder(layer, layers, enable_nested_tensor=False)
         self.head = nn.Linear(width, vocab_size)
 
@@ -82,7 +91,10 @@ class TransformerLM(pl.LightningModule):
             return 0.1 + 0.45 * (1 + math.cos(math.pi * min(1.0, done)))
 
         scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, factor)
-        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step", "frequency": 1}}
+        return {
+            "optimizer": optimizer,
+            "lr_scheduler": {"scheduler": scheduler, "interval": "step", "frequency": 1},
+        }
 
 
 if __name__ == "__main__":

@@ -13,18 +13,29 @@ class GAN(L.LightningModule):
         super().__init__()
         self.save_hyperparameters()
         self.automatic_optimization = False
-        self.generator = nn.Sequential(nn.Linear(latent_dim, 64), nn.ReLU(), nn.Linear(64, 64), nn.Sigmoid())
-        self.discriminator = nn.Sequential(nn.Linear(64, 64), nn.LeakyReLU(0.2), nn.Linear(64, 1), nn.Flatten(0))
-        self.register_buffer("fixed_noise", torch.randn(256, latent_dim, generator=torch.Generator().manual_seed(0)))
+        self.generator = nn.Sequential(
+            nn.Linear(latent_dim, 64), nn.ReLU(), nn.Linear(64, 64), nn.Sigmoid()
+        )
+        self.discriminator = nn.Sequential(
+            nn.Linear(64, 64), nn.LeakyReLU(0.2), nn.Linear(64, 1), nn.Flatten(0)
+        )
+        self.register_buffer(
+            "fixed_noise", torch.randn(256, latent_dim, generator=torch.Generator().manual_seed(0))
+        )
 
     def training_step(self, batch, batch_idx):
         (real,) = batch
         opt_g, opt_d = self.optimizers()
         fake = self.generator(torch.randn(len(real), self.hparams.latent_dim, device=self.device))
-        ones, zeros = torch.ones(len(real), device=self.device), torch.zeros(len(real), device=self.device)
+        ones, zeros = (
+            torch.ones(len(real), device=self.device),
+            torch.zeros(len(real), device=self.device),
+        )
 
         self.toggle_optimizer(opt_d)
-        d_loss = (bce(self.discriminator(real), ones) + bce(self.discriminator(fake.detach()), zeros)) / 2
+        d_loss = (
+            bce(self.discriminator(real), ones) + bce(self.discriminator(fake.detach()), zeros)
+        ) / 2
         opt_d.zero_grad()
         self.manual_backward(d_loss)
         opt_d.step()
