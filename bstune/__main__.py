@@ -22,15 +22,15 @@ from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from bstune.core import interruption
 from bstune.core.batch_split import split_batch, split_lines
 from bstune.core.clock import process_seconds
-from bstune.core.console import plain_console, quieten
 from bstune.core.errors import BstuneError, ConfigError, Interrupted
-from bstune.core.files import expand_home, full_disk
-from bstune.core.openmp import spin_shortly
 from bstune.core.scaling import lr_of
-from bstune.core.secrets import redact, remember, secrets_in_environment
+from bstune.system import interruption
+from bstune.system.console import plain_console, quieten
+from bstune.system.files import expand_home, full_disk
+from bstune.system.openmp import spin_shortly
+from bstune.system.secrets import redact, remember, secrets_in_environment
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
@@ -377,8 +377,8 @@ def lightning(arguments: list[str]) -> None:
     # 4 s, as above
     from yaml import safe_dump
 
-    from bstune.core.files import write_text
     from bstune.study.prepare import compose_checked
+    from bstune.system.files import write_text
     from bstune.trial.lightning_cli import Chosen, workload_of
 
     chosen = Chosen(

@@ -35,8 +35,8 @@ from bstune.choices import with_choices_of
 from bstune.core.batch_schedule import BatchSchedule
 from bstune.core.errors import BstuneError, ConfigError
 from bstune.core.records import Budget
-from bstune.core.secrets import remember
 from bstune.options import OPTIONS, Node, ReplayedOptions, Section, TrainedOptions, mistake
+from bstune.system.secrets import remember
 
 CONFIG_MODULE, CONFIG_NAME, HYDRA_VERSION = "bstune.conf", "config", "1.3"
 CLASS_KEYS = {"class_path", "init_args", "dict_kwargs"}  # of what LightningCLI instantiates

@@ -20,9 +20,9 @@ from pydantic_core import PydanticCustomError
 
 from bstune.core.batch_schedule import BatchSchedule
 from bstune.core.errors import ConfigError
-from bstune.core.files import expand_home
 from bstune.core.records import CompileMode, FastMode, Objective, Target
 from bstune.core.search_space import BATCH_SCHEDULE, BUDGET, HALF_LIVES, MODULE
+from bstune.system.files import expand_home
 
 
 def _not_bool(value: object) -> object:

@@ -17,7 +17,6 @@ import numpy as np
 from omegaconf import DictConfig
 from scipy.special import stdtrit
 
-from bstune.core.console import format_number
 from bstune.core.curve import CurveError, CurveFit, fit_curve, log_slope
 from bstune.core.errors import ConfigError, TableError
 from bstune.core.figures import INK, PURPLE, log_axis, log_limits
@@ -26,6 +25,7 @@ from bstune.study.critical import FINE, MAX_COARSE, growth
 from bstune.sweeps.harness import Finding
 from bstune.sweeps.search_benchmark import find_sources, find_target
 from bstune.sweeps.search_problem import dense_points
+from bstune.system.console import format_number
 from bstune.trial.replay import Run, Table, read_index, read_table
 
 if TYPE_CHECKING:

@@ -29,12 +29,12 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from bstune.config import to_dict, validate
-from bstune.core.console import format_seconds
 from bstune.core.errors import ConfigError
 from bstune.core.records import Budget, Target, TrialProtocol, TrialResult, TrialSpec
 from bstune.sweeps.dawnbench_report import CONFIDENCE, paint, sentence, shown
 from bstune.sweeps.harness import Finding
 from bstune.sweeps.statistics import Difference, compare, holm
+from bstune.system.console import format_seconds
 from bstune.trial.device import device_name, device_of, synchronize
 from bstune.trial.loop import Workload, run_trial
 from bstune.trial.workload import (

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from scipy import stats
 
-from bstune.core.console import format_number
 from bstune.core.figures import BLUE, GREY, INK, VERMILION
+from bstune.system.console import format_number
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -30,12 +30,12 @@ from rich.markup import escape
 from rich.table import Table
 
 from bstune.config import compose_known, instantiate, is_replayed, validate, without_plus
-from bstune.core.console import format_number, quieten
 from bstune.core.errors import ConfigError, Interrupted, StudyError
 from bstune.core.figures import save_figure
-from bstune.core.files import check_writable, expand_home, write_text
 from bstune.core.records import dump_json
-from bstune.core.secrets import redact, redact_patterns
+from bstune.system.console import format_number, quieten
+from bstune.system.files import check_writable, expand_home, write_text
+from bstune.system.secrets import redact, redact_patterns
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -19,12 +19,12 @@ from omegaconf import DictConfig
 from rich.console import Console
 from rich.progress import track
 
-from bstune.core.console import format_count, format_number, format_seconds, time_unit
 from bstune.core.errors import ConfigError
 from bstune.core.figures import BLUE, GREY, INK, PURPLE, VERMILION
 from bstune.core.records import Budget, Target, TrialProtocol, TrialResult, TrialSpec
 from bstune.hardware.timing import time_trial
 from bstune.sweeps.harness import Finding
+from bstune.system.console import format_count, format_number, format_seconds, time_unit
 from bstune.trial.device import device_name
 from bstune.trial.loop import Workload, run_trial
 from bstune.trial.workload import load, resolve

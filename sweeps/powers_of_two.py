@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING, Any
 from omegaconf import DictConfig
 from rich.progress import track
 
-from bstune.core.console import format_number
 from bstune.core.errors import ConfigError
 from bstune.core.figures import BLUE, GREY, INK, VERMILION
 from bstune.core.records import TrialProtocol
@@ -39,6 +38,7 @@ from bstune.sweeps.statistics import (
     kind,
     off_the_line,
 )
+from bstune.system.console import format_number
 from bstune.trial.device import device_name
 from bstune.trial.loop import Workload
 from bstune.trial.workload import load, resolve

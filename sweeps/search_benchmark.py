@@ -19,12 +19,12 @@ from rich.console import Console
 from rich.progress import track
 
 from bstune.core.errors import ConfigError, Interrupted, TableError
-from bstune.core.files import check_writable, write_text
 from bstune.core.records import Target, dump_json
 from bstune.sweeps.baselines import FRONTIER, Entry, searches
 from bstune.sweeps.harness import Finding
 from bstune.sweeps.search_benchmark_report import Standing, make_finding, standing
 from bstune.sweeps.search_problem import MULTIPLES, Benchmark, SearchRun, make_benchmark, run_search
+from bstune.system.files import check_writable, write_text
 from bstune.trial.replay import Source, read_index, read_table
 
 SEEDS, QUICK_SEEDS = 20, 3

@@ -20,7 +20,6 @@ import numpy as np
 from omegaconf import DictConfig
 from rich.console import Console
 
-from bstune.core.console import format_count, format_number, quieten
 from bstune.core.errors import ConfigError, Interrupted
 from bstune.core.figures import log_axis, log_limits
 from bstune.report.compare import Compared, Comparison, Pair, compare, compared
@@ -30,6 +29,7 @@ from bstune.report.study_folder import read_study
 from bstune.study.prepare import compose_checked
 from bstune.study.run import run as run_study
 from bstune.sweeps.harness import Finding
+from bstune.system.console import format_count, format_number, quieten
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

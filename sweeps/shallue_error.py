@@ -23,13 +23,13 @@ from omegaconf import DictConfig
 from rich.console import Console
 from scipy import stats
 
-from bstune.core.console import format_count, format_number
 from bstune.core.errors import ConfigError, Interrupted, TableError
 from bstune.core.figures import BLUE, INK, VERMILION, log_axis, log_limits
 from bstune.core.records import Budget, TrialProtocol, TrialResult, TrialSpec, dump_json
 from bstune.study.prepare import frozen_settings
 from bstune.study.record import row as row_of
 from bstune.sweeps.harness import Finding
+from bstune.system.console import format_count, format_number
 from bstune.trial.device import device_name
 from bstune.trial.loop import Workload, run_trial
 from bstune.trial.workload import load, resolve

@@ -19,11 +19,11 @@ from omegaconf import DictConfig
 from torch import Tensor
 from torch.utils.benchmark import Timer
 
-from bstune.core.console import format_number
 from bstune.core.errors import ConfigError
 from bstune.core.figures import BLUE, INK
 from bstune.hardware.roofline import DTYPES
 from bstune.sweeps.harness import Finding
+from bstune.system.console import format_number
 from bstune.trial.device import device_name, resolve_device, synchronize
 
 if TYPE_CHECKING:

@@ -13,8 +13,8 @@ from torch import nn
 from torch.nn import functional as F
 from torch.utils.data import DataLoader, Dataset
 
-from bstune.core.console import quieten
 from bstune.core.records import Target
+from bstune.system.console import quieten
 from bstune.trial import distributed
 from bstune.trial.batches import rebatch
 from bstune.trial.checkpoint import Stopped

@@ -31,11 +31,11 @@ from torch.utils.data import DataLoader
 from bstune.core.batch_schedule import BatchPlan, BatchSchedule, constant
 from bstune.core.clock import TrialClock
 from bstune.core.errors import ConfigError
-from bstune.core.files import Output
 from bstune.core.records import Budget, Target, TrialResult
 from bstune.hardware.several import open_short_trials
 from bstune.study.batch_growth import proposed_growth
 from bstune.study.prepare import compose_checked, frozen_settings, prepare
+from bstune.system.files import Output
 from bstune.trial.batches import IndexStream, endless, rebatch
 from bstune.trial.checkpoint import Stopped
 from bstune.trial.loop import Workload
@@ -542,7 +542,10 @@ def test_batches_past_the_memory_ceiling_are_accumulated_and_it_is_said(
         return
     record = prepared.backend.run(make_spec(64, 0.3), None, None)
     assert [part[:2] for part in record.batch_parts][:2] == [(64, 4), (192, 2)]
-    reason = r"up to 576 are past the memory ceiling, 100, and cannot be accumulated, as .*set batch_schedule.largest=100"
+    reason = (
+        r"up to 576 are past the memory ceiling, 100, and cannot be accumulated, as "
+        r".*set batch_schedule.largest=100"
+    )
     with pytest.raises(ConfigError, match=reason):
         prepare(
             compose_checked(

@@ -1,6 +1,6 @@
 import math
 
-from bstune.core.console import format_count, format_number, format_seconds, plain_console, plural
+from bstune.system.console import format_count, format_number, format_seconds, plain_console, plural
 
 
 def test_numbers_have_their_significant_digits():

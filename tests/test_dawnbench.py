@@ -119,7 +119,10 @@ def test_what_preparing_and_moving_batches_takes_of_a_step(checked, monkeypatch,
         time,
     )
     # 12 batches of 100 are an epoch of 1200 digits; 20 batches and a wait are timed: 0.3 s
-    start = "start: an epoch's 12 batches are drawn, augmented and normalised on the device in 180 ms, 30% of its steps' "
+    start = (
+        "start: an epoch's 12 batches are drawn, augmented and normalised on the device in 180 ms, "
+        "30% of its steps' "
+    )
     assert note.startswith(start)
     assert note.count("ms") == calls
     assert note.endswith("(means of 20 batches)")

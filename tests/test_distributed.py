@@ -14,10 +14,10 @@ from torch.utils.data import DataLoader
 import bstune
 from bstune.core.batch_schedule import BatchSchedule
 from bstune.core.errors import ConfigError
-from bstune.core.files import Output
 from bstune.core.records import TrialResult
 from bstune.hardware.probe import TrialProbe
 from bstune.study.prepare import compose_checked
+from bstune.system.files import Output
 from bstune.trial import distributed
 from bstune.trial.workers import Workers
 from bstune.trial.workload import resolve

@@ -76,7 +76,7 @@ class Does(Classifier):
 """
 IMPATIENT = """
 from bstune.__main__ import command
-from bstune.core import files
+from bstune.system import files
 from bstune.study import patience
 
 files.WRITE_TRIES, patience.RETRY_SECONDS = 2, 1.0

@@ -7,7 +7,7 @@ import pytest
 from toolbox import FakeTime, entries
 
 from bstune.core.errors import StudyError
-from bstune.core.files import (
+from bstune.system.files import (
     Identity,
     Output,
     check_writable,

@@ -8,7 +8,6 @@ from io import StringIO
 import pytest
 from rich.console import Console
 
-from bstune.core.files import Output
 from bstune.hardware.report import advice, headline, survey_json, survey_tables, write_survey
 from bstune.hardware.roofline import (
     AffineCost,
@@ -19,6 +18,7 @@ from bstune.hardware.roofline import (
     tensor_core_multiple,
 )
 from bstune.hardware.survey import probe_text
+from bstune.system.files import Output
 from tests.toolbox import entries, make_probe_result, make_survey
 
 ODD = LayerCost(

@@ -129,7 +129,10 @@ def test_rows_that_come_one_by_one_are_the_same_rows_and_what_they_cost_is_said(
     assert [(row["ms_resident"], row["ms_row_by_row"]) for row in finding.rows] == [
         pytest.approx((1.0, 1.0 + size / 100)) for size in (30, 1, 7)
     ]
-    text = "1.01 times as long at 1, 1.07 times as long at 7, 1.3 times as long at 30 as with rows that live on the device"
+    text = (
+        "1.01 times as long at 1, 1.07 times as long at 7, "
+        "1.3 times as long at 30 as with rows that live on the device"
+    )
     assert text in finding.sentence
 
 

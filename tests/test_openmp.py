@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from bstune.core.openmp import SPIN, WAIT_POLICY, spin_shortly
+from bstune.system.openmp import SPIN, WAIT_POLICY, spin_shortly
 from bstune.trial import workers
 
 

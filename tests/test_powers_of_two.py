@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from bstune.core.console import format_number
 from bstune.core.errors import ConfigError, HardwareError
 from bstune.core.figures import save_figure
 from bstune.core.records import dump_json
@@ -20,6 +19,7 @@ from bstune.hardware.probe import measure_ceiling
 from bstune.hardware.timing import visits
 from bstune.sweeps.harness import check_sweep, compose_sweep, show
 from bstune.sweeps.powers_of_two import run
+from bstune.system.console import format_number
 
 NEAR = [100, 119, 120, 121, 127, 128, 129, 156]
 

@@ -13,7 +13,6 @@ from rich.console import Console
 from toolbox import entries, make_result, make_survey, table_rows, trials_of, write_rows
 
 from bstune.core.errors import ConfigError
-from bstune.core.files import Output
 from bstune.core.records import TrialSpec
 from bstune.hardware import survey as hardware_survey
 from bstune.report.answer import INDENT
@@ -21,6 +20,7 @@ from bstune.study import report
 from bstune.study.prepare import compose_checked, frozen_settings, open_trials, prepare
 from bstune.study.run import run_study
 from bstune.study.tracking import runs
+from bstune.system.files import Output
 from bstune.trial.backend import TrialBackend
 from bstune.trial.workload import resolve, resolve_precision
 

@@ -71,10 +71,13 @@ def test_python(tmp_path, monkeypatch):
     }
     monkeypatch.setattr(bstune, "tune", functools.partial(bstune.tune, **quick))
     for block in blocks("python"):
-        exec(
-            block,
-            {"module": MyModule(0.1), "data": MyData(), "MyModule": MyModule, "MyData": MyData},
-        )  # noqa: S102
+        names = {
+            "module": MyModule(0.1),
+            "data": MyData(),
+            "MyModule": MyModule,
+            "MyData": MyData,
+        }
+        exec(block, names)  # noqa: S102
     assert (tmp_path / "report.html").exists()
 
 

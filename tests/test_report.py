@@ -12,7 +12,6 @@ from rich.console import Console
 from toolbox import make_result, make_trial
 
 from bstune.core.curve import CurveBand
-from bstune.core.files import Output
 from bstune.report.answer import answer, trust
 from bstune.study.replicates import Winner
 from bstune.study.report import (
@@ -25,6 +24,7 @@ from bstune.study.report import (
     train_command,
 )
 from bstune.study.scale_out import step_times
+from bstune.system.files import Output
 
 
 @pytest.mark.parametrize(

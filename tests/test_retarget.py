@@ -7,10 +7,10 @@ from toolbox import make_trial, table_rows, trials_of, write_rows
 
 from bstune.__main__ import main
 from bstune.core.errors import ConfigError, StudyError
-from bstune.core.files import Output
 from bstune.core.records import Target
 from bstune.study import retarget
 from bstune.study.retarget import at_target, ended_at
+from bstune.system.files import Output
 
 TARGET = Target("val/error", 0.1, "min")
 HISTORY = ((5, 0.5), (10, 0.3), (20, 0.15), (40, 0.09))

@@ -11,8 +11,8 @@ from omegaconf import OmegaConf
 from sqlalchemy.engine import URL
 from toolbox import table_rows, write_rows
 
-from bstune.core import secrets
-from bstune.core.secrets import (
+from bstune.system import secrets
+from bstune.system.secrets import (
     redact,
     redact_patterns,
     redact_values,

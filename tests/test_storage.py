@@ -15,7 +15,6 @@ from toolbox import FakeTime, make_result
 
 from bstune.core import scaling
 from bstune.core.errors import ConfigError, StudyError
-from bstune.core.files import Output
 from bstune.core.records import Target, TrialResult
 from bstune.core.search_space import Space
 from bstune.search.sampler import FrontierSampler
@@ -45,6 +44,7 @@ from bstune.study.storage import (
     store_unstored,
     tell,
 )
+from bstune.system.files import Output
 from bstune.trial.backend import stops_trials
 
 TARGET = Target("val/error", 0.1, "min")

@@ -4,9 +4,9 @@ import pytest
 from toolbox import make_trial
 
 from bstune.core.errors import StudyError
-from bstune.core.files import Output
 from bstune.report.answer import answer
 from bstune.report.study_folder import OLDER, completed, read_study
+from bstune.system.files import Output
 
 CURVE = {
     "study": "s",

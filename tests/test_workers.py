@@ -15,11 +15,11 @@ from toolbox import make_result, make_spec, make_survey, trials_of
 from torch._utils import ExceptionWrapper
 
 from bstune.core.errors import ConfigError
-from bstune.core.failures import described
-from bstune.core.files import Output
 from bstune.core.records import TrialSpec
 from bstune.study.prepare import compose_checked, prepare
 from bstune.study.search import _first_trials
+from bstune.system.failures import described
+from bstune.system.files import Output
 from bstune.trial.workers import Workers, with_step_time
 
 # What the processes import: nothing that takes long. What is asked of a trial is its batch size.
@@ -70,7 +70,7 @@ KILLED = """
 import os, toy
 from functools import partial
 from pathlib import Path
-from bstune.core.files import Output
+from bstune.system.files import Output
 from bstune.core.records import TrialSpec
 from bstune.trial.workers import Workers
 

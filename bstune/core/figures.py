@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from bstune.core.console import format_number
+from bstune.system.console import format_number
 
 if TYPE_CHECKING:
     from matplotlib.artist import Artist

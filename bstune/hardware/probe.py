@@ -36,11 +36,11 @@ import torch
 from omegaconf import DictConfig, OmegaConf
 
 from bstune.core.clock import Phase, TrialClock
-from bstune.core.console import quieten
 from bstune.core.errors import BstuneError, ConfigError, HardwareError
 from bstune.core.records import Budget, TrialSpec
 from bstune.hardware import memory
 from bstune.hardware.memory import Ceiling, Outcome, ProbeResult, find_ceiling
+from bstune.system.console import quieten
 from bstune.trial.distributed import join
 from bstune.trial.loop import run_trial
 from bstune.trial.objects import Objects, give, objects_of

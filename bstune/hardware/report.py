@@ -13,15 +13,15 @@ from rich import box
 from rich.console import Group
 from rich.table import Table
 
-from bstune.core.console import format_count, format_number, format_seconds, plain_console
-from bstune.core.failures import optional
 from bstune.core.figures import BLUE, GREY, INK, PURPLE, VERMILION, save_figure
-from bstune.core.files import Identity, Output, check_writable, owned, write_text
 from bstune.core.records import dump_json
 from bstune.hardware import roofline
 from bstune.hardware.known_devices import Prediction
 from bstune.hardware.roofline import TENSOR_CORE_SOURCE, DeviceLimits, LayerCost, StepCost
 from bstune.hardware.survey import Survey, compose_survey, probe_text, survey_of
+from bstune.system.console import format_count, format_number, format_seconds, plain_console
+from bstune.system.failures import optional
+from bstune.system.files import Identity, Output, check_writable, owned, write_text
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -308,7 +308,8 @@ def _paint(figure: "Figure", survey: Survey, cost: StepCost, limits: DeviceLimit
     for axes in (roof, ranges):
         axes.axvline(limits.ridge, color=GREY, linewidth=0.9, linestyle="--", zorder=1)
         axes.grid(color=INK, alpha=0.07, linewidth=0.6)
-    title = f"{survey.workload}: by its shapes the step is {_bound_text(survey)}\n{survey.device}; {_limits_text(limits)}"
+    bound = f"{survey.workload}: by its shapes the step is {_bound_text(survey)}"
+    title = f"{bound}\n{survey.device}; {_limits_text(limits)}"
     figure.suptitle(title, fontsize=10.5, parse_math=False)
     figure.legend(
         *roof.get_legend_handles_labels(),

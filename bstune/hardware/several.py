@@ -9,12 +9,12 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
-from bstune.core.console import quieten
 from bstune.core.errors import HardwareError
-from bstune.core.files import Output
 from bstune.core.records import TrialSpec
 from bstune.core.search_space import Space
 from bstune.core.step_time import StepTime, fit_line
+from bstune.system.console import quieten
+from bstune.system.files import Output
 from bstune.trial.distributed import config_of_process
 from bstune.trial.loop import run_trial
 from bstune.trial.objects import Objects, give, objects_of

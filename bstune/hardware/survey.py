@@ -25,10 +25,7 @@ from omegaconf import DictConfig, OmegaConf
 from pydantic import TypeAdapter, ValidationError
 
 from bstune.config import compose, to_dict
-from bstune.core.console import quieten
 from bstune.core.errors import ConfigError, HardwareError, StudyError
-from bstune.core.failures import optional
-from bstune.core.files import write_text
 from bstune.core.records import TrialProtocol, TrialSpec
 from bstune.core.search_space import Space
 from bstune.core.step_time import StepTimeModel, fit_step_model, fit_step_times, leave_one_out
@@ -36,6 +33,9 @@ from bstune.hardware import known_devices, roofline, timing
 from bstune.hardware.memory import Ceiling, ProbeResult, memory_limit, resident_bytes
 from bstune.hardware.probe import DEVICE_LOST, measure_ceiling
 from bstune.hardware.several import shared_steps
+from bstune.system.console import quieten
+from bstune.system.failures import optional
+from bstune.system.files import write_text
 from bstune.trial.backend import OBJECTS, make_space
 from bstune.trial.device import device_name, processor, products_in, versions
 from bstune.trial.graph import eager_steps

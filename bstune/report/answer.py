@@ -8,8 +8,8 @@ import textwrap
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from bstune.core.console import format_count, format_number, format_seconds, plural, time_unit
 from bstune.report.rows import REGIMES, WINNERS, Row, winner_to_use
+from bstune.system.console import format_count, format_number, format_seconds, plural, time_unit
 
 Line = tuple[
     str, tuple[str, ...]

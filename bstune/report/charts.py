@@ -4,7 +4,6 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from bstune.core.console import format_count, format_number, format_seconds, plural
 from bstune.core.records import TrialResult
 from bstune.core.scaling import linear, none, sqrt
 from bstune.report.answer import (
@@ -17,6 +16,7 @@ from bstune.report.answer import (
 from bstune.report.html import axis, chart, label, paragraph, text
 from bstune.report.rows import WINNERS, Row
 from bstune.report.study_folder import EMPTY_CRITICAL, StudyFolder
+from bstune.system.console import format_count, format_number, format_seconds, plural
 
 CURVE_POINTS = 48  # of a learning curve, at most: the page is to stay small
 

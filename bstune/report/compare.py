@@ -26,12 +26,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from bstune.core.console import format_count, format_number, format_seconds, plural
 from bstune.core.errors import StudyError
-from bstune.core.files import Output
 from bstune.report.answer import answer, critical_text, device_text, expected_text
 from bstune.report.rows import Summary, winner_to_use
 from bstune.report.study_folder import completed, read_study
+from bstune.system.console import format_count, format_number, format_seconds, plural
+from bstune.system.files import Output
 
 LEVEL = 0.9  # of the intervals of the ratios, all of them together
 Array = NDArray[np.float64]

@@ -7,13 +7,13 @@ from pathlib import Path
 from rich.console import Console
 from rich.text import Text
 
-from bstune.core.console import plural
 from bstune.core.errors import StudyError
-from bstune.core.files import check_writable, write_text
 from bstune.report.answer import INDENT, WIDTH
 from bstune.report.compare import Comparison, Pair
 from bstune.report.compare_figure import draw_comparison
 from bstune.report.compare_page import comparison_page
+from bstune.system.console import plural
+from bstune.system.files import check_writable, write_text
 
 PAGE, FIGURE = "comparison.html", "comparison.png"
 MOST = 6  # pairs that are printed; all are in the page

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from bstune.core.console import format_number, format_seconds
 from bstune.core.figures import (
     BLUE,
     GREY,
@@ -21,6 +20,7 @@ from bstune.core.figures import (
     save_figure,
 )
 from bstune.report.compare import Collapse, Compared, Comparison, collapsed
+from bstune.system.console import format_number, format_seconds
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -5,9 +5,9 @@ from typing import Any
 
 import numpy as np
 
-from bstune.core.console import format_count, format_number, format_seconds
 from bstune.report.compare import Array, Compared, Comparison, collapsed
 from bstune.report.html import Cell, Section, axis, chart, label, page, paragraph, table
+from bstune.system.console import format_count, format_number, format_seconds
 
 COLOURS = ("--blue", "--vermilion", "--green", "--purple", "--orange", "--sky", "--ink")
 SYMBOLS = ("circle", "square", "triangle-up", "diamond", "triangle-down", "cross", "x")

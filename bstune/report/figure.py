@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from bstune.core.console import format_count, format_number, format_seconds, plural, time_unit
 from bstune.core.figures import (
     BLUE,
     GREY,
@@ -42,6 +41,7 @@ from bstune.report.answer import (
     range_text,
 )
 from bstune.report.rows import WINNERS, Row, Summary, trial_row
+from bstune.system.console import format_count, format_number, format_seconds, plural, time_unit
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -6,14 +6,14 @@ from pathlib import Path
 
 import yaml
 
-from bstune.core.console import format_count, format_number, format_seconds, plural
-from bstune.core.files import write_text
 from bstune.core.records import TrialResult, dump_json
 from bstune.report import charts
 from bstune.report.answer import STATUS_WORDS, Answer, Trust, answer, trust
 from bstune.report.html import Cell, Section, page, paragraph, table, text
 from bstune.report.rows import Row
 from bstune.report.study_folder import StudyFolder
+from bstune.system.console import format_count, format_number, format_seconds, plural
+from bstune.system.files import write_text
 
 GLOSSARY = {
     "batch size B": "examples per applied optimizer step, over all devices and all accumulated micro-batches",

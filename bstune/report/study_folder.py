@@ -9,9 +9,9 @@ from typing import Any
 import yaml
 
 from bstune.core.errors import RecordError, StudyError
-from bstune.core.files import Output
 from bstune.core.records import STATUSES, TrialResult
 from bstune.report.rows import WINNERS, Summary
+from bstune.system.files import Output
 
 FORMER = {
     "ended": "stop_reason"

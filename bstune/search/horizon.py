@@ -37,7 +37,8 @@ EARLY_MISFIT = 0.25  # ... likewise over log(s/h)
 LEAST_MISFIT = 0.03  # in log S
 ABOVE = np.linspace(0.0, 12.0, 1201)  # log(h/S) at which a law's draws are compared
 LONGEST = 4.0  # deviations of log S that a horizon lies above it, at most
-RELIABLE = 1.28  # deviations of log S that a winner's horizon lies above it, at least: nine of ten runs reach the target
+# Deviations of log S that a winner's horizon lies above it, at least: nine of ten runs reach the target.
+RELIABLE = 1.28
 OUTLIERS = 0.04  # share of the runs that miss the target whatever their horizon
 DRAWS = 32  # of the law, of which the median is taken
 

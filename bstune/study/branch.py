@@ -18,13 +18,13 @@ from rich.table import Table
 
 from bstune.config import is_replayed
 from bstune.core.branching import LargestBatch, largest_batch
-from bstune.core.console import format_count, format_number, plain_console, plural, quieten
 from bstune.core.errors import ConfigError
-from bstune.core.files import check_writable, write_text
 from bstune.core.records import Target, TrialSpec, dump_json
 from bstune.core.search_space import HALF_LIVES
 from bstune.study.prepare import compose_checked
 from bstune.study.record import listed
+from bstune.system.console import format_count, format_number, plain_console, plural, quieten
+from bstune.system.files import check_writable, write_text
 
 LEVEL = 0.9  # of the interval over seeds
 MULTIPLES = (1, 2, 4, 8, 16, 32)  # of the run's own batch size

@@ -18,9 +18,9 @@ from sqlalchemy.engine import make_url
 from sqlalchemy.exc import ArgumentError, SQLAlchemyError
 
 from bstune.core.errors import StudyError
-from bstune.core.files import check_writable
 from bstune.study.lease import STORAGE_ERRORS
 from bstune.study.patience import Patience
+from bstune.system.files import check_writable
 
 CONNECT_SECONDS = 5
 GRPC = "grpc"  # Optuna's proxy: many workers on few connections to a database

@@ -15,12 +15,12 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import ndtr, ndtri
 
-from bstune.core.console import format_count, plural
 from bstune.core.curve import SLOPE_RATIO, batch_at
 from bstune.core.records import Target, TrialResult
 from bstune.search.acquisition import b_crit_quantiles, log_b_crit, most_telling
 from bstune.search.observations import Posterior
 from bstune.search.posterior import B_CRIT, B_OPT, LEVEL, Prior, draw_prior
+from bstune.system.console import format_count, plural
 
 NOMINAL = 0.9  # coverage of ...
 INTERVAL = (0.05, 0.95)  # ... the interval of B_crit's posterior; search.precision stops by it
@@ -229,7 +229,10 @@ def no_easier_target(target: Target, ideal: float | None, horizon: bool = False)
         return "a trial that passes an easier target on its way has a schedule for the harder one"
     if ideal is None:
         return f"{target.metric} has no best value to measure easier targets from: set workload.target.bounds"
-    return f"no easier target was passed by {MIN_PASSED} closely evaluated trials over {MIN_SPAN:g} times the batch size"
+    return (
+        f"no easier target was passed by {MIN_PASSED} closely evaluated trials over {MIN_SPAN:g} times "
+        "the batch size"
+    )
 
 
 def passing(trial: TrialResult, target: Target) -> TrialResult:

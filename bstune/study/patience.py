@@ -20,8 +20,8 @@ from sqlalchemy.engine import make_url
 from sqlalchemy.exc import DataError, NotSupportedError, ProgrammingError
 
 from bstune.core.errors import StudyError
-from bstune.core.secrets import redact
 from bstune.study.lease import STORAGE_ERRORS
+from bstune.system.secrets import redact
 
 logger = logging.getLogger(__name__)
 ANSWER_SECONDS = 15.0  # that a server may take to answer one call

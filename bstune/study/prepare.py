@@ -11,16 +11,16 @@ from omegaconf import DictConfig, OmegaConf
 
 from bstune.config import batch_schedule_of, compose, flatten, is_replayed, to_dict
 from bstune.core.clock import stopwatch
-from bstune.core.console import quieten
 from bstune.core.errors import BstuneError, ConfigError, UserCodeError
-from bstune.core.failures import cause, described
-from bstune.core.files import Identity, Output, check_owner, check_writable
 from bstune.core.records import CUDA_GRAPH_MODES, TrialProtocol, TrialResult, TrialSpec
 from bstune.core.search_space import BATCH_SCHEDULE, HALF_LIVES, Space
-from bstune.core.secrets import redact_values
 from bstune.study.connection import check_storage
 from bstune.study.plan import SearchBudget
 from bstune.study.storage import ARGUMENTS, build_sampler
+from bstune.system.console import quieten
+from bstune.system.failures import cause, described
+from bstune.system.files import Identity, Output, check_owner, check_writable
+from bstune.system.secrets import redact_values
 from bstune.trial.backend import (
     TrialBackend,
     chooses_horizons,

@@ -16,13 +16,13 @@ from pathlib import Path
 from typing import Any
 
 from bstune.config import is_replayed
-from bstune.core.console import quieten
 from bstune.core.errors import ConfigError, Interrupted, TableError
-from bstune.core.files import check_writable, write_text
 from bstune.core.records import TrialResult, TrialSpec, dump_json
 from bstune.core.search_space import HALF_LIVES
 from bstune.study.prepare import compose_checked, prepare
 from bstune.study.storage import changes
+from bstune.system.console import quieten
+from bstune.system.files import check_writable, write_text
 
 THINNING_RATIO = 1.12  # of the recorded steps, but for those that brought a new best value
 METRIC_DIGITS = 6  # so many that rounding takes no value past a target

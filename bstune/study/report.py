@@ -19,12 +19,8 @@ from rich.console import Console
 from rich.text import Text
 
 from bstune.config import is_replayed, overrides
-from bstune.core.console import format_count, format_number, plural
 from bstune.core.curve import CurveBand, CurveError, CurveFit, fit_curve, frontier_points
-from bstune.core.failures import optional
-from bstune.core.files import Output, write_text
 from bstune.core.records import Merit, TrialResult, TrialSpec, dump_json
-from bstune.core.secrets import redact_patterns, reference
 from bstune.report.answer import INDENT, WIDTH, Answer, Line, answer, block
 from bstune.report.figure import draw_curve
 from bstune.report.page import write_page
@@ -54,6 +50,10 @@ from bstune.study.replicates import MERITS, Winner, left_out, winners
 from bstune.study.scale_out import ScaleOut, draw_scale_out, scale_out, scale_out_table, step_times
 from bstune.study.storage import results, trained_by
 from bstune.study.summary import summarize, winner_row
+from bstune.system.console import format_count, format_number, plural
+from bstune.system.failures import optional
+from bstune.system.files import Output, write_text
+from bstune.system.secrets import redact_patterns, reference
 
 if TYPE_CHECKING:
     from bstune.study.tracking.runs import Tracking

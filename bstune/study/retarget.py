@@ -15,9 +15,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from bstune.config import is_replayed
-from bstune.core.console import format_count, format_number, format_seconds, plain_console
 from bstune.core.errors import ConfigError, StudyError
-from bstune.core.files import Output
 from bstune.core.records import Target, TrialResult
 from bstune.core.step_time import fit_step_model
 from bstune.report.answer import answer
@@ -30,6 +28,8 @@ from bstune.study.critical import INTERVAL, passing, too_few_passed
 from bstune.study.model import REPORT_PARTICLES, study_posterior
 from bstune.study.prepare import PreparedStudy, search_budget
 from bstune.study.report import show, summary_of
+from bstune.system.console import format_count, format_number, format_seconds, plain_console
+from bstune.system.files import Output
 from bstune.trial.backend import TrialBackend, make_protocol, make_space
 from bstune.trial.replay import ReplayBackend
 

@@ -20,12 +20,8 @@ from rich.progress import Progress as Bar
 from rich.table import Column
 from rich.text import Text
 
-from bstune.core.console import format_count, format_number, format_seconds, plural
 from bstune.core.errors import StudyError, UserCodeError
-from bstune.core.failures import optional
-from bstune.core.files import Identity, Output, check_owner, owned, write_text
 from bstune.core.records import Target, TrialResult, TrialSpec
-from bstune.core.secrets import redact, redact_patterns, redact_values
 from bstune.report.answer import STATUS_WORDS, WIDTH
 from bstune.search.each_batch_size import batch_sizes
 from bstune.study.lease import Leases
@@ -44,6 +40,10 @@ from bstune.study.storage import (
     results,
     store_unstored,
 )
+from bstune.system.console import format_count, format_number, format_seconds, plural
+from bstune.system.failures import optional
+from bstune.system.files import Identity, Output, check_owner, owned, write_text
+from bstune.system.secrets import redact, redact_patterns, redact_values
 from bstune.trial.backend import chooses_batch_sizes, chooses_horizons, stops_trials
 from bstune.trial.workers import InProcess
 

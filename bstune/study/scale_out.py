@@ -19,7 +19,6 @@ from numpy.typing import NDArray
 from rich import box
 from rich.table import Table
 
-from bstune.core.console import format_count, format_number, format_seconds, time_unit
 from bstune.core.curve import CurveBand
 from bstune.core.figures import (
     BLUE,
@@ -40,6 +39,7 @@ from bstune.search.acquisition import best_learning_rate, steps_band
 from bstune.search.observations import Posterior
 from bstune.study.critical import INTERVAL
 from bstune.study.prepare import PreparedStudy
+from bstune.system.console import format_count, format_number, format_seconds, time_unit
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

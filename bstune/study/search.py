@@ -13,9 +13,7 @@ from typing import TYPE_CHECKING
 import optuna
 from optuna.trial import FrozenTrial
 
-from bstune.core.console import format_count
 from bstune.core.errors import StudyError, UserCodeError
-from bstune.core.files import keep_trials, write_text
 from bstune.core.records import Objective, TrialResult
 from bstune.search.observations import Posterior, fresh_horizons, fresh_steps
 from bstune.study.critical import critical_batch
@@ -47,6 +45,8 @@ from bstune.study.storage import (
     working,
 )
 from bstune.study.wall import WallTime
+from bstune.system.console import format_count
+from bstune.system.files import keep_trials, write_text
 from bstune.trial.backend import stops_trials
 from bstune.trial.workers import Finished, Runner, with_step_time
 

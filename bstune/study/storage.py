@@ -28,7 +28,6 @@ from optuna.study import StudyDirection
 from optuna.trial import FrozenTrial, TrialState, create_trial
 
 from bstune.core.errors import ConfigError, StudyError
-from bstune.core.files import Output
 from bstune.core.records import Objective, Target, TrialResult, TrialSpec, dump_json
 from bstune.core.search_space import Space
 from bstune.search.sampler import RECORD, RESUMED_FROM
@@ -36,6 +35,7 @@ from bstune.study.connection import RACE_SECONDS, answering, check_storage, conn
 from bstune.study.lease import PREFIX
 from bstune.study.plan import SearchBudget
 from bstune.study.replicates import Winner
+from bstune.system.files import Output
 from bstune.trial.backend import sampler_factory
 
 logger = logging.getLogger(__name__)

@@ -13,14 +13,14 @@ from omegaconf import DictConfig
 from rich.console import Console
 
 from bstune.config import compose_workload, read_yaml
-from bstune.core.console import plain_console, quieten
 from bstune.core.errors import BstuneError, ConfigError
-from bstune.core.failures import in_users_code
 from bstune.core.records import Budget, Target
 from bstune.core.search_space import BATCH_SCHEDULE, MODULE
 from bstune.hardware.survey import Survey, compose_survey, survey_of
 from bstune.study.result import Result
 from bstune.study.run import run
+from bstune.system.console import plain_console, quieten
+from bstune.system.failures import in_users_code
 from bstune.trial.backend import OWNED
 from bstune.trial.objects import Objects, Trial, data_module, given, module_builder
 from bstune.trial.process import restored

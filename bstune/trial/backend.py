@@ -9,7 +9,6 @@ from omegaconf import DictConfig, OmegaConf
 
 from bstune.config import batch_schedule_of, budget_of, instantiate, is_replayed, to_dict
 from bstune.core.errors import ConfigError
-from bstune.core.files import Output
 from bstune.core.records import (
     CUDA_GRAPH_MODES,
     EvaluationSchedule,
@@ -19,6 +18,7 @@ from bstune.core.records import (
     TrialSpec,
 )
 from bstune.core.search_space import Space, Tunable
+from bstune.system.files import Output
 
 # Arguments of the Trainer that define a trial: what sets each instead. Another value would change a trial unseen.
 _LENGTH = "how long a trial is, is set by budget.steps and budget.examples"

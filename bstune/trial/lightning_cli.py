@@ -107,6 +107,8 @@ def workload_of(path: Path, chosen: Chosen) -> tuple[dict[str, Any], list[str]]:
     ]
     precision = str(trainer.get("precision") or 32)
     here = f"{build_module.__module__}."
+    module: dict[Any, Any] = {"_target_": f"{here}build_module", "_recursive_": False}
+    module |= OmegaConf.to_container(config)  # type: ignore[arg-type]  # of a mapping
     workload = {
         "name": chosen.name or parsed["model"]["class_path"].rpartition(".")[2],
         "precision": PRECISIONS.get(precision, precision),
@@ -116,11 +118,7 @@ def workload_of(path: Path, chosen: Chosen) -> tuple[dict[str, Any], list[str]]:
         "budget": {"steps": max(1, budget // (BELOW * size)), "examples": budget},
         "target": {"metric": metric, "value": value, "mode": mode},
         "data": {"_target_": f"{here}build_data", "_recursive_": False, "data": parsed["data"]},
-        "module": {
-            "_target_": f"{here}build_module",
-            "_recursive_": False,
-            **OmegaConf.to_container(config),
-        },  # type: ignore[dict-item]
+        "module": module,
         "trainer": {name: value for name, value in trainer.items() if name not in OWNED},
     }
     lines = [

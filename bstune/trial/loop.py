@@ -34,7 +34,6 @@ from lightning.pytorch.utilities.memory import garbage_collection_cuda
 
 from bstune.core.clock import Phase, TrialClock
 from bstune.core.errors import BstuneError, ConfigError
-from bstune.core.failures import cause
 from bstune.core.records import (
     Status,
     Target,
@@ -44,6 +43,7 @@ from bstune.core.records import (
     is_near,
     next_evaluation,
 )
+from bstune.system.failures import cause
 from bstune.trial import distributed
 from bstune.trial.batch_sizes import BatchSizes
 from bstune.trial.batches import (

@@ -25,12 +25,12 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 
 from bstune.config import overrides, to_dict
-from bstune.core.console import format_number, plural
 from bstune.core.errors import BstuneError, ConfigError, StateError
-from bstune.core.failures import cause, described
 from bstune.core.records import TrialProtocol, TrialResult, TrialSpec
 from bstune.core.search_space import BUDGET, Space, corners
 from bstune.core.step_time import StepTime
+from bstune.system.console import format_number, plural
+from bstune.system.failures import cause, described
 from bstune.trial.backend import chooses_horizons
 from bstune.trial.batches import KEPT_OPTIONS, loaders_of, not_rebatchable
 from bstune.trial.checkpoint import Stopped

@@ -28,9 +28,9 @@ from omegaconf import DictConfig, OmegaConf
 
 import bstune
 from bstune.core.errors import ConfigError, TableError
-from bstune.core.files import Output
 from bstune.core.records import Status, Target, TrialProtocol, TrialResult, TrialSpec
 from bstune.core.search_space import Space
+from bstune.system.files import Output
 from bstune.trial.backend import TrialBackend
 
 DEVICE = "replay"

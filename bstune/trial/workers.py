@@ -25,13 +25,13 @@ from pathlib import Path
 from types import FrameType, ModuleType
 from typing import Any, Protocol, Self
 
-from bstune.core import interruption
 from bstune.core.errors import BstuneError
-from bstune.core.failures import described
-from bstune.core.files import Output, full_disk
-from bstune.core.openmp import SPIN, spin_shortly
 from bstune.core.records import TrialResult, TrialSpec, timed
-from bstune.core.secrets import redact
+from bstune.system import interruption
+from bstune.system.failures import described
+from bstune.system.files import Output, full_disk
+from bstune.system.openmp import SPIN, spin_shortly
+from bstune.system.secrets import redact
 
 Train = Callable[[TrialSpec, Output, TrialResult | None], TrialResult]
 CONTEXT = multiprocessing.get_context("forkserver")

@@ -51,9 +51,9 @@ from bstune.config import (
 )
 from bstune.core.batch_schedule import BatchPlan, constant
 from bstune.core.errors import ConfigError, StateError
-from bstune.core.failures import optional
-from bstune.core.files import Output
 from bstune.core.records import TrialProtocol, TrialResult, TrialSpec
+from bstune.system.failures import optional
+from bstune.system.files import Output
 from bstune.trial.backend import TrialBackend, chooses_horizons, make_protocol
 from bstune.trial.batches import epoch_length, loaders_of, rebatch
 from bstune.trial.checkpoint import PlainFiles, Stopped

@@ -100,9 +100,8 @@ class BatchNorm(nn.BatchNorm2d):
             output = torch.cat([output, last])
             statistics = statistics.lerp(statistics_of_last, rest / len(input))
         with torch.no_grad():
-            torch._foreach_lerp_(
-                [self.running_mean, self.running_var], list(statistics), self.momentum
-            )  # type: ignore[list-item,arg-type]
+            running = [self.running_mean, self.running_var]
+            torch._foreach_lerp_(running, list(statistics), self.momentum)  # type: ignore[arg-type]
         return output
 
     def extra_repr(self) -> str:

@@ -21,9 +21,9 @@ from pathlib import Path
 from scipy.stats import qmc, t
 
 from bstune.core.batch_schedule import BatchSchedule
-from bstune.core.console import quieten
 from bstune.core.records import TrialSpec
 from bstune.study.prepare import compose_checked
+from bstune.system.console import quieten
 from bstune.trial.loop import run_trial
 from bstune.trial.workload import load
 

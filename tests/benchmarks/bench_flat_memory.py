@@ -22,10 +22,10 @@ import torch
 from common import machine, options_of, write
 from scipy.stats import linregress
 
-from bstune.core.files import Output
 from bstune.core.records import TrialSpec
 from bstune.hardware.memory import resident_bytes
 from bstune.study.prepare import compose_checked
+from bstune.system.files import Output
 from bstune.trial.workload import LightningBackend, load, resolve
 from bstune.workloads.datasets import ImageDataset, Images
 

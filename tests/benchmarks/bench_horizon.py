@@ -43,11 +43,11 @@ from scipy.special import ndtr
 from synthetic import START, TARGET, Law
 from torch import device
 
-from bstune.core.console import quieten
 from bstune.core.records import Target, TrialResult, TrialSpec
 from bstune.search.observations import fresh_horizons
 from bstune.search.sampler import RECORD, FrontierSampler
 from bstune.study.prepare import compose_checked
+from bstune.system.console import quieten
 from bstune.trial.workload import LightningBackend, build_workload, checked_protocol, resolve
 
 SPENDINGS = (10.0, 20.0, 40.0)

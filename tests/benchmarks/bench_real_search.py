@@ -23,11 +23,11 @@ from pathlib import Path
 import optuna
 from common import machine, options_of, spread, write
 
-from bstune.core.files import Output
 from bstune.core.records import TrialResult, TrialSpec
 from bstune.study.prepare import PreparedStudy, compose_checked, prepare
 from bstune.sweeps.baselines import FRONTIER, searches
 from bstune.sweeps.search_problem import WITHIN, Problem, Search
+from bstune.system.files import Output
 
 RANGE = 5.0  # octaves of learning rate to either side of the reference
 NEAR = 0.5  # octaves of batch size over which tau(B) is pooled

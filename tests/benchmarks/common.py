@@ -15,10 +15,10 @@ from typing import Any
 import torch
 from lightning.pytorch import LightningModule
 
-from bstune.core.console import quieten
-from bstune.core.files import write_text
 from bstune.core.records import Budget, TrialProtocol, TrialResult, TrialSpec, dump_json
 from bstune.study.prepare import compose_checked
+from bstune.system.console import quieten
+from bstune.system.files import write_text
 from bstune.trial.device import device_name, processor, resolve_device
 from bstune.trial.loop import Workload, run_trial
 from bstune.trial.workload import load, resolve

@@ -207,7 +207,7 @@ def prepare() -> None:
     logging.disable(logging.WARNING)
     import bstune.hardware.timing
     import bstune.trial.workload  # noqa: F401
-    from bstune.core.console import quieten
+    from bstune.system.console import quieten
 
     quieten()
     from device import replace_torch_cuda

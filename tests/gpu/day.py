@@ -39,12 +39,12 @@ from lightning.pytorch import seed_everything
 from torch.profiler import ProfilerActivity, profile
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from bstune.core.console import quieten
-from bstune.core.files import write_text
 from bstune.core.records import Budget, TrialProtocol, TrialResult, TrialSpec
 from bstune.hardware.probe import measure_ceiling
 from bstune.study.prepare import compose_checked
 from bstune.sweeps.dawnbench import SHARE_OF_EVALUATION, accuracy
+from bstune.system.console import quieten
+from bstune.system.files import write_text
 from bstune.trial.device import device_name, processor, synchronize, versions
 from bstune.trial.loop import Workload, run_trial
 from bstune.trial.workload import build_workload, checked_protocol, resolve

@@ -14,8 +14,8 @@ from omegaconf import DictConfig
 from sqlalchemy.engine import make_url
 
 from bstune.core.errors import ConfigError
-from bstune.core.secrets import redact_patterns
 from bstune.study.tracking.exchange import FAILURES
+from bstune.system.secrets import redact_patterns
 
 UI = "http://127.0.0.1:5000"  # of `mlflow ui`
 

@@ -12,12 +12,12 @@ from mlflow.entities import Dataset, DatasetInput, InputTag, Metric
 from omegaconf import OmegaConf
 
 from bstune.config import to_dict
-from bstune.core.console import format_count, format_number
 from bstune.core.noise_scale import moving_estimate
 from bstune.core.records import TrialResult
-from bstune.core.secrets import redact_values
 from bstune.report.rows import Summary
 from bstune.study.prepare import PreparedStudy
+from bstune.system.console import format_count, format_number
+from bstune.system.secrets import redact_values
 
 KIND = "bstune.kind"  # tag of a run: of a study, or of a trial
 Value = tuple[str, int, float | None]  # a metric's name, its step and its value

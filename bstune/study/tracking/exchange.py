@@ -21,7 +21,7 @@ from mlflow.utils.logging_utils import suppress_logs_in_thread
 from omegaconf import DictConfig
 from sqlalchemy.exc import SQLAlchemyError
 
-from bstune.core.secrets import redact
+from bstune.system.secrets import redact
 
 # Of a server that is down, a locked or newer database, a full disk, a missing driver; those of requests are OSErrors.
 FAILURES = (

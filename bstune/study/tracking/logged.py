@@ -13,11 +13,11 @@ from omegaconf import OmegaConf
 
 from bstune.config import read_yaml
 from bstune.core.errors import StudyError
-from bstune.core.files import Output
-from bstune.core.secrets import redact
 from bstune.study.tracking.address import check_uri, database_path, tracking_uri
 from bstune.study.tracking.content import KIND
 from bstune.study.tracking.exchange import FAILURES, short_requests
+from bstune.system.files import Output
+from bstune.system.secrets import redact
 
 CURVE = Output(Path()).curve.name
 

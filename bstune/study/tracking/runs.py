@@ -27,7 +27,6 @@ from mlflow.exceptions import MlflowException
 from mlflow.store.tracking import SEARCH_MAX_RESULTS_THRESHOLD
 
 from bstune.core.records import TrialResult
-from bstune.core.secrets import redact
 from bstune.report.answer import answer, block
 from bstune.report.rows import Summary
 from bstune.study.prepare import PreparedStudy
@@ -38,6 +37,7 @@ from bstune.study.tracking.content import KIND
 from bstune.study.tracking.database import make_database
 from bstune.study.tracking.exchange import Exchanges
 from bstune.study.tracking.model import send_model
+from bstune.system.secrets import redact
 
 STUDY_TAG, PARENT = "bstune.study_id", "mlflow.parentRunId"
 TRIALS = "bstune.trials"  # on a trial's run: its number, then those of the trials that continued it
@@ -339,8 +339,9 @@ def _git_commit() -> str | None:
     """Return the commit of the working directory's repository; None where there is none, or no git."""
     try:
         command = ["git", "rev-parse", "HEAD"]  # the git of whoever runs the study
-        return subprocess.check_output(
+        found = subprocess.check_output(  # noqa: S603
             command, stderr=subprocess.DEVNULL, text=True, timeout=5
-        ).strip()  # noqa: S603
+        )
+        return found.strip()
     except (OSError, subprocess.SubprocessError):
         return None

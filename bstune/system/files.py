@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from bstune.core.errors import BstuneError, StudyError
-from bstune.core.secrets import redact_patterns
+from bstune.system.secrets import redact_patterns
 
 WRITE_TRIES = 11  # of a file, a second apart, where a full disk or a mount may come back, as after these errors:
 FULL = (errno.ENOSPC, errno.EDQUOT)

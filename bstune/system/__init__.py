@@ -1,0 +1,1 @@
+"""What the rest stands on that touches the machine: files, terminal, signals, secrets."""
