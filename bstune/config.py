@@ -99,12 +99,15 @@ def read_yaml(name: str) -> Any:
     return safe_load(files(CONFIG_MODULE).joinpath(name).read_text(encoding="utf-8"))
 
 
+def choices_in(group: str) -> list[str]:
+    """List the names of the choices of a config group that ship, sorted."""
+    names = [one.name for one in files(CONFIG_MODULE).joinpath(group).iterdir()]
+    return sorted(name.removesuffix(".yaml") for name in names if name.endswith(".yaml"))
+
+
 def workload_names() -> list[str]:
     """Return the names of the workloads that ship, sorted."""
-    folder = files(CONFIG_MODULE).joinpath("workload")
-    return sorted(
-        one.name.removesuffix(".yaml") for one in folder.iterdir() if one.name.endswith(".yaml")
-    )
+    return choices_in("workload")
 
 
 def option_names() -> list[str]:
@@ -226,6 +229,17 @@ def validate(
     if is_replayed(config) and complete is not None:
         _parse(config, unknown, groups, incomplete=True)
         config = complete(config)
+    return check(config, unknown, groups)
+
+
+def check(
+    config: DictConfig, unknown: Sequence[str] = (), groups: Collection[str] = ()
+) -> DictConfig:
+    """Check every value of a config in which all choices are made, and give it with each of its type.
+
+    ConfigError as :func:`validate`. Nothing that the config names is imported.
+    """
+    config = config.copy()
     with open_dict(config):
         _write_types(config, _parse(config, unknown, groups))
     return config

@@ -29,7 +29,7 @@ def summary(study="a", b_crit=100.0, low=50.0, high=200.0, s_min=80.0, bend=0.0,
         curve = {"batch_size": SIZES.tolist(), "steps": steps.tolist()}
         curve |= {"low": (0.9 * steps).tolist(), "high": (1.1 * steps).tolist()}
     points = [] if curve is None else [
-        {"batch_size": round(size), "steps": round(value), "time_to_target": 0.01 * value, "censored": False}
+        {"batch_size": round(size), "lr": 0.1, "steps": round(value), "time_to_target": 0.01 * value, "censored": False}
         for size, value in zip(curve["batch_size"][::3], curve["steps"][::3], strict=True)
     ]  # fmt: skip
     fresh = {
@@ -78,11 +78,13 @@ def studies(*summaries):
 
 UNREACHED = {"points": [], "curve": None, "critical": None, "best_by_time": None, "use": None}
 ONE_SIZE = {
-    "points": [{"batch_size": 8, "steps": 90, "time_to_target": None, "censored": False}],
+    "points": [
+        {"batch_size": 8, "lr": 0.1, "steps": 90, "time_to_target": None, "censored": False}
+    ],
     "curve": None,
 }
 ALL_STOPPED = UNREACHED | {
-    "points": [{"batch_size": 8, "steps": None, "steps_low": 90, "censored": True}]
+    "points": [{"batch_size": 8, "lr": 0.1, "steps": None, "steps_low": 90, "censored": True}]
 }
 FEW = {
     "reached": 2,
@@ -303,7 +305,7 @@ def test_the_command_writes_both_files_and_says_where(bstune, folders, tmp_path)
         "B_crit 900 (90%: 800 to 1000); exponent of lr*(B) not known; spent 40 runs, 12.0 s",
         "LAW       S = S_min (1 + B_crit/B): S*(B) lies within 0% of it",
         "B_CRIT    b over a: 9 times (4.46 to 18.1), differ",
-        "left out: outputs/broken/curve.json cannot be read",
+        "left out: outputs/broken/curve.json is not JSON",
         "page      shown/comparison.html",
     ):
         assert line in out, out

@@ -7,7 +7,7 @@ from html.parser import HTMLParser
 import pytest
 from toolbox import best_of, hand_critical, make_trial
 
-from bstune.core.records import Target
+from bstune.core.records import Budget, Target
 from bstune.report.charts import CURVE_POINTS
 from bstune.report.page import study_page, write_page
 from bstune.report.study_folder import StudyFolder, completed
@@ -77,7 +77,9 @@ class Page(HTMLParser):
 def study_of(trials, critical=None, path="/nowhere", notes=(), hardware=None, **changes):
     """Return the study of these trials, its summary as a study's is, with ``changes``."""
     best = best_of(trials) if any(trial.reached for trial in trials) else None
-    summary = summarize(trials, TARGET, "no fit", critical=critical, best=best)
+    summary = summarize(
+        trials, TARGET, "no fit", critical=critical, best=best, budget=Budget(100, 10_000)
+    )
     values = {"study": "s", "workload": "w", **summary, **changes}
     return StudyFolder(
         path,

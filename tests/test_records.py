@@ -86,18 +86,30 @@ def test_json_is_strict():
     ("changes", "message"),
     [
         (None, r"a trial record is a JSON object, but got '\[\]'"),
-        ({"status": "done"}, "status must be one of"),
+        ({"status": "done"}, "status of a trial record must be one of"),
         ({"lr": ...}, "a trial record lacks lr$"),
         ({"colour": 3}, "a trial record has unknown colour$"),
-        (
-            {"slot": 3, "trial_index": ...},
-            r"former version of bstune, with slot \(now trial_index\): rename",
-        ),
-        (
-            {"parent": 3, "settings": {}},
-            r"parent \(now resumed_from\), settings \(now hyperparameters\)",
-        ),
-        ({"status": "budget"}, r"status budget \(now censored\): .* another name, study=NAME"),
+        ({"batch_size": 0}, "batch_size of a trial record must be a whole number of at least 1"),
+        ({"batch_size": True}, "batch_size of"),
+        ({"batch_size": 8.0}, "batch_size of"),
+        ({"batch_size": 10**16}, "batch_size of"),
+        ({"steps": -1}, "steps of"),
+        ({"lr": 0.0}, "lr of"),
+        ({"lr": "0.1"}, "lr of"),
+        ({"lr": math.nan}, "lr of"),
+        ({"seconds_per_step": -0.1}, "seconds_per_step of"),
+        ({"status": ["reached"]}, "status of"),
+        ({"history": 3}, "history of"),
+        ({"history": [[1]]}, "history of"),
+        ({"history": [[1, "x"]]}, "history of"),
+        ({"history": [[1, math.inf]]}, "history of"),
+        ({"noise_scale": [[1, None, 2.0]]}, "noise_scale of"),
+        ({"batch_parts": [[0, 1, 0.1]]}, "batch_parts of"),
+        ({"hyperparameters": {"momentum": "big"}}, "hyperparameters of"),
+        ({"versions": []}, "versions of"),
+        ({"device": None}, "device of"),
+        ({"message": 5}, "message of"),
+        ({"resumed_from": -2}, "resumed_from of"),
     ],
 )
 def test_other_json_is_refused(changes, message):
@@ -105,6 +117,14 @@ def test_other_json_is_refused(changes, message):
     values = {name: value for name, value in values.items() if value is not ...}
     with pytest.raises(RecordError, match=message):
         TrialResult.from_json("[]" if changes is None else json.dumps(values))
+
+
+@pytest.mark.parametrize(
+    "text", ["", "{", "null", "3", "[" * 100_000, '{"lr": ' + "9" * 5000 + "}"]
+)
+def test_what_is_no_json_object_is_refused(text):
+    with pytest.raises(RecordError):
+        TrialResult.from_json(text)
 
 
 def test_time_to_target():

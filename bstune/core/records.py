@@ -17,7 +17,8 @@ line is early rather than late. A trial that has once been near stays near: a no
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+import sys
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, asdict, dataclass, field, fields, replace
 from typing import Any, Literal, get_args
 
@@ -29,13 +30,8 @@ STATUSES: tuple[str, ...] = get_args(Status)
 Objective = Literal["time", "steps", "both", "curve"]  # of a study
 Merit = Literal["time", "steps"]  # what a winner is best by
 OBJECTIVES: tuple[Objective, ...] = get_args(Objective)
+LARGEST = 1e15  # of counts and measurements in a record
 NEVER = 1e300  # a goal is a finite number, and far from this one
-FORMER = {
-    "slot": "trial_index",
-    "parent": "resumed_from",
-    "confirms": "replicate_of",
-    "settings": "hyperparameters",
-}
 LOOK_BACK = 1.25
 CompileMode = Literal["default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"]
 COMPILE_MODES: tuple[CompileMode, ...] = get_args(CompileMode)
@@ -226,38 +222,128 @@ class TrialResult:
 
     @classmethod
     def from_json(cls, text: str) -> "TrialResult":
-        """Return the record that :meth:`to_json` wrote; RecordError if it is none, or of a former version."""
-        values = json.loads(text)
+        """Read the record that :meth:`to_json` wrote, which may be anybody's; RecordError names what is wrong."""
+        try:
+            values = json.loads(text)
+        except (ValueError, RecursionError) as error:
+            raise RecordError(f"a trial record is a line of JSON, but got {text[:80]!r}") from error
         if not isinstance(values, dict):
             raise RecordError(f"a trial record is a JSON object, but got {text[:80]!r}")
-        former = [f"{name} (now {FORMER[name]})" for name in FORMER if name in values]
-        former += ["status budget (now censored)"] * (values.get("status") == "budget")
-        if former:
-            what = f"the trial record is of a former version of bstune, with {', '.join(former)}"
-            raise RecordError(
-                f"{what}: rename them, or run the study again under another name, study=NAME"
-            )
-        required = {
-            f.name for f in fields(cls) if f.default is MISSING and f.default_factory is MISSING
-        }
-        missing, unknown = (
-            sorted(required - values.keys()),
-            sorted(values.keys() - {f.name for f in fields(cls)}),
-        )
-        if missing or unknown:
-            both = (("lacks", missing), ("has unknown", unknown))
-            faults = [f"{what} {', '.join(names)}" for what, names in both if names]
-            raise RecordError(f"a trial record {' and '.join(faults)}")
-        if values["status"] not in STATUSES:
-            raise RecordError(f"status must be one of {STATUSES}, but got {values['status']!r}")
-        values["history"] = tuple((int(step), value) for step, value in values.get("history", ()))
-        values["noise_scale"] = tuple(
-            (int(step), float(g), float(s)) for step, g, s in values.get("noise_scale", ())
-        )
-        values["batch_parts"] = tuple(
-            (int(size), int(steps), tau) for size, steps, tau in values.get("batch_parts", ())
-        )
+        _check_names(values)
+        for name, (is_valid, what) in _FIELDS.items():
+            if name in values and not is_valid(values[name]):
+                shown = repr(values[name])[:80]
+                raise RecordError(f"{name} of a trial record must be {what}, but got {shown}")
+        for name in ("history", "noise_scale", "batch_parts"):
+            values[name] = tuple(tuple(row) for row in values.get(name, ()))
         return cls(**values)
+
+
+def _check_names(values: Mapping[str, Any]) -> None:
+    """Refuse a record that lacks a field, or has one that there is not."""
+    known = {one.name for one in fields(TrialResult)}
+    optional = {
+        one.name
+        for one in fields(TrialResult)
+        if one.default is not MISSING or one.default_factory is not MISSING
+    }
+    missing = sorted(known - optional - values.keys())
+    unknown = sorted(values.keys() - known)
+    both = (("lacks", missing), ("has unknown", unknown))
+    faults = [f"{what} {', '.join(names)[:200]}" for what, names in both if names]
+    if faults:
+        raise RecordError(f"a trial record {' and '.join(faults)}")
+
+
+# What each field of a record may hold, and that in words. A record may come from anybody's folder or storage, and what
+# reads it takes logarithms of batch sizes and divides by steps.
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= LARGEST
+
+
+def _is_count(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= LARGEST
+
+
+def _is_batch_size(value: object) -> bool:
+    return _is_count(value) and value != 0
+
+
+def _is_seconds(value: object) -> bool:
+    return _is_number(value) and value >= 0  # type: ignore[operator]
+
+
+def _is_positive(value: object) -> bool:
+    return _is_number(value) and value > 0  # type: ignore[operator]
+
+
+def _is_text(value: object) -> bool:
+    return isinstance(value, str)
+
+
+def _is_finite(value: object) -> bool:
+    """Tell whether a value is any finite number: metrics and gradients may be as large as a float can be."""
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    return is_number and abs(value) <= sys.float_info.max  # type: ignore[arg-type]
+
+
+def _or_none(is_valid: Callable[[object], bool]) -> Callable[[object], bool]:
+    return lambda value: value is None or is_valid(value)
+
+
+def _mapping_of(is_valid: Callable[[object], bool]) -> Callable[[object], bool]:
+    return lambda value: isinstance(value, dict) and all(map(is_valid, value.values()))
+
+
+def _rows_of(*columns: Callable[[object], bool]) -> Callable[[object], bool]:
+    """Tell whether a value is a list of rows, each with a valid value in each column."""
+
+    def is_row(row: object) -> bool:
+        if not isinstance(row, list) or len(row) != len(columns):
+            return False
+        return all(is_valid(value) for is_valid, value in zip(columns, row, strict=True))
+
+    return lambda value: isinstance(value, list) and all(map(is_row, value))
+
+
+_COUNT = (_is_count, "a whole number of at most 1e15")
+_SECONDS = (_is_seconds, "a number of seconds")
+_MAYBE_COUNT = (_or_none(_is_count), "a whole number or null")
+_FIELDS: Mapping[str, tuple[Callable[[object], bool], str]] = {
+    "number": _COUNT,
+    "trial_index": _COUNT,
+    "batch_size": (_is_batch_size, "a whole number of at least 1"),
+    "lr": (_is_positive, "a positive number"),
+    "delta": (_or_none(_is_finite), "a number or null"),
+    "seed": _COUNT,
+    "status": (lambda value: value in STATUSES, f"one of {', '.join(STATUSES)}"),
+    "steps": _COUNT,
+    "steps_low": _COUNT,
+    "examples": _COUNT,
+    "train_seconds": _SECONDS,
+    "eval_seconds": _SECONDS,
+    "startup_seconds": _SECONDS,
+    "wall_seconds": _SECONDS,
+    "seconds_per_step": (_or_none(_is_seconds), "a number of seconds or null"),
+    "device": (_is_text, "a text"),
+    "versions": (_mapping_of(_is_text), "a mapping of texts"),
+    "history": (_rows_of(_is_count, _or_none(_is_finite)), "rows of a step and a value"),
+    "message": (_or_none(_is_text), "a text or null"),
+    "resumed_from": _MAYBE_COUNT,
+    "replicate_of": _MAYBE_COUNT,
+    "noise_scale": (_rows_of(_is_count, _is_finite, _is_finite), "rows of a step and two numbers"),
+    "hyperparameters": (_mapping_of(_is_finite), "a mapping of numbers"),
+    "measured_seconds_per_step": (_or_none(_is_seconds), "a number of seconds or null"),
+    "horizon": _MAYBE_COUNT,
+    "training_loop": (_or_none(_is_text), "a text or null"),
+    "batch_parts": (
+        _rows_of(_is_batch_size, _is_count, _or_none(_is_seconds)),
+        "rows of a batch size, steps and seconds a step",
+    ),
+    "effective_lr": (_or_none(_is_finite), "a number or null"),
+}
 
 
 def timed(parts: Sequence[tuple[int, int, float | None]]) -> dict[str, Any]:

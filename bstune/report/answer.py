@@ -550,7 +550,7 @@ def _cause(summary: Row) -> tuple[str | None, str | None]:
     row = summary.get("unreached")
     statuses = summary.get("statuses") or {}
     total = sum(statuses.values())
-    if not row or "stopped" not in row or not total:
+    if not row or row.get("stopped") is None or not total:
         return None, None
     most = max(statuses, key=lambda status: statuses[status])
     share = f"{statuses[most]} of {plural(total, 'trial')}"

@@ -15,7 +15,7 @@ from bstune.report.answer import (
 )
 from bstune.report.html import axis, chart, label, paragraph, text
 from bstune.report.rows import WINNERS, Row
-from bstune.report.study_folder import EMPTY_CRITICAL, StudyFolder
+from bstune.report.study_folder import StudyFolder
 from bstune.system.console import format_count, format_number, format_seconds, plural
 
 CURVE_POINTS = 48  # of a learning curve, at most: the page is to stay small
@@ -346,9 +346,8 @@ def over_target(summary: Row) -> str:
         )
     if critical and goal is not None:
         rows.append({"target": goal, "passed": summary["statuses"].get("reached", 0), **critical})
-    known = {
-        row["target"]: {**EMPTY_CRITICAL, **row} for row in rows if row["b_crit"] is not None
-    }  # the last one at a target
+    # Of several rows at one target the last one counts.
+    known = {row["target"]: row for row in rows if row["b_crit"] is not None}
     seen = [known[value] for value in sorted(known)]
     values = [row["b_crit"] for row in seen]
     up, down = (

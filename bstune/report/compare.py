@@ -244,10 +244,17 @@ def logged_studies(
     logged: Sequence[tuple[str, str | dict[str, Any]]],
 ) -> tuple[list[Compared], list[str]]:
     """Return the studies of (run, summary or why there is none), and a line for each without a summary."""
-    studies = [
-        compared(completed(found), run) for run, found in logged if not isinstance(found, str)
-    ]
-    return studies, [f"left out: {run}: {found}" for run, found in logged if isinstance(found, str)]
+    studies = list[Compared]()
+    left_out = list[str]()
+    for run, found in logged:
+        if isinstance(found, str):
+            left_out.append(f"left out: {run}: {found}")
+            continue
+        try:
+            studies.append(compared(completed(found, "its curve.json"), run))
+        except StudyError as error:
+            left_out.append(f"left out: {run}: {error}")
+    return studies, left_out
 
 
 def compared(summary: Summary, source: str) -> Compared:

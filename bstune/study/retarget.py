@@ -11,9 +11,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from omegaconf import DictConfig, OmegaConf
-from omegaconf.errors import OmegaConfBaseException
-
 from bstune.config import is_replayed
 from bstune.core.errors import ConfigError, StudyError
 from bstune.core.records import Target, TrialResult
@@ -25,6 +22,7 @@ from bstune.report.study_folder import StudyFolder, completed, read_files, read_
 from bstune.search.acquisition import best_learning_rate, steps_band
 from bstune.search.observations import Posterior
 from bstune.study.critical import INTERVAL, passing, too_few_passed
+from bstune.study.folder_config import config_of_folder
 from bstune.study.model import REPORT_PARTICLES, study_posterior
 from bstune.study.prepare import PreparedStudy, search_budget
 from bstune.study.report import show, summary_of
@@ -52,9 +50,14 @@ def main(arguments: list[str]) -> None:
     parser.add_argument(
         "target", nargs="?", metavar="target=VALUE", help="another goal of the study's metric"
     )
-    options = parser.parse_args(arguments)
+    parser.add_argument(
+        "--trust",
+        action="store_true",
+        help="call what the folder's config names: a scaling rule or a sampler of your own",
+    )
+    options = parser.parse_intermixed_args(arguments)
     goal = None if options.target is None else _goal(options.target)
-    study, page = _study(options.study, goal)
+    study, page = _study(options.study, goal, options.trust)
     write_page(study, page)
     console = plain_console()
     for note in study.notes:
@@ -75,57 +78,52 @@ def _goal(argument: str) -> float:
     return goal
 
 
-def _study(path: Path, goal: float | None) -> tuple[StudyFolder, Path]:
+def _study(path: Path, goal: float | None, trust: bool) -> tuple[StudyFolder, Path]:
     """Return the study to show, and the path of its page."""
     files = Output(path.parent if path.is_file() else path)
     if path.is_file() and path != files.curve:
         raise StudyError(f"{path} is no study: give its output folder, such as outputs/digits")
     if goal is not None:
-        return at_target(files, goal), files.root / f"report-{goal:g}.html"
+        return at_target(files, goal, trust), files.root / f"report-{goal:g}.html"
     if files.curve.exists() or not files.trials.exists():
         study = read_study(path)
-        if len(study.trials) <= study.summary["trials"] + study.summary["continued"]:
-            return (
-                study,
-                files.report,
-            )  # of more trials it has gone on since, and was cut short or still runs
-    study = at_target(files, None)
-    notes = "the study has not ended: this is what its trials say so far", *study.notes
+        told = study.summary["trials"] + study.summary["continued"]
+        # Of more trials it has gone on since, and was cut short or still runs.
+        if len(study.trials) <= told:
+            return study, files.report
+    study = at_target(files, None, trust)
+    notes = ("the study has not ended: this is what its trials say so far", *study.notes)
     return replace(study, notes=notes), files.report
 
 
-def at_target(files: Output, goal: float | None) -> StudyFolder:
-    """Return a study as if its target's value had been ``goal`` (None: its own), from what its trials recorded.
+def at_target(files: Output, goal: float | None, trust: bool = False) -> StudyFolder:
+    """Give a study as if its target's value had been ``goal`` (None: its own), from what its trials recorded.
 
-    StudyError where its files do not tell, or where its schedules end with the trial.
+    ``trust``: call what its config names. StudyError where its files do not tell, or where its schedules end
+    with the trial.
     """
     found = read_files(files)
     if not found.trials or found.config is None:
         raise StudyError(
             f"{files.root} does not tell what its trials were: {'; '.join(found.notes)}"
         )
-    try:
-        prepared, own = _prepared(files, found, goal)
-    except (OmegaConfBaseException, AttributeError, KeyError, TypeError, ValueError) as error:
-        reason = (str(error).splitlines() or [type(error).__name__])[0]
-        raise StudyError(f"{files.config} is of another version of bstune: {reason}") from error
-    target, notes = prepared.protocol.target, list[str]()
+    prepared, own = _prepared(files, found, goal, trust)
+    target = prepared.protocol.target
+    notes = list[str]()
     if target != own and prepared.backend.horizon:
         raise StudyError(
-            f"{files.root}: its schedules end with the trial, so that what they did before {own} tells nothing of "
-            f"{target}: run that, workload.target.value={target.value:g}"
+            f"{files.root}: its schedules end with the trial, so that what they did before {own} "
+            f"tells nothing of {target}: run that, workload.target.value={target.value:g}"
         )
     trials = list(found.trials) if target == own else ended_at(found.trials, target)
     posterior = study_posterior(prepared, trials, REPORT_PARTICLES)
     summary, _, _ = summary_of(prepared, trials, posterior, None, notes)
     if target == own:
-        return replace(
-            found,
-            summary=completed(summary | {"notes": [*prepared.caveats, *notes]}),
-            trials=tuple(trials),
-        )
+        summary["notes"] = [*prepared.caveats, *notes]
+        return replace(found, summary=completed(summary), trials=tuple(trials))
     notes = [*_what_to_run(prepared, trials, posterior, found.summary["arguments"]), *notes]
-    summary |= {"notes": [*prepared.caveats, *notes], "over_target": _over_target(found, own)}
+    summary["notes"] = [*prepared.caveats, *notes]
+    summary["over_target"] = _over_target(found, own)
     summary["over_target_growth"] = found.summary["over_target_growth"]
     if summary["unreached"] is not None:  # why a trial was stopped was another target
         summary["unreached"] = {"closest": summary["unreached"]["closest"]}
@@ -161,16 +159,11 @@ def _over_target(found: StudyFolder, own: Target) -> list[Row]:
 
 
 def _prepared(
-    files: Output, found: StudyFolder, goal: float | None
+    files: Output, found: StudyFolder, goal: float | None, trust: bool
 ) -> tuple[PreparedStudy, Target]:
     """Return the study as its files describe it, to be asked and not to be run, and its own target."""
-    config = OmegaConf.load(files.config)
-    assert isinstance(config, DictConfig)  # noqa: S101 (read_files has seen a mapping)
-    config.trainer = {}  # what a Trainer takes may be classes of the user's, which nobody needs here
-    config.workload.pop("trainer", None)
-    config.protocol.setdefault(
-        "fast", "off"
-    )  # as studies of former versions are, which do not name it
+    assert found.config is not None  # noqa: S101 (the caller has looked)
+    config = config_of_folder(found.config, files.config, trust)
     own = make_protocol(config).target
     if goal is not None:
         config.workload.target.value = goal
