@@ -270,6 +270,7 @@ def _parse(
     lines = [
         line for name, line in mistakes.items() if str(names.get(name))[2:-1] not in mistakes
     ]  # ${copied} option
+    lines = lines or list(mistakes.values())  # of options that are copies of each other
     lines = [line for line in lines if not (incomplete and " is missing: " in line)]
     if lines:
         raise ConfigError("\n".join(lines))

@@ -85,9 +85,11 @@ def _check_rule(rule: Any, file: Path) -> None:
     arguments = OmegaConf.to_container(rule)
     assert isinstance(arguments, dict)  # noqa: S101 (it has a target)
     nested = [name for name, value in arguments.items() if isinstance(value, dict | list)]
-    unknown = sorted({*nested, *(arguments.keys() - RULE_ARGUMENTS)})
+    unknown = sorted({*nested, *(arguments.keys() - RULE_ARGUMENTS)}, key=str)
     if unknown:
         raise StudyError(f"{file}: scaling.rule takes no {one_line(', '.join(map(str, unknown)))}")
+    if arguments.get("_partial_") is not True:
+        raise StudyError(f"{file}: scaling.rule must have _partial_: true")
 
 
 def _own_sampler(sampler: Any, file: Path) -> str:

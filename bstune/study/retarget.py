@@ -12,7 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from bstune.config import is_replayed
-from bstune.core.errors import ConfigError, StudyError
+from bstune.core.errors import ConfigError, StudyError, TableError
 from bstune.core.records import Target, TrialResult
 from bstune.core.step_time import fit_step_model
 from bstune.report.answer import answer
@@ -107,7 +107,10 @@ def at_target(files: Output, goal: float | None, trust: bool = False) -> StudyFo
         raise StudyError(
             f"{files.root} does not tell what its trials were: {'; '.join(found.notes)}"
         )
-    prepared, own = _prepared(files, found, goal, trust)
+    try:
+        prepared, own = _prepared(files, found, goal, trust)
+    except (ConfigError, TableError) as error:
+        raise StudyError(f"{files.config}: {error}") from error
     target = prepared.protocol.target
     notes = list[str]()
     if target != own and prepared.backend.horizon:

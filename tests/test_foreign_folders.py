@@ -1,0 +1,81 @@
+"""Folders that somebody else has crafted: report and compare run nothing of them and write nowhere else."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from audited import CRAFTS
+
+TESTS = Path(__file__).parent
+# Refused before anything is computed: no seconds each. The others are looked at with the soak tests.
+REFUSED = (
+    "rule unpickles",
+    "rule writes",
+    "rule runs",
+    "rule executes",
+    "rule of the folder",
+    "rule with code for an argument",
+    "rule with arguments",
+    "rule at once",
+    "rule by class path",
+    "rule that is a helper",
+    "rule by reference",
+    "sampler runs",
+    "sampler imports",
+    "code under a class path",
+    "module and data run",
+    "refers to itself",
+    "references in a circle",
+    "YAML with objects",
+    "YAML of a billion",
+    "table without end",
+    "table that is a FIFO",
+    "a command of a shell",
+    "curve nested deep",
+    "curve with negative sizes",
+)
+LISTED = (0, 2)  # what a report or a comparison may end with
+
+
+def run_audited(folder, verbs, names):
+    """Return what each command did on each crafted folder, and what an honest folder has it do."""
+    command = [sys.executable, TESTS / "audited.py", folder, verbs, "honest", *names]
+    environment = {**os.environ, "PYTHONPATH": str(TESTS)}
+    ran = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
+    assert ran.returncode == 0, ran.stderr[-3000:]
+    rows = [json.loads(line) for line in ran.stdout.splitlines()]
+    honest = {event for row in rows if row["craft"] == "honest" for event in row["events"]}
+    return [row for row in rows if row["craft"] != "honest"], honest
+
+
+def check_nothing_was_run(rows, honest):
+    for row in rows:
+        what = f"{row['craft']}: {row['command']}: {row['output'][-500:]}"
+        assert row["status"] in LISTED, what
+        assert not row["marked"], what
+        assert row["victim kept"], what
+        assert [event for event in row["events"] if event not in honest] == [], what
+        assert "Traceback" not in row["output"], what
+        assert "\x1b" not in row["output"], what
+        if row["status"] == 2:
+            assert row["output"].count("\n") == 1, what
+
+
+@pytest.mark.slow
+def test_a_folder_that_names_code_is_refused_and_nothing_is_run(tmp_path):
+    rows, honest = run_audited(tmp_path, "report", REFUSED)
+    check_nothing_was_run(rows, honest)
+    refused = {row["craft"] for row in rows if row["status"] == 2}
+    assert refused == set(REFUSED)
+
+
+@pytest.mark.soak
+def test_no_crafted_folder_has_anything_run_or_written_elsewhere(tmp_path):
+    rows, honest = run_audited(
+        tmp_path, "report,compare", [name for name in CRAFTS if name != "honest"]
+    )
+    assert len({row["craft"] for row in rows}) >= 30
+    check_nothing_was_run(rows, honest)
