@@ -36,7 +36,7 @@ from bstune.core.batch_schedule import BatchSchedule
 from bstune.core.errors import BstuneError, ConfigError
 from bstune.core.records import Budget
 from bstune.options import OPTIONS, Node, ReplayedOptions, Section, TrainedOptions, mistake
-from bstune.system.secrets import remember
+from bstune.system.secrets import remember, secret_options
 
 CONFIG_MODULE, CONFIG_NAME, HYDRA_VERSION = "bstune.conf", "config", "1.3"
 CLASS_KEYS = {"class_path", "init_args", "dict_kwargs"}  # of what LightningCLI instantiates
@@ -157,6 +157,25 @@ def with_choices(arguments: Sequence[str]) -> list[str]:
                 raise ConfigError(f"{group} must be the name of a choice, but got {argument[:200]}")
         kept.append(argument)
     return kept
+
+
+def secret_option(argument: str) -> str | None:
+    """Return the name of the option whose value, in an argument of the command line, holds a secret; None: none does.
+
+    The name is empty for a word that is no option. References to the environment are no secrets.
+    """
+    named = re.fullmatch(r"[+~-]*([\w./@:-]+?)=(.*)", argument, re.DOTALL)
+    if named is None or "://" in named[1]:
+        return "" if secret_options(argument) else None
+    name, text = named[1], named[2]
+    value: Any = text.strip("\"'")
+    try:
+        override = OverridesParser.create().parse_override(argument)
+        if not override.is_sweep_override():
+            value = override.value()
+    except HydraException:  # said later; or a URL with a comma, which Hydra's grammar refuses
+        pass
+    return next(iter(secret_options(value, name)), None)
 
 
 def compose_known(module: str, name: str, options: Sequence[str]) -> tuple[DictConfig, list[str]]:
