@@ -232,6 +232,7 @@ def tune(arguments: list[str]) -> None:
         CONFIG_MODULE,
         CONFIG_NAME,
         HYDRA_VERSION,
+        config_shown,
         parse,
         plain_error,
         with_choices,
@@ -281,7 +282,7 @@ def tune(arguments: list[str]) -> None:
     except (HydraException, OmegaConfBaseException) as error:
         raise ConfigError(plain_error(error)) from error
     finally:
-        sys.stdout.write(printable(printed.getvalue()))
+        sys.stdout.write(printable(config_shown(printed.getvalue())))
 
 
 def _job(config: "DictConfig") -> None:

@@ -34,6 +34,7 @@ from bstune.core.figures import save_figure
 from bstune.core.records import dump_json
 from bstune.system.console import format_number, quieten
 from bstune.system.files import check_writable, expand_home, write_text
+from bstune.system.secrets import redact
 from bstune.system.terminal import ArgumentParser, safe_console, write_out
 
 if TYPE_CHECKING:
@@ -281,7 +282,7 @@ def write(sweep: Sweep, finding: Finding, options: Sequence[str]) -> None:
         "n": finding.n,
         "device": finding.device,
         "versions": {name: version(name) for name in PACKAGES},
-        "command": shlex.join([*COMMAND.split(), sweep.name, *options]),
+        "command": redact(shlex.join([*COMMAND.split(), sweep.name, *options])),
         "parameters": sweep.plain_parameters,
         "rows": finding.rows,
         "notes": finding.notes,

@@ -88,6 +88,7 @@ _USER_INFO = re.compile(
     r"(?P<user>(?:\$\{[^{}]*\}|[^\s:/?#\"'])*)(?P<colon>:(?!\d+(?:[/?#]|$)))?(?(colon)(?P<password>.*))(?=@)",
     re.S,
 )
+_WHOLE_USER_INFO = re.compile(_USER_INFO.pattern.replace(r"[^\s:", "[^:"), re.S)
 _KEY = re.compile(
     r"(?<![\w.\-])-{0,2}(?P<key>[A-Za-z_][\w.\-]{0,100})"
     r"(?P<sign>\\*[\"']?[ \t]{0,3}(?:=|:|%3D)(?![=/])[ \t]{0,3})"
@@ -159,9 +160,10 @@ def holds_secret(key: str, text: str) -> bool:
 def _in_urls(text: str) -> Iterator[tuple[int, int]]:
     """Yield where passwords stand in a text's URLs, and where an http address has a token in place of a user."""
     whole = _WHOLE_URL.fullmatch(text)
+    user_info_of = _WHOLE_USER_INFO if whole else _USER_INFO
     for url in [whole] if whole else _URL.finditer(text):
         begin = url.start() + url[0].index("://") + 3
-        user_info = _USER_INFO.match(text, begin, url.end())
+        user_info = user_info_of.match(text, begin, url.end())
         if user_info is None:
             continue
         if user_info["password"] is not None:
@@ -255,8 +257,8 @@ def _replaced(match: re.Match[str], mark: str) -> str:
         return mark
     if text.startswith('":', end):
         return word
-    line_before = text[text.rfind("\n", 0, match.start()) + 1 : match.start()]
-    is_yaml_key = text.startswith(":", end) and not line_before.strip(" -\"'")
+    before = text[max(0, match.start() - 100) : match.start()].rstrip(" \"'")
+    is_yaml_key = text.startswith(":", end) and (not before or before[-1] in "\n{,-")
     return word if is_yaml_key else mark
 
 
