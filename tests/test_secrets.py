@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 import time
+from contextlib import closing
 from pathlib import Path
 from urllib.parse import quote, quote_plus, unquote
 
@@ -736,6 +737,7 @@ def test_secrets_planted_in_twenty_places_are_found_nowhere(tmp_path):
             except OSError:  # it has ended
                 continue
         reader.join(0.2)
+    process.stdout.close()
     (printed,) = output
     assert process.wait() == 0, printed
     folder = study / "outputs" / "digits"
@@ -757,7 +759,7 @@ def test_secrets_planted_in_twenty_places_are_found_nowhere(tmp_path):
         "study.json",
     } <= names
     assert leaks(planted, study, printed, *seen) == []
-    with sqlite3.connect(study / "mlflow.db") as database:
+    with closing(sqlite3.connect(study / "mlflow.db")) as database:
         assert (
             database.execute("select count(*) from tags where value like '%***%'").fetchone()[0]
             >= 3
