@@ -5,11 +5,11 @@ A run composes its config once, by Hydra's compose API. What Hydra's own command
 once an interruption ends in a line.
 """
 
-import argparse
 import faulthandler
 import importlib
 import io
 import os
+import re
 import signal
 import sys
 import tempfile
@@ -30,7 +30,8 @@ from bstune.system import interruption
 from bstune.system.console import plain_console, quieten
 from bstune.system.files import expand_home, full_disk
 from bstune.system.openmp import spin_shortly
-from bstune.system.secrets import redact, remember, secrets_in_environment
+from bstune.system.secrets import remember, remember_environment, secret_options
+from bstune.system.terminal import ArgumentParser, filtered, printable, write_error, write_out
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
@@ -77,6 +78,7 @@ HYDRAS_OWN = {
 }
 
 
+MAY_BE_SECRET = re.compile("://|pass|pw|secret|token|auth|key|sig|cookie|cred|bearer|dsn|sas", re.I)
 WITH_VALUE = {
     *(
         "--config-dir",
@@ -148,8 +150,10 @@ def main() -> int:
     verb = given.pop(0) if given and given[0] in VERBS else "tune"
     try:
         module, function = VERBS[verb].split(":")
-        with secrets_in_environment(given) as arguments:
-            getattr(importlib.import_module(module), function)(arguments)
+        remember_environment()
+        check_secrets(given)
+        with filtered():
+            getattr(importlib.import_module(module), function)(given)
     except Interrupted as error:
         explain(error)
         return interruption.status() or error.exit_status
@@ -167,12 +171,32 @@ def main() -> int:
 
 
 def explain(error: Exception, debug: bool = False) -> int:
-    """Write an error without passwords, as plain lines or as a traceback, and return its exit status."""
+    """Write an error as plain lines or as a traceback, and return its exit status."""
     if isinstance(error, BstuneError) and not debug:
-        sys.stderr.write(f"error: {redact(str(error))}\n")
+        write_error(f"error: {error}")
     else:
-        sys.stderr.write(redact("".join(traceback.format_exception(error))))
+        write_error("".join(traceback.format_exception(error)))
     return error.exit_status if isinstance(error, BstuneError) else 1
+
+
+def check_secrets(arguments: Sequence[str]) -> None:
+    """Refuse a password on the command line: all users of the machine may read it there, and its shell keeps it."""
+    suspicious = [argument for argument in arguments if MAY_BE_SECRET.search(argument)]
+    if not suspicious:
+        return
+    # hydra: a quarter of a second
+    from bstune.config import secret_option
+
+    for option in map(secret_option, suspicious):
+        if option is None:
+            continue
+        variable = "BSTUNE_" + re.sub(r"\W+", "_", option or "secret").upper()
+        reference = f"${{oc.env:{variable}}}"
+        in_place = f"'{option}={reference}'" if option else f"'{reference}'"
+        raise ConfigError(
+            f"{option or 'an argument'} holds a password or token, which others read from a command line (ps): put "
+            f"the whole value into an environment variable, such as {variable}, and give {in_place} in its place"
+        )
 
 
 def check_words(arguments: Sequence[str]) -> None:
@@ -208,6 +232,7 @@ def tune(arguments: list[str]) -> None:
         CONFIG_MODULE,
         CONFIG_NAME,
         HYDRA_VERSION,
+        config_shown,
         parse,
         plain_error,
         with_choices,
@@ -257,7 +282,7 @@ def tune(arguments: list[str]) -> None:
     except (HydraException, OmegaConfBaseException) as error:
         raise ConfigError(plain_error(error)) from error
     finally:
-        sys.stdout.write(redact(printed.getvalue()))
+        sys.stdout.write(printable(config_shown(printed.getvalue())))
 
 
 def _job(config: "DictConfig") -> None:
@@ -267,9 +292,10 @@ def _job(config: "DictConfig") -> None:
     from bstune.trial.replay import complete
 
     try:
-        arguments = _job_arguments()
-        groups = groups_in(parse(arguments).config_dir)
-        run(validate(config, complete=complete, groups=groups, arguments=arguments), arguments)
+        with filtered():
+            arguments = _job_arguments()
+            groups = groups_in(parse(arguments).config_dir)
+            run(validate(config, complete=complete, groups=groups, arguments=arguments), arguments)
     except Exception as error:  # all of them: Hydra would print the job's options with it
         if interruption.status() is not None and not isinstance(error, BstuneError):
             raise KeyboardInterrupt from error
@@ -354,7 +380,7 @@ def worker(arguments: list[str]) -> None:
 
 def lightning(arguments: list[str]) -> None:
     """Make a workload of a config file of LightningCLI, and tune it."""
-    parser = argparse.ArgumentParser(
+    parser = ArgumentParser(
         prog="bstune lightning",
         description="Tunes what a config file of LightningCLI trains. The file becomes a workload, written to "
         "bstune_conf/workload/, whose learning rate is the trial's; the data are read in batches of every size.",
@@ -385,6 +411,11 @@ def lightning(arguments: list[str]) -> None:
         **{name: getattr(options, name) for name in ("target", "model", "data", "lr", "name")}
     )
     workload, lines = workload_of(options.config, chosen)
+    if names := secret_options(workload):
+        raise ConfigError(
+            f"{options.config}: {', '.join(names)} holds a password or token, which would be written to the workload: "
+            "put it into an environment variable, and refer to it in that file, ${oc.env:NAME}"
+        )
     text = safe_dump(workload, sort_keys=False, default_flow_style=None, width=110)
     written = Path("bstune_conf", "workload", f"{workload['name']}.yaml")
     composed = [f"workload={workload['name']}", *options.overrides]
@@ -396,7 +427,9 @@ def lightning(arguments: list[str]) -> None:
         compose_checked(["--config-dir", folder, *composed])
     written.parent.mkdir(parents=True, exist_ok=True)
     write_text(written, f"# Made by bstune lightning {options.config}.\n{text}")
-    print("\n".join([f"{written}, made of {options.config}:", *(f"  {line}" for line in lines)]))
+    write_out(
+        "\n".join([f"{written}, made of {options.config}:", *(f"  {line}" for line in lines)])
+    )
     tune(["--config-dir", str(written.parent.parent), *composed])
 
 
@@ -406,7 +439,7 @@ def fit(arguments: list[str]) -> None:
     from bstune.core.curve import LAWS, fit_curve, read_points
     from bstune.core.records import dump_json
 
-    parser = argparse.ArgumentParser(
+    parser = ArgumentParser(
         prog="bstune fit", description="Fits S*(B) = S_min (1 + B_crit/B + (B_opt/B)^2) to points."
     )
     parser.add_argument(
@@ -419,12 +452,12 @@ def fit(arguments: list[str]) -> None:
         help="auto: the third term only where the points ask for it",
     )
     options = parser.parse_args(arguments)
-    print(dump_json(asdict(fit_curve(read_points(options.points), law=options.law)), indent=2))
+    write_out(dump_json(asdict(fit_curve(read_points(options.points), law=options.law)), indent=2))
 
 
 def plan(arguments: list[str]) -> None:
     """Print one global batch over devices: micro-batches, weights and learning rate."""
-    parser = argparse.ArgumentParser(
+    parser = ArgumentParser(
         prog="bstune plan",
         description="Splits a global batch over devices and micro-batches that fit, so that the gradient is the whole "
         "batch's. The learning rate belongs to the global batch size: the number of devices does not change it.",
@@ -473,7 +506,7 @@ def plan(arguments: list[str]) -> None:
         lines.append(
             f"learning rate     {lr:.6g}{source}: the global batch's, whatever the number of devices"
         )
-    print("\n".join(lines))
+    write_out("\n".join(lines))
 
 
 def compare(arguments: list[str]) -> None:
@@ -482,7 +515,7 @@ def compare(arguments: list[str]) -> None:
     from bstune.report import compare as comparing
     from bstune.report.compare_console import write_comparison
 
-    parser = argparse.ArgumentParser(
+    parser = ArgumentParser(
         prog="bstune compare",
         description="Compares studies: steps to target, critical batch sizes and whether they differ, times to target. "
         "Writes comparison.html and comparison.png.",
@@ -510,7 +543,6 @@ def compare(arguments: list[str]) -> None:
         # mlflow: a second
         from bstune.study.tracking.logged import logged_summaries
 
-        remember(options.uri)
         more, missing = comparing.logged_studies(logged_summaries(options.mlflow, options.uri))
         studies, left_out = [*studies, *more], [*left_out, *missing]
     write_comparison(comparing.compare(studies, left_out), options.output, plain_console())

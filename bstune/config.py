@@ -20,9 +20,10 @@ from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Sweep
 from hydra.errors import HydraException, InstantiationException
+from hydra.experimental.callback import Callback
 from hydra.utils import instantiate as hydra_instantiate
 from hydra.version import VersionBase
-from omegaconf import DictConfig, ListConfig, OmegaConf, open_dict
+from omegaconf import DictConfig, ListConfig, OmegaConf, open_dict, read_write
 from omegaconf.errors import (
     InterpolationToMissingValueError,
     MissingMandatoryValue,
@@ -36,7 +37,7 @@ from bstune.core.batch_schedule import BatchSchedule
 from bstune.core.errors import BstuneError, ConfigError
 from bstune.core.records import Budget
 from bstune.options import OPTIONS, Node, ReplayedOptions, Section, TrainedOptions, mistake
-from bstune.system.secrets import remember
+from bstune.system.secrets import redact_values, remember, secret_options
 
 CONFIG_MODULE, CONFIG_NAME, HYDRA_VERSION = "bstune.conf", "config", "1.3"
 CLASS_KEYS = {"class_path", "init_args", "dict_kwargs"}  # of what LightningCLI instantiates
@@ -160,6 +161,51 @@ def with_choices(arguments: Sequence[str]) -> list[str]:
                 raise ConfigError(f"{group} must be the name of a choice, but got {argument[:200]}")
         kept.append(argument)
     return kept
+
+
+def secret_option(argument: str) -> str | None:
+    """Return the name of the option whose value, in an argument of the command line, holds a secret; None: none does.
+
+    The name is empty for a word that is no option. References to the environment are no secrets.
+    """
+    named = re.fullmatch(r"[+~-]*([\w./@:-]+?)=(.*)", argument, re.DOTALL)
+    if named is None or "://" in named[1]:
+        return "" if secret_options(argument) else None
+    name, text = named[1], named[2]
+    value: Any = text.strip("\"'")
+    try:
+        override = OverridesParser.create().parse_override(argument)
+        if not override.is_sweep_override():
+            value = override.value()
+    except HydraException:  # said later; or a URL with a comma, which Hydra's grammar refuses
+        pass
+    return next(iter(secret_options(value, name)), None)
+
+
+def config_shown(text: str) -> str:
+    """Return a config that Hydra printed, as YAML without secrets; a text without any, or no config, as it is."""
+    try:
+        config = OmegaConf.create(text)
+    except (YAMLError, OmegaConfBaseException, ValueError):
+        return text
+    values = OmegaConf.to_container(config, resolve=False)
+    if not secret_options(values):
+        return text
+    remember(values)
+    return OmegaConf.to_yaml(OmegaConf.create(redact_values(values)))
+
+
+class HideSecrets(Callback):
+    """Hydra's call-back that leaves secrets out of the config which Hydra writes of a multirun; jobs compose theirs."""
+
+    def on_multirun_start(self, config: DictConfig, **_: Any) -> None:
+        """Change the config in place."""
+        remember(OmegaConf.to_container(config, resolve=False))
+        with read_write(config):
+            for name in config:
+                if name != "hydra" and isinstance(config._get_node(name), DictConfig | ListConfig):
+                    values = OmegaConf.to_container(config[name], resolve=False)
+                    config[name] = redact_values(values, str(name))
 
 
 def compose_known(module: str, name: str, options: Sequence[str]) -> tuple[DictConfig, list[str]]:

@@ -8,7 +8,6 @@ numbers, ``str``, ``bool``, lists and dictionaries of them, dataclasses and list
 ``sweep`` and is called with an empty config.
 """
 
-import argparse
 import functools
 import inspect
 import json
@@ -35,7 +34,8 @@ from bstune.core.figures import save_figure
 from bstune.core.records import dump_json
 from bstune.system.console import format_number, quieten
 from bstune.system.files import check_writable, expand_home, write_text
-from bstune.system.secrets import redact, redact_patterns
+from bstune.system.secrets import redact
+from bstune.system.terminal import ArgumentParser, safe_console, write_out
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -105,9 +105,7 @@ class Sweep:
 
 def main(arguments: list[str]) -> None:
     """Run the sweep that is named, or list the sweeps."""
-    parser = argparse.ArgumentParser(
-        prog=COMMAND, description=str(__doc__).splitlines()[0], add_help=False
-    )
+    parser = ArgumentParser(prog=COMMAND, description=str(__doc__).splitlines()[0], add_help=False)
     parser.add_argument("name", nargs="?", help="the sweep; without one, the sweeps are listed")
     parser.add_argument(
         "options", nargs="*", help="options of the sweep's file, as sweep.output=DIR"
@@ -119,7 +117,7 @@ def main(arguments: list[str]) -> None:
     if parsed.name is None:
         sys.stdout.write((parser.format_help() + "\n" if parsed.help else "") + listing())
     elif parsed.help:
-        sys.stdout.write(redact(OmegaConf.to_yaml(compose_sweep(parsed.name, parsed.options))))
+        write_out(OmegaConf.to_yaml(compose_sweep(parsed.name, parsed.options)))
     else:
         run_sweep(parsed.name, parsed.options)
 
@@ -263,9 +261,9 @@ def run_sweep(name: str, options: Sequence[str]) -> None:
     """Run a sweep, write its result and its figure, and print its table and its sentence."""
     sweep = check_sweep(name, compose_sweep(name, options))
     quieten(training=bool(sweep.config))
-    console = Console()
+    console = safe_console()
     if not console.is_terminal:
-        console = Console(width=max(WIDTH, console.width))
+        console = safe_console(width=max(WIDTH, console.width))
     console.print(f"{name}: {sweep.source}", soft_wrap=True, markup=False)
     try:
         finding = sweep.experiment.func(sweep.config, console, **sweep.parameters)
@@ -284,9 +282,7 @@ def write(sweep: Sweep, finding: Finding, options: Sequence[str]) -> None:
         "n": finding.n,
         "device": finding.device,
         "versions": {name: version(name) for name in PACKAGES},
-        "command": shlex.join(
-            [*COMMAND.split(), sweep.name, *(redact_patterns(option) for option in options)]
-        ),
+        "command": redact(shlex.join([*COMMAND.split(), sweep.name, *options])),
         "parameters": sweep.plain_parameters,
         "rows": finding.rows,
         "notes": finding.notes,

@@ -46,18 +46,16 @@ def test_the_command_of_a_winner_ends_with_it_or_with_its_schedule(
     prepared = SimpleNamespace(backend=backend, files=Output(tmp_path), config=OmegaConf.create({}))
     written = best_yaml(
         {"time": Winner(make_result(horizon=horizon), 110.0, () if again is None else (fresh,))},
-        ["+workload=mine", "trial.lr=9", "storage=x://me:s@h"],
+        ["+workload=mine", "trial.lr=9", "storage=${oc.env:STUDIES}"],
         prepared,
     )
     row = yaml.safe_load(written)["best_by_time"]
     own = f"trial.batch_size=32 trial.lr=0.1 trial.seed=1{ends}"
     assert (
         row["command"]
-        == f"{sys.executable} -m bstune +workload=mine 'storage=${{oc.env:BSTUNE_STORAGE}}' {own}"
+        == f"{sys.executable} -m bstune +workload=mine 'storage=${{oc.env:STUDIES}}' {own}"
     )
-    assert written.startswith(
-        "# The commands read secrets from the environment: first set BSTUNE_STORAGE.\n"
-    )
+    assert written.startswith("# The commands read the environment: first set STUDIES.\n")
     assert (row["number"], row["hyperparameters"], row["horizon"], row["checkpoint"]) == (
         0,
         {},
@@ -161,7 +159,7 @@ TRAIN = [
     "seed=3",
     "sampler=tpe",
     "data.root=/d",
-    "storage=x://me:s@h",
+    "storage=${oc.env:STUDIES}",
 ]
 
 
@@ -179,5 +177,5 @@ def test_the_command_that_trains_the_winner_is_short(lr, stops, own):
         backend=backend, space=SimpleNamespace(lr_low=0.0, lr_high=0.9999), config=None
     )
     found = train_command(Winner(make_result(lr=lr, horizon=130), 110.0), TRAIN, prepared)
-    kept = "+workload=mine study=s data.root=/d 'storage=${oc.env:BSTUNE_STORAGE}'"
+    kept = "+workload=mine study=s data.root=/d 'storage=${oc.env:STUDIES}'"
     assert found == f"bstune {kept} trial.batch_size=32 {own}"

@@ -1,7 +1,16 @@
-"""No password or token is printed, written or stored: in texts, and in whole runs of the command."""
+"""No secret is printed, written or stored: its places, its values, and whole runs of the command that are searched."""
 
+import base64
+import html
+import json
 import os
 import shlex
+import sqlite3
+import subprocess
+import sys
+import threading
+import time
+from contextlib import closing
 from pathlib import Path
 from urllib.parse import quote, quote_plus, unquote
 
@@ -11,27 +20,192 @@ from omegaconf import OmegaConf
 from sqlalchemy.engine import URL
 from toolbox import table_rows, write_rows
 
+from bstune.config import secret_option
+from bstune.study.connection import connect
 from bstune.system import secrets
+from bstune.system.failures import described
+from bstune.system.files import Identity, write_text
 from bstune.system.secrets import (
+    known,
     redact,
-    redact_patterns,
     redact_values,
     remember,
-    secrets_in_environment,
+    remember_environment,
+    secret_options,
+    without_known,
 )
 from bstune.trial.replay import ReplayBackend
+
+WORD = "qwJ7-zebra.41"  # a secret's value
 
 
 @pytest.fixture(autouse=True)
 def _nothing_remembered(monkeypatch):
-    monkeypatch.setattr(secrets, "_known", set())
+    monkeypatch.setattr(secrets, "_forms", {})
 
 
-@pytest.mark.parametrize("text", ["x" * 100_000, "a." * 20_000, "a://" + "@" * 60 + " b"])
-def test_a_long_text_takes_no_minutes(text):
+SECRET_KEYS = [
+    "password",
+    "db_password",
+    "dbPassword",
+    "PGPASSWORD",
+    "sslpassword",
+    "passwd",
+    "passw",
+    "passwort",
+    "pwd",
+    "pw",
+    "pass",
+    "smtp_pass",
+    "passphrase",
+    "password2",
+    "Authorization",
+    "PROXY-AUTHORIZATION",
+    "auth",
+    "http.auth",
+    "bearer",
+    "token",
+    "HF_TOKEN",
+    "accessToken",
+    "token_value",
+    "auth_header",
+    "api_token",
+    "api-key",
+    "X-Api-Key",
+    "x_api_key",
+    "apikey",
+    "apiKey",
+    "APIKey",
+    "access_key",
+    "AWS_SECRET_ACCESS_KEY",
+    "secretKey",
+    "private_key",
+    "AccountKey",
+    "secret",
+    "client_secret",
+    "signature",
+    "X-Amz-Signature",
+    "X-Goog-Credential",
+    "sig",
+    "sas",
+    "dsn",
+    "SENTRY_DSN",
+    "cookie",
+    "Set-Cookie",
+    "credentials",
+]
+OTHER_KEYS = [
+    "tokens",
+    "max_tokens",
+    "num_tokens",
+    "tokens_per_batch",
+    "token_count",
+    "token_embedding",
+    "token_id",
+    "pad_token_id",
+    "tokenizer",
+    "author",
+    "authors",
+    "pad_token",
+    "eos_token",
+    "bos_token",
+    "cls_token",
+    "mask_token",
+    "sep_token",
+    "unk_token",
+    "decoder_start_token",
+    "key",
+    "keys",
+    "key_dim",
+    "num_keys",
+    "passes",
+    "forward_pass",
+    "compass",
+    "bypass",
+    "password_file",
+    "sigma",
+    "signal",
+    "design",
+    "assign",
+    "case",
+    "AUTH_MODE",
+    "SSH_AUTH_SOCK",
+    "GIT_ASKPASS",
+    "SSH_ASKPASS",
+    "XAUTHORITY",
+    "GPG_KEY",
+    "secretary",
+    "power",
+    "pw_ratio",
+    "sass",
+    "learning_rate",
+]
+
+
+@pytest.mark.parametrize("key", SECRET_KEYS)
+def test_a_key_of_a_secret_hides_its_text(key):
+    assert redact_values({"data": [{key: WORD}]}) == {"data": [{key: "***"}]}
+    assert WORD not in redact(f"got {{'{key}': '{WORD}'}} and {key}={WORD}, x")
+    assert WORD not in redact(f"{key}: {WORD}")
+    assert secret_options({key: WORD}, "trainer") == [f"trainer.{key}"]
+
+
+@pytest.mark.parametrize("key", OTHER_KEYS)
+def test_another_key_hides_nothing(key):
+    values = {"data": [{key: "gpt2-large.v1"}]}
+    assert redact_values(values) == values
+    text = f"{key}: gpt2-large.v1\ngot {{'{key}': 'gpt2-large.v1'}} and {key}=gpt2-large.v1"
     assert redact(text) == text
-    with secrets_in_environment([f"study={text}"]) as arguments:
-        assert arguments == [f"study={text}"]
+    remember(values)
+    assert "gpt2-large.v1" not in known()
+
+
+NO_SECRETS = {
+    "token": ["<pad>", "[CLS]", "<|endoftext|>", "bpe", "${oc.env:HF_TOKEN}", 50256, None, True],
+    "auth": ["basic", "none", "Bearer ${oc.env:X}", 3.0],
+    "password": [None, False, 12345678, 0.1, "", "${oc.env:PW}", "***"],
+    "credentials": [str(Path(__file__)), "/"],
+}
+
+
+@pytest.mark.parametrize(
+    ("key", "value"), [(key, value) for key, values in NO_SECRETS.items() for value in values]
+)
+def test_a_value_that_is_none_stays_under_a_secrets_key(key, value):
+    assert redact_values({key: value}) == {key: value}
+    remember({key: value})
+    assert known() == ()
+
+
+def test_secrets_lie_in_lists_pairs_and_named_values():
+    options = {
+        "auth": ["someone-else", WORD],
+        "headers": [["Authorization", f"Basic {WORD}"], f"X-Api-Key: {WORD}"],
+        "cookies": {"session": WORD},
+        "env": [{"name": "HF_TOKEN", "value": WORD}, {"name": "EPOCHS", "value": "twelve-1"}],
+        "password": {"value": "short"},
+    }
+    shown = redact_values(options)
+    assert WORD not in json.dumps(shown)
+    assert "short" not in json.dumps(shown)
+    assert shown["env"][1] == options["env"][1]
+    remember(options)
+    assert redact(f"a {WORD}!") == "a ***!"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "a://" + "@" * 60 + " b",
+        *(part * 20_000 for part in ("xxxxx", "a.", "token=", "password: ", "password=${")),
+        *(part * 20_000 for part in ("token='", "\\\\", "Bearer ", "{token: ", "a://b:")),
+    ],
+)
+def test_a_long_text_takes_no_minutes(text):
+    start = time.monotonic()
+    redact(text)
+    assert time.monotonic() - start < 5.0
+    assert secret_option(f"study={text[:500]}") in (None, "study")
 
 
 @pytest.mark.parametrize(
@@ -44,105 +218,236 @@ def test_a_long_text_takes_no_minutes(text):
         ("x://:pw@h/db", "x://:***@h/db"),
         ("x://me@example.org:pw@h", "x://me@example.org:***@h"),
         ("http://me:p/w@h:80", "http://me:***@h:80"),
-        ("https://token@h/repository", "https://***@h/repository"),
+        ("https://ghp_token@h/repository", "https://***@h/repository"),
         ("no route to x://me:pw@h: gone", "no route to x://me:***@h: gone"),
         ("""'storage="x://me:pw@h"'""", """'storage="x://me:***@h"'"""),
         ("['storage=x://me:pw@h', 'seed=1']", "['storage=x://me:***@h', 'seed=1']"),
         ("x://h/db?user=me&password=pw&sslmode=a", "x://h/db?user=me&password=***&sslmode=a"),
-        (
-            "x://h/db?sslpassword=p%20w&access_token=abc",
-            "x://h/db?sslpassword=***&access_token=***",
-        ),
+        ("https://h/x?sv=1&sig=ab%2Fcdefg%3D&se=2", "https://h/x?sv=1&sig=***&se=2"),
+        ("https://h/x?token=abcdefg1#a", "https://h/x?token=***"),
         ("host=h password='p w' user=me", "host=h password='***' user=me"),
-        ("+workload.data.api_key=abc", "+workload.data.api_key=***"),
-        ("a: 1\n  token: abc d\nb: 2", "a: 1\n  token: ***\nb: 2"),
-        ("{'token': 'abc', 'n': 3}", "{'token': '***', 'n': 3}"),
+        ("host=h password=12345678 user=me", "host=h password=*** user=me"),
+        ("+workload.data.api_key=abcdefg1", "+workload.data.api_key=***"),
+        ("a: 1\n  token: abc1 d-efg\nb: 2", "a: 1\n  token: ***\nb: 2"),
+        ("{'token': 'abcdefg1', 'n': 3}", "{'token': '***', 'n': 3}"),
+        (
+            'headers: {Authorization: "Basic abcdefg1", X-Api-Key: abcdefg1}',
+            'headers: {Authorization: "***", X-Api-Key: ***}',
+        ),
+        (r'{"message": "{\"auth\": \"abcdefg1\"}"}', r'{"message": "{\"auth\": \"***\"}"}'),
+        ("401 for Authorization: Bearer abc.def=.ghi", "401 for Authorization: Bearer ***"),
+        ("curl -u --password=ab x", "curl -u --password=*** x"),
         # what is none
         ("password: null", "password: null"),
         ("(using password: YES)", "(using password: YES)"),
         ("tokens=5 key=3", "tokens=5 key=3"),
+        ("unexpected token: something else", "unexpected token: something else"),
+        ("    token = self.tokenizer.decode(ids)", "    token = self.tokenizer.decode(ids)"),
+        ("    password = os.environ['X']", "    password = os.environ['X']"),
+        ('{"secret": [0.5, 1e-05], "pass": 3}', '{"secret": [0.5, 1e-05], "pass": 3}'),
         ("sqlite:////a b/c@d.db", "sqlite:////a b/c@d.db"),
+        ("https://host/x?mail=a:b@c", "https://host/x?mail=a:b@c"),
         ("storage=${oc.env:BSTUNE_STORAGE}", "storage=${oc.env:BSTUNE_STORAGE}"),
         ("x://me:${oc.env:PW}@h", "x://me:${oc.env:PW}@h"),
     ],
 )
 def test_texts_are_shown_without_secrets(text, shown):
-    assert redact(text) == redact_patterns(text) == redact(shown) == shown
+    assert redact(text) == redact(shown) == shown
 
 
 @pytest.mark.parametrize("user", ["me", None, "a b"])
 @pytest.mark.parametrize("password", ["plain", "p/w", "p@w", "p:w", "p w", "p%w"])
 def test_database_urls_are_shown_as_sqlalchemy_does(user, password):
     url = URL.create("postgresql", user, password, "host", 5432, "db")
-    assert redact_patterns(url.render_as_string(hide_password=False)) == url.render_as_string()
+    assert redact(url.render_as_string(hide_password=False)) == url.render_as_string()
 
 
 def test_what_was_given_is_left_out_of_messages_that_show_it_otherwise():
     remember(
         {
             "storage": 'x://me:se%2Fcr et"@h',
-            "trainer": [{"api_token": "abcdef"}, "y://me:p@ssword@h"],
+            "trainer": [
+                {"api_token": "abcdefgh"},
+                "y://me:p@ssword1@h",
+                {"auth": "Basic bWU6czNjcmV0LXB3"},
+            ],
+            "data": {"private_key": "-----BEGIN KEY-----\nMIIEvQ+line/one\nMIIEvQ+line/two\n"},
         }
     )
     for shown in (
         'se/cr et"',
-        "se%2Fcr et",
+        'se%2Fcr et"',
         "se%2Fcr%20et%22",
-        "abcdef",
-        "could not resolve ssword@h",
+        "se/cr\n  et&quot;",
+        r"se/cr et\"",
+        "abcdefgh",
+        "could not resolve ssword1@h",
+        "bWU6czNjcmV0LXB3",
+        "s3cret-pw",
+        base64.b64encode(b"abcdefgh").decode(),
+        "MIIEvQ+line/two",
     ):
-        assert "***" in redact(f"got {shown} here")
-    assert redact("abcdefg is another word") == "abcdefg is another word"
+        assert redact(f"got {shown} here").count("***") == 1, shown
+    assert redact("abcdefghi is another word") == "abcdefghi is another word"
 
 
-def test_options_lose_secrets_by_name_and_by_value():
-    options = {
-        "token": 5,
-        "data": [{"url": "x://me:p w@h", "api_key": "${oc.env:KEY}"}],
-        "password": None,
-        "keys": 3,
+def test_of_the_environment_secrets_are_remembered_and_paths_and_words_are_not(
+    monkeypatch, tmp_path
+):
+    planted = {
+        "MY_API_KEY": "kk-81-environ",
+        "DATABASE": "postgresql://me:pp-81-environ@h/db",
+        "AZURE_CONNECTION": "AccountName=a;AccountKey=aa-81-environ==;Suffix=x",
+        "PGPASSWORD": "lettersonly",
     }
-    shown = {
-        **options,
-        "token": "***",
-        "data": [{"url": "x://me:***@h", "api_key": "${oc.env:KEY}"}],
+    harmless = {
+        "SSH_AUTH_SOCK": "/run/agent.12-x",
+        "GIT_ASKPASS": "/usr/bin/ask-pass",
+        "XAUTHORITY": "/home/me/.Xauthority",
+        "AUTH_MODE": "validation",
+        "AUTH": "validation",
+        "PWD": "/not/there/any-more",
+        "REGISTRY_TOKEN": str(tmp_path),
+        "A_TOKEN": "12345678",
+        "B_SECRET": "3.14159265",
+        "EOS_TOKEN": "<|endoftext|>",
     }
-    assert redact_values(options) == shown
+    for name, value in (planted | harmless).items():
+        monkeypatch.setenv(name, value)
+    remember_environment()
+    text = "\n".join(["lr 0.00314159265, seed 12345678", *harmless.values()])
+    assert redact(text) == text
+    for secret in ("kk-81-environ", "pp-81-environ", "aa-81-environ==", "lettersonly"):
+        assert redact(f"got {secret}, x") == "got ***, x"
+
+
+def test_documents_stay_what_they_are(tmp_path):
+    """Numbers that equal a secret, keys and statuses stay; what is left can be parsed."""
+    remember(
+        {
+            "password": ["validation", "diverged", "12345678", "0.00012345", "q\"<uote'd"],
+            "token": WORD,
+        }
+    )
+    values = {
+        "validation": [12345678, 0.00012345, -1e-05],
+        "status": "diverged",
+        "messages": [f"a\n{WORD}", "\nvalidation", "q\"<uote'd", "validation_split", "pre" + WORD],
+    }
+    shown = values | {"messages": ["a\n***", "\n***", "***", "validation_split", "pre***"]}
+    for indent in (None, 2):
+        write_text(tmp_path / "a.json", json.dumps(values, indent=indent))
+        assert json.loads((tmp_path / "a.json").read_text()) == shown
+    in_html = json.dumps(values).replace("<", "\\u003c")
+    assert json.loads(without_known(in_html)) == shown
+    assert html.unescape(without_known(html.escape("x q\"<uote'd y"))) == "x *** y"
+    for style in (None, True, False):
+        write_text(tmp_path / "a.yaml", yaml.safe_dump(values, default_flow_style=style, width=20))
+        read = yaml.safe_load((tmp_path / "a.yaml").read_text())
+        assert WORD not in str(read)
+        assert (read["validation"], read["status"]) == (values["validation"], "diverged")
+
+
+def test_ten_megabytes_take_about_a_second():
+    remember(
+        {"tokens": 1, "a": [{"token": f"{WORD}-{i}"} for i in range(20)], "password": "two words"}
+    )
+    record = json.dumps({"number": 1, "history": [[i, i / 7] for i in range(100)], "message": None})
+    text = f"{record}\n" * (10_000_000 // len(record))
+    start = time.process_time()
+    assert without_known(text) == text
+    assert time.process_time() - start < 2.0
 
 
 @pytest.mark.parametrize(
-    ("argument", "moved", "environment"),
+    ("argument", "option"),
     [
-        ("seed=1", "seed=1", {}),
-        ("storage=sqlite:///a.db", "storage=sqlite:///a.db", {}),
-        ("storage=x://me:p@h", "storage=${oc.env:BSTUNE_STORAGE}", {"STORAGE": "x://me:p@h"}),
-        (
-            "storage='x://me:p, \"w@h'",
-            "storage=${oc.env:BSTUNE_STORAGE}",
-            {"STORAGE": 'x://me:p, "w@h'},
-        ),
-        # not Hydra's grammar, which takes the first for a sweep and refuses the others
-        ("storage=x://me:p,w@h", "storage=${oc.env:BSTUNE_STORAGE}", {"STORAGE": "x://me:p,w@h"}),
-        (
-            "storage=x://h?password=p&a=b",
-            "storage=${oc.env:BSTUNE_STORAGE}",
-            {"STORAGE": "x://h?password=p&a=b"},
-        ),
-        ("storage=x://me:p#w@h", "storage=${oc.env:BSTUNE_STORAGE}", {"STORAGE": "x://me:p#w@h"}),
-        ("+a.token=123", "+a.token=${oc.decode:${oc.env:BSTUNE_A_TOKEN}}", {"A_TOKEN": "123"}),
-        ("a=[x://u:p@h,b]", "a=[${oc.env:BSTUNE_A_0},b]", {"A_0": "x://u:p@h"}),
-        ("a={token: c, n: 3}", "a={token:${oc.env:BSTUNE_A_TOKEN},n:3}", {"A_TOKEN": "c"}),
-        ("storage=${oc.env:MINE}", "storage=${oc.env:MINE}", {}),
+        ("seed=1", None),
+        ("storage=sqlite:///a.db", None),
+        ("storage=${oc.env:MINE}", None),
+        ("storage=x://me:${oc.env:PW}@h", None),
+        ("+a.token=null", None),
+        ("+a.pad_token='<pad>'", None),
+        ("+a.tokenizer=gpt2-large", None),
+        ("+a={tokens: 12345678, author: someone-else}", None),
+        ("storage=x://me:p@h", "storage"),
+        ("storage='x://me:p, \"w@h'", "storage"),
+        ("storage=x://me:p,w@h", "storage"),
+        ("storage=x://h?password=p&a=b", "storage"),
+        ("storage=x://me:p#w@h", "storage"),
+        ("mlflow.uri=https://h/x?sig=abcdefg1", "mlflow.uri"),
+        ("+a.token=abcdefg1", "a.token"),
+        ("+a.password=p", "a.password"),
+        ("++a.b.X-Api-Key='abcd efg'", "a.b.X-Api-Key"),
+        ("a=[x://u:p@h,b]", "a"),
+        ("a={token: abcdefg1, n: 3}", "a.token"),
+        ('+a.headers={Authorization: "Basic abcdefg1"}', "a.headers.Authorization"),
+        ("a=x://u:p@h,x://v:p@h", "a"),
+        ("a=[x://u:p@h", "a"),
+        ("x://u:p@h/d?a=b", ""),
+        ("--uri=https://u:p@h", "uri"),
     ],
 )
-def test_secrets_of_the_command_line_move_to_the_environment(argument, moved, environment):
-    before = dict(os.environ)
-    with secrets_in_environment([argument]) as arguments:
-        assert arguments == [moved]
-        assert dict(os.environ) == before | {
-            f"BSTUNE_{name}": value for name, value in environment.items()
-        }
-    assert dict(os.environ) == before
+def test_secrets_of_the_command_line_are_found(argument, option):
+    assert secret_option(argument) == option
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["workload=digits", "storage=postgresql://me:{}@h/db"],
+        ["+workload=digits", "mlflow.uri=https://h/x?sig={}"],
+        ["workload=digits", "+trainer.api_token={}", "--cfg", "job"],
+        ["workload=digits", "seed=1,2", "+trainer.auth=[me,{}]", "--multirun"],
+        ["worker", "storage=mysql://me:{}@h/db", "study=x"],
+        ["survey", "workload=digits", "+workload.data.headers={{X-Api-Key: {}}}"],
+        ["compare", "--mlflow", "x", "--uri", "http://me:{}@h"],
+        ["sweep", "noise", "+a.password={}"],
+        ["storage=[x://me:{}@h"],
+    ],
+)
+def test_a_password_on_the_command_line_is_refused(bstune, tmp_path, command):
+    status, out, err = bstune(*(one.format(WORD) for one in command))
+    assert status == 2
+    assert out == ""
+    assert "${oc.env:" in err
+    assert WORD not in err
+    assert "Traceback" not in err
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_errors_of_users_show_no_secret():
+    remember({"token": WORD})
+    try:
+        raise OSError(f"no route to x://me:p@h with {WORD}")
+    except OSError as error:
+        message, frames = described(error)
+    assert message.startswith("OSError: no route to x://me:***@h with ***")
+    assert WORD not in frames
+
+
+def test_a_study_keeps_its_folders_identity_whatever_is_remembered():
+    before = Identity.of("s", "postgresql://me:secret-word@host/db")
+    remember({"password": "secret-word"})
+    assert Identity.of("s", "postgresql://me:secret-word@host/db") == before
+    assert before.storage == "postgresql://me:***@host/db"
+
+
+def test_attributes_are_stored_without_secrets(tmp_path):
+    remember({"token": WORD})
+    storage = connect(f"sqlite:///{tmp_path}/a.db")
+    import optuna
+
+    study = optuna.create_study(storage=storage)
+    trial = study.ask()
+    study.set_user_attr("arguments", [f"a={WORD}", "+b.password=abc", "seed=12345678"])
+    trial.set_user_attr("record", json.dumps({"message": f"a\n{WORD}", "steps": 12345678}))
+    assert study.user_attrs["arguments"] == ["a=***", "+b.password=***", "seed=12345678"]
+    assert json.loads(study.trials[0].user_attrs["record"]) == {
+        "message": "a\n***",
+        "steps": 12345678,
+    }
+    assert WORD.encode() not in (tmp_path / "a.db").read_bytes()
 
 
 # Whole runs
@@ -150,47 +455,63 @@ def test_secrets_of_the_command_line_move_to_the_environment(argument, moved, en
 PASSWORDS = {
     "storage": "St0re%2Fp%40ss%20w",
     "mlflow": "ml:fl0w@p4ss",
-    "data": "d4ta%3Ap%2Fw",
+    "data": "d4ta%3Ap%2Fw-x",
     "token": "t0ken,w0rd",
+    "header": "h3ader/w0rd==",
 }
 STORAGE = f"sqlite:///file:bstune.db?password={PASSWORDS['storage']}&uri=true"
 FAILING = f"postgresql+psycopg2://me:{PASSWORDS['storage']}@127.0.0.1:9/db"
-SECRETS = (
-    f"mlflow.uri=http://me:{PASSWORDS['mlflow']}@127.0.0.1:9",
-    f"+trainer.api_token='{PASSWORDS['token']}'",
-    f'+trainer.nested={{root: "https://me:{PASSWORDS["data"]}@host/data", n: 1}}',
-)
+OWN = f"""# @package _global_
+storage: ${{oc.env:STUDIES}}
+mlflow: {{uri: "${{oc.env:TRACKING}}"}}
+trainer:
+  api_token: '{PASSWORDS["token"]}'
+  headers: {{Authorization: "Basic {PASSWORDS["header"]}", accept: text/html}}
+  nested: [{{root: 'https://me:{PASSWORDS["data"]}@host/data', n: 1}}]
+  note: my {PASSWORDS["token"]} is here
+"""
 REPLAY = (
+    "+mine=own",
     "workload=replay",
     "workload.table=t.jsonl",
     "workload.target.value=0.14",
     "search.trials=3",
 )
-REPLAY += ("workload.name=replay", "search.replicates=0", "search.objective=steps", *SECRETS)
+REPLAY += ("workload.name=replay", "search.replicates=0", "search.objective=steps")
 
 
-def leaks(folder: Path, *printed: str) -> list[str]:
-    """Return where a planted secret stands, as it was given, decoded or encoded."""
+def leaks(planted: dict[str, str], folder: Path, *printed: str) -> list[str]:
+    """Return where a planted secret stands, as it was given, decoded, encoded or escaped."""
     places = {str(path): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
     places |= {f"printed: {text}": text.encode() for text in printed}
-    plain = {form for one in PASSWORDS.values() for form in (one, unquote(one))}
-    forms = {form for one in plain for form in (one, quote(one, ""), quote_plus(one))}
-    return [
-        f"{form} in {place}"
-        for place, content in places.items()
-        for form in forms
-        if form.encode() in content
-    ]
+    found = []
+    for name, secret in planted.items():
+        forms = {secret, unquote(secret), base64.b64encode(secret.encode()).decode()}
+        forms |= {
+            form for one in (secret, unquote(secret)) for form in (quote(one, ""), quote_plus(one))
+        }
+        forms |= {repr(secret)[1:-1], json.dumps(secret)[1:-1], html.escape(secret)}
+        for place, content in places.items():
+            found += [f"{name}: {form} in {place}" for form in forms if form.encode() in content]
+    return found
 
 
 @pytest.fixture
-def run(bstune, tmp_path, caplog):
+def run(bstune, tmp_path, caplog, monkeypatch, tmp_path_factory):
     """Run the command beside a table, and look for secrets in all that it wrote; return its status and its errors."""
     write_rows(tmp_path / "t.jsonl", table_rows())
+    folder = tmp_path_factory.mktemp("configs")
+    (folder / "mine").mkdir()
+    (folder / "mine" / "own.yaml").write_text(OWN)
+    monkeypatch.setenv("STUDIES", STORAGE)
+    monkeypatch.setenv("TRACKING", f"http://me:{PASSWORDS['mlflow']}@127.0.0.1:9")
 
     def searched(*arguments: str) -> tuple[object, str, str]:
+        arguments = tuple(
+            one.replace("--config-dir=conf", f"--config-dir={folder}") for one in arguments
+        )
         status, out, err = bstune(*arguments)
-        assert leaks(tmp_path, out, err, caplog.text) == []
+        assert leaks(PASSWORDS, tmp_path, out, err, caplog.text) == []
         return status, out, err
 
     return searched
@@ -204,27 +525,30 @@ def error_of(*_: object) -> None:
 
 @pytest.mark.slow
 def test_a_study_writes_no_secret_and_its_commands_run_again(run, tmp_path, caplog, monkeypatch):
-    status, _, err = run(*REPLAY, "sampler=random", f"storage={STORAGE}")
+    status, _, err = run(
+        "--config-dir=conf", *REPLAY, "sampler=random", "storage=${oc.env:STUDIES}"
+    )
     assert (status, err) == (0, "")
     assert "MLflow: could not open the study" in caplog.text
     folder = tmp_path / "outputs" / "replay"
     config = OmegaConf.to_container(OmegaConf.load(folder / "config.yaml"), resolve=False)
-    assert config["storage"] == "${oc.env:BSTUNE_STORAGE}"
-    assert config["trainer"]["nested"] == {"root": "${oc.env:BSTUNE_TRAINER_NESTED_ROOT}", "n": 1}
+    assert config["storage"] == "${oc.env:STUDIES}"
+    assert config["mlflow"]["uri"] == "${oc.env:TRACKING}"
+    assert config["trainer"] == {
+        **config["trainer"],
+        "api_token": "***",
+        "headers": {"Authorization": "***", "accept": "text/html"},
+        "nested": [{"root": "https://me:***@host/data", "n": 1}],
+        "note": "my *** is here",
+    }
     text = (folder / "best.yaml").read_text()
-    names = (
-        "BSTUNE_MLFLOW_URI, BSTUNE_STORAGE, BSTUNE_TRAINER_API_TOKEN, BSTUNE_TRAINER_NESTED_ROOT"
-    )
-    assert text.startswith(
-        f"# The commands read secrets from the environment: first set {names}.\n"
-    )
+    assert text.startswith("# The commands read the environment: first set STUDIES.\n")
     command = shlex.split(yaml.safe_load(text)["best_by_steps"]["command"])[3:]
+    assert run(*command)[0] == 0
+    monkeypatch.delenv("STUDIES")
     status, _, err = run(*command)
     assert status == 2
-    assert "Environment variable 'BSTUNE_STORAGE' not found" in err
-    for name in names.split(", "):
-        monkeypatch.setenv(name, STORAGE)
-    assert run(*command)[0] == 0
+    assert "Environment variable 'STUDIES' not found" in err
 
 
 WAYS = [(), ("debug=true",), ("--multirun",), ("--multirun", "debug=true")]
@@ -237,7 +561,7 @@ WAYS = [(), ("debug=true",), ("--multirun",), ("--multirun", "debug=true")]
 )
 def test_an_error_that_nobody_foresaw_shows_no_secret(run, monkeypatch, arguments, broken):
     monkeypatch.setattr(f"bstune.study.run.{broken}", error_of)
-    status, _, err = run(*arguments, *REPLAY, f"storage={STORAGE}")
+    status, _, err = run("--config-dir=conf", *arguments, *REPLAY)
     assert status == 1
     assert "Traceback" in err
     assert "Error executing job" not in err, "Hydra's line, which repeats the options"
@@ -249,7 +573,7 @@ def test_an_error_that_nobody_foresaw_shows_no_secret(run, monkeypatch, argument
 
 def test_trials_that_fail_record_no_secret(run, tmp_path, monkeypatch):
     monkeypatch.setattr(ReplayBackend, "run", error_of)
-    status, _, err = run(*REPLAY, f"storage={STORAGE}")
+    status, _, err = run("--config-dir=conf", *REPLAY)
     assert status == 1
     assert "the last one with OSError: no route to" in err
     assert "***" in (tmp_path / "outputs" / "replay" / "trials.jsonl").read_text()
@@ -258,48 +582,188 @@ def test_trials_that_fail_record_no_secret(run, tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     "arguments", [(), *(pytest.param(way, marks=pytest.mark.slow) for way in WAYS[1:])]
 )
-def test_a_storage_that_does_not_answer_shows_no_secret(run, arguments):
-    status, _, err = run(*arguments, *REPLAY, f"storage={FAILING}")
+def test_a_storage_that_does_not_answer_shows_no_secret(run, arguments, monkeypatch):
+    monkeypatch.setenv("STUDIES", FAILING)
+    status, _, err = run("--config-dir=conf", *arguments, *REPLAY)
     assert status == 2
     assert "storage=postgresql+psycopg2://me:***@127.0.0.1:9/db" in err
-    status, _, err = run("worker", f"storage={FAILING}", "study=replay")
+    status, _, err = run("worker", "storage=${oc.env:STUDIES}", "study=replay")
     assert status == 2
     assert "the storage does not answer" in err
 
 
 @pytest.mark.parametrize("arguments", [("--cfg", "job"), ("--cfg", "job", "--resolve")])
 def test_hydras_own_output_shows_no_secret(run, arguments):
-    status, out, _ = run(*arguments, *REPLAY, f"storage={STORAGE}")
+    status, out, _ = run("--config-dir=conf", *arguments, *REPLAY)
     assert (status or 0) == 0
     assert "storage: " in out
+    assert yaml.safe_load(out)["seed"] == 0
 
 
-@pytest.mark.parametrize(
-    "mistake",
-    [
-        "storage=[x://me:{0}@h",  # is not parsed
-        "nope=x://me:{0}@h",
-        "search.trials=x://me:{0}@h",
-        "+mlflow.password={0}",
-        "sampler=x://me:{0}@h",
-    ],
+LEAKY = """
+import logging, multiprocessing, os, threading, warnings
+from torch.utils.data import DataLoader
+from bstune.workloads.classifier import Classifier
+from bstune.workloads.images import ImageData
+
+
+class Data(ImageData):
+    def __init__(self, *arguments, url, cookies, **options):
+        super().__init__(*arguments, **options)
+        self.url = url
+
+
+class Broken:
+    def __len__(self):
+        return 1
+
+    def __getitem__(self, index):
+        raise OSError(f"cannot read with {os.environ['WORKER_SECRET']}")
+
+
+class Leaky(Classifier):
+    def __init__(self, *arguments, api_token, options_of_mine, deeds, **options):
+        super().__init__(*arguments, **options)
+        self.save_hyperparameters("api_token", "options_of_mine")
+        self.deed = "nothing"
+        if multiprocessing.parent_process() is not None:
+            with open("begun", "a") as begun:
+                begun.write(".")
+                self.deed = deeds[min(begun.tell(), len(deeds)) - 1]
+        if self.deed == "constructor":
+            raise KeyError(f"{self.hparams}")
+
+    def training_step(self, batch, batch_idx):
+        if batch_idx == 2 and self.deed == "raises":
+            raise LookupError(f"no such thing at {os.environ['SERVICE_URL']}, {os.environ['MY_SERVICE_TOKEN']!r}")
+        if batch_idx == 2 and self.deed == "worker":
+            next(iter(DataLoader(Broken(), num_workers=1)))
+        if batch_idx == 2 and self.deed == "says":
+            logging.getLogger("mine").warning("logs in with %s", os.environ["LOGGED_PASSWORD"])
+            try:
+                raise ValueError(os.environ["CAUGHT_API_KEY"])
+            except ValueError:
+                logging.getLogger("mine").exception("goes on")
+            warnings.warn(f"sends {os.environ['WARNED_CREDENTIAL']}")
+            thread = threading.Thread(target=self.fails)
+            thread.start()
+            thread.join()
+        return super().training_step(batch, batch_idx)
+
+    def fails(self):
+        raise RuntimeError(os.environ["THREAD_AUTH"])
+"""
+NAMES = (
+    "password authorization api_key auth private_key passw user_info sig cookie api_token option_dsn STUDIES "
+    "SERVICE_URL MY_SERVICE_TOKEN WORKER_SECRET LOGGED_PASSWORD CAUGHT_API_KEY WARNED_CREDENTIAL THREAD_AUTH "
+    "MLFLOW_TRACKING_TOKEN"
 )
-def test_refused_options_show_no_secret(run, mistake):
-    status, _, err = run(*REPLAY, mistake.format(PASSWORDS["storage"]))
-    assert status == 2
-    assert err.startswith("error: ")
+# Places, each with a value of its own.
+PLANTED = {name: f"{name[:3]}-{i}zQ/{i * 7919}+x" for i, name in enumerate(NAMES.split())}
 
 
-def test_a_config_file_of_the_users_is_written_without_its_secrets(run, tmp_path, tmp_path_factory):
-    folder = tmp_path_factory.mktemp("configs")
-    (folder / "mine").mkdir(parents=True)
-    (folder / "mine" / "own.yaml").write_text(
-        f"# @package _global_\ntrainer:\n  url: {FAILING}\n  token: {PASSWORDS['token']}\n"
+@pytest.mark.slow
+def test_secrets_planted_in_twenty_places_are_found_nowhere(tmp_path):
+    planted = PLANTED
+    conf = tmp_path / "conf" / "mine"
+    study = tmp_path / "study"
+    conf.mkdir(parents=True)
+    study.mkdir()
+    (tmp_path / "leaky.py").write_text(LEAKY)
+    own = {
+        "storage": "${oc.env:STUDIES}",
+        "mine": {
+            "password": planted["password"],
+            "headers": {
+                "Authorization": f"Basic {planted['authorization']}",
+                "X-Api-Key": planted["api_key"],
+            },
+            "auth": ["me", planted["auth"]],
+            "deep": [{"er": [{"private_key": planted["private_key"]}]}],
+            "passw": planted["passw"],
+        },
+        "workload": {
+            "data": {
+                "_target_": "leaky.Data",
+                "url": f"https://me:{quote(planted['user_info'], '')}@h/x?sig={quote(planted['sig'], '')}",
+                "cookies": {"session": planted["cookie"]},
+            },
+            "module": {
+                "_target_": "leaky.Leaky",
+                "api_token": planted["api_token"],
+                "options_of_mine": {
+                    "dsn": planted["option_dsn"],
+                    "note": f"also {planted['api_token']}",
+                },
+                "deeds": [
+                    "nothing",
+                    "says",
+                    "raises",
+                    "nothing",
+                    "worker",
+                    "nothing",
+                    "constructor",
+                    "nothing",
+                ],
+            },
+        },
+    }
+    (conf / "own.yaml").write_text("# @package _global_\n" + yaml.safe_dump(own))
+    variables = {name: value for name, value in planted.items() if name.isupper()}
+    variables["STUDIES"] = (
+        f"sqlite:///file:bstune.db?password={quote(planted['STUDIES'], '')}&uri=true"
     )
-    status, _, err = run(
-        "--config-dir", str(folder), *REPLAY[:-3], "+mine=own", "mlflow.enabled=false"
+    variables["SERVICE_URL"] = f"https://me:{quote(planted['SERVICE_URL'], '')}@h/"
+    command = """bstune --config-dir ../conf workload=digits +mine=own device=cpu sampler=random hardware.enabled=false
+        search.trials=5 search.replicates=1 search.batch_size.low=32 search.batch_size.high=64 search.workers=1
+        workload.target.value=0.6 budget.steps=60 budget.examples=1 search.objective=steps"""
+    environment = {**os.environ, **variables, "PYTHONPATH": str(tmp_path), "MPLBACKEND": "agg"}
+    process = subprocess.Popen(
+        [sys.executable, "-m", *command.split()],
+        cwd=study,
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
     )
-    assert (status, err) == (0, "")
-    config = yaml.safe_load((tmp_path / "outputs" / "replay" / "config.yaml").read_text())
-    shown = {"token": "***", "url": FAILING.replace(PASSWORDS["storage"], "***")}
-    assert config["trainer"] == {**config["trainer"], **shown}
+    seen = set()
+    output = []
+    reader = threading.Thread(target=lambda: output.append(process.stdout.read()))
+    reader.start()
+    while reader.is_alive():
+        for path in Path("/proc").glob("[0-9]*/cmdline"):
+            try:
+                seen.add(path.read_text(errors="replace"))
+            except OSError:  # it has ended
+                continue
+        reader.join(0.2)
+    process.stdout.close()
+    (printed,) = output
+    assert process.wait() == 0, printed
+    folder = study / "outputs" / "digits"
+    messages = [
+        json.loads(line)["message"] for line in (folder / "trials.jsonl").read_text().splitlines()
+    ]
+    for said in ("LookupError: no such thing", "OSError: cannot read with ***", "KeyError"):
+        assert [one for one in messages if one and said in one], messages
+    for said in ("logs in with ***", "ValueError: ***", "sends ***", "RuntimeError: ***"):
+        assert said in printed, printed
+    names = {path.name for path in study.rglob("*") if path.is_file()}
+    assert {
+        "bstune.db",
+        "mlflow.db",
+        "config.yaml",
+        "report.html",
+        "curve.json",
+        "best.yaml",
+        "study.json",
+    } <= names
+    assert leaks(planted, study, printed, *seen) == []
+    with closing(sqlite3.connect(study / "mlflow.db")) as database:
+        assert (
+            database.execute("select count(*) from tags where value like '%***%'").fetchone()[0]
+            >= 3
+        )
+    json.loads((folder / "curve.json").read_text())
+    config = yaml.safe_load((folder / "config.yaml").read_text())
+    assert config["workload"]["module"]["options_of_mine"] == {"dsn": "***", "note": "also ***"}

@@ -41,6 +41,7 @@ from bstune.core.records import Budget, TrialSpec
 from bstune.hardware import memory
 from bstune.hardware.memory import Ceiling, Outcome, ProbeResult, find_ceiling
 from bstune.system.console import quieten
+from bstune.system.secrets import redact
 from bstune.trial.distributed import join
 from bstune.trial.loop import run_trial
 from bstune.trial.objects import Objects, give, objects_of
@@ -182,7 +183,11 @@ def _read(
             size, last, limit, message="ended by the system, as it does when memory runs out"
         )
     lines = [line.strip() for line in errors.splitlines() if line.strip()]
-    message = lines[-1] if lines else f"the probe ended with status {exitcode} and printed nothing"
+    message = (
+        redact(lines[-1])
+        if lines
+        else f"the probe ended with status {exitcode} and printed nothing"
+    )
     return ProbeResult(
         size, "device" if DEVICE_LOST.search(errors) else "error", limit, message=message
     )

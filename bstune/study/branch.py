@@ -25,6 +25,7 @@ from bstune.study.prepare import compose_checked
 from bstune.study.record import listed
 from bstune.system.console import format_count, format_number, plain_console, plural, quieten
 from bstune.system.files import check_writable, write_text
+from bstune.system.terminal import ArgumentParser
 
 LEVEL = 0.9  # of the interval over seeds
 MULTIPLES = (1, 2, 4, 8, 16, 32)  # of the run's own batch size
@@ -60,7 +61,7 @@ class Branches:
 
 def main(arguments: list[str]) -> None:
     """Run ``bstune branch`` with the arguments after it."""
-    parser = argparse.ArgumentParser(
+    parser = ArgumentParser(
         prog="bstune branch",
         usage="%(prog)s CHECKPOINT --batch-size B0 --examples N [--batch-sizes N,...] workload=NAME [OPTION=VALUE ...]",
         description=__doc__,

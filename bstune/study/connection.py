@@ -21,6 +21,7 @@ from bstune.core.errors import StudyError
 from bstune.study.lease import STORAGE_ERRORS
 from bstune.study.patience import Patience
 from bstune.system.files import check_writable
+from bstune.system.secrets import redact_values
 
 CONNECT_SECONDS = 5
 GRPC = "grpc"  # Optuna's proxy: many workers on few connections to a database
@@ -92,13 +93,29 @@ def check_storage(url: str) -> None:
         ) from error
 
 
-def open_proxy(url: str) -> optuna.storages.GrpcStorageProxy:
+class _Filtered(BaseStorage):
+    """A storage whose attributes are stored without secrets: a trial's record and message, a study's arguments."""
+
+    def set_study_user_attr(self, study_id: int, key: str, value: Any) -> None:
+        super().set_study_user_attr(study_id, key, redact_values(value))  # type: ignore[safe-super]
+
+    def set_trial_user_attr(self, trial_id: int, key: str, value: Any) -> None:
+        super().set_trial_user_attr(trial_id, key, redact_values(value))  # type: ignore[safe-super]
+
+
+class _Database(_Filtered, optuna.storages.RDBStorage):
+    """A database."""
+
+
+class _Proxy(_Filtered, optuna.storages.GrpcStorageProxy):
+    """Optuna's gRPC proxy in front of one."""
+
+
+def open_proxy(url: str) -> _Proxy:
     """Return the client of Optuna's gRPC proxy at ``grpc://host:port``."""
     where = make_url(url)
     with warnings.catch_warnings(action="ignore", category=ExperimentalWarning):
-        return optuna.storages.GrpcStorageProxy(
-            host=where.host or "localhost", port=where.port or 13000
-        )
+        return _Proxy(host=where.host or "localhost", port=where.port or 13000)
 
 
 def connect(url: str) -> BaseStorage:
@@ -114,7 +131,7 @@ def _open_database(url: str) -> BaseStorage:
         None,
     ):  # another process may be making the tables of the same new database
         try:
-            storage = optuna.storages.RDBStorage(url, engine_kwargs=engine_arguments(url))
+            storage = _Database(url, engine_kwargs=engine_arguments(url))
             break
         except STORAGE_ERRORS:
             if wait is None:

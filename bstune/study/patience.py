@@ -21,7 +21,6 @@ from sqlalchemy.exc import DataError, NotSupportedError, ProgrammingError
 
 from bstune.core.errors import StudyError
 from bstune.study.lease import STORAGE_ERRORS
-from bstune.system.secrets import redact
 
 logger = logging.getLogger(__name__)
 ANSWER_SECONDS = 15.0  # that a server may take to answer one call
@@ -43,7 +42,7 @@ class Patience:
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
-        self._url, self._clock, self._sleep = redact(url), clock, sleep
+        self._url, self._clock, self._sleep = url, clock, sleep
         self._within = (
             threading.local()
         )  # a call of the storage that another one makes is repeated with it
@@ -100,7 +99,7 @@ class Patience:
                     raise StudyError(self._ended) from error
                 if tries == 0:
                     text = "the storage does not answer: %s; trying again for up to %g s"
-                    logger.warning(text, redact(reason), RETRY_SECONDS)
+                    logger.warning(text, reason, RETRY_SECONDS)
                 self._sleep(WAIT_SECONDS[min(tries, len(WAIT_SECONDS) - 1)])
                 tries += 1
             except KeyError as error:

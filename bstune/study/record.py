@@ -23,6 +23,7 @@ from bstune.study.prepare import compose_checked, prepare
 from bstune.study.storage import changes
 from bstune.system.console import quieten
 from bstune.system.files import check_writable, write_text
+from bstune.system.terminal import ArgumentParser, write_out
 
 THINNING_RATIO = 1.12  # of the recorded steps, but for those that brought a new best value
 METRIC_DIGITS = 6  # so many that rounding takes no value past a target
@@ -35,7 +36,7 @@ Point = tuple[int, float, int]  # batch size, learning rate and seed
 
 def main(arguments: list[str]) -> None:
     """Run ``bstune record`` with the arguments after it."""
-    parser = argparse.ArgumentParser(
+    parser = ArgumentParser(
         prog="bstune record",
         usage="%(prog)s FILE --batch-sizes N,... --lrs X,... [--seeds N,...] workload=NAME [OPTION=VALUE ...]\n"
         "       %(prog)s FILE --trials TRIALS_JSONL",
@@ -88,7 +89,7 @@ def main(arguments: list[str]) -> None:
             raise Interrupted(
                 f"interrupted: {kept} keeps what is there; the same command continues"
             ) from error
-    print(f"wrote {options.file}: bstune workload=replay workload.table={options.file} ...")
+    write_out(f"wrote {options.file}: bstune workload=replay workload.table={options.file} ...")
 
 
 def _train_grid(points: Sequence[Point], path: Path, overrides: Sequence[str]) -> None:
@@ -168,10 +169,7 @@ def record_grid(
         with runs.open("a", encoding="utf-8") as file:
             file.write(dump_json(rows[-1]) + "\n")
         status = f"{result.status} at {result.steps}"
-        print(
-            f"run {number + 1}/{len(points)}  B {size}  lr {lr:.4g}  seed {seed}  {status}",
-            flush=True,
-        )
+        write_out(f"run {number + 1}/{len(points)}  B {size}  lr {lr:.4g}  seed {seed}  {status}")
     write_table(path, [recorded for recorded in rows if _point(recorded) in points])
     runs.unlink()
 

@@ -53,7 +53,7 @@ from bstune.study.summary import summarize, winner_row
 from bstune.system.console import format_count, format_number, plural
 from bstune.system.failures import optional
 from bstune.system.files import Output, write_text
-from bstune.system.secrets import redact_patterns, reference
+from bstune.system.secrets import redact_values
 
 if TYPE_CHECKING:
     from bstune.study.tracking.runs import Tracking
@@ -495,13 +495,11 @@ def best_yaml(
             if arguments is None
             else shlex.join([sys.executable, "-m", "bstune", *kept, *own]),
         }
-    names = sorted(set(re.findall(r"oc\.env:(BSTUNE_\w+)", " ".join(kept))))
-    comment = (
-        f"# The commands read secrets from the environment: first set {', '.join(names)}.\n"
-        if names
-        else ""
-    )
-    return comment + yaml.safe_dump(values, sort_keys=False)
+    names = sorted(set(re.findall(r"oc\.env:(\w+)", " ".join(kept))))
+    comment = ""
+    if names:
+        comment = f"# The commands read the environment: first set {', '.join(names)}.\n"
+    return comment + yaml.safe_dump(redact_values(values), sort_keys=False)
 
 
 def train_command(winner: Winner, arguments: Sequence[str], prepared: PreparedStudy) -> str:
@@ -517,13 +515,5 @@ def train_command(winner: Winner, arguments: Sequence[str], prepared: PreparedSt
 
 
 def _again(arguments: Sequence[str]) -> list[str]:
-    """Return the arguments that give the study again, without passwords and without a trial's own."""
-    return [
-        _without_secret(argument) for argument in arguments if not argument.startswith("trial.")
-    ]
-
-
-def _without_secret(argument: str) -> str:
-    """Return an argument as it is, or with a reference to the environment for its secret value."""
-    option = argument.split("=", 1)[0]
-    return argument if redact_patterns(argument) == argument else f"{option}={reference(option)}"
+    """Return the arguments that give the study again, without a trial's own."""
+    return [argument for argument in arguments if not argument.startswith("trial.")]

@@ -4,7 +4,6 @@ A trial that passed an easier target on its way is a trial of that target, ended
 own target bounds the steps to a harder one, and its history is extrapolated as a stopped trial's is.
 """
 
-import argparse
 import math
 import shlex
 from collections.abc import Sequence
@@ -28,6 +27,7 @@ from bstune.study.prepare import PreparedStudy, search_budget
 from bstune.study.report import show, summary_of
 from bstune.system.console import format_count, format_number, format_seconds, plain_console
 from bstune.system.files import Output
+from bstune.system.terminal import ArgumentParser
 from bstune.trial.backend import TrialBackend, make_protocol, make_space
 from bstune.trial.replay import ReplayBackend
 
@@ -39,7 +39,7 @@ TOO_LOW = "2 to 4 times"
 
 def main(arguments: list[str]) -> None:
     """Print a study's answer and write its page, for its own target or for another one."""
-    parser = argparse.ArgumentParser(
+    parser = ArgumentParser(
         prog="bstune report",
         description="Prints the answer of a finished study and writes its page, report.html, without training. With "
         "target=VALUE: what the same trials say of another target, and what would have to be run for it.",

@@ -43,7 +43,7 @@ from bstune.study.storage import (
 from bstune.system.console import format_count, format_number, format_seconds, plural
 from bstune.system.failures import optional
 from bstune.system.files import Identity, Output, check_owner, owned, write_text
-from bstune.system.secrets import redact, redact_patterns, redact_values
+from bstune.system.secrets import redact_values
 from bstune.trial.backend import chooses_batch_sizes, chooses_horizons, stops_trials
 from bstune.trial.workers import InProcess
 
@@ -254,8 +254,7 @@ def run_study(
 ) -> Findings:
     """Run or continue the study, write its report and return its findings; ``arguments`` compose its config again."""
     config, objective, files = prepared.config, prepared.budget.objective, prepared.files
-    shared = [one for one in arguments or () if not one.lstrip("+~").startswith(MACHINE_OPTIONS)]
-    again = [one for one in shared if redact_patterns(one) == one]
+    again = [one for one in arguments or () if not one.lstrip("+~").startswith(MACHINE_OPTIONS)]
     kind = prepared.backend.device_kind
     study = open_study(
         config.study, config.storage, objective, prepared.frozen_settings, files.root, kind, again
@@ -269,7 +268,7 @@ def run_study(
         store_unstored(study, files)
         living = leases.living()
         finish_abandoned(study, objective, lambda worker: worker not in living)
-        say(redact(plan_text(prepared, results(study))))
+        say(plan_text(prepared, results(study)))
         files.checkpoints.mkdir(exist_ok=True)
         write_text(files.config, _config_yaml(config))
         if prepared.survey is not None:

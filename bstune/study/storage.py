@@ -36,6 +36,7 @@ from bstune.study.lease import PREFIX
 from bstune.study.plan import SearchBudget
 from bstune.study.replicates import Winner
 from bstune.system.files import Output
+from bstune.system.secrets import redact
 from bstune.trial.backend import sampler_factory
 
 logger = logging.getLogger(__name__)
@@ -175,9 +176,9 @@ def _check_format(study: optuna.Study) -> None:
 def _check_continued(study: optuna.Study, frozen_settings: Mapping[str, Any]) -> None:
     """Refuse another format and other settings."""
     _check_format(study)
-    lines = changes(
-        json.loads(study.user_attrs[FROZEN_SETTINGS]), json.loads(dump_json(frozen_settings))
-    )
+    began = json.loads(study.user_attrs[FROZEN_SETTINGS])
+    now = json.loads(redact(dump_json(frozen_settings)))  # as the storage has them
+    lines = changes(began, now)
     if lines:
         raise StudyError(
             f"the study {study.study_name!r} began with other settings:\n{lines}\n"

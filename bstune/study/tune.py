@@ -21,6 +21,7 @@ from bstune.study.result import Result
 from bstune.study.run import run
 from bstune.system.console import plain_console, quieten
 from bstune.system.failures import in_users_code
+from bstune.system.terminal import filtered
 from bstune.trial.backend import OWNED
 from bstune.trial.objects import Objects, Trial, data_module, given, module_builder
 from bstune.trial.process import restored
@@ -118,7 +119,7 @@ def tune(
         Exception: what the user's own code raised before any trial, or in this process, with a note.
     """
     arguments = dict(locals())
-    with restored():
+    with restored(), filtered():
         quieten()
         console = plain_console()
         workload, objects = _workload(arguments)
@@ -182,7 +183,7 @@ def survey(
     low, _ = _pair({"batch_sizes": batch_sizes}, "batch_sizes", "(smallest, largest)")
     given_objects = {"module": module, "data": data, "batch_sizes": batch_sizes, "trainer": trainer}
     reference = {"reference": (low, SMALL_LR), "target": Target(str(metric), UNMET, "min")}
-    with restored():
+    with restored(), filtered():
         workload, objects = _workload({**nothing, **given_objects, **reference})
         config = compose_workload(workload, _strings(arguments), {})
         try:

@@ -5,6 +5,8 @@ import math
 import warnings
 from typing import TYPE_CHECKING
 
+from bstune.system.terminal import safe_console
+
 if TYPE_CHECKING:
     from rich.console import Console
 
@@ -51,10 +53,7 @@ def plural(count: int, noun: str) -> str:
 
 def plain_console() -> "Console":
     """Return rich's console, which prints text as it is: names may have brackets and colons in them."""
-    # rich: a tenth of a second, which --help need not wait for
-    from rich.console import Console
-
-    return Console(markup=False, emoji=False, highlight=False)
+    return safe_console(markup=False, emoji=False, highlight=False)
 
 
 def quieten(training: bool = True) -> None:

@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from bstune.core.errors import BstuneError
+from bstune.system.secrets import redact
 
 PACKAGE, STDLIB = Path(__file__).parents[1], Path(sysconfig.get_path("stdlib"))
 INSTALLED = {
@@ -44,11 +45,12 @@ def in_users_code(error: BaseException) -> bool:
 
 
 def described(error: BaseException) -> tuple[str, str]:
-    """Return an error of the user's code in a line, and where it was: frames as lines."""
-    kind, text, own = type(error).__name__, str(error).strip(), _frames(error)
+    """Return an error of the user's code in a line, and where it was: frames as lines; no secret is in either."""
+    kind, text, own = type(error).__name__, redact(str(error).strip()), _frames(error)
     frames = "".join(
         f"  {frame.filename}:{frame.lineno} in {frame.name}: {frame.line}\n" for frame in own
     )
+    frames = redact(frames)
     where = f" ({Path(own[-1].filename).name}:{own[-1].lineno})" if own else ""
     if "Original Traceback" in text:  # of a DataLoader's process, whose error ends the text
         return text.splitlines()[-1], f"{text}\n"
@@ -57,7 +59,9 @@ def described(error: BaseException) -> tuple[str, str]:
 
 def cause(error: BaseException) -> str:
     """Return an error in a line: bstune's own says all that there is to say."""
-    return str(error).splitlines()[0] if isinstance(error, BstuneError) else described(error)[0]
+    if isinstance(error, BstuneError):
+        return redact(str(error)).splitlines()[0]
+    return described(error)[0]
 
 
 @contextmanager

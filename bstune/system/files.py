@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from bstune.core.errors import BstuneError, StudyError
-from bstune.system.secrets import redact_patterns
+from bstune.system.secrets import HIDDEN, HIDDEN_IN_YAML, redact, without_known
 
 WRITE_TRIES = 11  # of a file, a second apart, where a full disk or a mount may come back, as after these errors:
 FULL = (errno.ENOSPC, errno.EDQUOT)
@@ -52,7 +52,7 @@ class Identity:
         """Return the identity of a study in the storage at ``url``."""
         path = url.removeprefix("sqlite:///")
         absolute = url if path == url else f"sqlite:///{Path(path).absolute()}"
-        return cls(study, redact_patterns(absolute), study_id)
+        return cls(study, redact(absolute), study_id)
 
     def of_same_study(self, other: "Identity") -> bool:
         """Return whether both may be the same study's."""
@@ -114,7 +114,11 @@ def keep_trials(folder: Path, trials: Collection[int], keep: Callable[[], Collec
 
 
 def write_text(path: Path, text: str, sleep: Callable[[float], None] = time.sleep) -> None:
-    """Write a file under a temporary name, then rename it: a reader sees the old one or the new one."""
+    """Write a file under a temporary name, then rename it: a reader sees the old one or the new one.
+
+    The secrets that are remembered are left out of it.
+    """
+    text = without_known(text, HIDDEN_IN_YAML if path.suffix in (".yaml", ".yml") else HIDDEN)
     partial = path.with_name(path.name + ".partial")
     for tries_left in reversed(range(WRITE_TRIES)):
         try:

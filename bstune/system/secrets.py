@@ -1,185 +1,409 @@
-"""Passwords and tokens: left out of what is printed or written, and moved from the command line to the environment.
+r"""One filter for secrets, on all that is written, logged and printed.
 
-A text that is not whole, as a driver's message, may show a password without its URL. So those that the command line or
-the config gave are remembered, as they were given, decoded and encoded, and left out of such texts too.
+    redact("no route to x://me:s3cret-word@host")            # no route to x://me:***@host
+    redact_values({"headers": {"X-Api-Key": "s3cret-word"}})  # {'headers': {'X-Api-Key': '***'}}
+
+A secret is known by its place, or by its value:
+
+* **by its key**, in a config, a URL's query or a text. A key is split at ``-``, ``_``, ``.`` and in camelCase. Its last
+  segment decides (``X-Api-Key``, ``dbPassword``, ``hf_token``, ``sig``), or the one before ``value`` or ``header``.
+  ``tokens``, ``tokenizer``, ``author``, ``key`` alone and ``token_id`` end in other segments. A piece of text is no
+  secret: ``pad_token``, or what stands in brackets (``<|endoftext|>``). Nor is a number, a boolean, or a path that
+  exists. What is called a password is hidden whatever its length, the others from 8 characters on.
+* **by its place in a URL**: what stands between the user and the host.
+* **by its value**: what stood in such a place, in the options or in the environment, is remembered if it has 8
+  characters and is no number. It is left out of every later text, also where that is escaped, quoted or encoded.
+  Of the environment, a word in small letters alone (``AUTH=kerberos``) is remembered only if it is called a password.
+  A remembered word of letters alone is replaced where it stands by itself, never as a key of JSON or YAML.
+
+SQLAlchemy's ``render_as_string(hide_password=True)`` is not used: it ends a password at its first ``@`` and shows the
+rest as the host, leaves a URL's query as it is, and reads a whole text alone.
 """
 
+import base64
+import binascii
+import html
+import json
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping
+from functools import lru_cache
 from typing import Any
 from urllib.parse import quote, quote_plus, unquote, unquote_plus
 
+from bstune.core.records import STATUSES
+
 HIDDEN = "***"
-_SHORTEST = 4  # of the passwords that are looked for without a URL around them
-_KEY = r"(?:api|access|secret|private|account)_?key"
-_WORD = rf"(?:password|passwd|pwd|passphrase|secret|token|credentials?|signature|{_KEY})"
-_NAME = rf"[\w.\-]*{_WORD}"
-_REFERENCE = r"\$\{[^{}]*\}"
-_USER = rf"(?:{_REFERENCE}|[^\s:/\"'])*"
-# Up to the last @: SQLAlchemy takes a password's own @ for its end and shows the rest as a host. What follows a colon
-# in http://host:80/x@y is a port.
-_PASSWORD = re.compile(
-    rf"((?:https?://(?!{_USER}:\d+/)|\b(?!https?:)[a-z][\w+.\-]{{0,30}}://){_USER}:)([^\s\"']*)(?=@)",
-    re.I,
+HIDDEN_IN_YAML = "(hidden)"  # where nobody quotes it: an asterisk begins an alias there
+SHORTEST = 8  # characters of a secret that is looked for away from its place
+
+_PASSWORDS = frozenset(
+    {"password", "passwords", "passwd", "passw", "passwort", "pwd", "pw", "pass", "passphrase"}
+    | {"secret", "secrets"}
 )
-_WHOLE = re.compile(
-    r"([a-z][\w+.\-]*://[^:/]*:)(.*)(?=@)", re.I
-)  # where the text is one URL: spaces too
-_USER_ALONE = re.compile(r"(\bhttps?://)([^\s:/@\"']+)(?=@)", re.I)  # a token, as a rule
-_VALUE = rf"{_REFERENCE}|" r"\"(?:[^\"\\]|\\.)*\"|'(?:[^'\\]|\\.)*'|[^\s&,;\"')\]}]+"
-_PAIRS = (
-    re.compile(rf"((?<![\w.\-]){_NAME}(?:\s?=\s?|%3D))({_VALUE})", re.I),
-    re.compile(rf"([{{,]\s*[\"']?{_NAME}[\"']?\s*:\s*)({_VALUE})", re.I),
-    re.compile(rf"(^[ \t]*(?:- )?[\"']?{_NAME}[\"']?:[ \t]+)(\S.*)", re.I | re.M),
+_CREDENTIALS = frozenset(
+    {"authorization", "auth", "bearer", "token", "signature", "sig", "sas", "dsn"}
+    | {"cookie", "cookies", "credential", "credentials"}
 )
-_SHOWN = re.compile(
-    rf"[\"']?(?:{_REFERENCE}|null|none|true|false|yes|no|{re.escape(HIDDEN)})?[\"']?", re.I
+# One segment in which two words run together: PGPASSWORD, sslpassword, clientsecret, apikey.
+_ENDS_OF_PASSWORDS = ("password", "passwd", "passphrase", "clientsecret")
+_ENDS_OF_CREDENTIALS = tuple(
+    [f"{kind}key" for kind in ("api", "access", "secret", "private", "account")]
+    + [f"{kind}token" for kind in ("access", "auth", "api", "refresh", "session", "bearer")]
 )
-_PREFIX = "BSTUNE_"  # of the environment variables
-_known: set[str] = set()
+_KINDS_OF_KEYS = frozenset(
+    {"api", "access", "secret", "private", "account", "auth", "signing", "encryption"}
+    | {"subscription", "shared"}
+)
+_COLLECTIONS = frozenset({"secrets", "passwords", "cookies"})  # mappings of names to secrets
+_FOLLOWERS = frozenset({"value", "header", "headers", "string", "str", "text", "plain", "base64"})
+# What stands before `token` where it is a piece of text, and before `pass` where it is a run through something.
+_TOKENS_OF_TEXT = frozenset(
+    {"pad", "padding", "eos", "bos", "eot", "boi", "eoi", "sos", "oov", "cls", "sep", "unk"}
+    | {"mask", "start", "end", "stop", "begin", "special", "image", "audio", "video", "text"}
+    | {"blank", "separator", "delimiter", "class", "next", "new", "last", "first", "word"}
+    | {"char", "sub", "per", "each", "newline", "space", "additional", "extra", "prefix"}
+    | {"suffix", "middle", "placeholder", "prompt", "lang", "language", "sentinel", "distill"}
+)
+_PASSES = frozenset(
+    {"forward", "backward", "first", "second", "last", "one", "two", "single", "multi", "per"}
+    | {"low", "high", "band", "full", "test", "train", "eval", "val", "validation"}
+)
+
+_SEGMENT = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|[A-Z]+")
+_REFERENCE = re.compile(r"\$\{[^{}]{0,200}\}")
+_OPEN = re.compile(r"null|none|true|false|yes|no|\*\*\*|\(hidden\)", re.I)
+_BRACKETED = re.compile(r"<.*>|\[.*\]|\{.*\}", re.S)
+_NUMBER = re.compile(r"[\d\s.,:+\-_eE]+")
+_LETTERS = re.compile(r"[A-Za-z]+")
+_SMALL_LETTERS = re.compile(r"[a-z]+")
+_CODE = re.compile(r"[a-z_]+(?:\.[a-z_]+)*")
+_CALL = re.compile(r"[A-Za-z_]\w*(?:\.\w+)*[(\[]")
+_SCHEME = re.compile(r"(Basic|Bearer|Token|Digest|ApiKey)\s+(\S.*)", re.I | re.S)
+
+_URL = re.compile(r"(?<![\w+.\-])[a-z][\w+.\-]{0,30}://[^\s\"'<>]*", re.I)
+_WHOLE_URL = re.compile(r"[a-z][\w+.\-]{0,30}://[^\n]*@\S*", re.I)  # spaces and quotes too
+# After the scheme; up to the last @, as raw passwords hold some. What follows http://host: may be a port.
+_USER_INFO = re.compile(
+    r"(?P<user>(?:\$\{[^{}]*\}|[^\s:/?#\"'])*)(?P<colon>:(?!\d+(?:[/?#]|$)))?(?(colon)(?P<password>.*))(?=@)",
+    re.S,
+)
+_WHOLE_USER_INFO = re.compile(_USER_INFO.pattern.replace(r"[^\s:", "[^:"), re.S)
+_KEY = re.compile(
+    r"(?<![\w.\-])-{0,2}(?P<key>[A-Za-z_][\w.\-]{0,100})"
+    r"(?P<sign>\\*[\"']?[ \t]{0,3}(?:=|:|%3D)(?![=/])[ \t]{0,3})"
+)
+_VALUE = re.compile(
+    r"[bruf]?(?P<mark>\\*[\"'])(?P<quoted>.{0,4096}?)(?<!\\)(?P=mark)"
+    r"|(?![\[({])(?P<bare>(?:\$\{[^{}]{0,200}\}|[^\s&,;\"'\\)\]}<>]){1,4096})"
+)
+_LINE = re.compile(r"^[ \t]*(?:- )?(?P<key>[\w.\-]{1,100}):[ \t]+(?P<rest>\S[^\n]*)$", re.M)
+_SENT = re.compile(r"\b(?:Bearer|Basic)[ \t]+(?=[^\s\"',;]*[\d=])(?P<rest>[\w+/=.~\-]{8,})")
+
+_forms: dict[str, re.Pattern[str] | None] = {}  # of secrets; None: as it stands
 
 
-def _patterns(text: str) -> tuple[re.Pattern[str], ...]:
-    """Return what finds the secrets in a text; each has what stands before it in a group, and itself in another."""
-    whole = re.fullmatch(r"[a-z][\w+.\-]*://(?![^:/]*:\d+/)[^@\n]*@\S*", text, re.I)
-    return (*((_WHOLE,) if whole else ()), _PASSWORD, _USER_ALONE, *_PAIRS)
+@lru_cache(maxsize=4096)
+def _kind(key: str) -> str | None:
+    """Say what a key holds: ``password``, ``credential``, or None for what is no secret."""
+    segments = [segment.lower() for segment in _SEGMENT.findall(key)]
+    while segments and segments[-1] in _FOLLOWERS:
+        segments.pop()
+    if not segments:
+        return None
+    last = segments[-1]
+    before = segments[-2] if len(segments) > 1 else ""
+    if last in ("key", "keys"):
+        return "credential" if before in _KINDS_OF_KEYS else None
+    if last == "token" and before in _TOKENS_OF_TEXT:
+        return None
+    if last == "pass" and before in _PASSES:
+        return None
+    if last in _PASSWORDS or last.endswith(_ENDS_OF_PASSWORDS):
+        return "password"
+    if last in _CREDENTIALS or last.endswith(_ENDS_OF_CREDENTIALS):
+        return "credential"
+    return None
 
 
-def _hide(match: re.Match[str]) -> str:
-    if _SHOWN.fullmatch(match[2]):
-        return match[0]
-    mark = match[2][0] if match[2][0] in "\"'" and match[2][-1] == match[2][0] else ""
-    return f"{match[1]}{mark}{HIDDEN}{mark}"
+def _is_number(text: str) -> bool:
+    if _NUMBER.fullmatch(text):
+        return True
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
 
 
-def redact_patterns(text: str) -> str:
-    """Return ``text`` without the passwords in its URLs and the values of what is called a password or a token."""
-    for pattern in _patterns(text):
-        text = pattern.sub(_hide, text)
-    return text
+def _is_path(text: str) -> bool:
+    """Whether a text names a file or folder that there is, as SSH_AUTH_SOCK and a secret that is mounted do."""
+    if not text.startswith(("/", "~/", "./")) or len(text) > 1000:
+        return False
+    try:
+        return os.path.exists(os.path.expanduser(text))
+    except ValueError:
+        return False
+
+
+def holds_secret(key: str, text: str) -> bool:
+    """Whether a text under this key is a secret: the key says so, and the text is no reference, no word for nothing."""
+    kind = _kind(key)
+    if kind is None:
+        return False
+    own = _REFERENCE.sub("", text).strip()
+    if not own or _OPEN.fullmatch(own) or _is_path(own):
+        return False
+    return kind == "password" or (len(own) >= SHORTEST and not _BRACKETED.fullmatch(own))
+
+
+def _in_urls(text: str) -> Iterator[tuple[int, int]]:
+    """Yield where passwords stand in a text's URLs, and where an http address has a token in place of a user."""
+    whole = _WHOLE_URL.fullmatch(text)
+    user_info_of = _WHOLE_USER_INFO if whole else _USER_INFO
+    for url in [whole] if whole else _URL.finditer(text):
+        begin = url.start() + url[0].index("://") + 3
+        user_info = user_info_of.match(text, begin, url.end())
+        if user_info is None:
+            continue
+        if user_info["password"] is not None:
+            if _REFERENCE.sub("", user_info["password"]) not in ("", HIDDEN):
+                yield user_info.span("password")
+            continue
+        user = _REFERENCE.sub("", user_info["user"])
+        is_web = url[0].lower().startswith("http") and user_info["colon"] is None
+        if is_web and len(user) >= SHORTEST:
+            yield user_info.span("user")
+
+
+def _is_prose(key: str, word: str) -> bool:
+    """Whether the word after a key is one of a sentence or of code: unexpected token: something, token = self.token."""
+    return _kind(key) == "credential" and _CODE.fullmatch(word.rstrip(":,;.")) is not None
+
+
+def _in_pairs(text: str) -> Iterator[tuple[int, int]]:
+    """Yield where secrets stand behind their keys: ``token=...``, ``"password": "..."``, a line ``cookie: ...``."""
+    for line in _LINE.finditer(text):
+        key, rest = line["key"], line["rest"]
+        # A quoted value is a pair's, below; code has an = in it.
+        by_itself = rest[0] not in "\"'[{" and "=" not in rest and not _is_number(rest)
+        if by_itself and holds_secret(key, rest) and not _is_prose(key, rest.split()[0]):
+            yield line.span("rest")
+    end = 0
+    for found in _KEY.finditer(text):
+        key, sign = found["key"], found["sign"]
+        if found.start() < end or _kind(key) is None:
+            continue
+        value = _VALUE.match(text, found.end())
+        if value is None:
+            continue
+        if value["quoted"] is not None:
+            if holds_secret(key, value["quoted"]):
+                yield value.span("quoted")
+                end = value.end()
+            continue
+        bare = value["bare"]
+        is_assigned = "=" in sign or "%3D" in sign
+        is_called = _CALL.match(text, value.start()) and (" " in sign or not is_assigned)
+        a_number = _is_number(bare) and not (is_assigned and _kind(key) == "password")
+        if not (is_called or a_number or _is_prose(key, bare)) and holds_secret(key, bare):
+            yield value.span("bare")
+            end = value.end()
+    for sent in _SENT.finditer(text):
+        yield sent.span("rest")
+
+
+def _spans(text: str) -> list[tuple[int, int]]:
+    """Return where secrets stand by their places, in order and apart."""
+    found: list[tuple[int, int]] = []
+    if "://" in text:
+        found += _in_urls(text)
+    if "=" in text or ":" in text or " " in text:
+        found += _in_pairs(text)
+    apart: list[tuple[int, int]] = []
+    for begin, end in sorted(found):
+        if apart and begin < apart[-1][1]:
+            apart[-1] = (apart[-1][0], max(end, apart[-1][1]))
+        else:
+            apart.append((begin, end))
+    return apart
 
 
 def redact(text: str) -> str:
-    """Return a message without passwords, in URLs or not: also without those that were given and remembered."""
-    for secret in sorted(_known, key=len, reverse=True):
-        left, right = (
-            r"(?<!\w)" if secret[0].isalnum() else "",
-            r"(?!\w)" if secret[-1].isalnum() else "",
-        )
-        text = re.sub(f"{left}{re.escape(secret)}{right}", HIDDEN, text)
-    return redact_patterns(text)
+    """Return a message without secrets: those that stand in their places, and those that are remembered."""
+    parts: list[str] = []
+    last = 0
+    for begin, end in _spans(text):
+        parts += [text[last:begin], HIDDEN]
+        last = end
+    return without_known("".join([*parts, text[last:]]))
+
+
+def without_known(text: str, mark: str = HIDDEN) -> str:
+    """Return a document without the secrets that are remembered: it can be parsed as before, and read back."""
+    for form in known():
+        pattern = _forms[form]
+        if pattern is None:
+            text = text.replace(form, mark)
+        elif form.split()[0] in text:
+            text = pattern.sub(lambda match: _replaced(match, mark), text)
+    return text
+
+
+def _replaced(match: re.Match[str], mark: str) -> str:
+    """Return what stands for a remembered word, or phrase; a key stays, as does what trials are said to be."""
+    word, text, end = match[0], match.string, match.end()
+    if not _LETTERS.fullmatch(word):
+        return mark
+    if text.startswith('":', end):
+        return word
+    before = text[max(0, match.start() - 100) : match.start()].rstrip(" \"'")
+    is_yaml_key = text.startswith(":", end) and (not before or before[-1] in "\n{,-")
+    return word if is_yaml_key else mark
 
 
 def redact_values(values: Any, name: str = "") -> Any:
-    """Return nested options without secrets, by their names and in their texts; references stay."""
+    """Return nested options without secrets, by their keys and in their texts; references stay."""
+
+    def shown(key: str, text: str) -> str:
+        return HIDDEN if holds_secret(key, text) else redact(text)
+
+    return _each_text(values, name, shown)
+
+
+def secret_options(values: Any, name: str = "") -> list[str]:
+    """Return the names of the options, of nested ones, in which a secret stands in clear."""
+    found: list[str] = []
+
+    def look(key: str, text: str) -> str:
+        if holds_secret(key, text) or _spans(text):
+            found.append(key)
+        return text
+
+    _each_text(values, name, look)
+    return list(dict.fromkeys(found))
+
+
+def _each_text(values: Any, name: str, change: Callable[[str, str], str]) -> Any:
+    """Return nested options with each text changed; ``change`` is given its dotted name besides."""
+    if isinstance(values, str):
+        return change(name, values)
     if isinstance(values, Mapping):
-        return {key: redact_values(value, str(key)) for key, value in values.items()}
+        label = values.get("name", values.get("key"))
+        in_collection = name.rpartition(".")[2].lower() in _COLLECTIONS
+        changed: dict[Any, Any] = {}
+        for key, value in values.items():
+            inner = f"{name}.{key}" if name else str(key)
+            if in_collection:
+                inner = name
+            elif key == "value" and isinstance(label, str) and _kind(label):
+                inner = label  # {name: X-Api-Key, value: ...}
+            changed[key] = _each_text(value, inner, change)
+        return changed
     if isinstance(values, list | tuple):
-        return [redact_values(value, name) for value in values]
-    if (
-        re.fullmatch(_NAME, name, re.I)
-        and not isinstance(values, bool | None)
-        and not _SHOWN.fullmatch(str(values))
-    ):
-        return HIDDEN
-    return redact_patterns(values) if isinstance(values, str) else values
+        is_pair = len(values) == 2 and all(isinstance(value, str) for value in values)
+        if is_pair and _kind(values[0]):  # ["Authorization", "Basic ..."]
+            return [values[0], _each_text(values[1], values[0], change)]
+        return [_each_text(value, name, change) for value in values]
+    return values
 
 
 def remember(values: Any, name: str = "") -> None:
-    """Remember the secrets among nested options, so that :func:`redact` finds them in messages."""
-    if isinstance(values, Mapping):
-        for key, value in values.items():
-            remember(value, str(key))
-    elif isinstance(values, list | tuple):
-        for value in values:
-            remember(value, name)
-    elif values is not None and not isinstance(values, bool):
-        text = str(values)
-        found = [
-            match[2].strip("\"'") for pattern in _patterns(text) for match in pattern.finditer(text)
-        ]
-        found += [text] if re.fullmatch(_NAME, name, re.I) else []
-        found += [
-            f"{one.split('@', 1)[1]}@" for one in found if "@" in one
-        ]  # SQLAlchemy takes it for the host's
-        for one in found:
-            forms = {one, unquote(one), unquote_plus(one)}
-            forms |= {
-                written
-                for form in forms
-                for written in (quote(form, ""), quote_plus(form), repr(form)[1:-1])
-            }
-            _known.update(
-                form for form in forms if len(form) >= _SHORTEST and not _SHOWN.fullmatch(form)
-            )
+    """Remember the secrets among nested options, and those of the environment as it is now."""
+
+    def keep(key: str, text: str) -> str:
+        for secret in _secrets_of(key, text):
+            _add(secret)
+        return text
+
+    _each_text(values, name, keep)
+    remember_environment()
 
 
-@contextmanager
-def secrets_in_environment(arguments: Sequence[str]) -> Iterator[list[str]]:
-    """Yield the arguments with references to environment variables for values that hold a secret.
+def remember_environment() -> None:
+    """Remember the secrets among the environment's variables, by their names and in their values."""
+    for variable, text in os.environ.items():
+        if variable in ("PWD", "OLDPWD"):  # the working directories
+            continue
+        for secret in _secrets_of(variable, text):
+            if _SMALL_LETTERS.fullmatch(secret) and _kind(variable) == "credential":
+                continue
+            _add(secret)
 
-    So no file, no worker and no message of Hydra's sees them, and what is written of the command can be run again.
-    """
-    before = {name: value for name, value in os.environ.items() if name.startswith(_PREFIX)}
+
+def known() -> tuple[str, ...]:
+    """Return what is remembered, the longest first; a process that this one starts is told it by :func:`know`."""
+    return tuple(sorted(_forms, key=len, reverse=True))
+
+
+def know(secrets: tuple[str, ...]) -> None:
+    """Remember what another process does."""
+    for secret in secrets:
+        _add(secret)
+
+
+def _secrets_of(key: str, text: str) -> Iterator[str]:
+    """Yield the secrets in the text of an option or variable, each as it may stand by itself elsewhere."""
+    spans = [(0, len(text))] if holds_secret(key, text) else []
+    spans += _in_urls(text)
+    spans += _in_pairs(text)
+    for begin, end in spans:
+        secret = text[begin:end].strip()
+        if _REFERENCE.search(secret):
+            continue
+        yield secret
+        if "@" in secret:
+            yield secret.split("@", 1)[1] + "@"  # what SQLAlchemy takes for a part of the host
+        if "\n" in secret:
+            yield from (line for line in secret.splitlines() if not line.startswith("-----"))
+        if scheme := _SCHEME.fullmatch(secret):
+            yield scheme[2]
+            if scheme[1].lower() == "basic":
+                yield from _basic(scheme[2])
+
+
+def _basic(encoded: str) -> Iterator[str]:
+    """Yield the password of HTTP's basic authentication."""
     try:
-        yield [_moved(argument) for argument in arguments]
-    finally:
-        for name in [name for name in os.environ if name.startswith(_PREFIX)]:
-            del os.environ[name]
-        os.environ.update(before)
+        decoded = base64.b64decode(encoded, validate=True).decode()
+    except (binascii.Error, UnicodeDecodeError):
+        return
+    if ":" in decoded:
+        yield decoded.partition(":")[2]
 
 
-def reference(option: str) -> str:
-    """Return the reference to the environment variable for a secret option: ``${oc.env:BSTUNE_STORAGE}``."""
-    return f"${{oc.env:{_variable(option)}}}"
+def _add(secret: str) -> None:
+    """Remember a secret in all forms in which a text may show it."""
+    if secret in _forms or len(secret) < SHORTEST or _is_number(secret) or _OPEN.fullmatch(secret):
+        return
+    plain = {secret, unquote(secret), unquote_plus(secret)}
+    forms = set(plain)
+    for one in plain:
+        in_json = json.dumps(one)[1:-1]
+        forms |= {
+            quote(one, ""),
+            quote(one),
+            quote_plus(one),
+            repr(one)[1:-1],
+            one.replace("'", "''"),
+        }
+        forms |= {
+            in_json,
+            json.dumps(one, ensure_ascii=False)[1:-1],
+            in_json.replace("<", "\\u003c"),
+        }
+        forms |= {html.escape(one), html.escape(one, quote=False)}
+        forms.add(base64.b64encode(one.encode(errors="surrogateescape")).decode())
+    for form in forms:
+        if len(form) >= SHORTEST and not _is_number(form) and form not in STATUSES:
+            _forms[form] = _pattern(form)
 
 
-def _variable(option: str) -> str:
-    return _PREFIX + re.sub(r"\W+", "_", option.strip("+~")).upper()
-
-
-def _moved(argument: str) -> str:
-    option, equals, text = argument.partition("=")
-    name = option.lstrip("+~")
-    if not equals or option.startswith("-") or not re.search(f"://|{_WORD}", argument, re.I):
-        return argument
-    # hydra: only where there may be something to move
-    from hydra.core.override_parser.overrides_parser import OverridesParser
-    from hydra.errors import HydraException
-
-    remember(text, name)
-    value: Any = text
-    try:
-        override = OverridesParser.create().parse_override(argument)
-        value = text if override.is_sweep_override() else override.value()
-        usable = not override.is_sweep_override()
-    except HydraException:
-        usable = False
-    # A URL need not be quoted, as Hydra's grammar has it of one with a comma, or with = in its query.
-    if not usable and not re.fullmatch(r"[a-z][\w+.\-]*://(?!.*://)[^\"']*", text, re.I):
-        return argument
-    remember(value, name)
-    return (
-        argument if redact_values(value, name) == value else f"{option}={_referring(value, name)}"
-    )
-
-
-def _referring(value: Any, option: str) -> str:
-    """Return a value as Hydra reads it, with its secrets in environment variables."""
-    # as above
-    from hydra.core.override_parser.types import Override
-
-    if redact_values(value, option) == value:
-        return str(Override._get_value_element_as_str(value))
-    if isinstance(value, dict):
-        return (
-            "{"
-            + ",".join(f"{key}:{_referring(one, f'{option}.{key}')}" for key, one in value.items())
-            + "}"
-        )
-    if isinstance(value, list):
-        return "[" + ",".join(_referring(one, f"{option}.{i}") for i, one in enumerate(value)) + "]"
-    os.environ[_variable(option)] = str(value)
-    return reference(option) if isinstance(value, str) else f"${{oc.decode:{reference(option)}}}"
+def _pattern(form: str) -> re.Pattern[str] | None:
+    """Return what finds a form that may stand within others, or be wrapped: a word, a phrase; None for the rest."""
+    if _LETTERS.fullmatch(form):
+        # A line's end may be written \n, whose n is no letter of a word.
+        return re.compile(rf"(?:(?<!\w)|(?<=\\[abfnrtv])){form}(?!\w)")
+    if re.search(r"\s", form):
+        return re.compile(r"\s+".join(re.escape(part) for part in form.split()))
+    return None

@@ -31,7 +31,8 @@ from bstune.system import interruption
 from bstune.system.failures import described
 from bstune.system.files import Output, full_disk
 from bstune.system.openmp import SPIN, spin_shortly
-from bstune.system.secrets import redact
+from bstune.system.secrets import know, known
+from bstune.system.terminal import install_filters
 
 Train = Callable[[TrialSpec, Output, TrialResult | None], TrialResult]
 CONTEXT = multiprocessing.get_context("forkserver")
@@ -97,12 +98,12 @@ class Finished:
     cause: Exception | None = None  # that a trial in this process failed with
 
     def result(self) -> TrialResult:
-        """Return the record, without passwords in its message, or raise the error."""
+        """Return the record, or raise the error."""
         if self.record is None:
             raise self.error or RuntimeError(
                 f"trial {self.spec.number} is over with neither record nor error"
             )
-        return replace(self.record, message=self.record.message and redact(self.record.message))
+        return self.record
 
 
 class Runner(Protocol):
@@ -325,7 +326,9 @@ class _Worker:
     def __init__(self, open_train: Callable[[], Train]) -> None:
         start_server()
         self.connection, other = CONTEXT.Pipe()
-        self.process = CONTEXT.Process(target=_work, args=(open_train, other, dict(os.environ)))
+        self.process = CONTEXT.Process(
+            target=_work, args=(open_train, other, dict(os.environ), known())
+        )
         start_process(self.process)
         self.has_failed, self.trials = False, 0
         self.started = time.monotonic()
@@ -494,12 +497,17 @@ def _open_rank(open_train: Callable[[], Train], rank: int, devices: int, store: 
 
 
 def _work(
-    open_train: Callable[[], Train], connection: Connection, environment: Mapping[str, str]
+    open_train: Callable[[], Train],
+    connection: Connection,
+    environment: Mapping[str, str],
+    secrets: tuple[str, ...],
 ) -> None:
     """Train trials in this process, a worker, until the connection is closed."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     lead_group()
     os.environ.update(environment)  # the fork server's is that of its start
+    know(secrets)
+    install_filters()
     process = os.getpid()
     train: Train | None = None
     while True:

@@ -15,7 +15,7 @@ from sqlalchemy.engine import make_url
 
 from bstune.core.errors import ConfigError
 from bstune.study.tracking.exchange import FAILURES
-from bstune.system.secrets import redact_patterns
+from bstune.system.secrets import redact
 
 UI = "http://127.0.0.1:5000"  # of `mlflow ui`
 
@@ -57,9 +57,7 @@ def opening(uri: str, page: str = "") -> tuple[str, ...]:
     That is the command that serves a database, and the address.
     """
     if uri.startswith(("http://", "https://")):
-        return (
-            f"{re.sub('//[^/]*@', '//', redact_patterns(uri)).rstrip('/')}{'/' if page else ''}{page}",
-        )
-    shown = shlex.quote(uri) if redact_patterns(uri) == uri else '"$MLFLOW_TRACKING_URI"'
+        return (f"{re.sub('//[^/]*@', '//', redact(uri)).rstrip('/')}{'/' if page else ''}{page}",)
+    shown = shlex.quote(uri) if redact(uri) == uri else '"$MLFLOW_TRACKING_URI"'
     command = f"{shlex.quote(sys.executable)} -m mlflow ui --backend-store-uri {shown}"
     return (command, f"{UI}/{page}") if page else (command,)

@@ -68,9 +68,9 @@ def study_name(prepared: PreparedStudy) -> str:
 
 
 def study_params(prepared: PreparedStudy, commit: str | None) -> dict[str, str]:
-    """Return what a study is, in a few parameters, without passwords."""
+    """Return what a study is, in a few parameters."""
     values = {name: OmegaConf.select(prepared.config, option) for name, option in _OPTIONS.items()}
-    values = {name: value for name, value in redact_values(values).items() if value is not None}
+    values = {name: value for name, value in values.items() if value is not None}
     for name in ("scaling", "sampler"):
         if name in values:
             values[name] = str(values[name]).rpartition(".")[2]

@@ -21,8 +21,6 @@ from mlflow.utils.logging_utils import suppress_logs_in_thread
 from omegaconf import DictConfig
 from sqlalchemy.exc import SQLAlchemyError
 
-from bstune.system.secrets import redact
-
 # Of a server that is down, a locked or newer database, a full disk, a missing driver; those of requests are OSErrors.
 FAILURES = (
     MlflowException,
@@ -71,9 +69,9 @@ class Exchanges:
         if allowed <= 0 or thread.is_alive():
             reason = f"no answer within {max(0.0, allowed):.3g} s, {limit}"
         elif (error := outcome.exception()) is not None:
-            reason = redact(f"{type(error).__name__}: {error}").splitlines()[0]
+            reason = f"{type(error).__name__}: {error}".splitlines()[0]
             if not isinstance(error, FAILURES):
-                trace = "\n" + redact("".join(traceback.format_exception(error)))
+                trace = "\n" + "".join(traceback.format_exception(error))
         else:
             return
         self.failed = True

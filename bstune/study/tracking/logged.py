@@ -17,7 +17,7 @@ from bstune.study.tracking.address import check_uri, database_path, tracking_uri
 from bstune.study.tracking.content import KIND
 from bstune.study.tracking.exchange import FAILURES, short_requests
 from bstune.system.files import Output
-from bstune.system.secrets import redact
+from bstune.system.secrets import remember
 
 CURVE = Output(Path()).curve.name
 
@@ -36,6 +36,7 @@ def logged_summaries(
     """
     settings = OmegaConf.create({**read_yaml("config.yaml")["mlflow"], "uri": uri})
     address = tracking_uri(settings)
+    remember(address)
     check_uri(address)
     path = database_path(address)
     if path is not None and not path.is_file():  # MLflow would make one
@@ -45,14 +46,14 @@ def logged_summaries(
     try:
         with short_requests(settings), tempfile.TemporaryDirectory() as folder:
             client = MlflowClient(address)
-            runs = _studies(client, experiment, redact(address))
+            runs = _studies(client, experiment, address)
             return [
                 (f"MLflow run {run.info.run_id[:8]}", _summary(client, run, folder)) for run in runs
             ]
     except FAILURES as error:
-        reason = redact(str(error)).strip().splitlines()
+        reason = str(error).strip().splitlines()
         raise StudyError(
-            f"MLflow at {redact(address)} does not answer: {reason[0] if reason else error!r}"
+            f"MLflow at {address} does not answer: {reason[0] if reason else error!r}"
         ) from error
 
 

@@ -33,11 +33,11 @@ from bstune.study.prepare import PreparedStudy
 from bstune.study.storage import STUDY_ID, results
 from bstune.study.tracking import content, saved_view
 from bstune.study.tracking.address import database_path, opening, tracking_uri
+from bstune.study.tracking.client import FilteringClient
 from bstune.study.tracking.content import KIND
 from bstune.study.tracking.database import make_database
 from bstune.study.tracking.exchange import Exchanges
 from bstune.study.tracking.model import send_model
-from bstune.system.secrets import redact
 
 STUDY_TAG, PARENT = "bstune.study_id", "mlflow.parentRunId"
 TRIALS = "bstune.trials"  # on a trial's run: its number, then those of the trials that continued it
@@ -130,7 +130,7 @@ class Tracking:
         """Find or create the experiments and the study's run, and repair what a process that died left behind."""
         if (path := database_path(self._uri)) is not None:
             make_database(path)
-        self._client = MlflowClient(self._uri)
+        self._client = FilteringClient(self._uri)
         name = self._settings.experiment
         view = {saved_view.TAG: saved_view.saved_view(round(1000 * time.time()))}
         tags = {"study": EXPERIMENT_TAGS | view, "trial": EXPERIMENT_TAGS}
@@ -275,7 +275,7 @@ class Tracking:
         figure = next((path.name for path in artifacts if path.suffix == ".png"), None)
         where = quote(f"tags.`{STUDY_TAG}` = '{self._tags[STUDY_TAG]}'")
         trials = f"#/experiments/{self._experiments['trial']}/runs?workflowType=machine_learning&searchFilter={where}"
-        text = redact("\n".join(block(answer(summary))))
+        text = "\n".join(block(answer(summary)))
         client.set_tag(run_id, "mlflow.note.content", content.note(text, run_id, figure, trials))
         client.set_terminated(run_id, "FINISHED")
         client.set_tag(
@@ -310,9 +310,7 @@ class Tracking:
         tags |= (
             {} if result.resumed_from is None else {"bstune.resumed_from": str(result.resumed_from)}
         )
-        message = (
-            content.cut(redact(result.message), content.TAG_LENGTH) if result.message else None
-        )
+        message = content.cut(result.message, content.TAG_LENGTH) if result.message else None
         return tags | ({} if message is None else {"bstune.message": message})
 
 

@@ -1,0 +1,54 @@
+"""MLflow's client, through which all that is sent as text goes without secrets.
+
+Files are sent as they are: what bstune writes has none.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from mlflow import MlflowClient
+from mlflow.entities import Param, RunTag
+
+from bstune.system.secrets import redact
+
+
+class FilteringClient(MlflowClient):
+    """MLflow's client for a study: the texts of parameters and tags are filtered, keys and metrics are not."""
+
+    def create_run(
+        self,
+        experiment_id: str,
+        start_time: int | None = None,
+        tags: Mapping[str, str] | None = None,
+        run_name: str | None = None,
+    ) -> Any:
+        """Create a run."""
+        name = None if run_name is None else redact(run_name)
+        return super().create_run(experiment_id, start_time, _texts(tags), name)
+
+    def create_experiment(
+        self, name: str, artifact_location: str | None = None, tags: Any = None
+    ) -> Any:
+        """Create an experiment."""
+        return super().create_experiment(name, artifact_location, _texts(tags))
+
+    def set_tag(self, run_id: str, key: str, value: Any, synchronous: bool | None = None) -> Any:
+        """Set a tag of a run."""
+        return super().set_tag(run_id, key, redact(str(value)), synchronous)
+
+    def log_batch(
+        self,
+        run_id: str,
+        metrics: Sequence[Any] = (),
+        params: Sequence[Any] = (),
+        tags: Sequence[Any] = (),
+        synchronous: bool | None = None,
+    ) -> Any:
+        """Log metrics, parameters and tags of a run."""
+        params = [Param(param.key, redact(param.value)) for param in params]
+        tags = [RunTag(tag.key, redact(tag.value)) for tag in tags]
+        return super().log_batch(run_id, metrics, params, tags, synchronous)
+
+
+def _texts(values: Mapping[str, str] | None) -> dict[str, str] | None:
+    return None if values is None else {key: redact(str(value)) for key, value in values.items()}

@@ -1,0 +1,144 @@
+r"""One filter on what is printed: no secret, and no character that a terminal obeys instead of showing it.
+
+    write_out("trial 3: \x1b]0;owned\x07")  # prints: trial 3: \x1b]0;owned\x07, its characters visible
+
+A folder of somebody else's, a file's name or an exception of the user's code may hold sequences that rename a window,
+move the cursor or write to the clipboard. rich's own colours stay: a console filters the text, before it is coloured.
+What is logged and what is warned of is filtered where it is made, inside :func:`filtered`, whoever prints it.
+"""
+
+import argparse
+import logging
+import re
+import sys
+import threading
+import traceback
+import warnings
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, NoReturn, TextIO
+
+from bstune.system.secrets import redact
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+# All of C0 but \n and \t, DEL, C1, and what turns the direction of the text after it.
+_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
+
+
+def visible(text: str) -> str:
+    r"""Return a text with its control characters as ``\x1b`` or ``\u202e``; line ends of Windows become plain ones."""
+    return _CONTROL.sub(_escape, text.replace("\r\n", "\n"))
+
+
+def _escape(match: re.Match[str]) -> str:
+    code = ord(match[0])
+    return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}"
+
+
+def printable(text: str) -> str:
+    """Return a text as it may be printed: without secrets, and with no character that a terminal obeys."""
+    return visible(redact(text))
+
+
+def write_out(text: str) -> None:
+    """Print a text to the standard output at once, and end its last line."""
+    _write(sys.stdout, text)
+
+
+def write_error(text: str) -> None:
+    """Print a text to the standard error, and end its last line."""
+    _write(sys.stderr, text)
+
+
+def _write(stream: TextIO, text: str) -> None:
+    end = "" if text.endswith("\n") else "\n"
+    stream.write(printable(text) + end)
+    stream.flush()
+
+
+class ArgumentParser(argparse.ArgumentParser):
+    """Argparse's, which repeats in its errors what was typed."""
+
+    def error(self, message: str) -> NoReturn:
+        """End with status 2 and a line."""
+        super().error(printable(message))
+
+
+def safe_console(**options: Any) -> "Console":
+    """Return rich's console with ``options``, all text of which is filtered."""
+    # rich: a tenth of a second, which --help need not wait for
+    from rich.console import Console, ConsoleOptions, RenderableType
+    from rich.segment import Segment
+
+    class SafeConsole(Console):
+        def render(
+            self, renderable: RenderableType, options: ConsoleOptions | None = None
+        ) -> Iterable[Segment]:
+            for segment in super().render(renderable, options):
+                if segment.control:  # rich's own: it moves the cursor of a live line
+                    yield segment
+                else:
+                    yield Segment(printable(segment.text), segment.style)
+
+    return SafeConsole(**options)
+
+
+@contextmanager
+def filtered() -> Iterator[None]:
+    """Filter what is logged, warned of and said of threads that fail, while the context is open."""
+    make_record = logging.getLogRecordFactory()
+    show_warning = warnings.showwarning
+    thread_hook = threading.excepthook
+    install_filters()
+    try:
+        yield
+    finally:
+        logging.setLogRecordFactory(make_record)
+        warnings.showwarning = show_warning
+        threading.excepthook = thread_hook
+
+
+def install_filters() -> None:
+    """Filter what is logged, warned of and said of threads that fail, until the process ends."""
+    logging.setLogRecordFactory(_filtering(logging.getLogRecordFactory()))
+    show_warning = warnings.showwarning
+
+    def warn(message: Warning | str, category: type[Warning], *where: Any, **named: Any) -> None:
+        text = str(message)
+        shown = printable(text)
+        show_warning(message if shown == text else category(shown), category, *where, **named)
+
+    warnings.showwarning = warn
+    threading.excepthook = _show_thread
+
+
+def _filtering(make_record: Callable[..., logging.LogRecord]) -> Callable[..., logging.LogRecord]:
+    """Return a factory of log records whose message and traceback are filtered; one without a need is as it was."""
+
+    def make(*arguments: Any, **named: Any) -> logging.LogRecord:
+        record = make_record(*arguments, **named)
+        try:
+            message = record.getMessage()
+        except (TypeError, ValueError, KeyError):  # logging says itself that it cannot be formatted
+            return record
+        shown = printable(message)
+        if shown != message:
+            record.msg, record.args = shown, ()
+        if record.exc_info and record.exc_info[1] is not None:
+            trace = "".join(traceback.format_exception(record.exc_info[1])).rstrip("\n")
+            if printable(trace) != trace:
+                record.exc_text = printable(trace)  # a formatter takes it in place of its own
+        return record
+
+    return make
+
+
+def _show_thread(error: threading.ExceptHookArgs) -> None:
+    """Print, of a thread that failed, what threading itself does."""
+    if error.exc_value is None or issubclass(error.exc_type, SystemExit):
+        return
+    name = error.thread.name if error.thread is not None else "unknown"
+    trace = "".join(traceback.format_exception(error.exc_value))
+    write_error(f"Exception in thread {name}:\n{trace}")
