@@ -24,10 +24,12 @@ from typing import TYPE_CHECKING
 
 from bstune.core.batch_split import split_batch, split_lines
 from bstune.core.clock import process_seconds
-from bstune.core.errors import BstuneError, ConfigError, Interrupted
+from bstune.core.errors import BstuneError, ConfigError, Interrupted, UserCodeError
 from bstune.core.scaling import lr_of
 from bstune.system import interruption
 from bstune.system.console import plain_console, quieten
+from bstune.system.exits import is_interruption, os_exit_answered, sys_exit_error
+from bstune.system.failures import described
 from bstune.system.files import expand_home, full_disk
 from bstune.system.openmp import spin_shortly
 from bstune.system.secrets import remember, remember_environment, secret_options
@@ -152,7 +154,7 @@ def main() -> int:
         module, function = VERBS[verb].split(":")
         remember_environment()
         check_secrets(given)
-        with filtered():
+        with filtered(), os_exit_answered():
             getattr(importlib.import_module(module), function)(given)
     except Interrupted as error:
         explain(error)
@@ -161,6 +163,13 @@ def main() -> int:
         if (status := interruption.status()) is not None or isinstance(error, KeyboardInterrupt):
             sys.stderr.write("interrupted\n")  # whatever a library made of it
             return status or Interrupted.exit_status
+        if isinstance(error, SystemExit):
+            message, frames = described(sys_exit_error(error))
+            if not frames:  # as argparse's own, after --help
+                raise
+            error = UserCodeError(
+                f"the user's code ended the command: {message}\n{frames}".rstrip()
+            )
         if not isinstance(error, Exception):
             raise
         return explain(
@@ -334,7 +343,9 @@ def run(config: "DictConfig", arguments: Sequence[str]) -> None:
 
     try:
         run_config(config, arguments, plain_console(), process_seconds)
-    except (KeyboardInterrupt, SystemExit) as error:  # Lightning turns the first into the second
+    except (KeyboardInterrupt, SystemExit) as error:
+        if not is_interruption(error):
+            raise
         raise Interrupted(
             "interrupted: every finished trial is stored; the same command continues the study"
         ) from error

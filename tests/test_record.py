@@ -6,7 +6,7 @@ from itertools import product
 
 import numpy as np
 import pytest
-from toolbox import entries, make_result, write_rows
+from toolbox import end_as_lightning, entries, make_result, write_rows
 
 from bstune.core.errors import TableError
 from bstune.core.records import Target
@@ -54,7 +54,7 @@ def test_a_grid_is_recorded_resumed_and_replayed(trained, record, tmp_path, monk
 
     def interrupt_the_fourth(*arguments, **named):
         if len(trained) == 3:
-            raise SystemExit(1)  # what Lightning makes of Ctrl-C
+            end_as_lightning()
         return keep(*arguments, **named)
 
     monkeypatch.setattr(training, "run_trial", interrupt_the_fourth)

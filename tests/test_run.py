@@ -13,7 +13,7 @@ import optuna
 import pytest
 import yaml
 from rich.console import Console
-from toolbox import make_trial, table_rows, trials_of, write_rows
+from toolbox import end_as_lightning, make_trial, table_rows, trials_of, write_rows
 
 from bstune.core.records import Target, TrialResult, TrialSpec
 from bstune.search.posterior import sample_posterior
@@ -73,7 +73,7 @@ def end_at(monkeypatch, at, killed):
     def counted(runner):
         calls.append(runner)
         if len(calls) > at:
-            raise SystemExit(1)  # what Lightning makes of Ctrl-C
+            end_as_lightning()
         return wait(runner)
 
     monkeypatch.setattr(InProcess, "wait", counted)

@@ -3,6 +3,7 @@
 import json
 import math
 import os
+import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import product
@@ -65,6 +66,14 @@ def make_protocol(steps: int = 20, examples: int = 1, **changes: Any) -> TrialPr
         "fast": "auto",
     }
     return TrialProtocol(**{**values, **changes})
+
+
+def end_as_lightning() -> None:
+    """Raise what Lightning makes of Ctrl-C: a SystemExit with a KeyboardInterrupt before it."""
+    try:
+        raise KeyboardInterrupt
+    except KeyboardInterrupt:
+        sys.exit(1)
 
 
 def entries(folder: Path) -> list[str]:

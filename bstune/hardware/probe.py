@@ -42,6 +42,7 @@ from bstune.hardware import memory
 from bstune.hardware.memory import Ceiling, Outcome, ProbeResult, find_ceiling
 from bstune.system.console import quieten
 from bstune.system.secrets import redact
+from bstune.system.watchdog import waiting_for
 from bstune.trial.distributed import join
 from bstune.trial.loop import run_trial
 from bstune.trial.objects import Objects, give, objects_of
@@ -123,7 +124,8 @@ class TrialProbe:
         """Run a probe; ConfigError if its workload cannot be built at any batch size."""
         start_server()
         receiver, sender = CONTEXT.Pipe(duplex=False)
-        with receiver, tempfile.NamedTemporaryFile() as log:
+        what = f"the survey's probe of memory at batch size {batch_size}"
+        with receiver, tempfile.NamedTemporaryFile() as log, waiting_for(what):
             process = CONTEXT.Process(
                 target=_run, args=(self, batch_size, sender, log.name, dict(os.environ))
             )

@@ -15,6 +15,7 @@ from bstune.core.search_space import Space
 from bstune.core.step_time import StepTime, fit_line
 from bstune.system.console import quieten
 from bstune.system.files import Output
+from bstune.system.watchdog import STEP_SECONDS, waiting_for
 from bstune.trial.distributed import config_of_process
 from bstune.trial.loop import run_trial
 from bstune.trial.objects import Objects, give, objects_of
@@ -49,12 +50,14 @@ def shared_steps(config: DictConfig, warmup_steps: int) -> Iterator[TimeTrial]:
     """Return what times steps of a trial on all of a config's devices: one number, the median between evaluations."""
     plain_config = OmegaConf.to_container(config, resolve=False)
     opens = partial(open_short_trials, plain_config, objects_of(config.study), warmup_steps)
-    with Workers(opens, 1, config.protocol.trial_seconds, config.devices) as workers:
+    seconds = config.protocol.trial_seconds or STEP_SECONDS * (warmup_steps + STEPS)
+    with Workers(opens, 1, seconds, config.devices) as workers:
 
         def time_trial(batch_size: int, lr: float, steps: int) -> tuple[float, ...]:
             spec = TrialSpec(0, 0, batch_size, lr, None, 0, max_steps=warmup_steps + steps)
-            workers.start(spec, Output(Path()), None)
-            finished = workers.wait()
+            with waiting_for(f"steps at batch size {batch_size} on {config.devices} devices"):
+                workers.start(spec, Output(Path()), None)
+                finished = workers.wait()
             result = finished.result()
             if result.status != "censored" or result.seconds_per_step is None:
                 reason = f"{result.message or 'its module stopped it'} (status {result.status}, step {result.steps})"

@@ -36,6 +36,7 @@ from bstune.hardware.several import shared_steps
 from bstune.system.console import quieten
 from bstune.system.failures import optional
 from bstune.system.files import write_text
+from bstune.system.watchdog import waiting_for, watching
 from bstune.trial.backend import OBJECTS, make_space
 from bstune.trial.device import device_name, processor, products_in, versions
 from bstune.trial.graph import eager_steps
@@ -163,10 +164,13 @@ def survey_of(config: DictConfig, log: Callable[[str], None]) -> tuple[Survey, b
     quieten()
     start_server()  # it imports while this process reads the data
     config = resolve(config)
-    space, protocol, data = make_space(config), checked_protocol(config), load_data(config)
-    check_loaders(data)
-    check_largest(space.high, data)
-    return cached_survey(config, space, protocol, data, lambda: build_workload(config, data), log)
+    space, protocol = make_space(config), checked_protocol(config)
+    with watching(log, config.protocol.trial_seconds) as say:
+        data = load_data(config)
+        check_loaders(data)
+        check_largest(space.high, data)
+        build = partial(build_workload, config, data)
+        return cached_survey(config, space, protocol, data, build, say)
 
 
 def measure(
@@ -296,9 +300,10 @@ def _roofline(
         if module is not None:
             loss = partial(_loss, trainer.precision_plugin)
             draw = partial(_batch, workload, module.to(device).train(), space, device)
-            cost = roofline.step_cost(
-                module, draw, loss, arithmetic, list(options.traced_batch_sizes)
-            )
+            with waiting_for(f"the survey's trace of {type(module).__name__}", steps=True):
+                cost = roofline.step_cost(
+                    module, draw, loss, arithmetic, list(options.traced_batch_sizes)
+                )
     return (
         limits,
         cost,
@@ -339,9 +344,10 @@ def _misaligned(
         module, trainer = at_start(workload, _spec(space.low, space), protocol)
         small = config.hardware.ceilings.traced_batch_sizes[0]
         batch = _batch(workload, module.to(device).train(), space, device, small)
-        shapes = roofline.input_shapes(
-            module, batch, partial(_loss, trainer.precision_plugin), batch_size / small
-        )
+        with waiting_for(f"the survey's trace of {type(module).__name__}", steps=True):
+            shapes = roofline.input_shapes(
+                module, batch, partial(_loss, trainer.precision_plugin), batch_size / small
+            )
         with products_in(tf32=limits.dtype == "tf32"):
             seconds = config.hardware.ceilings.seconds
             rows = timing.time_padding(module, rows, shapes, device, limits.dtype, seconds)

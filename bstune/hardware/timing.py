@@ -29,6 +29,7 @@ from bstune.hardware.roofline import (
     tensor_core_multiple,
     training_loss,
 )
+from bstune.system.watchdog import Wait, waiting_for
 from bstune.trial.batches import endless, micro_batch_sizes
 from bstune.trial.compile import compiled
 from bstune.trial.device import device_of, products_in, synchronize
@@ -177,9 +178,14 @@ class _StepClock(TrialClock):
     """A trial's clock that marks when the first micro-batch of a step is drawn, and where the training pauses."""
 
     def __init__(
-        self, now: Callable[[], float], synchronize: Callable[[], None], mark: Callable[[], Any]
+        self,
+        now: Callable[[], float],
+        synchronize: Callable[[], None],
+        mark: Callable[[], Any],
+        wait: Wait,
     ) -> None:
         super().__init__(now, synchronize)
+        self._wait = wait
         self.steps: list[
             list[tuple[Any, Any]]
         ] = []  # of each step the marks around its stretches of training
@@ -187,6 +193,7 @@ class _StepClock(TrialClock):
 
     def enter(self, phase: Phase) -> float:
         """End a stretch of training, and begin another one with the phase."""
+        self._wait.progress()
         if self._phase is Phase.TRAINING:
             self._end_stretch(self._mark())
         elapsed = super().enter(phase)
@@ -196,6 +203,7 @@ class _StepClock(TrialClock):
 
     def tick(self) -> None:
         """Begin a step, if the training runs."""
+        self._wait.progress()
         if self._phase is Phase.TRAINING:
             moment = self._mark()
             self._end_stretch(moment)
@@ -225,6 +233,10 @@ class _Watched:
             yield batch
 
 
+def _step_at(batch_size: int) -> str:
+    return f"a training step of the survey at batch size {batch_size}"
+
+
 def time_trial(
     workload: Workload,
     protocol: TrialProtocol,
@@ -239,7 +251,6 @@ def time_trial(
     """
     device = device_of(protocol.trainer)
     mark, seconds_between = _marker(device, now)
-    clock = _StepClock(now, partial(synchronize, device), mark)
     sizes = micro_batch_sizes(batch_size, protocol.micro_batch_size)
     # The first step's edge is the first tick within training, and the last step ends without one.
     budget = Budget(protocol.warmup_steps + steps + 2, 1)
@@ -248,22 +259,26 @@ def time_trial(
         "num_sanity_val_steps": 0,
         "limit_val_batches": 1,
     }
-    result = run_trial(
-        replace(
-            workload,
-            train_batches=lambda spec: _Watched(workload.train_batches(spec), len(sizes), clock),
-        ),
-        TrialSpec(0, 0, batch_size, lr, None, 0),
-        replace(
-            protocol,
-            target=protocol.target.never_met,
-            budget=budget,
-            noise_scale_every=None,
-            trainer=trainer,
-        ),
-        clock=clock,
-        horizon=max(budget.steps, protocol.budget.last_step(batch_size)),
-    )
+    with waiting_for(_step_at(batch_size), steps=True) as wait:
+        clock = _StepClock(now, partial(synchronize, device), mark, wait)
+        result = run_trial(
+            replace(
+                workload,
+                train_batches=lambda spec: _Watched(
+                    workload.train_batches(spec), len(sizes), clock
+                ),
+            ),
+            TrialSpec(0, 0, batch_size, lr, None, 0),
+            replace(
+                protocol,
+                target=protocol.target.never_met,
+                budget=budget,
+                noise_scale_every=None,
+                trainer=trainer,
+            ),
+            clock=clock,
+            horizon=max(budget.steps, protocol.budget.last_step(batch_size)),
+        )
     synchronize(device)
     finished = clock.steps[protocol.warmup_steps : -1][:steps]
     timed = tuple(sum(map(seconds_between, stretches)) for stretches in finished)
@@ -332,9 +347,11 @@ def time_bare(
         with precision.train_step_context():
             return training_loss(module, batch, len(marks))
 
-    with compiled(protocol.compile, module, loss):
+    bare = waiting_for(_step_at(batch_size), steps=True)
+    with compiled(protocol.compile, module, loss), bare as wait:
         synchronize(device)
         for _ in range(protocol.warmup_steps + steps):
+            wait.progress()
             marks.append(mark())
             loss().backward()  # type: ignore[no-untyped-call]
             optimizer.step()

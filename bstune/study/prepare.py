@@ -18,9 +18,11 @@ from bstune.study.connection import check_storage
 from bstune.study.plan import SearchBudget
 from bstune.study.storage import ARGUMENTS, build_sampler
 from bstune.system.console import quieten
+from bstune.system.exits import is_interruption, sys_exit_error
 from bstune.system.failures import cause, described
 from bstune.system.files import Identity, Output, check_owner, check_writable
 from bstune.system.secrets import redact_values
+from bstune.system.watchdog import waiting_for, watching
 from bstune.trial.backend import (
     TrialBackend,
     chooses_horizons,
@@ -180,8 +182,8 @@ def prepare(
     frozen = frozen_settings(config)
     workers: Callable[[int], Workers] | None = None
     if backend is None:
-        with _users_errors():
-            backend, space, survey, more = _train(config, protocol, space, trial, log)
+        with watching(log, config.protocol.trial_seconds) as say, _users_errors():
+            backend, space, survey, more = _train(config, protocol, space, trial, say)
         protocol = backend.protocol
         notes += more
         if protocol.batch_schedule is not None:
@@ -189,7 +191,8 @@ def prepare(
                 f"batch sizes are where a trial starts: they grow, {growth_of(protocol, space, trial)}"
             )
         if config.devices > 1:
-            notes += _several(config, backend, space, survey, trial)
+            with watching(log, config.protocol.trial_seconds):
+                notes += _several(config, backend, space, survey, trial)
         if config.devices > 1 or (trial is None and config.search.workers > 0):
             workers, more = _processes(config, survey)
             notes += more
@@ -228,8 +231,11 @@ def _users_errors() -> Iterator[None]:
             yield
     except BstuneError:
         raise
-    except Exception as error:
-        message, frames = described(error)
+    except (Exception, SystemExit) as error:
+        if isinstance(error, SystemExit) and is_interruption(error):
+            raise
+        shown = sys_exit_error(error) if isinstance(error, SystemExit) else error
+        message, frames = described(shown)
         raise UserCodeError(
             f"the workload cannot be trained: {message}\n{frames}".rstrip()
         ) from error
@@ -259,7 +265,7 @@ def _train(
 
     check_takes_rate(config)
     data = load_data(config)
-    with seeded(config):
+    with seeded(config), waiting_for(f"the loaders of {type(data).__name__}"):
         check_loaders(data)
         if trial is None:
             check_largest(space.high, data)
@@ -290,7 +296,8 @@ def _train(
         )
     constant = replace(protocol, batch_schedule=None)
     wide = space if largest is None else replace(space, high=largest)
-    survey, cached = cached_survey(timed, wide, constant, data, lambda: workload, log)
+    with waiting_for("the survey of the hardware"):
+        survey, cached = cached_survey(timed, wide, constant, data, lambda: workload, log)
     ceiling = survey.ceiling.batch_size
     space = replace(space, low=survey.ceiling.smallest, high=min(space.high, ceiling))
     backend.step_time = survey.step_time or found.step_time

@@ -22,6 +22,7 @@ from bstune.core.search_space import HALF_LIVES
 from bstune.study.prepare import compose_checked, prepare
 from bstune.study.storage import changes
 from bstune.system.console import quieten
+from bstune.system.exits import is_interruption
 from bstune.system.files import check_writable, write_text
 from bstune.system.terminal import ArgumentParser, write_out
 
@@ -81,10 +82,9 @@ def main(arguments: list[str]) -> None:
                 for seed, size, lr in product(options.seeds, options.batch_sizes, options.lrs)
             ]
             _train_grid(points, options.file, overrides)
-        except (
-            KeyboardInterrupt,
-            SystemExit,
-        ) as error:  # Lightning turns an interruption into the second
+        except (KeyboardInterrupt, SystemExit) as error:
+            if not is_interruption(error):
+                raise
             kept = _runs_file(options.file)
             raise Interrupted(
                 f"interrupted: {kept} keeps what is there; the same command continues"

@@ -20,6 +20,7 @@ from bstune.hardware.survey import Survey, compose_survey, survey_of
 from bstune.study.result import Result
 from bstune.study.run import run
 from bstune.system.console import plain_console, quieten
+from bstune.system.exits import os_exit_answered
 from bstune.system.failures import in_users_code
 from bstune.system.terminal import filtered
 from bstune.trial.backend import OWNED
@@ -82,6 +83,11 @@ def tune(
     Generators, torch's flags, the working directory, loggers, warnings, environment variables and the objects that are
     given are afterwards as they were. What is None is as ``conf/`` has it.
 
+    A training step or an evaluation of the first tries and the survey that takes longer than
+    ``protocol.trial_seconds``, or 300 s where none is set, is interrupted as by Ctrl-C, and a UserCodeError raised.
+    This process is not ended: what stands in C code, or is called from another than the main thread, goes on, and
+    lines say what is waited for. ``os._exit`` in the user's code ends the process, with a line and status 1.
+
     Args:
         module: a function of a trial (``trial.lr``, ``.batch_size``, ``.seed``, ``.total_steps`` and what
             is ``tunable``) that returns a new LightningModule; or a class with an argument ``lr`` or ``learning_rate``,
@@ -131,7 +137,7 @@ def tune(
             workload, _strings(options), {**chosen, "search.tune": _tuned(workload, options)}
         )
         _check_processes(config, objects, chosen, console)
-        with given(config.study, objects), _users_errors():
+        with given(config.study, objects), _users_errors(), os_exit_answered():
             findings = run(config, None, console)
     assert findings is not None  # noqa: S101 (no single trial is asked for)
     return Result(findings, objects)
@@ -192,7 +198,7 @@ def survey(
             raise ConfigError(
                 f"module and data must be pickled, as memory is probed in other processes: {error}"
             ) from error
-        with given(config.study, objects), _users_errors():
+        with given(config.study, objects), _users_errors(), os_exit_answered():
             return survey_of(config, lambda line: None)[0]
 
 
@@ -215,12 +221,18 @@ def _users_errors() -> Iterator[None]:
         raise
     except BstuneError as error:
         cause = error.__cause__
-        while cause is not None and (isinstance(cause, BstuneError) or not in_users_code(cause)):
+        while cause is not None and not _is_users_error(cause):
             cause = cause.__cause__
         if cause is None:
             raise
         cause.add_note(str(error))
         raise cause from cause.__cause__
+
+
+def _is_users_error(error: BaseException) -> bool:
+    """Say whether the user's code raised an error; what ends a process, such as SystemExit, is not raised again."""
+    is_error = isinstance(error, Exception) and not isinstance(error, BstuneError)
+    return is_error and in_users_code(error)
 
 
 def _check_processes(

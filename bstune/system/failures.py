@@ -2,9 +2,10 @@
 
 import sysconfig
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import FrameType
 
 from bstune.core.errors import BstuneError
 from bstune.system.secrets import redact
@@ -14,14 +15,15 @@ INSTALLED = {
     "site-packages",
     "dist-packages",
 }  # names of folders with what is installed, of which there may be many
+INNERMOST = 3  # frames of a thread that are shown where none is of the user's own files
 FRAMEWORKS = {"torch", "lightning", "pytorch_lightning", "lightning_fabric", "hydra", "omegaconf"}
 
 
-def _frames(error: BaseException) -> list[traceback.FrameSummary]:
-    """Return the frames of the user's own files; without any, the last one in an installed package of theirs."""
+def own_frames(stack: Iterable[traceback.FrameSummary]) -> list[traceback.FrameSummary]:
+    """Choose the frames of the user's own files; without any, the last one in an installed package of theirs."""
     own: list[traceback.FrameSummary] = []
     installed: list[traceback.FrameSummary] = []
-    for frame in traceback.extract_tb(error.__traceback__):
+    for frame in stack:
         path = Path(frame.filename)
         if path.is_relative_to(PACKAGE) or frame.filename.startswith("<"):
             continue
@@ -30,6 +32,24 @@ def _frames(error: BaseException) -> list[traceback.FrameSummary]:
         elif not path.is_relative_to(STDLIB):
             own.append(frame)
     return own or installed[-1:]
+
+
+def standing_frames(frame: FrameType | None) -> list[traceback.FrameSummary]:
+    """Choose what shows where a running thread stands: the user's frames, else the innermost ones.
+
+    What stands around bstune's own outermost frame, such as the script that called it, is left out.
+    """
+    stack = list(traceback.extract_stack(frame)) if frame is not None else []
+    own = [number for number, one in enumerate(stack) if Path(one.filename).is_relative_to(PACKAGE)]
+    inside = stack[own[0] :] if own else stack
+    return own_frames(inside) or inside[-INNERMOST:]
+
+
+def frame_lines(frames: Iterable[traceback.FrameSummary]) -> str:
+    """Write frames as lines: file, line, function and the line's text."""
+    return "".join(
+        f"  {frame.filename}:{frame.lineno} in {frame.name}: {frame.line}\n" for frame in frames
+    )
 
 
 def in_users_code(error: BaseException) -> bool:
@@ -46,11 +66,9 @@ def in_users_code(error: BaseException) -> bool:
 
 def described(error: BaseException) -> tuple[str, str]:
     """Return an error of the user's code in a line, and where it was: frames as lines; no secret is in either."""
-    kind, text, own = type(error).__name__, redact(str(error).strip()), _frames(error)
-    frames = "".join(
-        f"  {frame.filename}:{frame.lineno} in {frame.name}: {frame.line}\n" for frame in own
-    )
-    frames = redact(frames)
+    kind, text = type(error).__name__, redact(str(error).strip())
+    own = own_frames(traceback.extract_tb(error.__traceback__))
+    frames = redact(frame_lines(own))
     where = f" ({Path(own[-1].filename).name}:{own[-1].lineno})" if own else ""
     if "Original Traceback" in text:  # of a DataLoader's process, whose error ends the text
         return text.splitlines()[-1], f"{text}\n"

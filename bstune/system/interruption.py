@@ -6,11 +6,14 @@ So a thread reads the signals as the system writes them, and ends the process if
 
 import multiprocessing
 import os
+import shutil
 import signal
 import sys
+import tempfile
 import threading
 import time
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from multiprocessing import forkserver
 from multiprocessing.process import BaseProcess
 from types import FrameType
@@ -20,9 +23,12 @@ END_SECONDS = 4.0  # for storing what has finished and ending other processes; f
 SERVER_SECONDS = (
     1.0  # after which whoever waits for the fork server to start a process waits no longer
 )
+FLUSH_SECONDS = 1.0  # for what is printed and not yet written: the thread that prints may stand
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 received: int | None = None  # the first signal's number
 _installed = _raised = False
+_folders: set[str] = set()  # temporary ones, which an end by force removes
+_leave = os._exit  # which is replaced while the user's code runs
 
 
 def install() -> None:
@@ -35,6 +41,22 @@ def install() -> None:
     threading.Thread(target=_watch, args=(reading,), name="bstune-signals", daemon=True).start()
     for number in SIGNALS:
         signal.signal(number, _interrupt)
+
+
+def is_installed() -> bool:
+    """Say whether this process is a command, which may be ended; another one is the user's own."""
+    return _installed
+
+
+@contextmanager
+def temporary_folder(prefix: str) -> Iterator[str]:
+    """Make a temporary folder that is removed at the end, by force or not."""
+    with tempfile.TemporaryDirectory(prefix=prefix) as folder:
+        _folders.add(folder)
+        try:
+            yield folder
+        finally:
+            _folders.discard(folder)
 
 
 def note(number: int) -> None:
@@ -64,7 +86,21 @@ def leave(status: int) -> NoReturn:
     for process in multiprocessing.active_children():
         kill(process)
     _kill_server()
-    os._exit(status)
+    of_multiprocessing = multiprocessing.current_process()._config.get("tempdir")  # type: ignore[attr-defined]
+    for folder in {*_folders, of_multiprocessing} - {None}:
+        shutil.rmtree(folder, ignore_errors=True)
+    _leave(status)
+
+
+def end(text: str, status: int) -> NoReturn:
+    """Write an error and end this process by force, from any thread, whatever the others do."""
+    flushing = threading.Thread(target=sys.stdout.flush, daemon=True)
+    with suppress(RuntimeError):  # the interpreter ends already, and has flushed
+        flushing.start()
+        flushing.join(FLUSH_SECONDS)
+    live = "\r\x1b[2K\x1b[?25h" if sys.stdout.isatty() else ""  # a live line hides the cursor
+    os.write(2, f"{live}{text}".encode(errors="replace"))
+    leave(status)
 
 
 def kill(process: BaseProcess) -> None:
@@ -93,9 +129,4 @@ def _watch(reading: int) -> None:
     time.sleep(SERVER_SECONDS)
     _kill_server()
     time.sleep(END_SECONDS - SERVER_SECONDS)
-    cursor = "\x1b[?25h" if sys.stdout.isatty() else ""  # a live table hides it
-    os.write(
-        2,
-        f"{cursor}interrupted: ended by force, as it did not end within {END_SECONDS:g} s\n".encode(),
-    )
-    leave(128 + number)
+    end(f"interrupted: ended by force, as it did not end within {END_SECONDS:g} s\n", 128 + number)

@@ -12,7 +12,6 @@ import functools
 import inspect
 import math
 import os
-import tempfile
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -43,7 +42,9 @@ from bstune.core.records import (
     is_near,
     next_evaluation,
 )
+from bstune.system.exits import is_interruption, sys_exit_error
 from bstune.system.failures import cause
+from bstune.system.interruption import temporary_folder
 from bstune.trial import distributed
 from bstune.trial.batch_sizes import BatchSizes
 from bstune.trial.batches import (
@@ -156,14 +157,9 @@ def run_trial(
         else:
             raise
     except SystemExit as error:
-        # Lightning ends in this way for signals.
-        if type(error).__name__ == "SIGTERMException" or isinstance(
-            error.__context__, KeyboardInterrupt
-        ):
+        if is_interruption(error):
             raise
-        raise RuntimeError(f"sys.exit({error.code!r}) was called").with_traceback(
-            error.__traceback__
-        ) from error
+        raise sys_exit_error(error) from error
     finally:
         compiling.end()
     clock.enter(Phase.CLOSING)
@@ -230,7 +226,7 @@ def _train(
     arguments = lengths(train, int(sizes.micro), loop.longest, module.automatic_optimization)
     if sizes.plan.changes and sized_len(train) is not None:
         arguments["max_epochs"] = sizes.epochs(train, loop.longest)
-    with tempfile.TemporaryDirectory(prefix="bstune-") as folder, _discarding(loop.writer):
+    with temporary_folder("bstune-") as folder, _discarding(loop.writer):
         trainer = make_trainer(
             protocol.trainer,
             module,

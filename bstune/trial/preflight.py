@@ -6,7 +6,6 @@ learning rates compared, one of the trials is stopped and continued. Each mistak
 
 import inspect
 import math
-import tempfile
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -31,6 +30,8 @@ from bstune.core.search_space import BUDGET, Space, corners
 from bstune.core.step_time import StepTime
 from bstune.system.console import format_number, plural
 from bstune.system.failures import cause, described
+from bstune.system.interruption import temporary_folder
+from bstune.system.watchdog import Wait, waiting_for
 from bstune.trial.backend import chooses_horizons
 from bstune.trial.batches import KEPT_OPTIONS, loaders_of, not_rebatchable
 from bstune.trial.checkpoint import Stopped
@@ -87,7 +88,7 @@ def preflight(
     if large != small:
         seconds[large] = short.run(large, space.lr(large, lowest)).seconds
     notes = [*manual_notes(first, protocol)]
-    with tempfile.TemporaryDirectory(prefix="bstune-preflight-") as folder:
+    with temporary_folder("bstune-preflight-") as folder:
         state = Path(folder) / "stopped.ckpt"
         last_step = COMPARED_STEPS if continues else None
         spec = replace(first.spec, lr=space.lr(small, 0.0), max_steps=last_step)
@@ -141,7 +142,7 @@ class _ShortTrials:
 
     def run_spec(self, spec: TrialSpec, *, start: bool = False, **options: Any) -> "_Recorder":
         """Train for ``STEPS`` steps, or until the spec's last one."""
-        recorder, build = _Recorder(spec, self._target.metric), self._workload.build_module
+        build = self._workload.build_module
         protocol, validation = self._protocol, self._workload.validation_batches
         if start:
             validation = self._start
@@ -151,12 +152,14 @@ class _ShortTrials:
                 "num_sanity_val_steps": 0,
             }  # evaluated once, at the end
             protocol = replace(protocol, trainer={**protocol.trainer, **limits})
-        workload = replace(
-            self._workload,
-            build_module=lambda own: recorder.attach(build(own)),
-            validation_batches=validation,
-        )
-        recorder.result = run_trial(workload, spec, protocol, **options)
+        with waiting_for("the preflight", steps=True) as wait:
+            recorder = _Recorder(spec, self._target.metric, wait)
+            workload = replace(
+                self._workload,
+                build_module=lambda own: recorder.attach(build(own)),
+                validation_batches=validation,
+            )
+            recorder.result = run_trial(workload, spec, protocol, **options)
         if start and recorder.start_metric is not None:
             refuse_met_target(self._target, recorder.start_metric)
         return recorder
@@ -199,10 +202,12 @@ class Rate:
 class _Recorder(Callback):
     """Watches a short trial from within, and ends it after ``STEPS`` steps."""
 
-    def __init__(self, spec: TrialSpec, metric_name: str) -> None:
+    def __init__(self, spec: TrialSpec, metric_name: str, wait: Wait | None = None) -> None:
         self.spec, self._metric = spec, metric_name
+        self._wait = wait or Wait("")
         self.result: TrialResult | None = None
         self.module_name = ""
+        self._wait_for("start", limited=False)
         self.automatic = True
         self.gradient_bytes = self.batches = 0
         self.start_metric: float | None = None  # of all of the validation batches, untrained
@@ -231,7 +236,19 @@ class _Recorder(Callback):
         module.configure_callbacks = configured  # type: ignore[method-assign]
         return module
 
+    def _wait_for(self, what: str, *, limited: bool) -> None:
+        """Name what the trial comes to; steps and evaluations are limited, its start and its end are not."""
+        values = "".join(f", {name} {value:g}" for name, value in self.spec.hyperparameters.items())
+        at = f"at batch size {self.spec.batch_size}{values}"
+        module = f" of {self.module_name}" if self.module_name else ""
+        self._wait.go_on(f"the preflight's {what}{module} {at}", limited=limited)
+
+    def _wait_for_step(self, trainer: Trainer) -> None:
+        number = 1 + self.batches // trainer.accumulate_grad_batches
+        self._wait_for(f"training step {number}", limited=True)
+
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._wait_for("first batch", limited=False)  # the loader may read all of the data for it
         self.automatic = pl_module.automatic_optimization
         trained = [p for p in pl_module.parameters() if p.requires_grad]
         self.gradient_bytes = sum(p.numel() * p.element_size() for p in trained)
@@ -247,10 +264,16 @@ class _Recorder(Callback):
         )
         self.optimizer_steps[next(places, 0)] += 1
 
+    def on_train_batch_start(
+        self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int
+    ) -> None:
+        self._wait_for_step(trainer)
+
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         self.batches += 1
+        self._wait_for_step(trainer)  # whose batch is drawn now
         steps, rest = divmod(self.batches, trainer.accumulate_grad_batches)
         if steps == COMPARED_STEPS and rest == 0:
             self.after = _weights(pl_module)
@@ -267,7 +290,17 @@ class _Recorder(Callback):
         if steps >= STEPS and rest == 0:
             trainer.should_stop = True
 
+    def on_sanity_check_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._wait_for("evaluation", limited=True)
+
+    def on_sanity_check_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._wait_for("start", limited=False)
+
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._wait_for("end", limited=False)
+
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._wait_for("evaluation", limited=True)
         # What was logged in training, or in an earlier evaluation, must not look like this one's.
         self._metrics = dict(trainer.callback_metrics)
         trainer.callback_metrics.clear()

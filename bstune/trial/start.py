@@ -12,6 +12,7 @@ from lightning.pytorch import Callback, LightningModule, Trainer, seed_everythin
 
 from bstune.core.errors import ConfigError
 from bstune.core.records import TrialProtocol, TrialSpec
+from bstune.system.watchdog import waiting_for
 from bstune.trial.batches import micro_batch_sizes
 from bstune.trial.loop import Workload, fit
 from bstune.trial.trainer import is_overridden, lengths, make_trainer, without_monitors
@@ -123,7 +124,8 @@ def look_at_start(
         warnings.filterwarnings(
             "ignore", "Detected call of `lr_scheduler.step"
         )  # without the optimizer's
-        fit(trainer, workload, module, train, sizes[0])
+        with waiting_for(f"the start of {type(module).__name__}'s training"):
+            fit(trainer, workload, module, train, sizes[0])
     return module, trainer
 
 

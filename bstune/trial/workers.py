@@ -28,6 +28,7 @@ from typing import Any, Protocol, Self
 from bstune.core.errors import BstuneError
 from bstune.core.records import TrialResult, TrialSpec, timed
 from bstune.system import interruption
+from bstune.system.exits import Terminated
 from bstune.system.failures import described
 from bstune.system.files import Output, full_disk
 from bstune.system.openmp import SPIN, spin_shortly
@@ -238,7 +239,7 @@ class Workers:
         if self._signal == signal.SIGINT:
             raise KeyboardInterrupt
         if self._signal is not None:
-            sys.exit(128 + self._signal)
+            raise Terminated(128 + self._signal)
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         for worker in self._workers:

@@ -54,6 +54,7 @@ from bstune.core.errors import ConfigError, StateError
 from bstune.core.records import TrialProtocol, TrialResult, TrialSpec
 from bstune.system.failures import optional
 from bstune.system.files import Output
+from bstune.system.watchdog import waiting_for
 from bstune.trial.backend import TrialBackend, chooses_horizons, make_protocol
 from bstune.trial.batches import epoch_length, loaders_of, rebatch
 from bstune.trial.checkpoint import PlainFiles, Stopped
@@ -141,20 +142,29 @@ def check_largest(
 def load_data(config: DictConfig) -> LightningDataModule:
     """Build ``config.workload.data`` and read what it reads; what hands out its own batches is not yet set up."""
     with seeded(config):
-        data: LightningDataModule = instantiate(config.workload.data, "workload.data")
+        with waiting_for(f"{_target(config.workload.data)}()"):
+            data: LightningDataModule = instantiate(config.workload.data, "workload.data")
         if not is_lightning(data, "LightningDataModule"):
             raise ConfigError(
                 f"workload.data must build a LightningDataModule, but got {type(data).__name__}"
             )
-        data.prepare_data()
+        with waiting_for(f"{type(data).__name__}.prepare_data()"):
+            data.prepare_data()
     if not hasattr(data, "train_batches"):
         _set_up(data, "fit", config)
     return data
 
 
 def _set_up(data: LightningDataModule, stage: str, config: DictConfig) -> None:
-    with seeded(config):  # each time: what is split again for another stage is split alike
+    # Seeded each time: what is split again for another stage is split alike.
+    with seeded(config), waiting_for(f"{type(data).__name__}.setup({stage!r})"):
         data.setup(stage)
+
+
+def _target(node: Any) -> str:
+    """Name the class that a node of a config builds; of a Python object its own."""
+    names = (node.get(key) for key in ("of", "class_path", "_target_"))
+    return next((name for name in names if isinstance(name, str)), "what is configured")
 
 
 @contextmanager
@@ -195,7 +205,7 @@ def build_workload(config: DictConfig, data: Any = None) -> Workload:
             )
         _set_up(data, "fit", config)
     plain = isinstance(data, Loaders)
-    with seeded(config):
+    with seeded(config), waiting_for(f"the loaders of {type(data).__name__}"):
         # Before setup("test"), which may split the data anew, by a generator of its own.
         training = None if draws_batches or plain else data.train_dataloader()
         validation, test, notes = data.val_dataloader(), None, list[str]()
@@ -203,7 +213,8 @@ def build_workload(config: DictConfig, data: Any = None) -> Workload:
         f"no test metrics, as {type(data).__name__}.setup('test') or test_dataloader() fails", notes
     ):
         _set_up(data, "test", config)
-        test = data.test_dataloader() if is_overridden("test_dataloader", data) else None
+        with waiting_for(f"{type(data).__name__}.test_dataloader()"):
+            test = data.test_dataloader() if is_overridden("test_dataloader", data) else None
     draw = data.train_batches if draws_batches else functools.partial(rebatch, training)
     if plain:
         draw = functools.partial(_rebatched, data)
@@ -256,7 +267,8 @@ def _build(own: DictConfig, spec: TrialSpec) -> LightningModule:
     schedule = batch_schedule_of(own)
     plan = constant(spec.batch_size) if schedule is None else schedule.plan(spec.batch_size)
     own.trial.total_steps = spec.max_steps or budget_of(own).last_step(plan)
-    module: LightningModule = instantiate(own.workload.module, "workload.module")
+    with waiting_for(f"{_target(own.workload.module)}()"):
+        module: LightningModule = instantiate(own.workload.module, "workload.module")
     if not is_lightning(module, "LightningModule"):
         raise ConfigError(
             f"workload.module must build a LightningModule, but got {type(module).__name__}"

@@ -1,0 +1,49 @@
+"""What ends the process from the user's code, ``sys.exit`` or ``os._exit``, ends it with a line and never status 0."""
+
+import os
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import NoReturn
+
+from bstune.system import interruption
+from bstune.system.failures import frame_lines, standing_frames
+from bstune.system.secrets import redact
+
+
+class Terminated(SystemExit):
+    """A termination signal ends the command."""
+
+
+def is_interruption(error: BaseException) -> bool:
+    """Say whether a signal raised an error, and not the user's code: Lightning makes a SystemExit of Ctrl-C."""
+    if interruption.status() is not None or isinstance(error, KeyboardInterrupt | Terminated):
+        return True
+    # Lightning's SIGTERMException is imported nowhere below the layer of trials.
+    by_lightning = type(error).__name__ == "SIGTERMException"
+    return by_lightning or isinstance(error.__context__, KeyboardInterrupt)
+
+
+def sys_exit_error(error: SystemExit) -> RuntimeError:
+    """Make an error of the user's own ``sys.exit``, ``exit`` or ``quit``, from the same place."""
+    text = f"sys.exit({error.code!r}) was called"
+    return RuntimeError(text).with_traceback(error.__traceback__)
+
+
+@contextmanager
+def os_exit_answered(end: Callable[[str, int], NoReturn] = interruption.end) -> Iterator[None]:
+    """Answer ``os._exit`` in this process with the frames of the user's files and status 1; forked ones may call it."""
+    process, leave, active = os.getpid(), os._exit, True
+
+    def answer(status: int) -> NoReturn:
+        if not active or os.getpid() != process:
+            leave(status)
+        where = frame_lines(standing_frames(sys._getframe(1)))
+        message = f"the user's code ended the process: os._exit({status!r}) was called at\n{where}"
+        end(f"error: {redact(message)}", 1)
+
+    os._exit = answer
+    try:
+        yield
+    finally:
+        os._exit, active = leave, False

@@ -1,0 +1,225 @@
+"""What the preparation of a study waits for: said while it lasts, and ended where a step never ends.
+
+The code that waits names what it waits for; without a watch that costs a list's look-up and nothing is said::
+
+    with watching(print, None), waiting_for("MyData.setup('fit')"):
+        data.setup("fit")
+
+A thread looks at it. Where nothing was printed for ten seconds, it prints ``waiting for MyData.setup('fit'), 10 s``.
+A training step or an evaluation has a limit besides: past it, the command ends with status 1 and the user's frames.
+"""
+
+import faulthandler
+import signal
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from types import FrameType
+
+from bstune.core.errors import UserCodeError
+from bstune.system import interruption
+from bstune.system.failures import frame_lines, standing_frames
+from bstune.system.secrets import redact
+
+# Of one training step or evaluation where protocol.trial_seconds is not set. The first step of a large model that is
+# compiled takes minutes; a search of many steps as long as this one would take weeks.
+STEP_SECONDS = 300.0
+LINE_SECONDS = 10.0  # without a printed line, after which one says what is waited for
+LOOK_SECONDS = 1.0  # between two looks of the thread
+LOOKS = 10  # at least, within the limit of a step
+STOPPED_SECONDS = (
+    5.0  # between two looks: the whole process was stopped meanwhile, and waited for nothing
+)
+BACKSTOP_SECONDS = 5.0  # past the limit, after which code that lets no other thread run is ended
+DEBUGGERS = {"bdb", "pdb", "ipdb", "pudb", "pydevd", "_pydevd_bundle", "debugpy"}
+
+
+class Wait:
+    """One thing that is waited for; :meth:`go_on` names the next part of it."""
+
+    def __init__(self, what: str, watch: "Watch | None" = None, *, steps: bool = False) -> None:
+        self.what, self.steps, self.limited = what, steps, steps
+        self.seconds = 0.0  # that the thread has seen it wait
+        self.parts = self.seen = 0  # that have ended; and had ended at the thread's last look
+        self.said = False
+        self._watch = watch
+
+    def go_on(self, what: str, *, limited: bool) -> None:
+        """Wait for another part: from here on its own seconds count."""
+        if self._watch is not None:
+            self._watch.end(self)
+        self.what, self.limited, self.said, self.seconds = what, limited, False, 0.0
+
+    def progress(self) -> None:
+        """Note that a step has ended and the next one, which is called the same, begins; within timed steps."""
+        self.parts += 1
+
+
+class Watch:
+    """What is waited for now, what was said of it, and whether it takes too long.
+
+    Args:
+        say: takes a line.
+        seconds: that a training step or an evaluation may take.
+        overrun: is called with the error's text once one has taken longer.
+        backstop: whether code that lets no other thread run may end the process.
+        now: a clock of seconds; tests move it.
+    """
+
+    def __init__(
+        self,
+        say: Callable[[str], None],
+        seconds: float | None,
+        overrun: Callable[[str], object],
+        *,
+        backstop: bool = False,
+        now: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.seconds = STEP_SECONDS if seconds is None else seconds
+        self._advice = (
+            "set protocol.trial_seconds to more than the seconds that it needs"
+            if seconds is None
+            else "raise protocol.trial_seconds if it needs longer"
+        )
+        self._say, self._overrun, self._backstop, self._now = say, overrun, backstop, now
+        self._thread = threading.get_ident()  # whose frames are shown
+        self._waits = [Wait("what trains to be loaded")]
+        self._looked = self._printed = now()
+        self.message: str | None = None  # of what took too long
+
+    def say(self, line: str) -> None:
+        """Print a line; the next one on what is waited for comes ten seconds later at the earliest."""
+        self._printed = self._now()
+        self._say(line)
+
+    def begin(self, wait: Wait) -> None:
+        """Wait for one more thing; what was waited for before goes on afterwards."""
+        self._waits.append(wait)
+        self._set_backstop(wait)
+
+    def end(self, wait: Wait) -> None:
+        """Say how long it took, if it was said that it is waited for."""
+        if wait.said:
+            self.say(f"{wait.what}: took {wait.seconds:.0f} s")
+
+    def drop(self, wait: Wait) -> None:
+        """Wait no longer for the innermost thing."""
+        self.end(wait)
+        self._waits.pop()
+        self._waits[-1].progress()
+        self._set_backstop(self._waits[-1])
+
+    def look(self) -> None:
+        """Count the seconds since the last look to what is waited for, say it, and end it if it takes too long."""
+        now = self._now()
+        passed, self._looked = now - self._looked, now
+        wait = self._waits[-1]
+        self._set_backstop(wait)
+        if wait.parts != wait.seen:
+            wait.seen = wait.parts
+            if wait.limited:
+                wait.seconds = 0.0
+        if passed < STOPPED_SECONDS:
+            wait.seconds += passed
+        if wait.limited and wait.seconds > self.seconds and self.message is None:
+            frame = sys._current_frames().get(self._thread)
+            if not _is_debugged(frame):
+                self.message = self._too_long(wait, frame)
+                self._overrun(self.message)
+                return
+        if now - self._printed >= LINE_SECONDS:
+            wait.said = True
+            self.say(f"waiting for {wait.what}, {wait.seconds:.0f} s")
+
+    def _too_long(self, wait: Wait, frame: FrameType | None) -> str:
+        where = frame_lines(standing_frames(frame))
+        return redact(
+            f"{wait.what} has not ended within {self.seconds:g} s: mend what never ends there, or "
+            f"{self._advice}; it stands at\n{where}".rstrip()
+        )
+
+    def _set_backstop(self, wait: Wait) -> None:
+        """Let a thread of C end the process should no look follow, as code that keeps Python's lock allows none."""
+        if self._backstop and wait.steps:
+            faulthandler.dump_traceback_later(self.seconds + BACKSTOP_SECONDS, exit=True, file=2)
+        elif self._backstop:
+            faulthandler.cancel_dump_traceback_later()
+
+    def keep_looking(self, ended: threading.Event) -> None:
+        """Look again and again until the event, in a thread."""
+        while not ended.wait(min(LOOK_SECONDS, self.seconds / LOOKS)):
+            with suppress(OSError, ValueError):  # nobody reads what is printed any more
+                self.look()
+
+
+def _is_debugged(frame: FrameType | None) -> bool:
+    """Say whether a debugger has the thread: it waits for its user, who may take hours."""
+    frames = traceback.walk_stack(frame) if frame is not None else ()
+    modules = {str(one.f_globals.get("__name__")).partition(".")[0] for one, _ in frames}
+    return bool(modules & DEBUGGERS)
+
+
+_watches: list[Watch] = []  # the last one is the present one
+
+
+@contextmanager
+def watching(say: Callable[[str], None], seconds: float | None) -> Iterator[Callable[[str], None]]:
+    """Watch what is waited for meanwhile; the body prints its own lines by what it is given.
+
+    ``seconds`` limit each training step and evaluation. In a command a longer one ends the process, in C code as well.
+    In a process of the user's, such as a notebook, nothing is killed: the main thread is interrupted, as by Ctrl-C, and
+    a UserCodeError raised; what stands in C code, or in another thread, is said and goes on.
+    """
+    command = interruption.is_installed()
+
+    def overrun(message: str) -> None:
+        if command:
+            interruption.end(f"error: {message}\n", 1)
+        if main:
+            signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+        else:
+            watch.say(message)
+
+    watch = Watch(say, seconds, overrun, backstop=command)
+    main = threading.current_thread() is threading.main_thread()
+    main = main and signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    ended = threading.Event()
+    thread = threading.Thread(
+        target=watch.keep_looking, args=(ended,), name="bstune-watchdog", daemon=True
+    )
+    _watches.append(watch)
+    thread.start()
+    try:
+        yield watch.say
+        ended.set()
+        thread.join()  # an interruption that was just sent arrives here
+    except BaseException as error:
+        if watch.message is not None and main:
+            raise UserCodeError(watch.message) from error
+        raise
+    finally:
+        ended.set()
+        thread.join()
+        _watches.remove(watch)
+        if command:
+            faulthandler.cancel_dump_traceback_later()
+    if watch.message is not None and main:  # the user's code has swallowed the interruption
+        raise UserCodeError(watch.message)
+
+
+@contextmanager
+def waiting_for(what: str, *, steps: bool = False) -> Iterator[Wait]:
+    """Name what is waited for in the body; ``steps``: training steps and evaluations, each of which has a limit."""
+    watch = _watches[-1] if _watches else None
+    wait = Wait(what, watch, steps=steps)
+    if watch is None:
+        yield wait
+        return
+    watch.begin(wait)
+    try:
+        yield wait
+    finally:
+        watch.drop(wait)

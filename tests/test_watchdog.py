@@ -1,0 +1,368 @@
+"""What the preparation waits for is said, a step that never ends is ended, and no exit of the user's code is silent."""
+
+import os
+import subprocess
+import sys
+from functools import partial
+
+import pytest
+from toolbox import FakeTime
+
+from bstune.core.errors import UserCodeError
+from bstune.system import interruption, watchdog
+from bstune.system.exits import os_exit_answered
+from bstune.system.watchdog import STEP_SECONDS, Wait, Watch, waiting_for, watching
+
+PROJECT = """
+import ctypes, os, sys, threading, time
+import torch
+from lightning.pytorch import LightningDataModule, LightningModule
+from torch.utils.data import DataLoader, TensorDataset
+
+PLACE, DEED = os.environ["PLACE"], os.environ["DEED"]
+
+
+def do(place):
+    if place == PLACE:
+        exec(compile(DEED, __file__, "exec"), globals())
+
+
+class Data(LightningDataModule):
+    def prepare_data(self):
+        do("prepare_data")
+
+    def setup(self, stage):
+        do("setup")
+        x = torch.arange(64.0).view(64, 1).sin()
+        self.data = TensorDataset(x, 2 * x)
+
+    def train_dataloader(self):
+        do("train_dataloader")
+        return DataLoader(self.data, batch_size=8, shuffle=True)
+
+    def val_dataloader(self):
+        return DataLoader(self.data, batch_size=32)
+
+
+class Lit(LightningModule):
+    def __init__(self, lr):
+        do("__init__")
+        super().__init__()
+        self.lr, self.net = lr, torch.nn.Linear(1, 1)
+
+    def configure_optimizers(self):
+        do("configure_optimizers")
+        return torch.optim.SGD(self.parameters(), lr=self.lr)
+
+    def training_step(self, batch, batch_idx):
+        do("training_step")
+        return (self.net(batch[0]) - batch[1]).square().mean()
+
+    def validation_step(self, batch, batch_idx):
+        do("validation_step")
+        self.log("val_loss", (self.net(batch[0]) - batch[1]).square().mean())
+"""
+WORKLOAD = """
+name: mine
+precision: 32-true
+trials: 4
+data: {_target_: project.Data}
+module: {_target_: project.Lit, lr: "${trial.lr}"}
+target: {metric: val_loss, value: 1.0e-4, mode: min}
+reference: {batch_size: 8, lr: 0.1}
+batch_size: {low: 8, high: 32}
+budget: {steps: 50, examples: 1}
+"""
+OPTIONS = ("--config-dir", "conf", "workload=mine", "device=cpu", "mlflow.enabled=false")
+PLACES = (
+    "__init__",
+    "setup",
+    "train_dataloader",
+    "configure_optimizers",
+    "training_step",
+    "validation_step",
+)
+NEVER_ENDS = "threading.Event().wait()"
+COMMAND = "from bstune.__main__ import command; command()"
+
+
+@pytest.fixture
+def project(tmp_path, monkeypatch):
+    """Return what lets a project of one's own do something at a place."""
+    monkeypatch.syspath_prepend(str(tmp_path))
+    (tmp_path / "conf" / "workload").mkdir(parents=True)
+    (tmp_path / "conf" / "workload" / "mine.yaml").write_text(WORKLOAD)
+    (tmp_path / "project.py").write_text(PROJECT)
+    sys.modules.pop("project", None)
+
+    def does(place, deed):
+        monkeypatch.setenv("PLACE", place)
+        monkeypatch.setenv("DEED", deed)
+
+    yield does
+    sys.modules.pop("project", None)
+
+
+@pytest.fixture
+def command(tmp_path, project):
+    """Run the command in a process of its own, whose temporary folders are the test's."""
+
+    def run(place, deed, *options, seconds=60):
+        project(place, deed)
+        temporary = tmp_path / "temporary"
+        temporary.mkdir()
+        line = [sys.executable, "-c", COMMAND, *OPTIONS, "hardware.enabled=false", *options]
+        environment = {**os.environ, "TMPDIR": str(temporary)}
+        ended = subprocess.run(
+            line, cwd=tmp_path, env=environment, text=True, capture_output=True, timeout=seconds
+        )
+        if ended.returncode == 1:  # killed by a signal, it leaves them
+            assert [path.name for path in temporary.glob("bstune-*")] == []
+        return ended.returncode, ended.stderr
+
+    return run
+
+
+# What is waited for, by a clock that the test moves
+
+
+def watched(seconds=None):
+    """Return a watch, what makes seconds pass in its thread's looks, what it said and what took too long."""
+    said, over, now = [], [], FakeTime()
+    watch = Watch(said.append, seconds, over.append, now=now)
+
+    def pass_seconds(count):
+        for _ in range(count):
+            now.sleep(1.0)
+            watch.look()
+
+    return watch, pass_seconds, said, over
+
+
+def test_a_line_every_ten_seconds_says_what_is_waited_for_and_how_long():
+    watch, pass_seconds, said, over = watched()
+    wait = Wait("Data.setup()", watch)
+    watch.begin(wait)
+    pass_seconds(9)
+    assert said == []
+    pass_seconds(16)
+    assert said == ["waiting for Data.setup(), 10 s", "waiting for Data.setup(), 20 s"]
+    watch.drop(wait)
+    assert said[2:] == ["Data.setup(): took 25 s"]
+    pass_seconds(1000)
+    assert over == [], "what is no step has no limit"
+
+
+def test_what_is_printed_puts_the_line_off():
+    watch, pass_seconds, said, _ = watched()
+    pass_seconds(6)
+    watch.say("batch size 8 fits")
+    pass_seconds(9)
+    assert said == ["batch size 8 fits"]
+    pass_seconds(1)
+    assert len(said) == 2
+
+
+@pytest.mark.parametrize(("seconds", "limit"), [(None, STEP_SECONDS), (7.0, 7.0)])
+def test_a_step_has_a_limit_and_each_step_its_own(seconds, limit):
+    watch, pass_seconds, _, over = watched(seconds)
+    wait = Wait("a step", watch, steps=True)
+    watch.begin(wait)
+    for _ in range(3):
+        pass_seconds(int(limit))
+        wait.progress()
+    wait.go_on("an evaluation", limited=True)
+    pass_seconds(int(limit))
+    wait.go_on("the end", limited=False)
+    pass_seconds(10 * int(limit))
+    assert over == []
+    wait.go_on("step 9", limited=True)
+    pass_seconds(int(limit) + 2)
+    (message,) = over
+    assert message == watch.message
+    assert "step 9" in message
+    assert f"{limit:g} s" in message
+    assert "protocol.trial_seconds" in message
+
+
+def test_what_is_built_within_a_step_does_not_count_to_it():
+    watch, pass_seconds, _, over = watched(7.0)
+    step, inner = Wait("a step", watch, steps=True), Wait("Lit()", watch)
+    watch.begin(step)
+    pass_seconds(5)
+    watch.begin(inner)
+    pass_seconds(20)
+    watch.drop(inner)
+    pass_seconds(5)
+    assert over == []
+    pass_seconds(3)
+    assert len(over) == 1
+
+
+def test_seconds_in_which_the_whole_process_was_stopped_do_not_count():
+    said, over, now = [], [], FakeTime()
+    watch = Watch(said.append, 7.0, over.append, now=now)
+    watch.begin(Wait("a step", watch, steps=True))
+    now.sleep(3600.0)
+    watch.look()
+    assert over == []
+
+
+def test_a_debugger_is_waited_for(monkeypatch):
+    watch, pass_seconds, _, over = watched(7.0)
+    monkeypatch.setattr(watchdog, "DEBUGGERS", {__name__.partition(".")[0]})
+    watch.begin(Wait("a step", watch, steps=True))
+    pass_seconds(100)
+    assert over == []
+
+
+def test_without_a_watch_nothing_is_said(capsys):
+    with waiting_for("Data.setup()", steps=True) as wait:
+        wait.go_on("more", limited=True)
+        wait.progress()
+    assert capsys.readouterr() == ("", "")
+
+
+def test_an_error_within_a_watch_is_raised_as_it_is():
+    with pytest.raises(LookupError, match="no such layer"), watching(print, None):
+        raise LookupError("no such layer")
+    assert watchdog._watches == []
+
+
+def test_an_interruption_that_the_users_code_swallows_is_an_error_all_the_same():
+    with (
+        pytest.raises(UserCodeError, match="a step"),
+        watching(print, 0.05),
+        waiting_for("a step", steps=True),
+    ):
+        try:
+            interruption.threading.Event().wait()
+        except KeyboardInterrupt:
+            pass
+
+
+# In a study of one's own
+
+
+@pytest.mark.parametrize("place", ["training_step", "validation_step"])
+def test_a_step_that_never_ends_is_an_error_with_the_frames(bstune, project, tmp_path, place):
+    project(place, NEVER_ENDS)
+    status, _, err = bstune(*OPTIONS, "protocol.trial_seconds=0.3")
+    assert status == 1, err
+    assert "0.3 s" in err
+    assert "protocol.trial_seconds" in err
+    assert f"  {tmp_path}/project.py:" in err
+    assert f" in {place}: " in err
+    assert not (tmp_path / "outputs").exists()
+
+
+def test_at_the_tunables_ends_too(bstune, project, tmp_path):
+    """The step ends but at one corner of the further hyperparameters."""
+    project("training_step", "import sys; f = sys._getframe(2).f_locals['self']; f.hold()")
+    source = (tmp_path / "project.py").read_text()
+    held = (
+        "\n    def hold(self):\n        if self.width > 4:\n            threading.Event().wait()\n"
+    )
+    source = source.replace("def __init__(self, lr):", "def __init__(self, lr, width=1):")
+    source = source.replace(
+        "super().__init__()\n", "super().__init__()\n        self.width = width\n"
+    )
+    (tmp_path / "project.py").write_text(source + held)
+    tunable = "tunable: {width: {key: workload.module.width, low: 1, high: 9, log: false, integer: true}}\n"
+    module = WORKLOAD.replace('lr: "${trial.lr}"}', 'lr: "${trial.lr}", width: 1}')
+    (tmp_path / "conf" / "workload" / "mine.yaml").write_text(module + tunable)
+    status, _, err = bstune(*OPTIONS, "protocol.trial_seconds=0.3", "search.tune=[width]")
+    assert status == 1, err
+    assert "width 9" in err
+    assert " in hold: " in err
+
+
+def test_slow_data_are_waited_for_and_said(bstune, project, monkeypatch):
+    monkeypatch.setattr(watchdog, "LINE_SECONDS", 0.1)
+    project("setup", "time.sleep(0.7)")
+    status, out, err = bstune(
+        *OPTIONS, "protocol.trial_seconds=0.3", "trial.batch_size=8", "trial.lr=0.1"
+    )
+    assert status == 0, err
+    assert "waiting for Data.setup('fit'), 0 s" in out
+
+
+@pytest.mark.parametrize("deed", ["sys.exit(0)", "exit()"])
+@pytest.mark.parametrize("place", PLACES)
+def test_sys_exit_of_the_users_code_is_an_error_and_no_interruption(
+    bstune, project, tmp_path, place, deed
+):
+    project(place, deed)
+    status, out, err = bstune(*OPTIONS)
+    assert status == 1, (out, err)
+    assert "interrupted" not in err
+    assert "sys.exit(" in err
+    assert f"  {tmp_path}/project.py:" in err
+
+
+class Ended(BaseException):
+    """Stands for the end of the process."""
+
+
+def end(text, status):
+    raise Ended(text, status)
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_os_exit_of_the_users_code_is_said_with_its_frames(
+    bstune, project, tmp_path, monkeypatch, place
+):
+    monkeypatch.setattr("bstune.__main__.os_exit_answered", partial(os_exit_answered, end))
+    project(place, "os._exit(0)")
+    leave = os._exit
+    with pytest.raises(Ended) as ended:
+        bstune(*OPTIONS)
+    text, status = ended.value.args
+    assert status == 1
+    assert "os._exit(0)" in text
+    assert f"  {tmp_path}/project.py:" in text
+    assert os._exit is leave
+
+
+def test_forked_processes_may_end_so():
+    with os_exit_answered(end):
+        child = os.fork()
+        if child == 0:
+            os._exit(7)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "deed",
+    [
+        "ctypes.CDLL(None).pause()",  # other threads run meanwhile
+        "ctypes.PyDLL(None).sleep(1000)",  # none does
+        "threading.Event().wait()",
+    ],
+)
+def test_what_stands_in_c_code_ends_with_the_process(command, tmp_path, deed):
+    status, err = command("training_step", deed, "protocol.trial_seconds=0.5")
+    assert status == 1, err
+    assert "project.py" in err
+    assert not (tmp_path / "outputs").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("place", ["setup", "training_step"])
+@pytest.mark.parametrize(
+    ("deed", "expected"),
+    [
+        ("os._exit(0)", 1),
+        ("threading.Thread(target=os._exit, args=(0,)).start(); time.sleep(60)", 1),
+        ("os.abort()", -6),
+        ("os.kill(os.getpid(), 9)", -9),
+        ("os.kill(os.getpid(), 15); time.sleep(60)", 143),
+    ],
+)
+def test_the_process_never_ends_with_status_0(command, place, deed, expected):
+    status, err = command(place, deed)
+    assert status == expected, err
+    if expected == 1:
+        assert "os._exit(0)" in err
+        assert "project.py" in err or "Thread" in deed
