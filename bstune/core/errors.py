@@ -16,6 +16,10 @@ class ConfigError(BstuneError):
     """An option, workload, sampler or rule is unknown, or its value cannot be used."""
 
 
+class InputError(BstuneError):
+    """A file that a user names, or that others wrote, cannot be read as the text that it should be."""
+
+
 class DataError(BstuneError):
     """A data set is missing, cannot be downloaded, or its bytes are not the published ones."""
 

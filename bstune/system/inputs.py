@@ -1,0 +1,260 @@
+"""Reads the text files that a user names, or that others wrote: bounded, whatever they turn out to be.
+
+    text = read_text(Path("points.csv"), "the CSV file")
+    values = parse_json(text, "points.csv, line 3")
+    config = parse_yaml(text, "config.yaml")
+
+A FIFO would wait for ever, a device never ends, a file nested 100,000 deep ends in a RecursionError, and a few
+lines of YAML can stand for a billion values. Each is an :class:`InputError` of one line here.
+"""
+
+import json
+import math
+import os
+import re
+import stat
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import NoReturn
+
+import yaml
+
+from bstune.core.errors import InputError
+
+TEXT_LIMIT = 100_000_000  # bytes of a text file
+YAML_LIMIT = 2_000_000  # characters of a YAML document: PyYAML may read 100,000 a second
+MAX_DEPTH = 64  # of lists and mappings within each other
+MAX_NODES = 1_000_000  # of a YAML document, with each alias counted as what it stands for
+STANDARD_INPUT = Path("-")
+
+_SHOWN_LENGTH = 200  # characters of a name or a reason in a message
+_CHUNK = 1_000_000  # bytes
+
+_NOT_REGULAR: tuple[tuple[Callable[[int], bool], str], ...] = (
+    (stat.S_ISDIR, "is a folder"),
+    (stat.S_ISFIFO, "is a pipe"),
+    (stat.S_ISCHR, "is a device"),
+    (stat.S_ISBLK, "is a device"),
+    (stat.S_ISSOCK, "is a socket"),
+)
+
+# A string of JSON, which may lack its end: every quote so begins a match, and looking takes linear time.
+_JSON_STRING = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*(?:"|\\?\Z)', re.DOTALL)
+_NO_BRACKETS = re.compile(r"[^\[\]{}]+")
+_SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
+
+# What PyYAML raises besides YAMLError where a scalar is not of the type that its tag or its form says,
+# such as 2001-99-99, !!int '' and !!timestamp x.
+_BAD_SCALAR = (ValueError, LookupError, AttributeError, TypeError, OverflowError)
+_YAML_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+
+
+def read_text(path: Path, what: str, limit: int = TEXT_LIMIT) -> str:
+    """Read a regular file of UTF-8 text, with or without a byte order mark; ``-`` is standard input.
+
+    ``what`` names the kind of file in messages, such as "the table". InputError where the file is missing, is
+    not regular, has more than ``limit`` bytes, is not UTF-8 or holds NUL characters.
+    """
+    name = f"{what} {one_line(str(path))}"
+    data = read_bytes(path, what, limit)
+    try:
+        text = data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise InputError(
+            f"{name} is not UTF-8 text (byte {error.start}): give a text file"
+        ) from error
+    if "\0" in text:
+        raise InputError(f"{name} holds NUL characters: give a text file")
+    return text
+
+
+def read_bytes(path: Path, what: str, limit: int = TEXT_LIMIT) -> bytes:
+    """Read a regular file of at most ``limit`` bytes, or standard input for ``-``; InputError for anything else."""
+    name = f"{what} {one_line(str(path))}"
+    try:
+        if path == STANDARD_INPUT:
+            name = f"{what} on standard input"
+            data = _read_descriptor(_standard_input(name), limit)
+        else:
+            descriptor = open_regular(path, what)
+            try:
+                if os.fstat(descriptor).st_size > limit:
+                    _refuse_size(name, limit)
+                data = _read_descriptor(descriptor, limit)
+            finally:
+                os.close(descriptor)
+    except OSError as error:
+        raise InputError(f"{name} cannot be read: {error.strerror or error}") from error
+    if len(data) > limit:
+        _refuse_size(name, limit)
+    return data
+
+
+def open_regular(path: Path, what: str) -> int:
+    """Open a regular file for reading and give its descriptor; InputError for a folder, a pipe or a device.
+
+    Neither waits for the other end of a pipe nor opens a device, for which opening may already do something.
+    """
+    name = f"{what} {one_line(str(path))}"
+    try:
+        _check_regular(os.stat(path).st_mode, name)
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY)
+    except OSError as error:
+        raise InputError(f"{name} cannot be read: {error.strerror or error}") from error
+    except ValueError as error:  # a NUL character or half a character in the name
+        raise InputError(f"{name} cannot be read: {error}") from error
+    try:
+        # The name may lead elsewhere since it was looked at; the descriptor does not.
+        _check_regular(os.fstat(descriptor).st_mode, name)
+    except (InputError, OSError):
+        os.close(descriptor)
+        raise
+    return descriptor
+
+
+def _check_regular(mode: int, name: str) -> None:
+    if stat.S_ISREG(mode):
+        return
+    kinds = [kind for is_kind, kind in _NOT_REGULAR if is_kind(mode)]
+    kind = kinds[0] if kinds else "is no file"
+    hint = "" if kind == "is a folder" else ", or - for standard input"
+    raise InputError(f"{name} {kind}: give a regular file{hint}")
+
+
+def _standard_input(name: str) -> int:
+    try:
+        descriptor = sys.stdin.fileno()
+        mode = os.fstat(descriptor).st_mode
+    except (AttributeError, ValueError, OSError) as error:  # closed, or replaced by a caller
+        raise InputError(f"{name} cannot be read: it is closed") from error
+    if stat.S_ISDIR(mode):
+        raise InputError(f"{name} is a folder: give a file")
+    return descriptor
+
+
+def _read_descriptor(descriptor: int, limit: int) -> bytes:
+    """Read to the end, or a byte more than ``limit``."""
+    chunks = []
+    left = limit + 1
+    while left > 0:
+        chunk = os.read(descriptor, min(left, _CHUNK))
+        if not chunk:
+            break
+        chunks.append(chunk)
+        left -= len(chunk)
+    return b"".join(chunks)
+
+
+def _refuse_size(name: str, limit: int) -> NoReturn:
+    raise InputError(f"{name} has more than {limit / 1e6:.10g} MB: give a smaller file")
+
+
+def parse_json(text: str, what: str, finite: bool = False) -> object:
+    """Parse a JSON document whose lists and mappings are at most 64 deep.
+
+    ``what`` names the document in messages. With ``finite``, NaN, infinities and numbers beyond a float are
+    refused. InputError for anything that is not JSON.
+    """
+    _check_json_depth(text, what)
+    try:
+        if finite:
+            value: object = json.loads(
+                text, parse_constant=_not_finite, parse_float=_finite_float, parse_int=_finite_int
+            )
+        else:
+            value = json.loads(text)
+        if _SURROGATE.search(text):
+            json.dumps(value, ensure_ascii=False).encode("utf-8")
+    except (ValueError, OverflowError) as error:
+        raise InputError(f"{what} is not JSON ({one_line(str(error))})") from error
+    return value
+
+
+def _check_json_depth(text: str, what: str) -> None:
+    if text.count("[") + text.count("{") <= MAX_DEPTH:
+        return
+    depth = 0
+    for bracket in _NO_BRACKETS.sub("", _JSON_STRING.sub("", text)):
+        depth += 1 if bracket in "[{" else -1
+        if depth > MAX_DEPTH:
+            _refuse_depth(what)
+
+
+def _not_finite(constant: str) -> NoReturn:
+    raise ValueError(f"{constant} is no number of JSON")
+
+
+def _finite_float(digits: str) -> float:
+    value = float(digits)
+    if not math.isfinite(value):
+        raise ValueError(f"{digits[:_SHOWN_LENGTH]} is beyond a float")
+    return value
+
+
+def _finite_int(digits: str) -> int:
+    value = int(digits)
+    float(value)  # OverflowError where it is beyond a float
+    return value
+
+
+def parse_yaml(text: str, what: str) -> object:
+    """Parse a YAML document of plain values: strings, numbers, dates, lists and mappings, at most 64 deep.
+
+    ``what`` names the document in messages. InputError for more than 2 MB, for aliases that stand for more than
+    a million values or for what they are part of, and for anything that is not YAML.
+    """
+    try:
+        check_yaml(text, what)
+        return yaml.load(text, Loader=_YAML_LOADER)  # noqa: S506 (a safe loader, in C where there is one)
+    except (yaml.YAMLError, *_BAD_SCALAR) as error:
+        raise InputError(f"{what} is not YAML: {one_line(str(error))}") from error
+
+
+def check_yaml(text: str, what: str) -> None:
+    """Refuse YAML that is too large to be built, without building it: for what another library reads.
+
+    InputError as :func:`parse_yaml`; YAMLError or ValueError for what is not YAML.
+    """
+    if len(text) > YAML_LIMIT:
+        raise InputError(f"{what} has more than {YAML_LIMIT / 1e6:.10g} MB: give a smaller file")
+    nodes = 0
+    anchored: dict[str, int] = {}  # nodes of each finished anchor
+    open_collections: list[tuple[str | None, int]] = []  # anchor, and nodes before its first
+    for event in yaml.parse(text, Loader=_YAML_LOADER):
+        if isinstance(event, yaml.AliasEvent):
+            if event.anchor not in anchored:
+                raise InputError(
+                    f"{what} is not YAML: *{event.anchor} stands within what it refers to, or before it"
+                )
+            nodes += anchored[event.anchor]
+        elif isinstance(event, yaml.CollectionStartEvent):
+            open_collections.append((event.anchor, nodes))
+            nodes += 1
+        elif isinstance(event, yaml.CollectionEndEvent):
+            anchor, nodes_before = open_collections.pop()
+            if anchor is not None:
+                anchored[anchor] = nodes - nodes_before
+        elif isinstance(event, yaml.ScalarEvent):
+            nodes += 1
+            if event.anchor is not None:
+                anchored[event.anchor] = 1
+            event.value.encode("utf-8")  # half a character, of "\\ud800", is a ValueError
+        if len(open_collections) > MAX_DEPTH:
+            _refuse_depth(what)
+        if nodes > MAX_NODES:
+            raise InputError(
+                f"{what} stands for more than {MAX_NODES:,} values: give a smaller file"
+            )
+
+
+def _refuse_depth(what: str) -> NoReturn:
+    raise InputError(f"{what} is nested more than {MAX_DEPTH} deep: give a flatter file")
+
+
+def one_line(text: str) -> str:
+    """Give a text as one printable line of at most 200 characters, for a message."""
+    joined = " ".join(text.split())
+    letters = [letter if letter.isprintable() else ascii(letter)[1:-1] for letter in joined]
+    line = "".join(letters)
+    return line if len(line) <= _SHOWN_LENGTH else f"{line[:_SHOWN_LENGTH]}..."
