@@ -29,6 +29,7 @@ from bstune.core.scaling import lr_of
 from bstune.system import interruption
 from bstune.system.console import plain_console, quieten
 from bstune.system.files import expand_home, full_disk
+from bstune.system.inputs import one_line, read_text
 from bstune.system.openmp import spin_shortly
 from bstune.system.secrets import redact, remember, secrets_in_environment
 
@@ -359,7 +360,9 @@ def lightning(arguments: list[str]) -> None:
         description="Tunes what a config file of LightningCLI trains. The file becomes a workload, written to "
         "bstune_conf/workload/, whose learning rate is the trial's; the data are read in batches of every size.",
     )
-    parser.add_argument("config", type=Path, help="YAML file with trainer, model and data")
+    parser.add_argument(
+        "config", type=Path, help="YAML file with trainer, model and data; - is standard input"
+    )
     parser.add_argument(
         "--target", required=True, help="val_loss=0.1, 'val_loss<=0.1' or 'val_acc>=0.9'"
     )
@@ -403,14 +406,16 @@ def lightning(arguments: list[str]) -> None:
 def fit(arguments: list[str]) -> None:
     """Print the fit of a CSV file of points as JSON."""
     # scipy, which a mistake need not wait for
-    from bstune.core.curve import LAWS, fit_curve, read_points
+    from bstune.core.curve import LAWS, fit_curve, parse_points
     from bstune.core.records import dump_json
 
     parser = argparse.ArgumentParser(
         prog="bstune fit", description="Fits S*(B) = S_min (1 + B_crit/B + (B_opt/B)^2) to points."
     )
     parser.add_argument(
-        "points", type=Path, help="CSV file: batch_size, steps, and optionally censored (0 or 1)"
+        "points",
+        type=Path,
+        help="CSV file, or - for standard input: batch_size, steps, and optionally censored (0 or 1)",
     )
     parser.add_argument(
         "--law",
@@ -419,7 +424,9 @@ def fit(arguments: list[str]) -> None:
         help="auto: the third term only where the points ask for it",
     )
     options = parser.parse_args(arguments)
-    print(dump_json(asdict(fit_curve(read_points(options.points), law=options.law)), indent=2))
+    text = read_text(options.points, "the CSV file")
+    points = parse_points(text, one_line(str(options.points)))
+    print(dump_json(asdict(fit_curve(points, law=options.law)), indent=2))
 
 
 def plan(arguments: list[str]) -> None:
