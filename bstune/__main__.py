@@ -16,7 +16,7 @@ import tempfile
 import textwrap
 import traceback
 from collections.abc import Sequence
-from contextlib import nullcontext, redirect_stdout
+from contextlib import nullcontext, redirect_stdout, suppress
 from dataclasses import asdict
 from itertools import pairwise
 from pathlib import Path
@@ -24,14 +24,16 @@ from typing import TYPE_CHECKING
 
 from bstune.core.batch_split import split_batch, split_lines
 from bstune.core.clock import process_seconds
-from bstune.core.errors import BstuneError, ConfigError, Interrupted
+from bstune.core.errors import BstuneError, ConfigError, Interrupted, StudyError
 from bstune.core.scaling import lr_of
 from bstune.system import interruption
 from bstune.system.console import plain_console, quieten
+from bstune.system.failures import cause
 from bstune.system.files import expand_home, full_disk
 from bstune.system.inputs import one_line, read_text
 from bstune.system.openmp import spin_shortly
 from bstune.system.secrets import redact, remember, secrets_in_environment
+from bstune.system.user import name_user
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
@@ -122,8 +124,10 @@ def command() -> None:
     """Run the command as a process of its own, which SIGINT and SIGTERM end within seconds."""
     try:
         if not sys.flags.safe_path and "" not in sys.path:
-            sys.path.insert(0, os.getcwd())  # as with python -m: the user's modules
+            with suppress(OSError):  # main() says that the working directory is gone
+                sys.path.insert(0, os.getcwd())  # as with python -m: the user's modules
         spin_shortly(os.environ)
+        name_user(os.environ)
         interruption.install()
         for stream in (sys.stdout, sys.stderr):
             stream.reconfigure(errors="replace")  # type: ignore[union-attr]  # a terminal may lack letters of a name
@@ -149,6 +153,7 @@ def main() -> int:
     verb = given.pop(0) if given and given[0] in VERBS else "tune"
     try:
         module, function = VERBS[verb].split(":")
+        _check_working_directory()
         with secrets_in_environment(given) as arguments:
             getattr(importlib.import_module(module), function)(arguments)
     except Interrupted as error:
@@ -165,6 +170,16 @@ def main() -> int:
             any(one.lower() in ("debug=true", "debug=1") for one in given),
         )
     return 0
+
+
+def _check_working_directory() -> None:
+    """Refuse to run where relative paths lead nowhere."""
+    try:
+        os.getcwd()
+    except OSError as error:
+        raise StudyError(
+            f"the working directory cannot be found ({error.strerror}): change to one that exists"
+        ) from error
 
 
 def explain(error: Exception, debug: bool = False) -> int:
@@ -257,6 +272,12 @@ def tune(arguments: list[str]) -> None:
             hydra_main(_job)()
     except (HydraException, OmegaConfBaseException) as error:
         raise ConfigError(plain_error(error)) from error
+    except BstuneError:
+        raise
+    except (
+        Exception
+    ) as error:  # A job ends by sys.exit: this is of Hydra's own options, such as hydra.run.dir.
+        raise ConfigError(f"Hydra cannot run with these options: {cause(error)}") from error
     finally:
         sys.stdout.write(redact(printed.getvalue()))
 
