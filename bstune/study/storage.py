@@ -237,7 +237,8 @@ def _check_format(study: optuna.Study) -> None:
     if version != FORMAT_VERSION:
         raise StudyError(
             f"the study {name!r} was begun by another version of bstune (format "
-            f"{one_line(repr(version))}; this one reads {FORMAT_VERSION}): continue it with that version, or begin another one with study=NAME"
+            f"{one_line(repr(version))}; this one reads {FORMAT_VERSION}): continue it with that "
+            "version, or begin another one with study=NAME"
         )
     _check_attributes(study)
 

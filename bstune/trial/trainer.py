@@ -147,9 +147,8 @@ def check_types(options: Mapping[str, Any]) -> None:
         try:
             # A number may stand for another kind of number, as 1 for true and 1e2 for 100.
             adapter.validate_python(value, strict=not isinstance(value, int | float))
-            fits = name != "logger" or isinstance(
-                value, bool
-            )  # Iterable[Logger] is not looked into
+            # Iterable[Logger] is not looked into.
+            fits = name != "logger" or all(isinstance(one, bool) for one in listed(value))
         except ValidationError:
             fits = False
         if not fits:
