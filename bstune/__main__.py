@@ -16,7 +16,7 @@ import tempfile
 import textwrap
 import traceback
 from collections.abc import Sequence
-from contextlib import nullcontext, redirect_stdout
+from contextlib import nullcontext, redirect_stdout, suppress
 from dataclasses import asdict
 from itertools import pairwise
 from pathlib import Path
@@ -24,16 +24,22 @@ from typing import TYPE_CHECKING
 
 from bstune.core.batch_split import split_batch, split_lines
 from bstune.core.clock import process_seconds
-from bstune.core.errors import BstuneError, ConfigError, Interrupted, UserCodeError
+from bstune.core.errors import BstuneError, ConfigError, Interrupted, StudyError, UserCodeError
 from bstune.core.scaling import lr_of
 from bstune.system import interruption
 from bstune.system.console import plain_console, quieten
 from bstune.system.exits import is_interruption, os_exit_answered, sys_exit_error
-from bstune.system.failures import described
+from bstune.system.failures import cause, described
 from bstune.system.files import expand_home, full_disk
+from bstune.system.inputs import one_line, read_text
 from bstune.system.openmp import spin_shortly
-from bstune.system.secrets import remember, remember_environment, secret_options
+from bstune.system.secrets import (
+    remember,
+    remember_environment,
+    secret_options,
+)
 from bstune.system.terminal import ArgumentParser, filtered, printable, write_error, write_out
+from bstune.system.user import name_user
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
@@ -125,8 +131,10 @@ def command() -> None:
     """Run the command as a process of its own, which SIGINT and SIGTERM end within seconds."""
     try:
         if not sys.flags.safe_path and "" not in sys.path:
-            sys.path.insert(0, os.getcwd())  # as with python -m: the user's modules
+            with suppress(OSError):  # main() says that the working directory is gone
+                sys.path.insert(0, os.getcwd())  # as with python -m: the user's modules
         spin_shortly(os.environ)
+        name_user(os.environ)
         interruption.install()
         for stream in (sys.stdout, sys.stderr):
             stream.reconfigure(errors="replace")  # type: ignore[union-attr]  # a terminal may lack letters of a name
@@ -152,6 +160,7 @@ def main() -> int:
     verb = given.pop(0) if given and given[0] in VERBS else "tune"
     try:
         module, function = VERBS[verb].split(":")
+        _check_working_directory()
         remember_environment()
         check_secrets(given)
         with filtered(), os_exit_answered():
@@ -177,6 +186,16 @@ def main() -> int:
             any(one.lower() in ("debug=true", "debug=1") for one in given),
         )
     return 0
+
+
+def _check_working_directory() -> None:
+    """Refuse to run where relative paths lead nowhere."""
+    try:
+        os.getcwd()
+    except OSError as error:
+        raise StudyError(
+            f"the working directory cannot be found ({error.strerror}): change to one that exists"
+        ) from error
 
 
 def explain(error: Exception, debug: bool = False) -> int:
@@ -290,6 +309,12 @@ def tune(arguments: list[str]) -> None:
             hydra_main(_job)()
     except (HydraException, OmegaConfBaseException) as error:
         raise ConfigError(plain_error(error)) from error
+    except BstuneError:
+        raise
+    except (
+        Exception
+    ) as error:  # A job ends by sys.exit: this is of Hydra's own options, such as hydra.run.dir.
+        raise ConfigError(f"Hydra cannot run with these options: {cause(error)}") from error
     finally:
         sys.stdout.write(printable(config_shown(printed.getvalue())))
 
@@ -396,7 +421,9 @@ def lightning(arguments: list[str]) -> None:
         description="Tunes what a config file of LightningCLI trains. The file becomes a workload, written to "
         "bstune_conf/workload/, whose learning rate is the trial's; the data are read in batches of every size.",
     )
-    parser.add_argument("config", type=Path, help="YAML file with trainer, model and data")
+    parser.add_argument(
+        "config", type=Path, help="YAML file with trainer, model and data; - is standard input"
+    )
     parser.add_argument(
         "--target", required=True, help="val_loss=0.1, 'val_loss<=0.1' or 'val_acc>=0.9'"
     )
@@ -447,14 +474,16 @@ def lightning(arguments: list[str]) -> None:
 def fit(arguments: list[str]) -> None:
     """Print the fit of a CSV file of points as JSON."""
     # scipy, which a mistake need not wait for
-    from bstune.core.curve import LAWS, fit_curve, read_points
+    from bstune.core.curve import LAWS, fit_curve, parse_points
     from bstune.core.records import dump_json
 
     parser = ArgumentParser(
         prog="bstune fit", description="Fits S*(B) = S_min (1 + B_crit/B + (B_opt/B)^2) to points."
     )
     parser.add_argument(
-        "points", type=Path, help="CSV file: batch_size, steps, and optionally censored (0 or 1)"
+        "points",
+        type=Path,
+        help="CSV file, or - for standard input: batch_size, steps, and optionally censored (0 or 1)",
     )
     parser.add_argument(
         "--law",
@@ -463,7 +492,9 @@ def fit(arguments: list[str]) -> None:
         help="auto: the third term only where the points ask for it",
     )
     options = parser.parse_args(arguments)
-    write_out(dump_json(asdict(fit_curve(read_points(options.points), law=options.law)), indent=2))
+    text = read_text(options.points, "the CSV file")
+    points = parse_points(text, one_line(str(options.points)))
+    write_out(dump_json(asdict(fit_curve(points, law=options.law)), indent=2))
 
 
 def plan(arguments: list[str]) -> None:

@@ -10,7 +10,6 @@ numbers, ``str``, ``bool``, lists and dictionaries of them, dataclasses and list
 
 import functools
 import inspect
-import json
 import shlex
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -29,11 +28,12 @@ from rich.markup import escape
 from rich.table import Table
 
 from bstune.config import compose_known, instantiate, is_replayed, validate, without_plus
-from bstune.core.errors import ConfigError, Interrupted, StudyError
+from bstune.core.errors import ConfigError, InputError, Interrupted, StudyError
 from bstune.core.figures import save_figure
 from bstune.core.records import dump_json
 from bstune.system.console import format_number, quieten
 from bstune.system.files import check_writable, expand_home, write_text
+from bstune.system.inputs import parse_json, read_text
 from bstune.system.secrets import redact
 from bstune.system.terminal import ArgumentParser, safe_console, write_out
 
@@ -207,9 +207,10 @@ def _check_own(sweep: Sweep) -> None:
     if not sweep.result.exists() and not sweep.figure.exists():
         return
     try:
-        found = json.loads(sweep.result.read_text(encoding="utf-8"))["sweep"]
-    except (OSError, ValueError, KeyError, TypeError):
-        found = None
+        result = parse_json(read_text(sweep.result, "the result"), sweep.result.name)
+    except InputError:
+        result = None
+    found = result.get("sweep") if isinstance(result, dict) else None
     if found != sweep.name:
         raise StudyError(
             f"sweep.output={sweep.output} has a {sweep.result.name} or a {sweep.figure.name} that is not of the sweep "

@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass
 from hashlib import sha256
 from json import loads
 from pathlib import Path
+from typing import Any
 
 import optuna
 from omegaconf import DictConfig
@@ -18,13 +19,14 @@ from pydantic import TypeAdapter
 from rich.console import Console
 from rich.progress import track
 
-from bstune.core.errors import ConfigError, Interrupted, TableError
+from bstune.core.errors import ConfigError, InputError, Interrupted, TableError
 from bstune.core.records import Target, dump_json
 from bstune.sweeps.baselines import FRONTIER, Entry, searches
 from bstune.sweeps.harness import Finding
 from bstune.sweeps.search_benchmark_report import Standing, make_finding, standing
 from bstune.sweeps.search_problem import MULTIPLES, Benchmark, SearchRun, make_benchmark, run_search
 from bstune.system.files import check_writable, write_text
+from bstune.system.inputs import parse_json, read_text
 from bstune.trial.replay import Source, read_index, read_table
 
 SEEDS, QUICK_SEEDS = 20, 3
@@ -223,16 +225,14 @@ def read_runs(path: Path, again: Iterable[str] = ()) -> dict[str, SearchRun]:
 
     A last line that a killed process left half written is dropped too; any other that cannot be read is an error.
     """
-    text = path.read_text(encoding="utf-8") if path.exists() else ""
+    text = read_text(path, "the file of runs") if path.exists() else ""
     runs, kept = {}, ""
     for number, line in enumerate(text[: text.rfind("\n") + 1].splitlines(), start=1):
         try:
-            values = loads(line)
-            result, parts = (
-                READ_RUN.validate_python(values["run"]),
-                values["key"]["search"].split("/"),
-            )
-        except (ValueError, KeyError, TypeError) as error:
+            values: Any = parse_json(line, "it")
+            result = READ_RUN.validate_python(values["run"])
+            parts = values["key"]["search"].split("/")
+        except (InputError, ValueError, LookupError, TypeError, AttributeError) as error:
             reason = " ".join(str(error).split())
             raise TableError(
                 f"{path}, line {number} is no run of a search ({reason}): drop the line, or choose another sweep.output"

@@ -10,7 +10,6 @@ and its history says what it had reached within either.
 """
 
 import functools
-import json
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -23,13 +22,14 @@ from omegaconf import DictConfig
 from rich.console import Console
 from scipy import stats
 
-from bstune.core.errors import ConfigError, Interrupted, TableError
+from bstune.core.errors import ConfigError, InputError, Interrupted, TableError
 from bstune.core.figures import BLUE, INK, VERMILION, log_axis, log_limits
 from bstune.core.records import Budget, TrialProtocol, TrialResult, TrialSpec, dump_json
 from bstune.study.prepare import frozen_settings
 from bstune.study.record import row as row_of
 from bstune.sweeps.harness import Finding
 from bstune.system.console import format_count, format_number
+from bstune.system.inputs import parse_json, read_text
 from bstune.trial.device import device_name
 from bstune.trial.loop import Workload, run_trial
 from bstune.trial.workload import load, resolve
@@ -142,13 +142,13 @@ class _Runs:
     def __init__(self, path: Path, settings: str) -> None:
         self._path, self._settings = path, settings
         self.histories: dict[Run, History] = {}
-        text = path.read_text(encoding="utf-8") if path.exists() else ""
+        text = read_text(path, "the file of runs") if path.exists() else ""
         for number, line in enumerate(text[: text.rfind("\n") + 1].splitlines(), start=1):
             try:
-                values = json.loads(line)
+                values: Any = parse_json(line, "it")
                 if values["settings"] == settings:
                     self._take(values)
-            except (ValueError, KeyError, TypeError) as error:
+            except (InputError, ValueError, LookupError, TypeError) as error:
                 raise TableError(
                     f"{path}, line {number} is no run of this sweep: delete the line"
                 ) from error

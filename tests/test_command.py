@@ -165,7 +165,7 @@ def refused(bstune, folder, message, *arguments):
             "recorded runs have no hardware to survey: name a",
         ),
         ("survey workload=replay", "recorded runs have no hardware to survey: name a"),
-        ("fit nowhere.csv", "cannot read nowhere.csv"),
+        ("fit nowhere.csv", "nowhere.csv cannot be read"),
         ("sweep nope", "there is no sweep 'nope'"),
     ],
 )

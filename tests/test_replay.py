@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from toolbox import entries, make_spec, table_rows, write_rows
 
-from bstune.core.errors import TableError
+from bstune.core.errors import BstuneError, TableError
 from bstune.core.records import Budget, Target, TrialResult
 from bstune.study.prepare import compose_checked, prepare
 from bstune.sweeps.search_problem import median_time
@@ -316,7 +316,7 @@ def test_a_table_is_read_back(tmp_path):
     ],
 )
 def test_a_bad_row_is_named(tmp_path, rows, message):
-    with pytest.raises(TableError) as error:
+    with pytest.raises(BstuneError) as error:
         read_table(write_rows(tmp_path / "t.jsonl", [GOOD | {"batch_size": 16}, *rows]))
     assert message in str(error.value)
 
@@ -330,15 +330,15 @@ def test_a_bad_row_is_named(tmp_path, rows, message):
             (json.dumps(GOOD) + "\n").encode(),
             "has batch size 8 only: a search over batch sizes needs two or more",
         ),
-        (b"\xff\xfe\x00", "cannot be read (it is not UTF-8 text)"),
-        (None, "cannot be read (No such file or directory)"),
+        (b"\xff\xfe\x00", "is not UTF-8 text"),
+        (None, "cannot be read: No such file or directory"),
     ],
 )
 def test_a_file_that_is_no_table_is_refused(tmp_path, content, message):
     path = tmp_path / "t.jsonl"
     if content is not None:
         path.write_bytes(content)
-    with pytest.raises(TableError) as error:
+    with pytest.raises(BstuneError) as error:
         read_table(path)
     assert message in str(error.value)
 

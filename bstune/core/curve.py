@@ -24,11 +24,11 @@ waste examples, and the error model are ours:
 """
 
 import csv
+import io
 import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from itertools import product
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -636,22 +636,21 @@ def _ends_note(points: tuple[FrontierPoint, ...], no_low: bool, no_high: bool) -
     return None
 
 
-def read_points(path: Path) -> list[FrontierPoint]:
-    """Return the points of a CSV file with columns batch_size, steps and optionally censored; others are ignored."""
+def parse_points(text: str, file: str) -> list[FrontierPoint]:
+    """Parse a CSV file's text: columns batch_size, steps and optionally censored; others are ignored.
+
+    ``file`` names it in messages. CurveError for text that cannot be used.
+    """
+    lines = io.StringIO(text, newline="")
     try:
-        with path.open(newline="", encoding="utf-8-sig") as file:
-            return list(_parse(csv.DictReader(file, strict=True), path))
-    except OSError as error:
+        return list(_parse(csv.DictReader(lines, strict=True), file))
+    except csv.Error as error:
         raise CurveError(
-            f"cannot read {path}: {error.strerror}; give a CSV file of points"
-        ) from error
-    except (UnicodeDecodeError, csv.Error) as error:
-        raise CurveError(
-            f"{path} is not a CSV file in UTF-8 ({error}); export the points as plain CSV"
+            f"{file} is not a CSV file ({error}); export the points as plain CSV"
         ) from error
 
 
-def _parse(reader: "csv.DictReader[str]", path: Path) -> Iterator[FrontierPoint]:
+def _parse(reader: "csv.DictReader[str]", file: str) -> Iterator[FrontierPoint]:
     header = [name.strip() for name in reader.fieldnames or ()]
     if (
         header.count("batch_size") != 1
@@ -660,11 +659,11 @@ def _parse(reader: "csv.DictReader[str]", path: Path) -> Iterator[FrontierPoint]
     ):
         needs = "needs the columns batch_size and steps, and may have censored, each once, but got"
         raise CurveError(
-            f"{path}, line 1: {needs} {','.join(header)[:80]!r}: name the columns in the first line"
+            f"{file}, line 1: {needs} {','.join(header)[:80]!r}: name the columns in the first line"
         )
     reader.fieldnames = header
     for row in reader:
-        place = f"{path}, line {reader.line_num}"
+        place = f"{file}, line {reader.line_num}"
         if None in row or None in row.values():
             raise CurveError(
                 f"{place}: needs {len(header)} values, as line 1 has columns: fix or drop the line"

@@ -25,7 +25,7 @@ from omegaconf import DictConfig, OmegaConf
 from pydantic import TypeAdapter, ValidationError
 
 from bstune.config import compose, to_dict
-from bstune.core.errors import ConfigError, HardwareError, StudyError
+from bstune.core.errors import ConfigError, HardwareError, InputError, StudyError
 from bstune.core.records import TrialProtocol, TrialSpec
 from bstune.core.search_space import Space
 from bstune.core.step_time import StepTimeModel, fit_step_model, fit_step_times, leave_one_out
@@ -36,6 +36,7 @@ from bstune.hardware.several import shared_steps
 from bstune.system.console import quieten
 from bstune.system.failures import optional
 from bstune.system.files import write_text
+from bstune.system.inputs import read_bytes
 from bstune.system.watchdog import waiting_for, watching
 from bstune.trial.backend import OBJECTS, make_space
 from bstune.trial.device import device_name, processor, products_in, versions
@@ -456,8 +457,8 @@ def cached_survey(
 def read(path: Path) -> Survey | None:
     """Return the survey in a file; None where there is none, or one that another version wrote."""
     try:
-        return SURVEYS.validate_json(path.read_bytes())
-    except (OSError, ValidationError, HardwareError):
+        return SURVEYS.validate_json(read_bytes(path, "the survey"))
+    except (InputError, ValidationError, HardwareError):
         return None
 
 

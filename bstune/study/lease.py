@@ -5,7 +5,6 @@ observer has seen no new beat of it for ``seconds`` by the observer's own clock.
 out with the process. Leases say who is there; that no trial runs twice is up to :func:`bstune.study.storage.claim`.
 """
 
-import getpass
 import importlib.util
 import json
 import logging
@@ -21,9 +20,12 @@ from pathlib import Path
 from typing import Literal
 
 import optuna
+from pydantic import TypeAdapter, ValidationError
 from sqlalchemy.exc import SQLAlchemyError
 
 from bstune.core.errors import StudyError
+from bstune.system.inputs import one_line
+from bstune.system.user import user_name
 
 logger = logging.getLogger(__name__)
 Role = Literal["owner", "worker"]  # an owner reports; workers only train
@@ -55,6 +57,9 @@ class Lease:
     started: str  # of the process: another one may get its number
     beat: int = 0
     ended: bool = False
+
+
+LEASE = TypeAdapter(Lease)
 
 
 def this_machine() -> str:
@@ -96,18 +101,24 @@ class Leases:
         ] = {}  # the last new beat of others, and when it was seen
         self.lost = False  # another process took this one for dead
         pid = os.getpid()
-        name = f"{getpass.getuser()}@{platform.node()} (process {pid})"
+        name = f"{user_name()}@{platform.node()} (process {pid})"
         self.own = Lease(
             uuid.uuid4().hex, role, name, this_machine(), pid, process_started(pid) or ""
         )
 
     def _read(self) -> dict[str, Lease]:
-        attributes = self._study.user_attrs
-        return {
-            key.removeprefix(PREFIX): Lease(**json.loads(value))
-            for key, value in attributes.items()
-            if key.startswith(PREFIX)
-        }
+        leases = {}
+        for key, value in self._study.user_attrs.items():
+            if not key.startswith(PREFIX):
+                continue
+            try:
+                leases[key.removeprefix(PREFIX)] = LEASE.validate_json(value)
+            except (ValidationError, TypeError) as error:  # TypeError: it is no text
+                raise StudyError(
+                    f"the study {self._study.study_name!r} has an attribute {one_line(key)} that is no lease: "
+                    "begin another one with study=NAME"
+                ) from error
+        return leases
 
     def _write(self, lease: Lease) -> None:
         self._study.set_user_attr(PREFIX + lease.id, json.dumps(asdict(lease)))

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from bstune.config import is_replayed
-from bstune.core.errors import ConfigError, Interrupted, TableError
+from bstune.core.errors import ConfigError, InputError, Interrupted, TableError
 from bstune.core.records import TrialResult, TrialSpec, dump_json
 from bstune.core.search_space import HALF_LIVES
 from bstune.study.prepare import compose_checked, prepare
@@ -24,7 +24,9 @@ from bstune.study.storage import changes
 from bstune.system.console import quieten
 from bstune.system.exits import is_interruption
 from bstune.system.files import check_writable, write_text
+from bstune.system.inputs import parse_json, read_text
 from bstune.system.terminal import ArgumentParser, write_out
+from bstune.trial.replay import COLUMNS
 
 THINNING_RATIO = 1.12  # of the recorded steps, but for those that brought a new best value
 METRIC_DIGITS = 6  # so many that rounding takes no value past a target
@@ -143,8 +145,8 @@ def _train_grid(points: Sequence[Point], path: Path, overrides: Sequence[str]) -
 def _read_settings(path: Path) -> dict[str, Any]:
     """Return the settings of an earlier run; TableError for another file."""
     try:
-        settings = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+        settings = parse_json(read_text(path, "the settings"), str(path))
+    except InputError:
         settings = None
     if not isinstance(settings, dict) or "budget.steps" not in settings:
         raise TableError(
@@ -244,19 +246,32 @@ def _read_runs(path: Path) -> list[dict[str, Any]]:
     """Return the rows of an earlier run; a last line that was cut short is dropped."""
     if not path.exists():
         return []
+    rows: list[dict[str, Any]] = []
     try:
-        whole = path.read_text(encoding="utf-8").rpartition("\n")[0]
-        rows: list[dict[str, Any]] = [json.loads(line) for line in whole.splitlines()]
-        for recorded in rows:
-            _point(recorded)
+        whole = read_text(path, "the file").rpartition("\n")[0]
+        for number, line in enumerate(whole.splitlines(), start=1):
+            recorded = parse_json(line, f"line {number}")
+            if not isinstance(recorded, dict) or not _is_row(recorded):
+                raise InputError(f"line {number} is no recorded run")
             if recorded["status"] == "budget":  # a former version's word
                 recorded["status"] = "censored"
-    except (ValueError, KeyError, TypeError) as error:
+            rows.append(recorded)
+    except InputError as error:
         raise TableError(
-            f"{path} holds other lines than those of an earlier run: delete it to begin anew"
+            f"{path} holds other lines than those of an earlier run ({error}): delete it to begin anew"
         ) from error
     write_text(path, whole + "\n" if whole else "")
     return rows
+
+
+def _is_row(recorded: Mapping[str, Any]) -> bool:
+    """Tell whether :func:`row` may have made a row; a trial that did not run has no seconds per step."""
+    if not {*COLUMNS, "status"} <= recorded.keys():
+        return False
+    fits = {name: is_valid(recorded[name]) for name, (_, is_valid) in COLUMNS.items()}
+    fits["seconds_per_step"] |= recorded["seconds_per_step"] is None
+    fits["status"] = isinstance(recorded["status"], str)
+    return all(fits.values()) and len(recorded["steps"]) == len(recorded["metric"])
 
 
 def read_trials(path: Path) -> list[TrialResult]:

@@ -48,7 +48,7 @@ from bstune.study.model import (
 from bstune.study.prepare import PreparedStudy
 from bstune.study.replicates import MERITS, Winner, left_out, winners
 from bstune.study.scale_out import ScaleOut, draw_scale_out, scale_out, scale_out_table, step_times
-from bstune.study.storage import results, trained_by
+from bstune.study.storage import TESTS, results, trained_by
 from bstune.study.summary import summarize, winner_row
 from bstune.system.console import format_count, format_number, plural
 from bstune.system.failures import optional
@@ -58,7 +58,6 @@ from bstune.system.secrets import redact_values
 if TYPE_CHECKING:
     from bstune.study.tracking.runs import Tracking
 
-TESTS = "bstune:tests"  # attribute in the storage: test metrics by trial number
 TARGET_PARTICLES = 400  # of the posterior at each easier target
 MIN_TIMED = 10  # trials, each of as many steps, that say how far steps at one batch size differ
 CURVE_LADDER = 48  # batch sizes at which the fitted curve is sent to MLflow

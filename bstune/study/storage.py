@@ -26,16 +26,19 @@ from optuna.exceptions import DuplicatedStudyError, ExperimentalWarning, UpdateF
 from optuna.samplers import BaseSampler, PartialFixedSampler, QMCSampler, RandomSampler
 from optuna.study import StudyDirection
 from optuna.trial import FrozenTrial, TrialState, create_trial
+from pydantic import TypeAdapter, ValidationError
 
-from bstune.core.errors import ConfigError, StudyError
+from bstune.core.errors import BstuneError, ConfigError, StudyError
 from bstune.core.records import Objective, Target, TrialResult, TrialSpec, dump_json
 from bstune.core.search_space import Space
 from bstune.search.sampler import RECORD, RESUMED_FROM
+from bstune.study import wall
 from bstune.study.connection import RACE_SECONDS, answering, check_storage, connect, database_file
 from bstune.study.lease import PREFIX
 from bstune.study.plan import SearchBudget
 from bstune.study.replicates import Winner
 from bstune.system.files import Output
+from bstune.system.inputs import one_line, parse_json
 from bstune.system.secrets import redact
 from bstune.trial.backend import sampler_factory
 
@@ -44,12 +47,33 @@ logger = logging.getLogger(__name__)
 FORMAT_VERSION = 3
 FORMAT, FROZEN_SETTINGS = "bstune:format", "bstune:settings"
 STUDY_ID, OUTPUT = "bstune:study_id", "bstune:output"
+TESTS = "bstune:tests"  # test metrics by trial number
 DEVICE, ARGUMENTS = (
     "bstune:device",
     "bstune:arguments",
 )  # whose seconds count; what composes the config elsewhere
 TRIAL_INDEX, SPEC = "bstune:trial_index", "bstune:spec"
 WORKER = "bstune:worker"  # id of the lease of the process that runs the trial
+# What those that are there must be; those of a study must be there, but for some.
+STUDY_ATTRIBUTES: Mapping[str, TypeAdapter[Any]] = {
+    STUDY_ID: TypeAdapter(str),
+    OUTPUT: TypeAdapter(str),
+    DEVICE: TypeAdapter(str),
+    ARGUMENTS: TypeAdapter(list[str]),
+    FROZEN_SETTINGS: TypeAdapter(str),
+    TESTS: TypeAdapter(dict[str, dict[str, float]]),
+    wall.BEGAN: TypeAdapter(float),
+    wall.TAKEN: TypeAdapter(float),
+}
+OPTIONAL_ATTRIBUTES = (TESTS, wall.BEGAN, wall.TAKEN)
+TRIAL_ATTRIBUTES: Mapping[str, TypeAdapter[Any]] = {
+    TRIAL_INDEX: TypeAdapter(int),
+    WORKER: TypeAdapter(str),
+    SPEC: TypeAdapter(str),
+    RECORD: TypeAdapter(str),
+    RESUMED_FROM: TypeAdapter(int),
+}
+TRIAL_SPEC = TypeAdapter(TrialSpec)
 TAKEN = (
     TrialState.COMPLETE,
     TrialState.PRUNED,
@@ -149,7 +173,7 @@ def find_study(name: str, url: str) -> optuna.Study:
 
 def check_joined(study: optuna.Study, frozen_settings: Mapping[str, Any]) -> None:
     """Refuse to join with other settings than the study's, but for the device."""
-    began = json.loads(study.user_attrs[FROZEN_SETTINGS])
+    began = _settings_of(study)
     _check_continued(study, {**frozen_settings, "device": began.get("device")})
 
 
@@ -157,6 +181,51 @@ def changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
     """Return the settings that differ, a line each."""
     changed = [key for key in sorted(before.keys() | now.keys()) if before.get(key) != now.get(key)]
     return "\n".join(f"  {key}: was {before.get(key)!r}, now {now.get(key)!r}" for key in changed)
+
+
+def _check_attributes(study: optuna.Study) -> None:
+    """Refuse a study whose attributes are not those that bstune writes: another program may have written them."""
+    for key, kind in STUDY_ATTRIBUTES.items():
+        if key not in study.user_attrs and key not in OPTIONAL_ATTRIBUTES:
+            raise StudyError(
+                f"the study {study.study_name!r} lacks the attribute {key}: begin another one with study=NAME"
+            )
+        _check_attribute(study, "", key, study.user_attrs, kind)
+    _settings_of(study)
+    for trial in read(study):
+        place = f"trial {trial.number} of "
+        for key, kind in TRIAL_ATTRIBUTES.items():
+            _check_attribute(study, place, key, trial.user_attrs, kind)
+        try:
+            if SPEC in trial.user_attrs:
+                _spec(trial)
+            if RECORD in trial.user_attrs:
+                _record(trial.user_attrs[RECORD])
+        except BstuneError as error:
+            raise StudyError(f"{place}the study {study.study_name!r}: {error}") from error
+
+
+def _check_attribute(
+    study: optuna.Study, place: str, key: str, attributes: Mapping[str, Any], kind: TypeAdapter[Any]
+) -> None:
+    try:
+        if key in attributes:
+            kind.validate_python(attributes[key], strict=True)
+    except ValidationError as error:
+        value = one_line(repr(attributes[key]))
+        raise StudyError(
+            f"{place}the study {study.study_name!r} has an attribute {key} that bstune has not written, {value}: "
+            "begin another one with study=NAME"
+        ) from error
+
+
+def _settings_of(study: optuna.Study) -> dict[str, Any]:
+    """Read the frozen settings that a study began with."""
+    what = f"the attribute {FROZEN_SETTINGS} of the study {study.study_name!r}"
+    settings = parse_json(study.user_attrs[FROZEN_SETTINGS], what)
+    if not isinstance(settings, dict):
+        raise StudyError(f"{what} holds no settings: begin another one with study=NAME")
+    return settings
 
 
 def _check_format(study: optuna.Study) -> None:
@@ -168,17 +237,18 @@ def _check_format(study: optuna.Study) -> None:
     version = attributes.get(FORMAT, 1)
     if version != FORMAT_VERSION:
         raise StudyError(
-            f"the study {name!r} was begun by another version of bstune (format {version}; this one reads "
-            f"{FORMAT_VERSION}): continue it with that version, or begin another one with study=NAME"
+            f"the study {name!r} was begun by another version of bstune (format "
+            f"{one_line(repr(version))}; this one reads {FORMAT_VERSION}): continue it with that "
+            "version, or begin another one with study=NAME"
         )
+    _check_attributes(study)
 
 
 def _check_continued(study: optuna.Study, frozen_settings: Mapping[str, Any]) -> None:
     """Refuse another format and other settings."""
     _check_format(study)
-    began = json.loads(study.user_attrs[FROZEN_SETTINGS])
     now = json.loads(redact(dump_json(frozen_settings)))  # as the storage has them
-    lines = changes(began, now)
+    lines = changes(_settings_of(study), now)
     if lines:
         raise StudyError(
             f"the study {study.study_name!r} began with other settings:\n{lines}\n"
@@ -231,7 +301,12 @@ def _record(text: str) -> TrialResult:
 
 @lru_cache(maxsize=2**15)
 def _spec_of(text: str) -> TrialSpec:
-    return TrialSpec(**json.loads(text))
+    try:
+        return TRIAL_SPEC.validate_json(text)
+    except ValidationError as error:
+        reason = error.errors()[0]
+        name = ".".join(map(str, reason["loc"]))
+        raise StudyError(f"the attribute {SPEC} is no trial's: {name} {reason['msg']}") from error
 
 
 def _spec(trial: FrozenTrial) -> TrialSpec:

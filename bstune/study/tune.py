@@ -1,6 +1,7 @@
 """``bstune.tune``: a study of Python objects, run as the command runs one of a config."""
 
 import math
+import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from numbers import Real
@@ -23,6 +24,7 @@ from bstune.system.console import plain_console, quieten
 from bstune.system.exits import os_exit_answered
 from bstune.system.failures import in_users_code
 from bstune.system.terminal import filtered
+from bstune.system.user import name_user
 from bstune.trial.backend import OWNED
 from bstune.trial.objects import Objects, Trial, data_module, given, module_builder
 from bstune.trial.process import restored
@@ -126,6 +128,7 @@ def tune(
     """
     arguments = dict(locals())
     with restored(), filtered():
+        name_user(os.environ)
         quieten()
         console = plain_console()
         workload, objects = _workload(arguments)

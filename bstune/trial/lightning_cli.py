@@ -22,6 +22,7 @@ from torch.utils.data import DataLoader
 
 from bstune.config import instantiate
 from bstune.core.errors import ConfigError
+from bstune.system.inputs import one_line, parse_yaml, read_text
 from bstune.trial.backend import OWNED
 from bstune.trial.batches import epoch_length
 
@@ -157,12 +158,7 @@ def parse_target(text: str) -> tuple[str, float, str]:
 
 def _sections(path: Path, chosen: Chosen) -> dict[str, Any]:
     """Return what LightningCLI reads of a file, with the classes that it names or the command line does."""
-    try:
-        content = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path} cannot be read: {error}") from error
-    except yaml.YAMLError as error:
-        raise ConfigError(f"{path} is not YAML: {' '.join(str(error).split())}") from error
+    content = parse_yaml(read_text(path, "the config file"), one_line(str(path)))
     if isinstance(content, dict):
         content = content.get("fit", content)
     if not isinstance(content, dict):

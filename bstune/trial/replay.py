@@ -9,7 +9,6 @@ fill a rectangle.
 """
 
 import hashlib
-import json
 import math
 import re
 import sys
@@ -31,6 +30,7 @@ from bstune.core.errors import ConfigError, TableError
 from bstune.core.records import Status, Target, TrialProtocol, TrialResult, TrialSpec
 from bstune.core.search_space import Space
 from bstune.system.files import Output
+from bstune.system.inputs import STANDARD_INPUT, parse_json, read_bytes, read_text
 from bstune.trial.backend import TrialBackend
 
 DEVICE = "replay"
@@ -251,14 +251,9 @@ COLUMNS: Mapping[str, tuple[str, Callable[[Any], bool]]] = {
 
 
 def read_table(path: Path) -> Table:
-    """Return the table in a file of JSON lines; TableError if it is none, or is no use to a search."""
-    try:
-        lines = path.read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
-        raise TableError(
-            f"the table {path} cannot be read ({reason}): give a file of JSON lines"
-        ) from error
+    """Return the table in a file of JSON lines; a BstuneError if it is none, or is no use to a search."""
+    # A table is read again whenever its study goes on: a file called - is no standard input.
+    lines = read_text(path.absolute() if path == STANDARD_INPUT else path, "the table").splitlines()
     runs: dict[tuple[int, float, int], Run] = {}
     for number, line in enumerate(lines, start=1):
         if not line.strip():
@@ -284,11 +279,10 @@ def read_table(path: Path) -> Table:
 
 
 def _run(line: str, place: str) -> Run:
-    try:
-        values = json.loads(line)
-    except ValueError as error:
-        raise TableError(f"{place} is not JSON ({error}): each line is one recorded run") from error
-    missing = [name for name in COLUMNS if not isinstance(values, dict) or name not in values]
+    values = parse_json(line, place)
+    if not isinstance(values, dict):
+        values = {}
+    missing = [name for name in COLUMNS if name not in values]
     if missing:
         raise TableError(f"{place} lacks {', '.join(missing)}: a run has {', '.join(COLUMNS)}")
     for name, (what, is_valid) in COLUMNS.items():
@@ -385,7 +379,7 @@ def _name_of(path: Path) -> str:
 
 def _content(path: Path) -> str:
     """Return what tells a table's content from another's, wherever it lies."""
-    return hashlib.sha256(path.read_bytes()).hexdigest()[:16]
+    return hashlib.sha256(read_bytes(path.absolute(), "the table")).hexdigest()[:16]
 
 
 def complete(config: DictConfig) -> DictConfig:

@@ -7,23 +7,26 @@ modules, data modules and call-backs of its own package alone.
 import copy
 import logging
 import math
+import re
 import sys
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from functools import partial
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
 
 from lightning.fabric.utilities.data import sized_len
 from lightning.pytorch import Callback, LightningDataModule, LightningModule, Trainer
 from lightning.pytorch.loggers.logger import DummyLogger
 from lightning.pytorch.profilers import PassThroughProfiler
+from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from bstune.core.errors import ConfigError
 from bstune.trial import distributed
 
 PACKAGES = {"lightning.pytorch": "lightning.fabric", "pytorch_lightning": "lightning_fabric"}
+ANY_CLASS = ConfigDict(arbitrary_types_allowed=True)
 # Call-backs that print, where trials are quiet.
 PRINTING = ("ProgressBar", "ModelSummary")
 
@@ -129,6 +132,44 @@ class NullLogger(DummyLogger):
         return self._folder
 
     log_dir = root_dir = save_dir
+
+
+def check_types(options: Mapping[str, Any]) -> None:
+    """Refuse plain values of types that the Trainer's annotations do not have; ConfigError names the option.
+
+    Objects are left to the Trainer, as is a name that it does not know. None leaves an option out.
+    """
+    hints = get_type_hints(Trainer.__init__)
+    for name, value in options.items():
+        if name not in hints or value is None or not _is_plain(value):
+            continue
+        adapter: TypeAdapter[Any] = TypeAdapter(hints[name], config=ANY_CLASS)
+        try:
+            # A number may stand for another kind of number, as 1 for true and 1e2 for 100.
+            adapter.validate_python(value, strict=not isinstance(value, int | float))
+            # Iterable[Logger] is not looked into.
+            fits = name != "logger" or all(isinstance(one, bool) for one in listed(value))
+        except ValidationError:
+            fits = False
+        if not fits:
+            raise ConfigError(
+                f"trainer.{name} must be {_type_text(hints[name])}, but got {value!r:.100}"
+            )
+
+
+def _is_plain(value: Any) -> bool:
+    """Tell whether a value is YAML's, with no object in it."""
+    if isinstance(value, Mapping):
+        return all(map(_is_plain, value.values()))
+    if isinstance(value, list | tuple):
+        return all(map(_is_plain, value))
+    return value is None or isinstance(value, str | int | float)
+
+
+def _type_text(hint: Any) -> str:
+    """Show a type without the modules of its classes: ``list[Callback] | Callback | None``."""
+    text = hint.__name__ if isinstance(hint, type) else str(hint)
+    return re.sub(r"\w+\.", "", text)
 
 
 def make_trainer(

@@ -35,7 +35,6 @@ from typing import Any
 import numpy as np
 import torch
 from lightning.fabric.utilities.data import sized_len
-from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch import LightningDataModule, LightningModule, Trainer, seed_everything
 from omegaconf import DictConfig, OmegaConf
 from torch import Tensor
@@ -50,9 +49,9 @@ from bstune.config import (
     with_hyperparameters,
 )
 from bstune.core.batch_schedule import BatchPlan, constant
-from bstune.core.errors import ConfigError, StateError
+from bstune.core.errors import ConfigError, StateError, UserCodeError
 from bstune.core.records import TrialProtocol, TrialResult, TrialSpec
-from bstune.system.failures import optional
+from bstune.system.failures import cause, described, in_users_code, optional
 from bstune.system.files import Output
 from bstune.system.watchdog import waiting_for
 from bstune.trial.backend import TrialBackend, chooses_horizons, make_protocol
@@ -65,6 +64,7 @@ from bstune.trial.loop import Workload, run_trial
 from bstune.trial.objects import Loaders
 from bstune.trial.start import depends_on_length
 from bstune.trial.trainer import (
+    check_types,
     is_lightning,
     is_overridden,
     make_trainer,
@@ -120,11 +120,28 @@ def checked_protocol(config: DictConfig) -> TrialProtocol:
     """Return a resolved config's protocol; a Trainer is built to find arguments that it does not take."""
     check_devices(config)
     protocol = make_protocol(config)
+    check_types(protocol.trainer)
+    refused = _refused(protocol.trainer)
+    if refused is None:
+        return protocol
+    # One option after another, to name the one that is refused: it may also be several together.
+    own = {name: protocol.trainer[name] for name in ("accelerator", "devices")}
+    alone = ((name, _refused({**own, name: value})) for name, value in protocol.trainer.items())
+    name, error = next(((name, error) for name, error in alone if error is not None), ("", refused))
+    place = f"trainer.{name}" if name else "trainer"
+    if in_users_code(error):
+        message, frames = described(error)
+        raise UserCodeError(f"{place} cannot be used: {message}\n{frames}".rstrip()) from error
+    raise ConfigError(f"{place}: {cause(error)}") from error
+
+
+def _refused(options: Mapping[str, Any]) -> Exception | None:
+    """Build a Trainer of the options; tell what it raises."""
     try:
-        make_trainer(protocol.trainer)
-    except (TypeError, ValueError, MisconfigurationException) as error:
-        raise ConfigError(f"trainer: {str(error).splitlines()[0]}") from error
-    return protocol
+        make_trainer(options)
+    except Exception as error:  # noqa: BLE001 (Lightning and the user's call-backs may raise anything)
+        return error
+    return None
 
 
 def check_largest(

@@ -1,6 +1,5 @@
 """Reads back what studies logged to MLflow: the ``curve.json`` of each one's run, found by its tags."""
 
-import json
 import os
 import tempfile
 from pathlib import Path
@@ -12,11 +11,12 @@ from mlflow.store.tracking import SEARCH_MAX_RESULTS_THRESHOLD
 from omegaconf import OmegaConf
 
 from bstune.config import read_yaml
-from bstune.core.errors import StudyError
+from bstune.core.errors import InputError, StudyError
 from bstune.study.tracking.address import check_uri, database_path, tracking_uri
 from bstune.study.tracking.content import KIND
 from bstune.study.tracking.exchange import FAILURES, short_requests
 from bstune.system.files import Output
+from bstune.system.inputs import parse_json, read_text
 from bstune.system.secrets import remember
 
 CURVE = Output(Path()).curve.name
@@ -77,11 +77,9 @@ def _summary(client: MlflowClient, run: Run, folder: str) -> str | dict[str, Any
     if not any(one.path == CURVE for one in client.list_artifacts(run.info.run_id)):
         return f"no {CURVE}: it has not finished"
     os.environ["MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR"] = "false"  # it is of one small file
-    text = Path(client.download_artifacts(run.info.run_id, CURVE, folder)).read_text(
-        encoding="utf-8"
-    )
+    path = Path(client.download_artifacts(run.info.run_id, CURVE, folder))
     try:
-        summary = json.loads(text)
-    except json.JSONDecodeError as error:
-        return f"its {CURVE} is no JSON: {error}"
+        summary = parse_json(read_text(path, "its"), f"its {CURVE}")
+    except InputError as error:
+        return str(error)
     return summary if isinstance(summary, dict) else f"its {CURVE} holds no study"

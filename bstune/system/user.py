@@ -1,0 +1,21 @@
+"""Whose process this is, where the system has no name for it: a container's user may be a number alone."""
+
+import getpass
+import os
+from collections.abc import MutableMapping
+
+
+def user_name() -> str:
+    """Tell the user's name, by the environment or the system; without one, ``uid-123456``."""
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError, ImportError):  # OSError from Python 3.13 on
+        return f"uid-{os.getuid()}"
+
+
+def name_user(environment: MutableMapping[str, str]) -> None:
+    """Name a user without a name in the environment, where libraries ask for it: torch._dynamo, inductor."""
+    try:
+        getpass.getuser()
+    except (KeyError, OSError, ImportError):
+        environment["LOGNAME"] = user_name()
