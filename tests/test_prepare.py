@@ -1,6 +1,7 @@
 """What a study is prepared from: a backend that trains, one of a user's own, the rehearsal, device and precision."""
 
 import logging
+import os
 import re
 import sys
 from dataclasses import replace
@@ -43,12 +44,16 @@ def output(tmp_path, monkeypatch):
 
 
 @pytest.fixture
-def train(output):
-    return prepare(compose_checked(DIGITS)).backend.run
+def backend(output):
+    return prepare(compose_checked(DIGITS)).backend
 
 
-def test_stopped_and_continued_is_the_same_training(output):
-    backend = prepare(compose_checked(DIGITS)).backend
+@pytest.fixture
+def train(backend):
+    return backend.run
+
+
+def test_stopped_and_continued_is_the_same_training(backend, output):
     train = backend.run
     whole = train(SPEC, output, None)
     assert list(output.states.glob("*")) == []
@@ -76,8 +81,9 @@ def damaged(content):
     "spoil", [None, damaged, lambda content: b""], ids=["deleted", "damaged", "emptied"]
 )
 def test_a_parent_whose_state_is_no_use_is_trained_again_from_the_start(
-    train, output, caplog, spoil
+    backend, output, caplog, spoil
 ):
+    train = backend.run
     first = train(replace(SPEC, max_steps=11), output, None)
     state = output.state(0)
     state.unlink() if spoil is None else state.write_bytes(spoil(state.read_bytes()))
@@ -94,9 +100,11 @@ def test_a_parent_whose_state_is_no_use_is_trained_again_from_the_start(
         "censored",
         25,
     )
-    assert entries(output.states) == ["trial-1.ckpt"], (
-        "the spoilt one would be tried again and again"
-    )
+    # The damaged one would be tried again and again; an emptied one might be anybody's.
+    emptied = os.path.lexists(state)
+    assert emptied == (spoil is not None and spoil is not damaged)
+    assert entries(output.states) == ["trial-0.ckpt"] * emptied + ["trial-1.ckpt"]
+    assert not backend.resumable(0, output)
     assert result.history == train(replace(SPEC, number=5, max_steps=25), output, None).history
 
 
