@@ -21,7 +21,7 @@ from bstune.study import report
 from bstune.study.prepare import compose_checked, frozen_settings, open_trials, prepare
 from bstune.study.run import run_study
 from bstune.study.tracking import runs
-from bstune.system.files import Output
+from bstune.system.files import Output, is_own
 from bstune.trial.backend import TrialBackend
 from bstune.trial.workload import resolve, resolve_precision
 
@@ -106,6 +106,40 @@ def test_a_parent_whose_state_is_no_use_is_trained_again_from_the_start(
     assert entries(output.states) == ["trial-0.ckpt"] * emptied + ["trial-1.ckpt"]
     assert not backend.resumable(0, output)
     assert result.history == train(replace(SPEC, number=5, max_steps=25), output, None).history
+
+
+@pytest.mark.parametrize("end", ["", ".partial"])
+@pytest.mark.parametrize("kind", ["file", "link"])
+def test_a_trial_leaves_the_users_files_as_they_are(
+    backend, output, tmp_path, caplog, monkeypatch, kind, end
+):
+    output.states.mkdir()
+    theirs = [
+        folder / f"trial-{number}.ckpt{end}"
+        for folder, number in ((output.states, 0), (output.checkpoints, 1))
+    ]
+    for path in theirs:
+        outside = tmp_path / f"{path.parent.name}.txt"
+        outside.write_text("the user's")
+        path.symlink_to(outside) if kind == "link" else path.write_text("the user's")
+    stopped = backend.run(replace(SPEC, max_steps=11), output, None)
+    easy = replace(backend.protocol, target=replace(backend.protocol.target, value=0.9))
+    monkeypatch.setattr(backend, "protocol", easy)
+    reached = backend.run(replace(SPEC, number=1), output, None)
+    assert (stopped.status, reached.status) == ("censored", "reached")
+    assert [path.read_text() for path in theirs] == ["the user's"] * 2
+    assert backend.resumable(0, output) == bool(end)
+    assert is_own(output.checkpoint(1)) == bool(end)
+    warnings = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    said = [f"{path} is not this study's" for path in theirs if not end]
+    assert [line.partition(" and stays")[0] for line in warnings] == said
+    # What is continued from it starts afresh, and the user's file still stays.
+    again = replace(SPEC, number=2, max_steps=12, resumed_from=0)
+    monkeypatch.undo()
+    assert backend.run(again, output, stopped).resumed_from == (0 if end else None)
+    assert [path.read_text() for path in theirs] == ["the user's"] * 2
+    names = entries(output.states) + entries(output.checkpoints)
+    assert not [name for name in names if name.startswith(".")]
 
 
 @pytest.mark.parametrize(

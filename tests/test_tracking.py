@@ -32,7 +32,7 @@ from bstune.core.records import Target, TrialResult
 from bstune.study.prepare import compose_checked
 from bstune.study.tracking.address import opening, tracking_uri
 from bstune.study.tracking.content import note, trial_name
-from bstune.study.tracking.database import make_database
+from bstune.study.tracking.database import damage, make_database
 from bstune.study.tracking.exchange import Exchanges
 from bstune.study.tracking.runs import Tracking
 
@@ -564,6 +564,49 @@ def test_trial_half_sent_is_sent_again_once(uri, method, monkeypatch, caplog):
     (child,) = runs(uri, "trial")
     assert child.info.status == "FINISHED"
     assert points(uri, child, "val/error") == HISTORY
+
+
+def overwrite(path):
+    path.write_bytes(b"no database at all, " * 100)
+
+
+def cut_pages(path):
+    path.write_bytes(path.read_bytes()[:40_000])
+
+
+def drop_tables(path):
+    execute(path, "DROP TABLE runs")
+
+
+@pytest.mark.parametrize("spoil", [overwrite, cut_pages, drop_tables])
+def test_a_damaged_database_is_named_and_a_new_one_gets_the_whole_study(
+    uri, spoil, tmp_path, caplog, created
+):
+    opened(uri).send_trial(trial(0))
+    path = tmp_path / "mlflow.db"
+    spoil(path)
+    tracking = opened(uri)
+    tracking.send_trial(trial(1))
+    (warning,) = caplog.messages
+    assert f"The database {path} is damaged (" in warning
+    assert "move it away" in warning
+    assert "The next run of the same command" not in warning
+    path.rename(tmp_path / "away.db")
+    shutil.copy(created[0], path)  # as make_database, which takes seconds
+    again = opened(uri)
+    for number in (0, 1):
+        again.send_trial(trial(number))
+    assert len(runs(uri, "trial")) == 2
+    assert len(caplog.messages) == 1
+
+
+def test_a_locked_database_is_not_called_damaged(uri, tmp_path, monkeypatch):
+    with contextlib.closing(sqlite3.connect(tmp_path / "mlflow.db")) as other:
+        other.execute("BEGIN EXCLUSIVE")
+        monkeypatch.setattr("bstune.study.tracking.database._LOOK_SECONDS", 0.05)
+        assert damage(tmp_path / "mlflow.db") is None
+    assert damage(tmp_path / "mlflow.db") is None
+    assert damage(tmp_path / "missing.db") is None
 
 
 def test_a_request_that_was_repeated_leaves_nothing_twice(uri, monkeypatch):
