@@ -1,4 +1,6 @@
-"""Runs replayed studies that are killed at commits, renames and unlinks, then continued: ``kills.py STUDIES KILLS``.
+"""Runs replayed studies that are killed at commits, syncs, renames and unlinks, then continued.
+
+``python tests/kills.py STUDIES KILLS``
 
 So many studies of different arguments, each killed so many times at points that are drawn from all of its own; every
 kill is of a study in a new folder, which the same command then continues. It prints a line of JSON for each study.
@@ -55,6 +57,7 @@ class Killer:
             (os, "replace"),
             (os, "rename"),
             (os, "unlink"),
+            (os, "fsync"),
         ):
             setattr(owner, name, self._counted(getattr(owner, name)))
 

@@ -1,4 +1,4 @@
-"""A study that is killed at any commit, rename or unlink goes on with the same command as if it had not been."""
+"""A study that is killed at any commit, sync, rename or unlink goes on with the same command as if it had not been."""
 
 import json
 import os

@@ -1,6 +1,7 @@
 """What a study is prepared from: a backend that trains, one of a user's own, the rehearsal, device and precision."""
 
 import logging
+import os
 import re
 import sys
 from dataclasses import replace
@@ -20,7 +21,7 @@ from bstune.study import report
 from bstune.study.prepare import compose_checked, frozen_settings, open_trials, prepare
 from bstune.study.run import run_study
 from bstune.study.tracking import runs
-from bstune.system.files import Output
+from bstune.system.files import Output, is_own
 from bstune.trial.backend import TrialBackend
 from bstune.trial.workload import resolve, resolve_precision
 
@@ -43,12 +44,16 @@ def output(tmp_path, monkeypatch):
 
 
 @pytest.fixture
-def train(output):
-    return prepare(compose_checked(DIGITS)).backend.run
+def backend(output):
+    return prepare(compose_checked(DIGITS)).backend
 
 
-def test_stopped_and_continued_is_the_same_training(output):
-    backend = prepare(compose_checked(DIGITS)).backend
+@pytest.fixture
+def train(backend):
+    return backend.run
+
+
+def test_stopped_and_continued_is_the_same_training(backend, output):
     train = backend.run
     whole = train(SPEC, output, None)
     assert list(output.states.glob("*")) == []
@@ -76,8 +81,9 @@ def damaged(content):
     "spoil", [None, damaged, lambda content: b""], ids=["deleted", "damaged", "emptied"]
 )
 def test_a_parent_whose_state_is_no_use_is_trained_again_from_the_start(
-    train, output, caplog, spoil
+    backend, output, caplog, spoil
 ):
+    train = backend.run
     first = train(replace(SPEC, max_steps=11), output, None)
     state = output.state(0)
     state.unlink() if spoil is None else state.write_bytes(spoil(state.read_bytes()))
@@ -94,10 +100,46 @@ def test_a_parent_whose_state_is_no_use_is_trained_again_from_the_start(
         "censored",
         25,
     )
-    assert entries(output.states) == ["trial-1.ckpt"], (
-        "the spoilt one would be tried again and again"
-    )
+    # The damaged one would be tried again and again; an emptied one might be anybody's.
+    emptied = os.path.lexists(state)
+    assert emptied == (spoil is not None and spoil is not damaged)
+    assert entries(output.states) == ["trial-0.ckpt"] * emptied + ["trial-1.ckpt"]
+    assert not backend.resumable(0, output)
     assert result.history == train(replace(SPEC, number=5, max_steps=25), output, None).history
+
+
+@pytest.mark.parametrize("end", ["", ".partial"])
+@pytest.mark.parametrize("kind", ["file", "link"])
+def test_a_trial_leaves_the_users_files_as_they_are(
+    backend, output, tmp_path, caplog, monkeypatch, kind, end
+):
+    output.states.mkdir()
+    theirs = [
+        folder / f"trial-{number}.ckpt{end}"
+        for folder, number in ((output.states, 0), (output.checkpoints, 1))
+    ]
+    for path in theirs:
+        outside = tmp_path / f"{path.parent.name}.txt"
+        outside.write_text("the user's")
+        path.symlink_to(outside) if kind == "link" else path.write_text("the user's")
+    stopped = backend.run(replace(SPEC, max_steps=11), output, None)
+    easy = replace(backend.protocol, target=replace(backend.protocol.target, value=0.9))
+    monkeypatch.setattr(backend, "protocol", easy)
+    reached = backend.run(replace(SPEC, number=1), output, None)
+    assert (stopped.status, reached.status) == ("censored", "reached")
+    assert [path.read_text() for path in theirs] == ["the user's"] * 2
+    assert backend.resumable(0, output) == bool(end)
+    assert is_own(output.checkpoint(1)) == bool(end)
+    warnings = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    said = [f"{path} is not this study's" for path in theirs if not end]
+    assert [line.partition(" and stays")[0] for line in warnings] == said
+    # What is continued from it starts afresh, and the user's file still stays.
+    again = replace(SPEC, number=2, max_steps=12, resumed_from=0)
+    monkeypatch.undo()
+    assert backend.run(again, output, stopped).resumed_from == (0 if end else None)
+    assert [path.read_text() for path in theirs] == ["the user's"] * 2
+    names = entries(output.states) + entries(output.checkpoints)
+    assert not [name for name in names if name.startswith(".")]
 
 
 @pytest.mark.parametrize(

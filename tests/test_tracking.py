@@ -24,6 +24,7 @@ import mlflow
 import pytest
 from mlflow import MlflowClient
 from mlflow.entities import Run, ViewType
+from mlflow.store.tracking.sqlalchemy_store import SqlAlchemyStore
 from omegaconf import OmegaConf
 from toolbox import FakeTime, entries, make_result
 
@@ -32,7 +33,7 @@ from bstune.core.records import Target, TrialResult
 from bstune.study.prepare import compose_checked
 from bstune.study.tracking.address import opening, tracking_uri
 from bstune.study.tracking.content import note, trial_name
-from bstune.study.tracking.database import make_database
+from bstune.study.tracking.database import damage, make_database
 from bstune.study.tracking.exchange import Exchanges
 from bstune.study.tracking.runs import Tracking
 
@@ -247,7 +248,8 @@ def test_a_database_that_was_not_made_to_its_end_is_made_again(
         in warning
     )
     assert (tmp_path / "mlflow.db.incomplete-1").read_bytes() == before
-    assert quick_tables == ["mlflow.db", "mlflow.db.lock", "mlflow.db.partial"]
+    # A file whose name is random is beside them while the database is made.
+    assert quick_tables[1:] == ["mlflow.db", "mlflow.db.lock"]
     assert entries(tmp_path) == ["mlflow.db", "mlflow.db.incomplete-1"]
     assert len(runs(uri, "trial")) == 1
 
@@ -288,8 +290,9 @@ def test_a_process_that_is_killed_as_it_makes_the_database_breaks_nothing(tmp_pa
     code = f"import bstune.study.tracking.database as t; t.make_database(t.Path({str(tmp_path / 'mlflow.db')!r}))"
     for size in (1, 400_000):
         process = subprocess.Popen([sys.executable, "-c", code], stderr=subprocess.DEVNULL)
-        partial = tmp_path / "mlflow.db.partial"
-        while process.poll() is None and not (partial.exists() and partial.stat().st_size >= size):
+        while process.poll() is None and not any(
+            path.stat().st_size >= size for path in tmp_path.glob(".mlflow.db.*.partial")
+        ):
             time.sleep(0.01)
         process.kill()
         assert process.wait() == -9
@@ -562,6 +565,51 @@ def test_trial_half_sent_is_sent_again_once(uri, method, monkeypatch, caplog):
     (child,) = runs(uri, "trial")
     assert child.info.status == "FINISHED"
     assert points(uri, child, "val/error") == HISTORY
+
+
+def overwrite(path):
+    path.write_bytes(b"no database at all, " * 100)
+
+
+def cut_pages(path):
+    path.write_bytes(path.read_bytes()[:40_000])
+
+
+def drop_tables(path):
+    execute(path, "DROP TABLE runs")
+
+
+@pytest.mark.parametrize("spoil", [overwrite, cut_pages, drop_tables])
+def test_a_damaged_database_is_named_and_a_new_one_gets_the_whole_study(
+    uri, spoil, tmp_path, caplog, created
+):
+    opened(uri).send_trial(trial(0))
+    path = tmp_path / "mlflow.db"
+    spoil(path)
+    tracking = opened(uri)
+    tracking.send_trial(trial(1))
+    (warning,) = [line for line in caplog.messages if line.startswith("MLflow: could not")]
+    assert f"The database {path} is damaged (" in warning
+    assert "move it away" in warning
+    assert "The next run of the same command" not in warning
+    path.rename(tmp_path / "away.db")
+    shutil.copy(created[0], path)  # as make_database, which takes seconds
+    SqlAlchemyStore._engine_map[uri].dispose()  # as in a new process
+    caplog.clear()
+    again = opened(uri)
+    for number in (0, 1):
+        again.send_trial(trial(number))
+    assert len(runs(uri, "trial")) == 2
+    assert caplog.messages == []
+
+
+def test_a_locked_database_is_not_called_damaged(uri, tmp_path, monkeypatch):
+    with contextlib.closing(sqlite3.connect(tmp_path / "mlflow.db")) as other:
+        other.execute("BEGIN EXCLUSIVE")
+        monkeypatch.setattr("bstune.study.tracking.database._LOOK_SECONDS", 0.05)
+        assert damage(tmp_path / "mlflow.db") is None
+    assert damage(tmp_path / "mlflow.db") is None
+    assert damage(tmp_path / "missing.db") is None
 
 
 def test_a_request_that_was_repeated_leaves_nothing_twice(uri, monkeypatch):

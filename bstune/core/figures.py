@@ -3,7 +3,7 @@
 import math
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bstune.system.console import format_number
+from bstune.system.files import whole_file
 
 if TYPE_CHECKING:
     from matplotlib.artist import Artist
@@ -84,23 +85,17 @@ def save_figure(
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.backends.backend_svg import FigureCanvasSVG
 
-    # as write_text: the next run replaces what a kill leaves
-    partial = {path: path.with_name(path.name + ".partial") for path in paths}
     figure = figure_of(paint, inches, dots_per_inch)
-    try:
-        with _own_style():
-            # Figure.savefig draws everything twice.
-            for path, temporary in partial.items():
-                figure.set_dpi(dots_per_inch)  # which an SVG sets to its own
-                if path.suffix == ".svg":
-                    FigureCanvasSVG(figure).print_svg(temporary)  # type: ignore[no-untyped-call]
-                else:
-                    FigureCanvasAgg(figure).print_png(temporary)  # type: ignore[no-untyped-call]
-        for path, temporary in partial.items():
-            temporary.replace(path)
-    finally:
-        for temporary in partial.values():
-            temporary.unlink(missing_ok=True)
+    # All of them are written before the first takes its place.
+    with ExitStack() as files, _own_style():
+        # Figure.savefig draws everything twice.
+        for path in paths:
+            file = files.enter_context(whole_file(path))
+            figure.set_dpi(dots_per_inch)  # which an SVG sets to its own
+            if path.suffix == ".svg":
+                FigureCanvasSVG(figure).print_svg(file)  # type: ignore[no-untyped-call]
+            else:
+                FigureCanvasAgg(figure).print_png(file)  # type: ignore[no-untyped-call]
 
 
 def log_axis(axes: "Axes", name: str, limits: tuple[float, float], decimal: bool = False) -> None:

@@ -1,9 +1,10 @@
 """Connections to a study's storage: a database, or Optuna's gRPC proxy in front of one."""
 
+import sqlite3
 import threading
 import time
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,7 +13,8 @@ from typing import Any
 import optuna
 from optuna.exceptions import ExperimentalWarning
 from optuna.storages import BaseStorage
-from sqlalchemy import TEXT, Engine, create_engine, text
+from optuna.storages._rdb.models import BaseModel
+from sqlalchemy import TEXT, Engine, MetaData, create_engine, text
 from sqlalchemy import inspect as inspect_engine
 from sqlalchemy.engine import make_url
 from sqlalchemy.exc import ArgumentError, SQLAlchemyError
@@ -22,8 +24,11 @@ from bstune.study.lease import STORAGE_ERRORS
 from bstune.study.patience import Patience
 from bstune.system.files import check_writable
 from bstune.system.secrets import redact_values
+from bstune.system.sqlite import foreign_tables
 
 CONNECT_SECONDS = 5
+OPTUNA_TABLES = {"studies", "trials", "version_info"}  # that each of Optuna's databases has
+NAMED_TABLES = 3  # of a foreign database, in an error
 GRPC = "grpc"  # Optuna's proxy: many workers on few connections to a database
 RACE_SECONDS = (0.1, 0.3, 1.0, 2.0)  # between looks, while another process makes the same thing
 
@@ -58,6 +63,11 @@ def check_storage(url: str) -> None:
             raise StudyError(
                 f"storage={url}: the folder {path.parent} does not exist: make it, or choose another"
             )
+        if path.is_symlink() and not path.exists():
+            raise StudyError(
+                f"storage={url}: {path} is a link to {path.readlink()}, which does not exist: make it an empty file, "
+                "or choose another storage"
+            )
         if not path.exists():  # connecting would create it
             return
     outcome: Future[None] = Future()
@@ -91,6 +101,37 @@ def check_storage(url: str) -> None:
             "start it, install its driver (psycopg2-binary for postgresql+psycopg2://, pymysql for mysql+pymysql://, "
             "grpcio for grpc://), or use another one, such as storage=sqlite:///bstune.db"
         ) from error
+    if path is not None:
+        _check_tables(path, url)
+
+
+def _check_tables(path: Path, url: str) -> None:
+    """Refuse a SQLite database that Optuna did not make: it would add its tables."""
+    keys = primary_keys(BaseModel.metadata)
+    try:
+        foreign = foreign_tables(path, keys, OPTUNA_TABLES, CONNECT_SECONDS)
+    except sqlite3.Error as error:
+        raise StudyError(f"the storage does not answer: storage={url}: {error}") from error
+    if foreign:
+        raise StudyError(
+            f"storage={url}: {path} is another program's database, with {tables_text(foreign)}, and bstune adds "
+            "nothing to it: choose another file, such as storage=sqlite:///studies.db"
+        )
+
+
+def primary_keys(tables: MetaData) -> dict[str, set[str]]:
+    """Return the columns of the primary key of each of a program's tables, and of Alembic's, which it keeps there."""
+    keys = {name: set(table.primary_key.columns.keys()) for name, table in tables.tables.items()}
+    return {**keys, "alembic_version": {"version_num"}}
+
+
+def tables_text(tables: Sequence[str]) -> str:
+    """Name the first tables of a database in a line."""
+    named = ", ".join(tables[:NAMED_TABLES])
+    more = len(tables) - NAMED_TABLES
+    return f"the table{'s' if len(tables) > 1 else ''} {named}" + (
+        f" and {more} more" if more > 0 else ""
+    )
 
 
 class _Filtered(BaseStorage):

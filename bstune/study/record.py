@@ -8,6 +8,7 @@ the target of the replay sets whether it has to fall or to rise.
 import argparse
 import json
 import math
+import os
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
@@ -23,7 +24,7 @@ from bstune.study.prepare import compose_checked, prepare
 from bstune.study.storage import changes
 from bstune.system.console import quieten
 from bstune.system.exits import is_interruption
-from bstune.system.files import check_writable, write_text
+from bstune.system.files import append_text, check_writable, write_text
 from bstune.system.inputs import parse_json, read_text
 from bstune.system.terminal import ArgumentParser, write_out
 from bstune.trial.replay import COLUMNS
@@ -64,7 +65,7 @@ def main(arguments: list[str]) -> None:
         help="such as 0,1 (default: 0)",
     )
     options, overrides = parser.parse_known_args(arguments)
-    if options.file.exists():
+    if os.path.lexists(options.file):
         raise TableError(f"{options.file} is there already: choose another name, or delete it")
     check_writable(options.file, "FILE")
     if options.trials is not None:
@@ -168,8 +169,7 @@ def record_grid(
         size, lr, seed = point
         result = train(TrialSpec(number, number, size, lr, None, seed))
         rows.append(row(result))
-        with runs.open("a", encoding="utf-8") as file:
-            file.write(dump_json(rows[-1]) + "\n")
+        append_text(runs, dump_json(rows[-1]) + "\n")
         status = f"{result.status} at {result.steps}"
         write_out(f"run {number + 1}/{len(points)}  B {size}  lr {lr:.4g}  seed {seed}  {status}")
     write_table(path, [recorded for recorded in rows if _point(recorded) in points])
@@ -239,13 +239,15 @@ def _point(recorded: Mapping[str, Any]) -> Point:
 
 
 def _runs_file(path: Path) -> Path:
-    return path.with_name(path.name + ".runs")  # write_text has a temporary name of its own
+    return path.with_name(path.name + ".runs")
 
 
 def _read_runs(path: Path) -> list[dict[str, Any]]:
     """Return the rows of an earlier run; a last line that was cut short is dropped."""
-    if not path.exists():
+    if not os.path.lexists(path):
         return []
+    if path.is_symlink() or not path.is_file():
+        raise TableError(f"{path} is no regular file: move it away, or choose another FILE")
     rows: list[dict[str, Any]] = []
     try:
         whole = read_text(path, "the file").rpartition("\n")[0]

@@ -52,7 +52,7 @@ from bstune.study.storage import TESTS, results, trained_by
 from bstune.study.summary import summarize, winner_row
 from bstune.system.console import format_count, format_number, plural
 from bstune.system.failures import optional
-from bstune.system.files import Output, write_text
+from bstune.system.files import Output, is_own, write_text
 from bstune.system.secrets import redact_values
 
 if TYPE_CHECKING:
@@ -348,7 +348,7 @@ def _elsewhere(
     return [
         f"the checkpoint of trial {number} is not in {files.checkpoints}, but with {trained_by(study, number)}"
         for number in sorted(numbers)
-        if not files.checkpoint(number).exists()
+        if not is_own(files.checkpoint(number))
     ]
 
 
@@ -489,7 +489,7 @@ def best_yaml(
         checkpoint = prepared.files.checkpoint(trial.number)
         values[name] = {
             **winner_row(best[criterion.merit]),
-            "checkpoint": str(checkpoint.absolute()) if checkpoint.exists() else None,
+            "checkpoint": str(checkpoint.absolute()) if is_own(checkpoint) else None,
             "command": None
             if arguments is None
             else shlex.join([sys.executable, "-m", "bstune", *kept, *own]),

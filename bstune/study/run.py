@@ -42,7 +42,15 @@ from bstune.study.storage import (
 )
 from bstune.system.console import format_count, format_number, format_seconds, plural
 from bstune.system.failures import optional
-from bstune.system.files import Identity, Output, check_owner, owned, write_text
+from bstune.system.files import (
+    Identity,
+    Output,
+    check_owner,
+    make_inside,
+    owned,
+    remove_partials,
+    write_text,
+)
 from bstune.system.secrets import redact_values
 from bstune.trial.backend import chooses_batch_sizes, chooses_horizons, stops_trials
 from bstune.trial.workers import InProcess
@@ -265,11 +273,12 @@ def run_study(
     with leases.acquired(say), owned(files, identity):
         if again and again != study.user_attrs[ARGUMENTS]:
             study.set_user_attr(ARGUMENTS, again)  # of which a worker joins what goes on
+        remove_partials(files.root)
         store_unstored(study, files)
         living = leases.living()
         finish_abandoned(study, objective, lambda worker: worker not in living)
         say(plan_text(prepared, results(study)))
-        files.checkpoints.mkdir(exist_ok=True)
+        make_inside(files.checkpoints)
         write_text(files.config, _config_yaml(config))
         if prepared.survey is not None:
             from bstune.hardware.report import (
@@ -323,7 +332,7 @@ def run_worker(prepared: PreparedStudy, study: optuna.Study, console: Console) -
                 "steps only",
                 soft_wrap=True,
             )
-        prepared.files.checkpoints.mkdir(exist_ok=True)
+        make_inside(prepared.files.checkpoints)
         progress = Progress(prepared.budget.trials, prepared.protocol.target, console)
         with progress.live or nullcontext():
             search = Search(prepared, study, leases, None, progress.show)
@@ -340,7 +349,7 @@ def run_single(prepared: PreparedStudy, spec: TrialSpec, console: Console) -> Tr
         owned(prepared.files, identity),
         owned(files, identity),
     ):  # the study's own, which may begin later
-        files.checkpoints.mkdir(exist_ok=True)
+        make_inside(files.checkpoints)
         with (
             InProcess(prepared.backend.run)
             if prepared.workers is None

@@ -46,7 +46,7 @@ from bstune.study.storage import (
 )
 from bstune.study.wall import WallTime
 from bstune.system.console import format_count
-from bstune.system.files import keep_trials, write_text
+from bstune.system.files import append_text, keep_trials, write_text
 from bstune.trial.backend import stops_trials
 from bstune.trial.workers import Finished, Runner, with_step_time
 
@@ -209,8 +209,7 @@ class Search:
                 ranks_stopped,
             )
         except StudyError:  # the storage is gone: the same command stores it
-            with files.unstored.open("a", encoding="utf-8") as file:
-                file.write(result.to_json() + "\n")
+            append_text(files.unstored, result.to_json() + "\n")
             raise
         if result.status == "failed":
             check_failures(results(self._study), finished.frames, finished.cause)

@@ -80,6 +80,7 @@ TAKEN = (
     TrialState.RUNNING,
 )  # states of the trials that have an index
 MAX_CONTINUED = 3  # times as many continued trials as points
+RECORD_BEGINS = '{"number": '  # of TrialResult.to_json
 TRIES = 2  # of one point, if its trials fail by themselves; then the sampler suggests another
 CUT_SHORT = "the process ended before the trial did; it is asked again"
 REPORTED = 1  # step of the one value that is reported to Optuna
@@ -599,8 +600,14 @@ def store_unstored(study: optuna.Study, files: Output) -> None:
     """Store the records of trials that finished while the storage was away, before :func:`finish_abandoned`."""
     if not files.unstored.exists():
         return
+    lines = files.unstored.read_text(encoding="utf-8", errors="replace").splitlines()
+    if not all(_may_be_record(line) for line in lines):
+        raise StudyError(
+            f"{files.unstored} holds other lines than the records of trials, which bstune keeps there while the "
+            "storage is away: move it away"
+        )
     by_number = {trial.number: trial for trial in _running(study)}
-    for record in files.unstored.read_text(encoding="utf-8", errors="replace").splitlines():
+    for record in lines:
         try:
             trial = by_number.get(TrialResult.from_json(record).number)
         except ValueError:
@@ -611,6 +618,11 @@ def store_unstored(study: optuna.Study, files: Output) -> None:
         if trial is not None:  # nobody has given it to another process meanwhile
             study._storage.set_trial_user_attr(trial._trial_id, RECORD, record)
     files.unstored.unlink()
+
+
+def _may_be_record(line: str) -> bool:
+    """Return whether a line begins as a trial's record does; it may have been cut short."""
+    return line.startswith(RECORD_BEGINS) or RECORD_BEGINS.startswith(line)
 
 
 def tell(

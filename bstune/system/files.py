@@ -1,14 +1,25 @@
-"""A study's output folder: whose it is, the paths in it, and files that are whole or not there."""
+"""A study's output folder: whose it is, the paths in it, and files that are whole or not there.
+
+No file is opened through a link, and none is written in its place: each is made under a random name beside it, reaches
+the disk, and is then renamed. Only files that are provably bstune's own are removed: a file that is not whole has a
+checksum in its name (:func:`partial_of`), weights and states end with the study and the trial that wrote them
+(:func:`own_mark`).
+"""
 
 import errno
+import hashlib
 import json
+import logging
 import os
 import re
+import secrets
+import stat
 import time
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import BinaryIO
 
 from bstune.core.errors import BstuneError, StudyError
 from bstune.system.secrets import HIDDEN, HIDDEN_IN_YAML, redact, without_known
@@ -16,6 +27,13 @@ from bstune.system.secrets import HIDDEN, HIDDEN_IN_YAML, redact, without_known
 WRITE_TRIES = 11  # of a file, a second apart, where a full disk or a mount may come back, as after these errors:
 FULL = (errno.ENOSPC, errno.EDQUOT)
 PASSING = (*FULL, errno.EIO, errno.ENOENT, errno.ESTALE)
+# File systems that cannot sync a folder by itself answer so.
+NO_FOLDER_SYNC = (errno.EINVAL, errno.ENOTSUP, errno.EBADF, errno.EACCES)
+# O_NONBLOCK: a FIFO would be waited for.
+UNFOLLOWED = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+PARTIAL = re.compile(r"\.(.+)\.([0-9a-f]{16})([0-9a-f]{16})\.partial", re.DOTALL)
+PARTIAL_NAME_LENGTH = 48  # characters of the final name: at most 192 bytes of the 255 of a name
+logger = logging.getLogger(__name__)
 
 
 def expand_home(text: str) -> str:
@@ -98,36 +116,188 @@ class Output:
         return Output(self.root / f"trial-B{batch_size}-lr{lr:.6g}-seed{seed}")
 
 
+def partial_of(path: Path) -> Path:
+    """Name a file that is to be renamed to ``path``: at random, with a checksum that no other's file has."""
+    name, token = path.name[-PARTIAL_NAME_LENGTH:], secrets.token_hex(8)
+    return path.with_name(f".{name}.{token}{_checksum(name, token)}.partial")
+
+
+def _checksum(name: str, token: str) -> str:
+    text = f"bstune {name} {token}".encode("utf-8", "surrogateescape")
+    return hashlib.sha256(text).hexdigest()[:16]
+
+
+def final_name(path: Path) -> str | None:
+    """Return the end of the name that a file of :func:`partial_of` was to get; None for any other file."""
+    match = PARTIAL.fullmatch(path.name)
+    if match is None:
+        return None
+    name, token, checksum = match.groups()
+    return name if _checksum(name, token) == checksum else None
+
+
+def create_partial(path: Path) -> BinaryIO:
+    """Create a new file under a name of :func:`partial_of`; an error if anything is there."""
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | UNFOLLOWED
+    return os.fdopen(os.open(path, flags, 0o666), "wb")
+
+
+def sync_file(file: BinaryIO) -> None:
+    """Bring what was written to the disk."""
+    file.flush()
+    os.fsync(file.fileno())
+
+
+def sync_folder(folder: Path) -> None:
+    """Bring a folder's names to the disk, where its file system can do that."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    except OSError as error:
+        if error.errno not in NO_FOLDER_SYNC:
+            raise
+    finally:
+        os.close(descriptor)
+
+
+def put_in_place(partial: Path, path: Path) -> None:
+    """Rename a file that is on the disk; a link that has its name is replaced, and not followed."""
+    os.replace(partial, path)
+    sync_folder(path.parent)
+
+
+@contextmanager
+def whole_file(path: Path) -> Iterator[BinaryIO]:
+    """Open a file for bytes that readers see once the body has ended: a body that fails leaves what was there.
+
+    An OSError names ``path``.
+    """
+    partial = partial_of(path)
+    try:
+        with create_partial(partial) as file:
+            yield file
+            sync_file(file)
+        put_in_place(partial, path)
+    except BaseException as error:
+        with suppress(OSError):  # it takes room on a full disk
+            partial.unlink()
+        if isinstance(error, OSError) and error.filename in (None, partial, str(partial)):
+            error.filename, error.filename2 = str(path), None
+        raise
+
+
+def append_text(path: Path, text: str) -> None:
+    """Append to a regular file, which is made where it is missing; StudyError where it is a link or a device."""
+    try:
+        descriptor = _open_regular(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(text.encode())
+            sync_file(file)
+        sync_folder(path.parent)
+    except OSError as error:
+        raise StudyError(f"{path} cannot be written: {_strerror(error)}") from error
+
+
+def _open_regular(path: Path, flags: int) -> int:
+    descriptor = os.open(path, flags | UNFOLLOWED, 0o666)
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise OSError(errno.EINVAL, "it is no regular file", str(path))
+    return descriptor
+
+
+def _strerror(error: OSError) -> str:
+    if error.errno == errno.ELOOP:
+        return "it is a link, and bstune follows none there"
+    return error.strerror or str(error)
+
+
+def own_mark(path: Path) -> bytes:
+    """Return what the file of a trial's weights or state ends with: its study, as study.json says, and its name."""
+    identity = _identity(Output(path.parent.parent))
+    study = "of no study" if identity is None or identity.id is None else identity.id
+    return f"bstune {study} {path.parent.name}/{path.name}".encode("utf-8", "surrogateescape")
+
+
+def is_own(path: Path) -> bool:
+    """Return whether the study of this folder wrote this file of weights or a state, under this very name."""
+    mark = own_mark(path)
+    try:
+        descriptor = _open_regular(path, os.O_RDONLY)
+        with os.fdopen(descriptor, "rb") as file:
+            file.seek(max(0, os.fstat(descriptor).st_size - len(mark)))
+            return file.read() == mark
+    except OSError:  # it is not there, or may not be read: then it is left alone
+        return False
+
+
+def may_take(path: Path) -> bool:
+    """Return whether weights or a state may get this name; a warning says that another's file has it."""
+    if not os.path.lexists(path) or is_own(path):
+        return True
+    logger.warning(
+        "%s is not this study's and stays as it is: what the trial would have kept there is not kept",
+        path,
+    )
+    return False
+
+
+def remove_own(path: Path) -> None:
+    """Remove the weights or the state of a trial, if this study wrote the file."""
+    if is_own(path):
+        path.unlink(missing_ok=True)  # a trial deletes the state that it could not read
+
+
 def keep_trials(folder: Path, trials: Collection[int], keep: Callable[[], Collection[int]]) -> None:
-    """Delete the files of ``trials``, by number, from ``folder``, but for those to ``keep``; nothing else."""
-    matches = [
-        (path, re.fullmatch(r"trial-(\d+)\.ckpt(\.partial)?", path.name))
-        for path in folder.glob("trial-*")
-    ]
-    found = {
-        path: number for path, match in matches if match and (number := int(match[1])) in trials
-    }
+    """Delete the files that ``trials`` wrote, by number, from ``folder``, but for those to ``keep``; nothing else."""
+    if folder.is_symlink() or not folder.is_dir():
+        return
+    found: dict[Path, int] = {}
+    for path in folder.iterdir():
+        partial = final_name(path)
+        match = re.fullmatch(r"trial-([0-9]{1,18})\.ckpt", partial or path.name)
+        number = -1 if match is None else int(match[1])
+        if number not in trials:
+            continue
+        if partial is not None:
+            _remove_partial(path)
+        elif is_own(path):
+            found[path] = number
     kept = keep() if found else ()  # takes long after many trials; replayed ones leave no files
     for path, number in found.items():
         if number not in kept:
-            path.unlink(missing_ok=True)  # a trial deletes the state that it could not read
+            remove_own(path)
+
+
+def remove_partials(folder: Path, names: Collection[str] | None = None) -> None:
+    """Remove what killed processes left in a folder, of files with these names or of any.
+
+    To be called by the one process that may write them.
+    """
+    for path in folder.iterdir():
+        name = final_name(path)
+        if name is not None and (names is None or name in names):
+            _remove_partial(path)
+
+
+def _remove_partial(path: Path) -> None:
+    if path.is_file() and not path.is_symlink():
+        path.unlink(missing_ok=True)
 
 
 def write_text(path: Path, text: str, sleep: Callable[[float], None] = time.sleep) -> None:
-    """Write a file under a temporary name, then rename it: a reader sees the old one or the new one.
+    """Write a file of text as a whole: a reader sees the old one or the new one.
 
-    The secrets that are remembered are left out of it.
+    The secrets that are remembered are left out of it. A full disk or a folder that is away is tried again for ten
+    seconds; then it is a StudyError.
     """
     text = without_known(text, HIDDEN_IN_YAML if path.suffix in (".yaml", ".yml") else HIDDEN)
-    partial = path.with_name(path.name + ".partial")
     for tries_left in reversed(range(WRITE_TRIES)):
         try:
-            partial.write_text(text, encoding="utf-8")
-            partial.replace(path)
+            with whole_file(path) as file:
+                file.write(text.encode())
         except OSError as error:
             if error.errno not in PASSING or not tries_left:
-                with suppress(OSError):  # it takes room on a full disk
-                    partial.unlink()
                 tried = "" if tries_left else f"; tried {WRITE_TRIES} times in {WRITE_TRIES - 1} s"
                 raise StudyError(
                     f"{path} cannot be written: {error.strerror}{tried}; what has finished is stored: mend it, and run "
@@ -158,41 +328,87 @@ def full_disk(error: BaseException) -> StudyError | None:
 
 
 def check_writable(path: Path, what: str) -> None:
-    """Refuse, without writing, a ``path`` that cannot be created or written, or is below no folder."""
+    """Refuse a ``path`` that cannot be created or written: a file beside it is tried, and leaves nothing."""
     try:
         taken, parent = path.exists(), path.absolute().parent
         while not parent.exists():
             parent = parent.parent
     except OSError as error:  # a name that is too long, a folder that may not be read
         raise StudyError(f"{what}: {error.strerror}: choose another place") from error
+    if taken and not path.is_file():
+        raise StudyError(f"{what}: {path} is there and no regular file: choose another place")
     if taken and not os.access(path, os.W_OK):
         raise StudyError(
             f"{what}: {path} is not writable: choose another place, or run from another folder"
         )
     if not parent.is_dir():
         raise StudyError(f"{what}: {parent} is not a folder: choose another place")
-    if not os.access(parent, os.W_OK | os.X_OK):
+    # os.access allows root everything, below /proc too.
+    partial = partial_of(parent / path.name)
+    try:
+        create_partial(partial).close()
+        partial.unlink(missing_ok=True)  # the study's owner removes what it finds
+    except OSError as error:
         raise StudyError(
-            f"{what}: folder {parent} is not writable: choose another place, or run from another folder"
-        )
+            f"{what}: folder {parent} is not writable ({error.strerror}): choose another place, or run from another "
+            "folder"
+        ) from error
+
+
+def _identity(output: Output) -> Identity | None:
+    """Return whose a folder says to be; None where it says nothing that can be read."""
+    try:
+        return Identity(**json.loads(output.identity.read_text(encoding="utf-8")))
+    except (OSError, ValueError, TypeError):
+        return None
 
 
 def check_owner(output: Output, identity: Identity) -> Identity | None:
     """Return whose the folder is, None if it is empty; refuse one with something in it that is not this study's."""
-    if not output.root.is_dir() or not any(output.root.iterdir()):
+    if not output.root.is_dir():
         return None
-    try:
-        found = Identity(**json.loads(output.identity.read_text(encoding="utf-8")))
-    except (FileNotFoundError, json.JSONDecodeError, TypeError):
+    # What a process that was killed left before it could say whose the folder is does not count.
+    if all(final_name(path) is not None for path in output.root.iterdir()):
+        return None
+    found = _identity(output)
+    if found is None:
         what = "is not empty and no study's"
+    elif found.of_same_study(identity):
+        _check_inside(output)
+        return found
     else:
-        if found.of_same_study(identity):
-            return found
         what = f"is of the study {found.study!r} in {found.storage}"
         if (found.study, found.storage) == (identity.study, identity.storage):
             what += ", but of an earlier one of this name"
     raise StudyError(
         f"output={output.root} {what}: choose another with output=DIR or study=NAME, or move the folder away"
+    )
+
+
+def _check_inside(output: Output) -> None:
+    """Refuse links in the place of a folder or file that trials are to write to; the study's own folder may be one."""
+    for path, is_kind, kind in (
+        (output.checkpoints, Path.is_dir, "folder"),
+        (output.states, Path.is_dir, "folder"),
+        (output.unstored, Path.is_file, "regular file"),
+    ):
+        if os.path.lexists(path) and (path.is_symlink() or not is_kind(path)):
+            raise _not_inside(path, kind)
+
+
+def make_inside(folder: Path) -> None:
+    """Make a folder in a study's own, if it is missing; StudyError where a link or a file has its name."""
+    with suppress(FileExistsError):
+        folder.mkdir()
+    if folder.is_symlink() or not folder.is_dir():
+        raise _not_inside(folder, "folder")
+
+
+def _not_inside(path: Path, kind: str) -> StudyError:
+    found = "is a link" if path.is_symlink() else f"is no {kind}"
+    return StudyError(
+        f"{path} {found}, and nothing in a study's folder is written through a link: move it away; output=DIR itself "
+        "may be a link"
     )
 
 

@@ -20,11 +20,18 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from bstune.core.clock import Phase, TrialClock
 from bstune.core.errors import ConfigError, StateError
 from bstune.core.records import TrialResult, TrialSpec
+from bstune.system.files import (
+    create_partial,
+    may_take,
+    own_mark,
+    partial_of,
+    put_in_place,
+    sync_file,
+)
 from bstune.trial import distributed
 from bstune.trial.batches import IndexStream
 
 KEY = "bstune"
-OWN = "bstune's own file"  # the storage options that mark one
 OF_RANKS = (
     "ranks"  # in it, of a trial on several devices: what differs from process to process, by rank
 )
@@ -45,6 +52,13 @@ DAMAGED = (
 )  # errors of reading such an archive
 
 
+@dataclass(frozen=True)
+class Own:
+    """The storage options that mark a file of bstune's own."""
+
+    path: Path  # the name that it gets once it is whole
+
+
 class PlainFiles:
     """A Trainer's checkpoints: bstune's own hold weights and plain data alone, all others are left as they are.
 
@@ -63,18 +77,21 @@ class PlainFiles:
         self, checkpoint: dict[str, Any], path: Any, storage_options: Any = None
     ) -> None:
         """Write the file; the error of a full disk says which."""
-        if storage_options != OWN:
+        if not isinstance(storage_options, Own):
             self._others.save_checkpoint(checkpoint, path, storage_options)
             return
         buffer = io.BytesIO()
         torch.save(
             {name: value for name, value in checkpoint.items() if name not in UNUSED}, buffer
         )
+        _add_comment(buffer, own_mark(storage_options.path))
         try:
             # In place: Lightning would write it in the system's temporary folder and move it.
-            Path(path).write_bytes(buffer.getbuffer())
+            with create_partial(Path(path)) as file:
+                file.write(buffer.getbuffer())
+                sync_file(file)
         except OSError as error:
-            error.filename = str(path)
+            error.filename = str(storage_options.path)
             raise
 
     def load_checkpoint(
@@ -96,6 +113,12 @@ class PlainFiles:
             if hasattr(owner, "_hparams_name"):
                 checkpoint[owner.CHECKPOINT_HYPER_PARAMS_NAME] = owner._hparams_name
         return checkpoint
+
+
+def _add_comment(archive: io.BytesIO, comment: bytes) -> None:
+    """Let a ZIP archive that has no comment end with one: its last two bytes are the comment's length."""
+    archive.seek(-2, io.SEEK_END)
+    archive.write(len(comment).to_bytes(2, "little") + comment)
 
 
 @dataclass(frozen=True)
@@ -143,7 +166,7 @@ class StateWriter(Callback):
     """Writes a trial's state ahead of what other call-backs do for an evaluation, such as averaging the weights."""
 
     def __init__(self, path: Path, stream: IndexStream, clock: TrialClock) -> None:
-        self._path, self._partial = path, path.with_name(path.name + ".partial")
+        self._path, self._partial = path, partial_of(path)
         self._stream, self._clock = stream, clock
         self._state: TrialState | None = None
 
@@ -156,9 +179,9 @@ class StateWriter(Callback):
         self._state = TrialState(stream=self._stream.position(batches), **values)
 
     def keep(self) -> None:
-        """Give the file its name, if it was written."""
-        if self._partial.exists() and distributed.is_first():
-            self._partial.replace(self._path)
+        """Give the file its name, if it was written and no other's file has the name."""
+        if self._partial.exists() and distributed.is_first() and may_take(self._path):
+            put_in_place(self._partial, self._path)
 
     def discard(self) -> None:
         """Remove what was written and not kept."""
@@ -169,7 +192,9 @@ class StateWriter(Callback):
         """Write the state, if one is taken; its seconds are no evaluation's."""
         if self._state is not None:
             self._clock.enter(Phase.CLOSING)
-            trainer.save_checkpoint(self._partial, weights_only=False, storage_options=OWN)
+            self.discard()  # one of an earlier step
+            own = Own(self._path)
+            trainer.save_checkpoint(self._partial, weights_only=False, storage_options=own)
             self._state = None  # other call-backs write checkpoints too
             self._clock.enter(Phase.EVALUATION)
 

@@ -44,6 +44,7 @@ from bstune.core.records import (
 )
 from bstune.system.exits import is_interruption, sys_exit_error
 from bstune.system.failures import cause
+from bstune.system.files import may_take, partial_of, put_in_place
 from bstune.system.interruption import temporary_folder
 from bstune.trial import distributed
 from bstune.trial.batch_sizes import BatchSizes
@@ -55,7 +56,7 @@ from bstune.trial.batches import (
     stream_of,
     weight_micro_batches,
 )
-from bstune.trial.checkpoint import OWN, PlainFiles, StateWriter, Stopped, TrialState, read_state
+from bstune.trial.checkpoint import Own, PlainFiles, StateWriter, Stopped, TrialState, read_state
 from bstune.trial.compile import (
     USER_CODE_ERRORS,
     Compiling,
@@ -247,11 +248,12 @@ def _train(
         fit(trainer, workload, module, train, sizes.micro.sizes[0], **options)
         loop.explain_end(trainer)
         if progress.status == "reached" and checkpoint is not None:
-            partial = checkpoint.with_name(checkpoint.name + ".partial")
+            partial = partial_of(checkpoint)
             try:
-                trainer.save_checkpoint(partial, weights_only=True, storage_options=OWN)
-                if distributed.is_first():
-                    partial.replace(checkpoint)
+                own = Own(checkpoint)
+                trainer.save_checkpoint(partial, weights_only=True, storage_options=own)
+                if distributed.is_first() and may_take(checkpoint):
+                    put_in_place(partial, checkpoint)
             finally:
                 if distributed.is_first():
                     partial.unlink(missing_ok=True)

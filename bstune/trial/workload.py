@@ -52,7 +52,7 @@ from bstune.core.batch_schedule import BatchPlan, constant
 from bstune.core.errors import ConfigError, StateError, UserCodeError
 from bstune.core.records import TrialProtocol, TrialResult, TrialSpec
 from bstune.system.failures import cause, described, in_users_code, optional
-from bstune.system.files import Output
+from bstune.system.files import Output, is_own, make_inside, remove_own
 from bstune.system.watchdog import waiting_for
 from bstune.trial.backend import TrialBackend, chooses_horizons, make_protocol
 from bstune.trial.batches import epoch_length, loaders_of, rebatch
@@ -464,7 +464,7 @@ class LightningBackend(TrialBackend):
             )
         if spec.max_steps is None or folder is None:
             return run_trial(self.workload, spec, protocol, checkpoint)
-        folder.states.mkdir(exist_ok=True)
+        make_inside(folder.states)
         state = folder.state(spec.number)
         if resumed_from is not None:
             stopped = Stopped(resumed_from, folder.state(resumed_from.number))
@@ -474,7 +474,7 @@ class LightningBackend(TrialBackend):
                 )
             except StateError as error:
                 logger.warning("%s", error)
-                stopped.state.unlink(missing_ok=True)  # it would be tried again and again
+                remove_own(stopped.state)  # it would be tried again and again
         return run_trial(
             self.workload, replace(spec, resumed_from=None), protocol, checkpoint, state=state
         )
@@ -489,7 +489,7 @@ class LightningBackend(TrialBackend):
     def test(self, spec: TrialSpec, folder: Output) -> Mapping[str, float]:
         """Return a trial's metrics on the test set, from its checkpoint; empty without such a set or checkpoint."""
         checkpoint = folder.checkpoint(spec.number)
-        if self.workload.test_batches is None or not checkpoint.exists():
+        if self.workload.test_batches is None or not is_own(checkpoint):
             return {}
         module = self.workload.build_module(spec)
         trainer = evaluate(
@@ -499,7 +499,7 @@ class LightningBackend(TrialBackend):
 
     def resumable(self, number: int, folder: Output) -> bool:
         """Return whether the stopped trial's state is there."""
-        return folder.state(number).exists()
+        return is_own(folder.state(number))
 
 
 def has_horizon(config: DictConfig) -> bool:

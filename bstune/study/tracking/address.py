@@ -31,7 +31,17 @@ def tracking_uri(settings: DictConfig) -> str:
 
 
 def check_uri(uri: str) -> None:
-    """Check that MLflow has a store for this kind of URI, without connecting; ConfigError if it has none."""
+    """Check that MLflow has a store for this kind of URI, without connecting; ConfigError if it has none.
+
+    Nor may the URI be of a SQLite database that another program made, as MLflow would add its tables.
+    """
+    path = database_path(uri)
+    if path is not None and os.path.lexists(path):
+        from bstune.study.tracking.database import (
+            check_database,
+        )  # MLflow's tables take a second to import
+
+        check_database(path)
     if urlsplit(uri).scheme.partition("+")[0] in ("http", "https", *DATABASE_ENGINES):
         return
     try:

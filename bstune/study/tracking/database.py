@@ -13,11 +13,17 @@ from filelock import FileLock
 from mlflow.store.db import utils as mlflow_database
 from mlflow.store.db.base_sql_model import Base
 
+from bstune.core.errors import ConfigError
+from bstune.study.connection import primary_keys, tables_text
+from bstune.system.files import final_name, partial_of, put_in_place, sync_file
+from bstune.system.sqlite import foreign_tables
+
 _CONTENTS = (
     "runs",
     "registered_models",
     "trace_info",
 )  # tables that hold what is not to be lost, but for experiments
+_ALWAYS = {"experiments", "runs"}  # tables that each of MLflow's databases has
 _JOURNALS = ("-journal", "-wal", "-shm")
 _LOOK_SECONDS = 1.0  # between two looks at a database that another program may be making
 _log = logging.getLogger(__name__)
@@ -31,12 +37,11 @@ def make_database(path: Path) -> None:
     if path.exists() and not _half_made(path):
         return
     path.parent.mkdir(parents=True, exist_ok=True)
-    lock, partial = (path.with_name(path.name + end) for end in (".lock", ".partial"))
+    lock, partial = path.with_name(path.name + ".lock"), partial_of(path)
     with FileLock(lock):
         broken = path.exists() and _half_made(path) and not _being_made(path)
         if broken or not path.exists():
-            for end in ("", *_JOURNALS):  # of a process that was killed as it made it
-                partial.with_name(partial.name + end).unlink(missing_ok=True)
+            _remove_partials(path)
             engine = mlflow_database.create_sqlalchemy_engine_with_retry(f"sqlite:///{partial}")  # type: ignore[no-untyped-call]
             mlflow_database._initialize_tables(engine)  # type: ignore[no-untyped-call]
             engine.dispose()
@@ -48,13 +53,62 @@ def make_database(path: Path) -> None:
             _rename(
                 path, aside
             )  # a journal by itself, too: it would be taken for the new database's
-            partial.rename(path)
+            with partial.open("rb+") as made:
+                sync_file(made)
+            put_in_place(partial, path)
             if broken:
                 what = "was not made to its end and holds no runs: it is now"
                 _log.warning(
                     "MLflow: the database %s %s %s, and a new one was made", path, what, aside.name
                 )
-        lock.unlink(missing_ok=True)  # who waits for it finds the database and makes none
+        if not lock.stat().st_size:  # a user's file of this name is not empty
+            lock.unlink(missing_ok=True)  # who waits for it finds the database and makes none
+
+
+def _remove_partials(path: Path) -> None:
+    """Remove what processes that were killed left as they made this database; the caller holds its lock."""
+    for found in path.parent.iterdir():
+        name = found.name
+        for end in _JOURNALS:
+            name = name.removesuffix(end)
+        of_this = final_name(found.with_name(name)) == final_name(partial_of(path))
+        if of_this and found.is_file() and not found.is_symlink():
+            found.unlink(missing_ok=True)
+
+
+def check_database(path: Path) -> None:
+    """Refuse, as a ConfigError, what is no regular file, and a database that another program made."""
+    then = "choose another with mlflow.uri=sqlite:///PATH, or log nothing with mlflow.enabled=false"
+    if not path.is_file():
+        found = "a link to nothing" if path.is_symlink() else "no regular file"
+        raise ConfigError(f"MLflow's database {path} is {found}: {then}")
+    try:
+        foreign = foreign_tables(path, primary_keys(Base.metadata), _ALWAYS)
+    except sqlite3.Error:  # locked, or no database: sending says so once, and the study goes on
+        return
+    if foreign:
+        raise ConfigError(
+            f"MLflow's database {path} is another program's, with {tables_text(foreign)}, and nothing is added to it: "
+            f"{then}"
+        )
+
+
+def damage(path: Path) -> str | None:
+    """Return what is wrong with the content of MLflow's SQLite database; None if nothing is, or it cannot be read."""
+    try:
+        with closing(
+            sqlite3.connect(f"{path.as_uri()}?mode=rw", uri=True, timeout=_LOOK_SECONDS)
+        ) as connection:
+            (found,) = connection.execute("PRAGMA quick_check(1)").fetchone()
+            if found != "ok":
+                return str(found).splitlines()[-1]
+            rows = connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")
+            missing = sorted({*_ALWAYS} - {name for (name,) in rows})
+            return f"it lacks {tables_text(missing)}" if missing else None
+    except sqlite3.OperationalError:  # locked, or away
+        return None
+    except sqlite3.DatabaseError as error:
+        return str(error)
 
 
 def _rename(path: Path, name: Path) -> None:

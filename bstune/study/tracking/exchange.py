@@ -14,6 +14,7 @@ import traceback
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
+from pathlib import Path
 
 from alembic.util import CommandError
 from mlflow.exceptions import MlflowException
@@ -39,7 +40,14 @@ logging.getLogger("urllib3.connectionpool").addFilter(lambda record: record.thre
 class Exchanges:
     """A run's exchanges with MLflow, one after the other; after one that failed, nothing more is to be sent."""
 
-    def __init__(self, settings: DictConfig, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        settings: DictConfig,
+        clock: Callable[[], float] = time.monotonic,
+        database: Path | None = None,
+    ) -> None:
+        """Begin with ``mlflow.study_seconds`` left; ``database``: MLflow's SQLite file, if it is one."""
+        self._database = database
         self._settings, self._clock, self._left = settings, clock, settings.study_seconds
         self.failed = False
 
@@ -76,6 +84,16 @@ class Exchanges:
             return
         self.failed = True
         then = "The next run of the same command sends what is missing, if MLflow answers by then."
+        found = None
+        if self._database is not None:
+            from bstune.study.tracking.database import damage  # MLflow's tables take a second
+
+            found = damage(self._database)
+        if found is not None:
+            then = (
+                f"The database {self._database} is damaged ({found}): move it away, and the same command then makes a "
+                "new one and sends all of the study."
+            )
         _log.warning("MLflow: could not %s (%s). %s%s", what, reason, then, trace)
 
 

@@ -17,6 +17,7 @@ from mlflow.models import Model
 from bstune.core.records import TrialResult, TrialSpec
 from bstune.report.rows import Summary
 from bstune.study.prepare import PreparedStudy
+from bstune.system.files import is_own
 
 LOADER = "bstune.trial.restore"
 
@@ -37,7 +38,7 @@ def send_model(
         return None
     row = summary[summary["use"]]
     checkpoint = prepared.files.checkpoint(row["number"])
-    if not checkpoint.exists():
+    if not is_own(checkpoint):
         return None
     trial = trials[row["number"]]
     names = ("number", "trial_index", "batch_size", "lr", "delta", "seed", "hyperparameters")

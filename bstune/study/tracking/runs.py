@@ -92,7 +92,7 @@ class Tracking:
         self._whole: dict[
             int, tuple[str, int]
         ] = {}  # of the trials that MLflow has whole: their run's id and start
-        self._exchanges = Exchanges(config.mlflow)
+        self._exchanges = Exchanges(config.mlflow, database=database_path(self._uri))
         self._exchanges.run("open the study", self._find)
 
     @property
