@@ -225,6 +225,8 @@ def _run(folder: Path, arguments: list[str]) -> dict[str, Any]:
             events.append(f"{event} {values[:2]!r}"[:300])
         elif event == "import":
             events.append(f"import {values[0]}")
+        elif event == "open" and isinstance(values[0], int):
+            pass  # a file that is open already
         elif event == "open" and values[2] is not None and values[2] & WRITES:
             path = os.path.abspath(str(values[0]))
             if not path.startswith(inside):
