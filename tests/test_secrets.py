@@ -177,6 +177,11 @@ def test_a_value_that_is_none_stays_under_a_secrets_key(key, value):
     assert known() == ()
 
 
+def test_a_list_of_two_words_is_no_header():
+    values = [["token", "position_ids"], ["+a.b=token", "seed=12345678x"]]
+    assert redact_values(values) == values
+
+
 def test_nothing_that_ships_is_called_a_secret():
     folders = [Path(__file__).parents[1] / name for name in ("conf", "sweeps")]
     files = [path for folder in folders for path in folder.rglob("*.yaml")]

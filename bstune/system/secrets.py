@@ -88,6 +88,7 @@ _HINTS = [
 ]
 
 _SEGMENT = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|[A-Z]+")
+_HEADER = re.compile(r"[A-Z][A-Za-z]*(?:-[A-Za-z]+)*")  # in [["Authorization", "Basic ..."]]
 _REFERENCE = re.compile(r"\$\{[^{}]{0,200}\}")
 _OPEN = re.compile(r"null|none|true|false|yes|no|\*\*\*|\(hidden\)", re.I)
 _BRACKETED = re.compile(r"<.*>|\[.*\]|\{.*\}", re.S)
@@ -325,7 +326,7 @@ def _each_text(values: Any, name: str, change: Callable[[str, str], str]) -> Any
         return changed
     if isinstance(values, list | tuple):
         is_pair = len(values) == 2 and all(isinstance(value, str) for value in values)
-        if is_pair and _kind(values[0]):  # ["Authorization", "Basic ..."]
+        if is_pair and _HEADER.fullmatch(values[0]) and _kind(values[0]):
             return [values[0], _each_text(values[1], values[0], change)]
         return [_each_text(value, name, change) for value in values]
     return values
