@@ -38,6 +38,7 @@ from bstune.core.errors import BstuneError, ConfigError
 from bstune.core.records import Budget
 from bstune.options import OPTIONS, Node, ReplayedOptions, Section, TrainedOptions, mistake
 from bstune.system.secrets import redact_values, remember, secret_options
+from bstune.system.terminal import ArgumentParser
 
 CONFIG_MODULE, CONFIG_NAME, HYDRA_VERSION = "bstune.conf", "config", "1.3"
 CLASS_KEYS = {"class_path", "init_args", "dict_kwargs"}  # of what LightningCLI instantiates
@@ -125,7 +126,7 @@ def nearest(name: str, names: Iterable[str]) -> list[str]:
 
 def parse(arguments: Sequence[str]) -> argparse.Namespace:
     """Return the ``config_dir``, ``config_name`` and ``overrides`` of a command line."""
-    parser = argparse.ArgumentParser(prog="bstune", add_help=False, allow_abbrev=False)
+    parser = ArgumentParser(prog="bstune", add_help=False, allow_abbrev=False)
     parser.add_argument("--config-dir", "-cd")
     parser.add_argument("--config-name", "-cn", default=CONFIG_NAME)
     parser.add_argument("overrides", nargs="*", metavar="OPTION=VALUE")

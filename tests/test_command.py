@@ -114,8 +114,8 @@ def refused(bstune, folder, message, *arguments):
         ("workload=digits output=/dev/null/x", "/dev/null is not a folder"),
         ("workload=digits storage=nonsense", "storage=nonsense is no database URL"),
         (
-            "workload=digits storage=oracle9://me:s3cret@h/n",
-            "does not answer: storage=oracle9://me:***@h/n",
+            "workload=digits storage=oracle9://me@h/n",
+            "does not answer: storage=oracle9://me@h/n",
         ),
         ("workload=digits mlflow.uri=foo://x", "such as sqlite:///mlflow.db, but got 'foo://x'"),
         (

@@ -177,6 +177,26 @@ def test_a_value_that_is_none_stays_under_a_secrets_key(key, value):
     assert known() == ()
 
 
+def test_a_list_of_two_words_is_no_header():
+    values = [["token", "position_ids"], ["+a.b=token", "seed=12345678x"]]
+    assert redact_values(values) == values
+
+
+def test_nothing_that_ships_is_called_a_secret():
+    folders = [Path(__file__).parents[1] / name for name in ("conf", "sweeps")]
+    files = [path for folder in folders for path in folder.rglob("*.yaml")]
+    assert len(files) > 30
+    for path in files:
+        text = path.read_text()
+        assert secret_options(yaml.safe_load(text)) == [], path
+        assert redact(text) == text, path
+
+
+def test_every_key_of_a_secret_has_a_hint():
+    words = secrets._PASSWORDS | secrets._CREDENTIALS | {"key", "bearer", "basic"}
+    assert [word for word in words if not any(hint in word for hint in secrets._HINTS)] == []
+
+
 def test_secrets_lie_in_lists_pairs_and_named_values():
     options = {
         "auth": ["someone-else", WORD],

@@ -36,6 +36,7 @@ from bstune.study.tracking.content import note, trial_name
 from bstune.study.tracking.database import damage, make_database
 from bstune.study.tracking.exchange import Exchanges
 from bstune.study.tracking.runs import Tracking
+from bstune.system.terminal import filtered
 
 PYTHON = shlex.quote(sys.executable)
 EXPERIMENTS = {"study": "bstune", "trial": "bstune-trials"}
@@ -330,7 +331,7 @@ def test_the_run_of_a_study_says_what_it_is(uri):
 
 
 def test_parameters_are_a_composed_studys_main_ones_without_its_secrets(uri):
-    config = compose_checked(["workload=digits", "+workload.data.token=s3cret", "device=cpu"])
+    config = compose_checked(["workload=digits", "+workload.data.token=s3cret-word", "device=cpu"])
     opened(uri, "composed", OmegaConf.to_container(config, resolve=False))
     parent = parent_of(uri, "composed")
     params, (used,) = parent.data.params, parent.inputs.dataset_inputs
@@ -830,9 +831,10 @@ def test_server_that_is_silent_or_down_ends_sending_with_one_line(
         uri = f"http://me:secret@127.0.0.1:{server.getsockname()[1]}"
         if not listens:
             server.close()
-        tracking = opened(uri, **limits)
-        tracking.send_trial(trial(0))
-        finish(tracking)
+        with filtered():
+            tracking = opened(uri, **limits)
+            tracking.send_trial(trial(0))
+            finish(tracking)
     (warning,) = caplog.messages
     assert warning.startswith("MLflow: could not open the study (")
     assert reason in warning
