@@ -19,8 +19,8 @@ from scipy.special import stdtrit
 
 from bstune.core.curve import CurveError, CurveFit, fit_curve, log_slope
 from bstune.core.errors import ConfigError, TableError
-from bstune.core.figures import INK, PURPLE, log_axis, log_limits
 from bstune.core.records import Target
+from bstune.report.drawing import INK, PURPLE, log_axis, log_limits
 from bstune.study.critical import FINE, MAX_COARSE, growth
 from bstune.sweeps.harness import Finding
 from bstune.sweeps.search_benchmark import find_sources, find_target
@@ -223,7 +223,9 @@ def sentence(rows: Sequence[Mapping[str, Any]]) -> str:
 
 def _paint(rows: Sequence[Mapping[str, Any]], level: float, figure: "Figure") -> None:
     """Draw B_crit over the target's share of the table's own, a line a table."""
-    from matplotlib import colormaps  # as bstune.core.figures: only what draws waits for matplotlib
+    from matplotlib import (
+        colormaps,  # as bstune.report.drawing: only what draws waits for matplotlib
+    )
 
     axes = figure.subplots()
     names = list(dict.fromkeys(row["table"] for row in rows))

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from scipy import stats
 
-from bstune.core.figures import BLUE, GREY, INK, VERMILION
+from bstune.report.drawing import BLUE, GREY, INK, VERMILION
 from bstune.system.console import format_number
 
 if TYPE_CHECKING:

@@ -29,8 +29,8 @@ from rich.table import Table
 
 from bstune.config import compose_known, instantiate, is_replayed, validate, without_plus
 from bstune.core.errors import ConfigError, InputError, Interrupted, StudyError
-from bstune.core.figures import save_figure
 from bstune.core.records import dump_json
+from bstune.report.drawing import save_figure
 from bstune.system.console import format_number, quieten
 from bstune.system.files import check_writable, expand_home, write_text
 from bstune.system.inputs import parse_json, read_text

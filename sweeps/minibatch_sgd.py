@@ -20,9 +20,9 @@ from rich.console import Console
 from rich.progress import track
 
 from bstune.core.errors import ConfigError
-from bstune.core.figures import BLUE, GREY, INK, PURPLE, VERMILION
 from bstune.core.records import Budget, Target, TrialProtocol, TrialResult, TrialSpec
 from bstune.hardware.timing import time_trial
+from bstune.report.drawing import BLUE, GREY, INK, PURPLE, VERMILION
 from bstune.sweeps.harness import Finding
 from bstune.system.console import format_count, format_number, format_seconds, time_unit
 from bstune.trial.device import device_name

@@ -20,12 +20,12 @@ from omegaconf import DictConfig
 from rich.progress import track
 
 from bstune.core.errors import ConfigError
-from bstune.core.figures import BLUE, GREY, INK, VERMILION
 from bstune.core.records import TrialProtocol
 from bstune.hardware.memory import Ceiling, ProbeResult
 from bstune.hardware.probe import measure_ceiling
 from bstune.hardware.several import shared_steps
 from bstune.hardware.timing import StepTiming, busy_seconds, summarize, time_trial, visits
+from bstune.report.drawing import BLUE, GREY, INK, VERMILION
 from bstune.sweeps.harness import Finding
 from bstune.sweeps.statistics import (
     ALIGNED,

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from bstune.core.figures import BLUE, VERMILION
+from bstune.report.drawing import BLUE, VERMILION
 from bstune.sweeps.baselines import FRONTIER, MAX_GP_TRIALS, SAMPLERS, Entry
 from bstune.sweeps.harness import Finding
 from bstune.sweeps.search_problem import (

@@ -21,10 +21,10 @@ from omegaconf import DictConfig
 from rich.console import Console
 
 from bstune.core.errors import ConfigError, Interrupted
-from bstune.core.figures import log_axis, log_limits
 from bstune.report.compare import Compared, Comparison, Pair, compare, compared
 from bstune.report.compare_console import write_comparison
 from bstune.report.compare_figure import comparison_inches, looks, paint_comparison
+from bstune.report.drawing import log_axis, log_limits
 from bstune.report.study_folder import read_study
 from bstune.study.prepare import compose_checked
 from bstune.study.run import run as run_study

@@ -23,8 +23,8 @@ from rich.console import Console
 from scipy import stats
 
 from bstune.core.errors import ConfigError, InputError, Interrupted, TableError
-from bstune.core.figures import BLUE, INK, VERMILION, log_axis, log_limits
 from bstune.core.records import Budget, TrialProtocol, TrialResult, TrialSpec, dump_json
+from bstune.report.drawing import BLUE, INK, VERMILION, log_axis, log_limits
 from bstune.study.prepare import frozen_settings
 from bstune.study.record import row as row_of
 from bstune.sweeps.harness import Finding

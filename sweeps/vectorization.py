@@ -20,8 +20,8 @@ from torch import Tensor
 from torch.utils.benchmark import Timer
 
 from bstune.core.errors import ConfigError
-from bstune.core.figures import BLUE, INK
 from bstune.hardware.roofline import DTYPES
+from bstune.report.drawing import BLUE, INK
 from bstune.sweeps.harness import Finding
 from bstune.system.console import format_number
 from bstune.trial.device import device_name, resolve_device, synchronize

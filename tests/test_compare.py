@@ -11,10 +11,10 @@ from browser import awaited, errors, opened_browser, resize
 from mlflow import MlflowClient
 
 from bstune.core.errors import StudyError
-from bstune.core.figures import figure_of
 from bstune.report.compare import collapse, compare, compared, pairs, read_studies
 from bstune.report.compare_figure import INCHES_WIDE, paint_comparison
 from bstune.report.compare_page import comparison_page
+from bstune.report.drawing import figure_of
 from bstune.report.study_folder import completed
 
 ODD = 'a b/<b>é</b> & "ü" $x^2$ 日本'

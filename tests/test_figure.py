@@ -13,9 +13,9 @@ import pytest
 from matplotlib.collections import LineCollection, PathCollection
 from toolbox import best_of, hand_critical, make_trial
 
-from bstune.core.figures import GUIDE, Label, figure_of, log_axis, place_labels
 from bstune.core.records import Target
 from bstune.report.answer import answer
+from bstune.report.drawing import GUIDE, Label, figure_of, log_axis, place_labels
 from bstune.report.figure import SLOPE_TEXT, USE_TEXT, curve_figure, draw_curve
 from bstune.study.summary import summarize
 

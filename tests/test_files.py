@@ -8,7 +8,7 @@ import pytest
 from toolbox import FakeTime, entries
 
 from bstune.core.errors import StudyError
-from bstune.core.figures import save_figure
+from bstune.report.drawing import save_figure
 from bstune.system.files import (
     Identity,
     Output,

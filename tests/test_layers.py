@@ -9,6 +9,7 @@ ROOT = Path(bstune.__file__).parent
 SWEEPS = ROOT.parent / "sweeps"
 LAYERS = (
     "core",
+    "system",
     "options",
     "config search",
     "report",
@@ -61,7 +62,8 @@ def offenders(path, text):
             "only YAML names workloads": other == "workloads" and own != "workloads",
             "report shows plain data": own == "report"
             and (
-                module.split(".")[0] in HEAVY or other in RANK.keys() - {"core", "search", "report"}
+                module.split(".")[0] in HEAVY
+                or other in RANK.keys() - {"core", "system", "search", "report"}
             ),
             "only study/tracking imports mlflow": module.split(".")[0] == "mlflow"
             and not path.startswith("study/tracking/"),

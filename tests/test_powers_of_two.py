@@ -12,11 +12,11 @@ import pytest
 from rich.console import Console
 
 from bstune.core.errors import ConfigError, HardwareError
-from bstune.core.figures import save_figure
 from bstune.core.records import dump_json
 from bstune.hardware.memory import find_ceiling
 from bstune.hardware.probe import measure_ceiling
 from bstune.hardware.timing import visits
+from bstune.report.drawing import save_figure
 from bstune.sweeps.harness import check_sweep, compose_sweep, show
 from bstune.sweeps.powers_of_two import run
 from bstune.system.console import format_number

@@ -11,7 +11,7 @@ from rich.console import Console
 from toolbox import FakeTime
 
 from bstune.core.errors import ConfigError
-from bstune.core.figures import save_figure
+from bstune.report.drawing import save_figure
 from bstune.sweeps import vectorization
 from bstune.sweeps.vectorization import cache_levels, measure, read_sentence, sentence, ways
 

@@ -13,12 +13,12 @@ from rich import box
 from rich.console import Group
 from rich.table import Table
 
-from bstune.core.figures import BLUE, GREY, INK, PURPLE, VERMILION, save_figure
 from bstune.core.records import dump_json
 from bstune.hardware import roofline
 from bstune.hardware.known_devices import Prediction
 from bstune.hardware.roofline import TENSOR_CORE_SOURCE, DeviceLimits, LayerCost, StepCost
 from bstune.hardware.survey import Survey, compose_survey, probe_text, survey_of
+from bstune.report.drawing import BLUE, GREY, INK, PURPLE, VERMILION, save_figure
 from bstune.system.console import format_count, format_number, format_seconds, plain_console
 from bstune.system.failures import optional
 from bstune.system.files import Identity, Output, check_writable, owned, write_text

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from bstune.core.figures import (
+from bstune.report.compare import Collapse, Compared, Comparison, collapsed
+from bstune.report.drawing import (
     BLUE,
     GREY,
     INK,
@@ -19,7 +20,6 @@ from bstune.core.figures import (
     place_labels,
     save_figure,
 )
-from bstune.report.compare import Collapse, Compared, Comparison, collapsed
 from bstune.system.console import format_number, format_seconds
 
 if TYPE_CHECKING:

@@ -15,7 +15,16 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from bstune.core.figures import (
+from bstune.core.records import TrialResult
+from bstune.report.answer import (
+    RULE_WORDS,
+    answer,
+    critical_text,
+    fresh_text,
+    interval_text,
+    range_text,
+)
+from bstune.report.drawing import (
     BLUE,
     GREY,
     GUIDE,
@@ -30,15 +39,6 @@ from bstune.core.figures import (
     log_limits,
     place_labels,
     save_figure,
-)
-from bstune.core.records import TrialResult
-from bstune.report.answer import (
-    RULE_WORDS,
-    answer,
-    critical_text,
-    fresh_text,
-    interval_text,
-    range_text,
 )
 from bstune.report.rows import WINNERS, Row, Summary, trial_row
 from bstune.system.console import format_count, format_number, format_seconds, plural, time_unit
@@ -342,7 +342,7 @@ def _stars(summary: Summary, shown: _Quantity) -> list[_Star]:
 
 def _arrow() -> "Outline":
     """Return the mark of a bound: a small circle around the point, and an arrow upwards from it."""
-    # as in core/figures.py
+    # as in report/drawing.py
     from matplotlib.path import Path as Outline
 
     circle = Outline.circle((0.0, 0.0), 0.34)

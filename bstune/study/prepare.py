@@ -168,10 +168,8 @@ def prepare(
     notes: list[str] = []
     if config.mlflow.enabled and trial is None:
         try:
-            from bstune.study.tracking.address import (
-                check_uri,
-                tracking_uri,
-            )  # mlflow takes seconds to import
+            # mlflow takes seconds to import
+            from bstune.study.tracking.address import check_uri, tracking_uri
         except ImportError as error:
             config = config.copy()
             config.mlflow.enabled = False

@@ -281,9 +281,8 @@ def run_study(
         make_inside(files.checkpoints)
         write_text(files.config, _config_yaml(config))
         if prepared.survey is not None:
-            from bstune.hardware.report import (
-                write_survey,
-            )  # torch takes seconds to import: replays have no survey
+            # torch takes seconds to import: replays have no survey
+            from bstune.hardware.report import write_survey
 
             write_survey(prepared.survey, files, missing)
         tracking = None

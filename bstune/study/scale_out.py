@@ -20,7 +20,8 @@ from rich import box
 from rich.table import Table
 
 from bstune.core.curve import CurveBand
-from bstune.core.figures import (
+from bstune.core.step_time import fit_step_times, fit_sync, iteration_seconds, sync_seconds
+from bstune.report.drawing import (
     BLUE,
     GREY,
     GUIDE,
@@ -34,7 +35,6 @@ from bstune.core.figures import (
     place_labels,
     save_figure,
 )
-from bstune.core.step_time import fit_step_times, fit_sync, iteration_seconds, sync_seconds
 from bstune.search.acquisition import best_learning_rate, steps_band
 from bstune.search.observations import Posterior
 from bstune.study.critical import INTERVAL

@@ -320,9 +320,8 @@ def undo(parts: list[nn.Module]) -> None:
 
     torch would keep it for ever, and past its limit of recompilations run all else eagerly without a word.
     """
-    from torch._inductor.codecache import (
-        PyCodeCache,
-    )  # a second of imports that only compiled trials need
+    # a second of imports that only compiled trials need
+    from torch._inductor.codecache import PyCodeCache
 
     for part in parts:
         part._compiled_call_impl = None

@@ -155,9 +155,8 @@ TINY_SHAKESPEARE = Source(
 
 def load_digits() -> ImageDataset:
     """Return the 1797 digits of 8 x 8 pixels, 0 to 16, that scikit-learn ships; they have no test images."""
-    from sklearn.datasets import (
-        load_digits as load,
-    )  # here, because scikit-learn takes a second to import
+    # here, because scikit-learn takes a second to import
+    from sklearn.datasets import load_digits as load
 
     digits = load()
     images = digits.images.astype(np.uint8)[:, None]
