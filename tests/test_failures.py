@@ -164,7 +164,7 @@ def test_what_the_users_code_does_in_one_trial_is_that_trials_own_end(command, t
 @pytest.mark.parametrize("deed", ["exits at once", pytest.param("raises", marks=pytest.mark.soak)])
 def test_what_it_does_in_every_trial_ends_the_study(bstune, tmp_path, deeds, deed):
     status, _, err = bstune(*OPTIONS, does(deed), f"protocol.trial_seconds={TRIAL_SECONDS}")
-    assert status == (1 if "deeds.py" in FAILURES[deed] else 2)
+    assert status == (1 if "deeds.py" in FAILURES[deed] else 2), err
     plain = " ".join(err.split())
     assert re.search(
         f"error: the first 3 trials all failed, the last one with {FAILURES[deed]}", plain
