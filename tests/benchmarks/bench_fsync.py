@@ -69,7 +69,7 @@ def main() -> None:
     """Run pairs of studies in turns, and print medians and ranges."""
     options = options_of(__doc__, ("--repeats", {"type": int, "default": 5}))
     about = machine(options.device, options.repeats)
-    kind = subprocess.check_output(["stat", "-f", "-c", "%T", "."], text=True).strip()  # noqa: S607
+    kind = subprocess.check_output(["stat", "-f", "-c", "%T", "."], text=True).strip()
     rows: list[dict[str, Any]] = []
     for name, arguments in STUDIES.items():
         arguments = (*arguments, f"search.trials={TRIALS[name]}")
