@@ -37,9 +37,8 @@ def check_uri(uri: str) -> None:
     """
     path = database_path(uri)
     if path is not None and os.path.lexists(path):
-        from bstune.study.tracking.database import (
-            check_database,
-        )  # MLflow's tables take a second to import
+        # MLflow's tables take a second to import.
+        from bstune.study.tracking.database import check_database
 
         check_database(path)
     if urlsplit(uri).scheme.partition("+")[0] in ("http", "https", *DATABASE_ENGINES):
