@@ -349,6 +349,8 @@ def run_single(prepared: PreparedStudy, spec: TrialSpec, console: Console) -> Tr
         owned(files, identity),
     ):  # the study's own, which may begin later
         make_inside(files.checkpoints)
+        for folder in (files.root, files.checkpoints):
+            remove_partials(folder)
         with (
             InProcess(prepared.backend.run)
             if prepared.workers is None

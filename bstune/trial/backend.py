@@ -81,6 +81,7 @@ class TrialBackend:
         """Run one trial, which may continue the one that ``resumed_from`` records, and return its record.
 
         The spec's ``max_steps`` replaces the budget; a checkpoint and the state of a stopped trial go to ``folder``.
+        Both end with :func:`bstune.system.files.own_mark`: a file without it is no study's, and stays.
         """
         raise NotImplementedError
 

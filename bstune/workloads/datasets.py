@@ -10,7 +10,6 @@ import gzip
 import hashlib
 import io
 import logging
-import os
 import sys
 import tarfile
 import zlib
@@ -25,6 +24,7 @@ import pooch
 from numpy.typing import NDArray
 
 from bstune.core.errors import ConfigError, DataError
+from bstune.system.files import whole_file
 
 logger = logging.getLogger(__name__)
 WRAPPING = 2**20  # bytes that a download may have besides its files: of gzip, of tar, a readme
@@ -348,9 +348,8 @@ def _download(source: Source, folder: Path, missing: Sequence[str]) -> dict[str,
                 fetched = _fetch(source, folder, remote_name, names, Path(staging, "download"))
                 folder.mkdir(parents=True, exist_ok=True)
                 for name, data in fetched.items():
-                    part = Path(staging, name)
-                    part.write_bytes(data)
-                    os.replace(part, folder / name)
+                    with whole_file(folder / name) as file:
+                        file.write(data)
                 files |= fetched
     except (
         OSError

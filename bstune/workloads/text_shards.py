@@ -11,7 +11,6 @@ import gzip
 import hashlib
 import json
 import lzma
-import os
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
@@ -24,6 +23,7 @@ from filelock import FileLock
 from numpy.typing import NDArray
 
 from bstune.core.errors import ConfigError, DataError
+from bstune.system.files import put_in_place, sync_file
 from bstune.trial.batches import check_size
 from bstune.workloads.language import Text
 
@@ -160,7 +160,10 @@ def _tokenise(shards: Mapping[str, Sequence[Path]], vocabulary: int, folder: Pat
         (made / "tokens.json").write_text(
             json.dumps({"vocabulary": size, "type": kind.name, "counts": counts})
         )
-        os.replace(made, folder)
+        for path in made.iterdir():
+            with path.open("rb+") as file:
+                sync_file(file)
+        put_in_place(made, folder)
     finally:
         shutil.rmtree(made, ignore_errors=True)
 

@@ -1,6 +1,6 @@
 """What it costs a study that its files reach the disk, in pairs of studies with os.fsync and without it.
 
-    python tests/benchmarks/bench_fsync.py [--repeats 5] [--json FILE]
+    python tests/benchmarks/bench_fsync.py [--repeats 5] [--study NAME] [--json FILE]
 
 Each study is a fork of this process, in a new folder below the working directory, whose file system is what counts.
 SQLite syncs its database by itself, on both sides. Beside the seconds of the whole study, those within os.fsync are
@@ -26,7 +26,7 @@ REPLAY = ("workload=replay", "workload.table=t.jsonl", "workload.target.value=0.
 DIGITS = ("workload=digits", "device=cpu", "hardware.enabled=false", "search.workers=0")
 EACH = ("mlflow.enabled=false", "search.objective=steps", "search.replicates=0", "sampler=random")
 STUDIES = {"replay": (*REPLAY, *EACH), "digits": (*DIGITS, *EACH)}
-TRIALS = {"replay": 40, "digits": 12}
+TRIALS = {"replay": 40, "digits": 6}
 
 
 def measured(arguments: tuple[str, ...], syncs: bool) -> dict[str, float]:
@@ -67,12 +67,16 @@ def _run(arguments: tuple[str, ...], syncs: bool) -> None:
 
 def main() -> None:
     """Run pairs of studies in turns, and print medians and ranges."""
-    options = options_of(__doc__, ("--repeats", {"type": int, "default": 5}))
+    options = options_of(
+        __doc__,
+        ("--repeats", {"type": int, "default": 5}),
+        ("--study", {"choices": list(STUDIES), "help": "one of them (default: both)"}),
+    )
     about = machine(options.device, options.repeats)
     kind = subprocess.check_output(["stat", "-f", "-c", "%T", "."], text=True).strip()
     rows: list[dict[str, Any]] = []
-    for name, arguments in STUDIES.items():
-        arguments = (*arguments, f"search.trials={TRIALS[name]}")
+    for name in [options.study] if options.study else list(STUDIES):
+        arguments = (*STUDIES[name], f"search.trials={TRIALS[name]}")
         measured(arguments, syncs=True)  # what is read for the first time is in memory from here on
         pairs = []
         for number in range(options.repeats):

@@ -1,6 +1,7 @@
 """MLflow's SQLite database, made whole or not at all."""
 
 import logging
+import os
 import sqlite3
 import time
 from contextlib import closing, suppress
@@ -48,7 +49,7 @@ def make_database(path: Path) -> None:
             aside = next(
                 one
                 for i in count(1)
-                if not (one := path.with_name(f"{path.name}.incomplete-{i}")).exists()
+                if not os.path.lexists(one := path.with_name(f"{path.name}.incomplete-{i}"))
             )
             _rename(
                 path, aside

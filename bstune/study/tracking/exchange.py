@@ -86,7 +86,8 @@ class Exchanges:
         then = "The next run of the same command sends what is missing, if MLflow answers by then."
         found = None
         if self._database is not None:
-            from bstune.study.tracking.database import damage  # MLflow's tables take a second
+            # MLflow's tables take a second to import.
+            from bstune.study.tracking.database import damage
 
             found = damage(self._database)
         if found is not None:
