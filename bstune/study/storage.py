@@ -38,7 +38,7 @@ from bstune.study.lease import PREFIX
 from bstune.study.plan import SearchBudget
 from bstune.study.replicates import Winner
 from bstune.system.files import Output
-from bstune.system.inputs import one_line, parse_json
+from bstune.system.inputs import one_line, parse_json, read_bytes
 from bstune.trial.backend import sampler_factory
 
 logger = logging.getLogger(__name__)
@@ -598,10 +598,11 @@ def store_unstored(study: optuna.Study, files: Output) -> None:
     if not files.unstored.exists():
         return
     by_number = {trial.number: trial for trial in _running(study)}
-    for record in files.unstored.read_text(encoding="utf-8", errors="replace").splitlines():
+    text = read_bytes(files.unstored, "the file").decode("utf-8", errors="replace")
+    for record in text.splitlines():
         try:
             trial = by_number.get(TrialResult.from_json(record).number)
-        except ValueError:
+        except (ValueError, TypeError, RecursionError):
             logger.warning(
                 "%s has a record that was cut short: its trial is asked again", files.unstored
             )

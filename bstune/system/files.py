@@ -10,7 +10,8 @@ from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from bstune.core.errors import BstuneError, StudyError
+from bstune.core.errors import BstuneError, InputError, StudyError
+from bstune.system.inputs import parse_json, read_text
 from bstune.system.secrets import redact_patterns
 
 WRITE_TRIES = 11  # of a file, a second apart, where a full disk or a mount may come back, as after these errors:
@@ -178,8 +179,9 @@ def check_owner(output: Output, identity: Identity) -> Identity | None:
     if not output.root.is_dir() or not any(output.root.iterdir()):
         return None
     try:
-        found = Identity(**json.loads(output.identity.read_text(encoding="utf-8")))
-    except (FileNotFoundError, json.JSONDecodeError, TypeError):
+        text = read_text(output.identity, "the file")
+        found = Identity(**parse_json(text, output.identity.name))  # type: ignore[arg-type]
+    except (InputError, TypeError):
         what = "is not empty and no study's"
     else:
         if found.of_same_study(identity):

@@ -12,9 +12,12 @@ from mlflow.store.db.db_types import DATABASE_ENGINES
 from mlflow.tracking.registry import UnsupportedModelRegistryStoreURIException
 from omegaconf import DictConfig
 from sqlalchemy.engine import make_url
+from sqlalchemy.exc import ArgumentError
 
 from bstune.core.errors import ConfigError
 from bstune.study.tracking.exchange import FAILURES
+from bstune.system.files import check_writable
+from bstune.system.inputs import one_line
 from bstune.system.secrets import redact_patterns
 
 UI = "http://127.0.0.1:5000"  # of `mlflow ui`
@@ -32,8 +35,18 @@ def tracking_uri(settings: DictConfig) -> str:
 
 def check_uri(uri: str) -> None:
     """Check that MLflow has a store for this kind of URI, without connecting; ConfigError if it has none."""
-    if urlsplit(uri).scheme.partition("+")[0] in ("http", "https", *DATABASE_ENGINES):
-        return
+    what = f"MLFLOW_TRACKING_URI or mlflow.uri={uri}"
+    try:
+        scheme = urlsplit(uri).scheme.partition("+")[0]
+        if scheme in DATABASE_ENGINES:
+            make_url(uri).get_dialect().import_dbapi()
+            _check_place(uri, what)
+        if scheme in ("http", "https", *DATABASE_ENGINES):
+            return
+    except (ArgumentError, ValueError) as error:
+        raise ConfigError(f"{what} is no address: {one_line(str(error))}") from error
+    except ImportError as error:
+        raise ConfigError(f"{what} needs a driver that is not installed: {error}") from error
     try:
         MlflowClient(uri)
     except UnsupportedModelRegistryStoreURIException as error:
@@ -43,6 +56,18 @@ def check_uri(uri: str) -> None:
         ) from error
     except FAILURES:
         return  # known, but not there now: sending says so once, and the study goes on
+
+
+def _check_place(uri: str, what: str) -> None:
+    """Refuse a SQLite database whose folder is not there or cannot be written: MLflow tries it for a minute."""
+    path = database_path(uri)
+    if path is None:
+        return
+    check_writable(path, what)
+    if not path.parent.is_dir():
+        raise ConfigError(
+            f"{what}: the folder {path.parent} does not exist: make it, or choose another"
+        )
 
 
 def database_path(uri: str) -> Path | None:
