@@ -225,7 +225,7 @@ def compose_known(module: str, name: str, options: Sequence[str]) -> tuple[DictC
                 if refused is None or refused[1] in unknown:
                     raise ConfigError(plain_error(error)) from error
                 unknown.append(refused[1])
-            except YAMLError as error:
+            except (YAMLError, UnicodeDecodeError, RecursionError) as error:
                 raise ConfigError(
                     f"a config file is not YAML: {' '.join(str(error).split())}"
                 ) from error

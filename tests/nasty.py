@@ -106,13 +106,14 @@ def changed(rng, values):
 
 def change_values(rng, path):
     """Change one thing of the values in a file of JSON, JSON lines, YAML or CSV."""
+    if path.suffix in (".csv", ".bin"):
+        change_text(rng, path)
+        return
     text = path.read_text()
     if path.suffix == ".json":
         path.write_text(dumped(changed(rng, json.loads(text))))
     elif path.suffix == ".yaml":
         path.write_text(dumped(changed(rng, yaml.safe_load(text))))
-    elif path.suffix in (".csv", ".bin"):
-        change_text(rng, path)
     else:
         lines = text.splitlines()
         place = rng.randrange(len(lines))

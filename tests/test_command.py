@@ -146,11 +146,11 @@ def refused(bstune, folder, message, *arguments):
         ),
         (
             "workload=digits +workload.trainer.nope=3",
-            "trainer: Trainer.__init__() got an unexpected keyword argument",
+            "trainer.nope: TypeError: Trainer.__init__() got an unexpected",
         ),
         (
             "workload=digits +trainer.nope=3",
-            "trainer: Trainer.__init__() got an unexpected keyword argument",
+            "trainer.nope: TypeError: Trainer.__init__() got an unexpected",
         ),
         (
             "workload=digits search.tune=[momentum] workload.tunable.momentum.low=-1",
@@ -166,6 +166,11 @@ def refused(bstune, folder, message, *arguments):
         ),
         ("survey workload=replay", "recorded runs have no hardware to survey: name a"),
         ("fit nowhere.csv", "nowhere.csv cannot be read"),
+        ("fit /dev/zero", "/dev/zero is a device"),
+        ("lightning /dev/zero --target val_loss=1", "/dev/zero is a device"),
+        ("branch /dev/zero --batch-size 8 --examples 64 workload=digits", "is a device"),
+        ("workload=digits +trainer.callbacks=3", "trainer.callbacks must be"),
+        ("workload=digits hydra.run.dir=/proc/x", "Hydra cannot run with these options"),
         ("sweep nope", "there is no sweep 'nope'"),
     ],
 )
@@ -413,3 +418,12 @@ def test_fit_prints_the_curve_of_a_file(bstune, tmp_path):
     status, out, err = bstune("fit", "points.csv")
     assert (status, out) == (2, "")
     assert "known is 100 to 120 steps to target at batch size 64;" in err
+
+
+def test_a_working_directory_that_is_gone_is_a_line(bstune, tmp_path, monkeypatch):
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    monkeypatch.chdir(gone)
+    gone.rmdir()
+    status, out, err = bstune("plan", "64", "--devices", "2", "--memory-ceiling", "8")
+    assert (status, out, len(err.splitlines())) == (2, "", 1)

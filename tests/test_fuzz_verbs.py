@@ -8,12 +8,16 @@ import shutil
 import signal
 import sqlite3
 import sys
+import time
 from functools import partial
 from pathlib import Path
 
 import pytest
 from nasty import NUMBERS, TEXTS, VALUES, dumped, odd_path, spoil
 from toolbox import make_survey, table_rows, write_rows
+
+from bstune.__main__ import main
+from bstune.hardware.report import survey_json
 
 PROJECTS = Path(__file__).parent / "projects"
 GUARD_SECONDS = 60
@@ -28,6 +32,7 @@ REPLAY = (
     "search.trials=2",
     "search.replicates=0",
     "mlflow.enabled=false",
+    "hardware.enabled=false",
 )
 # One trial of a few steps, in this process.
 TRIAL = ("trial.batch_size=64", "trial.lr=0.1", "workload.budget.steps=3", "mlflow.enabled=false")
@@ -80,17 +85,30 @@ def base(tmp_path_factory):
     return folder
 
 
-def finish(base, bstune, monkeypatch):
+@pytest.fixture
+def command(monkeypatch, capfd):
+    """Run the command with these arguments; return its exit status and what it printed."""
+
+    def run(*arguments):
+        monkeypatch.setattr(sys, "argv", ["bstune", *arguments])
+        try:
+            status = main()
+        except SystemExit as leaving:
+            status = leaving.code
+        return (status, *capfd.readouterr())
+
+    return run
+
+
+def finish(base, command, monkeypatch):
     """Run what leaves further valid inputs: a study and a grid that is recorded in part."""
     if (base / "outputs").exists():
         return
     monkeypatch.chdir(base)
-    assert bstune(*REPLAY, "study=s", "output=outputs/s")[0] == 0
-    assert bstune("sweep", "critical_batch", "sweep.experiment.tables=[t.jsonl]",
+    assert command(*REPLAY, "study=s", "output=outputs/s")[0] == 0
+    assert command("sweep", "critical_batch", "sweep.experiment.tables=[t.jsonl]",
                   "sweep.experiment.target=0.14", "sweep.experiment.easier=[1.0]",
                   "sweep.output=sweep")[0] == 0  # fmt: skip
-    from bstune.hardware.report import survey_json
-
     (base / "outputs" / "s" / "hardware.json").write_text(survey_json(make_survey()))
     monkeypatch.chdir(base)
     record = {"batch_size": 8, "lr": 0.04, "seed": 0, "steps": [1], "metric": [0.5]}
@@ -289,12 +307,12 @@ def limit_memory():
     resource.setrlimit(resource.RLIMIT_AS, (pages * resource.getpagesize() + MEMORY, hard))
 
 
-def fault_of(bstune, arguments):
+def fault_of(command, arguments):
     """Run a command; say what is wrong with how it ends, None if nothing is."""
     limit_memory()
     signal.alarm(GUARD_SECONDS)
     try:
-        status, out, err = bstune(*arguments)
+        status, out, err = command(*arguments)
     except Hangs:
         return "hangs"
     except BaseException as error:  # noqa: BLE001  # it is a fault, of which all are listed
@@ -309,9 +327,9 @@ def fault_of(bstune, arguments):
     return f"status {status}: {err[-1500:]}"
 
 
-def faults_of(base, bstune, tmp_path, monkeypatch, count, seed, kinds=KINDS):
+def faults_of(base, command, tmp_path, monkeypatch, capfd, count, seed, kinds=KINDS):
     """Run so many cases; list the faults."""
-    finish(base, bstune, monkeypatch)
+    finish(base, command, monkeypatch)
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     monkeypatch.syspath_prepend(str(PROJECTS))
     monkeypatch.setenv("BSTUNE_CACHE", str(tmp_path / "cache"))
@@ -325,15 +343,15 @@ def faults_of(base, bstune, tmp_path, monkeypatch, count, seed, kinds=KINDS):
             shutil.copytree(base, folder)
             monkeypatch.chdir(folder)
             how, arguments = kind(rng, folder)
-            fault = fault_of(bstune, [one.replace("\0", "") for one in arguments])
-            if only is not None:
-                print(number, kind.__name__, how, [one[:200] for one in arguments], file=sys.stderr)
+            began = time.monotonic()
+            fault = fault_of(command, [one.replace("\0", "") for one in arguments])
+            shown = f"case {number} ({kind.__name__}, {how}) {[one[:200] for one in arguments]}"
+            with capfd.disabled():
+                print(f"{time.monotonic() - began:.1f} s  {shown}: {fault}", flush=True)
             if (folder / "pwned").exists():
                 fault = "runs what an input names"
             if fault is not None:
-                shown = [one[:200] for one in arguments]
-                faults.append(f"case {number} ({kind.__name__}, {how}) {shown}: {fault}")
-                print(faults[-1], file=sys.__stderr__, flush=True)
+                faults.append(f"{shown}: {fault}")
             monkeypatch.chdir(tmp_path)
             shutil.rmtree(folder)
     finally:
@@ -342,6 +360,12 @@ def faults_of(base, bstune, tmp_path, monkeypatch, count, seed, kinds=KINDS):
 
 
 @pytest.mark.soak
-def test_any_input_ends_as_it_deserves(base, bstune, tmp_path, monkeypatch):
-    faults = faults_of(base, bstune, tmp_path, monkeypatch, CASES, SEED)
+def test_any_input_ends_as_it_deserves(base, command, tmp_path, monkeypatch, capfd):
+    faults = faults_of(base, command, tmp_path, monkeypatch, capfd, CASES, SEED)
     assert not faults, "\n".join([f"{len(faults)} of {CASES}", *faults])
+
+
+def test_a_sample_of_inputs_ends_as_it_deserves(base, command, tmp_path, monkeypatch, capfd):
+    kinds = {of_fit: 2, of_attributes: 1}
+    faults = faults_of(base, command, tmp_path, monkeypatch, capfd, 20, 1, kinds)
+    assert not faults, "\n".join(faults)

@@ -284,7 +284,7 @@ BAD = [
     ({"options": "search.trials=3"}, "options must be a list such as"),
     ({"options": ["search.trial=3"]}, "unknown option search.trial: did you mean search.trials?"),
     ({"trainer": {"max_steps": 3}}, "trainer: max_steps is bstune's own"),
-    ({"trainer": {"gradient_clip": 3}}, "trainer: .*gradient_clip"),
+    ({"trainer": {"gradient_clip": 3}}, "trainer.gradient_clip"),
     ({"trainer": [3]}, "trainer must be a dict of the Trainer's arguments, but got list"),
 ]
 

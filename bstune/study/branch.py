@@ -7,6 +7,7 @@ largest batch size that loses nothing, up to a tolerance, against the run's own 
 
 import argparse
 import math
+import os
 import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
@@ -25,6 +26,7 @@ from bstune.study.prepare import compose_checked
 from bstune.study.record import listed
 from bstune.system.console import format_count, format_number, plain_console, plural, quieten
 from bstune.system.files import check_writable, write_text
+from bstune.system.inputs import open_regular
 from bstune.system.terminal import ArgumentParser
 
 LEVEL = 0.9  # of the interval over seeds
@@ -157,8 +159,7 @@ def run_branches(
         raise ConfigError(
             "recorded runs have no checkpoint to go on from: name a workload that is trained"
         )
-    if not path.is_file():
-        raise ConfigError(f"there is no checkpoint {path}")
+    os.close(open_regular(path, "the checkpoint"))  # seconds before it is read
     quieten()
     # torch and lightning: 4 s, which a mistake need not wait for
     from bstune.trial.branch import branch, read_checkpoint

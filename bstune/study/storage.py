@@ -38,7 +38,7 @@ from bstune.study.lease import PREFIX
 from bstune.study.plan import SearchBudget
 from bstune.study.replicates import Winner
 from bstune.system.files import Output
-from bstune.system.inputs import one_line, parse_json
+from bstune.system.inputs import one_line, parse_json, read_bytes
 from bstune.system.secrets import redact
 from bstune.trial.backend import sampler_factory
 
@@ -600,7 +600,8 @@ def store_unstored(study: optuna.Study, files: Output) -> None:
     """Store the records of trials that finished while the storage was away, before :func:`finish_abandoned`."""
     if not files.unstored.exists():
         return
-    lines = files.unstored.read_text(encoding="utf-8", errors="replace").splitlines()
+    text = read_bytes(files.unstored, "the file").decode("utf-8", errors="replace")
+    lines = text.splitlines()
     if not all(_may_be_record(line) for line in lines):
         raise StudyError(
             f"{files.unstored} holds other lines than the records of trials, which bstune keeps there while the "
@@ -610,7 +611,7 @@ def store_unstored(study: optuna.Study, files: Output) -> None:
     for record in lines:
         try:
             trial = by_number.get(TrialResult.from_json(record).number)
-        except ValueError:
+        except RecordError:
             logger.warning(
                 "%s has a record that was cut short: its trial is asked again", files.unstored
             )

@@ -21,7 +21,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import BinaryIO
 
-from bstune.core.errors import BstuneError, StudyError
+from bstune.core.errors import BstuneError, InputError, StudyError
+from bstune.system.inputs import parse_json, read_text
 from bstune.system.secrets import HIDDEN, HIDDEN_IN_YAML, redact, without_known
 
 WRITE_TRIES = 11  # of a file, a second apart, where a full disk or a mount may come back, as after these errors:
@@ -358,8 +359,9 @@ def check_writable(path: Path, what: str) -> None:
 def _identity(output: Output) -> Identity | None:
     """Return whose a folder says to be; None where it says nothing that can be read."""
     try:
-        return Identity(**json.loads(output.identity.read_text(encoding="utf-8")))
-    except (OSError, ValueError, TypeError):
+        text = read_text(output.identity, "the file")
+        return Identity(**parse_json(text, output.identity.name))  # type: ignore[arg-type]
+    except (InputError, TypeError):
         return None
 
 

@@ -10,9 +10,9 @@ import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from torch.optim.lr_scheduler import LambdaLR, LRScheduler
 
-from bstune.core.errors import ConfigError
+from bstune.core.errors import ConfigError, InputError
 from bstune.core.records import Budget, EvaluationSchedule, TrialProtocol, TrialResult, TrialSpec
-from bstune.trial.checkpoint import DAMAGED
+from bstune.system.inputs import one_line, open_regular
 from bstune.trial.loop import Workload, run_trial
 from bstune.trial.trainer import builds_layers_later, of_package, package_of, without_monitors
 
@@ -20,28 +20,45 @@ AT_THE_END = EvaluationSchedule(
     ratio=1e6, share=1e-12, cost=1.0, near=1.0
 )  # evaluated at the last step alone
 NEEDED = {
-    "state_dict": "weights",
-    "optimizer_states": "an optimizer's state, as one that is saved with weights alone",
+    "state_dict": (dict, "weights"),
+    "optimizer_states": (list, "an optimizer's state, as one that is saved with weights alone"),
 }
 
 
 def read_checkpoint(path: Path, trusted: bool) -> dict[str, Any]:
     """Return a checkpoint of Lightning's; ConfigError if it is none, or holds more than data and is not trusted."""
     try:
-        checkpoint = torch.load(path, map_location="cpu", weights_only=not trusted)
+        with open(open_regular(path, "the checkpoint"), "rb") as file:
+            checkpoint = torch.load(file, map_location="cpu", weights_only=not trusted)
+    except InputError:
+        raise
     except pickle.UnpicklingError as error:
         raise ConfigError(
             f"{path} holds more than plain data, such as objects of a project's own, or is no checkpoint: "
             "--trusted reads it all the same, and runs whatever code is in it"
         ) from error
-    except (*DAMAGED, RuntimeError, LookupError, AttributeError, ImportError) as error:
+    except Exception as error:
         raise ConfigError(
-            f"{path} cannot be read as a checkpoint: {str(error).splitlines()[0]}"
+            f"{path} cannot be read as a checkpoint: {type(error).__name__}: {one_line(str(error))}"
         ) from error
-    for name, what in NEEDED.items():
-        if not isinstance(checkpoint, Mapping) or not checkpoint.get(name):
+    for name, (kind, what) in NEEDED.items():
+        found = checkpoint.get(name) if isinstance(checkpoint, dict) else None
+        if not found or not isinstance(found, kind):
             raise ConfigError(
                 f"{path} is no checkpoint that training can go on from: it lacks {what}: {name}"
+            )
+    weights = checkpoint["state_dict"].values()
+    states = checkpoint["optimizer_states"]
+    fits = {
+        "state_dict": all(isinstance(value, torch.Tensor) for value in weights),
+        "optimizer_states": all(isinstance(state, dict) for state in states),
+        "callbacks": isinstance(checkpoint.get("callbacks", {}), dict),
+        "global_step": isinstance(checkpoint.get("global_step", 0), int),
+    }
+    for name, is_own in fits.items():
+        if not is_own:
+            raise ConfigError(
+                f"{path} is no checkpoint of Lightning's: its {name} is of another type"
             )
     return dict(checkpoint)
 
@@ -119,7 +136,7 @@ class _GoesOn(Callback):
         for optimizer, state in zip(own, saved, strict=True):
             try:
                 optimizer.load_state_dict(state)
-            except (ValueError, KeyError, RuntimeError) as error:
+            except (ValueError, LookupError, RuntimeError, TypeError, AttributeError) as error:
                 raise ConfigError(
                     f"{self._path} is of another workload: its optimizer's state is not one of "
                     f"{type(optimizer).__name__} here: {str(error).splitlines()[0]}"

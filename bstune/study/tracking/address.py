@@ -12,9 +12,12 @@ from mlflow.store.db.db_types import DATABASE_ENGINES
 from mlflow.tracking.registry import UnsupportedModelRegistryStoreURIException
 from omegaconf import DictConfig
 from sqlalchemy.engine import make_url
+from sqlalchemy.exc import ArgumentError
 
 from bstune.core.errors import ConfigError
 from bstune.study.tracking.exchange import FAILURES
+from bstune.system.files import check_writable
+from bstune.system.inputs import one_line
 from bstune.system.secrets import redact
 
 UI = "http://127.0.0.1:5000"  # of `mlflow ui`
@@ -35,14 +38,18 @@ def check_uri(uri: str) -> None:
 
     Nor may the URI be of a SQLite database that another program made, as MLflow would add its tables.
     """
-    path = database_path(uri)
-    if path is not None and os.path.lexists(path):
-        # MLflow's tables take a second to import
-        from bstune.study.tracking.database import check_database
-
-        check_database(path)
-    if urlsplit(uri).scheme.partition("+")[0] in ("http", "https", *DATABASE_ENGINES):
-        return
+    what = f"MLFLOW_TRACKING_URI or mlflow.uri={uri}"
+    try:
+        scheme = urlsplit(uri).scheme.partition("+")[0]
+        if scheme in DATABASE_ENGINES:
+            make_url(uri).get_dialect().import_dbapi()
+            _check_place(uri, what)
+        if scheme in ("http", "https", *DATABASE_ENGINES):
+            return
+    except (ArgumentError, ValueError) as error:
+        raise ConfigError(f"{what} is no address: {one_line(str(error))}") from error
+    except ImportError as error:
+        raise ConfigError(f"{what} needs a driver that is not installed: {error}") from error
     try:
         MlflowClient(uri)
     except UnsupportedModelRegistryStoreURIException as error:
@@ -52,6 +59,19 @@ def check_uri(uri: str) -> None:
         ) from error
     except FAILURES:
         return  # known, but not there now: sending says so once, and the study goes on
+
+
+def _check_place(uri: str, what: str) -> None:
+    """Refuse a SQLite database that is another program's, or whose place cannot be written: MLflow tries a minute."""
+    path = database_path(uri)
+    if path is None:
+        return
+    if os.path.lexists(path):
+        # MLflow's tables take a second to import
+        from bstune.study.tracking.database import check_database
+
+        check_database(path)
+    check_writable(path, what)
 
 
 def database_path(uri: str) -> Path | None:
