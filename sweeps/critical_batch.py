@@ -223,9 +223,8 @@ def sentence(rows: Sequence[Mapping[str, Any]]) -> str:
 
 def _paint(rows: Sequence[Mapping[str, Any]], level: float, figure: "Figure") -> None:
     """Draw B_crit over the target's share of the table's own, a line a table."""
-    from matplotlib import (
-        colormaps,  # as bstune.report.drawing: only what draws waits for matplotlib
-    )
+    # only what draws waits for matplotlib
+    from matplotlib import colormaps
 
     axes = figure.subplots()
     names = list(dict.fromkeys(row["table"] for row in rows))

@@ -283,7 +283,7 @@ def test_the_verb_reports_the_largest_batch_size(run, tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("gone.ckpt", *OWN, "--examples", 100), "there is no checkpoint gone.ckpt"),
+        (("gone.ckpt", *OWN, "--examples", 100), "gone.ckpt cannot be read"),
         (("text.ckpt", *OWN, "--examples", 100), "text.ckpt"),
         (
             (

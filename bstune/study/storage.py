@@ -28,7 +28,7 @@ from optuna.study import StudyDirection
 from optuna.trial import FrozenTrial, TrialState, create_trial
 from pydantic import TypeAdapter, ValidationError
 
-from bstune.core.errors import BstuneError, ConfigError, StudyError
+from bstune.core.errors import BstuneError, ConfigError, RecordError, StudyError
 from bstune.core.records import Objective, Target, TrialResult, TrialSpec, dump_json
 from bstune.core.search_space import Space
 from bstune.search.sampler import RECORD, RESUMED_FROM
