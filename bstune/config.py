@@ -229,6 +229,8 @@ def compose_known(module: str, name: str, options: Sequence[str]) -> tuple[DictC
                 raise ConfigError(
                     f"a config file is not YAML: {' '.join(str(error).split())}"
                 ) from error
+            except OSError as error:
+                raise ConfigError(f"a config file cannot be read: {error.strerror}") from error
 
 
 @contextmanager

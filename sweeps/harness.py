@@ -232,6 +232,14 @@ def _checked(name: str, rest: DictConfig) -> DictConfig:
     return validate(rest)
 
 
+def _check_elements(parameters: object) -> None:
+    """Refuse lists within the lists of an experiment's parameters, which OmegaConf takes for texts and numbers."""
+    for name, value in vars(parameters).items():
+        nested = isinstance(value, list) and any(isinstance(one, list | dict) for one in value)
+        if nested:
+            raise ConfigError(f"sweep.experiment.{name} must be a flat list, but got {value!r:.80}")
+
+
 def _typed(experiment: functools.partial[Finding]) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return an experiment's parameters, as its annotations have them and as plain values."""
     after_console = list(inspect.signature(experiment.func).parameters.values())[2:]
@@ -246,6 +254,7 @@ def _typed(experiment: functools.partial[Finding]) -> tuple[dict[str, Any], dict
                 f"no value is given for sweep.experiment.{', sweep.experiment.'.join(sorted(missing))}"
             )
         typed = OmegaConf.to_object(merged)
+        _check_elements(typed)
     except ConfigKeyError as error:
         raise ConfigError(
             f"unknown option sweep.experiment.{error.full_key}; --help lists the options"

@@ -217,7 +217,7 @@ def test_a_table_that_could_not_be_replayed_is_not_written(tmp_path):
             (*SHAPE, *DIGITS, "schedule=one_cycle"),
             "the workload's schedule ends with its budget, so that no run replays at another length",
         ),
-        (("--trials", "no.jsonl"), "--trials=no.jsonl cannot be read: No such file or directory"),
+        (("--trials", "no.jsonl"), "--trials no.jsonl cannot be read: No such file or directory"),
         (
             ("--trials", "other.txt"),
             "--trials=other.txt is no trials.jsonl of this version of bstune: ",

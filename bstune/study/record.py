@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from bstune.config import is_replayed
-from bstune.core.errors import ConfigError, InputError, Interrupted, TableError
+from bstune.core.errors import ConfigError, InputError, Interrupted, RecordError, TableError
 from bstune.core.records import TrialResult, TrialSpec, dump_json
 from bstune.core.search_space import HALF_LIVES
 from bstune.study.prepare import compose_checked, prepare
@@ -277,17 +277,16 @@ def _is_row(recorded: Mapping[str, Any]) -> bool:
 
 
 def read_trials(path: Path) -> list[TrialResult]:
-    """Return the records of a study's ``trials.jsonl``."""
-    try:
-        return [
-            TrialResult.from_json(line) for line in path.read_text(encoding="utf-8").splitlines()
-        ]
-    except OSError as error:
-        raise ConfigError(f"--trials={path} cannot be read: {error.strerror}") from error
-    except (ValueError, TypeError) as error:
-        raise ConfigError(
-            f"--trials={path} is no trials.jsonl of this version of bstune: {error}"
-        ) from error
+    """Read the records of a study's ``trials.jsonl``; one that cannot be read ends in a ConfigError."""
+    trials = list[TrialResult]()
+    for number, line in enumerate(read_text(path, "--trials").splitlines(), start=1):
+        try:
+            trials.append(TrialResult.from_json(line))
+        except RecordError as error:
+            raise ConfigError(
+                f"--trials={path} is no trials.jsonl of this version of bstune: line {number}: {error}"
+            ) from error
+    return trials
 
 
 def rows_of_study(trials: Iterable[TrialResult]) -> list[dict[str, Any]]:
