@@ -102,6 +102,7 @@ WITH_VALUE = {
     ),
     *("--config-name", "-cn", "--shell-completion", "-sc"),
 }
+MADE = "# Made by bstune lightning"  # begins a workload that was made of a LightningCLI's file
 WRITTEN = "options are written NAME=VALUE; bstune --help shows the most useful ones"
 HELP = """usage: bstune +workload=NAME [OPTION=VALUE ...]        a study: which batch size and learning rate to use
        bstune {verbs} ...  (with --help)
@@ -456,6 +457,10 @@ def lightning(arguments: list[str]) -> None:
         )
     text = safe_dump(workload, sort_keys=False, default_flow_style=None, width=110)
     written = Path("bstune_conf", "workload", f"{workload['name']}.yaml")
+    if os.path.lexists(written) and not read_text(written, "the workload").startswith(MADE):
+        raise ConfigError(
+            f"{written} is there and was not made by bstune lightning: choose another name, --name NAME"
+        )
     composed = [f"workload={workload['name']}", *options.overrides]
     with (
         tempfile.TemporaryDirectory() as folder
@@ -464,7 +469,7 @@ def lightning(arguments: list[str]) -> None:
         Path(folder, "workload", written.name).write_text(text, encoding="utf-8")
         compose_checked(["--config-dir", folder, *composed])
     written.parent.mkdir(parents=True, exist_ok=True)
-    write_text(written, f"# Made by bstune lightning {options.config}.\n{text}")
+    write_text(written, f"{MADE} {one_line(str(options.config))}.\n{text}")
     write_out(
         "\n".join([f"{written}, made of {options.config}:", *(f"  {line}" for line in lines)])
     )

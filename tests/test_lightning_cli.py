@@ -184,6 +184,15 @@ def test_what_cannot_be_tuned_is_refused_in_a_line(changes, given, line, tmp_pat
     assert "\n" not in str(error.value)
 
 
+def test_a_workload_of_the_users_is_not_replaced(bstune, tmp_path):
+    own = tmp_path / "bstune_conf" / "workload" / "mine.yaml"
+    own.parent.mkdir(parents=True)
+    own.write_text("name: mine\n")
+    status, _, err = bstune("lightning", str(FILE), "--target", "val_loss=0.2", "--name", "mine")
+    assert (status, own.read_text()) == (2, "name: mine\n")
+    assert "--name" in err
+
+
 @pytest.mark.parametrize(
     ("arguments", "line"),
     [

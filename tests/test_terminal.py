@@ -12,6 +12,7 @@ from rich.table import Table
 from rich.text import Text
 from toolbox import table_rows, write_rows
 
+from bstune.core.errors import StudyError
 from bstune.system import secrets
 from bstune.system.console import plain_console
 from bstune.system.secrets import remember
@@ -91,6 +92,16 @@ def test_logs_warnings_and_threads_are_filtered_while_it_is_asked_for(capsys, ca
     assert f"got {SHOWN} *** and 3\n" in printed
     assert f"RuntimeError: {SHOWN} ***" in printed
     assert [record.args for record in caplog.records][1] == ("numbers",)
+
+
+def test_an_error_of_bstune_and_its_causes_are_filtered(monkeypatch):
+    monkeypatch.setattr(secrets, "_forms", {})
+    remember({"password": "zebra-crossing"})
+    failed = StudyError("storage=x://me:zebra-crossing@h does not answer")
+    with pytest.raises(StudyError) as caught, filtered():
+        raise failed from OSError("no route to x://me:zebra-crossing@h")
+    assert str(caught.value) == "storage=x://me:***@h does not answer"
+    assert str(caught.value.__cause__) == "no route to x://me:***@h"
 
 
 def test_a_warning_is_filtered(capsys):

@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NoReturn, TextIO
 
+from bstune.core.errors import BstuneError
 from bstune.system.secrets import redact
 
 if TYPE_CHECKING:
@@ -87,17 +88,31 @@ def safe_console(**options: Any) -> "Console":
 
 @contextmanager
 def filtered() -> Iterator[None]:
-    """Filter what is logged, warned of and said of threads that fail, while the context is open."""
+    """Filter what is logged, warned of, said of threads that fail and raised as bstune's own error, meanwhile."""
     make_record = logging.getLogRecordFactory()
     show_warning = warnings.showwarning
     thread_hook = threading.excepthook
     install_filters()
     try:
         yield
+    except BstuneError as error:
+        _redact_chain(error)
+        raise
     finally:
         logging.setLogRecordFactory(make_record)
         warnings.showwarning = show_warning
         threading.excepthook = thread_hook
+
+
+def _redact_chain(error: BaseException) -> None:
+    """Leave secrets out of the texts of an error and of what caused it: a notebook shows them all."""
+    seen: set[int] = set()  # causes may form a ring
+    cause: BaseException | None = error
+    while cause is not None and id(cause) not in seen:
+        seen.add(id(cause))
+        if cause.args and isinstance(cause.args[0], str):
+            cause.args = (redact(cause.args[0]), *cause.args[1:])
+        cause = cause.__cause__ or cause.__context__
 
 
 def install_filters() -> None:
