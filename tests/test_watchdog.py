@@ -16,6 +16,8 @@ from bstune.system import watchdog
 from bstune.system.exits import os_exit_answered
 from bstune.system.watchdog import STEP_SECONDS, Wait, Watch, waiting_for, watching
 
+# A command of its own takes some 8 s; one of each kind runs with the slow tests.
+SOAK = pytest.mark.soak
 PROJECT = """
 import ctypes, os, signal, sys, threading, time
 import torch
@@ -333,13 +335,12 @@ def test_forked_processes_may_end_so():
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     "deed",
     [
-        "ctypes.CDLL(None).pause()",  # other threads run meanwhile
-        "ctypes.PyDLL(None).sleep(1000)",  # none does
-        "threading.Event().wait()",
+        pytest.param("ctypes.CDLL(None).pause()", marks=SOAK),  # other threads run meanwhile
+        pytest.param("ctypes.PyDLL(None).sleep(1000)", marks=pytest.mark.slow),  # none does
+        pytest.param("threading.Event().wait()", marks=SOAK),
     ],
 )
 def test_what_stands_in_c_code_ends_with_the_process(command, tmp_path, deed):
@@ -349,19 +350,29 @@ def test_what_stands_in_c_code_ends_with_the_process(command, tmp_path, deed):
     assert not (tmp_path / "outputs").exists()
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("place", "deed", "expected"),
     [
-        ("setup", "os._exit(0)", 1),
-        (
+        pytest.param("setup", "os._exit(0)", 1, marks=SOAK),
+        pytest.param(
             "training_step",
             "threading.Thread(target=os._exit, args=(0,)).start(); time.sleep(60)",
             1,
+            marks=pytest.mark.slow,
         ),
-        ("training_step", "os.abort()", -signal.SIGABRT),
-        ("training_step", "os.kill(os.getpid(), signal.SIGKILL)", -signal.SIGKILL),
-        ("training_step", "os.kill(os.getpid(), signal.SIGTERM); time.sleep(60)", 143),
+        pytest.param("training_step", "os.abort()", -signal.SIGABRT, marks=SOAK),
+        pytest.param(
+            "training_step",
+            "os.kill(os.getpid(), signal.SIGKILL)",
+            -signal.SIGKILL,
+            marks=SOAK,
+        ),
+        pytest.param(
+            "training_step",
+            "os.kill(os.getpid(), signal.SIGTERM); time.sleep(60)",
+            143,
+            marks=SOAK,
+        ),
     ],
 )
 def test_the_process_never_ends_with_status_0(command, place, deed, expected):
