@@ -225,9 +225,13 @@ def compose_known(module: str, name: str, options: Sequence[str]) -> tuple[DictC
                 if refused is None or refused[1] in unknown:
                     raise ConfigError(plain_error(error)) from error
                 unknown.append(refused[1])
-            except (YAMLError, UnicodeDecodeError, RecursionError) as error:
+            except (
+                YAMLError,
+                ValueError,
+                RecursionError,
+            ) as error:  # of bytes, numbers and defaults
                 raise ConfigError(
-                    f"a config file is not YAML: {' '.join(str(error).split())}"
+                    f"a config file is none that Hydra reads: {' '.join(str(error).split())}"
                 ) from error
             except OSError as error:
                 raise ConfigError(f"a config file cannot be read: {error.strerror}") from error

@@ -394,7 +394,8 @@ def test_a_folder_of_ones_own(tmp_path):
     )
     (tmp_path / "workload" / "mine.yaml").write_text("a: [")
     assert (
-        "a config file is not YAML" in mistakes("--config-dir", str(tmp_path), "workload=mine")[0]
+        "a config file is none that Hydra reads"
+        in mistakes("--config-dir", str(tmp_path), "workload=mine")[0]
     )
 
 

@@ -206,10 +206,17 @@ def _widen(engine: Engine, url: str) -> None:
 
 @contextmanager
 def answering(url: str) -> Iterator[None]:
-    """Turn the errors of a storage that does not answer into a StudyError."""
+    """Turn the errors of a storage that does not answer, or holds what cannot be read, into a StudyError."""
     try:
         yield
     except STORAGE_ERRORS as error:
         raise StudyError(
             f"the storage does not answer: storage={url}: {str(error).splitlines()[0]}"
+        ) from error
+    except (
+        ValueError,
+        RecursionError,
+    ) as error:  # JSON of Optuna's that is damaged, or not its own
+        raise StudyError(
+            f"storage={url} holds what cannot be read: {str(error).splitlines()[0]}"
         ) from error

@@ -137,14 +137,9 @@ def make_protocol(config: DictConfig) -> TrialProtocol:
         kind, _, index = str(config.device).partition(":")
         devices = [int(index or 0)] if kind == "cuda" else 1
         trainer = {**trainer_arguments(config), "accelerator": kind, "devices": devices}
-        if not any(
-            base.__name__ == "Precision"
-            for one in trainer.get("plugins") or ()
-            for base in type(one).__mro__
-        ):
-            trainer["precision"] = (
-                config.precision
-            )  # Lightning refuses it beside a plug-in of its kind
+        if not _has_precision(trainer.get("plugins")):
+            # Lightning refuses it beside a plug-in of its kind.
+            trainer["precision"] = config.precision
     return TrialProtocol(
         target=Target(target.metric, target.value, target.mode),
         budget=budget_of(config),
@@ -168,6 +163,13 @@ def make_protocol(config: DictConfig) -> TrialProtocol:
     )
 
 
+def _has_precision(plugins: Any) -> bool:
+    """Say whether a plug-in, or one of several, sets the precision."""
+    several = plugins if isinstance(plugins, list | tuple) else [plugins]
+    bases = [base.__name__ for plugin in several for base in type(plugin).__mro__]
+    return "Precision" in bases
+
+
 def trainer_arguments(config: DictConfig) -> dict[str, Any]:
     """Return the user's arguments of the Trainer, those of the workload over those of the config, and what they build.
 
@@ -185,6 +187,10 @@ def trainer_arguments(config: DictConfig) -> dict[str, Any]:
     for name in ("callbacks", "logger"):
         if isinstance(arguments.get(name), Mapping):  # by name, as Hydra's groups are merged
             arguments[name] = list(arguments[name].values())
+    if arguments.get("limit_val_batches", 1) == 0:
+        raise ConfigError(
+            "trainer.limit_val_batches=0 leaves nothing to evaluate, and a trial ends by its metric: leave it out"
+        )
     return arguments
 
 
