@@ -345,15 +345,26 @@ def check_writable(path: Path, what: str) -> None:
     if not parent.is_dir():
         raise StudyError(f"{what}: {parent} is not a folder: choose another place")
     # os.access allows root everything, below /proc too.
-    partial = partial_of(parent / path.name)
     try:
-        create_partial(partial).close()
-        partial.unlink(missing_ok=True)  # the study's owner removes what it finds
+        _try_file(parent, path.name)
     except OSError as error:
         raise StudyError(
             f"{what}: folder {parent} is not writable ({error.strerror}): choose another place, or run from another "
             "folder"
         ) from error
+
+
+def _try_file(folder: Path, name: str) -> None:
+    """Make a file in a folder and leave nothing.
+
+    It has no name where the file system can do that, so that a process that is killed here leaves none either.
+    """
+    try:
+        os.close(os.open(folder, os.O_TMPFILE | os.O_WRONLY | os.O_CLOEXEC, 0o600))
+    except (OSError, AttributeError):  # AttributeError: a system that has no such files
+        partial = partial_of(folder / name)
+        create_partial(partial).close()
+        partial.unlink(missing_ok=True)  # the study's owner removes what it finds
 
 
 def _identity(output: Output) -> Identity | None:
