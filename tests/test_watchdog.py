@@ -5,8 +5,10 @@ import signal
 import subprocess
 import sys
 import threading
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from functools import partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
 from toolbox import FakeTime
@@ -114,8 +116,8 @@ def command(tmp_path, project):
 
     def run(place, deed, *options, seconds=200):
         project(place, deed)
-        temporary = tmp_path / "temporary"
-        temporary.mkdir()
+        # Short, as multiprocessing makes sockets there, whose paths have 107 characters at most.
+        temporary = Path(stack.enter_context(TemporaryDirectory(prefix="w")))
         line = [sys.executable, "-c", COMMAND, *OPTIONS, "hardware.enabled=false", *options]
         environment = {**os.environ, "TMPDIR": str(temporary)}
         ended = subprocess.run(
@@ -125,7 +127,8 @@ def command(tmp_path, project):
             assert [path.name for path in temporary.glob("bstune-*")] == []
         return ended.returncode, ended.stderr
 
-    return run
+    with ExitStack() as stack:
+        yield run
 
 
 # What is waited for, by a clock that the test moves
