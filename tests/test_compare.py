@@ -326,7 +326,7 @@ def test_comparing_imports_no_training_library(folders, tmp_path):
 
 
 @pytest.mark.slow  # MLflow makes its database in seconds
-def test_studies_are_read_back_from_mlflow(bstune, tmp_path, capfd):
+def test_studies_are_read_back_from_mlflow(bstune, tmp_path, capfd, monkeypatch):
     uri = f"sqlite:///{tmp_path}/mlflow.db"
     client = MlflowClient(uri)
     experiment = client.create_experiment(ODD, artifact_location=str(tmp_path / "artifacts"))
@@ -352,13 +352,19 @@ def test_studies_are_read_back_from_mlflow(bstune, tmp_path, capfd):
         for text in ("no curve.json", "is not JSON", "holds no study", "trial 0")
     ] == [1, 1, 1, 0]
     assert (tmp_path / "shown/comparison.html").exists()
+    monkeypatch.setenv("OTHER_MLFLOW", "http://me:hidden-word@127.0.0.1:9")
     for arguments, message in (
         (("--mlflow", "none"), "has no experiment 'none', but "),
         (("--mlflow", "Default"), "the experiment 'Default' of MLflow at sqlite:///"),
         (
             ("--mlflow", ODD, "--uri", "http://me:hidden-word@127.0.0.1:9"),
+            "holds a password or token",
+        ),
+        (
+            ("--mlflow", ODD, "--uri", "${oc.env:OTHER_MLFLOW}"),
             "MLflow at http://me:***@127.0.0.1:9 does not answer",
         ),
+        (("--mlflow", ODD, "--uri", "${oc.env:NO_SUCH_MLFLOW}"), "--uri: "),
         (
             ("--mlflow", ODD, "--uri", "foo://x"),
             "must be the http address of an MLflow server or a database",

@@ -9,6 +9,7 @@ from mlflow import MlflowClient
 from mlflow.entities import Run
 from mlflow.store.tracking import SEARCH_MAX_RESULTS_THRESHOLD
 from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
 
 from bstune.config import read_yaml
 from bstune.core.errors import InputError, StudyError
@@ -35,7 +36,10 @@ def logged_summaries(
         StudyError: if MLflow does not answer, or has no such experiment or no study in it.
     """
     settings = OmegaConf.create({**read_yaml("config.yaml")["mlflow"], "uri": uri})
-    address = tracking_uri(settings)
+    try:
+        address = tracking_uri(settings)
+    except OmegaConfBaseException as error:  # of a reference, as ${oc.env:NAME}
+        raise StudyError(f"--uri: {str(error).splitlines()[0]}") from error
     remember(address)
     check_uri(address)
     path = database_path(address)
