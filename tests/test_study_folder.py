@@ -117,6 +117,13 @@ def test_a_folder_that_is_not_there_or_empty(tmp_path):
         read_study(tmp_path)
 
 
+def test_metrics_of_trials_that_diverge_may_be_as_large_as_they_are(tmp_path):
+    closest = {"value": 1e20, "steps": 3, "number": 0, "batch_size": 8, "lr": 0.1}
+    curve = CURVE | {"unreached": {"closest": closest, "easier": 1e300}}
+    study = read_study(write_study(tmp_path, curve=json.dumps(curve)))
+    assert study.summary["unreached"]["closest"]["value"] == 1e20
+
+
 def test_a_summary_that_lacks_parts_has_all_keys():
     row = {"number": 0, "batch_size": 8, "lr": 0.1, "steps": 9}
     summary = completed({"points": [], "best_by_steps": row})

@@ -113,6 +113,30 @@ def test_a_warning_is_filtered(capsys):
     assert capsys.readouterr().out == f"UserWarning: of {SHOWN}\n"
 
 
+class TwoPartWarning(UserWarning):
+    def __init__(self, first, second):
+        super().__init__(f"{first} {second}")
+
+
+def test_a_warning_of_a_class_with_other_arguments_is_filtered(capsys):
+    with warnings.catch_warnings():
+        warnings.simplefilter("always")
+        warnings.showwarning = _print_warning
+        with filtered():
+            warnings.warn(TwoPartWarning("of", EVIL), stacklevel=1)
+    assert capsys.readouterr().out == f"TwoPartWarning: of {SHOWN}\n"
+
+
+class Unprintable:
+    def __str__(self):
+        raise AttributeError
+
+
+def test_what_cannot_be_formatted_is_loggings_own_matter():
+    with filtered():
+        logging.getLogger("bstune.test").info("of %s", Unprintable())
+
+
 def _print_warning(message, category, *where):
     print(f"{category.__name__}: {message}")
 

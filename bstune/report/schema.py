@@ -23,7 +23,8 @@ MAX_TEXT = 100_000  # characters
 
 Count = Annotated[int, Field(ge=0, le=LARGEST)]
 BatchSize = Annotated[int, Field(ge=1, le=LARGEST)]  # examples
-Real = Annotated[float, Field(ge=-LARGEST, le=LARGEST, allow_inf_nan=False)]
+# Metrics and their distances may be as large as a float can be, of trials that diverge.
+Real = Annotated[float, Field(allow_inf_nan=False)]
 NotNegative = Annotated[float, Field(ge=0.0, le=LARGEST, allow_inf_nan=False)]
 Positive = Annotated[float, Field(ge=1e-15, le=LARGEST, allow_inf_nan=False)]
 Rate = Annotated[float, Field(gt=0.0, le=1e30)]  # operations or bytes a second

@@ -123,7 +123,10 @@ def install_filters() -> None:
     def warn(message: Warning | str, category: type[Warning], *where: Any, **named: Any) -> None:
         text = str(message)
         shown = printable(text)
-        show_warning(message if shown == text else category(shown), category, *where, **named)
+        if shown == text:
+            show_warning(message, category, *where, **named)
+        else:  # a warning of the user's class may take other arguments
+            show_warning(shown, category, *where, **named)
 
     warnings.showwarning = warn
     threading.excepthook = _show_thread
@@ -136,7 +139,7 @@ def _filtering(make_record: Callable[..., logging.LogRecord]) -> Callable[..., l
         record = make_record(*arguments, **named)
         try:
             message = record.getMessage()
-        except (TypeError, ValueError, KeyError):  # logging says itself that it cannot be formatted
+        except Exception:  # noqa: BLE001 (of a user's __str__; logging says itself that it cannot be formatted)
             return record
         shown = printable(message)
         if shown != message:
