@@ -787,3 +787,11 @@ def test_secrets_planted_in_twenty_places_are_found_nowhere(tmp_path):
     json.loads((folder / "curve.json").read_text())
     config = yaml.safe_load((folder / "config.yaml").read_text())
     assert config["workload"]["module"]["options_of_mine"] == {"dsn": "***", "note": "also ***"}
+
+
+@pytest.mark.parametrize("name", ["batch_size", "seconds_per_step", "loss"])
+def test_a_key_that_equals_a_remembered_secret_stays(name, monkeypatch):
+    monkeypatch.setattr(secrets, "_forms", {})
+    secrets.remember({"password": name})
+    text = json.dumps({name: 3, "points": [{name: 1.5}]})
+    assert secrets.without_known(text) == text
