@@ -312,9 +312,8 @@ def tune(arguments: list[str]) -> None:
         raise ConfigError(plain_error(error)) from error
     except BstuneError:
         raise
-    except (
-        Exception
-    ) as error:  # A job ends by sys.exit: this is of Hydra's own options, such as hydra.run.dir.
+    # A job ends by sys.exit: this is of Hydra's own options, such as hydra.run.dir.
+    except Exception as error:
         raise ConfigError(f"Hydra cannot run with these options: {cause(error)}") from error
     finally:
         sys.stdout.write(printable(config_shown(printed.getvalue())))

@@ -213,10 +213,8 @@ def answering(url: str) -> Iterator[None]:
         raise StudyError(
             f"the storage does not answer: storage={url}: {str(error).splitlines()[0]}"
         ) from error
-    except (
-        ValueError,
-        RecursionError,
-    ) as error:  # JSON of Optuna's that is damaged, or not its own
+    # JSON of Optuna's that is damaged, or not its own.
+    except (ValueError, RecursionError) as error:
         raise StudyError(
             f"storage={url} holds what cannot be read: {str(error).splitlines()[0]}"
         ) from error
