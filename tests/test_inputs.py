@@ -200,3 +200,18 @@ def test_both_of_yamls_loaders_do(monkeypatch, loader):
     assert math.isinf(parse_yaml("a: .inf", "the file")["a"])
     for text in (LAUGHS, MERGED, "[" * 100_000, "- " * 100_000, '"\\ud800"'):
         refused(parse_yaml, text, "the file")
+
+
+LONG = "x" * 5000
+
+
+@pytest.mark.parametrize(
+    "command",
+    [("compare", LONG), ("report", LONG), ("--config-dir", LONG, "workload=digits"), ("fit", LONG)],
+)
+def test_a_name_that_no_system_call_takes_is_refused(bstune, tmp_path, command):
+    status, out, err = bstune(*command)
+    assert (status, out) == (2, "")
+    assert len(err.splitlines()) == 1
+    assert "File name too long" in err
+    assert list(tmp_path.iterdir()) == []

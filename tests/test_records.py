@@ -52,13 +52,15 @@ def test_impossible_targets_are_refused():
         },
         {
             "noise_scale": ((32, 0.5, 12.0), (64, -0.25, 1e-30)),
-            "hyperparameters": {"momentum": 0.5},
+            "hyperparameters": {"momentum": 0.5, "width": 16},
         },
     ],
 )
 def test_records_survive_json(changes):
     result = make_result(**changes)
-    assert TrialResult.from_json(result.to_json()) == result
+    read = TrialResult.from_json(result.to_json())
+    assert read == result
+    assert repr(read) == repr(result)  # 16 is not 16.0
     assert "\n" not in result.to_json()
 
 

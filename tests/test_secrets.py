@@ -21,10 +21,11 @@ from sqlalchemy.engine import URL
 from toolbox import table_rows, write_rows
 
 from bstune.config import secret_option
+from bstune.report.html import json_script
 from bstune.study.connection import connect
 from bstune.system import secrets
 from bstune.system.failures import described
-from bstune.system.files import Identity, write_text
+from bstune.system.files import Identity, append_text, write_text
 from bstune.system.secrets import (
     known,
     redact,
@@ -120,6 +121,7 @@ OTHER_KEYS = [
     "num_keys",
     "passes",
     "forward_pass",
+    "num_pass",
     "compass",
     "bypass",
     "password_file",
@@ -257,11 +259,23 @@ def test_a_long_text_takes_no_minutes(text):
         (r'{"message": "{\"auth\": \"abcdefg1\"}"}', r'{"message": "{\"auth\": \"***\"}"}'),
         ("401 for Authorization: Bearer abc.def=.ghi", "401 for Authorization: Bearer ***"),
         ("curl -u --password=ab x", "curl -u --password=*** x"),
+        ("login --password hunter2 x", "login --password *** x"),
+        ("Cookie: a=b12345678; csrf=zzz-1", "Cookie: ***"),
+        ("{'Set-Cookie': 'a=b1234567; c=d'}", "{'Set-Cookie': '***'}"),
+        (
+            "-----BEGIN RSA PRIVATE KEY-----\nMIIabc\n-----END RSA PRIVATE KEY-----\nx",
+            "-----BEGIN RSA PRIVATE KEY-----***-----END RSA PRIVATE KEY-----\nx",
+        ),
         # what is none
         ("password: null", "password: null"),
         ("(using password: YES)", "(using password: YES)"),
         ("tokens=5 key=3", "tokens=5 key=3"),
         ("unexpected token: something else", "unexpected token: something else"),
+        ("unexpected token: 'identifier'", "unexpected token: 'identifier'"),
+        ("pass: 0.95 accuracy", "pass: 0.95 accuracy"),
+        ("token: 12 of 300", "token: 12 of 300"),
+        ("pw=3, pass=4.5", "pw=3, pass=4.5"),
+        ("--password is required, --pass 3", "--password is required, --pass 3"),
         ("    token = self.tokenizer.decode(ids)", "    token = self.tokenizer.decode(ids)"),
         ("    password = os.environ['X']", "    password = os.environ['X']"),
         ('{"secret": [0.5, 1e-05], "pass": 3}', '{"secret": [0.5, 1e-05], "pass": 3}'),
@@ -358,14 +372,66 @@ def test_documents_stay_what_they_are(tmp_path):
     for indent in (None, 2):
         write_text(tmp_path / "a.json", json.dumps(values, indent=indent))
         assert json.loads((tmp_path / "a.json").read_text()) == shown
-    in_html = json.dumps(values).replace("<", "\\u003c")
-    assert json.loads(without_known(in_html)) == shown
+    assert json.loads(without_known(json.dumps(values))) == shown
     assert html.unescape(without_known(html.escape("x q\"<uote'd y"))) == "x *** y"
     for style in (None, True, False):
-        write_text(tmp_path / "a.yaml", yaml.safe_dump(values, default_flow_style=style, width=20))
+        document = yaml.safe_dump(redact_values(values), default_flow_style=style, width=20)
+        write_text(tmp_path / "a.yaml", document)
         read = yaml.safe_load((tmp_path / "a.yaml").read_text())
         assert WORD not in str(read)
         assert (read["validation"], read["status"]) == (values["validation"], "diverged")
+
+
+# Each would break a document in which it is replaced as text.
+BREAKING = [
+    "abcdefg\\",
+    '": null, "',
+    'abcd"efgh',
+    '", "b": "',
+    "</script><b>",
+    "nabcdef-1",
+    "u003cabc",
+    '"></p><p class="',
+]
+
+
+@pytest.mark.parametrize("secret", BREAKING)
+def test_a_secret_of_quotes_and_backslashes_breaks_no_document(tmp_path, secret):
+    remember({"password": secret})
+    values = {
+        "a": 'abcdefg"x',
+        "b": None,
+        "abcd": "\nabcdef-1 <abc",
+        "c": [f"it is {secret}, or {secret}!", "x"],
+        "inner": json.dumps({"message": f"a {secret} b", "abcdefg": 'abcdefg"x'}),
+    }
+    without = {
+        **values,
+        "c": ["it is ***, or ***!", "x"],
+        "inner": json.dumps({"message": "a *** b", "abcdefg": 'abcdefg"x'}),
+    }
+    assert redact_values(values) == without
+    write_text(tmp_path / "a.json", json.dumps(values, indent=1))
+    append_text(tmp_path / "a.jsonl", json.dumps(values) + "\n")
+    for name in ("a.json", "a.jsonl"):
+        read = json.loads((tmp_path / name).read_text())
+        assert {**read, "inner": None} == {**without, "inner": None}
+        assert secret not in read["inner"]
+
+    script = json_script(values)
+    text = f'<p class="a">{html.escape(secret)}</p>'
+    write_text(tmp_path / "a.html", f"<html>{text}\n{script}</html>")
+    page = (tmp_path / "a.html").read_text()
+    assert page.startswith('<html><p class="a">***</p>\n<script type="application/json">')
+    inside = page.partition(">{")[2].partition("</script>")[0]
+    assert json.loads("{" + inside)["c"] == without["c"]
+
+
+def test_a_study_continues_whose_settings_hold_such_a_secret():
+    remember({"password": BREAKING[0]})
+    settings = {"a": 'abcdefg"x', "b": f"with {BREAKING[0]}"}
+    stored = redact_values(json.dumps(settings))
+    assert json.loads(stored) == redact_values(settings)
 
 
 def test_ten_megabytes_take_about_a_second():
@@ -682,7 +748,7 @@ NAMES = (
 PLANTED = {name: f"{name[:3]}-{i}zQ/{i * 7919}+x" for i, name in enumerate(NAMES.split())}
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_secrets_planted_in_twenty_places_are_found_nowhere(tmp_path):
     planted = PLANTED
     conf = tmp_path / "conf" / "mine"

@@ -33,6 +33,7 @@ from torchmetrics.classification import MulticlassAccuracy
 
 import bstune
 from bstune.core.errors import ConfigError, StudyError
+from bstune.report.study_folder import read_study
 from bstune.study.prepare import compose_joined, prepare
 from bstune.study.report import Findings
 from bstune.study.run import Progress
@@ -322,6 +323,30 @@ def test_the_result_has_the_answer(studied):
     assert critical.low is None or critical.high is None or critical.low < critical.high
 
 
+def test_an_integer_stays_one_in_replicates_reports_and_the_winners_training(tune):
+    """torch takes no width of 16.0."""
+    widths = []
+
+    def module(trial):
+        widths.append(trial.hidden)
+        return Net(lr=trial.lr, hidden=trial.hidden)
+
+    result = tune(
+        module,
+        tunable={"hidden": {"low": 8, "high": 32, "integer": True}},
+        target=bstune.Target("val_loss", 2.0, "min"),
+        trials=6,
+        options=["search.replicates=2"],
+    )
+    assert result.trials.replicate_of.notna().any()
+    assert "failed" not in set(result.trials.status)
+    result.train(**QUIET)
+    assert {type(width) for width in widths} == {int}
+    summary = read_study(result.folder).summary
+    found = [row["hyperparameters"]["hidden"] for row in summary["points"]]
+    assert {type(width) for width in found} == {int}
+
+
 def test_the_result_is_drawn_and_written(studied, tmp_path):
     result, _ = studied
     assert len(result.plot().axes) >= 2
@@ -348,7 +373,8 @@ def test_a_winner_whose_batch_size_grows_trains_again_to_the_same_weights(tune, 
         "batch_schedule.switch_examples=[400,1500]",
         "search.tune=[batch_schedule]",
     ]
-    options = [*QUICK, *schedule, f"protocol.micro_batch_size={micro}"]
+    own = ["search.baseline=false", f"protocol.micro_batch_size={micro}"]
+    options = [*QUICK, *schedule, *own]
     result = tune(trials=1, options=options)
     (trial,) = result.findings.trials
     parts = [part[:2] for part in trial.batch_parts]

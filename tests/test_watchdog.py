@@ -207,6 +207,40 @@ def test_what_is_built_within_a_step_does_not_count_to_it():
     assert len(over) == 1
 
 
+def test_an_interruption_that_was_lost_is_sent_again():
+    """As long as the thread stands where it stood; not once it goes on, as to clean up."""
+    sent, now = [], FakeTime()
+    released = threading.Event()
+    moved_on = threading.Event()
+    gone = threading.Event()
+    watches = []
+
+    def stands():
+        watch = Watch(print, 7.0, lambda message: sent.append(message) or True, now=now)
+        watch.begin(Wait("a step", watch, steps=True))
+        watches.append(watch)
+        released.wait()
+        moved_on.set()
+        gone.wait()
+
+    thread = threading.Thread(target=stands, daemon=True)
+    thread.start()
+    while not watches or not released._cond._waiters:
+        thread.join(0.01)
+    for _ in range(12):
+        now.sleep(1.0)
+        watches[0].look()
+    assert len(sent) == 5
+    released.set()
+    moved_on.wait()
+    while not gone._cond._waiters:
+        thread.join(0.01)
+    watches[0].look()
+    assert len(sent) == 5
+    gone.set()
+    thread.join()
+
+
 def test_seconds_in_which_the_whole_process_was_stopped_do_not_count():
     said, over, now = [], [], FakeTime()
     watch = Watch(said.append, 7.0, over.append, now=now)
@@ -293,7 +327,7 @@ def test_slow_data_are_waited_for_and_said(bstune, project, monkeypatch):
     assert "waiting for Data.setup('fit'), 0 s" in out
 
 
-@pytest.mark.parametrize("deed", ["sys.exit(0)", "exit()"])
+@pytest.mark.parametrize("deed", ["sys.exit(0)", pytest.param("exit()", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("place", PLACES)
 def test_sys_exit_of_the_users_code_is_an_error_and_no_interruption(
     bstune, project, tmp_path, place, deed

@@ -98,7 +98,7 @@ class TrialSpec:
     replicate_of: int | None = (
         None  # the trial whose hyper-parameters it runs again on a fresh seed
     )
-    hyperparameters: Mapping[str, float] = field(
+    hyperparameters: Mapping[str, int | float] = field(
         default_factory=dict
     )  # further ones, by name (see bstune.config)
 
@@ -170,7 +170,7 @@ class TrialResult:
     resumed_from: int | None = None
     replicate_of: int | None = None
     noise_scale: tuple[tuple[int, float, float], ...] = ()
-    hyperparameters: Mapping[str, float] = field(default_factory=dict)
+    hyperparameters: Mapping[str, int | float] = field(default_factory=dict)
     measured_seconds_per_step: float | None = None
     horizon: int | None = None
     training_loop: str | None = None

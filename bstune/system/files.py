@@ -23,9 +23,10 @@ from typing import BinaryIO
 
 from bstune.core.errors import BstuneError, InputError, StudyError
 from bstune.system.inputs import parse_json, read_text
-from bstune.system.secrets import HIDDEN, HIDDEN_IN_YAML, redact, without_known
+from bstune.system.secrets import document_without_known, redact
 
 WRITE_TRIES = 11  # of a file, a second apart, where a full disk or a mount may come back, as after these errors:
+UNUSABLE = {errno.ENAMETOOLONG, errno.ELOOP}  # a name too long, or links that lead to each other
 FULL = (errno.ENOSPC, errno.EDQUOT)
 PASSING = (*FULL, errno.EIO, errno.ENOENT, errno.ESTALE)
 # File systems that cannot sync a folder by itself answer so.
@@ -87,6 +88,7 @@ class Output:
     root: Path
 
     trials = _Inside("trials.jsonl")  # one record a trial, in order of their numbers
+    trials_log = _Inside("trials.log")  # what trials' processes print, and warn of
     curve = _Inside("curve.json")  # points, fit, regimes and winners
     figure = _Inside("curve.png")  # steps and time to target over batch size
     vector_figure = _Inside("curve.svg")  # the same, for print
@@ -188,7 +190,11 @@ def whole_file(path: Path) -> Iterator[BinaryIO]:
 
 
 def append_text(path: Path, text: str) -> None:
-    """Append to a regular file, which is made where it is missing; StudyError where it is a link or a device."""
+    """Append to a regular file, which is made where it is missing; StudyError where it is a link or a device.
+
+    The secrets that are remembered are left out.
+    """
+    text = document_without_known(text, path.suffix)
     try:
         descriptor = _open_regular(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
         with os.fdopen(descriptor, "wb") as file:
@@ -292,7 +298,7 @@ def write_text(path: Path, text: str, sleep: Callable[[float], None] = time.slee
     The secrets that are remembered are left out of it. A full disk or a folder that is away is tried again for ten
     seconds; then it is a StudyError.
     """
-    text = without_known(text, HIDDEN_IN_YAML if path.suffix in (".yaml", ".yml") else HIDDEN)
+    text = document_without_known(text, path.suffix)
     for tries_left in reversed(range(WRITE_TRIES)):
         try:
             with whole_file(path) as file:
@@ -307,6 +313,15 @@ def write_text(path: Path, text: str, sleep: Callable[[float], None] = time.slee
             sleep(1.0)
         else:
             return
+
+
+def unusable_name(error: BaseException) -> StudyError | None:
+    """Return the plain error that a path which no system call takes ends the command with; None for any other."""
+    if not isinstance(error, OSError) or error.errno not in UNUSABLE:
+        return None
+    shown = str(error.filename)
+    shown = shown if len(shown) <= 200 else f"{shown[:200]}..."
+    return StudyError(f"{shown}: {error.strerror}: choose another name")
 
 
 def full_disk(error: BaseException) -> StudyError | None:

@@ -4,6 +4,7 @@ A handler in Python runs only where the main thread comes back to Python, and wh
 So a thread reads the signals as the system writes them, and ends the process if it has not ended by itself.
 """
 
+import logging
 import multiprocessing
 import os
 import shutil
@@ -14,6 +15,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from enum import Enum
 from multiprocessing import forkserver
 from multiprocessing.process import BaseProcess
 from types import FrameType
@@ -25,7 +27,22 @@ SERVER_SECONDS = (
 )
 FLUSH_SECONDS = 1.0  # for what is printed and not yet written: the thread that prints may stand
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+
+class Stage(Enum):
+    """What a command does, with what an interruption of it leaves, in words."""
+
+    PREPARATION = "nothing was trained yet; trials of an earlier run, if any, stay stored"
+    SEARCH = "every finished trial is stored; the same command continues the study"
+    REPORT = "every trial is stored; the same command writes the rest of the report"
+    SINGLE = (
+        "the trial was cut short, and nothing of it is stored; the same command starts it again"
+    )
+
+
+stage = Stage.PREPARATION  # of this process's command
 received: int | None = None  # the first signal's number
+last_status: int | None = None  # of a command that is through
 _installed = _raised = False
 _folders: set[str] = set()  # temporary ones, which an end by force removes
 _leave = os._exit  # which is replaced while the user's code runs
@@ -59,6 +76,12 @@ def temporary_folder(prefix: str) -> Iterator[str]:
             _folders.discard(folder)
 
 
+def enter(now: Stage) -> None:
+    """Note what the command does from here on."""
+    global stage
+    stage = now
+
+
 def note(number: int) -> None:
     """Remember the first signal; for handlers that others install for a while."""
     global received
@@ -90,6 +113,21 @@ def leave(status: int) -> NoReturn:
     for folder in {*_folders, of_multiprocessing} - {None}:
         shutil.rmtree(folder, ignore_errors=True)
     _leave(status)
+
+
+def leave_last() -> None:
+    """End a command that is through, once all else that is to be done at its exit has been done.
+
+    To take torch's modules apart, object by object, takes Python up to four seconds (torch 2.13,
+    two CPU cores under load). It is registered before the others, so that it is called after them.
+    """
+    if last_status is None:  # an error that Python itself is to print
+        return
+    logging.shutdown()
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError, ValueError):  # nobody reads it any more
+            stream.flush()
+    _leave(last_status)
 
 
 def end(text: str, status: int) -> NoReturn:

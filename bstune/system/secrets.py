@@ -16,6 +16,9 @@ A secret is known by its place, or by its value:
   Of the environment, a word in small letters alone (``AUTH=kerberos``) is remembered only if it is called a password.
   A remembered word of letters alone is replaced where it stands by itself, never as a key of JSON or YAML.
 
+Values are filtered before they are dumped, not in the document: a secret may hold a quote or a backslash, and a
+document that has lost one cannot be read again.
+
 SQLAlchemy's ``render_as_string(hide_password=True)`` is not used: it ends a password at its first ``@`` and shows the
 rest as the host, leaves a URL's query as it is, and reads a whole text alone.
 """
@@ -26,7 +29,7 @@ import html
 import json
 import os
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import lru_cache
 from typing import Any
 from urllib.parse import quote, quote_plus, unquote, unquote_plus
@@ -34,7 +37,6 @@ from urllib.parse import quote, quote_plus, unquote, unquote_plus
 from bstune.core.records import STATUSES
 
 HIDDEN = "***"
-HIDDEN_IN_YAML = "(hidden)"  # where nobody quotes it: an asterisk begins an alias there
 SHORTEST = 8  # characters of a secret that is looked for away from its place
 
 _PASSWORDS = frozenset(
@@ -56,6 +58,8 @@ _KINDS_OF_KEYS = frozenset(
     | {"subscription", "shared"}
 )
 _COLLECTIONS = frozenset({"secrets", "passwords", "cookies"})  # mappings of names to secrets
+# Short words that are a password's name in one project and a result or a ratio in another.
+_AMBIGUOUS = frozenset({"pw", "pass", "passw"})
 _FOLLOWERS = frozenset({"value", "header", "headers", "string", "str", "text", "plain", "base64"})
 # What stands before `token` where it is a piece of text, and before `pass` where it is a run through something.
 _TOKENS_OF_TEXT = frozenset(
@@ -67,6 +71,7 @@ _TOKENS_OF_TEXT = frozenset(
 )
 _PASSES = frozenset(
     {"forward", "backward", "first", "second", "last", "one", "two", "single", "multi", "per"}
+    | {"num", "n", "number", "count", "max", "min"}
     | {"low", "high", "band", "full", "test", "train", "eval", "val", "validation"}
 )
 
@@ -117,6 +122,18 @@ _VALUE = re.compile(
 )
 _LINE = re.compile(r"^[ \t]*(?:- )?(?P<key>[\w.\-]{1,100}):[ \t]+(?P<rest>\S[^\n]*)$", re.M)
 _SENT = re.compile(r"\b(?:Bearer|Basic)[ \t]+(?=[^\s\"',;]*[\d=])(?P<rest>[\w+/=.~\-]{8,})")
+# A header's cookies: each has a name of its own.
+_COOKIES = re.compile(r"\b(?:Set-)?Cookie:[ \t]*(?P<rest>[^\s=\"']{1,200}=[^\n\"']{1,8192})", re.I)
+_OPTION = re.compile(
+    r"(?<![\w\-])--(?P<key>[A-Za-z][\w\-]{0,100})[ \t]+(?P<rest>[^\s\-\"'][^\s\"']*)"
+)
+_PRIVATE_KEY = re.compile(
+    r"-----BEGIN (?:[A-Z]+ ){0,3}PRIVATE KEY-----(?P<rest>.{1,16384}?)-----END ", re.S
+)
+
+_JSON_TEXT = re.compile(r'(?P<text>"[^"\\]*(?:\\.[^"\\]*)*")(?P<is_key>\s*:)?', re.S)
+_SCRIPT = re.compile(r"(<script\b.*?</script>)", re.S)
+_MARKUP = re.compile(r'[<>"]')
 
 _forms: dict[str, re.Pattern[str] | None] = {}  # of secrets; None: as it stands
 
@@ -199,13 +216,24 @@ def _is_prose(key: str, word: str) -> bool:
     return _kind(key) == "credential" and _CODE.fullmatch(word.rstrip(":,;.")) is not None
 
 
+def _is_result(key: str, word: str) -> bool:
+    """Whether a number is the value of something else than a password: pass: 0.95, pw=3, token: 12."""
+    if not _is_number(word):
+        return False
+    last = _SEGMENT.findall(key)[-1].lower()
+    return _kind(key) == "credential" or last in _AMBIGUOUS
+
+
 def _in_pairs(text: str) -> Iterator[tuple[int, int]]:
     """Yield where secrets stand behind their keys: ``token=...``, ``"password": "..."``, a line ``cookie: ...``."""
     for line in _LINE.finditer(text):
         key, rest = line["key"], line["rest"]
         # A quoted value is a pair's, below; code has an = in it.
         by_itself = rest[0] not in "\"'[{" and "=" not in rest and not _is_number(rest)
-        if by_itself and holds_secret(key, rest) and not _is_prose(key, rest.split()[0]):
+        if not by_itself or not holds_secret(key, rest):
+            continue
+        first_word = rest.split()[0]
+        if not (_is_prose(key, first_word) or _is_result(key, first_word)):
             yield line.span("rest")
     end = 0
     for found in _KEY.finditer(text):
@@ -216,19 +244,28 @@ def _in_pairs(text: str) -> Iterator[tuple[int, int]]:
         if value is None:
             continue
         if value["quoted"] is not None:
-            if holds_secret(key, value["quoted"]):
+            before = text[max(0, found.start() - 2) : found.start()]
+            in_a_sentence = re.fullmatch(r"\w[ \t]", before) is not None
+            is_said = in_a_sentence and _is_prose(key, value["quoted"])
+            if holds_secret(key, value["quoted"]) and not is_said:
                 yield value.span("quoted")
                 end = value.end()
             continue
         bare = value["bare"]
         is_assigned = "=" in sign or "%3D" in sign
         is_called = _CALL.match(text, value.start()) and (" " in sign or not is_assigned)
-        a_number = _is_number(bare) and not (is_assigned and _kind(key) == "password")
+        a_number = _is_result(key, bare) or (_is_number(bare) and not is_assigned)
         if not (is_called or a_number or _is_prose(key, bare)) and holds_secret(key, bare):
             yield value.span("bare")
             end = value.end()
-    for sent in _SENT.finditer(text):
-        yield sent.span("rest")
+    for option in _OPTION.finditer(text):
+        key, rest = option["key"], option["rest"]
+        is_word = _SMALL_LETTERS.fullmatch(rest) is not None
+        if holds_secret(key, rest) and not is_word and not _is_result(key, rest):
+            yield option.span("rest")
+    for pattern in (_SENT, _COOKIES, _PRIVATE_KEY):
+        for sent in pattern.finditer(text):
+            yield sent.span("rest")
 
 
 def _spans(text: str) -> list[tuple[int, int]]:
@@ -259,22 +296,68 @@ def redact(text: str) -> str:
     return without_known("".join([*parts, text[last:]]))
 
 
-def without_known(text: str, mark: str = HIDDEN) -> str:
-    """Return a document without the secrets that are remembered: it can be parsed as before, and read back."""
-    for form in known():
+def without_known(text: str) -> str:
+    """Return a text without the secrets that are remembered."""
+    return _without(text, known())
+
+
+def _without(text: str, forms: Iterable[str]) -> str:
+    for form in forms:
         pattern = _forms[form]
         if pattern is None:
-            text = text.replace(form, mark)
+            text = text.replace(form, HIDDEN)
         elif form.split()[0] in text:
-            text = pattern.sub(lambda match: _replaced(match, mark), text)
+            text = pattern.sub(_replaced, text)
     return text
 
 
-def _replaced(match: re.Match[str], mark: str) -> str:
+def json_without_known(document: str) -> str:
+    """Return JSON, or lines of it, whose texts hold no remembered secret; keys, numbers and layout stay."""
+    # Also in the form in which JSON writes it, a secret is among what is remembered.
+    if without_known(document) == document:
+        return document
+    return _JSON_TEXT.sub(_json_text_without, document)
+
+
+def _json_text_without(match: re.Match[str]) -> str:
+    if match["is_key"]:
+        return match[0]
+    text = json.loads(match["text"])
+    without = without_known(text)
+    return match[0] if without == text else json.dumps(without)
+
+
+def page_without_known(page: str) -> str:
+    """Return an HTML page whose texts hold no remembered secret.
+
+    Scripts stay as they are: what stands in them is filtered by whoever puts it there, with :func:`json_without_known`.
+    """
+    escaped = [form for form in known() if not _MARKUP.search(form)]
+    parts = _SCRIPT.split(page)
+    return "".join(
+        part if part.startswith("<script") else _without(part, escaped) for part in parts
+    )
+
+
+def document_without_known(text: str, suffix: str) -> str:
+    """Return the text of a file whose name ends with ``suffix``, such that it can be parsed as before.
+
+    YAML stays as it is: it is dumped of values that :func:`redact_values` has filtered.
+    """
+    if suffix in (".json", ".jsonl"):
+        return json_without_known(text)
+    if suffix == ".html":
+        return page_without_known(text)
+    if suffix in (".yaml", ".yml"):
+        return text
+    return without_known(text)
+
+
+def _replaced(match: re.Match[str]) -> str:
     """Return what stands for a remembered word, or phrase; a key stays, as does what trials are said to be."""
     word, text, end = match[0], match.string, match.end()
     if not _LETTERS.fullmatch(word):
-        return mark
+        return HIDDEN
     # A line's end may be written \n, whose n is no letter of a word.
     before = text[max(0, match.start() - 100) : match.start()]
     if re.search(r"\w$", before) and not re.search(r"\\[abfnrtv]$", before):
@@ -283,14 +366,26 @@ def _replaced(match: re.Match[str], mark: str) -> str:
         return word
     opening = before.rstrip(" \"'")[-1:]
     is_yaml_key = text.startswith(":", end) and opening in ("", "\n", "{", ",", "-")
-    return word if is_yaml_key else mark
+    return word if is_yaml_key else HIDDEN
 
 
 def redact_values(values: Any, name: str = "") -> Any:
-    """Return nested options without secrets, by their keys and in their texts; references stay."""
+    """Return nested options without secrets, by their keys and in their texts; references stay.
+
+    A text that is a JSON object or list itself, as a record in a storage's attribute, stays one.
+    """
 
     def shown(key: str, text: str) -> str:
-        return HIDDEN if holds_secret(key, text) else redact(text)
+        if holds_secret(key, text):
+            return HIDDEN
+        if not text.startswith(("{", "[")):
+            return redact(text)
+        try:
+            inner = json.loads(text)
+        except (ValueError, RecursionError):
+            return redact(text)
+        without = redact_values(inner, key)
+        return text if without == inner else json.dumps(without)
 
     return _each_text(values, name, shown)
 

@@ -17,7 +17,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from types import FrameType
+from types import CodeType, FrameType
 
 from bstune.core.errors import UserCodeError
 from bstune.system import interruption
@@ -64,7 +64,8 @@ class Watch:
     Args:
         say: takes a line.
         seconds: that a training step or an evaluation may take.
-        overrun: is called with the error's text once one has taken longer.
+        overrun: is called with the error's text once one has taken longer. Where it returns True, it is called again
+            as long as the thread stands at the same place.
         backstop: whether code that lets no other thread run may end the process.
         now: a clock of seconds; tests move it.
     """
@@ -73,7 +74,7 @@ class Watch:
         self,
         say: Callable[[str], None],
         seconds: float | None,
-        overrun: Callable[[str], object],
+        overrun: Callable[[str], bool | None],
         *,
         backstop: bool = False,
         now: Callable[[], float] = time.monotonic,
@@ -89,6 +90,8 @@ class Watch:
         self._waits = [Wait("what trains to be loaded")]
         self._looked = self._printed = now()
         self.message: str | None = None  # of what took too long
+        # Where the thread stood as it was told to end, if it may have to be told again.
+        self._stands_at: tuple[tuple[CodeType, int], ...] | None = None
 
     def say(self, line: str) -> None:
         """Print a line; the next one on what is waited for comes ten seconds later at the earliest."""
@@ -124,12 +127,15 @@ class Watch:
                 wait.seconds = 0.0
         if passed < STOPPED_SECONDS:
             wait.seconds += passed
-        if wait.limited and wait.seconds > self.seconds and self.message is None:
-            frame = sys._current_frames().get(self._thread)
-            if not _is_debugged(frame):
-                self.message = self._too_long(wait, frame)
+        frame = sys._current_frames().get(self._thread)
+        if self.message is not None:
+            if self._stands_at is not None and self._stands_at == _instructions(frame):
                 self._overrun(self.message)
-                return
+            return
+        if wait.limited and wait.seconds > self.seconds and not _is_debugged(frame):
+            self.message = self._too_long(wait, frame)
+            self._stands_at = _instructions(frame) if self._overrun(self.message) else None
+            return
         if now - self._printed >= LINE_SECONDS:
             wait.said = True
             self.say(f"waiting for {wait.what}, {wait.seconds:.0f} s")
@@ -155,6 +161,11 @@ class Watch:
                 self.look()
 
 
+def _instructions(frame: FrameType | None) -> tuple[tuple[CodeType, int], ...]:
+    """Return at which instruction each of a thread's calls stands."""
+    return tuple((one.f_code, one.f_lasti) for one, _ in traceback.walk_stack(frame))
+
+
 def _is_debugged(frame: FrameType | None) -> bool:
     """Say whether a debugger has the thread: it waits for its user, who may take hours."""
     frames = traceback.walk_stack(frame) if frame is not None else ()
@@ -175,13 +186,15 @@ def watching(say: Callable[[str], None], seconds: float | None) -> Iterator[Call
     """
     command = interruption.is_installed()
 
-    def overrun(message: str) -> None:
+    def overrun(message: str) -> bool:
         if command:
             interruption.end(f"error: {message}\n", 1)
-        if main:
-            signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
-        else:
+        if not main:
             watch.say(message)
+            return False
+        signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+        # One that arrives between Python's last look for signals and a wait in C interrupts nothing.
+        return True
 
     watch = Watch(say, seconds, overrun, backstop=command)
     main = threading.current_thread() is threading.main_thread()

@@ -9,7 +9,7 @@ from typing import Any
 from mlflow import MlflowClient
 from mlflow.entities import Param, RunTag
 
-from bstune.system.secrets import redact
+from bstune.system.secrets import redact_values
 
 
 class FilteringClient(MlflowClient):
@@ -23,7 +23,7 @@ class FilteringClient(MlflowClient):
         run_name: str | None = None,
     ) -> Any:
         """Create a run."""
-        name = None if run_name is None else redact(run_name)
+        name = None if run_name is None else redact_values(run_name)
         return super().create_run(experiment_id, start_time, _texts(tags), name)
 
     def create_experiment(
@@ -34,7 +34,7 @@ class FilteringClient(MlflowClient):
 
     def set_tag(self, run_id: str, key: str, value: Any, synchronous: bool | None = None) -> Any:
         """Set a tag of a run."""
-        return super().set_tag(run_id, key, redact(str(value)), synchronous)
+        return super().set_tag(run_id, key, redact_values(str(value)), synchronous)
 
     def log_batch(
         self,
@@ -45,10 +45,14 @@ class FilteringClient(MlflowClient):
         synchronous: bool | None = None,
     ) -> Any:
         """Log metrics, parameters and tags of a run."""
-        params = [Param(param.key, redact(param.value)) for param in params]
-        tags = [RunTag(tag.key, redact(tag.value)) for tag in tags]
+        params = [Param(param.key, redact_values(param.value)) for param in params]
+        tags = [RunTag(tag.key, redact_values(tag.value)) for tag in tags]
         return super().log_batch(run_id, metrics, params, tags, synchronous)
 
 
 def _texts(values: Mapping[str, str] | None) -> dict[str, str] | None:
-    return None if values is None else {key: redact(str(value)) for key, value in values.items()}
+    return (
+        None
+        if values is None
+        else {key: redact_values(str(value)) for key, value in values.items()}
+    )
