@@ -369,6 +369,7 @@ _Search = _section(
     precision=OverOne | None,
     replicates=_whole(0, 1000),
     candidates=_whole(1, 1000),
+    baseline=(bool, False),  # a folder of before it had none
     tune=list[Text],
     workers=_whole(0, 1000),
     lease_seconds=_real(0.1, 1e6),
@@ -440,6 +441,7 @@ OPTIONS: dict[str, Any] = {
     "devices": _whole(1, 1024),
     "precision": Precision,
     "compile": CompileMode | None,
+    "quick": (bool, False),
     "debug": bool,
     "workload": _section(_Workload, data=Node, module=Node),
     "budget": _Budget,

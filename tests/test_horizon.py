@@ -290,7 +290,13 @@ def test_a_search_comes_to_the_shortest_horizon(share):
 
 @pytest.mark.parametrize(
     "name",
-    ["digits schedule=linear", "resnet_cifar", "airbench_cifar", "airbench_muon", "speedrun_cifar"],
+    [
+        "digits schedule=linear",
+        *(
+            pytest.param(name, marks=pytest.mark.slow)
+            for name in ("resnet_cifar", "airbench_cifar", "airbench_muon", "speedrun_cifar")
+        ),
+    ],
 )
 def test_a_schedule_ends_with_the_trials_own_steps(name):
     """Whatever the budget: as if it had been these steps."""

@@ -257,3 +257,9 @@ def test_what_a_fresh_seed_is_predicted_to_take_in_closed_form(runs, log_steps):
         math.log(steps) == pytest.approx(log_steps, abs=0.005)
         for steps in fresh_steps(posterior).values()
     )
+
+
+def test_a_target_next_to_the_ideal_value_has_a_finite_excess():
+    history = [(1, 2.0), (10, 1.0), (100, 0.5)]
+    seen = log_excess(history, Target("loss", 1e-320, "min"), 0.0)
+    assert all(math.isfinite(value) for _, value in seen)

@@ -135,8 +135,8 @@ def test_paths_are_printed_unbroken_and_as_they_are_typed(tmp_path, monkeypatch)
     out, summary = StringIO(), {"workload": "[red]digits[/red]", "train": f"bstune study='{name}'"}
     show(
         answer(summary),
-        places(files, ["mlflow ui", "http://127.0.0.1:5000"]),
         Console(file=out, width=80),
+        places(files, ["mlflow ui", "http://127.0.0.1:5000"]),
     )
     assert out.getvalue().splitlines()[1:] == [
         "[red]digits[/red]",

@@ -229,7 +229,9 @@ MEMBERS = {
 }
 
 
-@pytest.mark.parametrize("workload", ["digits", "resnet_cifar"])
+@pytest.mark.parametrize(
+    "workload", ["digits", pytest.param("resnet_cifar", marks=pytest.mark.slow)]
+)
 @pytest.mark.parametrize("name", MEMBERS)
 def test_each_takes_the_place_of_a_workloads_own(workload, name):
     config = compose_checked(

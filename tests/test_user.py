@@ -60,7 +60,7 @@ def home():
             subprocess.run(["umount", "-l", path], check=True)
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_the_quick_start_runs_for_a_user_without_a_name(home):
     if os.getuid() != 0 or shutil.which("setpriv") is None:
         pytest.skip("needs root and setpriv to become a user without a name")

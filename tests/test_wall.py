@@ -1,4 +1,4 @@
-"""The wall time that a search may take, and what it keeps for running its winner again."""
+"""The wall time that a search may take, what trials cost of it, and what is kept for the end."""
 
 from dataclasses import replace
 
@@ -8,16 +8,29 @@ from toolbox import make_result
 
 from bstune.core.clock import process_seconds, stopwatch
 from bstune.core.records import TrialSpec
+from bstune.search.acquisition import MIN_STEPS
 from bstune.study.plan import SearchBudget
-from bstune.study.wall import BEGAN, REPORT_SECONDS, TAKEN, WallTime, chain_seconds, slowness
+from bstune.study.wall import (
+    BEGAN,
+    REPORT_SECONDS,
+    TAKEN,
+    TrialCost,
+    WallTime,
+    chain_seconds,
+    fit_cost,
+)
 
 STOPPED = make_result(number=0, status="censored", steps=50, wall_seconds=2.0)
 REACHED = make_result(number=1, resumed_from=0, steps=100, wall_seconds=3.0)
 THIRD = make_result(number=2, steps=400, wall_seconds=5.5)
-OWN = make_result(number=3, replicate_of=1, steps=100, wall_seconds=5.0)
-
+BASELINE = make_result(number=3, steps=200, wall_seconds=5.5)
+COST = TrialCost(fixed=1.0, slope=2.0)
 
 BUDGET = SearchBudget("time", 20, None, 100.0, 0.5, 0, replicates=3)
+
+
+def step_time(batch_size):
+    return 0.01
 
 
 def wall(elapsed, limit=100.0, replicates=3, objective="time", **changes):
@@ -33,49 +46,51 @@ def spec(resumed_from=None):
 
 
 @pytest.mark.parametrize(
-    ("elapsed", "done", "changes", "message"),
+    ("done", "changes", "baseline", "seconds"),
     [
-        (1e9, [STOPPED], {"limit": None}, None),
-        (96.0, [], {}, None),
-        (97.0, [], {}, "stopped: search.wall_seconds=100 are spent (97.0 s)"),
-        # Nothing has reached the target: the next trial, and its replicates.
-        (88.9, [STOPPED], {}, None),
-        (89.0, [STOPPED], {}, "stopped: search.wall_seconds=100 are spent (89.0 s)"),
-        # The winner took 2 s and 3 s more: 3 x 5 s are kept; a trial of the search takes 3.5 s on average.
-        (78.4, [STOPPED, REACHED, THIRD, OWN], {}, None),
-        (78.5, [STOPPED, REACHED, THIRD, OWN], {}, "are spent, 15.0 s of them kept for running the winner again (78.5"),
-        (78.5, [STOPPED, REACHED, THIRD], {"replicates": 0}, None),
-        (65.0, [STOPPED, REACHED], {"objective": "both"}, "30.0 s of them kept"),
+        # Nothing has reached the target: a share for the most promising trial.
+        ([STOPPED], {}, None, 40.0),
+        # A replicate of the winner's 100 steps costs 1 + 2 x 100 x 0.01 s.
+        ([STOPPED, REACHED, THIRD], {}, None, 3 * 3.0),
+        ([STOPPED, REACHED, THIRD], {"replicates": 0}, None, 0.0),
+        ([STOPPED, REACHED], {"objective": "both"}, None, 3 * 6.0),
+        # The baseline's 200 steps would cost 15 s more: a tenth of the limit is kept for them.
+        ([STOPPED, REACHED, BASELINE], {}, BASELINE, 3 * 3.0 + 10.0),
+        ([STOPPED, REACHED], {"limit": None}, None, 0.0),
     ],
-)  # fmt: skip
-def test_a_search_ends_while_the_winner_can_still_be_run_again(elapsed, done, changes, message):
-    spent = wall(elapsed, **changes).spent(done)
-    assert spent is None if message is None else message in spent
+)
+def test_what_is_kept_for_the_end(done, changes, baseline, seconds):
+    assert wall(0.0, **changes).reserve(done, COST, step_time, baseline) == pytest.approx(seconds)
+
+
+@pytest.mark.parametrize("reserve", [0.0, 40.0])
+@pytest.mark.parametrize(("before", "is_spent"), [(0.1, False), (-0.1, True)])
+def test_a_search_ends_while_there_is_time_for_what_follows(reserve, before, is_spent):
+    done = [STOPPED, REACHED]  # of 2.5 s on average
+    elapsed = 100.0 - REPORT_SECONDS - reserve - 2.5 - before
+    assert (wall(elapsed).spent(done, COST, reserve) is not None) == is_spent
+    assert wall(1e9, limit=None).spent(done, COST, reserve) is None
 
 
 @pytest.mark.parametrize(
-    ("done", "resumed_from", "seconds"),
+    ("left", "resumed_from", "steps"),
     [
-        ([], None, 77.0 / 4),  # as long again for each of three replicates
-        ([STOPPED], None, 77.0 / 4),
-        ([STOPPED], 0, (77.0 - 3 * 2.0) / 4),  # which begin from the start
-        ([STOPPED, REACHED], None, 77.0 - 3 * 5.0),
+        (20.0, None, 950),  # (20 - 1) / (2 x 0.01)
+        (20.0, 0, 50 + 950),
+        (1.0 + 0.02 * MIN_STEPS - 0.01, None, None),  # fewer than MIN_STEPS
+        (1.0 + 0.02 * MIN_STEPS + 0.01, None, MIN_STEPS),
+        (1.0 + 0.02 * 14, 0, None),  # less than 1.3 times the 50 of the one before
+        (1.0 + 0.02 * 16, 0, 66),
     ],
 )
-def test_a_trial_is_as_long_as_leaves_time_for_replicates(done, resumed_from, seconds):
-    """A step takes 0.01 s by tau(B), and as much more as the trials before took."""
-    step = 0.01 * slowness(done, lambda size: 0.01, share=0.25)
-    first = 50 if resumed_from == 0 else 0
-    assert wall(20.0).max_steps(done, spec(resumed_from), lambda size: 0.01, 0.25) == first + int(
-        seconds / step
-    )
-    assert wall(1e6).max_steps(done, spec(resumed_from), lambda size: 0.01, 0.25) == first + 1, (
-        "never less than a step"
-    )
+def test_no_trial_begins_that_would_be_too_short(left, resumed_from, steps):
+    one = wall(100.0 - REPORT_SECONDS - 7.0 - left)
+    found = one.max_steps([STOPPED], spec(resumed_from), COST, step_time, reserve=7.0)
+    assert found == (None if steps is None else pytest.approx(steps, abs=1))
 
 
 def test_what_is_done_between_trials_takes_time_too():
-    """Each decision takes 0.4 s: the report as long as 40 of them, a replicate 10 of them longer."""
+    """Each decision takes 0.4 s: the report and a replicate 10 of them longer."""
     times = iter([0.0, 7.0, 7.4, 14.0, 14.4, 20.0])
     one = WallTime(
         optuna.create_study(), BUDGET, lambda: next(times), owner=True, now=lambda: 1000.0
@@ -84,14 +99,30 @@ def test_what_is_done_between_trials_takes_time_too():
         with one.trial():
             pass
     assert one.decision == pytest.approx(0.4)
-    assert one.reserve([STOPPED, REACHED]) == pytest.approx(3 * (5.0 + 10 * 0.4))
+    assert one.replicate_seconds(100, 0.01, COST) == pytest.approx(10 * 0.4 + 3.0)
     times = iter([70.0])
-    assert one.left == pytest.approx(100.0 - 40 * 0.4 - 70.0)
+    assert one.left == pytest.approx(100.0 - REPORT_SECONDS - 10 * 0.4 - 70.0)
 
 
-def test_slowness_is_the_trials_own():
-    assert slowness([], lambda size: 0.01, 0.25) == 1.25
-    assert slowness([STOPPED, REACHED, OWN], lambda size: 0.01, 0.25) == pytest.approx(5.0 / 1.0)
+@pytest.mark.parametrize(("fixed", "slope"), [(0.3, 1.5), (0.0, 1.0), (5.0, 1.2)])
+def test_the_cost_of_trials_is_found(fixed, slope):
+    """Trials of many lengths; one that continues another costs its own steps alone."""
+    steps = [20, 100, 900, 4000]
+    done = [
+        make_result(number=i, steps=n, wall_seconds=fixed + slope * n * 0.01)
+        for i, n in enumerate(steps)
+    ]
+    done.append(
+        make_result(number=9, resumed_from=1, steps=700, wall_seconds=fixed + slope * 600 * 0.01)
+    )
+    found = fit_cost(done, step_time, share=slope - 1.0)
+    assert found.fixed == pytest.approx(fixed, abs=0.02)
+    assert found.slope == pytest.approx(slope, rel=0.02)
+    assert found.steps(found.seconds(10.0), 0.01) == pytest.approx(1000, abs=1)
+
+
+def test_before_the_first_trial_the_share_of_evaluation_is_known():
+    assert fit_cost([], step_time, share=0.25) == TrialCost(0.0, 1.25)
     assert chain_seconds([STOPPED, REACHED], REACHED) == 5.0
 
 

@@ -23,6 +23,8 @@ from bstune.core.errors import HardwareError
 Outcome = Literal["fits", "startup", "training", "evaluation", "error", "device"]
 GROWTH = 16  # between the first probes, which only look for a size whose memory differs from the smallest's
 MIN_RISE = 0.05  # of the memory that is left: no line is drawn through a smaller difference
+# Of the limit. Probes of one size differ by some percent, so one that takes less need not be repeated.
+FAR_BELOW = 0.5
 
 
 @dataclass(frozen=True)
@@ -137,7 +139,13 @@ class _Bracket:
         return result
 
     def passes(self, batch_size: int, times: int) -> bool:
-        """Return whether a batch size fits in as many more probes; the first that does not ends it."""
+        """Say whether a batch size fits in as many more probes; the first that does not ends it.
+
+        None is needed where the last probe took far less than its limit.
+        """
+        peak = self.done[-1].peak_bytes
+        if peak is not None and peak < FAR_BELOW * self.done[-1].limit:
+            return True
         return all(self.run(batch_size).fits for _ in range(times))
 
     def precision(self, at: int) -> int:

@@ -85,6 +85,7 @@ def answer(summary: Row) -> Answer:
         "USE": []
         if use is None
         else [_point_text(use, summary.get("tokens")), expected_text(use), _test_text(summary)],
+        "GAIN": [_gain_text(summary)],
         "WARNING": [text for one in (use, other) if (text := _warning(one))],
         "RESULT": [unreached_text(summary)] if use is None else [],
         "WHY": [_cause(summary)[0]] if use is None else [],
@@ -298,6 +299,40 @@ def _other_text(summary: Row, winner: Row) -> str:
         return f"{_point_text(winner)} ({how})"
     text = format_seconds(value) if by_time else plural(round(value), "step")
     return f"{text} at {_point_text(winner)} ({how})"
+
+
+def _gain_text(summary: Row) -> str | None:
+    """Return how much faster the winner is than the user's own configuration; None where there is none to compare."""
+    baseline, gain = summary.get("baseline"), summary.get("gain")
+    if not baseline:
+        return None
+    own = f"your {_point_text(baseline)}"
+    use, _ = _winners(summary)
+    if gain is None:
+        return _no_gain_text(baseline, use, own)
+    better = "as fast as" if gain["merit"] == "time" else "fewer steps than"
+    ratio = format_number(gain["ratio"], 3 if gain["ratio"] < 2.0 else 2)
+    if gain["at_least"]:
+        return f"at least {ratio} times {better} {own}, stopped before the target"
+    ends = f"{format_number(gain['low'], 2)} to {format_number(gain['high'], 2)}"
+    span = f"{gain['level']:.0%}: {ends}"
+    if gain["low"] <= 1.0:
+        return f"not shown to be faster than {own}: keep what you have ({ratio} times, {span})"
+    return f"{ratio} times {better} {own} ({span})"
+
+
+def _no_gain_text(baseline: Row, use: Row | None, own: str) -> str | None:
+    """Return why there is no gain, and what the user's own configuration came to."""
+    status = baseline["status"]
+    if status in ("diverged", "oom"):
+        words = "ran out of memory" if status == "oom" else "diverged"
+        return f"not known: {own} {words} after {plural(baseline['steps'], 'step')}"
+    if use is None:
+        return None
+    same = use["batch_size"] == baseline["batch_size"] and use["lr"] == baseline["lr"]
+    if same:
+        return f"none: {own} is the best that was found"
+    return f"not known: {own} {STATUS_WORDS[status]} after {plural(baseline['steps'], 'step')}"
 
 
 def critical_text(critical: Row) -> str:

@@ -17,6 +17,7 @@ from importlib.resources import files
 from typing import Any
 
 from bstune.core.records import dump_json
+from bstune.system.secrets import json_without_known
 
 DIGITS = 5  # of the numbers in charts: finer than a pixel
 WIDE = 2.0  # decades
@@ -144,11 +145,18 @@ def chart(
             # ticks at 20, 50, 100, ...; where few of them or none would be, plotly's own choice
             ticks = {"dtick": "D2"} if ends and max(ends) - min(ends) > WIDE else {"nticks": 3}
             whole[f"{name}axis"] = {**shown, **ticks}
-    # dump_json leaves no character that is not ASCII; without < no text in it ends the element.
-    spec = dump_json(_rounded({"data": traces, "layout": whole})).replace("<", "\\u003c")
+    spec = json_script(_rounded({"data": traces, "layout": whole}))
     below = f"<figcaption>{text(caption)}</figcaption>" if caption else ""
     drawn = f'<div style="min-height:{height}px"></div>'
-    return f'{CHART}{drawn}<script type="application/json">{spec}</script>{below}</figure>'
+    return f"{CHART}{drawn}{spec}{below}</figure>"
+
+
+def json_script(values: Any) -> str:
+    """Return values as a page's script of JSON, without the secrets that are remembered."""
+    document = json_without_known(dump_json(values))
+    # dump_json leaves no character that is not ASCII; without < no text in it ends the element.
+    document = document.replace("<", "\\u003c")
+    return f'<script type="application/json">{document}</script>'
 
 
 def axis(title: str, log: bool = True, **changes: Any) -> dict[str, Any]:

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import yaml
 
-from bstune.core.records import TrialResult, dump_json
+from bstune.core.records import TrialResult
 from bstune.report import charts
 from bstune.report.answer import STATUS_WORDS, Answer, Trust, answer, trust
-from bstune.report.html import Cell, Section, page, paragraph, table, text
+from bstune.report.html import Cell, Section, json_script, page, paragraph, table, text
 from bstune.report.rows import Row
 from bstune.report.study_folder import StudyFolder
 from bstune.system.console import format_count, format_number, format_seconds, plural
@@ -137,11 +137,10 @@ def _calculator(curve: Row) -> str:
         f'<input id="calculator-{name}" name="{name}" type="number" min="0" step="any" value="{value}"></div>'
         for name, words, value in fields
     )
-    data = dump_json(
+    data = json_script(
         {name: curve[name] for name in ("batch_size", "steps", "seconds_per_step", "lr")}
     )
-    spec = f'<script type="application/json">{data.replace("<", chr(92) + "u003c")}</script>'
-    return f'<form id="calculator">{inputs}{spec}</form><output for="calculator" aria-live="polite"></output>'
+    return f'<form id="calculator">{inputs}{data}</form><output for="calculator" aria-live="polite"></output>'
 
 
 def _trials(trials: Sequence[TrialResult]) -> str:

@@ -30,7 +30,8 @@ Positive = Annotated[float, Field(ge=1e-15, le=LARGEST, allow_inf_nan=False)]
 Rate = Annotated[float, Field(gt=0.0, le=1e30)]  # operations or bytes a second
 Level = Annotated[float, Field(gt=0.0, lt=1.0)]  # nominal coverage of an interval
 Text = Annotated[str, Field(max_length=MAX_TEXT)]
-Hyperparameters = dict[Text, Real | None]
+# An integer stays one: a width of 15.0 is none.
+Hyperparameters = dict[Text, Annotated[int, Field(ge=-LARGEST, le=LARGEST)] | Real | None]
 
 Item = TypeVar("Item")
 Rows = Annotated[list[Item], Field(max_length=MAX_ROWS)]
@@ -292,6 +293,33 @@ class SeedScatter(Row):
     level: Level
 
 
+class BaselineRow(Row):
+    """What the configuration that the user runs today came to; ``seconds`` are of training, to ``steps``."""
+
+    number: Count
+    batch_size: BatchSize
+    lr: Positive
+    hyperparameters: Hyperparameters = {}
+    status: Text
+    steps: Count
+    seconds: NotNegative | None = None
+    value: Real | None = None
+    runs: Count = 0
+    reached: Count = 0
+
+
+class Gain(Row):
+    """How many times as fast the winner is as the baseline, by the study's merit; ``low`` and ``high`` at ``level``."""
+
+    ratio: Positive
+    low: Positive | None
+    high: Positive | None
+    level: Level
+    merit: Literal["time", "steps"]
+    seeds: Count = 0
+    at_least: bool = False
+
+
 class NotRunAgain(Row):
     """A point that may be better than the winner and got no fresh seeds."""
 
@@ -414,6 +442,8 @@ class CurveFile(Row):
     curve: Curve | None = None
     load: Load | None = None
     seed_scatter: SeedScatter | None = None
+    baseline: BaselineRow | None = None
+    gain: Gain | None = None
     not_run_again: NotRunAgain | None = None
     over_target: Rows[CriticalAtTarget] = []
     over_target_note: Text | None = None

@@ -36,6 +36,10 @@ Pending = Sequence[
     tuple[float, float, int | None]
 ]  # log2 B, log2 lr and resumed_from of the trials that run now
 MIN_STEPS = 10.0  # of any trial: a shorter one costs more to set up than to train
+LEAST_GROWTH = 1.3  # times its parent's steps, that a trial which continues another has at least
+NEAR_RULE = math.log2(30.0)  # octaves around the rule within which trials lie ...
+CENTRAL = (0.25, 0.75)  # ... unless this central part of the posterior of the best rate, and ...
+BEYOND = 1.0  # ... so many octaves about it, lies beyond
 CENTRES = 4  # reached trials around which a third of the candidates lie
 ROOM = 0.1  # octaves below a batch size that ran out of memory
 MAX_LUCK = 1.5  # the incumbent counts for at most so many times the least result of a single run
@@ -151,7 +155,10 @@ def suggest(
     policy: Policy,
     rng: np.random.Generator,
 ) -> Suggestion:
-    """Return the next trial for the objective ``time``, ``steps`` or ``curve``; ``budget`` is a scale, not a limit."""
+    """Return the next trial for the objective ``time``, ``steps`` or ``curve``.
+
+    ``budget``: the steps over batch size at which a trial ends in any case.
+    """
     weight = observations.objective_weight(objective, posterior.tau)
     ranked, incumbent, maps, cost = smoothed(posterior, objective), None, False, 0.0
     if ranked:  # before that, the objective ``curve`` too looks for what is fast
@@ -162,7 +169,7 @@ def suggest(
             cost = fastest.steps * float(posterior.tau(np.exp2(fastest.x)))
             maps = posterior.spent > policy.curve_after * cost and rng.random() < policy.curve_share
     options = _candidates(
-        posterior, pending, domain, incumbent, maps, weight, resumable, policy, rng
+        posterior, pending, domain, incumbent, maps, weight, resumable, budget, policy, rng
     )
     draw: Array | None = None
     if maps:
@@ -173,7 +180,7 @@ def suggest(
         if posterior.observations and rng.random() < policy.random_fraction:
             chosen, predicted = len(options.stopped) + 2, math.inf
             x = math.log2(domain.snap(2.0 ** rng.uniform(*_log_sizes(posterior, domain))))
-            bottom, top = domain.lrs(np.array([x]))
+            bottom, top = _rates_near_rule(posterior, domain, np.array([x]))
             options.x[chosen], options.z[chosen] = x, rng.uniform(bottom[0], top[0])
         else:
             longest_at = budget if posterior.prior.horizon else None
@@ -181,13 +188,14 @@ def suggest(
                 posterior, options, draw, weight, pending, policy, longest_at
             )
     done, size = float(options.done[chosen]), float(np.exp2(options.x[chosen]))
+    last_step = budget(size)  # where the trial's budget is spent
     growth = policy.max_growth if done or posterior.prior.horizon else policy.max_first_growth
     first = max(policy.initial_fraction * budget(size), MIN_STEPS)
     most = max(
         growth * posterior.spent / float(posterior.tau(np.array(size))), first
     )  # before one reaches the target
     if posterior.prior.horizon:
-        longest = budget(size) if incumbent is not None else min(most, budget(size))
+        longest = last_step if incumbent is not None else min(most, last_step)
         best = (
             math.inf
             if draw is None or incumbent is None
@@ -199,15 +207,49 @@ def suggest(
     if maps:
         probe = policy.probe_fraction * predicted
         max_steps = GIVEN_UP_AT * predicted if done >= probe else probe
-        return options.suggestion(chosen, max(max_steps, 1.3 * done))
+        return options.suggestion(chosen, min(max(max_steps, LEAST_GROWTH * done), last_step))
     if incumbent is None:
-        return options.suggestion(chosen, done + max(most, 0.4 * done))
+        return options.suggestion(chosen, min(done + max(most, 0.4 * done), last_step))
     cap = policy.stop_factor * incumbent / float(weight(options.x[chosen]))
     # A second stage: where nothing can be continued, the first probe is the last.
     probe = min(policy.probe_fraction * cap, policy.max_predicted_fraction * predicted)
-    return options.suggestion(
-        chosen, probe if resumable is not None and done < 0.75 * probe else cap
+    limit = probe if resumable is not None and done < 0.75 * probe else cap
+    return options.suggestion(chosen, min(max(limit, LEAST_GROWTH * done, MIN_STEPS), last_step))
+
+
+def most_promising(
+    posterior: Posterior,
+    budget: Callable[[float], float],
+    resumable: Callable[[int], bool],
+) -> tuple[int, float] | None:
+    """Return the stopped trial that is predicted to reach the target soonest, and the steps predicted of it.
+
+    Those come first that are predicted to reach it within their budget; one whose budget is spent never comes.
+    """
+    stopped = tuple(
+        one
+        for one in posterior.observations
+        if one.status == "censored"
+        and not one.stuck
+        and one.steps < budget(2.0**one.x)
+        and resumable(one.number)
     )
+    if not stopped:
+        return None
+    options = Candidates(
+        stopped=stopped,
+        x=np.array([one.x for one in stopped]),
+        z=np.array([one.z for one in stopped]),
+        other=np.array([one.other for one in stopped]).reshape(len(stopped), -1),
+        done=np.array([float(one.steps) for one in stopped]),
+    )
+    log_drawn = candidate_log_steps(posterior, options, posterior.theta)
+    steps = np.exp(np.minimum(np.median(log_drawn, axis=0), 50.0))
+    to_go = np.maximum(steps - options.done, 0.1 * steps) * posterior.tau(np.exp2(options.x))
+    last_steps = np.array([budget(float(size)) for size in np.exp2(options.x)])
+    order = np.lexsort((to_go, steps > last_steps))
+    chosen = int(order[0])
+    return stopped[chosen].number, float(steps[chosen])
 
 
 def _candidates(
@@ -218,6 +260,7 @@ def _candidates(
     maps: bool,
     weight: Weight,
     resumable: Callable[[int], bool] | None,
+    budget: Callable[[float], float],
     policy: Policy,
     rng: np.random.Generator,
 ) -> Candidates:
@@ -226,6 +269,7 @@ def _candidates(
     most = math.inf if incumbent is None or maps else 0.95 * policy.stop_factor * incumbent
     stopped = [one for one in posterior.observations if one.status == "censored" and not one.stuck]
     stopped = [one for one in stopped if not (maps and one.flat)]
+    stopped = [one for one in stopped if one.steps < budget(2.0**one.x)]
     stopped = [
         one for one in stopped if one.number not in taken and objective_so_far(one, weight) < most
     ]
@@ -252,7 +296,7 @@ def _candidates(
             np.array(one.other) + rng.normal(0.0, 0.1, domain.others), 0.0, 1.0
         )
     x = np.array([math.log2(domain.snap(2.0 ** min(max(value, low), high))) for value in x])
-    bottom, top = domain.lrs(x)
+    bottom, top = _rates_near_rule(posterior, domain, x)
     return Candidates(
         stopped=tuple(stopped),
         x=np.concatenate([[one.x for one in stopped], x]),
@@ -262,6 +306,21 @@ def _candidates(
         ),
         done=np.concatenate([[float(one.steps) for one in stopped], np.zeros(n)]),
     )
+
+
+def _rates_near_rule(posterior: Posterior, domain: Domain, x: Array) -> tuple[Array, Array]:
+    """Return the lowest and the highest log2 rate of new trials at log2 batch sizes (n,).
+
+    What is tried first lies where the user's own rate and the rule say; trials that diverge or crawl there move the
+    posterior, and the range with it.
+    """
+    bottom, top = domain.lrs(x)
+    points = posterior.prior.at(x)
+    drawn = optimum(posterior.theta, points, posterior.prior)
+    low, high = np.quantile(drawn, CENTRAL, axis=0)
+    lowest = np.minimum(points.rule - NEAR_RULE, low - BEYOND)
+    highest = np.maximum(points.rule + NEAR_RULE, high + BEYOND)
+    return np.clip(lowest, bottom, top), np.clip(highest, bottom, top)
 
 
 def _log_sizes(posterior: Posterior, domain: Domain) -> tuple[float, float]:

@@ -42,6 +42,8 @@ MISFIT = 0.1
 FAILURE_FACTOR = 4.0  # times the steps expected: what a run counts as that diverged where others reached the target
 LEAST_SHARE = 0.5  # of the steps of a trial that reached the target at its first evaluation: those that missed it
 CACHED = 4096  # histories: every decision reads them all, most of them once more
+LEAST_SCALE = 1e-300  # of a distance that others are divided by
+MOST_EXCESS = 1e30
 SIMILAR = 8  # trials that reached the target, whose rates a stopped one is shrunk towards
 
 
@@ -358,7 +360,9 @@ def log_excess(
     if not gaps:
         return []
     scale = abs(target.value - ideal) if ideal is not None else max(gaps[0][1], 1e-12) / 4.0
-    return [(math.log(step), math.log(max(1.0 + gap / scale, 1e-3))) for step, gap in gaps]
+    # A target next to the ideal value has an excess that no float holds: it is beyond any other anyway.
+    excesses = [(step, min(1.0 + gap / max(scale, LEAST_SCALE), MOST_EXCESS)) for step, gap in gaps]
+    return [(math.log(step), math.log(max(excess, 1e-3))) for step, excess in excesses]
 
 
 def reached_rate(curve: Curve, log_steps: float, excess: float) -> float | None:

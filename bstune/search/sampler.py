@@ -86,8 +86,8 @@ class FrontierSampler(BaseSampler):
             ``prior.exponent_sigma`` of ``conf/config.yaml``.
         noise_scale: in examples, a wide prior of B_crit; None for the one that trials measured, if they did (see
             :mod:`bstune.search.posterior`).
-        budget: steps over batch size that one expects to be more than enough: a scale, not a limit; None for none,
-            and then the first trial has no limit.
+        budget: steps over batch size at which a trial ends in any case; None for none, and then the first trial has no
+            limit.
         target: of the values that are reported; None: they are not read.
         ideal: the best value of the target's metric; None if unknown.
         resumable: whether a stopped trial can be continued, by number; None: none can.
@@ -439,7 +439,7 @@ class Coordinates:
         return Domain(self.low, self.high, self._snapped, self._bounds, self.columns)
 
     def _snapped(self, batch_size: float) -> int:
-        return int(_nearest(self._snap(batch_size), self._sizes))
+        return int(nearest(self._snap(batch_size), self._sizes))
 
     def _bounds(self, x: Array) -> tuple[Array, Array]:
         bottom, top = self._rates.low, self._rates.high
@@ -457,7 +457,7 @@ class Coordinates:
             if self._axis == LR
             else suggestion.z - math.log2(self._rule(batch_size))
         )
-        params: dict[str, Any] = {BATCH_SIZE: batch_size, self._axis: _nearest(rate, self._rates)}
+        params: dict[str, Any] = {BATCH_SIZE: batch_size, self._axis: nearest(rate, self._rates)}
         columns = iter(suggestion.other)
         for name in self._names:
             distribution = self._space[name]
@@ -486,13 +486,13 @@ def _scaled(value: Any, distribution: BaseDistribution) -> list[float]:
 
 def _unscaled(share: float, distribution: IntDistribution | FloatDistribution) -> int | float:
     low, high = float(distribution.low), float(distribution.high)
-    return _nearest(
+    return nearest(
         low * (high / low) ** share if distribution.log else low + share * (high - low),
         distribution,
     )
 
 
-def _nearest(value: float, distribution: IntDistribution | FloatDistribution) -> int | float:
+def nearest(value: float, distribution: IntDistribution | FloatDistribution) -> int | float:
     """Return the nearest value of the distribution: Optuna silently drops one that is not on its grid."""
     if distribution.step is not None:
         value = (

@@ -11,6 +11,10 @@ from bstune.core.search_space import Space
 from bstune.trial.backend import TrialBackend
 
 FIRST_REPLICATE = 1_000_000  # trial indices of replicates begin here; no search has so many
+RESCUE_SHARE = (
+    0.4  # of a study's seconds, kept for the most promising trial while none has reached the target
+)
+MEANS_SHARE = 0.125  # of a study's seconds: for the baseline's first run, and for its fresh seeds
 QUADRATURE = 64  # batch sizes at which the mean over log B is taken
 
 
@@ -29,6 +33,7 @@ class SearchBudget:
     )
     replicates: int = 0  # fresh seeds on which each candidate runs again
     candidates: int = 1  # how many trials may run again
+    baseline: bool = False  # whether trial 0 is the configuration that the user runs today
 
     def trial_seed(self, trial_index: int) -> int:
         """Return the seed of a trial: initial weights, order of the data, augmentation."""
@@ -53,14 +58,25 @@ class SearchBudget:
     def _seed(self, trial_index: int, *purpose: int) -> int:
         return int(np.random.SeedSequence([self.seed, trial_index, *purpose]).generate_state(1)[0])
 
-    def spent(self, results: Iterable[TrialResult]) -> str | None:
-        """Return the sentence that says that the seconds of training are spent; None if they are not."""
+    def spent(self, results: Iterable[TrialResult], continues: bool = False) -> str | None:
+        """Return the sentence that says that the seconds of training are spent; None if they are not.
+
+        ``continues``: whether a stopped trial can go on, for which a share is kept while none has reached the target.
+        """
         if self.seconds is None:
             return None
-        train = sum(result.train_seconds for result in results if result.replicate_of is None)
-        if train < self.seconds:
+        done = list(results)
+        train = sum(result.train_seconds for result in done if result.replicate_of is None)
+        keeps = continues and not any(result.reached for result in done)
+        share = 1.0 - RESCUE_SHARE if keeps else 1.0
+        if train < share * self.seconds:
             return None
         return f"stopped: search.seconds={self.seconds:g} of training are spent ({train:.1f} s)"
+
+
+def is_baseline_replicate(trial_index: int) -> bool:
+    """Return whether an index is that of the baseline on a winner's fresh seed: it replicates index 0."""
+    return trial_index >= FIRST_REPLICATE and trial_index % FIRST_REPLICATE == 0
 
 
 def max_seconds(

@@ -14,8 +14,10 @@ from bstune.core.clock import stopwatch
 from bstune.core.errors import BstuneError, ConfigError, UserCodeError
 from bstune.core.records import CUDA_GRAPH_MODES, TrialProtocol, TrialResult, TrialSpec
 from bstune.core.search_space import BATCH_SCHEDULE, HALF_LIVES, Space
+from bstune.study.baseline import Baseline, baseline_of
 from bstune.study.connection import check_storage
-from bstune.study.plan import SearchBudget
+from bstune.study.duration import advice_on_time
+from bstune.study.plan import SearchBudget, max_seconds
 from bstune.study.storage import ARGUMENTS, build_sampler
 from bstune.system.console import quieten
 from bstune.system.exits import is_interruption, sys_exit_error
@@ -31,6 +33,7 @@ from bstune.trial.backend import (
     stops_trials,
 )
 from bstune.trial.replay import ReplayBackend, complete
+from bstune.trial.trials_log import TrialsLog
 from bstune.trial.workers import InProcess, Workers, mps_runs
 
 if TYPE_CHECKING:
@@ -41,6 +44,8 @@ if TYPE_CHECKING:
     from bstune.trial.objects import Objects
     from bstune.trial.workload import LightningBackend
 
+QUICK_SECONDS = 120.0  # of wall time, of a study with quick=true
+LEAST_SURVEYED = 100.0  # of search.wall_seconds: a shorter study has no seconds for a survey
 SURVEY_SHARE = (
     0.1  # of search.wall_seconds, that timing steps may take: the search is to have the rest
 )
@@ -98,6 +103,7 @@ class PreparedStudy:
     )  # so many processes that train; None: trials run in this one
     notes: list[str]  # further lines of the printed plan
     elapsed: Callable[[], float]  # seconds of the command, which search.wall_seconds is of
+    baseline: Baseline | None = None  # what trial 0 runs; None: the search's own first point
 
     def open_runner(self, count: int | None = None) -> Workers | InProcess:
         """Return what runs the trials, ``search.workers`` or ``count`` at a time."""
@@ -141,6 +147,9 @@ def prepare(
     ``elapsed`` says how many seconds ago the command began; None: now.
     """
     elapsed = elapsed or stopwatch()
+    if config.quick and config.search.wall_seconds is None:
+        config = config.copy()
+        config.search.wall_seconds = QUICK_SECONDS
     if backend is None and not is_replayed(config):
         # torch and lightning take 4 s to import, and a replayed study needs neither
         from bstune.trial.workload import checked_protocol, resolve
@@ -181,7 +190,7 @@ def prepare(
     workers: Callable[[int], Workers] | None = None
     if backend is None:
         with watching(log, config.protocol.trial_seconds) as say, _users_errors():
-            backend, space, survey, more = _train(config, protocol, space, trial, say)
+            backend, space, survey, more = _train(config, protocol, space, trial, budget, say)
         protocol = backend.protocol
         notes += more
         if protocol.batch_schedule is not None:
@@ -199,6 +208,10 @@ def prepare(
         notes.append(ON_TEST_NOTE)
     frozen = redact_values({**frozen, **backend.frozen_settings})
     notes += backend.notes
+    baseline, why_none = (
+        (None, None) if trial else baseline_of(config, space, _largest(backend, survey))
+    )
+    notes += [] if why_none is None else [why_none]
     return PreparedStudy(
         config,
         budget,
@@ -212,12 +225,21 @@ def prepare(
         workers,
         notes,
         elapsed,
+        baseline,
     )
+
+
+def _largest(backend: TrialBackend, survey: "Survey | None") -> int | None:
+    """Return the largest batch size that the data and the memory allow; None where neither is known."""
+    limits = [] if backend.train_examples is None else [backend.train_examples]
+    if survey is not None and survey.ceiling.above is not None:
+        limits.append(survey.ceiling.batch_size)
+    return min(limits, default=None)
 
 
 def search_budget(config: DictConfig) -> SearchBudget:
     """Return the budget of a config's search."""
-    names = (field.name for field in fields(SearchBudget) if field.name != "seed")
+    names = [field.name for field in fields(SearchBudget) if field.name in config.search]
     return SearchBudget(seed=config.seed, **{name: config.search[name] for name in names})
 
 
@@ -244,6 +266,7 @@ def _train(
     protocol: TrialProtocol,
     space: Space,
     trial: TrialSpec | None,
+    budget: SearchBudget,
     log: Callable[[str], None],
 ) -> "tuple[LightningBackend, Space, Survey | None, list[str]]":
     """Load the data, try a few steps, survey the hardware: the backend, the space that fits, the survey and notes."""
@@ -262,6 +285,7 @@ def _train(
     )
 
     check_takes_rate(config)
+    log(f"reading the data of {config.workload.name}")
     data = load_data(config)
     with seeded(config), waiting_for(f"the loaders of {type(data).__name__}"):
         check_loaders(data)
@@ -278,13 +302,25 @@ def _train(
     )
     check_hooks(module)
     backend = LightningBackend(config, workload, protocol)
-    surveyed = trial is None and config.hardware.enabled
+    wall_seconds = config.search.wall_seconds
+    has_time = wall_seconds is None or wall_seconds >= LEAST_SURVEYED
+    # Several trials side by side take their seconds from the survey.
+    has_time = has_time or config.search.workers > 1
+    surveyed = trial is None and config.hardware.enabled and has_time
     continues = trial is None and backend.stops and stops_trials(config.sampler)
     alone = replace(protocol, devices=1, batch_schedule=None)
+    log(f"trying a few steps of {type(module).__name__} at its smallest batch size")
     found = preflight(workload, alone, space, trial, continues=continues, survey=surveyed)
     check_tunables(config, workload, alone, replace(space, low=found.smallest), stops=backend.stops)
     backend.step_time, backend.gradient_bytes = found.step_time, found.gradient_bytes
     backend.notes += found.notes
+    if trial is None:
+        seconds = max_seconds(budget, space, protocol, backend) / max(1, config.search.workers)
+        limited = budget.wall_seconds is not None or budget.seconds is not None
+        advice = advice_on_time(seconds, budget.trials, str(config.device), limited)
+        if advice is not None:
+            log(advice)
+            backend.notes += (advice,)
     if not surveyed:
         return backend, space, None, []
     timed = config.copy()
@@ -295,7 +331,7 @@ def _train(
     constant = replace(protocol, batch_schedule=None)
     wide = space if largest is None else replace(space, high=largest)
     with waiting_for("the survey of the hardware"):
-        survey, cached = cached_survey(timed, wide, constant, data, lambda: workload, log)
+        survey, cached = cached_survey(timed, wide, constant, data, lambda: workload, log, found)
     ceiling = survey.ceiling.batch_size
     space = replace(space, low=survey.ceiling.smallest, high=min(space.high, ceiling))
     backend.step_time = survey.step_time or found.step_time
@@ -383,6 +419,7 @@ def _processes(
 
     from bstune.trial.objects import objects_of
 
+    log = TrialsLog(Output(Path(config.output).absolute()).trials_log)
     count, seconds = config.search.workers, config.protocol.trial_seconds
     plain_config = OmegaConf.to_container(config, resolve=False)
 
@@ -390,7 +427,12 @@ def _processes(
         shared = (threads, limit) if count > 1 else (None, None)
         open_train = partial(open_trials, plain_config, objects_of(config.study), *shared)
         return Workers(
-            open_train, count, seconds, config.devices, COMPILED_TRIALS if config.compile else None
+            open_train,
+            count,
+            seconds,
+            config.devices,
+            COMPILED_TRIALS if config.compile else None,
+            log,
         )
 
     threads: int | None = None
@@ -409,8 +451,10 @@ def _processes(
     each = "" if threads is None else f" with {threads} thread{'s' if threads > 1 else ''}"
     note = (
         f"{count} trials at once, each{each} within {share / 2**20:,.0f} MiB; seconds per step are the survey's, "
-        "measured alone; which trial comes next depends on which ends first; winners run again alone"
+        "measured alone; which trial comes next depends on which ends first"
     )
+    if config.search.replicates:
+        note += "; winners run again alone"
     if cuda and not mps_runs():
         note += "; they take turns on the device, as NVIDIA's MPS does not run (nvidia-cuda-mps-control -d starts it)"
     if config.search.tune:

@@ -21,6 +21,7 @@ from typing import Any
 
 from bstune.core.records import Merit, Objective, TrialResult
 from bstune.search.observations import FAILURE_FACTOR
+from bstune.study.plan import is_baseline_replicate
 
 Runs = Mapping[int, tuple[TrialResult, ...]]
 Predicted = Mapping[int, float]  # steps that a fresh seed is predicted to take, by a trial's number
@@ -96,7 +97,11 @@ def find_best(
     points = _points(candidates(trials, (merit,)), merit, predicted, runs)
     last = max((trial.number for trial in trials if trial.replicate_of is None), default=0)
     begun = [
-        trial for trial in points if trial.number in runs and runs[trial.number][-1].number > last
+        trial
+        for trial in points
+        if trial.number in runs
+        and runs[trial.number][-1].number > last
+        and not is_baseline_replicate(runs[trial.number][0].trial_index)
     ]
     if (
         merit in MERITS[objective]
@@ -196,7 +201,7 @@ def _points(
         *again,
         *sorted(trials, key=lambda trial: _predicted_merit(trial, merit, predicted)),
     ]:
-        if not any(_same_point(trial, other) for other in points):
+        if not any(same_point(trial, other) for other in points):
             points.append(trial)
     return points
 
@@ -207,7 +212,8 @@ def _sought(trial: TrialResult, trials: Sequence[TrialResult], objective: Object
     return min(merits, key=lambda merit: ranked(trials, merit).index(trial))
 
 
-def _same_point(a: TrialResult, b: TrialResult) -> bool:
+def same_point(a: TrialResult, b: TrialResult) -> bool:
+    """Return whether two trials are at one place, as far as a study tells places apart."""
     sizes, rates = abs(math.log2(a.batch_size / b.batch_size)), abs(math.log2(a.lr / b.lr))
     return max(sizes, rates) < SAME_POINT and a.hyperparameters == b.hyperparameters
 

@@ -28,6 +28,7 @@ from bstune.report.rows import WINNERS, Summary
 from bstune.report.study_folder import read_study
 from bstune.search.acquisition import best_learning_rates, steps_band
 from bstune.search.observations import Posterior, fresh_horizons, fresh_steps
+from bstune.study.baseline import baseline_row, baseline_runs, gain_row
 from bstune.study.batch_growth import proposed_growth
 from bstune.study.critical import (
     INTERVAL,
@@ -113,14 +114,20 @@ def report_study(
         summary["arguments"] = _again(arguments)
     if summary["use"] is not None and arguments is not None:
         summary["train"] = train_command(best[WINNERS[summary["use"]].merit], arguments, prepared)
-    with optional("no figure of the curve", missing):
-        draw_curve(done, summary, files.figure, files.vector_figure)
-    if prepared.config.hardware.scale_out.show:
-        _show_plan(prepared, summary, missing, console)
     notes = [*prepared.caveats, *_elsewhere(prepared, study, best)]
     summary["notes"] = [*notes, *missing]
     write_text(files.curve, dump_json(summary, indent=2) + "\n")
     write_text(files.best, best_yaml(best, arguments, prepared))
+    # What follows takes seconds, and MLflow's server may take longer: the answer comes before it.
+    show(answer(summary), console)
+    answered = len(missing)
+    with optional("no figure of the curve", missing):
+        draw_curve(done, summary, files.figure, files.vector_figure)
+    if prepared.config.hardware.scale_out.show:
+        _show_plan(prepared, summary, missing, console)
+    if len(missing) > answered:
+        summary["notes"] = [*notes, *missing]
+        write_text(files.curve, dump_json(summary, indent=2) + "\n")
     with optional("no page of the study", missing):
         write_page(read_study(files.root), files.report)
     mlflow: Sequence[str] = ()
@@ -128,7 +135,7 @@ def report_study(
         with optional("MLflow lacks the results", missing):
             mlflow = _track(prepared, tracking, summary)
     summary["notes"] = [*notes, *missing]  # of what failed since, too
-    show(answer(summary), places(files, mlflow), console)
+    show_places(places(files, mlflow), missing[answered:], console)
     return Findings(prepared, done, summary, band)
 
 
@@ -160,6 +167,9 @@ def summary_of(
     exponent = fit_lr_exponent(posterior, space.low, space.high, b_crit, config.scaling.noise_scale)
     band = None if critical is None else _band(posterior, critical)
     ideal, real = _plan(prepared, posterior, critical, missing)
+    use = MERITS[budget.objective][0]
+    runs = baseline_runs(done, prepared.baseline)
+    scatter = seed_scatter(posterior)
     merits = sorted(WINNERS, key=lambda name: WINNERS[name].merit not in MERITS[budget.objective])
     rule = config.scaling.rule["_target_"].rpartition(".")[2]
     summary = {
@@ -196,7 +206,9 @@ def summary_of(
             posterior, band, step_times(posterior, space.high, prepared.backend.step_time)
         ),
         "load": load(done),
-        "seed_scatter": None if critical is None else seed_scatter(posterior),
+        "seed_scatter": None if critical is None else scatter,
+        "baseline": baseline_row(runs),
+        "gain": gain_row(runs, best.get(use), use, scatter["scatter"]),
         "not_run_again": _not_run_again(left_out(*ranking), budget.candidates),
         "over_target": [],
         "over_target_note": None,
@@ -255,14 +267,29 @@ def _short(path: Path) -> str:
     return shlex.quote(str(path.relative_to(here) if path.is_relative_to(here) else path))
 
 
-def show(found: Answer, places: Sequence[Line], console: Console) -> None:
+def show(found: Answer, console: Console, places: Sequence[Line] = ()) -> None:
     """Print the answer, as at most 25 lines; its labels are bold on a terminal."""
     width = max(MIN_WIDTH, min(WIDTH, console.width)) if console.is_terminal else WIDTH
-    lines = [Text(line) for line in ("", *block(found, places, width))]
+    rows = ["", *block(found, places, width)]
+    if not rows[-1]:
+        rows.pop()
+    lines = [Text(line) for line in rows]
     for text in lines[2:]:  # below the title
         style = "bold red" if text.plain.startswith("WARNING") else "bold"
         text.stylize(style, 0, INDENT if text.plain[:1].strip() else 0)
     console.print(Text("\n").join(lines), soft_wrap=True)
+
+
+def show_places(places: Sequence[Line], missing: Sequence[str], console: Console) -> None:
+    """Print where the results are, and what could not be made of them after the answer."""
+    rows = [Text("")]
+    for label, texts in [*places, *(("NOTE", (line,)) for line in missing)]:
+        for place, text in enumerate(texts):
+            start = label if place == 0 else ""
+            row = Text(f"{start:<{INDENT}}{text}")
+            row.stylize("bold", 0, INDENT)
+            rows.append(row)
+    console.print(Text("\n").join(rows), soft_wrap=True)
 
 
 def _show_plan(

@@ -58,6 +58,20 @@ class CriticalBatchSize:
     high: float | None
 
 
+@dataclass(frozen=True)
+class Gain:
+    """How many times as fast as the reference (in as many times fewer steps) the winner is, with its 90% interval.
+
+    ``at_least``: the reference was stopped before the target, so that ``ratio`` is the least that it can be, and has
+    no interval.
+    """
+
+    ratio: float
+    low: float | None
+    high: float | None
+    at_least: bool
+
+
 @dataclass(frozen=True, repr=False)
 class Result:
     """A study's results, as far as it has gone: the same call of :func:`bstune.tune` continues it.
@@ -92,6 +106,12 @@ class Result:
     def _criterion(self) -> str:
         merit = MERITS[self.findings.prepared.budget.objective][0]
         return next(name for name, criterion in WINNERS.items() if criterion.merit == merit)
+
+    @property
+    def gain(self) -> Gain | None:
+        """How many times as fast the winner is as the reference; None where they cannot be compared."""
+        row = self.summary.get("gain")
+        return None if row is None else Gain(row["ratio"], row["low"], row["high"], row["at_least"])
 
     @property
     def critical_batch_size(self) -> CriticalBatchSize:

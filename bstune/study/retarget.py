@@ -62,7 +62,7 @@ def main(arguments: list[str]) -> None:
     console = plain_console()
     for note in study.notes:
         console.print(note, soft_wrap=True, highlight=False, markup=False)
-    show(answer(study.summary), [("report", (shlex.quote(str(page)),))], console)
+    show(answer(study.summary), console, [("report", (shlex.quote(str(page)),))])
 
 
 def _goal(argument: str) -> float:

@@ -4,8 +4,10 @@ Meanwhile one live line shows on a terminal how far it has come; elsewhere one p
 """
 
 import math
-from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -21,7 +23,7 @@ from rich.table import Column
 from rich.text import Text
 
 from bstune.core.errors import StudyError, UserCodeError
-from bstune.core.records import Target, TrialResult, TrialSpec
+from bstune.core.records import Budget, Target, TrialResult, TrialSpec
 from bstune.report.answer import STATUS_WORDS, WIDTH
 from bstune.search.each_batch_size import batch_sizes
 from bstune.study.lease import Leases
@@ -40,6 +42,7 @@ from bstune.study.storage import (
     results,
     store_unstored,
 )
+from bstune.system import interruption
 from bstune.system.console import format_count, format_number, format_seconds, plural
 from bstune.system.failures import optional
 from bstune.system.files import (
@@ -51,9 +54,13 @@ from bstune.system.files import (
     remove_partials,
     write_text,
 )
+from bstune.system.interruption import Stage
 from bstune.system.secrets import redact_values
+from bstune.system.watchdog import LINE_SECONDS, LOOK_SECONDS
 from bstune.trial.backend import chooses_batch_sizes, chooses_horizons, stops_trials
 from bstune.trial.workers import InProcess
+
+MINUTE = 60.0  # seconds between two lines while a long trial trains
 
 # Options that another machine that joins the study gives itself, or has no use for.
 MACHINE_OPTIONS = (
@@ -88,12 +95,13 @@ def plan_text(prepared: PreparedStudy, done: Sequence[TrialResult]) -> str:
         f"{format_seconds(seconds)} of {what}" for seconds, what in limits if seconds is not None
     ]
     trial_budget = prepared.protocol.budget
-    spent = f"{format_count(trial_budget.steps)} steps and {format_count(trial_budget.examples)} examples"
+    spent = budget_text(trial_budget)
     if not stops_trials(config.sampler):
         spread = _turns(prepared) or f"{budget.stratified:.0%} of them spread evenly over log B"
         ends = f", {spread}; each ends at the target or after {spent}"
     elif prepared.backend.stops:
-        ends = "; each ends at the target or once it cannot matter, and may be continued; winners run again"
+        again = "; winners run again" if budget.replicates and budget.candidates else ""
+        ends = f"; each ends at the target or once it cannot matter, and may be continued{again}"
     elif prepared.backend.horizon and chooses_horizons(config.sampler):
         ends = f"; each ends at the target or with its schedule, at a horizon that the search chooses, at most {spent}"
     else:
@@ -134,15 +142,30 @@ def plan_text(prepared: PreparedStudy, done: Sequence[TrialResult]) -> str:
     return "\n".join(row for line in lines for row in folded(line))
 
 
+def budget_text(budget: Budget) -> str:
+    """Say what ends a trial: a budget of one step, or of one example, is of the other alone."""
+    steps = f"{plural(budget.steps, 'step')}"
+    examples = f"{plural(budget.examples, 'example')}"
+    if budget.steps <= 1:
+        return examples
+    if budget.examples <= 1:
+        return steps
+    return f"{steps} and {examples}"
+
+
 class Progress:
     """One live line on a terminal, and in a notebook; one plain line a trial elsewhere."""
 
     def __init__(self, total: int, target: Target, console: Console) -> None:
-        self._total, self._target, self._console = total, target, console
+        self._total, self._target = total, target
+        self.console = console
         self._shown: set[int] | None = None
         self.live: Bar | None = None  # shown while it is entered
         self._displayed: Any = None  # in a notebook
-        if console.is_terminal:
+        self._spoke = time.monotonic()
+        self._waited = 0.0  # seconds without a line, since the last trial ended
+        self._points = 0
+        if console.is_interactive:
             text = TextColumn(
                 "{task.description}", markup=False, table_column=Column(no_wrap=True, ratio=1)
             )
@@ -154,11 +177,14 @@ class Progress:
 
     def show(self, done: Sequence[TrialResult]) -> None:
         """Show the finished trials; those of an earlier run are not repeated as lines."""
+        self._spoke = time.monotonic()
+        self._waited = 0.0
+        self._points = sum(result.resumed_from is None for result in searched(done))
         if self.live is not None:
             points = sum(result.resumed_from is None for result in searched(done))
             self.live.update(self._task, completed=points, description=live_text(done))
             return
-        if self._console.is_jupyter:
+        if self.console.is_jupyter:
             from IPython.display import display  # there in a notebook alone
 
             text = {"text/plain": live_text(done)}
@@ -175,8 +201,45 @@ class Progress:
         for result in [result for result in done if result.number not in shown]:
             points += result in searched([result]) and result.resumed_from is None
             line = trial_line(result, self._target.metric, f"point {points} of {self._total}")
-            self._console.print(line, soft_wrap=True)
+            self.console.print(line, soft_wrap=True)
             shown.add(result.number)
+
+    def waiting_line(self, now: float) -> str | None:
+        """Say what is waited for, where no line has been printed for long; None: not yet.
+
+        Before the first trial has ended a line comes every ten seconds, then one a minute. A live
+        line shows the time by itself.
+        """
+        silence = now - self._spoke
+        limit = LINE_SECONDS if self._points == 0 else MINUTE
+        if self.live is not None or self.console.is_jupyter or silence < limit:
+            return None
+        self._waited += silence
+        self._spoke = now
+        return (
+            f"training, {self._points} of {self._total} points done, {format_seconds(self._waited)}"
+        )
+
+
+@contextmanager
+def heard(progress: Progress) -> Iterator[None]:
+    """Print a line from time to time while trials train."""
+    ended = threading.Event()
+
+    def keep_saying() -> None:
+        while not ended.wait(LOOK_SECONDS):
+            line = progress.waiting_line(time.monotonic())
+            if line is not None:
+                with suppress(OSError, ValueError):  # nobody reads what is printed any more
+                    progress.console.print(line, soft_wrap=True)
+
+    thread = threading.Thread(target=keep_saying, name="bstune-progress", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
 
 
 def live_text(done: Sequence[TrialResult]) -> str:
@@ -242,9 +305,9 @@ def run(
     ``arguments`` of the command line compose the config again; None: none do, as it is of Python objects. ``elapsed``
     says how many seconds ago the command began; None: now.
     """
-    with (
-        console.status("preparing") if console.is_terminal else nullcontext() as status
-    ):  # one line there
+    interruption.enter(Stage.PREPARATION)
+    # One line on a terminal; a dumb one shows no live line, and gets plain ones.
+    with console.status("preparing") if console.is_interactive else nullcontext() as status:
         say = partial(console.print, soft_wrap=True)
         prepared = prepare(
             config,
@@ -292,9 +355,11 @@ def run_study(
             with optional("MLflow", missing):
                 tracking = open_tracking(prepared, study)
         progress = Progress(prepared.budget.trials, prepared.protocol.target, console)
-        with progress.live or nullcontext():
+        interruption.enter(Stage.SEARCH)
+        with progress.live or nullcontext(), heard(progress):
             search = Search(prepared, study, leases, tracking, progress.show)
             stop_reason = search.run()
+        interruption.enter(Stage.REPORT)
         return report_study(
             prepared, study, tracking, stop_reason, arguments, console, search.sampled, missing
         )
@@ -333,7 +398,8 @@ def run_worker(prepared: PreparedStudy, study: optuna.Study, console: Console) -
             )
         make_inside(prepared.files.checkpoints)
         progress = Progress(prepared.budget.trials, prepared.protocol.target, console)
-        with progress.live or nullcontext():
+        interruption.enter(Stage.SEARCH)
+        with progress.live or nullcontext(), heard(progress):
             search = Search(prepared, study, leases, None, progress.show)
             stop_reason = search.run()
     console.print(f"{stop_reason}; {plural(search.ran, 'trial')} run here")
@@ -356,6 +422,7 @@ def run_single(prepared: PreparedStudy, spec: TrialSpec, console: Console) -> Tr
             if prepared.workers is None
             else prepared.workers(1) as runner
         ):
+            interruption.enter(Stage.SINGLE)
             runner.start(spec, files, None)
             finished = runner.wait()
         result = finished.result()

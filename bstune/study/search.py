@@ -5,7 +5,7 @@ Any number of processes may do this on one study at once. One of them owns it an
 
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -14,20 +14,29 @@ import optuna
 from optuna.trial import FrozenTrial
 
 from bstune.core.errors import StudyError, UserCodeError
-from bstune.core.records import Objective, TrialResult
+from bstune.core.records import Objective, TrialResult, TrialSpec
+from bstune.search.acquisition import GIVEN_UP_AT, LEAST_GROWTH, MIN_STEPS, most_promising
 from bstune.search.observations import Posterior, fresh_horizons, fresh_steps
+from bstune.study.baseline import (
+    Baseline,
+    BaselineRuns,
+    baseline_runs,
+    due_seed,
+    first_steps,
+)
 from bstune.study.critical import critical_batch
 from bstune.study.lease import Leases
 from bstune.study.model import REPORT_PARTICLES, sampler_context, study_posterior
-from bstune.study.plan import searched
+from bstune.study.plan import MEANS_SHARE, searched
 from bstune.study.prepare import PreparedStudy
-from bstune.study.replicates import Winner, candidates, next_replicate
+from bstune.study.replicates import MERITS, Winner, candidates, next_replicate, winners
 from bstune.study.storage import (
     CUT_SHORT,
     DEVICE,
     OUTPUT,
     Asked,
     ask,
+    ask_continuation,
     ask_replicate,
     attempt,
     build_sampler,
@@ -37,6 +46,7 @@ from bstune.study.storage import (
     finish_abandoned,
     finished,
     free_indices,
+    give_up,
     read,
     results,
     running,
@@ -44,10 +54,10 @@ from bstune.study.storage import (
     tell,
     working,
 )
-from bstune.study.wall import WallTime
+from bstune.study.wall import TrialCost, WallTime, fit_cost
 from bstune.system.console import format_count
 from bstune.system.files import append_text, keep_trials, write_text
-from bstune.trial.backend import stops_trials
+from bstune.trial.backend import chooses_horizons, stops_trials
 from bstune.trial.workers import Finished, Runner, with_step_time
 
 if TYPE_CHECKING:
@@ -60,6 +70,7 @@ ABANDON_FACTOR = (
     1.2  # a stopped trial beyond this many times the best trial's time or steps is not continued
 )
 MAX_STATES = 32
+MAX_RESCUED = 3  # trials that go to the end of their budgets, where points alone are counted and none has reached
 MAX_FAILURES = 3  # trials in a row that failed end the study
 UNWRITTEN = 1.01  # times the trials in trials.jsonl: it is written again once there are so many, and at the end
 WAIT_SECONDS = 0.5  # between looks at what other processes do
@@ -91,6 +102,7 @@ class Search:
             leases.own.role == "owner" or str(prepared.files.root) != study.user_attrs[OUTPUT]
         )
         self._stops = prepared.backend.stops and stops_trials(prepared.config.sampler)
+        self._no_time: str | None = None  # why the last trial that was asked did not begin
         self._wall = WallTime(study, prepared.budget, prepared.elapsed, leases.own.role == "owner")
         self._times = study.user_attrs[DEVICE] == prepared.backend.device_kind
 
@@ -140,6 +152,7 @@ class Search:
                 asked = self._ask(done)
                 self._start(runner, asked)
                 left = asked is not None
+                stop_reason = stop_reason or self._no_time
             if runner.running:
                 with self._wall.trial():
                     finished = runner.wait()
@@ -147,7 +160,75 @@ class Search:
             elif working(self._study) - {self._worker}:
                 time.sleep(WAIT_SECONDS)
             elif not left or stop_reason is not None:
-                return stop_reason or f"the plan is done: search.trials={self._budget.trials}"
+                rescue = self._rescue(done)
+                if rescue is None:
+                    return stop_reason or f"the plan is done: search.trials={self._budget.trials}"
+                self._start(runner, rescue)
+                # Once one has reached the target, what was kept for it is free.
+                stop_reason = self._no_time = None
+
+    def _rescue(self, done: Sequence[TrialResult]) -> Asked | None:
+        """Ask the most promising stopped trial to go on, where a search ends with nothing that reached the target.
+
+        It goes on past the steps that are predicted of it, to its budget at most and within what is left of the study's
+        seconds. Where points alone are counted, so many trials are brought to the end of their budgets.
+        """
+        prepared, budget = self._prepared, self._budget
+        is_owner = self._leases.own.role == "owner"
+        if not self._stops or not is_owner or any(trial.reached for trial in done):
+            return None
+        ended = [
+            trial
+            for trial in searched(done)
+            if trial.status == "censored"
+            and trial.steps >= prepared.protocol.last_step(trial.batch_size)
+        ]
+        is_timed = budget.seconds is not None or budget.wall_seconds is not None
+        if not is_timed and len(ended) >= MAX_RESCUED:
+            return None
+        cut = ended_below_limit(read(self._study))
+        posterior = study_posterior(prepared, done, PRECISION_PARTICLES)
+        chosen = most_promising(
+            posterior,
+            lambda size: float(prepared.protocol.last_step(round(size))),
+            lambda number: number not in cut and prepared.backend.resumable(number, prepared.files),
+        )
+        if chosen is None:
+            return None
+        number, predicted = chosen
+        stopped = next(trial for trial in done if trial.number == number)
+        max_steps = self._rescue_steps(stopped, predicted, done)
+        if max_steps is None:
+            return None
+        return ask_continuation(self._study, stopped, max_steps, prepared.space, self._worker)
+
+    def _rescue_steps(
+        self, stopped: TrialResult, predicted: float, done: Sequence[TrialResult]
+    ) -> int | None:
+        """Return the step up to which a stopped trial goes on; None if what is left of the seconds is too short."""
+        step_time = self._prepared.backend.step_time
+        last_step = self._prepared.protocol.last_step(stopped.batch_size)
+        first = stopped.steps
+        wanted = max(first + GIVEN_UP_AT * (predicted - first), LEAST_GROWTH * first, MIN_STEPS)
+        limits = [float(last_step), wanted]
+        spec = TrialSpec(
+            stopped.number,
+            stopped.trial_index,
+            stopped.batch_size,
+            stopped.lr,
+            stopped.delta,
+            stopped.seed,
+            resumed_from=stopped.number,
+        )
+        within = self._wall.max_steps(done, spec, self._cost(done), step_time, reserve=0.0)
+        if within is None:
+            return None
+        limits.append(float(within))
+        if self._budget.seconds is not None:
+            seconds = self._budget.seconds - sum(trial.train_seconds for trial in done)
+            limits.append(first + seconds / step_time(stopped.batch_size))
+        steps = math.floor(min(limits))
+        return steps if steps > first else None
 
     def _replicate(self, runner: Runner) -> None:
         budget, space, stops = self._budget, self._prepared.space, self._prepared.backend.stops
@@ -157,10 +238,18 @@ class Search:
                 return
             posterior = study_posterior(self._prepared, done, REPORT_PARTICLES)
             self.sampled = done, posterior
+            predicted = fresh_steps(posterior)
             due = next_replicate(
-                done, fresh_steps(posterior), budget.objective, budget.replicates, budget.candidates
+                done, predicted, budget.objective, budget.replicates, budget.candidates
             )
-            if due is None or not self._has_time(done, *due):
+            if due is None:
+                asked = self._ask_baseline_again(done, predicted)
+                if asked is None:
+                    return
+                self._start(runner, asked)
+                self._store(runner.wait())
+                continue
+            if not self._has_time(done, *due):
                 return
             horizon = fresh_horizons(posterior).get(due[0].trial.number)
             self._start(
@@ -170,13 +259,58 @@ class Search:
             if runner.running:
                 self._store(runner.wait())
 
-    def _has_time(self, done: Sequence[TrialResult], winner: Winner, replicate: int) -> bool:
-        """Return whether a replicate may begin: the first winner's time was kept, another one's has to be left."""
-        if replicate or not any(trial.replicate_of is not None for trial in done):
-            return self._wall.left > 0
-        return self._wall.left > self._budget.replicates * self._wall.replicate_seconds(
-            done, winner.trial
+    def _ask_baseline_again(
+        self, done: Sequence[TrialResult], predicted: Mapping[int, float]
+    ) -> Asked | None:
+        """Ask the baseline on the next of the winner's fresh seeds; None if there is none, or no time for it."""
+        budget = self._budget
+        merit = MERITS[budget.objective][0]
+        winner = winners(
+            done, predicted, budget.objective, budget.replicates, budget.candidates
+        ).get(merit)
+        runs = baseline_runs(done, self._prepared.baseline)
+        due = due_seed(runs, winner, self._baseline_seconds(runs))
+        if due is None or runs is None:
+            return None
+        seconds = self._wall.replicate_seconds(
+            runs.first.steps,
+            self._prepared.backend.step_time(runs.first.batch_size),
+            self._cost(done),
         )
+        if seconds > self._wall.left:
+            return None
+        replicate, run = due
+        again = Winner(runs.first, float(runs.first.steps))
+        return ask_replicate(
+            self._study,
+            again,
+            replicate,
+            budget,
+            self._prepared.space,
+            self._prepared.backend.stops,
+            self._worker,
+            seed_of=run,
+        )
+
+    def _baseline_seconds(self, runs: BaselineRuns | None) -> float:
+        """Return the seconds of training that are left for the baseline's runs on fresh seeds."""
+        budget = self._budget
+        limits = [limit for limit in (budget.seconds, budget.wall_seconds) if limit is not None]
+        if runs is None or not limits:
+            return math.inf
+        spent = sum(run.wall_seconds for run in runs.again)
+        return MEANS_SHARE * min(limits) - spent
+
+    def _has_time(self, done: Sequence[TrialResult], winner: Winner, replicate: int) -> bool:
+        """Return whether a replicate may begin: of another winner than the first, all of its replicates."""
+        is_first = replicate or not any(trial.replicate_of is not None for trial in done)
+        count = 1 if is_first else self._budget.replicates
+        seconds = self._wall.replicate_seconds(
+            max(winner.steps, winner.trial.steps),
+            self._prepared.backend.step_time(winner.trial.batch_size),
+            self._cost(done),
+        )
+        return self._wall.left > count * seconds
 
     def _start(self, runner: Runner, asked: Asked | None) -> None:
         if asked is None:  # other processes have taken what was left
@@ -228,14 +362,60 @@ class Search:
             prepared.config.sampler, self._budget, claimed.trial_index, context, attempt(claimed)
         )
         asked = ask(
-            self._study, claimed, self._budget, prepared.space, sampler, prepared.backend.stops
+            self._study,
+            claimed,
+            self._budget,
+            prepared.space,
+            sampler,
+            prepared.backend.stops,
+            self._baseline(),
         )
-        if self._budget.wall_seconds is None or not self._stops:
-            return asked
+        return asked if not self._stops else self._within_time(asked, done)
+
+    def _within_time(self, asked: Asked, done: Sequence[TrialResult]) -> Asked | None:
+        """Return a trial that ends while there is time for what has to follow; None if that leaves it too short."""
+        backend = self._prepared.backend
+        cost = self._cost(done)
+        reserve = self._reserve(done, cost)
+        max_steps = self._wall.max_steps(done, asked[1], cost, backend.step_time, reserve)
+        if max_steps is None:
+            give_up(self._study, asked)
+            self._no_time = self._wall.sentence(done, reserve)
+            return None
+        return shorten(asked, max_steps)
+
+    def _reserve(self, done: Sequence[TrialResult], cost: TrialCost) -> float:
+        """Return the wall seconds that are kept; none before the first trial, without which there is no answer."""
+        if not searched(done):
+            return 0.0
+        if not self._stops and not any(trial.reached for trial in done):
+            return 0.0  # no stopped trial can go on
+        runs = baseline_runs(done, self._prepared.baseline)
+        first = None if runs is None else runs.first
+        return self._wall.reserve(done, cost, self._prepared.backend.step_time, first)
+
+    def _cost(self, done: Sequence[TrialResult]) -> TrialCost:
+        backend = self._prepared.backend
+        return fit_cost(done, backend.step_time, backend.evaluation_share)
+
+    def _baseline(self) -> tuple[Baseline, int | None] | None:
+        """Return what the first trial runs, and for how many steps; None where it is the search's own choice."""
+        prepared, baseline = self._prepared, self._prepared.baseline
+        if baseline is None:
+            return None
         backend = prepared.backend
-        return shorten(
-            asked, self._wall.max_steps(done, asked[1], backend.step_time, backend.evaluation_share)
+        last_step = prepared.protocol.last_step(baseline.batch_size)
+        if not self._stops:
+            chosen = backend.horizon and chooses_horizons(prepared.config.sampler)
+            return baseline, last_step if chosen else None
+        steps = first_steps(
+            baseline,
+            self._budget,
+            last_step,
+            backend.step_time(baseline.batch_size),
+            1.0 + backend.evaluation_share,
         )
+        return baseline, steps
 
     def _read(self) -> Sequence[FrozenTrial]:
         """Return the study's trials; those of processes that are gone are ended before, to be asked again."""
@@ -284,7 +464,10 @@ class Search:
 
     def _stop_reason(self, done: Sequence[TrialResult]) -> str | None:
         """Return the limit that ends the search, as a line; None while it goes on."""
-        spent = self._budget.spent(done) or self._wall.spent(done)
+        spent = self._budget.spent(done, continues=self._stops)
+        if spent is None and math.isfinite(self._wall.limit):
+            cost = self._cost(done)
+            spent = self._wall.spent(done, cost, self._reserve(done, cost))
         if spent is not None or self._budget.precision is None:
             return spent
         first = _first_trials(searched(done))

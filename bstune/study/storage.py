@@ -31,15 +31,16 @@ from pydantic import TypeAdapter, ValidationError
 from bstune.core.errors import BstuneError, ConfigError, RecordError, StudyError
 from bstune.core.records import Objective, Target, TrialResult, TrialSpec, dump_json
 from bstune.core.search_space import Space
-from bstune.search.sampler import RECORD, RESUMED_FROM
+from bstune.search.sampler import RECORD, RESUMED_FROM, nearest
 from bstune.study import wall
+from bstune.study.baseline import Baseline, baseline_spec
 from bstune.study.connection import RACE_SECONDS, answering, check_storage, connect, database_file
 from bstune.study.lease import PREFIX
-from bstune.study.plan import SearchBudget
+from bstune.study.plan import FIRST_REPLICATE, SearchBudget
 from bstune.study.replicates import Winner
 from bstune.system.files import Output
 from bstune.system.inputs import one_line, parse_json, read_bytes
-from bstune.system.secrets import redact
+from bstune.system.secrets import redact_values
 from bstune.trial.backend import sampler_factory
 
 logger = logging.getLogger(__name__)
@@ -248,7 +249,7 @@ def _check_format(study: optuna.Study) -> None:
 def _check_continued(study: optuna.Study, frozen_settings: Mapping[str, Any]) -> None:
     """Refuse another format and other settings."""
     _check_format(study)
-    now = json.loads(redact(dump_json(frozen_settings)))  # as the storage has them
+    now = json.loads(dump_json(redact_values(frozen_settings)))  # as the storage has them
     lines = changes(_settings_of(study), now)
     if lines:
         raise StudyError(
@@ -446,10 +447,12 @@ def ask(
     space: Space,
     sampler: BaseSampler,
     stops: bool,
+    baseline: tuple[Baseline, int | None] | None = None,
 ) -> Asked:
     """Ask the claimed trial, as the sampler suggests it or as it was asked before it was cut short.
 
     ``stops``: whether a trial can be stopped early and continued; else the sampler's limits count only as horizons.
+    ``baseline``: what the first index runs in place of a suggestion, and for how many steps at most.
     """
     trial_index = claimed.trial_index
     stopping: Any = sampler if hasattr(sampler, "max_steps") else None
@@ -460,6 +463,8 @@ def ask(
     ):
         trial = _suggested(study, claimed, space, sampler, dict(earlier.params))
         return _stored(trial, replace(_spec(earlier), number=trial.number))
+    if trial_index == 0 and baseline is not None and not failed:
+        return _ask_baseline(study, claimed, space, budget, *baseline)
     chooses = stopping is not None or getattr(sampler, "chooses_batch_sizes", False)
     stratum = None if chooses else budget.stratum(trial_index, space)
     trial = _suggested(
@@ -492,6 +497,27 @@ def ask(
     return _stored(trial, spec)
 
 
+def _ask_baseline(
+    study: optuna.Study,
+    claimed: Claim,
+    space: Space,
+    budget: SearchBudget,
+    baseline: Baseline,
+    max_steps: int | None,
+) -> Asked:
+    """Ask the user's own configuration, which Optuna has at the nearest place within its ranges."""
+    delta = space.delta(baseline.batch_size, baseline.lr)
+    searched = space.searched(baseline.hyperparameters)
+    params = {"batch_size": baseline.batch_size, "delta": delta, **searched}
+    within = {
+        name: nearest(params[name], distribution)
+        for name, distribution in distributions(space).items()
+    }
+    trial = _suggested(study, claimed, space, RandomSampler(seed=0), within)
+    seed = budget.trial_seed(claimed.trial_index)
+    return _stored(trial, baseline_spec(baseline, trial.number, space, seed, max_steps))
+
+
 def ask_replicate(
     study: optuna.Study,
     winner: Winner,
@@ -501,14 +527,18 @@ def ask_replicate(
     stops: bool,
     worker: str = "",
     horizon: int | None = None,
+    seed_of: TrialResult | None = None,
 ) -> Asked | None:
     """Claim a trial with all of another's hyperparameters, on a fresh seed; None if another process has claimed it.
+
+    ``seed_of``: a winner's replicate, on whose seed the baseline runs.
 
     Where trials stop it takes at most twice the steps that the other took, or that a fresh seed is predicted to take;
     elsewhere it has this horizon, or that of the replicates before, where the other's was chosen too.
     """
     original = winner.trial
-    trial_index = budget.replicate_index(original.trial_index, replicate)
+    place = original.trial_index if seed_of is None else 0
+    trial_index = budget.replicate_index(place, replicate)
     claimed = claim(study, trial_index, worker)
     if claimed is None:
         return None
@@ -523,12 +553,38 @@ def ask_replicate(
         _spec(first),
         number=trial.number,
         trial_index=trial_index,
-        seed=budget.trial_seed(trial_index),
+        seed=budget.trial_seed(trial_index) if seed_of is None else seed_of.seed,
         max_steps=max_steps,
         resumed_from=None,
         replicate_of=original.number,
     )
     return _stored(trial, spec)
+
+
+def ask_continuation(
+    study: optuna.Study, stopped: TrialResult, max_steps: int, space: Space, worker: str = ""
+) -> Asked | None:
+    """Claim a trial that continues a stopped one, at an index of its own; None if another process has taken that."""
+    indices = [trial.user_attrs.get(TRIAL_INDEX, 0) for trial in read(study)]
+    last = max(index for index in indices if index < FIRST_REPLICATE)
+    claimed = claim(study, last + 1, worker)
+    if claimed is None:
+        return None
+    parent = claimed.trials[stopped.number]
+    trial = _suggested(study, claimed, space, RandomSampler(seed=0), dict(parent.params))
+    spec = replace(
+        _spec(parent),
+        number=trial.number,
+        trial_index=claimed.trial_index,
+        max_steps=max_steps,
+        resumed_from=stopped.number,
+    )
+    return _stored(trial, spec)
+
+
+def give_up(study: optuna.Study, asked: Asked) -> None:
+    """End a trial that was asked and will not run now: the same command asks it again when it has time."""
+    _end(study, asked[0]._trial_id, TrialState.FAIL)
 
 
 def _suggested(

@@ -1,26 +1,75 @@
-"""The wall time of a study: what its commands have taken, and what is kept for the replicates of its winners.
+"""The wall time of a study: what its commands have taken, and what is kept for what has to come after the search.
 
 It is counted from the start of the owner's process, so that imports, survey and preflight are part of it, over all
 commands that have owned the study. The others that run its trials count by the owner's clock.
+
+The study plans backwards. The report takes its time at the end, before it the winner's fresh seeds. Where nothing has
+reached the target yet, a share is kept to continue the most promising trial until it does.
 """
 
 import math
 import statistics
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 
+import numpy as np
 import optuna
+from scipy.optimize import nnls
 
 from bstune.core.records import TrialResult, TrialSpec
-from bstune.study.plan import SearchBudget, searched
+from bstune.search.acquisition import LEAST_GROWTH, MIN_STEPS
+from bstune.study.plan import RESCUE_SHARE, SearchBudget, searched
 from bstune.study.replicates import MERITS, ranked
 
 # Attributes of the study: when it would have begun if its commands had run without a break, and what they have taken.
 BEGAN, TAKEN = "bstune:began", "bstune:wall_seconds"
-# The report takes at least so many seconds, and as long as so many decisions: a busy machine slows both down. Before
-# each replicate the posterior is drawn more finely than for a decision. Measured on digits: 30 to 40 and 3 to 10.
-REPORT_SECONDS, REPORT_DECISIONS, REPLICATE_DECISIONS = 3.0, 40, 10
+# Before each replicate, and once before the answer, the posterior is drawn more finely than for a decision, which takes
+# as long as so many of them. Measured on digits: 3 to 10.
+REPORT_DECISIONS = 10
+REPORT_SECONDS = 1.5  # of what else comes before the answer
+OTHERS_SHARE = (
+    0.1  # and for fresh seeds of further candidates than the first, and of the baseline, at most
+)
+PRIOR_ROWS = 1.0  # trials that what is known of evaluation beforehand counts for
+
+
+@dataclass(frozen=True)
+class TrialCost:
+    """The wall seconds of a trial: ``fixed``, and ``slope`` times the seconds that its steps take by tau(B)."""
+
+    fixed: float
+    slope: float
+
+    def seconds(self, training: float) -> float:
+        """Return the wall seconds of a trial whose steps take ``training`` seconds."""
+        return self.fixed + self.slope * training
+
+    def steps(self, seconds: float, seconds_per_step: float) -> int:
+        """Return how many steps a trial can take within so many wall seconds; none below 0."""
+        steps = (seconds - self.fixed) / (self.slope * seconds_per_step)
+        return max(0, math.floor(min(steps, 1e15)))
+
+
+def fit_cost(
+    done: Sequence[TrialResult], step_time: Callable[[float], float], share: float
+) -> TrialCost:
+    """Return what trials cost, by least squares over the relative errors; neither part is below 0.
+
+    ``share`` of evaluation in training is what is known of other costs before the first trial.
+    """
+    steps = {trial.number: trial.steps for trial in done}
+    rows, walls = [[0.0, PRIOR_ROWS]], [PRIOR_ROWS * (1.0 + share)]
+    for trial in done:
+        before = 0 if trial.resumed_from is None else steps.get(trial.resumed_from, 0)
+        training = max(trial.steps - before, 0) * step_time(trial.batch_size)
+        if trial.status == "failed" or trial.wall_seconds <= 0.0:
+            continue
+        rows.append([1.0 / trial.wall_seconds, training / trial.wall_seconds])
+        walls.append(1.0)
+    (fixed, slope), _ = nnls(np.array(rows), np.array(walls))
+    return TrialCost(float(fixed), max(float(slope), 1.0))
 
 
 class WallTime:
@@ -36,11 +85,11 @@ class WallTime:
     ) -> None:
         """``elapsed`` seconds are this command's."""
         self._study, self._budget, self._owner = study, budget, owner
-        self._limit = math.inf if budget.wall_seconds is None else budget.wall_seconds
+        self.limit = math.inf if budget.wall_seconds is None else budget.wall_seconds
         self._between: list[float] = []  # seconds between two trials, as a decision takes
         self._since: float | None = None  # the end of the last trial
         self._taken: Callable[[], float] = elapsed
-        if math.isfinite(self._limit):
+        if math.isfinite(self.limit):
             before = study.user_attrs.get(TAKEN, 0.0)
             if owner:
                 self._taken = lambda: before + elapsed()
@@ -51,7 +100,7 @@ class WallTime:
 
     def keep(self) -> None:
         """Store what the study has taken, for the command that continues it."""
-        if self._owner and math.isfinite(self._limit):
+        if self._owner and math.isfinite(self.limit):
             self._study.set_user_attr(TAKEN, self._taken())
 
     @contextmanager
@@ -68,54 +117,85 @@ class WallTime:
         return statistics.fmean(self._between) if self._between else 0.0
 
     @property
+    def fine_decision(self) -> float:
+        """Seconds of a look at the posterior as it is drawn before a replicate, and for the answer."""
+        return REPORT_DECISIONS * self.decision
+
+    @property
     def left(self) -> float:
         """Seconds until the report has to begin."""
-        return self._limit - max(REPORT_SECONDS, REPORT_DECISIONS * self.decision) - self._taken()
+        return self.limit - REPORT_SECONDS - self.fine_decision - self._taken()
 
-    def spent(self, done: Sequence[TrialResult]) -> str | None:
-        """Return the sentence that says that a search has nothing left; None if it has."""
-        reserve, walls = self.reserve(done), [trial.wall_seconds for trial in searched(done)]
-        one_more = self.decision + (statistics.fmean(walls) if walls else 0.0)
-        if self.left > reserve + one_more * (1 if reserve else 1 + self._budget.replicates):
+    def spent(self, done: Sequence[TrialResult], cost: TrialCost, reserve: float) -> str | None:
+        """Return the sentence that says that a search has no time for another point; None if it has."""
+        walls = [trial.wall_seconds for trial in searched(done)]
+        one_more = self.decision + (statistics.fmean(walls) if walls else cost.fixed)
+        if self.left > reserve + one_more:
             return None
-        kept = f", {reserve:.1f} s of them kept for running the winner again" if reserve else ""
+        return self.sentence(done, reserve)
+
+    def sentence(self, done: Sequence[TrialResult], reserve: float) -> str:
+        """Return that no time is left for another point, and for what the rest is kept."""
+        purpose = "to run the winner again"
+        if not best(done, self._budget):
+            purpose = "to continue the most promising trial"
+        kept = f", {min(reserve, self.left):.1f} s kept {purpose}" if self.left > 0.0 else ""
         return (
-            f"stopped: search.wall_seconds={self._limit:g} are spent{kept} ({self._taken():.1f} s)"
+            f"stopped: search.wall_seconds={self.limit:g} leave no time for another point "
+            f"({self._taken():.1f} s taken{kept})"
         )
 
-    def reserve(self, done: Sequence[TrialResult]) -> float:
-        """Return the seconds that replicates of the winners so far are predicted to take."""
+    def reserve(
+        self,
+        done: Sequence[TrialResult],
+        cost: TrialCost,
+        step_time: Callable[[float], float],
+        baseline: TrialResult | None = None,
+    ) -> float:
+        """Return the seconds that are kept: for fresh seeds, or to continue the most promising trial.
+
+        Fresh seeds are those of the winners by the objective and, as far as a share of the limit goes, those of further
+        candidates and of the ``baseline``, if it has reached the target.
+        """
+        if not math.isfinite(self.limit):
+            return 0.0
         winners = best(done, self._budget)
-        return self._budget.replicates * sum(
-            self.replicate_seconds(done, trial) for trial in winners
-        )
+        if not winners:
+            return RESCUE_SHARE * self.limit
+        count = self._budget.replicates
 
-    def replicate_seconds(self, done: Sequence[TrialResult], trial: TrialResult) -> float:
-        """Return the seconds that one replicate of a trial is predicted to take."""
-        return REPLICATE_DECISIONS * self.decision + chain_seconds(done, trial)
+        def again(trial: TrialResult) -> float:
+            return count * self.replicate_seconds(trial.steps, step_time(trial.batch_size), cost)
+
+        first = sum(again(trial) for trial in winners)
+        others = (self._budget.candidates - 1) * first
+        if baseline is not None and baseline.reached and baseline not in winners:
+            others += again(baseline)
+        return first + min(others, OTHERS_SHARE * self.limit)
+
+    def replicate_seconds(self, steps: float, seconds_per_step: float, cost: TrialCost) -> float:
+        """Return the seconds that one replicate of so many steps is predicted to take."""
+        return self.fine_decision + cost.seconds(steps * seconds_per_step)
 
     def max_steps(
         self,
         done: Sequence[TrialResult],
         spec: TrialSpec,
+        cost: TrialCost,
         step_time: Callable[[float], float],
-        share: float,
-    ) -> int:
-        """Return the step up to which a trial can be trained so that the replicates of the winner can still be run.
+        reserve: float,
+    ) -> int | None:
+        """Return the step up to which a trial can be trained with ``reserve`` seconds left; None if it is too short.
 
-        Before anything has reached the target, that is so of a trial that may be the first. ``share`` of evaluation in
-        training is what is known of other costs before the first trial.
+        No trial is worth its start that has fewer than ``MIN_STEPS``, or less than ``LEAST_GROWTH`` times those of the
+        one that it continues.
         """
+        if not math.isfinite(self.limit):
+            return round(1e15)
         parent = next((trial for trial in done if trial.number == spec.resumed_from), None)
         first = 0 if parent is None else parent.steps
-        reserve, left = self.reserve(done), self.left
-        if not reserve:
-            before = REPLICATE_DECISIONS * self.decision + (
-                0.0 if parent is None else chain_seconds(done, parent)
-            )
-            left = (left - self._budget.replicates * before) / (1 + self._budget.replicates)
-        seconds = step_time(spec.batch_size) * slowness(done, step_time, share)
-        return first + max(1, math.floor(min((left - reserve) / seconds, 1e15)))
+        last = first + cost.steps(self.left - reserve, step_time(spec.batch_size))
+        return last if last >= max(MIN_STEPS, LEAST_GROWTH * first) else None
 
 
 def best(done: Sequence[TrialResult], budget: SearchBudget) -> list[TrialResult]:
@@ -125,21 +205,9 @@ def best(done: Sequence[TrialResult], budget: SearchBudget) -> list[TrialResult]
 
 def chain_seconds(done: Iterable[TrialResult], trial: TrialResult) -> float:
     """Return the wall seconds of a trial and of those that it continues."""
-    by_number = {one.number: one for one in done}
+    by_number: Mapping[int, TrialResult] = {one.number: one for one in done}
     seconds, last = trial.wall_seconds, trial
     while last.resumed_from is not None:
         last = by_number[last.resumed_from]
         seconds += last.wall_seconds
     return seconds
-
-
-def slowness(
-    done: Sequence[TrialResult], step_time: Callable[[float], float], share: float
-) -> float:
-    """Return the wall seconds of trials over those that their steps take by tau(B); 1 + ``share`` before the first."""
-    steps = {trial.number: trial.steps for trial in done}
-    wall = training = 0.0
-    for trial in searched(done):
-        own = trial.steps - (0 if trial.resumed_from is None else steps[trial.resumed_from])
-        wall, training = wall + trial.wall_seconds, training + own * step_time(trial.batch_size)
-    return wall / training if training else 1.0 + share

@@ -1,0 +1,281 @@
+"""The baseline: the configuration that the user runs today, which is a study's trial 0, and the gain over it.
+
+The gain is the ratio of what the baseline takes to the target to what the winner takes, in the merit of the study's
+objective. Both run on the same fresh seeds where the study's means allow it. With d_i the difference of the log merits
+at seed i, the gain is exp(mean of d) and its interval
+
+    exp(mean of d -+ t s / sqrt(n)),  s^2 = ((n - 1) s_d^2 + n_0 2 s_0^2) / (n - 1 + n_0),
+
+with s_d the standard deviation of the d_i, s_0 the scatter of log S from seed to seed that the posterior of all trials
+has, which counts for ``n_0`` degrees of freedom, and t Student's quantile at n - 1 + n_0 of them. Three seeds alone
+would give an interval of chance's width.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from statistics import fmean, variance
+from typing import Any
+
+from omegaconf import DictConfig, OmegaConf
+
+from bstune.core.records import Merit, TrialResult, TrialSpec
+from bstune.core.search_space import Space, Tunable
+from bstune.study.critical import NOMINAL
+from bstune.study.plan import MEANS_SHARE, SearchBudget, is_baseline_replicate
+from bstune.study.replicates import Winner, same_point
+from bstune.trial.backend import chooses_batch_sizes
+
+POSTERIOR_DEGREES = 8  # of freedom, that the posterior's scatter from seed to seed counts for
+LEAST_SHARE = (
+    0.5  # of the steps of a run that met the target at its first evaluation: those that missed it
+)
+
+
+@dataclass(frozen=True)
+class Baseline:
+    """The reference pair, and the values that the config itself has of what else is searched."""
+
+    batch_size: int
+    lr: float
+    hyperparameters: Mapping[str, int | float]
+
+
+@dataclass(frozen=True)
+class BaselineRuns:
+    """The baseline's first run, as far as it was continued, and its runs on the winner's fresh seeds."""
+
+    first: TrialResult
+    again: tuple[TrialResult, ...] = ()
+
+
+def baseline_of(
+    config: DictConfig, space: Space, largest: int | None
+) -> tuple[Baseline | None, str | None]:
+    """Return the baseline of a study, and why there is none as a line of the plan.
+
+    ``largest``: the batch size that the data or the memory allow; None: not known.
+    """
+    if not config.search.get("baseline") or chooses_batch_sizes(config.sampler):
+        return None, None
+    batch_size = int(config.scaling.batch_size)
+    if largest is not None and batch_size > largest:
+        return None, (
+            f"your own batch size, {batch_size}, does not fit: {largest} is the largest one that "
+            "does, so there is no comparison to it"
+        )
+    values = {one.name: _own_value(config, one) for one in space.tunables}
+    return Baseline(batch_size, float(config.scaling.lr), values), None
+
+
+def _own_value(config: DictConfig, tunable: Tunable) -> int | float:
+    """Return the value that the config itself has; the range's middle where it has none."""
+    own = OmegaConf.select(config, tunable.key, throw_on_missing=False)
+    if isinstance(own, int | float) and not isinstance(own, bool):
+        return tunable.value(own)
+    low, high = tunable.searched(tunable.low), tunable.searched(tunable.high)
+    middle = math.sqrt(low * high) if tunable.log else (low + high) / 2
+    return tunable.value(tunable.searched(middle))
+
+
+def is_baseline(trial: TrialResult, baseline: Baseline | None) -> bool:
+    """Return whether a trial is the baseline's first run: of a study that began without one, trial 0 is another."""
+    return (
+        baseline is not None
+        and trial.trial_index == 0
+        and trial.resumed_from is None
+        and trial.batch_size == baseline.batch_size
+        and math.isclose(trial.lr, baseline.lr, rel_tol=1e-9)
+    )
+
+
+def baseline_runs(trials: Sequence[TrialResult], baseline: Baseline | None) -> BaselineRuns | None:
+    """Return the baseline's runs among a study's trials; None where it has none that ended by itself."""
+    usable = [trial for trial in trials if trial.status != "failed"]
+    first = next((trial for trial in usable if is_baseline(trial, baseline)), None)
+    if first is None:
+        return None
+    continued = {trial.resumed_from: trial for trial in usable}
+    chain = {first.number}
+    while first.number in continued:
+        first = continued[first.number]
+        chain.add(first.number)
+    again = [
+        trial
+        for trial in usable
+        if trial.replicate_of in chain and is_baseline_replicate(trial.trial_index)
+    ]
+    return BaselineRuns(first, tuple(sorted(again, key=lambda trial: trial.number)))
+
+
+def first_steps(
+    baseline: Baseline,
+    budget: SearchBudget,
+    last_step: int,
+    seconds_per_step: float,
+    wall_share: float,
+) -> int:
+    """Return the steps of the baseline's first run: to its budget, or to an eighth of the study's seconds.
+
+    ``wall_share`` is the wall time of a step over its training time, as far as that is known before the first trial.
+    """
+    limits = [math.inf if budget.seconds is None else budget.seconds]
+    if budget.wall_seconds is not None:
+        limits.append(budget.wall_seconds / wall_share)
+    affordable = MEANS_SHARE * min(limits) / seconds_per_step
+    return max(1, math.floor(min(last_step, affordable)))
+
+
+def due_seed(
+    runs: BaselineRuns | None, winner: Winner | None, seconds_left: float
+) -> tuple[int, TrialResult] | None:
+    """Return which of the winner's fresh seeds is due on the baseline, and the winner's run; None if none is.
+
+    ``seconds_left`` are those of training that are left for it.
+    """
+    if runs is None or winner is None or not runs.first.reached:
+        return None
+    if same_point(runs.first, winner.trial):
+        return None
+    taken = {run.seed for run in runs.again}
+    seconds = runs.first.time_to_target
+    if seconds is not None and seconds > seconds_left:
+        return None
+    for i, run in enumerate(winner.runs):
+        if run.reached and run.seed not in taken:
+            return i, run
+    return None
+
+
+def gain_row(
+    runs: BaselineRuns | None, winner: Winner | None, merit: Merit, scatter: float
+) -> dict[str, Any] | None:
+    """Return how many times as fast the winner is as the baseline, with its interval, as ``curve.json`` has it.
+
+    ``at_least``: the baseline was stopped before the target, so that the gain is no less than the ratio. None where
+    the two cannot be compared: one of them has no run that tells, or they are the same point.
+    """
+    if runs is None or winner is None or same_point(runs.first, winner.trial):
+        return None
+    own = [run for run in winner.runs if run.reached]
+    if 2 * len(own) < len(winner.runs):
+        return None
+    pairs = _pairs(runs, own, merit)
+    if runs.first.reached and pairs:
+        differences = [log_of_baseline - log_of_winner for log_of_baseline, log_of_winner in pairs]
+        return _interval(differences, scatter, merit, len(pairs))
+    mine = _log_merit(runs.first, merit)
+    theirs = _expected_log_merit(winner, own, merit)
+    if mine is None or theirs is None or runs.first.status in ("diverged", "oom"):
+        return None
+    if runs.first.reached:
+        return _interval([mine - theirs], scatter, merit, 0)
+    # What has missed the target after so much takes longer than that.
+    ratio = math.exp(mine - theirs)
+    if ratio <= 1.0:
+        return None
+    return {
+        "ratio": ratio,
+        "low": None,
+        "high": None,
+        "level": NOMINAL,
+        "merit": merit,
+        "seeds": 0,
+        "at_least": True,
+    }
+
+
+def baseline_row(runs: BaselineRuns | None) -> dict[str, Any] | None:
+    """Return what the baseline came to, as ``curve.json`` has it."""
+    if runs is None:
+        return None
+    first = runs.first
+    last = next((value for _, value in reversed(first.history) if value is not None), None)
+    return {
+        "number": first.number,
+        "batch_size": first.batch_size,
+        "lr": first.lr,
+        "hyperparameters": dict(first.hyperparameters),
+        "status": first.status,
+        "steps": first.steps,
+        "seconds": None if first.seconds_per_step is None else first.steps * first.seconds_per_step,
+        "value": last,
+        "runs": len(runs.again),
+        "reached": sum(run.reached for run in runs.again),
+    }
+
+
+def _pairs(
+    runs: BaselineRuns, own: Sequence[TrialResult], merit: Merit
+) -> list[tuple[float, float]]:
+    """Return the log merits of the baseline and the winner at each seed on which both reached the target."""
+    by_seed = {run.seed: run for run in runs.again if run.reached}
+    pairs = []
+    for run in own:
+        if run.seed not in by_seed:
+            continue
+        mine = _log_merit(by_seed[run.seed], merit)
+        theirs = _log_merit(run, merit)
+        if mine is not None and theirs is not None:
+            pairs.append((mine, theirs))
+    return pairs
+
+
+def _log_merit(run: TrialResult, merit: Merit) -> float | None:
+    """Return the log of a run's steps or seconds, in the middle of where it met the target, or to where it ended."""
+    steps = math.log(max(run.steps, 1))
+    if run.reached:
+        steps -= 0.5 * math.log(run.steps / max(run.steps_low, LEAST_SHARE * run.steps))
+    if merit == "steps":
+        return steps
+    return None if run.seconds_per_step is None else steps + math.log(run.seconds_per_step)
+
+
+def _expected_log_merit(winner: Winner, own: Sequence[TrialResult], merit: Merit) -> float | None:
+    """Return the mean over the winner's fresh seeds; without any what is predicted of one."""
+    logs = [log for run in own if (log := _log_merit(run, merit)) is not None]
+    if logs:
+        return fmean(logs)
+    if merit == "steps":
+        return math.log(winner.steps)
+    seconds = winner.trial.seconds_per_step
+    return None if seconds is None else math.log(winner.steps * seconds)
+
+
+def _interval(
+    differences: Sequence[float], scatter: float, merit: Merit, seeds: int
+) -> dict[str, Any]:
+    from scipy.stats import t  # a quarter of a second, which only a report needs
+
+    count = len(differences)
+    own = variance(differences) * (count - 1) if count > 1 else 0.0
+    degrees = count - 1 + POSTERIOR_DEGREES
+    squared = (own + POSTERIOR_DEGREES * 2.0 * scatter**2) / degrees
+    half = float(t.ppf(0.5 + 0.5 * NOMINAL, degrees)) * math.sqrt(squared / count)
+    middle = fmean(differences)
+    return {
+        "ratio": math.exp(middle),
+        "low": math.exp(middle - half),
+        "high": math.exp(middle + half),
+        "level": NOMINAL,
+        "merit": merit,
+        "seeds": seeds,
+        "at_least": False,
+    }
+
+
+def baseline_spec(
+    baseline: Baseline, number: int, space: Space, seed: int, max_steps: int | None
+) -> TrialSpec:
+    """Return the baseline as a trial; its batch size need not lie within the range that is searched."""
+    return TrialSpec(
+        number,
+        0,
+        baseline.batch_size,
+        baseline.lr,
+        space.delta(baseline.batch_size, baseline.lr),
+        seed,
+        max_steps,
+        None,
+        hyperparameters=baseline.hyperparameters,
+    )

@@ -1,0 +1,299 @@
+"""The user's own configuration: trial 0, its fresh seeds, and the gain over it with an interval that covers."""
+
+import math
+from dataclasses import replace
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from rich.console import Console
+from toolbox import make_result, table_rows, write_rows
+
+from bstune.core.records import Budget
+from bstune.core.search_space import Tunable
+from bstune.report.answer import answer
+from bstune.study.baseline import (
+    Baseline,
+    BaselineRuns,
+    baseline_of,
+    baseline_runs,
+    due_seed,
+    first_steps,
+    gain_row,
+)
+from bstune.study.plan import FIRST_REPLICATE, SearchBudget
+from bstune.study.prepare import compose_checked, prepare
+from bstune.study.replicates import Winner
+from bstune.study.run import run_study
+from bstune.trial.backend import TrialBackend
+
+BUDGET = SearchBudget("time", 20, None, None, 0.5, 0, replicates=3, baseline=True)
+OWN = Baseline(64, 0.1, {})
+OPTIONS = ("workload=replay", "workload.table=t.jsonl", "workload.target.value=0.14")
+OPTIONS += ("workload.name=replay", "mlflow.enabled=false", "scaling.batch_size=32")
+
+
+def reached(number, steps, seconds_per_step=0.01, **changes):
+    """Return a run that met the target at an evaluation right after one that missed it."""
+    return make_result(
+        number=number,
+        trial_index=number,
+        steps=steps,
+        steps_low=steps - 1,
+        seconds_per_step=seconds_per_step,
+        **changes,
+    )
+
+
+def at(batch_size, lr, *steps, first=0):
+    """Return a point's trial and its runs on fresh seeds, of so many steps."""
+    trial = reached(first, steps[0], batch_size=batch_size, lr=lr)
+    runs = tuple(
+        reached(first + 1 + i, n, batch_size=batch_size, lr=lr, seed=100 + i)
+        for i, n in enumerate(steps[1:])
+    )
+    return trial, runs
+
+
+@pytest.mark.parametrize(
+    ("options", "batch_size"),
+    [
+        ((), 32),
+        (("search.baseline=false",), None),
+        # Outside of the range that is searched it is the user's own all the same.
+        (("search.batch_size.low=64",), 32),
+    ],
+)
+def test_the_baseline_is_the_reference(tmp_path, monkeypatch, options, batch_size):
+    monkeypatch.chdir(tmp_path)
+    write_rows(tmp_path / "t.jsonl", table_rows())
+    found = prepare(compose_checked([*OPTIONS, *options])).baseline
+    assert (None if found is None else found.batch_size) == batch_size
+
+
+def test_one_that_does_not_fit_is_said(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    write_rows(tmp_path / "t.jsonl", table_rows())
+    config = compose_checked(OPTIONS)
+    space = SimpleNamespace(tunables=())
+    assert baseline_of(config, space, 32)[0].batch_size == 32
+    found, why = baseline_of(config, space, 31)
+    assert found is None
+    assert "32" in why
+    assert "31" in why
+
+
+@pytest.mark.parametrize(
+    ("tunable", "value"),
+    [
+        (Tunable("seed", "seed", 1, 100, False, True), 7),  # the config's own
+        (Tunable("absent", "workload.module.absent", 4, 64, True, True), 16),
+        (Tunable("absent", "workload.module.absent", 0.8, 0.998, True, False, True), 0.98),
+    ],
+)
+def test_what_else_is_searched_has_the_configs_own_value(tmp_path, monkeypatch, tunable, value):
+    monkeypatch.chdir(tmp_path)
+    write_rows(tmp_path / "t.jsonl", table_rows())
+    config = compose_checked([*OPTIONS, "seed=7"])
+    found, _ = baseline_of(config, SimpleNamespace(tunables=(tunable,)), None)
+    (own,) = found.hyperparameters.values()
+    assert own == pytest.approx(value)
+    assert type(own) is type(value)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "wall_seconds", "steps"),
+    [(None, None, 5000), (80.0, None, 1000), (None, 100.0, 1000), (80.0, 40.0, 400)],
+)
+def test_its_first_run_takes_an_eighth_of_the_means(seconds, wall_seconds, steps):
+    """A step takes 0.01 s, and 1.25 times that of wall time."""
+    budget = replace(BUDGET, seconds=seconds, wall_seconds=wall_seconds)
+    assert first_steps(OWN, budget, Budget(5000, 1).last_step(64), 0.01, 1.25) == steps
+
+
+def test_its_runs_are_found_among_the_trials():
+    first = make_result(number=0, trial_index=0, batch_size=64, lr=0.1, status="censored")
+    continued = make_result(number=2, trial_index=2, resumed_from=0, batch_size=64, lr=0.1)
+    again = make_result(
+        number=5, trial_index=FIRST_REPLICATE, replicate_of=2, batch_size=64, lr=0.1
+    )
+    other = make_result(number=4, trial_index=FIRST_REPLICATE + 2, replicate_of=2)
+    trials = [first, make_result(number=1, trial_index=1), continued, other, again]
+    assert baseline_runs(trials, OWN) == BaselineRuns(continued, (again,))
+    assert baseline_runs(trials, replace(OWN, lr=0.2)) is None, "a study that began otherwise"
+    assert baseline_runs(trials, None) is None
+
+
+def test_it_runs_on_each_of_the_winners_seeds_that_it_lacks():
+    trial, runs = at(256, 0.3, 50, 52, 48, 50)
+    own, again = at(64, 0.1, 400, 390, first=10)
+    winner = Winner(trial, 50.0, runs)
+    found = BaselineRuns(own, (replace(again[0], seed=runs[1].seed),))
+    assert due_seed(found, winner, math.inf) == (0, runs[0])
+    assert due_seed(found, winner, own.time_to_target - 0.1) is None
+    assert due_seed(BaselineRuns(replace(own, status="censored")), winner, math.inf) is None
+    assert due_seed(BaselineRuns(trial), winner, math.inf) is None, "it is the winner"
+
+
+def test_the_gain_is_the_mean_ratio_on_the_same_seeds():
+    trial, runs = at(256, 0.3, 40, 50, 60, 70)
+    own, again = at(64, 0.1, 999, 200, 240, 280, first=10)
+    gain = gain_row(BaselineRuns(own, again), Winner(trial, 50.0, runs), "time", 0.1)
+    assert gain["ratio"] == pytest.approx(4.0, rel=0.02)
+    assert gain["seeds"] == 3
+    assert gain["low"] < 4.0 < gain["high"]
+    assert gain["high"] / gain["ratio"] == pytest.approx(gain["ratio"] / gain["low"])
+    slower = [replace(run, seconds_per_step=0.03) for run in runs]
+    by_time = gain_row(BaselineRuns(own, again), Winner(trial, 50.0, tuple(slower)), "time", 0.1)
+    assert by_time["ratio"] == pytest.approx(gain["ratio"] / 3.0)
+    by_steps = gain_row(BaselineRuns(own, again), Winner(trial, 50.0, tuple(slower)), "steps", 0.1)
+    assert by_steps["ratio"] == pytest.approx(gain["ratio"])
+
+
+@pytest.mark.parametrize(
+    ("own", "ratio"),
+    [
+        ({"status": "censored", "steps": 500}, 10.0),
+        ({"status": "censored", "steps": 40}, None),
+        ({"status": "diverged", "steps": 500}, None),
+        ({"status": "oom", "steps": 500}, None),
+    ],
+)
+def test_a_baseline_that_missed_the_target_bounds_the_gain(own, ratio):
+    trial, runs = at(256, 0.3, 50, 50, 50)
+    missed = replace(make_result(number=9, batch_size=64, lr=0.1, seconds_per_step=0.01), **own)
+    gain = gain_row(BaselineRuns(missed), Winner(trial, 50.0, runs), "time", 0.1)
+    if ratio is None:
+        assert gain is None
+    else:
+        assert gain["ratio"] == pytest.approx(ratio, rel=0.02)
+        assert gain["at_least"]
+
+
+def test_there_is_no_gain_over_itself_nor_of_a_winner_that_mostly_misses():
+    trial, runs = at(64, 0.1, 50, 50, 50)
+    assert gain_row(BaselineRuns(trial), Winner(trial, 50.0, runs), "time", 0.1) is None
+    other, fresh = at(256, 0.3, 40, 40, 40)
+    missed = tuple(replace(run, status="censored") for run in fresh)
+    assert gain_row(BaselineRuns(trial), Winner(other, 40.0, missed), "time", 0.1) is None
+
+
+@pytest.mark.parametrize("seeds", [1, 3, 10])
+@pytest.mark.parametrize(("true", "said"), [(0.2, 0.2), (0.2, 0.15), (0.1, 0.14)])
+def test_its_interval_covers_as_often_as_it_says(seeds, true, said):
+    """With the scatter that the posterior has, and one that is off by as much as it is after a dozen trials."""
+    rng = np.random.default_rng(0)
+    covered, count = 0, 600
+    for _ in range(count):
+        steps = (
+            np.exp(rng.normal(np.log(4000.0), true, seeds)),
+            np.exp(rng.normal(np.log(1000.0), true, seeds)),
+        )
+        own, again = at(64, 0.1, 999, *steps[0].round().astype(int).tolist(), first=20)
+        trial, runs = at(256, 0.3, 999, *steps[1].round().astype(int).tolist())
+        gain = gain_row(BaselineRuns(own, again), Winner(trial, 1000.0, runs), "steps", said)
+        covered += gain["low"] <= 4.0 <= gain["high"]
+    assert covered / count > 0.8
+    if true <= said:
+        assert covered / count > 0.87
+
+
+class Laws(TrialBackend):
+    """Reaches the target once ``needed(B)`` steps are trained; a stopped trial can be continued."""
+
+    stops = True
+    device_kind = "made"
+
+    def __init__(self, needed):
+        self.needed = needed
+
+    def step_time(self, batch_size):
+        return 0.01
+
+    def resumable(self, number, files):
+        return True
+
+    def run(self, spec, folder, resumed_from):
+        needed = self.needed(spec.batch_size)
+        end = min(needed, spec.max_steps)
+        first = 0 if resumed_from is None else resumed_from.steps
+        grid = sorted({max(1, round(end * 1.1**-i)) for i in range(20)})
+        history = tuple((step, 0.1 + needed / step / 10.0) for step in grid)
+        is_reached = end >= needed
+        return make_result(
+            **spec.trial_fields(),
+            status="reached" if is_reached else "censored",
+            steps=end,
+            steps_low=end - 1 if is_reached else end,
+            history=history,
+            seconds_per_step=0.01,
+            train_seconds=0.01 * (end - first),
+            wall_seconds=0.01 * (end - first),
+        )
+
+
+@pytest.fixture
+def run(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    write_rows(tmp_path / "t.jsonl", table_rows())
+
+    def study(backend, *options):
+        more = ("workload.target.value=0.2", "budget.steps=5000", "budget.examples=1", *options)
+        config = compose_checked([*OPTIONS, "sampler=frontier", *more])
+        return run_study(prepare(config, backend=backend), list(OPTIONS), Console(width=200))
+
+    return study
+
+
+def test_a_study_begins_with_the_baseline_and_says_the_gain(run):
+    found = run(Laws(lambda size: round(200 + 40_000 / size)), "search.trials=8")
+    first = found.trials[0]
+    assert (first.batch_size, first.lr) == (32, found.prepared.config.scaling.lr)
+    assert first.status == "reached"
+    winner = found.summary["best_by_time"]
+    if winner["batch_size"] != 32:
+        own = [trial for trial in found.trials if trial.replicate_of == 0]
+        assert {trial.seed for trial in own} == set(winner["confirmed"]["seeds"])
+        truth = (200 + 40_000 / 32) / (200 + 40_000 / winner["batch_size"])
+        assert found.summary["gain"]["ratio"] == pytest.approx(truth, rel=0.02)
+    assert "GAIN" in dict(answer(found.summary).lines)
+
+
+@pytest.mark.parametrize("baseline", [True, False])
+def test_few_points_end_with_an_answer(run, baseline):
+    """None of the points reaches the target by itself: the most promising one goes on until it does."""
+    found = run(
+        Laws(lambda size: 4500), "search.trials=3", f"search.baseline={str(baseline).lower()}"
+    )
+    assert found.summary["use"] is not None
+    assert max(trial.steps for trial in found.trials) <= 5000
+
+
+def test_a_budget_binds_and_the_search_ends_where_it_is_too_small(run):
+    """The target lies beyond every trial's budget: no more than three are brought to its end."""
+    found = run(Laws(lambda size: 50_000), "search.trials=4", "search.baseline=false")
+    assert found.summary["use"] is None
+    assert max(trial.steps for trial in found.trials) == 5000
+    assert sum(trial.steps == 5000 for trial in found.trials) == 3
+
+
+class Whole(Laws):
+    """Trials that cannot be continued."""
+
+    stops = False
+
+    def run(self, spec, folder, resumed_from):
+        return super().run(replace(spec, max_steps=1000), folder, None)
+
+
+@pytest.mark.parametrize(
+    ("backend", "share"), [(Laws(lambda size: 50_000), 0.6), (Whole(lambda size: 50_000), 1.0)]
+)
+def test_seconds_are_kept_only_for_what_can_go_on(run, backend, share):
+    """Each point takes up to 10 s of training; the target is out of reach."""
+    options = ("search.trials=30", "search.seconds=60", "budget.steps=1000")
+    found = run(backend, *options, "search.baseline=false")
+    last = max(trial.trial_index for trial in found.trials if trial.resumed_from is None)
+    before = [trial for trial in found.trials if trial.trial_index < last]
+    assert sum(trial.train_seconds for trial in before) < share * 60.0
+    assert sum(trial.train_seconds for trial in found.trials) >= 60.0 * min(share + 0.2, 1.0)
