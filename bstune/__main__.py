@@ -5,6 +5,7 @@ A run composes its config once, by Hydra's compose API. What Hydra's own command
 once an interruption ends in a line.
 """
 
+import atexit
 import faulthandler
 import importlib
 import io
@@ -30,16 +31,18 @@ from bstune.system import interruption
 from bstune.system.console import plain_console, quieten
 from bstune.system.exits import is_interruption, os_exit_answered, sys_exit_error
 from bstune.system.failures import cause, described
-from bstune.system.files import expand_home, full_disk
+from bstune.system.files import expand_home, full_disk, unusable_name
 from bstune.system.inputs import one_line, read_text
 from bstune.system.openmp import spin_shortly
 from bstune.system.secrets import (
+    redact_values,
     remember,
     remember_environment,
     secret_options,
 )
 from bstune.system.terminal import ArgumentParser, filtered, printable, write_error, write_out
 from bstune.system.user import name_user
+from bstune.system.watchdog import waiting_for, watching
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
@@ -137,6 +140,7 @@ def command() -> None:
         spin_shortly(os.environ)
         name_user(os.environ)
         interruption.install()
+        atexit.register(interruption.leave_last)
         for stream in (sys.stdout, sys.stderr):
             stream.reconfigure(errors="replace")  # type: ignore[union-attr]  # a terminal may lack letters of a name
         faulthandler.enable()  # a crash of the user's code in this process, as in the preflight, says where it was
@@ -149,6 +153,7 @@ def command() -> None:
     if interruption.received is not None:
         sys.stdout.flush()
         interruption.leave(status)
+    interruption.last_status = status
     sys.exit(status)
 
 
@@ -183,7 +188,7 @@ def main() -> int:
         if not isinstance(error, Exception):
             raise
         return explain(
-            full_disk(error) or error,
+            full_disk(error) or unusable_name(error) or error,
             any(one.lower() in ("debug=true", "debug=1") for one in given),
         )
     return 0
@@ -277,10 +282,12 @@ def tune(arguments: list[str]) -> None:
         return None
     check_words(arguments)
     if not names & HYDRAS_OWN and not any(name.startswith("hydra.") for name in names):
-        # a replayed study must not wait for what trains
-        from bstune.study.prepare import compose_checked
+        write_out(f"bstune: reading {_workload_named(arguments)}")
+        # Not bstune.study's, as optuna and scipy take seconds, which a refusal need not wait for.
+        from bstune.config import compose
+        from bstune.trial.replay import complete
 
-        config = compose_checked(arguments)
+        config = compose(arguments, complete=complete)
         parsed = parse(arguments)
         folder = (
             ["--config-dir", str(Path(parsed.config_dir).absolute())] if parsed.config_dir else []
@@ -317,6 +324,15 @@ def tune(arguments: list[str]) -> None:
         raise ConfigError(f"Hydra cannot run with these options: {cause(error)}") from error
     finally:
         sys.stdout.write(printable(config_shown(printed.getvalue())))
+
+
+def _workload_named(arguments: Sequence[str]) -> str:
+    """Name the workload that is asked for, as far as it shows before Hydra is imported."""
+    for argument in arguments:
+        name, _, value = argument.lstrip("+").partition("=")
+        if name == "workload":
+            return f"the workload {value}"
+    return "the options"
 
 
 def _job(config: "DictConfig") -> None:
@@ -357,23 +373,26 @@ def run(config: "DictConfig", arguments: Sequence[str]) -> None:
     """Run the study, or the one trial, of a validated config; the arguments give that config again."""
     from bstune.config import is_replayed  # as above
 
+    if not is_replayed(config):
+        from bstune.study.early import check_early  # as above
+
+        check_early(config, write_out)
+        write_out("bstune: loading PyTorch and Lightning, 5 to 30 s")
     if not is_replayed(config) and config.trial.batch_size is None and config.search.workers > 0:
         from bstune.trial.workers import start_server  # as above
 
         start_server()  # it imports what trains, 3 s, while this process does
-    quieten(training=not is_replayed(config))
     # optuna, rich and, to train, lightning: not for --help or a mistake
-
-    from bstune.study.run import run as run_config
+    with watching(write_out, None), waiting_for("the libraries"):
+        quieten(training=not is_replayed(config))
+        from bstune.study.run import run as run_config  # 4 s and more, as said
 
     try:
         run_config(config, arguments, plain_console(), process_seconds)
     except (KeyboardInterrupt, SystemExit) as error:
         if not is_interruption(error):
             raise
-        raise Interrupted(
-            "interrupted: every finished trial is stored; the same command continues the study"
-        ) from error
+        raise Interrupted(f"interrupted: {interruption.stage.value}") from error
 
 
 def worker(arguments: list[str]) -> None:
@@ -454,7 +473,8 @@ def lightning(arguments: list[str]) -> None:
             f"{options.config}: {', '.join(names)} holds a password or token, which would be written to the workload: "
             "put it into an environment variable, and refer to it in that file, ${oc.env:NAME}"
         )
-    text = safe_dump(workload, sort_keys=False, default_flow_style=None, width=110)
+    shown = redact_values(workload)
+    text = safe_dump(shown, sort_keys=False, default_flow_style=None, width=110)
     written = Path("bstune_conf", "workload", f"{workload['name']}.yaml")
     if os.path.lexists(written) and not read_text(written, "the workload").startswith(MADE):
         raise ConfigError(

@@ -69,12 +69,13 @@ def fly(
     survey=False,
     every=32,
     validation=None,
+    examples=64,
 ):
     workload = Workload(
         kind,
         lambda spec: rebatch(DataLoader(DATA, shuffle=True), spec.batch_size, None, spec.seed),
         validation or DataLoader(DATA, batch_size=16),
-        len(DATA),
+        examples,
         train_examples=len(DATA),
     )
     protocol = make_protocol(100, target=Target(*target, "min"), noise_scale_every=every)
@@ -632,3 +633,53 @@ def test_a_part_of_the_validation_data_is_every_nth_batch(batches, every, kept):
     part = checks._EveryNth(batches, every).batches
     assert len(part) == len(kept)
     assert [int(batch[0]) for batch in part] == [int(batch[0]) for batch in part] == kept
+
+
+class Slow(Lit):
+    """Takes a second a step, by a clock that nobody waits for."""
+
+    seconds = 0.0
+
+    def training_step(self, batch, batch_idx):
+        Slow.seconds += 1.5
+        return super().training_step(batch, batch_idx)
+
+
+@pytest.mark.parametrize(("kind", "steps"), [(Lit, [4, 4, 3, 4]), (Slow, [2, 2, 2, 3])])
+def test_a_trial_whose_steps_take_seconds_ends_after_its_second_one(monkeypatch, kind, steps):
+    ended = []
+
+    def run_trial(*arguments, **options):
+        result = whole_trial(*arguments, **options)
+        ended.append(result.steps)
+        return result
+
+    whole_trial = checks.run_trial
+    monkeypatch.setattr(checks, "run_trial", run_trial)
+    monkeypatch.setitem(checks._Recorder.__init__.__kwdefaults__, "now", lambda: Slow.seconds)
+    assert fly(kind).notes == ()
+    assert ended == steps
+
+
+def test_validation_batches_are_cut_where_that_can_be_done():
+    cut = checks.in_small_batches(DataLoader(DATA, batch_size=40), 16)
+    assert [len(batch[0]) for batch in cut] == [16, 16, 16, 16]
+    small = DataLoader(DATA, batch_size=8)
+    chosen = DataLoader(DATA, batch_sampler=[[0, 1], [2, 3]])
+    for batches in (small, chosen, [1, 2]):
+        assert checks.in_small_batches(batches, 16) is batches
+
+
+def test_untrained_weights_are_judged_by_all_of_the_data_where_a_part_meets_the_target():
+    """The first and every other small batch have another metric than the rest."""
+    seen = []
+
+    class Uneven(Lit):
+        def validation_step(self, batch, batch_idx):
+            seen.append(len(batch[0]))
+            is_part = self.trainer.num_val_batches[0] < 3
+            self.log("val_loss", 0.0 if is_part else 1.0, batch_size=len(batch[0]))
+
+    data = TensorDataset(torch.rand(640, 1), torch.randint(3, (640,)))
+    fly(Uneven, validation=DataLoader(data, batch_size=64), examples=640)
+    assert 640 in [sum(seen[i : i + 10]) for i in range(len(seen))]

@@ -10,9 +10,19 @@ from omegaconf import OmegaConf
 from bstune.config import compose
 from bstune.core.clock import Phase
 from bstune.core.errors import ConfigError, HardwareError
+from bstune.core.step_time import StepTime
 from bstune.hardware import memory
 from bstune.hardware.memory import ProbeResult
-from bstune.hardware.probe import MemoryClock, TrialProbe, _clock, _read, measure_ceiling
+from bstune.hardware.probe import (
+    MemoryClock,
+    TrialProbe,
+    _clock,
+    _read,
+    evaluated_batches,
+    largest_in_time,
+    measure_ceiling,
+)
+from bstune.trial.preflight import Findings
 from bstune.workloads.models import mlp
 
 MiB = 2**20
@@ -205,3 +215,26 @@ def test_a_real_ceiling():
         HardwareError, match=r"the smallest batch size, 11, is larger than .* \(10 examples\)"
     ):
         measure_ceiling(digits(), 11, 12, 10, limit=64 * MiB, **options)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "batches"),
+    [(0.0, None), (5.0, None), (50.0, 1), (10.0, 5), (500.0, 1)],  # of ten batches
+)
+def test_a_probe_reads_as_many_batches_as_take_seconds(seconds, batches):
+    tried = Findings(8, StepTime(0.0, 0.1), 4, (), seconds, 10)
+    assert evaluated_batches(tried) == batches
+    assert evaluated_batches(None) is None
+
+
+@pytest.mark.parametrize(
+    ("step_time", "largest"),
+    [
+        (StepTime(0.0, 0.001), 4096),  # all of them in time
+        (StepTime(0.0, 0.01), 2000),
+        (StepTime(10.0, 0.01), 1000),
+        (StepTime(30.0, 0.01), 64),  # none is, and one has to be
+    ],
+)
+def test_no_probe_is_started_that_would_not_end(step_time, largest):
+    assert largest_in_time(4096, 64, 20.0, step_time) == largest

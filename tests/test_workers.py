@@ -20,7 +20,7 @@ from bstune.study.prepare import compose_checked, prepare
 from bstune.study.search import _first_trials
 from bstune.system.failures import described
 from bstune.system.files import Output
-from bstune.trial.workers import Workers, with_step_time
+from bstune.trial.workers import Workers, _ignoring_ctrl_c, with_step_time
 
 # What the processes import: nothing that takes long. What is asked of a trial is its batch size.
 TOY = """
@@ -374,3 +374,14 @@ def test_bad_input(bstune, tmp_path, monkeypatch, arguments, message):
     assert status == 2
     assert message in " ".join(err.split())
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_process_that_is_started_ignores_ctrl_c_from_its_first_moment_on():
+    handler = signal.getsignal(signal.SIGINT)
+    code = "import signal; print(signal.getsignal(signal.SIGINT) is signal.SIG_IGN)"
+    with _ignoring_ctrl_c():
+        done = subprocess.run(
+            [sys.executable, "-c", code], capture_output=True, text=True, check=True
+        )
+    assert done.stdout == "True\n"
+    assert signal.getsignal(signal.SIGINT) is handler

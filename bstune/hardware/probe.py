@@ -19,6 +19,7 @@ context and the libraries, which load with their first use, and what other proce
 limit for itself alone, so where one is given the peak is compared with it too.
 """
 
+import math
 import os
 import re
 import signal
@@ -38,19 +39,25 @@ from omegaconf import DictConfig, OmegaConf
 from bstune.core.clock import Phase, TrialClock
 from bstune.core.errors import BstuneError, ConfigError, HardwareError
 from bstune.core.records import Budget, TrialSpec
+from bstune.core.step_time import StepTime
 from bstune.hardware import memory
 from bstune.hardware.memory import Ceiling, Outcome, ProbeResult, find_ceiling
-from bstune.system.console import quieten
+from bstune.system.console import format_seconds, plural, quieten
 from bstune.system.secrets import redact
 from bstune.system.watchdog import waiting_for
 from bstune.trial.distributed import join
 from bstune.trial.loop import run_trial
 from bstune.trial.objects import Objects, give, objects_of
+from bstune.trial.preflight import Findings
 from bstune.trial.trainer import without_monitors
 from bstune.trial.workers import CONTEXT, lead_group, start_process, start_server
 from bstune.trial.workload import load
 
 LOOK_SECONDS = 0.004  # between two looks at a probe's memory
+EVALUATION_SECONDS = 5.0  # that a probe's evaluation may take: it reads as many batches, or one
+# Of a probe's seconds, that its steps may be predicted to take: its start and the noise scale take
+# some of them, and the prediction is from a few steps at other batch sizes.
+PROBE_ROOM = 1 / 3
 DEVICE_LOST = re.compile(
     "No CUDA GPUs are available|no CUDA-capable device|busy or unavailable|GPU is lost|fallen off the bus|"
     "uncorrectable ECC|CUDA driver|unspecified launch failure"
@@ -114,6 +121,7 @@ class TrialProbe:
     steps: int
     seconds: float  # after which a probe fails
     objects: Objects | None = None  # of a study of Python objects
+    evaluation_batches: int | None = None  # that it evaluates; None: all of them
 
     @property
     def on_cpu(self) -> bool:
@@ -238,7 +246,11 @@ def _run(
             budget=Budget(probe.steps, 1),
             # As trials do at some of their steps.
             noise_scale_every=None if protocol.noise_scale_every is None else 1,
-            trainer={**without_monitors(protocol.trainer), "num_sanity_val_steps": 0},
+            trainer={
+                **without_monitors(protocol.trainer),
+                "num_sanity_val_steps": 0,
+                **_limits(probe.evaluation_batches),
+            },
         )
         result = run_trial(workload, spec, protocol, clock=clock, horizon=horizon)
     except BstuneError as error:
@@ -250,6 +262,10 @@ def _run(
             batch_size, limit, out_of_memory, enforced=not probe.on_cpu and probe.limit is None
         )
     )
+
+
+def _limits(evaluation_batches: int | None) -> dict[str, int]:
+    return {} if evaluation_batches is None else {"limit_val_batches": evaluation_batches}
 
 
 def _clock(
@@ -274,6 +290,25 @@ def _clock(
     return clock, total if limit is None else limit
 
 
+def evaluated_batches(tried: Findings | None) -> int | None:
+    """Return how many validation batches a probe reads; None: all, as they take few seconds.
+
+    The first batch takes as much memory as the others, but where a module keeps what it sees.
+    """
+    if tried is None or tried.evaluation_seconds <= EVALUATION_SECONDS:
+        return None
+    share = EVALUATION_SECONDS / tried.evaluation_seconds
+    return max(1, round(share * tried.evaluation_batches))
+
+
+def largest_in_time(high: int, low: int, seconds: float, step_time: StepTime) -> int:
+    """Return the largest batch size from ``low`` to ``high`` whose step is predicted to end in time."""
+    if step_time(high) <= seconds:
+        return high
+    in_time = (seconds - step_time.overhead) / step_time.per_example
+    return max(low, min(high, math.floor(in_time)))
+
+
 def measure_ceiling(
     config: DictConfig,
     low: int,
@@ -283,11 +318,14 @@ def measure_ceiling(
     limit: int | None,
     steps: int,
     seconds: float,
+    tried: Findings | None = None,
     **search: Any,
 ) -> Ceiling:
     """Return the largest batch size of a workload that fits, measured in the range as far as there are examples.
 
-    ``limit`` is in bytes, by default all that the device has; ``search`` is :func:`find_ceiling`'s.
+    ``limit`` is in bytes, by default all that the device has; ``tried`` is what a few steps have
+    shown: no probe is started that would not end within its ``seconds``; ``search`` is
+    :func:`find_ceiling`'s.
     """
     if low > train_examples:
         raise HardwareError(
@@ -299,6 +337,15 @@ def measure_ceiling(
         notes.append(
             f"batch size {high} is larger than the training data: the ceiling was looked for up to {train_examples}"
         )
+    high = min(high, train_examples)
+    if tried is not None:
+        in_time = largest_in_time(high, low, PROBE_ROOM * seconds / steps, tried.step_time)
+        if in_time < high:
+            notes.append(
+                f"batch sizes past {in_time} are left out: {plural(steps, 'step')} of a probe at {high} would take "
+                f"{format_seconds(steps * tried.step_time(high))}, and hardware.memory.probe_seconds={seconds:g}"
+            )
+            high = in_time
     if config.devices > 1:
         each = (
             f"1/{config.devices} of the memory" if config.device == "cpu" else "the memory of one"
@@ -309,5 +356,12 @@ def measure_ceiling(
     if limit is None and config.device == "cpu":
         limit = memory.memory_limit(Path("/"), memory.resident_bytes())
     plain_config = OmegaConf.to_container(config, resolve=False)
-    probe = TrialProbe(plain_config, limit, steps, seconds, objects_of(config.study))
-    return find_ceiling(probe, low, min(high, train_examples), notes=notes, **search)
+    probe = TrialProbe(
+        plain_config,
+        limit,
+        steps,
+        seconds,
+        objects_of(config.study),
+        evaluated_batches(tried),
+    )
+    return find_ceiling(probe, low, high, notes=notes, **search)

@@ -26,7 +26,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from bstune.config import compose, to_dict
 from bstune.core.errors import ConfigError, HardwareError, InputError, StudyError
-from bstune.core.records import TrialProtocol, TrialSpec
+from bstune.core.records import Budget, TrialProtocol, TrialSpec
 from bstune.core.search_space import Space
 from bstune.core.step_time import StepTimeModel, fit_step_model, fit_step_times, leave_one_out
 from bstune.hardware import known_devices, roofline, timing
@@ -39,10 +39,11 @@ from bstune.system.files import write_text
 from bstune.system.inputs import read_bytes
 from bstune.system.watchdog import waiting_for, watching
 from bstune.trial.backend import OBJECTS, make_space
+from bstune.trial.batches import loaders_of
 from bstune.trial.device import device_name, processor, products_in, versions
 from bstune.trial.graph import eager_steps
 from bstune.trial.loop import Workload
-from bstune.trial.preflight import check_loaders
+from bstune.trial.preflight import FEW_EXAMPLES, Findings, check_loaders, in_small_batches
 from bstune.trial.start import at_start
 from bstune.trial.workers import start_server
 from bstune.trial.workload import (
@@ -181,15 +182,25 @@ def measure(
     train_examples: int,
     build: Callable[[], Workload],
     log: Callable[[str], None],
+    tried: Findings | None = None,
 ) -> Survey:
-    """Measure what the hardware allows for a workload; ``config`` is checked and resolved."""
+    """Measure what the hardware allows for a workload; ``config`` is checked and resolved.
+
+    ``tried`` is what a few steps have shown before; None: none were taken.
+    """
     start, options = time.perf_counter(), config.hardware.memory
     device = torch.device(config.device)
+    log(
+        "surveying the hardware: probes of memory in processes of their own, then steps, "
+        f"{config.hardware.seconds:g} s"
+    )
+    largest, unused = usable(space.high, protocol.budget)
     ceiling = measure_ceiling(
         config,
         space.low,
-        space.high,
+        max(space.low, largest),
         train_examples,
+        tried=tried,
         limit=_trial_limit(config, device),
         multiple=space.multiple,
         relative=options.relative[device.type],
@@ -202,7 +213,7 @@ def measure(
         report=lambda result: log(probe_text(result)),
     )
     with _device_errors():
-        workload = build()
+        workload = _with_small_evaluations(build())
         limits, cost, notes = _roofline(config, device, workload, protocol, space)
         misaligned, padding = _misaligned(
             config, device, workload, protocol, space, limits, cost, ceiling.batch_size
@@ -221,9 +232,28 @@ def measure(
         limits=limits,
         cost=cost,
         seconds=time.perf_counter() - start,
-        notes=(*ceiling.notes, *notes, *padding, *more),
+        notes=(*unused, *ceiling.notes, *notes, *padding, *more),
         misaligned=misaligned,
     )
+
+
+def _with_small_evaluations(workload: Workload) -> Workload:
+    """Let the workload's evaluations take small batches: a trial that is timed ends with one of them."""
+    loaders = loaders_of(workload.validation_batches)
+    if len(loaders) != 1:
+        return workload
+    return replace(workload, validation_batches=in_small_batches(loaders[0], FEW_EXAMPLES))
+
+
+def usable(high: int, budget: Budget) -> tuple[int, tuple[str, ...]]:
+    """Return the largest batch size that a trial's budget can use, and a note where that is not ``high``.
+
+    A batch larger than all examples of the budget would be the trial's only one.
+    """
+    if budget.steps > 1 or high <= budget.examples or budget.examples <= 1:
+        return high, ()
+    note = f"batch sizes past budget.examples={budget.examples} are left out: a trial would be one step"
+    return budget.examples, (note,)
 
 
 def _trial_limit(config: DictConfig, device: torch.device) -> int | None:
@@ -425,8 +455,12 @@ def cached_survey(
     data: LightningDataModule,
     build: Callable[[], Workload],
     log: Callable[[str], None],
+    tried: Findings | None = None,
 ) -> tuple[Survey, bool]:
-    """Return the cached survey of this workload, device and versions, or a new one, and whether it was cached."""
+    """Return the cached survey of this workload, device and versions, or a new one, and whether it was cached.
+
+    ``tried`` is what a few steps have shown before, see :func:`measure`.
+    """
     module = build_module(config, TrialSpec(0, 0, space.low, space.lr(space.low, 0.0), None, 0))
     key = cache_key(config, space, protocol, module, train_examples(data))
     path = Path(config.hardware.cache) / f"{config.workload.name}-{key}.json"
@@ -445,7 +479,7 @@ def cached_survey(
         log(
             f"{former} cannot be read by this version of bstune, as if written by a former one: measuring again"
         )
-    found = measure(config, space, protocol, train_examples(data), build, log)
+    found = measure(config, space, protocol, train_examples(data), build, log, tried)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         write_text(path, SURVEYS.dump_json(found).decode())
@@ -484,7 +518,7 @@ def cache_key(
             *(f"{name} {tuple(p.shape)}" for name, p in module.named_parameters()),
         ],
         "examples": train_examples,
-        "range": [space.low, space.high, space.multiple],
+        "range": [space.low, usable(space.high, protocol.budget)[0], space.multiple],
         "device": [device_name(protocol.trainer, protocol.devices), processor()],
         "trainer": {key: str(value) for key, value in (trainer | to_dict(config.trainer)).items()},
         "micro_batch_size": protocol.micro_batch_size,

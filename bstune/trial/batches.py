@@ -474,6 +474,10 @@ class EvalBatches:
         self.batch_size = batch_size
         self._images, self._labels, self._normalise = images, labels, normalise
 
+    def in_batches_of(self, size: int) -> "EvalBatches":
+        """Hand out the same examples in batches of another size."""
+        return EvalBatches(self._images, self._labels, batch_size=size, normalise=self._normalise)
+
     def __len__(self) -> int:
         return -(-len(self._images) // self.batch_size)
 

@@ -5,9 +5,9 @@ learning rates compared, one of the trials is stopped and continued. Each mistak
 """
 
 import inspect
-import math
+import time
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import islice
@@ -21,7 +21,7 @@ from lightning.pytorch import Callback, LightningDataModule, LightningModule, Tr
 from lightning.pytorch.utilities.memory import garbage_collection_cuda
 from omegaconf import DictConfig, OmegaConf
 from torch import Tensor
-from torch.utils.data import DataLoader
+from torch.utils.data import BatchSampler, DataLoader
 
 from bstune.config import overrides, to_dict
 from bstune.core.errors import BstuneError, ConfigError, StateError
@@ -39,10 +39,17 @@ from bstune.trial.loop import Workload, metric, refuse_met_target, run_trial
 from bstune.trial.trainer import is_overridden, without_monitors
 
 STEPS, WARMUP_STEPS = 4, 1  # of one short trial
-COMPARED_STEPS = 3  # after which the weights of two learning rates are compared, and one of the trials is stopped
+# After which the weights of two learning rates are compared, and one of the trials is stopped.
+COMPARED_STEPS = 3
 SPREAD = 4  # between the two batch sizes: small ones are cheap
-START_EXAMPLES = 1000  # validation examples on which untrained weights are compared with the target
+# Validation examples on which untrained weights are first compared with the target. Where these
+# meet it, all of them decide.
+START_EXAMPLES = 128
 FEW_EXAMPLES = 64  # of other evaluations: some metrics are not defined on a single example
+# A trial whose steps have taken this long ends after its second one, and none is begun that would
+# take longer without need: a large network on a CPU takes seconds a step.
+PATIENCE_SECONDS = 2.0
+SLOW_STEPS = 2  # of a trial that slow: the first one may be at a warm-up's rate of zero
 RATE_NAMES = ("lr", "learning_rate", "learningrate", "base_lr", "max_lr")
 
 
@@ -54,6 +61,8 @@ class Findings:
     step_time: StepTime
     gradient_bytes: int
     notes: tuple[str, ...]
+    evaluation_seconds: float = 0.0  # predicted, of all of the validation data
+    evaluation_batches: int = 0  # that they are read in; 0: unknown
 
 
 def preflight(
@@ -84,22 +93,33 @@ def preflight(
             raise
         small = large
         first = short.run(small, space.lr(small, lowest), start=True)
-    seconds = {small: first.seconds, large: first.seconds if large == small else 0.0}
-    if large != small:
+    seconds = {small: first.seconds}
+    # The survey trains at further batch sizes, and times them: here it is not worth long steps.
+    is_slow = SLOW_STEPS * first.seconds * large / small > PATIENCE_SECONDS
+    if large != small and not (survey and is_slow):
         seconds[large] = short.run(large, space.lr(large, lowest)).seconds
     notes = [*manual_notes(first, protocol)]
     with temporary_folder("bstune-preflight-") as folder:
         state = Path(folder) / "stopped.ckpt"
-        last_step = COMPARED_STEPS if continues else None
+        last_step = first.compared_steps if continues else None
         spec = replace(first.spec, lr=space.lr(small, 0.0), max_steps=last_step)
-        other = short.run_spec(spec, state=state if continues else None)
+        other = short.run_spec(
+            spec, compared_steps=first.compared_steps, state=state if continues else None
+        )
         if spec.lr != first.spec.lr and (problem := rate_problem(first, other)) is not None:
             raise ConfigError(problem)
         if state.exists():  # it did not end by itself
             notes += _continuation_notes(short, other, state)
     if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         garbage_collection_cuda()
-    return Findings(small, _step_time(seconds), first.gradient_bytes, tuple(notes))
+    return Findings(
+        smallest=small,
+        step_time=_step_time(seconds),
+        gradient_bytes=first.gradient_bytes,
+        notes=tuple(notes),
+        evaluation_seconds=short.evaluation_seconds(other),
+        evaluation_batches=short.evaluation_batches,
+    )
 
 
 def _step_time(seconds: Mapping[int, float]) -> StepTime:
@@ -129,22 +149,50 @@ class _ShortTrials:
         )
         self._target = protocol.target
         examples = max(1, workload.validation_examples)
-        # Every n-th batch, so that a part of the data stands for all, in whatever order they are.
+        self._start = self._validation = workload.validation_batches
         loaders = loaders_of(workload.validation_batches)
-        self._start = workload.validation_batches
         if len(loaders) == 1:
-            self._start = _EveryNth(loaders[0], max(1, examples // START_EXAMPLES)).batches
-        self._few = math.ceil(FEW_EXAMPLES * sum(sized_len(one) or 1 for one in loaders) / examples)
+            # Every n-th batch, so that a part of the data stands for all, in whatever order.
+            self._validation = in_small_batches(loaders[0], FEW_EXAMPLES)
+            every = max(1, examples // START_EXAMPLES)
+            self._start = _EveryNth(self._validation, every).batches
+            loaders = [self._validation]
+        batches = sum(sized_len(one) or 1 for one in loaders)
+        self._few = max(1, round(FEW_EXAMPLES * batches / examples))
+        self._few_share = min(1.0, self._few / batches)  # of the validation data
+        whole = loaders_of(workload.validation_batches)
+        self.evaluation_batches = sum(sized_len(one) or 0 for one in whole)
+
+    def evaluation_seconds(self, trial: "_Recorder") -> float:
+        """Predict the seconds of an evaluation on all of the data from those of a short trial."""
+        if trial.result is None:
+            return 0.0
+        evaluations = max(1, len(trial.result.history))
+        return trial.result.eval_seconds / evaluations / self._few_share
 
     def run(self, batch_size: int, lr: float, *, start: bool = False) -> "_Recorder":
         """Train for ``STEPS`` steps; ``start``: see that untrained weights do not meet the target."""
         return self.run_spec(TrialSpec(0, 0, batch_size, lr, None, 0), start=start)
 
-    def run_spec(self, spec: TrialSpec, *, start: bool = False, **options: Any) -> "_Recorder":
-        """Train for ``STEPS`` steps, or until the spec's last one."""
+    def run_spec(
+        self,
+        spec: TrialSpec,
+        *,
+        start: bool = False,
+        whole: bool = False,
+        compared_steps: int | None = None,
+        **options: Any,
+    ) -> "_Recorder":
+        """Train for ``STEPS`` steps, or until the spec's last one.
+
+        ``start``: untrained weights are evaluated, too, on a part of the validation data, or the
+        ``whole``; ``compared_steps``: after which the weights are kept, None: as long as it takes.
+        """
         build = self._workload.build_module
-        protocol, validation = self._protocol, self._workload.validation_batches
-        if start:
+        protocol, validation = self._protocol, self._validation
+        if whole:
+            validation = self._workload.validation_batches
+        elif start:
             validation = self._start
         else:
             limits = {
@@ -153,7 +201,7 @@ class _ShortTrials:
             }  # evaluated once, at the end
             protocol = replace(protocol, trainer={**protocol.trainer, **limits})
         with waiting_for("the preflight", steps=True) as wait:
-            recorder = _Recorder(spec, self._target.metric, wait)
+            recorder = _Recorder(spec, self._target.metric, wait, compared_steps=compared_steps)
             workload = replace(
                 self._workload,
                 build_module=lambda own: recorder.attach(build(own)),
@@ -161,8 +209,36 @@ class _ShortTrials:
             )
             recorder.result = run_trial(workload, spec, protocol, **options)
         if start and recorder.start_metric is not None:
+            is_part = self._start is not self._workload.validation_batches and not whole
+            if is_part and self._target.reached(recorder.start_metric):
+                return self.run_spec(spec, start=True, whole=True)
             refuse_met_target(self._target, recorder.start_metric)
         return recorder
+
+
+def in_small_batches(batches: Any, size: int) -> Any:
+    """Hand out validation batches of at most ``size`` examples, where they can be cut.
+
+    Of bstune's own batches and of a DataLoader that cuts them off its sampler's order, any can. A
+    few steps are not to wait for an evaluation of a thousand images by a network that takes seconds
+    for them.
+    """
+    if (sized_len(batches) or 0) == 0:
+        return batches
+    if hasattr(batches, "in_batches_of"):
+        return batches.in_batches_of(size) if batches.batch_size > size else batches
+    if type(batches) is not DataLoader or type(batches.batch_sampler) is not BatchSampler:
+        return batches
+    if batches.batch_sampler.batch_size <= size:
+        return batches
+    kept = {name: getattr(batches, name) for name in KEPT_OPTIONS}
+    return DataLoader(
+        batches.dataset,
+        batch_size=size,
+        sampler=batches.batch_sampler.sampler,
+        drop_last=batches.batch_sampler.drop_last,
+        **kept,
+    )
 
 
 class _EveryNth:
@@ -200,10 +276,29 @@ class Rate:
 
 
 class _Recorder(Callback):
-    """Watches a short trial from within, and ends it after ``STEPS`` steps."""
+    """Watches a short trial from within, and ends it after ``STEPS`` steps, or earlier if slow.
 
-    def __init__(self, spec: TrialSpec, metric_name: str, wait: Wait | None = None) -> None:
+    ``compared_steps`` is after how many the weights are kept, to be compared with another trial's;
+    None: after ``COMPARED_STEPS``, or the last one that a slow trial takes before. ``now`` is a
+    clock of seconds.
+    """
+
+    def __init__(
+        self,
+        spec: TrialSpec,
+        metric_name: str,
+        wait: Wait | None = None,
+        *,
+        compared_steps: int | None = None,
+        now: Callable[[], float] = time.monotonic,
+    ) -> None:
         self.spec, self._metric = spec, metric_name
+        self._now = now
+        self._began: float | None = None  # the first step
+        self._kept_after: tuple[int, ...] = (SLOW_STEPS, COMPARED_STEPS)
+        if compared_steps is not None:
+            self._kept_after = (compared_steps,)
+        self.compared_steps = compared_steps or COMPARED_STEPS
         self._wait = wait or Wait("")
         self.result: TrialResult | None = None
         self.module_name = ""
@@ -212,9 +307,8 @@ class _Recorder(Callback):
         self.gradient_bytes = self.batches = 0
         self.start_metric: float | None = None  # of all of the validation batches, untrained
         self.before: dict[str, Tensor] = {}  # the weights
-        self.after: dict[str, Tensor] | None = (
-            None  # ``COMPARED_STEPS`` steps; None: the trial ended before
-        )
+        # ``compared_steps`` steps; None: the trial ended before.
+        self.after: dict[str, Tensor] | None = None
         self.rates: list[Rate] = []  # then
         self.optimizer_steps: Counter[int] = Counter()  # by the optimizer's place
         self._metrics: dict[str, Tensor] = {}
@@ -268,6 +362,8 @@ class _Recorder(Callback):
         self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int
     ) -> None:
         self._wait_for_step(trainer)
+        if self._began is None:
+            self._began = self._now()
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
@@ -275,7 +371,8 @@ class _Recorder(Callback):
         self.batches += 1
         self._wait_for_step(trainer)  # whose batch is drawn now
         steps, rest = divmod(self.batches, trainer.accumulate_grad_batches)
-        if steps == COMPARED_STEPS and rest == 0:
+        if steps in self._kept_after and rest == 0:
+            self.compared_steps = steps
             self.after = _weights(pl_module)
             groups = [
                 (type(one).__name__, group)
@@ -287,7 +384,9 @@ class _Recorder(Callback):
                 for name, group in groups
                 if "lr" in group
             ]
-        if steps >= STEPS and rest == 0:
+        seconds = 0.0 if self._began is None else self._now() - self._began
+        is_slow = steps >= SLOW_STEPS and seconds > PATIENCE_SECONDS
+        if rest == 0 and (steps >= STEPS or is_slow):
             trainer.should_stop = True
 
     def on_sanity_check_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -420,7 +519,7 @@ def rate_problem(slow: _Recorder, fast: _Recorder) -> str | None:
         return None
     same = (
         f"trial.lr has no effect: at {format_number(slow.spec.lr)} and at {format_number(fast.spec.lr)} the first "
-        f"{COMPARED_STEPS} steps of {slow.module_name} are the same"
+        f"{slow.compared_steps} steps of {slow.module_name} are the same"
     )
     if not slow.rates:
         return f"{same}, as it has no optimizer with a learning rate: return one from configure_optimizers"
@@ -438,7 +537,8 @@ def rate_problem(slow: _Recorder, fast: _Recorder) -> str | None:
 def _continuation_notes(short: _ShortTrials, stopped: _Recorder, state: Path) -> Iterator[str]:
     """Continue a stopped trial; what cannot be is refused, or begins again each time, which is a note."""
     assert stopped.result is not None  # noqa: S101 (it has left a state)
-    spec = replace(stopped.spec, number=1, resumed_from=0, max_steps=STEPS)
+    last_step = stopped.compared_steps + 1
+    spec = replace(stopped.spec, number=1, resumed_from=0, max_steps=last_step)
     try:
         short.run_spec(spec, resume=Stopped(stopped.result, state))
     except StateError as error:

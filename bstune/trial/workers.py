@@ -34,6 +34,7 @@ from bstune.system.files import Output, full_disk
 from bstune.system.openmp import SPIN, spin_shortly
 from bstune.system.secrets import know, known
 from bstune.system.terminal import install_filters
+from bstune.trial.trials_log import TrialsLog
 
 Train = Callable[[TrialSpec, Output, TrialResult | None], TrialResult]
 CONTEXT = multiprocessing.get_context("forkserver")
@@ -79,7 +80,24 @@ def start_server() -> None:
         for name in ("PYTORCH_NVML_BASED_CUDA_CHECK", SPIN):
             if name in environment:
                 stack.enter_context(temporarily(os.environ, name, environment[name]))
+        stack.enter_context(_ignoring_ctrl_c())
         forkserver.ensure_running()
+
+
+@contextmanager
+def _ignoring_ctrl_c() -> Iterator[None]:
+    """Let a process that is started meanwhile ignore SIGINT from its first moment on.
+
+    The fork server ignores it once it has imported torch; before, Ctrl-C would print its traceback.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    handler = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, handler if handler is not None else signal.SIG_DFL)
 
 
 def mps_runs() -> bool:
@@ -202,7 +220,8 @@ class Workers:
     ``open_train``, which is pickled, is called once in each process and returns what trains a trial. A trial that takes
     longer than ``seconds``, the start of its process among them, has failed. With several ``devices`` each of the
     ``count`` is as many processes, which train one trial together. After ``trials`` trials a process is replaced by a
-    fresh one, as what is compiled keeps memory. An interruption or a termination signal is raised by :meth:`start`,
+    fresh one, as what is compiled keeps memory. What they print goes to ``log``; None: to this
+    process's output. An interruption or a termination signal is raised by :meth:`start`,
     :meth:`wait` or the end, where nothing is cut; a second one at once.
     """
 
@@ -213,8 +232,10 @@ class Workers:
         seconds: float | None = None,
         devices: int = 1,
         trials: int | None = None,
+        log: TrialsLog | None = None,
     ) -> None:
         self._open_train, self.count, self._devices = open_train, count, devices
+        self._log = log
         self._seconds, self._trials = (
             math.inf if limit is None else limit for limit in (seconds, trials)
         )
@@ -280,9 +301,9 @@ class Workers:
         worker = next((worker for worker in self._workers if worker not in self._running), None)
         if worker is None:
             worker = (
-                _Worker(self._open_train)
+                _Worker(self._open_train, self._log)
                 if self._devices == 1
-                else _Team(self._open_train, self._devices)
+                else _Team(self._open_train, self._devices, self._log)
             )
             self._workers.append(worker)
         self._running[worker] = spec
@@ -324,13 +345,16 @@ class Workers:
 class _Worker:
     """One process and the connection to it."""
 
-    def __init__(self, open_train: Callable[[], Train]) -> None:
+    def __init__(self, open_train: Callable[[], Train], log: TrialsLog | None) -> None:
         start_server()
         self.connection, other = CONTEXT.Pipe()
+        printed = None if log is None else log.pipe()
         self.process = CONTEXT.Process(
-            target=_work, args=(open_train, other, dict(os.environ), known())
+            target=_work, args=(open_train, other, dict(os.environ), known(), printed)
         )
         start_process(self.process)
+        if printed is not None:
+            printed.close()
         self.has_failed, self.trials = False, 0
         self.started = time.monotonic()
         other.close()
@@ -401,14 +425,16 @@ class _Worker:
 class _Team:
     """A process for each of several devices, which train one trial together; used as a :class:`_Worker`."""
 
-    def __init__(self, open_train: Callable[[], Train], devices: int) -> None:
+    def __init__(
+        self, open_train: Callable[[], Train], devices: int, log: TrialsLog | None
+    ) -> None:
         # An empty file is all that the processes find each other by: no port that another program may have taken.
         descriptor, self._store = tempfile.mkstemp(prefix="bstune-")
         os.close(descriptor)
         opens = [
             partial(_open_rank, open_train, rank, devices, self._store) for rank in range(devices)
         ]
-        self._ranks = [_Worker(open_rank) for open_rank in opens]
+        self._ranks = [_Worker(open_rank, log) for open_rank in opens]
         self._answers: dict[_Worker, Finished] = {}
         self.has_failed, self.trials = False, 0
         self.started = time.monotonic()
@@ -502,9 +528,17 @@ def _work(
     connection: Connection,
     environment: Mapping[str, str],
     secrets: tuple[str, ...],
+    printed: Connection | None = None,
 ) -> None:
-    """Train trials in this process, a worker, until the connection is closed."""
+    """Train trials in this process, a worker, until the connection is closed.
+
+    What is printed goes to ``printed``; None: to where the fork server's goes.
+    """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    if printed is not None:
+        for descriptor in (1, 2):
+            os.dup2(printed.fileno(), descriptor)
+        printed.close()
     lead_group()
     os.environ.update(environment)  # the fork server's is that of its start
     know(secrets)

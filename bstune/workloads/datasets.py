@@ -13,7 +13,7 @@ import logging
 import sys
 import tarfile
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -27,6 +27,9 @@ from bstune.core.errors import ConfigError, DataError
 from bstune.system.files import whole_file
 
 logger = logging.getLogger(__name__)
+# A download that fails at two mirrors is to fail within 20 s.
+CONNECT_SECONDS = 3.0
+READ_SECONDS = 6.0  # between two reads
 WRAPPING = 2**20  # bytes that a download may have besides its files: of gzip, of tar, a readme
 
 
@@ -126,7 +129,10 @@ CIFAR10 = Source(
     sizes=dict.fromkeys(
         (*(f"data_batch_{part}.bin" for part in range(1, 6)), "test_batch.bin"), 30_730_000
     ),
-    mirrors=("https://www.cs.toronto.edu/~kriz/",),
+    mirrors=(
+        "https://www.cs.toronto.edu/~kriz/",
+        "https://storage.googleapis.com/s4tf-hosted-binaries/datasets/CIFAR10/",
+    ),
     archive="cifar-10-binary.tar.gz",
 )
 AIRFOIL = Source(
@@ -151,6 +157,15 @@ TINY_SHAKESPEARE = Source(
     mirrors=("https://raw.githubusercontent.com/karpathy/char-rnn/master/data/tinyshakespeare/",),
     suffix="",
 )
+
+
+# By the name of the function that reads them.
+LOADED = {
+    "load_fashion_mnist": FASHION_MNIST,
+    "load_mnist": MNIST,
+    "load_cifar10": CIFAR10,
+    "load_airfoil": AIRFOIL,
+}
 
 
 def load_digits() -> ImageDataset:
@@ -229,15 +244,7 @@ def _load_idx(source: Source, root: str | Path) -> ImageDataset:
 
 def read_files(source: Source, root: str | Path) -> dict[str, bytes]:
     """Return the uncompressed, verified bytes of each of a source's files, by name; download the missing ones."""
-    if not str(root or ""):
-        raise ConfigError(
-            f"data.root is empty: set it, or BSTUNE_DATA, to the folder that holds {source.folder}/"
-        )
-    try:
-        folder = Path(root).expanduser() / source.folder
-        paths = {name: _local_path(folder, name) for name in source.sha256}
-    except (OSError, RuntimeError) as error:  # RuntimeError: there is no such home directory
-        raise DataError(f"data.root={root} cannot be read ({error}). {_advice(source)}") from error
+    folder, paths = _local_paths(source, root)
     files = {}
     for name, path in paths.items():
         try:
@@ -250,6 +257,35 @@ def read_files(source: Source, root: str | Path) -> dict[str, bytes]:
             raise DataError(f"{path} is {error}. Delete it, and it is downloaded again") from error
     missing = tuple(name for name in source.sha256 if name not in files)
     return files | _download(source, folder, missing) if missing else files
+
+
+def fetch(loader: str, root: str | Path, say: Callable[[str], None]) -> None:
+    """Download what is missing of the data that a function of this module, by its name, loads.
+
+    ``say`` takes a line before it. What is there is neither read nor verified here.
+    """
+    source = LOADED.get(loader)
+    if source is None:
+        return
+    folder, paths = _local_paths(source, root)
+    missing = tuple(name for name, path in paths.items() if path is None)
+    if missing:
+        size = sum(source.sizes[name] for name in missing) / 2**20
+        say(f"downloading {source.name} to {folder}, {size:,.0f} MiB unpacked")
+        _download(source, folder, missing)
+
+
+def _local_paths(source: Source, root: str | Path) -> tuple[Path, dict[str, Path | None]]:
+    """Find a source's folder under a root, and the path of each file; None: it is missing."""
+    if not str(root or ""):
+        raise ConfigError(
+            f"data.root is empty: set it, or BSTUNE_DATA, to the folder that holds {source.folder}/"
+        )
+    try:
+        folder = Path(root).expanduser() / source.folder
+        return folder, {name: _local_path(folder, name) for name in source.sha256}
+    except (OSError, RuntimeError) as error:  # RuntimeError: there is no such home directory
+        raise DataError(f"data.root={root} cannot be read ({error}). {_advice(source)}") from error
 
 
 def _advice(source: Source) -> str:
@@ -367,8 +403,8 @@ def _fetch(
     """Return the verified bytes of ``names``, which the remote file holds, from the first mirror that has them."""
     failures = []
     # pooch's downloader alone: Decompress refuses a file that the server has unwrapped already, and Untar follows an
-    # archive's links out of its folder on Python 3.11 (no extraction filter). 5 s to connect, 15 s between two reads.
-    options = {"timeout": (5.0, 15.0), "hooks": {"response": _refuse_http}}
+    # archive's links out of its folder on Python 3.11 (no extraction filter).
+    options = {"timeout": (CONNECT_SECONDS, READ_SECONDS), "hooks": {"response": _refuse_http}}
     download = pooch.HTTPDownloader(progressbar=sys.stderr.isatty(), chunk_size=2**16, **options)
     size = sum(source.sizes.values()) if source.archive else source.sizes[names[0]]
     for url in (mirror + remote_name for mirror in source.mirrors):

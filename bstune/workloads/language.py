@@ -304,6 +304,10 @@ class TokenEvalBatches:
         self.batch_size = batch_size
         self._sequences = sequences
 
+    def in_batches_of(self, size: int) -> "TokenEvalBatches":
+        """Hand out the same sequences in batches of another size."""
+        return TokenEvalBatches(self._sequences, size)
+
     def __len__(self) -> int:
         return -(-len(self._sequences) // self.batch_size)
 

@@ -1,0 +1,93 @@
+"""What trials' processes print: every line to a file, each kind of line once to the console.
+
+A module that warns, or prints a line an epoch, does so in each of fifty trials::
+
+    log = TrialsLog(Path("outputs/digits/trials.log"))
+    with CONTEXT.Process(target=train, args=(log.pipe(),)):  # whose outputs are that pipe
+        ...
+
+Lines that differ by their numbers alone are of one kind.
+"""
+
+import multiprocessing
+import os
+import re
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from multiprocessing.connection import Connection
+from pathlib import Path
+
+from bstune.system.terminal import printable, write_out
+
+MAX_KINDS = 20  # of lines on the console; more are in the file alone
+CHUNK = 65_536  # bytes of one read
+NUMBER = re.compile(r"[-+]?\d+(\.\d*)?([eE][-+]?\d+)?")
+
+
+class TrialsLog:
+    """Takes what processes print by pipes, which threads of this process read.
+
+    Args:
+        path: of the file, made with the first line; a link is not followed.
+        say: takes a line for the console.
+    """
+
+    def __init__(self, path: Path, say: Callable[[str], None] = write_out) -> None:
+        self._path = path
+        self._say = say
+        self._kinds: set[str] = set()
+        self._has_pointed = False  # to the file
+        self._lock = threading.Lock()
+
+    def pipe(self) -> Connection:
+        """Open a pipe for one process, whose end to write to is returned."""
+        reading, writing = multiprocessing.Pipe(duplex=False)
+        threading.Thread(
+            target=self._read, args=(reading,), name="bstune-trials-log", daemon=True
+        ).start()
+        return writing
+
+    def take(self, line: str) -> None:
+        """Write a line to the file, and to the console the first of its kind."""
+        line = printable(line)
+        kind = NUMBER.sub("0", line.strip())
+        with self._lock:
+            with suppress(OSError):  # a full disk ends a trial where it stores something
+                self._append(line)
+            if not kind:
+                return
+            if kind not in self._kinds and len(self._kinds) < MAX_KINDS:
+                self._kinds.add(kind)
+                self._show(line)
+            elif not self._has_pointed:
+                self._has_pointed = True
+                self._show(f"what trials print besides is in {self._path}")
+
+    def _append(self, line: str) -> None:
+        flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW
+        descriptor = os.open(self._path, flags, 0o666)
+        with os.fdopen(descriptor, "a", encoding="utf-8") as file:
+            file.write(line + "\n")
+
+    def _show(self, line: str) -> None:
+        with suppress(OSError, ValueError):  # nobody reads what is printed any more
+            self._say(line)
+
+    def _read(self, reading: Connection) -> None:
+        """Take lines until every process has closed the other end."""
+        rest = b""
+        with reading:
+            while chunk := _read_chunk(reading):
+                *lines, rest = (rest + chunk).split(b"\n")
+                for line in lines:
+                    self.take(line.decode(errors="replace"))
+        if rest:
+            self.take(rest.decode(errors="replace"))
+
+
+def _read_chunk(reading: Connection) -> bytes:
+    try:
+        return os.read(reading.fileno(), CHUNK)
+    except OSError:
+        return b""

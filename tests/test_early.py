@@ -1,0 +1,82 @@
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from omegaconf import OmegaConf
+
+from bstune.config import compose
+from bstune.core.errors import ConfigError, DataError
+from bstune.study import early
+from bstune.workloads import datasets
+
+
+@pytest.mark.parametrize(
+    ("workload", "loaders"),
+    [
+        ("resnet_cifar", ["load_cifar10"]),
+        ("mnist_cnn", ["load_mnist"]),
+        ("digits", []),  # which scikit-learn has
+    ],
+)
+def test_a_workloads_loaders_are_found_without_torch(workload, loaders):
+    config = compose([f"workload={workload}", "data.root=somewhere"])
+    found = list(early.known_loaders(config.workload.data))
+    assert found == [(loader, "somewhere") for loader in loaders]
+    assert set(loaders) <= datasets.LOADED.keys()
+
+
+def test_only_what_is_missing_is_downloaded(tmp_path, monkeypatch):
+    asked, said = [], []
+    monkeypatch.setattr(datasets, "_download", lambda source, folder, names: asked.append(names))
+    folder = tmp_path / "airfoil"
+    folder.mkdir()
+    datasets.fetch("load_airfoil", tmp_path, said.append)
+    (folder / "airfoil_self_noise.dat").touch()
+    datasets.fetch("load_airfoil", tmp_path, said.append)
+    datasets.fetch("load_of_the_users", tmp_path, said.append)
+    assert asked == [("airfoil_self_noise.dat",)]
+    assert len(said) == 1
+
+
+def test_a_failed_download_is_refused(tmp_path, monkeypatch):
+    def fail(*_):
+        raise DataError("every download failed")
+
+    monkeypatch.setattr(datasets, "_download", fail)
+    config = compose(["workload=resnet_cifar", f"data.root={tmp_path}"])
+    with pytest.raises(DataError):
+        early.check_early(config, lambda line: None)
+
+
+def test_torchs_own_file_says_whether_it_has_cuda():
+    has_any = torch.version.cuda is not None or torch.version.hip is not None
+    assert early.is_built_without_cuda() != has_any
+
+
+def test_a_device_that_is_not_there_is_refused_where_torch_is_not_imported(monkeypatch):
+    config = OmegaConf.create({"device": "cuda", "workload": {}})
+    monkeypatch.setattr(early, "is_built_without_cuda", lambda: True)
+    early.check_early(config, print)  # torch is here, and knows better
+    monkeypatch.delitem(sys.modules, "torch")
+    with pytest.raises(ConfigError):
+        early.check_early(config, print)
+
+
+def test_it_imports_no_training_library():
+    code = (
+        "import sys, bstune.study.early, bstune.workloads.datasets; print('torch' in sys.modules)"
+    )
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(
+        command, capture_output=True, text=True, check=True, cwd=Path(__file__).parent.parent
+    )
+    assert done.stdout == "False\n"
+
+
+def test_mirrors_fail_within_twenty_seconds():
+    seconds = datasets.CONNECT_SECONDS + datasets.READ_SECONDS
+    assert 2 * seconds <= 20.0
+    for source in datasets.LOADED.values():
+        assert len(source.mirrors) == 2
