@@ -40,7 +40,11 @@ def optimizer_of(config):
 
 @pytest.mark.parametrize(
     ("name", "workload"),
-    [*itertools.product(ALGORITHMS, ("digits", "cifar_mlp")), ("sgd", "airfoil")],
+    [
+        *itertools.product(ALGORITHMS, ("digits",)),
+        ("sgd", "airfoil"),
+        *(pytest.param(name, "cifar_mlp", marks=pytest.mark.slow) for name in ALGORITHMS),
+    ],
 )
 def test_every_algorithm_takes_the_place_of_a_workloads_optimizer(name, workload):
     kind, options = ALGORITHMS[name]

@@ -48,6 +48,7 @@ def mistakes(*arguments):
     return str(error.value).splitlines()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "arguments",
     [[f"+workload={name}"] for name in WORKLOADS if name != "replay"]

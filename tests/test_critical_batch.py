@@ -15,6 +15,9 @@ from bstune.sweeps import critical_batch
 from bstune.sweeps.critical_batch import best_rates, lr_exponent, row, sentence, too_coarse
 from bstune.trial.replay import read_table
 
+# Of a sweep: a change elsewhere seldom breaks it, and CI runs it.
+pytestmark = pytest.mark.slow
+
 SIZES = tuple(2**k for k in range(1, 12))
 EXPONENT = 0.5  # of the best learning rate
 

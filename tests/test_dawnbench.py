@@ -25,6 +25,9 @@ from bstune.trial.loop import run_trial
 from bstune.trial.workload import load_data
 from bstune.workloads.datasets import ImageDataset, Images
 
+# Of a sweep: a change elsewhere seldom breaks it, and CI runs it.
+pytestmark = pytest.mark.slow
+
 DIGITS = {
     "workload.module.schedule": {
         "_target_": "bstune.workloads.schedules.piecewise_linear",

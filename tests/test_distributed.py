@@ -149,6 +149,7 @@ def test_what_one_device_alone_meets_ends_the_trial_on_both(
     assert not list(tmp_path.glob("*.partial"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "message"),
     [

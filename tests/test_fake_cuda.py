@@ -88,6 +88,7 @@ READER = {
 }
 
 
+@pytest.mark.soak
 def test_a_segment_waits_for_nothing_but_what_is_listed():
     """One test, as all of them share a process, whose imports take longer than its trials."""
     cases = {name: case for name, (case, _) in CASES.items()} | {"a reader": READER}

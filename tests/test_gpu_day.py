@@ -57,7 +57,7 @@ def run(out, *options):
     return sections
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_recipes_and_a_sources_script_are_timed(tmp_path):
     (tmp_path / "airbench94.py").write_text(SCRIPT)
     options = ("--seeds", "1", "--sources", str(tmp_path), "--option", "protocol.fast=off")

@@ -17,6 +17,9 @@ from bstune.trial.half_lives import effective_lr, follow_batch_size, optimizers_
 from bstune.trial.workload import build_module, build_workload
 from bstune.workloads.optim import muon_and_adam
 
+# Of a sweep: a change elsewhere seldom breaks it, and CI runs it.
+pytestmark = pytest.mark.slow
+
 SGD, ADAM, ADAMW = torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW
 
 

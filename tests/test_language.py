@@ -23,6 +23,9 @@ from bstune.workloads.language import (
     load_tiny_shakespeare,
 )
 
+# Of a sweep: a change elsewhere seldom breaks it, and CI runs it.
+pytestmark = pytest.mark.slow
+
 TOKENS = np.random.default_rng(0).integers(0, 7, 500)
 SIZES = {"vocabulary": 7, "context": 8, "layers": 2, "width": 12, "heads": 3}
 

@@ -7,6 +7,9 @@ from bstune.config import compose
 from bstune.sweeps.harness import compose_sweep
 from bstune.workloads.losses import SquaredError
 
+# Of a sweep: a change elsewhere seldom breaks it, and CI runs it.
+pytestmark = pytest.mark.slow
+
 
 @pytest.mark.parametrize(
     ("logits", "labels", "loss"),

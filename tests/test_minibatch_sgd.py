@@ -18,6 +18,9 @@ from bstune.trial.workload import load
 from bstune.workloads import datasets
 from bstune.workloads.airfoil import LinearRegression
 
+# Of a sweep: a change elsewhere seldom breaks it, and CI runs it.
+pytestmark = pytest.mark.slow
+
 TABLE = np.random.RandomState(0).normal(size=(40, 6)) @ np.random.RandomState(1).normal(size=(6, 6))
 RUNS = (
     "sweep.experiment.runs=[{name: whole, batch_size: 30, lr: 0.3, epochs: 8}, {name: one, batch_size: 1, lr: 0.02, "

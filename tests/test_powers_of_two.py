@@ -21,6 +21,9 @@ from bstune.sweeps.harness import check_sweep, compose_sweep, show
 from bstune.sweeps.powers_of_two import run
 from bstune.system.console import format_number
 
+# Of a sweep: a change elsewhere seldom breaks it, and CI runs it.
+pytestmark = pytest.mark.slow
+
 NEAR = [100, 119, 120, 121, 127, 128, 129, 156]
 
 

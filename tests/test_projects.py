@@ -119,6 +119,7 @@ def record(trial):
     return trial.batch_size, trial.lr, trial.seed, trial.status, trial.steps, trial.history
 
 
+@pytest.mark.soak
 def test_the_console_script_tunes_a_file_of_lightning_cli_in_the_working_directory(tmp_path):
     shutil.copytree(PROJECTS / "lightning_cli", tmp_path / "lightning_cli")
     command = [

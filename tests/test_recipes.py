@@ -177,6 +177,7 @@ SHAPES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", SHAPES)
 def test_the_cost_of_an_evaluated_example_is_that_of_its_flops(name):
     few = ["workload.module.model.whitening.images=4"] * (name in RECIPES)

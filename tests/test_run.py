@@ -15,11 +15,11 @@ import yaml
 from rich.console import Console
 from toolbox import end_as_lightning, make_trial, table_rows, trials_of, write_rows
 
-from bstune.core.records import Target, TrialResult, TrialSpec
+from bstune.core.records import Budget, Target, TrialResult, TrialSpec
 from bstune.search.posterior import sample_posterior
 from bstune.study.model import REPORT_PARTICLES
 from bstune.study.prepare import compose_checked, prepare
-from bstune.study.run import Progress, trial_line
+from bstune.study.run import MINUTE, Progress, budget_text, trial_line
 from bstune.study.search import MAX_STATES, worth_continuing
 from bstune.study.storage import SPEC
 from bstune.trial.workers import InProcess
@@ -200,6 +200,36 @@ def test_a_line_a_trial_in_the_order_in_which_they_end(capsys):
     assert [line.split("  ")[0] for line in lines] == [
         "trial 2", "trial 1", "trial 4", "trial 3"
     ]  # fmt: skip
+
+
+def test_a_line_comes_from_time_to_time_while_a_trial_trains():
+    progress = Progress(5, Target("val/error", 0.1, "min"), Console(width=200))
+    progress.show([])
+    start = progress._spoke
+    said = [second for second in range(40) if progress.waiting_line(start + second) is not None]
+    assert said == [10, 20, 30]  # before the first trial has ended
+    progress.show([make_trial(0)])
+    start = progress._spoke
+    said = [second for second in range(200) if progress.waiting_line(start + second) is not None]
+    assert said == [MINUTE, 2 * MINUTE, 3 * MINUTE]
+
+
+def test_a_dumb_terminal_has_lines_in_place_of_a_live_one(monkeypatch):
+    monkeypatch.setenv("TERM", "dumb")
+    console = Console(width=200, force_terminal=True)
+    assert Progress(5, Target("val/error", 0.1, "min"), console).live is None
+
+
+@pytest.mark.parametrize(
+    ("budget", "text"),
+    [
+        (Budget(1, 12_000), "12,000 examples"),
+        (Budget(500, 1), "500 steps"),
+        (Budget(500, 12_000), "500 steps and 12,000 examples"),
+    ],
+)
+def test_a_budget_of_one_step_is_no_budget_of_steps(budget, text):
+    assert budget_text(budget) == text
 
 
 def test_one_live_line_on_a_terminal(capsys):
@@ -436,7 +466,7 @@ def test_a_study_continues_and_knows_its_table_by_content(bstune, outputs):
     more = ("search.trials=5", "budget.examples=100_000")  # a budget may grow
     status, out, _ = bstune(*REPLAY, "workload.table=moved.jsonl", *more)
     assert status == 0
-    assert "continues after 3 trials" in out
+    assert f"continues after {len(first.splitlines())} trials" in out
     assert (outputs / "replay" / "trials.jsonl").read_text().startswith(first)
 
     write_rows(moved, table_rows(seeds=(0, 1, 2)))

@@ -41,6 +41,9 @@ from bstune.sweeps.search_benchmark_report import (
 from bstune.sweeps.search_problem import MULTIPLES, SearchRun, least, run_search, stopping_step
 from bstune.trial.replay import Run, Table
 
+# Of a sweep: a change elsewhere seldom breaks it, and CI runs it.
+pytestmark = pytest.mark.slow
+
 ENTRIES = {entry.key: entry for entry in search_benchmark.searches()}
 
 

@@ -15,6 +15,9 @@ from bstune.sweeps.search_problem import (
 )
 from bstune.trial.replay import Table
 
+# Of a sweep: a change elsewhere seldom breaks it, and CI runs it.
+pytestmark = pytest.mark.slow
+
 
 def scripted_trials(*script, table=TABLE, objective="time"):
     return first_trials(Scripted(*script), posed(table, objective), len(script))

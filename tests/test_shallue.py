@@ -16,6 +16,9 @@ from bstune.sweeps import shallue
 from bstune.sweeps.harness import check_sweep, compose_sweep, main
 from bstune.sweeps.shallue import budget_curve, end_slopes, sentence
 
+# Of a sweep: a change elsewhere seldom breaks it, and CI runs it.
+pytestmark = pytest.mark.slow
+
 REPLAYED = (
     "sweep.experiment.common=['workload=replay','search.replicates=0']",
     "~sweep.experiment.studies.none",

@@ -12,6 +12,9 @@ from bstune.core.errors import ConfigError, Interrupted, TableError
 from bstune.sweeps.harness import check_sweep, compose_sweep
 from bstune.sweeps.shallue_error import best, difference, row, sentence
 
+# Of a sweep: a change elsewhere seldom breaks it, and CI runs it.
+pytestmark = pytest.mark.slow
+
 FEW = (
     "sweep.experiment.batch_sizes=[16,128]",
     "sweep.experiment.lrs=[0.2,0.4]",

@@ -15,6 +15,9 @@ from bstune.report.drawing import save_figure
 from bstune.sweeps import vectorization
 from bstune.sweeps.vectorization import cache_levels, measure, read_sentence, sentence, ways
 
+# Of a sweep: a change elsewhere seldom breaks it, and CI runs it.
+pytestmark = pytest.mark.slow
+
 NAMES = ["element by element", "column by column", "blocks of 3 columns", "whole"]
 
 
