@@ -94,6 +94,7 @@ def end_at(monkeypatch, at, killed):
                 *DIGITS,
                 *EASY,
                 STEPS,
+                "workload.target.value=0.5",
                 "search.trials=12",
                 "search.replicates=2",
                 "protocol.noise_scale_every=2",
@@ -205,11 +206,11 @@ def test_a_line_a_trial_in_the_order_in_which_they_end(capsys):
 def test_a_line_comes_from_time_to_time_while_a_trial_trains():
     progress = Progress(5, Target("val/error", 0.1, "min"), Console(width=200))
     progress.show([])
-    start = progress._spoke
+    start = progress._spoke = 1000.0  # whole seconds have no rounding
     said = [second for second in range(40) if progress.waiting_line(start + second) is not None]
     assert said == [10, 20, 30]  # before the first trial has ended
     progress.show([make_trial(0)])
-    start = progress._spoke
+    start = progress._spoke = 2000.0
     said = [second for second in range(200) if progress.waiting_line(start + second) is not None]
     assert said == [MINUTE, 2 * MINUTE, 3 * MINUTE]
 
@@ -288,6 +289,7 @@ def test_nothing_more_is_done_once_all_is_done_and_replicates_can_be_added(bstun
         "search.precision=null",
         "search.trials=12",
         "search.candidates=1",
+        "search.baseline=false",
     )
     before = []
     for replicates in (0, 3, 3):
