@@ -412,12 +412,19 @@ def test_no_trial_reached_the_target(tune):
     result = tune(trials=1, budget=bstune.Budget(steps=2))
     assert result.curve.empty
     assert result.critical_batch_size.value is None
-    for ask in (lambda: result.best, result.train):
-        with pytest.raises(
-            StudyError,
-            match=r"val_loss <= 1\.5 was not reached in 1 run; .*; try a larger budget: b",
-        ):
-            ask()
+    best, (trial,) = result.best, result.findings.trials
+    assert (best.reached, best.number, best.batch_size) == (False, 0, trial.batch_size)
+    _, trainer = result.train(logger=False)
+    assert trainer.global_step == 2
+
+
+def test_no_trial_has_a_value_of_the_metric(tune, monkeypatch):
+    result = tune(trials=1, budget=bstune.Budget(steps=2))
+    monkeypatch.setitem(result.findings.summary, "so_far", None)
+    with pytest.raises(StudyError, match=r"val_loss <= 1\.5 was not reached in 1 run"):
+        _ = result.best
+    with pytest.raises(StudyError, match=r"val_loss <= 1\.5 was not reached in 1 run"):
+        result.train()
 
 
 class Mine(Exception):

@@ -87,7 +87,7 @@ def answer(summary: Row) -> Answer:
         else [_point_text(use, summary.get("tokens")), expected_text(use), _test_text(summary)],
         "GAIN": [_gain_text(summary)],
         "WARNING": [text for one in (use, other) if (text := _warning(one))],
-        "RESULT": [unreached_text(summary)] if use is None else [],
+        "RESULT": [unreached_text(summary), _predicted_text(summary)] if use is None else [],
         "WHY": [_cause(summary)[0]] if use is None else [],
         "TRY": [_cause(summary)[1]] if use is None else [],
         "CRITICAL": _critical_texts(summary),
@@ -308,6 +308,8 @@ def _gain_text(summary: Row) -> str | None:
         return None
     own = f"your {_point_text(baseline)}"
     use, _ = _winners(summary)
+    if use is None and (compared := (summary.get("so_far") or {}).get("compared")):
+        return _compared_text(compared, own)
     if gain is None:
         return _no_gain_text(baseline, use, own)
     better = "as fast as" if gain["merit"] == "time" else "fewer steps than"
@@ -319,6 +321,26 @@ def _gain_text(summary: Row) -> str | None:
     if gain["low"] <= 1.0:
         return f"not shown to be faster than {own}: keep what you have ({ratio} times, {span})"
     return f"{ratio} times {better} {own} ({span})"
+
+
+def _compared_text(compared: Row, own: str) -> str:
+    """Return what the closest point and the user's own had come to after as many seconds of training."""
+    value, of_baseline = (format_number(compared[name], 3) for name in ("value", "baseline_value"))
+    seconds = format_seconds(compared["seconds"])
+    return f"after {seconds} of training the closest point was at {value}, {own} at {of_baseline} (one run each)"
+
+
+def _predicted_text(summary: Row) -> str | None:
+    """Return what the closest point is predicted to take to the target; None where there is none."""
+    so_far = summary.get("so_far")
+    if not so_far:
+        return None
+    if so_far["predicted_steps"] is None:
+        return "whether it would meet the target cannot be told from its history"
+    parts = [plural(round(so_far["predicted_steps"]), "step")]
+    if so_far["predicted_seconds"] is not None:
+        parts.append(f"{format_seconds(so_far['predicted_seconds'])} of training")
+    return f"that point is predicted to meet the target after about {', '.join(parts)}"
 
 
 def _no_gain_text(baseline: Row, use: Row | None, own: str) -> str | None:

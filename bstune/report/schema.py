@@ -320,6 +320,31 @@ class Gain(Row):
     at_least: bool = False
 
 
+class Compared(Row):
+    """What the best point so far and the baseline had come to after as many seconds of training."""
+
+    seconds: NotNegative
+    value: Real
+    baseline_value: Real
+
+
+class SoFar(Row):
+    """The best point of a study that has not reached its target, and what it is predicted to take."""
+
+    number: Count
+    seed: Count = 0
+    batch_size: BatchSize
+    lr: Positive
+    hyperparameters: Hyperparameters = {}
+    horizon: Count | None = None
+    value: Real
+    steps: Count
+    seconds: NotNegative | None = None
+    predicted_steps: Real | None = None
+    predicted_seconds: Real | None = None
+    compared: Compared | None = None
+
+
 class NotRunAgain(Row):
     """A point that may be better than the winner and got no fresh seeds."""
 
@@ -444,6 +469,7 @@ class CurveFile(Row):
     seed_scatter: SeedScatter | None = None
     baseline: BaselineRow | None = None
     gain: Gain | None = None
+    so_far: SoFar | None = None
     not_run_again: NotRunAgain | None = None
     over_target: Rows[CriticalAtTarget] = []
     over_target_note: Text | None = None

@@ -236,20 +236,41 @@ def most_promising(
     )
     if not stopped:
         return None
-    options = Candidates(
+    options = _to_be_continued(stopped)
+    steps = _median_steps(posterior, options)
+    to_go = np.maximum(steps - options.done, 0.1 * steps) * posterior.tau(np.exp2(options.x))
+    last_steps = np.array([budget(float(size)) for size in np.exp2(options.x)])
+    order = np.lexsort((to_go, steps > last_steps))
+    chosen = int(order[0])
+    return stopped[chosen].number, float(steps[chosen])
+
+
+def predicted_steps(posterior: Posterior, number: int) -> float | None:
+    """Return the steps at which a stopped trial is predicted to reach the target: the posterior's median.
+
+    None where its own history says nothing of that: it is too short, or has become flat.
+    """
+    found = next((one for one in posterior.observations if one.number == number), None)
+    if found is None or found.status != "censored" or found.log_factor is None or found.flat:
+        return None
+    return float(_median_steps(posterior, _to_be_continued((found,)))[0])
+
+
+def _to_be_continued(stopped: tuple[Observation, ...]) -> Candidates:
+    """Return stopped trials alone as what there is to choose from."""
+    return Candidates(
         stopped=stopped,
         x=np.array([one.x for one in stopped]),
         z=np.array([one.z for one in stopped]),
         other=np.array([one.other for one in stopped]).reshape(len(stopped), -1),
         done=np.array([float(one.steps) for one in stopped]),
     )
-    log_drawn = candidate_log_steps(posterior, options, posterior.theta)
-    steps = np.exp(np.minimum(np.median(log_drawn, axis=0), 50.0))
-    to_go = np.maximum(steps - options.done, 0.1 * steps) * posterior.tau(np.exp2(options.x))
-    last_steps = np.array([budget(float(size)) for size in np.exp2(options.x)])
-    order = np.lexsort((to_go, steps > last_steps))
-    chosen = int(order[0])
-    return stopped[chosen].number, float(steps[chosen])
+
+
+def _median_steps(posterior: Posterior, candidates: Candidates) -> Array:
+    """Return the median over all draws of the candidates' steps to the target, (m,)."""
+    log_drawn = candidate_log_steps(posterior, candidates, posterior.theta)
+    return np.exp(np.minimum(np.median(log_drawn, axis=0), 50.0))
 
 
 def _candidates(

@@ -51,6 +51,7 @@ from bstune.study.replicates import MERITS, Winner, left_out, winners
 from bstune.study.scale_out import ScaleOut, draw_scale_out, scale_out, scale_out_table, step_times
 from bstune.study.storage import TESTS, results, trained_by
 from bstune.study.summary import summarize, winner_row
+from bstune.study.unreached import so_far_row
 from bstune.system.console import format_count, format_number, plural
 from bstune.system.failures import optional
 from bstune.system.files import Output, is_own, write_text
@@ -208,6 +209,7 @@ def summary_of(
         "load": load(done),
         "seed_scatter": None if critical is None else scatter,
         "baseline": baseline_row(runs),
+        "so_far": so_far_row(done, target, None if runs is None else runs.first, posterior),
         "gain": gain_row(runs, best.get(use), use, scatter["scatter"]),
         "not_run_again": _not_run_again(left_out(*ranking), budget.candidates),
         "over_target": [],

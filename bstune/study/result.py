@@ -37,6 +37,8 @@ class Best:
 
     ``steps`` and ``time_to_target`` (seconds of training) are those to expect of a fresh seed: the median over its runs
     on fresh seeds, or predicted; None where half of these missed the target. ``number`` and ``seed`` are its trial's.
+    Where no trial of the study reached the target, ``reached`` is False: this is the point that came closest to it, and
+    what it takes is predicted from its history, or None.
     """
 
     batch_size: int
@@ -47,6 +49,7 @@ class Best:
     horizon: int | None  # steps after which its schedule ends; None where none does
     number: int
     seed: int
+    reached: bool = True
 
 
 @dataclass(frozen=True)
@@ -96,11 +99,26 @@ class Result:
 
     @property
     def best(self) -> Best:
-        """The winner; StudyError where no trial reached the target."""
+        """The winner, or the best point so far; StudyError where no trial has a value of the metric."""
         row = self.summary[self._criterion]
-        if row is None:
-            raise StudyError(unreached_advice(self.summary))
-        return Best(**{name: row[name] for name in Best.__dataclass_fields__})
+        if row is not None:
+            steps, seconds = row["steps"], row["time_to_target"]
+        else:
+            row = self.summary["so_far"]
+            if row is None:
+                raise StudyError(unreached_advice(self.summary))
+            steps, seconds = row["predicted_steps"], row["predicted_seconds"]
+        return Best(
+            batch_size=row["batch_size"],
+            lr=row["lr"],
+            hyperparameters=row["hyperparameters"],
+            steps=steps,
+            time_to_target=seconds,
+            horizon=row["horizon"],
+            number=row["number"],
+            seed=row["seed"],
+            reached=self.summary[self._criterion] is not None,
+        )
 
     @property
     def _criterion(self) -> str:

@@ -14,10 +14,9 @@ from bstune.report.rows import REGIMES, WINNERS, Row, Summary, trial_row
 from bstune.search.posterior import noise_scale_row
 from bstune.study.critical import CriticalBatch
 from bstune.study.replicates import Winner, confirmed_row, time_order
+from bstune.study.unreached import unreached_row
 
 SMALL_END_SPAN = 4.0  # the slope at the small end is taken over this factor of batch size, and at least three points
-IMPROVEMENT = 0.05  # of its distance to the target, over the last half of its steps: a trial that still improves ...
-CLEARLY_EASIER = 1.05  # ... and times that distance: a target that the closest trial would have met
 
 
 def summarize(
@@ -65,7 +64,7 @@ def summarize(
             "examples": sum(trial.examples for trial in last),
         },
         "statuses": {status: sum(trial.status == status for trial in last) for status in STATUSES},
-        "unreached": _unreached(trials, target, budget),
+        "unreached": unreached_row(trials, last, target, budget),
         "points": [_point_row(point, trials) for point in points],
         "critical": None if critical is None else asdict(critical),
         "regimes": [] if critical is None else _regimes(critical),
@@ -181,55 +180,3 @@ def _regimes(critical: CriticalBatch) -> list[dict[str, Any]]:
     return [
         {"name": name, "from": first, "to": last} for name, (first, last) in rows if first < last
     ]
-
-
-def _unreached(
-    trials: Sequence[TrialResult], target: Target, budget: Budget | None
-) -> dict[str, Any] | None:
-    """Return what tells why no trial reached the target; None if one did, or none has run.
-
-    Of the trials that were stopped: how many still improved over the last half of their steps, and had spent their
-    budget by then. ``easier`` is a target that the closest value would have met.
-    """
-    if not trials or any(trial.reached for trial in trials):
-        return None
-    seen = [
-        (value, step, trial)
-        for trial in trials
-        for step, value in trial.history
-        if value is not None
-    ]
-    value, step, trial = min(seen, key=lambda entry: target.gap(entry[0]), default=(None, 0, None))
-    closest = None
-    if trial is not None:
-        kept = {name: getattr(trial, name) for name in ("number", "batch_size", "lr")}
-        closest = {"value": value, "steps": step, **kept}
-    stopped = [trial for trial in _last_parts(trials) if trial.status == "censored"]
-    improving = [trial for trial in stopped if _improves(trial, target)]
-    ends = [
-        trial
-        for trial in improving
-        if budget is not None and trial.steps >= budget.last_step(trial.batch_size)
-    ]
-    return {
-        "closest": closest,
-        "easier": None if value is None else target.value + CLEARLY_EASIER * (value - target.value),
-        "stopped": len(stopped),
-        "improving": len(improving),
-        "improving_at_budget": len(ends),
-        "budget_steps": None if budget is None else budget.steps,
-        "budget_examples": None if budget is None else budget.examples,
-        "smallest_diverged_lr": min(
-            (trial.lr for trial in trials if trial.status == "diverged"), default=None
-        ),
-        "message": next((trial.message for trial in reversed(trials) if trial.message), None),
-    }
-
-
-def _improves(trial: TrialResult, target: Target) -> bool:
-    """Return whether a trial came clearly closer to the target over the last half of its steps."""
-    gaps = [(step, target.gap(value)) for step, value in trial.history if value is not None]
-    if len(gaps) < 2:
-        return True  # it was stopped before it could be seen
-    before = min((gap for step, gap in gaps if 2 * step <= gaps[-1][0]), default=gaps[0][1])
-    return gaps[-1][1] < (1.0 - IMPROVEMENT) * before
