@@ -353,7 +353,7 @@ def test_trials_train_side_by_side(bstune, tmp_path, monkeypatch, write_module, 
         spec = TrialSpec(
             90, 90, last.batch_size, last.lr, last.delta, last.seed, max_steps=last.steps
         )
-        (tmp_path / "again").mkdir()
+        (tmp_path / "again" / "checkpoints").mkdir(parents=True)
         assert train(spec, Output(tmp_path / "again"), None).history == last.history
     assert not list(study.rglob("*.partial"))
     # and the study goes on in this process
