@@ -9,7 +9,7 @@ import pytest
 from rich.console import Console
 from toolbox import make_result, table_rows, write_rows
 
-from bstune.core.records import Budget
+from bstune.core.records import Budget, Target
 from bstune.core.search_space import Tunable
 from bstune.report.answer import answer
 from bstune.study.baseline import (
@@ -20,6 +20,7 @@ from bstune.study.baseline import (
     due_seed,
     first_steps,
     gain_row,
+    telling_target,
 )
 from bstune.study.plan import FIRST_REPLICATE, SearchBudget
 from bstune.study.prepare import compose_checked, prepare
@@ -53,6 +54,30 @@ def at(batch_size, lr, *steps, first=0):
         for i, n in enumerate(steps[1:])
     )
     return trial, runs
+
+
+ERROR, REWARD = Target("val/error", 0.1, "min"), Target("val/reward", 10.0, "max")
+FIRST_LOOK = make_result(steps=36, steps_low=0, history=((36, 0.08),))
+
+
+@pytest.mark.parametrize(
+    ("trial", "target", "ideal", "value"),
+    [
+        (FIRST_LOOK, ERROR, 0.0, 0.04),
+        (replace(FIRST_LOOK, history=((0, 2.3), (36, 0.08))), ERROR, 0.0, 0.04),  # untrained
+        (replace(FIRST_LOOK, history=((36, 11.0),)), REWARD, None, 12.0),
+        (replace(FIRST_LOOK, history=((36, 11.0),)), REWARD, 20.0, 15.5),
+        (replace(FIRST_LOOK, history=((18, 0.2), (36, 0.08))), ERROR, 0.0, None),  # it missed once
+        (replace(FIRST_LOOK, status="censored"), ERROR, 0.0, None),
+        (replace(FIRST_LOOK, horizon=36), ERROR, 0.0, None),
+    ],
+)
+def test_a_target_that_is_met_at_the_first_look_has_one_that_tells(trial, target, ideal, value):
+    found = telling_target(trial, target, ideal)
+    assert found == (value if value is None else pytest.approx(value))
+    baseline = {"batch_size": 64, "lr": 0.1, "status": "reached", "steps": 36}
+    warnings = dict(answer({"baseline": baseline | {"telling_target": found}}).lines).get("WARNING")
+    assert (warnings is None) == (value is None)
 
 
 @pytest.mark.parametrize(

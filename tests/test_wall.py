@@ -1,5 +1,6 @@
 """The wall time that a search may take, what trials cost of it, and what is kept for the end."""
 
+import math
 from dataclasses import replace
 
 import optuna
@@ -68,8 +69,22 @@ def test_what_is_kept_for_the_end(done, changes, baseline, seconds):
 def test_a_search_ends_while_there_is_time_for_what_follows(reserve, before, is_spent):
     done = [STOPPED, REACHED]  # of 2.5 s on average
     elapsed = 100.0 - REPORT_SECONDS - reserve - 2.5 - before
-    assert (wall(elapsed).spent(done, COST, reserve) is not None) == is_spent
-    assert wall(1e9, limit=None).spent(done, COST, reserve) is None
+    assert (wall(elapsed).spent(done, COST, reserve, 1.0) is not None) == is_spent
+    assert wall(1e9, limit=None).spent(done, COST, reserve, 1.0) is None
+
+
+@pytest.mark.parametrize(
+    ("done", "shortest", "seconds"),
+    [
+        ([], 4.0, 30.0 + 2 * 4.0 + REPORT_SECONDS),
+        ([STOPPED], 1.2, 28.0 + 2 * 2.0 + REPORT_SECONDS),  # what ran took longer
+    ],
+)
+def test_what_two_trials_would_have_needed_is_said(done, shortest, seconds):
+    one = wall(30.0, limit=10.0)
+    assert one.seconds_of_two(done, shortest) == pytest.approx(seconds)
+    assert f"search.wall_seconds={math.ceil(seconds)}" in one.sentence(done, 0.0, shortest)
+    assert "two trials" not in one.sentence([STOPPED, THIRD], 0.0, shortest)
 
 
 @pytest.mark.parametrize(

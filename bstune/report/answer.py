@@ -86,7 +86,10 @@ def answer(summary: Row) -> Answer:
         if use is None
         else [_point_text(use, summary.get("tokens")), expected_text(use), _test_text(summary)],
         "GAIN": [_gain_text(summary)],
-        "WARNING": [text for one in (use, other) if (text := _warning(one))],
+        "WARNING": [
+            *(text for one in (use, other) if (text := _warning(one))),
+            _first_look_text(summary.get("baseline")),
+        ],
         "RESULT": [unreached_text(summary), _predicted_text(summary)] if use is None else [],
         "WHY": [_cause(summary)[0]] if use is None else [],
         "TRY": [_cause(summary)[1]] if use is None else [],
@@ -274,6 +277,18 @@ def _warning(winner: Row | None) -> str | None:
     if winner is None or fresh is None or fresh["reached"] == fresh["runs"]:
         return None
     return f"only {fresh_text(fresh)} reached the target at {_point_text(winner)}"
+
+
+def _first_look_text(baseline: Row | None) -> str | None:
+    """Return that the target is too easy to tell batch sizes apart, and one that would; None where it is not."""
+    value = (baseline or {}).get("telling_target")
+    if baseline is None or value is None:
+        return None
+    return (
+        f"your {_point_text(baseline)} met the target at its first look, after "
+        f"{plural(baseline['steps'], 'step')}, where batch sizes differ little: a harder target "
+        f"tells more, such as workload.target.value={format_number(value, 2)}"
+    )
 
 
 def _test_text(summary: Row) -> str | None:

@@ -304,6 +304,7 @@ class BaselineRow(Row):
     steps: Count
     seconds: NotNegative | None = None
     value: Real | None = None
+    telling_target: Real | None = None
     runs: Count = 0
     reached: Count = 0
 

@@ -19,7 +19,7 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
-from bstune.core.records import Merit, TrialResult, TrialSpec
+from bstune.core.records import Merit, Target, TrialResult, TrialSpec
 from bstune.core.search_space import Space, Tunable
 from bstune.study.critical import NOMINAL
 from bstune.study.plan import MEANS_SHARE, SearchBudget, is_baseline_replicate
@@ -185,8 +185,25 @@ def gain_row(
     }
 
 
-def baseline_row(runs: BaselineRuns | None) -> dict[str, Any] | None:
-    """Return what the baseline came to, as ``curve.json`` has it."""
+def telling_target(first: TrialResult, target: Target, ideal: float | None) -> float | None:
+    """Return a target that would tell, where the baseline met the study's at its first look; None elsewhere.
+
+    What is met at the first evaluation was met at some step before, and every batch size that
+    meets it there looks alike. A schedule that ends with the trial is often looked at once, at its
+    end. The value returned lies half as far from the ideal one as what that evaluation saw; where
+    there is no ideal value, as far beyond what it saw as this lies beyond the target.
+    """
+    values = [value for step, value in first.history if step > 0 and value is not None]
+    if not first.reached or first.horizon is not None or len(values) != 1:
+        return None
+    value = values[0]
+    return value + (value - target.value) if ideal is None else (value + ideal) / 2.0
+
+
+def baseline_row(
+    runs: BaselineRuns | None, target: Target, ideal: float | None
+) -> dict[str, Any] | None:
+    """Return what the baseline came to, as ``curve.json`` has it; ``ideal``: the best value of the metric, if any."""
     if runs is None:
         return None
     first = runs.first
@@ -200,6 +217,7 @@ def baseline_row(runs: BaselineRuns | None) -> dict[str, Any] | None:
         "steps": first.steps,
         "seconds": None if first.seconds_per_step is None else first.steps * first.seconds_per_step,
         "value": last,
+        "telling_target": telling_target(first, target, ideal),
         "runs": len(runs.again),
         "reached": sum(run.reached for run in runs.again),
     }

@@ -34,10 +34,15 @@ MIN_SHARE = 0.5  # ... nor do those that span less than this share of the octave
 MIN_SPAN = 2.0  # of batch sizes, largest over smallest: less has no slope
 
 
+def ideal_of(prepared: PreparedStudy) -> float | None:
+    """Return the best value that the study's metric can take; None where it has no bound."""
+    bounds = prepared.config.workload.target.bounds
+    return ideal_value(prepared.protocol.target, None if bounds is None else list(bounds))
+
+
 def sampler_context(prepared: PreparedStudy, finished: Collection[int] = ()) -> dict[str, Any]:
     """Return the study's arguments for a sampler that stops and continues trials; ``finished`` ones go no further."""
     space, backend, files = prepared.space, prepared.backend, prepared.files
-    bounds = prepared.config.workload.target.bounds
     resumable = (
         (lambda number: number not in finished and backend.resumable(number, files))
         if backend.stops
@@ -48,7 +53,7 @@ def sampler_context(prepared: PreparedStudy, finished: Collection[int] = ()) -> 
         "rule": space.rule,
         "budget": lambda batch_size: float(prepared.protocol.last_step(round(batch_size))),
         "target": prepared.protocol.target,
-        "ideal": ideal_value(prepared.protocol.target, None if bounds is None else list(bounds)),
+        "ideal": ideal_of(prepared),
         "resumable": resumable,
         "snap": space.snap,
         "lr_range": (space.lr_low, space.lr_high),

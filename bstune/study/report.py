@@ -42,6 +42,7 @@ from bstune.study.critical import (
 from bstune.study.model import (
     REPORT_PARTICLES,
     fit_lr_exponent,
+    ideal_of,
     sampler_context,
     seed_scatter,
     study_posterior,
@@ -208,7 +209,7 @@ def summary_of(
         ),
         "load": load(done),
         "seed_scatter": None if critical is None else scatter,
-        "baseline": baseline_row(runs),
+        "baseline": baseline_row(runs, target, ideal_of(prepared)),
         "so_far": so_far_row(done, target, None if runs is None else runs.first, posterior),
         "gain": gain_row(runs, best.get(use), use, scatter["scatter"]),
         "not_run_again": _not_run_again(left_out(*ranking), budget.candidates),

@@ -380,7 +380,7 @@ class Search:
         max_steps = self._wall.max_steps(done, asked[1], cost, backend.step_time, reserve)
         if max_steps is None:
             give_up(self._study, asked)
-            self._no_time = self._wall.sentence(done, reserve)
+            self._no_time = self._wall.sentence(done, reserve, self._shortest(cost))
             return None
         return shorten(asked, max_steps)
 
@@ -397,6 +397,11 @@ class Search:
     def _cost(self, done: Sequence[TrialResult]) -> TrialCost:
         backend = self._prepared.backend
         return fit_cost(done, backend.step_time, backend.evaluation_share)
+
+    def _shortest(self, cost: TrialCost) -> float:
+        """Return the wall seconds of the least trial that is worth its start, at the reference batch size."""
+        step_time = self._prepared.backend.step_time(self._prepared.config.scaling.batch_size)
+        return cost.seconds(MIN_STEPS * step_time)
 
     def _baseline(self) -> tuple[Baseline, int | None] | None:
         """Return what the first trial runs, and for how many steps; None where it is the search's own choice."""
@@ -467,7 +472,8 @@ class Search:
         spent = self._budget.spent(done, continues=self._stops)
         if spent is None and math.isfinite(self._wall.limit):
             cost = self._cost(done)
-            spent = self._wall.spent(done, cost, self._reserve(done, cost))
+            reserve = self._reserve(done, cost)
+            spent = self._wall.spent(done, cost, reserve, self._shortest(cost))
         if spent is not None or self._budget.precision is None:
             return spent
         first = _first_trials(searched(done))

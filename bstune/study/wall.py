@@ -126,24 +126,50 @@ class WallTime:
         """Seconds until the report has to begin."""
         return self.limit - REPORT_SECONDS - self.fine_decision - self._taken()
 
-    def spent(self, done: Sequence[TrialResult], cost: TrialCost, reserve: float) -> str | None:
-        """Return the sentence that says that a search has no time for another point; None if it has."""
+    def spent(
+        self, done: Sequence[TrialResult], cost: TrialCost, reserve: float, shortest: float
+    ) -> str | None:
+        """Return the sentence that says that a search has no time for another point; None if it has.
+
+        ``shortest``: as in :meth:`sentence`.
+        """
         walls = [trial.wall_seconds for trial in searched(done)]
         one_more = self.decision + (statistics.fmean(walls) if walls else cost.fixed)
         if self.left > reserve + one_more:
             return None
-        return self.sentence(done, reserve)
+        return self.sentence(done, reserve, shortest)
 
-    def sentence(self, done: Sequence[TrialResult], reserve: float) -> str:
-        """Return that no time is left for another point, and for what the rest is kept."""
+    def sentence(self, done: Sequence[TrialResult], reserve: float, shortest: float) -> str:
+        """Return that no time is left for another point, and for what the rest is kept.
+
+        Where not even two trials had time it says how much they need; ``shortest`` are the wall seconds of the least
+        trial that is worth its start.
+        """
         purpose = "to run the winner again"
         if not best(done, self._budget):
             purpose = "to continue the most promising trial"
         kept = f", {min(reserve, self.left):.1f} s kept {purpose}" if self.left > 0.0 else ""
         return (
             f"stopped: search.wall_seconds={self.limit:g} leave no time for another point "
-            f"({self._taken():.1f} s taken{kept})"
+            f"({self._taken():.1f} s taken{kept}){self._advice(done, shortest)}"
         )
+
+    def _advice(self, done: Sequence[TrialResult], shortest: float) -> str:
+        """Return what would have been time for two trials, as the end of a sentence; empty once two have run."""
+        if len(searched(done)) >= 2:
+            return ""
+        seconds = math.ceil(self.seconds_of_two(done, shortest))
+        return (
+            f"; with what comes before and after, two trials take {seconds} s here: "
+            f"search.wall_seconds={seconds}, and a multiple of it for a search"
+        )
+
+    def seconds_of_two(self, done: Sequence[TrialResult], shortest: float) -> float:
+        """Return the least ``search.wall_seconds`` that two trials, and what comes before and after, would have met."""
+        walls = [trial.wall_seconds for trial in done]
+        before = self._taken() - sum(walls)
+        after = REPORT_SECONDS + self.fine_decision
+        return before + 2.0 * (self.decision + max([shortest, *walls])) + after
 
     def reserve(
         self,
