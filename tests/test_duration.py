@@ -1,6 +1,15 @@
 import pytest
 
-from bstune.study.duration import FEWEST_TRIALS, LONG_SECONDS, advice_on_time, trials_that_fit
+from bstune.study.duration import (
+    FEWEST_TRIALS,
+    LONG_SECONDS,
+    Pace,
+    Runs,
+    advice_on_time,
+    pace_of,
+    seconds_to_go,
+    trials_that_fit,
+)
 
 
 @pytest.mark.parametrize(
@@ -29,3 +38,30 @@ def test_a_gpu_is_no_advice_where_there_is_one():
     assert "GPU" in of_cpu
     assert "GPU" not in of_cuda
     assert "search.trials=15" in of_cuda
+
+
+@pytest.mark.parametrize(
+    ("points", "seconds", "baseline_seconds", "pace"),
+    [
+        (0, 3.0, None, None),
+        (1, 12.0, 11.0, Pace(1, 12.0)),  # the baseline alone
+        (5, 20.0, 11.0, Pace(4, 9.0)),
+        (5, 20.0, None, Pace(5, 20.0)),  # a command that continues a study
+    ],
+)
+def test_the_baseline_says_little_of_the_pace(points, seconds, baseline_seconds, pace):
+    assert pace_of(points, seconds, baseline_seconds) == pace
+
+
+@pytest.mark.parametrize(
+    ("points_left", "runs", "limit", "seconds"),
+    [
+        (10, (), float("inf"), 10 * 2.0 + 1.5),
+        (0, (Runs(6, 3.0), Runs(3, 7.0)), float("inf"), 18.0 + 21.0 + 1.5),
+        (1000, (), 40.0, 40.0),  # search.wall_seconds
+        (1000, (), -1.0, 0.0),
+    ],
+)
+def test_what_is_left_is_points_runs_and_the_report(points_left, runs, limit, seconds):
+    found = seconds_to_go(Pace(4, 8.0), points_left, runs, 1.5, limit)
+    assert found == pytest.approx(seconds)

@@ -193,13 +193,18 @@ def test_a_line_a_trial_in_the_order_in_which_they_end(capsys):
     trials[3] = replace(trials[3], replicate_of=0)
     progress = Progress(5, target, Console(width=200))
     for done in ((0,), (0, 2), (0, 2), (0, 1, 2, 4), (0, 1, 2, 3, 4)):  # the first was done before
-        progress.show([trials[number] for number in done])
+        progress.show([trials[number] for number in done], 60.0 * len(done))
     lines = capsys.readouterr().out.splitlines()
     assert [line.split("  ")[1] for line in lines] == [
         "point 2 of 5", "continues 0", "point 3 of 5", "repeats 0 on a fresh seed"
     ]  # fmt: skip
     assert [line.split("  ")[0] for line in lines] == [
         "trial 2", "trial 1", "trial 4", "trial 3"
+    ]  # fmt: skip
+    # Of what ended together the last one says what is left.
+    ends = ["2.00 min to go", "60.0 ms", "4.00 min to go", "5.00 min to go"]
+    assert [line.endswith(end) for line, end in zip(lines, ends, strict=True)] == [
+        True, False, True, True
     ]  # fmt: skip
 
 

@@ -1,10 +1,58 @@
-"""How long a study may take on this machine, and what would make it fit, said before anything long begins."""
+"""How long a study takes on this machine: what would make it fit, and after each trial what is left."""
+
+import math
+from dataclasses import dataclass
 
 from bstune.system.console import format_seconds, plural
 
 LONG_SECONDS = 3600.0  # from here on a study is said to be long
 # Of a search: fewer show too little, so that a limit of time is the better advice.
 FEWEST_TRIALS = 10
+
+
+@dataclass(frozen=True)
+class Pace:
+    """How fast a search goes: ``points`` of it took ``seconds`` of wall time.
+
+    Start-up, evaluation, continuations of stopped trials and the decisions between trials are in
+    the seconds.
+    """
+
+    points: int
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Runs:
+    """Runs on fresh seeds that are still to come: how many, and the wall seconds of one."""
+
+    count: int
+    seconds: float
+
+
+def pace_of(points: int, seconds: float, baseline_seconds: float | None) -> Pace | None:
+    """Return the pace of the points that this command has ended so far; None before the first.
+
+    The baseline, whose wall seconds are ``baseline_seconds`` where it ran here, goes to its budget
+    and says little of how long others run: it counts only while it is alone.
+    """
+    if points < 1:
+        return None
+    if baseline_seconds is None or points == 1:
+        return Pace(points, seconds)
+    return Pace(points - 1, max(0.0, seconds - baseline_seconds))
+
+
+def seconds_to_go(
+    pace: Pace, points_left: int, runs: tuple[Runs, ...], report: float, limit: float = math.inf
+) -> float:
+    """Return the wall seconds until a study's answer: of its points, its runs on fresh seeds and its report.
+
+    ``limit`` is what is left of ``search.wall_seconds``.
+    """
+    search = points_left * pace.seconds / pace.points
+    again = sum(one.count * one.seconds for one in runs)
+    return min(search + again + report, max(0.0, limit))
 
 
 def trials_that_fit(seconds: float, trials: int) -> int | None:

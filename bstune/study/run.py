@@ -17,7 +17,7 @@ from typing import Any
 import optuna
 from omegaconf import DictConfig, OmegaConf
 from rich.console import Console
-from rich.progress import MofNCompleteColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import MofNCompleteColumn, TextColumn, TimeElapsedColumn
 from rich.progress import Progress as Bar
 from rich.table import Column
 from rich.text import Text
@@ -169,25 +169,33 @@ class Progress:
             text = TextColumn(
                 "{task.description}", markup=False, table_column=Column(no_wrap=True, ratio=1)
             )
-            times = TimeElapsedColumn(), TextColumn("left"), TimeRemainingColumn()
             self.live = Bar(
-                MofNCompleteColumn(), text, *times, console=console, transient=True, expand=True
+                MofNCompleteColumn(),
+                text,
+                TimeElapsedColumn(),
+                console=console,
+                transient=True,
+                expand=True,
             )
             self._task = self.live.add_task("trials", total=total)
 
-    def show(self, done: Sequence[TrialResult]) -> None:
-        """Show the finished trials; those of an earlier run are not repeated as lines."""
+    def show(self, done: Sequence[TrialResult], to_go: float | None = None) -> None:
+        """Show the finished trials; those of an earlier run are not repeated as lines.
+
+        ``to_go``: the seconds that the rest of the study is predicted to take; None: not known.
+        """
+        rest = "" if to_go is None else f"; about {format_seconds(to_go)} to go"
         self._spoke = time.monotonic()
         self._waited = 0.0
         self._points = sum(result.resumed_from is None for result in searched(done))
         if self.live is not None:
             points = sum(result.resumed_from is None for result in searched(done))
-            self.live.update(self._task, completed=points, description=live_text(done))
+            self.live.update(self._task, completed=points, description=live_text(done) + rest)
             return
         if self.console.is_jupyter:
             from IPython.display import display  # there in a notebook alone
 
-            text = {"text/plain": live_text(done)}
+            text = {"text/plain": live_text(done) + rest}
             self._displayed = self._displayed or display(text, raw=True, display_id=True)
             self._displayed.update(text, raw=True)
             return
@@ -198,10 +206,11 @@ class Progress:
             result.number in shown and result.resumed_from is None for result in searched(done)
         )
         # Side by side, trials do not end in order of their numbers.
-        for result in [result for result in done if result.number not in shown]:
+        new = [result for result in done if result.number not in shown]
+        for result in new:
             points += result in searched([result]) and result.resumed_from is None
             line = trial_line(result, self._target.metric, f"point {points} of {self._total}")
-            self.console.print(line, soft_wrap=True)
+            self.console.print(line + (rest if result is new[-1] else ""), soft_wrap=True)
             shown.add(result.number)
 
     def waiting_line(self, now: float) -> str | None:

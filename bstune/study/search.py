@@ -25,9 +25,10 @@ from bstune.study.baseline import (
     first_steps,
 )
 from bstune.study.critical import critical_batch
+from bstune.study.duration import Pace, Runs, pace_of, seconds_to_go
 from bstune.study.lease import Leases
 from bstune.study.model import REPORT_PARTICLES, sampler_context, study_posterior
-from bstune.study.plan import MEANS_SHARE, searched
+from bstune.study.plan import MEANS_SHARE, is_baseline_replicate, searched
 from bstune.study.prepare import PreparedStudy
 from bstune.study.replicates import MERITS, Winner, candidates, next_replicate, winners
 from bstune.study.storage import (
@@ -54,7 +55,7 @@ from bstune.study.storage import (
     tell,
     working,
 )
-from bstune.study.wall import TrialCost, WallTime, fit_cost
+from bstune.study.wall import REPORT_SECONDS, TrialCost, WallTime, best, fit_cost
 from bstune.system.console import format_count
 from bstune.system.files import append_text, keep_trials, write_text
 from bstune.trial.backend import chooses_horizons, stops_trials
@@ -85,7 +86,7 @@ class Search:
         study: optuna.Study,
         leases: Leases,
         tracking: "Tracking | None",
-        show: Callable[[Sequence[TrialResult]], None],
+        show: Callable[[Sequence[TrialResult], float | None], None],
     ) -> None:
         self._prepared, self._study, self._leases = prepared, study, leases
         self._tracking, self._show = tracking, show
@@ -94,6 +95,7 @@ class Search:
         self._ended: set[int] = set()  # numbers of the finished trials
         self._lines: dict[int, str] = {}  # of trials.jsonl, by number
         self._looked = 0
+        self._begun: Pace | None = None  # what this command found done, and when it looked first
         self.ran = 0  # trials that this process ran
         self.sampled: tuple[Sequence[TrialResult], Posterior] | None = (
             None  # the report's posterior, of which trials
@@ -457,8 +459,48 @@ class Search:
         if self._tracking is not None:
             for result in done:
                 self._tracking.send_trial(result)
-        self._show(done)
+        self._show(done, self._seconds_to_go(done))
         return done
+
+    def _seconds_to_go(self, done: Sequence[TrialResult]) -> float | None:
+        """Return what the rest of the study is predicted to take; None before a point has ended here."""
+        points = [trial for trial in searched(done) if trial.resumed_from is None]
+        elapsed = self._prepared.elapsed()
+        if self._begun is None:
+            self._begun = Pace(len(points), elapsed)
+        baseline = next(
+            (trial for trial in points[self._begun.points :] if trial.trial_index == 0), None
+        )
+        pace = pace_of(
+            len(points) - self._begun.points,
+            elapsed - self._begun.seconds,
+            None if self._prepared.baseline is None or baseline is None else baseline.wall_seconds,
+        )
+        if pace is None:
+            return None
+        left = max(0, self._budget.trials - len(points))
+        report = REPORT_SECONDS + self._wall.fine_decision
+        return seconds_to_go(pace, left, self._runs_to_come(done), report, self._wall.left + report)
+
+    def _runs_to_come(self, done: Sequence[TrialResult]) -> tuple[Runs, ...]:
+        """Return the runs on fresh seeds that are still to come, if the winners stay what they are now."""
+        leaders = best(done, self._budget)
+        if not leaders:
+            return ()
+        step_time, cost = self._prepared.backend.step_time, self._cost(done)
+
+        def seconds(trial: TrialResult) -> float:
+            return self._wall.replicate_seconds(trial.steps, step_time(trial.batch_size), cost)
+
+        again = [trial for trial in done if trial.replicate_of is not None]
+        of_baseline = sum(is_baseline_replicate(trial.trial_index) for trial in again)
+        runs = baseline_runs(done, self._prepared.baseline)
+        planned = self._budget.replicates * self._budget.candidates - (len(again) - of_baseline)
+        to_come = [Runs(max(0, planned), max(map(seconds, leaders)))]
+        if runs is not None and runs.first.reached and runs.first not in leaders:
+            left = max(0, self._budget.replicates - of_baseline)
+            to_come.append(Runs(left, seconds(runs.first)))
+        return tuple(to_come)
 
     def _write_trials(self, done: Sequence[TrialResult]) -> None:
         """Write ``trials.jsonl``: one record a trial, in order of their numbers."""

@@ -1,19 +1,26 @@
-"""bstune beside a script with Optuna's TPE, on small projects as strangers write them, for the same wall time.
+"""A stranger's first study beside a script with Optuna's TPE, on small projects, for the same wall time.
 
-    python tests/benchmarks/bench_projects.py [--seconds 60] [--seeds 5] [--projects NAME ...] [--json FILE]
+    python tests/benchmarks/bench_projects.py [--options quick=true] [--seeds 3] [--projects NAME ...]
+        [--folder DIR] [--core 0] [--json FILE]
 
-Both are commands that get ``--seconds`` from their start to their end, imports, survey and preflight in them, and one
-core each, at once and in turns. What each picks is trained on fresh seeds, alternately in one process: the training
-seconds until the target are compared. A run that misses counts as unbounded.
+Each study is a command with the ``--options`` given, say ``search.trials=10``; the script then gets as many seconds as
+the command took from the prompt to its end, imports, preflight and survey in them. Both run on one core, one after the
+other. What each picks is trained on fresh seeds, alternately in one process: the training seconds until the target are
+compared, with the reference's. A run that misses counts as unbounded.
+
+``--folder`` has the packages and ``conf/workload``; by default these are ``tests/projects``. Rows that the JSON file
+has already are not run again.
 """
 
 import json
 import math
 import os
+import re
 import subprocess
 import sys
 import tempfile
 import time
+from itertools import pairwise
 from pathlib import Path
 
 import yaml
@@ -26,129 +33,171 @@ from bstune.trial.workload import load
 
 PROJECTS = Path(__file__).parents[1] / "projects"
 SCRIPT = Path(__file__).with_name("optuna_script.py")
-NAMES = ("lazy_layers", "one_cycle", "pl_transformer")
-LR_FACTOR = 30.0  # of the reference, to either side: what the script searches
+NAMES = (
+    "lazy_layers",
+    "one_cycle",
+    "pl_transformer",
+    "callback_metric",
+    "no_test_split",
+    "early_stopping",
+)
+TO_GO = re.compile(r"about ([\d.,]+) (ms|s|min|h) to go$")
+UNITS = {"ms": 1e-3, "s": 1.0, "min": 60.0, "h": 3600.0}
 FRESH = 5  # seeds on which each pick is trained
+ANSWERS = ("USE", "RESULT")  # the labels that an answer begins with
 
 
-def workload_of(name: str) -> dict:
-    return yaml.safe_load((PROJECTS / "conf" / "workload" / f"{name}.yaml").read_text())
-
-
-def bstune_command(name: str, seconds: float, seed: int) -> list[str]:
-    options = [
-        f"search.wall_seconds={seconds}",
-        "search.trials=1000",
-        f"seed={seed}",
-        "mlflow.enabled=false",
-    ]
-    return [
-        "-m",
-        "bstune",
-        "--config-dir",
-        str(PROJECTS / "conf"),
-        f"+workload={name}",
-        *options,
-        "device=cpu",
-    ]
-
-
-def script_command(name: str, seconds: float, seed: int) -> list[str]:
-    own = workload_of(name)
-    lr = own["reference"]["lr"]
-    numbers = [own["batch_size"]["low"], own["batch_size"]["high"], lr / LR_FACTOR, lr * LR_FACTOR]
-    numbers += [own["budget"]["steps"], own["budget"]["examples"], seconds, seed]
-    target = own["target"]
-    names = [own["module"]["_target_"], own["data"]["_target_"], target["metric"], target["value"]]
-    return [str(part) for part in (SCRIPT, *names, *numbers, json.dumps(own.get("trainer", {})))]
-
-
-def start(command: list[str], core: int, folder: Path) -> subprocess.Popen:
+def run(command: list[str], core: int, folder: Path, projects: Path) -> list[tuple[float, str]]:
+    """Run a command of Python on one core; return its lines, each with the seconds from the start."""
     folder.mkdir(parents=True)
     environment = os.environ | {
         "OMP_NUM_THREADS": "1",
-        "PYTHONPATH": str(PROJECTS),
+        "PYTHONPATH": str(projects),
+        "PYTHONUNBUFFERED": "1",
         "BSTUNE_CACHE": str(folder / "cache"),
     }
-    log = (folder / "log").open("w")
-    pinned = ["taskset", "-c", str(core), sys.executable, *command]
-    return subprocess.Popen(pinned, cwd=folder, env=environment, stdout=log, stderr=log)
+    began = time.monotonic()
+    lines = []
+    with subprocess.Popen(
+        ["taskset", "-c", str(core), sys.executable, *command],
+        cwd=folder,
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    ) as process:
+        for line in process.stdout:
+            lines.append((time.monotonic() - began, line.rstrip()))
+    lines.append((time.monotonic() - began, f"status {process.returncode}"))
+    return lines
 
 
-def pick_of(folder: Path, tool: str) -> dict | None:
-    """Return the batch size, learning rate and horizon that a command picked; None if nothing reached the target."""
-    if tool == "script":
-        return json.loads((folder / "log").read_text().splitlines()[-1])
-    best = yaml.safe_load(next(folder.glob("outputs/*/best.yaml")).read_text())
-    return (
-        {name: next(iter(best.values()))[name] for name in ("batch_size", "lr", "horizon")}
-        if best
-        else None
-    )
+def estimates_of(lines: list[tuple[float, str]], end: float) -> list[dict]:
+    """Return of each line that says what is left: the point of the search, what it said and what it was, in seconds."""
+    found = []
+    for second, line in lines:
+        said, place = TO_GO.search(line), re.search(r"point (\d+) of", line)
+        if said is not None:
+            seconds = float(said[1].replace(",", "")) * UNITS[said[2]]
+            point = None if place is None else int(place[1])
+            found.append({"point": point, "at": second, "said": seconds, "was": end - second})
+    return found
 
 
-def main() -> None:
-    options = options_of(
-        __doc__,
-        ("--seconds", {"type": float, "default": 60.0}),
-        ("--seeds", {"type": int, "default": 5}),
-        ("--projects", {"nargs": "+", "default": list(NAMES)}),
-    )
-    about, rows = machine(options.device, options.seeds), []
-    sys.path.insert(0, str(PROJECTS))
-    for name in options.projects:
-        for seed in range(options.seeds):
-            with tempfile.TemporaryDirectory() as folder:
-                rows.append(compare(name, seed, options.seconds, Path(folder)))
-            print(json.dumps(rows[-1]), flush=True)
-            write(options.json, about, rows)
-
-
-def compare(name: str, seed: int, seconds: float, folder: Path) -> dict:
-    commands = {
-        "bstune": bstune_command(name, seconds, seed),
-        "script": script_command(name, seconds, seed),
+def study_of(name: str, seed: int, options: list[str], core: int, folder: Path, projects: Path):
+    """Run a stranger's study; return what it came to, and its pick."""
+    command = ["-m", "bstune", "--config-dir", str(projects / "conf"), f"+workload={name}"]
+    command += [*options, f"seed={seed}", "mlflow.enabled=false", "device=cpu"]
+    lines = run(command, core, folder, projects)
+    answered = [second for second, line in lines if line.split(" ")[0] in ANSWERS]
+    curves = list(folder.glob("outputs/*/curve.json"))
+    if not curves:
+        return {"lines": [line for _, line in lines[-10:]]}, None, lines[-1][0]
+    summary = json.loads(curves[0].read_text())
+    text = (curves[0].parent / "trials.jsonl").read_text()
+    trials = [json.loads(line) for line in text.splitlines()]
+    steps = {trial["number"]: trial["steps"] for trial in trials}
+    ran = [
+        trial["steps"] - steps.get(trial["resumed_from"], 0)
+        for trial in trials
+        if trial["status"] == "censored"
+    ]
+    best = summary[summary["use"]] if summary["use"] else None
+    row = {
+        "status": lines[-1][1],
+        "first_line_seconds": lines[0][0],
+        "longest_silence_seconds": max(
+            after - before for (before, _), (after, _) in pairwise(lines)
+        ),
+        "answer_seconds": answered[0] if answered else None,
+        "end_seconds": lines[-1][0],
+        "answer": next((line for _, line in lines if line.split(" ")[0] in ANSWERS), None),
+        "gain": summary["gain"],
+        "so_far": summary["so_far"],
+        "baseline": summary["baseline"],
+        "stop_reason": summary["stop_reason"],
+        "trials": len(trials),
+        "shortest_stopped_steps": min(ran, default=None),
+        "fresh_seeds": best and best["confirmed"],
+        "estimates": estimates_of(lines, answered[0] if answered else lines[-1][0]),
     }
-    began, took = time.monotonic(), {}
-    runs = {
-        tool: start(commands[tool], (place + seed) % 2, folder / tool)
-        for place, tool in enumerate(commands)
+    pick = best and {name: best[name] for name in ("batch_size", "lr", "horizon")}
+    return row, pick, lines[-1][0]
+
+
+def compare(name: str, seed: int, options, folder: Path) -> dict:
+    projects = Path(options.folder or PROJECTS).resolve()
+    row, pick, seconds = study_of(
+        name, seed, options.options, options.core, folder / "bstune", projects
+    )
+    workload = projects / "conf" / "workload" / f"{name}.yaml"
+    script = [str(SCRIPT), str(workload), str(seconds), str(seed)]
+    printed = run(script, options.core, folder / "script", projects)
+    last = printed[-2][1] if len(printed) > 1 else ""
+    is_pick = last == "null" or last.startswith("{")
+    reference = yaml.safe_load(workload.read_text())["reference"]
+    picks = {
+        "bstune": pick,
+        "script": json.loads(last) if is_pick else None,
+        "reference": reference,
     }
-    while len(took) < len(runs):
-        time.sleep(0.1)
-        took |= {
-            tool: time.monotonic() - began
-            for tool, run in runs.items()
-            if run.poll() is not None and tool not in took
-        }
-    picks = {tool: pick_of(folder / tool, tool) for tool in runs}
+    if not is_pick:
+        row["script_lines"] = [line for _, line in printed[-5:]]
     return {
         "project": name,
         "seed": seed,
-        "command_seconds": took,
+        "options": options.options,
+        **row,
+        "script_seconds": printed[-1][0],
         "picks": picks,
-        "fresh": fresh_seconds(name, picks),
+        "fresh": fresh_seconds(name, picks, projects),
     }
 
 
-def fresh_seconds(name: str, picks: dict) -> dict:
+def fresh_seconds(name: str, picks: dict, projects: Path) -> dict:
     """Return the training seconds to the target of each pick on fresh seeds, infinite where it was missed."""
     config = compose_checked(
-        ["--config-dir", str(PROJECTS / "conf"), f"+workload={name}", "device=cpu"]
+        ["--config-dir", str(projects / "conf"), f"+workload={name}", "device=cpu"]
     )
     workload, protocol = load(config)
     seconds: dict[str, list[float]] = {tool: [] for tool in picks}
     for seed in range(1000, 1000 + FRESH):
         for tool, pick in picks.items():
+            took = math.inf
             if pick is not None:
                 horizon = pick.get("horizon")  # None: the schedule is as long as the budget
                 spec = TrialSpec(
                     0, 0, pick["batch_size"], pick["lr"], None, seed, max_steps=horizon
                 )
                 result = run_trial(workload, spec, protocol, horizon=horizon)
-            reached = pick is not None and result.status == "reached"
-            seconds[tool].append(result.train_seconds if reached else math.inf)
+                if result.status == "reached":
+                    took = result.train_seconds
+            seconds[tool].append(took)
     return {tool: sorted(values) for tool, values in seconds.items()}
+
+
+def main() -> None:
+    options = options_of(
+        __doc__,
+        ("--options", {"nargs": "+", "default": ["quick=true"]}),
+        ("--seeds", {"type": int, "default": 3}),
+        ("--projects", {"nargs": "+", "default": list(NAMES)}),
+        ("--folder", {"default": None}),
+        ("--core", {"type": int, "default": 0}),
+    )
+    about = machine(options.device, options.seeds)
+    path = Path(options.json) if options.json else None
+    rows = json.loads(path.read_text())["rows"] if path and path.exists() else []
+    done = {(row["project"], row["seed"]) for row in rows}
+    sys.path.insert(0, str(Path(options.folder or PROJECTS).resolve()))
+    for seed in range(options.seeds):
+        for name in options.projects:
+            if (name, seed) in done:
+                continue
+            with tempfile.TemporaryDirectory() as folder:
+                rows.append(compare(name, seed, options, Path(folder)))
+            print(json.dumps(rows[-1]), flush=True)
+            write(options.json, about, rows)
 
 
 if __name__ == "__main__":

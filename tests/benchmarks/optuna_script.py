@@ -1,9 +1,9 @@
 """What bench_projects.py compares bstune with: Optuna's TPE over batch size and learning rate, as users write it.
 
-    python optuna_script.py MODULE DATA METRIC TARGET LOW HIGH LR_LOW LR_HIGH STEPS EXAMPLES SECONDS SEED [TRAINER]
+    python optuna_script.py WORKLOAD.yaml SECONDS SEED
 
-A trial ends at the target, after as long as three times the fastest one that reached it, or with its budget. The last
-line is the batch size and the learning rate of the fastest one, as JSON.
+The reference is tried first. A trial ends at the target, after 1.3 times as long as the fastest one that reached it,
+or with its budget. The last line is the batch size and the learning rate of the fastest one, as JSON; null for none.
 """
 
 import importlib
@@ -11,19 +11,35 @@ import json
 import math
 import sys
 import time
+from pathlib import Path
 
 import optuna
+import yaml
 from torch.utils.data import DataLoader
 
+LR_FACTOR = 30.0  # of the reference, to either side: what is searched
+STOP_FACTOR = 1.3  # times the fastest trial
+
 start = time.monotonic()
-module, data, metric, target, *numbers, trainer = sys.argv[1:]
-low, high, lr_low, lr_high, steps, examples, seconds, seed = map(float, numbers)
+workload = yaml.safe_load(Path(sys.argv[1]).read_text())
+seconds, seed = float(sys.argv[2]), int(sys.argv[3])
+target, budget, sizes = workload["target"], workload["budget"], workload["batch_size"]
+reference = workload["reference"]
+sign = 1.0 if target["mode"] == "min" else -1.0
+
+
+def resolved(name):
+    module, _, attribute = name.rpartition(".")
+    return getattr(importlib.import_module(module), attribute)
+
+
+data_node, module_node = workload["data"], workload["module"]
+build, load = resolved(module_node["_target_"]), resolved(data_node["_target_"])
+rate_name = next(name for name, value in module_node.items() if value == "${trial.lr}")
 pl = importlib.import_module(
-    "pytorch_lightning" if module.startswith("pl_") else "lightning.pytorch"
-)
-build, load = (
-    getattr(importlib.import_module(name.rpartition(".")[0]), name.rpartition(".")[2])
-    for name in (module, data)
+    "pytorch_lightning"
+    if module_node["_target_"].startswith("pl_transformer")
+    else "lightning.pytorch"
 )
 best, chosen = math.inf, None
 
@@ -33,37 +49,42 @@ class StopAtTarget(pl.Callback):
         self.began, self.reached, self.took = time.monotonic(), False, math.inf
 
     def on_validation_end(self, trainer, module):
-        self.reached = not trainer.sanity_checking and float(
-            trainer.callback_metrics[metric]
-        ) <= float(target)
+        value = float(trainer.callback_metrics[target["metric"]])
+        self.reached = not trainer.sanity_checking and sign * value <= sign * target["value"]
         self.took = time.monotonic() - self.began
-        trainer.should_stop |= (
-            self.reached or self.took > 3 * best or time.monotonic() - start > seconds - 1
-        )
+        is_late = self.took > STOP_FACTOR * best or time.monotonic() - start > seconds - 1
+        trainer.should_stop |= self.reached or is_late
 
 
-study = optuna.create_study(sampler=optuna.samplers.TPESampler(seed=int(seed)))
+study = optuna.create_study(sampler=optuna.samplers.TPESampler(seed=seed))
+study.enqueue_trial({"batch_size": reference["batch_size"], "lr": reference["lr"]})
 while time.monotonic() - start < seconds - 3:
     trial = study.ask()
-    size = trial.suggest_int("batch_size", int(low), int(high), log=True)
-    lr = trial.suggest_float("lr", lr_low, lr_high, log=True)
+    size = trial.suggest_int("batch_size", sizes["low"], sizes["high"], log=True)
+    low, high = reference["lr"] / LR_FACTOR, reference["lr"] * LR_FACTOR
+    lr = trial.suggest_float("lr", low, high, log=True)
     stop = StopAtTarget()
-    most = max(int(steps), math.ceil(examples / size))
-    options = {
-        "enable_progress_bar": False,
-        "enable_model_summary": False,
-        "enable_checkpointing": False,
-    }
-    run = pl.Trainer(
-        accelerator="cpu", max_steps=most, max_epochs=-1, callbacks=[stop], val_check_interval=10, log_every_n_steps=1,
-        check_val_every_n_epoch=None, num_sanity_val_steps=0, **options, **json.loads(trainer)
-    )  # fmt: skip
     batches = load()
     loader = batches.train_dataloader
     batches.train_dataloader = lambda own=loader, size=size: DataLoader(
-        own().dataset, size, shuffle=True
+        own().dataset, size, shuffle=True, collate_fn=own().collate_fn
     )
-    run.fit(build(lr=lr), batches)
+    batches_per_epoch = math.ceil(len(loader().dataset) / size)
+    run = pl.Trainer(
+        accelerator="cpu",
+        max_steps=max(budget["steps"], math.ceil(budget["examples"] / size)),
+        max_epochs=-1,
+        callbacks=[stop],
+        val_check_interval=min(10, batches_per_epoch),
+        num_sanity_val_steps=0,
+        log_every_n_steps=1,
+        logger=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        enable_checkpointing=False,
+        gradient_clip_val=workload.get("trainer", {}).get("gradient_clip_val"),
+    )
+    run.fit(build(**{rate_name: lr}), batches)
     study.tell(trial, stop.took if stop.reached else 4 * min(best, seconds))
     if stop.reached and stop.took < best:
         best, chosen = stop.took, {"batch_size": size, "lr": lr}
