@@ -335,6 +335,16 @@ def test_a_limit_may_lie_past_the_budget():
     assert result.history[-1][0] == STEPS + 1
 
 
+def test_a_trial_out_of_time_ends_with_its_next_step_and_can_go_on(tmp_path):
+    whole, reference = train(SPEC)
+    state = tmp_path / "0.state"
+    stopped, _ = train(replace(SPEC, max_seconds=0.0), state=state)
+    assert (stopped.status, stopped.steps, stopped.message) == ("censored", 1, None)
+    resume = Stopped(stopped, state)
+    continued, module = train(replace(SPEC, number=2, resumed_from=1), resume=resume)
+    assert_same(continued, module, whole, reference, [1])
+
+
 def test_an_evaluation_at_the_limit_can_reach_the_target_and_leaves_no_state(tmp_path):
     protocol = learning_protocol(300, target=Target("val/loss", 0.5, "min"))
     spec, build = replace(SPEC, lr=0.01), partial(learner, optimizer=momentum)

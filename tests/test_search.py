@@ -13,10 +13,11 @@ from sqlalchemy.engine import Engine
 from toolbox import make_result, table_rows, trials_of, write_rows
 
 from bstune.core.errors import StudyError, UserCodeError
+from bstune.core.records import TrialSpec
 from bstune.study.lease import Leases
 from bstune.study.prepare import compose_checked, compose_joined, prepare
 from bstune.study.run import run_study, run_worker
-from bstune.study.search import check_failures
+from bstune.study.search import _is_out_of_time, check_failures
 from bstune.study.storage import (
     CUT_SHORT,
     TRIAL_INDEX,
@@ -284,3 +285,19 @@ def test_trials_of_a_process_that_is_gone_are_asked_again(study, tmp_path, sugge
 
 def spec_at(spec, number, trial_index):
     return {**vars(spec), "number": number, "trial_index": trial_index}
+
+
+@pytest.mark.parametrize(
+    ("changes", "is_out"),
+    [
+        ({}, True),
+        ({"status": "reached"}, False),
+        ({"wall_seconds": 4.0}, False),  # its record ended
+        ({"message": "the training was stopped at step 9"}, False),  # by itself
+    ],
+)
+def test_a_trial_that_ran_out_of_time_can_go_on(changes, is_out):
+    spec = TrialSpec(0, 0, 64, 0.1, None, 1, max_steps=100, max_seconds=5.0)
+    result = make_result(**({"status": "censored", "steps": 9, "wall_seconds": 5.1} | changes))
+    assert _is_out_of_time(spec, result) == is_out
+    assert not _is_out_of_time(replace(spec, max_seconds=None), result)

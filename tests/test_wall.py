@@ -74,6 +74,20 @@ def test_a_search_ends_while_there_is_time_for_what_follows(reserve, before, is_
 
 
 @pytest.mark.parametrize(
+    ("elapsed", "is_baseline", "seconds"),
+    [
+        (20.0, False, 80.0 - REPORT_SECONDS),
+        (20.0, True, 25.0),  # twice an eighth of the limit
+        (90.0, True, 10.0 - REPORT_SECONDS),
+        (200.0, False, 0.0),
+    ],
+)
+def test_a_trial_ends_where_the_report_has_to_begin(elapsed, is_baseline, seconds):
+    assert wall(elapsed).trial_limit(is_baseline) == pytest.approx(seconds)
+    assert wall(elapsed, limit=None).trial_limit(is_baseline) == math.inf
+
+
+@pytest.mark.parametrize(
     ("done", "shortest", "seconds"),
     [
         ([], 4.0, 30.0 + 2 * 4.0 + REPORT_SECONDS),

@@ -101,10 +101,12 @@ class TrialSpec:
     hyperparameters: Mapping[str, int | float] = field(
         default_factory=dict
     )  # further ones, by name (see bstune.config)
+    max_seconds: float | None = None  # of its wall time, after which its next step is its last one
 
     def trial_fields(self) -> dict[str, Any]:
-        """Return the fields that a trial's record takes over as they are: all but ``max_steps``."""
-        return {f.name: getattr(self, f.name) for f in fields(self) if f.name != "max_steps"}
+        """Return the fields that a trial's record takes over as they are: all but its limits."""
+        limits = ("max_steps", "max_seconds")
+        return {f.name: getattr(self, f.name) for f in fields(self) if f.name not in limits}
 
 
 @dataclass(frozen=True)

@@ -322,6 +322,9 @@ class Search:
         resumed_from = (
             None if spec.resumed_from is None else finished(self._study, spec.resumed_from)
         )
+        is_baseline = self._stops and self._prepared.baseline is not None and spec.trial_index == 0
+        limit = self._wall.trial_limit(is_baseline)
+        spec = replace(spec, max_seconds=limit if math.isfinite(limit) else None)
         runner.start(spec, self._prepared.files, resumed_from)
 
     def _store(self, finished: Finished) -> None:
@@ -334,6 +337,8 @@ class Search:
         if survey is not None and survey.step_time is not None:
             result = with_step_time(result, survey.step_time)
         trial, files = self._asked.pop(spec.number), self._prepared.files
+        if _is_out_of_time(spec, result):
+            trial, _ = shorten((trial, replace(spec, max_seconds=None)), result.steps)
         try:
             ranks_stopped = not stops_trials(self._prepared.config.sampler)
             tell(
@@ -538,6 +543,16 @@ class Search:
             f"stopped: B_crit lies between {format_count(low)} and {format_count(high)}, "
             f"within search.precision={precision:g}"
         )
+
+
+def _is_out_of_time(spec: TrialSpec, result: TrialResult) -> bool:
+    """Return whether its wall time ended a trial, rather than itself: then it can go on."""
+    return (
+        spec.max_seconds is not None
+        and result.status == "censored"
+        and result.message is None
+        and result.wall_seconds > spec.max_seconds
+    )
 
 
 def check_failures(

@@ -20,7 +20,7 @@ from scipy.optimize import nnls
 
 from bstune.core.records import TrialResult, TrialSpec
 from bstune.search.acquisition import LEAST_GROWTH, MIN_STEPS
-from bstune.study.plan import RESCUE_SHARE, SearchBudget, searched
+from bstune.study.plan import MEANS_SHARE, RESCUE_SHARE, SearchBudget, searched
 from bstune.study.replicates import MERITS, ranked
 
 # Attributes of the study: when it would have begun if its commands had run without a break, and what they have taken.
@@ -32,6 +32,7 @@ REPORT_SECONDS = 1.5  # of what else comes before the answer
 OTHERS_SHARE = (
     0.1  # and for fresh seeds of further candidates than the first, and of the baseline, at most
 )
+BASELINE_SLACK = 2.0  # times its share, that the first run of the baseline may take
 PRIOR_ROWS = 1.0  # trials that what is known of evaluation beforehand counts for
 
 
@@ -125,6 +126,15 @@ class WallTime:
     def left(self) -> float:
         """Seconds until the report has to begin."""
         return self.limit - REPORT_SECONDS - self.fine_decision - self._taken()
+
+    def trial_limit(self, is_baseline: bool) -> float:
+        """Return the wall seconds after which a trial that begins now ends with its next step.
+
+        Its steps are chosen so that it ends long before; on a machine that has become slower this
+        binds. The baseline has ``BASELINE_SLACK`` times its share of the limit.
+        """
+        limit = max(self.left, 0.0)
+        return min(limit, BASELINE_SLACK * MEANS_SHARE * self.limit) if is_baseline else limit
 
     def spent(
         self, done: Sequence[TrialResult], cost: TrialCost, reserve: float, shortest: float

@@ -12,6 +12,7 @@ import functools
 import inspect
 import math
 import os
+import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -460,6 +461,7 @@ class _TargetLoop(Callback):
         )
         self._module: LightningModule | None = None
         self._process = os.getpid()
+        self._began = time.monotonic()
 
     @property
     def longest(self) -> int:
@@ -508,8 +510,17 @@ class _TargetLoop(Callback):
             return None
 
     def _expect_last_step(self) -> None:
+        if self._is_late():
+            self.progress.last_step = min(self.progress.last_step, self.progress.steps + 1)
         if self.writer is not None:
             self.writer.prepare(last=self.progress.steps + 1 >= self.progress.last_step)
+
+    def _is_late(self) -> bool:
+        """Return whether the trial's wall time is over; of several processes each would see another time."""
+        limit = self.spec.max_seconds
+        if limit is None or distributed.place() is not None:
+            return False
+        return time.monotonic() - self._began > limit
 
     @contextmanager
     def _aside(self) -> Iterator[None]:

@@ -34,13 +34,16 @@ def resolved(name):
 
 
 data_node, module_node = workload["data"], workload["module"]
-build, load = resolved(module_node["_target_"]), resolved(data_node["_target_"])
 rate_name = next(name for name, value in module_node.items() if value == "${trial.lr}")
-pl = importlib.import_module(
-    "pytorch_lightning"
-    if module_node["_target_"].startswith("pl_transformer")
-    else "lightning.pytorch"
-)
+load = resolved(data_node["_target_"])
+
+
+def build(lr):
+    return resolved(module_node["_target_"])(**{rate_name: lr})
+
+
+is_older = any(one.__module__.startswith("pytorch_lightning") for one in type(build(1e-3)).__mro__)
+pl = importlib.import_module("pytorch_lightning" if is_older else "lightning.pytorch")
 best, chosen = math.inf, None
 
 
@@ -69,6 +72,8 @@ while time.monotonic() - start < seconds - 3:
     batches.train_dataloader = lambda own=loader, size=size: DataLoader(
         own().dataset, size, shuffle=True, collate_fn=own().collate_fn
     )
+    batches.prepare_data()
+    batches.setup("fit")
     batches_per_epoch = math.ceil(len(loader().dataset) / size)
     run = pl.Trainer(
         accelerator="cpu",
@@ -84,7 +89,7 @@ while time.monotonic() - start < seconds - 3:
         enable_checkpointing=False,
         gradient_clip_val=workload.get("trainer", {}).get("gradient_clip_val"),
     )
-    run.fit(build(**{rate_name: lr}), batches)
+    run.fit(build(lr), batches)
     study.tell(trial, stop.took if stop.reached else 4 * min(best, seconds))
     if stop.reached and stop.took < best:
         best, chosen = stop.took, {"batch_size": size, "lr": lr}
