@@ -1,7 +1,7 @@
 """The searches that are compared, each a :class:`bstune.sweeps.search_problem.Search`.
 
-- bstune's own :class:`~bstune.search.sampler.FrontierSampler`, in an Optuna study in memory, with the problem's budget
-  as a scale, tau(B), the target and the range of learning rates, and no noise scale; ``bstune/none`` and
+- bstune's own :class:`~bstune.search.sampler.FrontierSampler`, in an Optuna study in memory, with the problem's
+  budget, tau(B), the target and the range of learning rates, and no noise scale; ``bstune/none`` and
   ``bstune/linear`` take another scaling rule as prior mean than the square root.
 - Optuna's random, QMC, TPE and GP samplers, over (batch size, learning rate) or over (batch size, delta) with a scaling
   rule as axis, in two forms: a stopped trial is recorded as pruned, or as complete at its bound.

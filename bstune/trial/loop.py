@@ -358,7 +358,7 @@ class _Progress:
             else:
                 self.forced += (self.steps,)
         self.first_step = self.steps
-        # A trial's own limit may lie past the budget: for the search, that is a scale.
+        # A trial that is asked for by itself may have a limit past the budget.
         self.last_step = (
             protocol.last_step(spec.batch_size) if spec.max_steps is None else spec.max_steps
         )
