@@ -37,9 +37,8 @@ MARKERS = "osD^v<>P"
 MAX_RATIO = 10.0  # of the figure
 ABOVE = 2.0 * MAX_RATIO
 COMMON_RULES = (
-    f"The first budget is {BUDGET_FACTOR:g} times what the best cell needs (times budget_factor). No trial outlives it. "
-    "Only trials that finished within the spending count. tau(B) is known "
-    "beforehand, at no cost.",
+    f"The budget is {BUDGET_FACTOR:g} times what the best cell needs (times budget_factor); no trial outlives it. "
+    "Only trials that finished within the spending count. tau(B) is known beforehand, at no cost.",
     "Of an Optuna sampler's two forms (a stopped trial recorded as pruned, or as complete at its bound) the better one "
     "is shown, chosen on these seeds, in its favour; values are log seconds, or log steps. The rules saturating and "
     "surge get the table's own B_crit as noise scale, in their favour.",
