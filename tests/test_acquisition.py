@@ -10,6 +10,7 @@ from bstune.core.curve import half_slope
 from bstune.core.errors import ConfigError
 from bstune.core.step_time import StepTime
 from bstune.search.acquisition import (
+    MIN_STEPS,
     Candidates,
     Domain,
     b_crit_quantiles,
@@ -156,6 +157,27 @@ def test_nothing_is_spent_past_the_margin_once_something_has_reached_the_target(
             if result.reached:
                 best = min(best, result.steps * result.seconds_per_step)
         assert best < math.inf
+
+
+@pytest.mark.parametrize("objective", ["time", "steps", "curve"])
+def test_no_new_trial_is_shorter_than_its_start_is_worth(objective):
+    """A probe, for the objective ``curve`` too: a share of four steps would cost more to set up than to train."""
+    seen = [
+        make_result(
+            number=number,
+            batch_size=batch_size,
+            lr=0.14,
+            status="reached",
+            steps=4,
+            steps_low=3,
+            seconds_per_step=0.01,
+            history=(),
+        )
+        for number, batch_size in enumerate((64, 256, 1024))
+    ]
+    posterior = inferred(seen)
+    chosen = [decided(posterior, seed, objective=objective) for seed in range(12)]
+    assert min(one.max_steps for one in chosen if one.resumed_from is None) >= MIN_STEPS
 
 
 def test_a_new_trial_is_looked_at_before_it_gets_all():

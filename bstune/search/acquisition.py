@@ -207,7 +207,8 @@ def suggest(
     if maps:
         probe = policy.probe_fraction * predicted
         max_steps = GIVEN_UP_AT * predicted if done >= probe else probe
-        return options.suggestion(chosen, min(max(max_steps, LEAST_GROWTH * done), last_step))
+        least = max(LEAST_GROWTH * done, MIN_STEPS)
+        return options.suggestion(chosen, min(max(max_steps, least), last_step))
     if incumbent is None:
         return options.suggestion(chosen, min(done + max(most, 0.4 * done), last_step))
     cap = policy.stop_factor * incumbent / float(weight(options.x[chosen]))

@@ -97,8 +97,8 @@ def study_of(name: str, seed: int, options: list[str], core: int, folder: Path, 
     text = (curves[0].parent / "trials.jsonl").read_text()
     trials = [json.loads(line) for line in text.splitlines()]
     steps = {trial["number"]: trial["steps"] for trial in trials}
-    ran = [
-        trial["steps"] - steps.get(trial["resumed_from"], 0)
+    stopped = [
+        {"steps": trial["steps"], "from": steps.get(trial["resumed_from"], 0)}
         for trial in trials
         if trial["status"] == "censored"
     ]
@@ -117,7 +117,7 @@ def study_of(name: str, seed: int, options: list[str], core: int, folder: Path, 
         "baseline": summary["baseline"],
         "stop_reason": summary["stop_reason"],
         "trials": len(trials),
-        "shortest_stopped_steps": min(ran, default=None),
+        "stopped": stopped,
         "fresh_seeds": best and best["confirmed"],
         "estimates": estimates_of(lines, answered[0] if answered else lines[-1][0]),
     }
