@@ -258,3 +258,45 @@ def test_the_peak_is_the_most_that_was_resident():
         block.write(b"1" * 64 * MiB)
         assert memory.resident_bytes() - before > 60 * MiB
     assert memory.peak_resident_bytes() - before > 60 * MiB
+
+
+@pytest.mark.parametrize("probes", range(1, 8))
+@pytest.mark.parametrize("largest_first", [False, True])
+def test_without_time_for_more_probes_the_ceiling_is_the_largest_that_fitted(probes, largest_first):
+    machine = Machine(LAWS["linear"])
+    found = search(
+        machine,
+        3,
+        largest_first=largest_first,
+        verify=2,
+        is_late=lambda: len(machine.asked) >= probes,
+    )
+    exact = (LIMIT - 450 * MiB) // (MiB // 2)
+    least = (
+        2 if largest_first else 1
+    )  # the largest of all, and the smallest, are probed in any case
+    assert len(machine.asked) <= max(probes, least)
+    assert found.batch_size == max(size for size in machine.asked if size <= exact)
+    if found.above is not None:
+        assert found.precision == found.above.batch_size - found.batch_size
+        assert len(found.notes) == (found.precision > 1)
+
+
+@pytest.mark.parametrize(
+    ("law", "probed", "largest", "predicted"),
+    [
+        ("small examples", (64, 128), 4096, 4096),  # 480 MiB, less than half of 1,024
+        ("large examples", (1, 2), 64, 13),  # 490 MiB
+        ("large examples", (1, 16), 64, None),  # what was probed takes more than half
+        ("large examples", (4,), 64, None),  # no line through one probe
+        ("small examples", (64, 128), 128, None),  # there is nothing larger
+    ],
+)
+def test_batch_sizes_that_there_is_no_time_to_probe(law, probed, largest, predicted):
+    found = search(Machine(LAWS[law]), probed[0], probed[-1], largest_first=True)
+    extended = found.extended(largest)
+    assert extended.predicted == predicted
+    assert extended.batch_size == (predicted or probed[-1])
+    assert extended.at == found.at
+    is_said = predicted is not None or (law == "large examples" and len(probed) > 1)
+    assert len(extended.notes) == is_said

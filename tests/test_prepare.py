@@ -346,7 +346,7 @@ def test_an_mlflow_that_cannot_be_imported_is_a_note(tmp_path, monkeypatch):
     )
 
 
-@pytest.mark.parametrize(("wall_seconds", "seconds"), [("null", 45), (100, 10), (1000, 45)])
+@pytest.mark.parametrize(("wall_seconds", "seconds"), [("null", 90), (100, 10), (1000, 90)])
 def test_the_survey_leaves_most_of_the_wall_time_to_the_search(monkeypatch, wall_seconds, seconds):
     asked = []
 
@@ -358,7 +358,7 @@ def test_the_survey_leaves_most_of_the_wall_time_to_the_search(monkeypatch, wall
     config = compose_checked(
         ["workload=digits", "device=cpu", f"search.wall_seconds={wall_seconds}"]
     )
-    assert prepare(config).config.hardware.seconds == 45
+    assert prepare(config).config.hardware.seconds == 90
     assert asked == [seconds]
 
 

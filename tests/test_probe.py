@@ -232,8 +232,9 @@ def test_a_probe_reads_as_many_batches_as_take_seconds(seconds, batches):
     [
         (StepTime(0.0, 0.001), 4096),  # all of them in time
         (StepTime(0.0, 0.01), 2000),
-        (StepTime(10.0, 0.01), 1000),
-        (StepTime(30.0, 0.01), 64),  # none is, and one has to be
+        (StepTime(9.0, 0.01), 1100),
+        (StepTime(0.0, 1.0), 128),  # none is: at most twice the smallest one's
+        (StepTime(30.0, 0.01), 3128),  # nor here, as any step takes long
     ],
 )
 def test_no_probe_is_started_that_would_not_end(step_time, largest):

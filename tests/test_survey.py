@@ -10,6 +10,7 @@ import torch
 
 from bstune.config import compose
 from bstune.core.errors import HardwareError
+from bstune.core.step_time import StepTime
 from bstune.hardware import survey as survey_module
 from bstune.hardware import timing
 from bstune.hardware.survey import (
@@ -23,6 +24,7 @@ from bstune.hardware.survey import (
 )
 from bstune.study.tune import survey
 from bstune.trial.backend import make_protocol, make_space
+from bstune.trial.preflight import Findings
 from bstune.trial.workload import build_workload, load_data, resolve
 from tests.toolbox import entries, make_survey
 
@@ -44,7 +46,7 @@ def test_the_command_and_the_study_after_it(bstune, tmp_path, monkeypatch):
     status, out, err = bstune("survey", "workload=digits", *FAST)
     assert (status, err) == (0, "")
     words = (
-        "batch size 1200, the largest of the range, fits",
+        "batch size 1200, the largest that was tried, fits",
         "tau(B) = ",
         "roofline",
         "written outputs/digits/",
@@ -118,7 +120,7 @@ def test_a_module_that_runs_only_in_trials_costs_a_note_each(monkeypatch):
         assert _roofline(*arguments) == (None, None, notes)
     ceiling = make_survey().ceiling
     measured, notes = _time_ladder(
-        config, space, make_protocol(config), workload, ceiling, torch.device("cpu")
+        config, space, make_protocol(config), workload, ceiling, torch.device("cpu"), 30.0, None
     )
     assert {row.bare for row in measured.timings} == {None}
     assert re.fullmatch(r"no share of overhead: OddError: not now \(test_survey.py:\d+\)", *notes)
@@ -150,8 +152,49 @@ def test_steps_are_timed_from_the_first_replay_on(monkeypatch, fast, device, war
         make_survey().ceiling,
         torch.device(device),
     )
-    _time_ladder(config, *arguments)
+    _time_ladder(config, *arguments, 30.0, None)
     assert set(timed) == {warmup_steps}
+
+
+@pytest.mark.parametrize(
+    ("seconds_per_example", "largest"),
+    [
+        (1e-6, 512),  # all in time
+        (0.01, 300),  # 0.3 of 50 s are five steps of 3 s
+        (10.0, 64),  # steps of twice the smallest's seconds are in time
+    ],
+)
+def test_a_batch_size_whose_steps_would_not_end_in_time_is_not_timed(
+    monkeypatch, seconds_per_example, largest
+):
+    timed, bare = [], []
+
+    def time_trial(workload, protocol, size, lr, steps):
+        timed.append(size)
+        return (seconds_per_example * size,) * steps
+
+    def time_bare(workload, protocol, size, *arguments):
+        bare.append(size)
+        return (0.01,)
+
+    monkeypatch.setattr(timing, "time_trial", time_trial)
+    monkeypatch.setattr(timing, "time_bare", time_bare)
+    options = ("search.batch_size.low=32", "hardware.step_time.warmup_steps=2")
+    options += ("hardware.step_time.min_steps=3", "hardware.step_time.rungs=3")
+    config = resolve(compose(["workload=digits", "device=cpu", *options]))
+    found = Findings(32, StepTime(0.0, seconds_per_example), 4, ())
+    device = torch.device("cpu")
+    protocol = make_protocol(config)
+    ceiling = replace(make_survey().ceiling, smallest=32)
+    ceiling = replace(ceiling, at=replace(ceiling.at, batch_size=512))
+    _, notes = _time_ladder(
+        config, make_space(config), protocol, None, ceiling, device, 50.0, found
+    )
+    assert max(timed) == largest
+    assert len(notes) == (largest < 512)
+    # Without the framework no visit takes more than 2.5 s.
+    assert all(5 * seconds_per_example * size <= 2.5 for size in bare)
+    assert bool(bare) == (seconds_per_example < 1.0)
 
 
 def test_a_device_that_is_lost():
@@ -207,7 +250,7 @@ def cached(monkeypatch, tmp_path):
 def test_what_a_survey_depends_on(cached, tmp_path):
     found, same = (
         make_survey(),
-        ("workload.target.value=0.2", "search.trials=3", "hardware.seconds=45"),
+        ("workload.target.value=0.2", "search.trials=3", "hardware.seconds=90"),
     )
     other = (
         "search.workers=2",

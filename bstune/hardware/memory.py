@@ -10,7 +10,7 @@ import os
 import resource
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
 
@@ -78,11 +78,32 @@ class Ceiling:
     )  # relative, of the model without the ceiling's own probe; None: fewer than two others
     probes: tuple[ProbeResult, ...]  # in order
     notes: tuple[str, ...] = ()
+    # The largest batch size by the model, where there was no time to probe it; None: it was probed.
+    predicted: int | None = None
 
     @property
     def batch_size(self) -> int:
         """The ceiling itself, in examples."""
-        return self.at.batch_size
+        return self.at.batch_size if self.predicted is None else self.predicted
+
+    def extended(self, largest: int) -> "Ceiling":
+        """Return the ceiling with batch sizes up to ``largest`` that were not probed, as far as the model allows it.
+
+        They take less than half of the limit by the model, which two probes are enough for.
+        """
+        if self.model is None or largest <= self.at.batch_size:
+            return self
+        room = FAR_BELOW * self.at.limit - self.model.base
+        slope = self.model.per_example
+        predicted = largest if slope * largest <= room else math.floor(room / slope)
+        if predicted <= self.at.batch_size:
+            text = f"batch sizes past {self.at.batch_size} are left out: their memory was not probed, for lack of time"
+            return replace(self, notes=(*self.notes, text))
+        text = (
+            f"the memory of batch sizes past {self.at.batch_size} is predicted, up to {predicted}: a probe would not "
+            "have ended in time (hardware.seconds, hardware.memory.probe_seconds)"
+        )
+        return replace(self, predicted=predicted, notes=(*self.notes, text))
 
     @property
     def spread_examples(self) -> int | None:
@@ -121,6 +142,7 @@ class _Bracket:
     multiple: int
     relative: float
     report: Callable[[ProbeResult], None]
+    is_late: Callable[[], bool]  # whether there is no time for another probe
     done: list[ProbeResult] = field(default_factory=list)
     bad: ProbeResult | None = None  # the smallest that does not fit
 
@@ -141,12 +163,12 @@ class _Bracket:
     def passes(self, batch_size: int, times: int) -> bool:
         """Say whether a batch size fits in as many more probes; the first that does not ends it.
 
-        None is needed where the last probe took far less than its limit.
+        None is needed where the last probe took far less than its limit, and none is run without time for it.
         """
         peak = self.done[-1].peak_bytes
         if peak is not None and peak < FAR_BELOW * self.done[-1].limit:
             return True
-        return all(self.run(batch_size).fits for _ in range(times))
+        return all(self.is_late() or self.run(batch_size).fits for _ in range(times))
 
     def precision(self, at: int) -> int:
         """Return how far apart, in examples, the two ends of the bracket may stay."""
@@ -171,16 +193,19 @@ def find_ceiling(
     verify: int,
     notes: Sequence[str] = (),
     report: Callable[[ProbeResult], None] = lambda result: None,
+    is_late: Callable[[], bool] = lambda: False,
 ) -> Ceiling:
     """Return the largest batch size that fits, exact to ``multiple``, or to the ``relative`` share of itself if larger.
 
-    ``largest_first`` probes ``high`` first; if it fits, only ``low`` besides. It has to fit ``verify`` more times.
+    ``largest_first`` probes ``high`` first; if it fits, only ``low`` besides. It has to fit ``verify`` more times. Once
+    ``is_late()``, the answer is the largest one that has fitted, however far above it the probe that did not fit lies,
+    and a note says so; the smallest batch size, and with ``largest_first`` the largest, is probed in any case.
     """
     # low, then sizes each 16 times larger until memory rises by MIN_RISE; a line through the largest sizes that fit
     # says where the limit is, and a probe on either side confirms it. A probe that contradicts the line draws it anew;
     # where two probes have not halved the bracket, the next one does. So both ends are tested whatever the law of
     # memory; where memory falls as the batch grows, sizes beyond `above` may fit again.
-    bracket = _Bracket(probe, low, high, multiple, relative, report)
+    bracket = _Bracket(probe, low, high, multiple, relative, report, is_late)
     lines = list(notes)
     all_fits = (
         largest_first and low < high and bracket.run(high).fits and bracket.passes(high, verify)
@@ -200,6 +225,14 @@ def find_ceiling(
         while not bracket.passes(fit.batch_size, verify):
             fit = _close_in(bracket, _largest_below(bracket, fit.batch_size))
     bad = bracket.bad
+    end = high if bad is None else bad.batch_size
+    precision = bracket.precision(fit.batch_size)
+    if bad is not None and is_late() and end - fit.batch_size > precision:
+        precision = end - fit.batch_size
+        lines.append(
+            f"batch sizes between {fit.batch_size} and {end} were not probed, for lack of time (hardware.seconds): "
+            "they are left out"
+        )
     if bad is not None and bad.outcome == "error":
         lines.append(
             f"batch size {bad.batch_size} fails for another reason than memory ({bad.message}): the range ends below it"
@@ -213,7 +246,7 @@ def find_ceiling(
         at=fit,
         above=bad,
         smallest=smallest,
-        precision=bracket.precision(fit.batch_size),
+        precision=precision,
         spread=max(peaks) / min(peaks) - 1.0 if len(peaks) > 1 else None,
         model=fit_memory(fitting),
         model_error=abs(without(fit.batch_size) / fit.training_bytes - 1.0)
@@ -296,6 +329,8 @@ def _close_in(bracket: _Bracket, fit: ProbeResult) -> ProbeResult:
         if size == end or (
             bracketed and (end - size <= precision or bracket.snap(end - 1, size) >= end)
         ):
+            return fit
+        if bracket.is_late():
             return fit
         widths.append(end - size if bracketed else math.inf)
         limit_at = _limit_at(bracket.done, fit)

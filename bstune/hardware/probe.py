@@ -42,7 +42,7 @@ from bstune.core.records import Budget, TrialSpec
 from bstune.core.step_time import StepTime
 from bstune.hardware import memory
 from bstune.hardware.memory import Ceiling, Outcome, ProbeResult, find_ceiling
-from bstune.system.console import format_seconds, plural, quieten
+from bstune.system.console import quieten
 from bstune.system.secrets import redact
 from bstune.system.watchdog import waiting_for
 from bstune.trial.distributed import join
@@ -302,10 +302,14 @@ def evaluated_batches(tried: Findings | None) -> int | None:
 
 
 def largest_in_time(high: int, low: int, seconds: float, step_time: StepTime) -> int:
-    """Return the largest batch size from ``low`` to ``high`` whose step is predicted to end in time."""
-    if step_time(high) <= seconds:
+    """Return the largest batch size from ``low`` to ``high`` whose step is predicted to end in time.
+
+    Those that take at most twice as long as the smallest are in time, as nothing much shorter is to be had.
+    """
+    limit = max(seconds, 2.0 * step_time(low))
+    if step_time(high) <= limit:
         return high
-    in_time = (seconds - step_time.overhead) / step_time.per_example
+    in_time = (limit - step_time.overhead) / step_time.per_example
     return max(low, min(high, math.floor(in_time)))
 
 
@@ -319,13 +323,14 @@ def measure_ceiling(
     steps: int,
     seconds: float,
     tried: Findings | None = None,
+    wanted_seconds: float = math.inf,
     **search: Any,
 ) -> Ceiling:
     """Return the largest batch size of a workload that fits, measured in the range as far as there are examples.
 
-    ``limit`` is in bytes, by default all that the device has; ``tried`` is what a few steps have
-    shown: no probe is started that would not end within its ``seconds``; ``search`` is
-    :func:`find_ceiling`'s.
+    ``limit`` is in bytes, by default all that the device has; a probe is ended after ``seconds``. ``tried`` is what a
+    few steps have shown: no probe is started that would not end in time, within ``wanted_seconds`` too. What a larger
+    batch size takes is predicted then; ``search`` is :func:`find_ceiling`'s.
     """
     if low > train_examples:
         raise HardwareError(
@@ -337,15 +342,10 @@ def measure_ceiling(
         notes.append(
             f"batch size {high} is larger than the training data: the ceiling was looked for up to {train_examples}"
         )
-    high = min(high, train_examples)
+    high = largest = min(high, train_examples)
     if tried is not None:
-        in_time = largest_in_time(high, low, PROBE_ROOM * seconds / steps, tried.step_time)
-        if in_time < high:
-            notes.append(
-                f"batch sizes past {in_time} are left out: {plural(steps, 'step')} of a probe at {high} would take "
-                f"{format_seconds(steps * tried.step_time(high))}, and hardware.memory.probe_seconds={seconds:g}"
-            )
-            high = in_time
+        step_seconds = PROBE_ROOM * min(seconds, wanted_seconds) / steps
+        high = largest_in_time(largest, low, step_seconds, tried.step_time)
     if config.devices > 1:
         each = (
             f"1/{config.devices} of the memory" if config.device == "cpu" else "the memory of one"
@@ -364,4 +364,5 @@ def measure_ceiling(
         objects_of(config.study),
         evaluated_batches(tried),
     )
-    return find_ceiling(probe, low, high, notes=notes, **search)
+    found = find_ceiling(probe, low, high, notes=notes, **search)
+    return found if found.above is not None else found.extended(largest)

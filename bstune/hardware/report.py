@@ -193,8 +193,11 @@ def _ceiling_text(survey: Survey) -> str:
     if found.model is not None:
         per_example = format_number(found.model.per_example / 2**10)
         law = f" ({found.model.base / 2**20:,.0f} MiB and {per_example} KiB an example)"
+    if found.predicted is not None:
+        probed, predicted = format_count(found.at.batch_size), format_count(found.predicted)
+        return f"batch size {probed} fits in {limit}{law}, {predicted} by prediction"
     if found.above is None:
-        return f"batch size {format_count(found.batch_size)}, the largest of the range, fits in {limit}{law}"
+        return f"batch size {format_count(found.batch_size)}, the largest that was tried, fits in {limit}{law}"
     exact = "exactly" if found.precision == 1 else f"to {format_count(found.precision)} examples"
     beyond = format_count(found.above.batch_size)
     like, noise = found.spread_examples, ""

@@ -31,9 +31,9 @@ from bstune.core.search_space import Space
 from bstune.core.step_time import StepTimeModel, fit_step_model, fit_step_times, leave_one_out
 from bstune.hardware import known_devices, roofline, timing
 from bstune.hardware.memory import Ceiling, ProbeResult, memory_limit, resident_bytes
-from bstune.hardware.probe import DEVICE_LOST, measure_ceiling
+from bstune.hardware.probe import DEVICE_LOST, largest_in_time, measure_ceiling
 from bstune.hardware.several import shared_steps
-from bstune.system.console import quieten
+from bstune.system.console import format_seconds, quieten
 from bstune.system.failures import optional
 from bstune.system.files import write_text
 from bstune.system.inputs import read_bytes
@@ -43,7 +43,13 @@ from bstune.trial.batches import loaders_of
 from bstune.trial.device import device_name, processor, products_in, versions
 from bstune.trial.graph import eager_steps
 from bstune.trial.loop import Workload
-from bstune.trial.preflight import FEW_EXAMPLES, Findings, check_loaders, in_small_batches
+from bstune.trial.preflight import (
+    FEW_EXAMPLES,
+    Findings,
+    check_loaders,
+    in_small_batches,
+    preflight,
+)
 from bstune.trial.start import at_start
 from bstune.trial.workers import start_server
 from bstune.trial.workload import (
@@ -60,6 +66,12 @@ from bstune.trial.workload import (
 logger = logging.getLogger(__name__)
 NEITHER = 0.1  # of a step: where the roofline allows it in less, neither computing nor memory is what it waits for
 PLATEAU = 0.95  # of the best throughput: from here on a larger batch gives next to nothing a second
+# Of ``hardware.seconds``: what the probes of memory may take, each kind of the device's own ceilings
+# at most, and of what is left for timing steps, the first visit to the largest batch size.
+PROBES_SHARE = 0.5
+CEILINGS_SHARE = 0.02
+LARGEST_SHARE = 0.3
+BARE_SHARE = 0.05  # likewise, a visit without the framework
 
 
 @dataclass(frozen=True)
@@ -186,13 +198,19 @@ def measure(
 ) -> Survey:
     """Measure what the hardware allows for a workload; ``config`` is checked and resolved.
 
-    ``tried`` is what a few steps have shown before; None: none were taken.
+    ``tried`` is what a few steps have shown before; None: none were taken yet.
     """
     start, options = time.perf_counter(), config.hardware.memory
+    if tried is None:
+        tried = _few_steps(build(), protocol, space)
+
+    def seconds_left() -> float:
+        return float(config.hardware.seconds) - (time.perf_counter() - start)
+
     device = torch.device(config.device)
     log(
         "surveying the hardware: probes of memory in processes of their own, then steps, "
-        f"{config.hardware.seconds:g} s"
+        f"at most {config.hardware.seconds:g} s"
     )
     largest, unused = usable(space.high, protocol.budget)
     ceiling = measure_ceiling(
@@ -208,6 +226,8 @@ def measure(
             options.steps, eager_steps(protocol.fast, device) + 1
         ),  # a captured graph holds memory of its own
         seconds=options.probe_seconds,
+        wanted_seconds=PROBES_SHARE * config.hardware.seconds,
+        is_late=lambda: seconds_left() < (1.0 - PROBES_SHARE) * config.hardware.seconds,
         largest_first=True,
         verify=options.verify,
         report=lambda result: log(probe_text(result)),
@@ -219,7 +239,9 @@ def measure(
             config, device, workload, protocol, space, limits, cost, ceiling.batch_size
         )
         log("timing steps")
-        measured, more = _time_ladder(config, space, protocol, workload, ceiling, device)
+        measured, more = _time_ladder(
+            config, space, protocol, workload, ceiling, device, seconds_left(), tried
+        )
     return Survey(
         workload=config.workload.name,
         device=device_name(protocol.trainer, protocol.devices),
@@ -235,6 +257,15 @@ def measure(
         notes=(*unused, *ceiling.notes, *notes, *padding, *more),
         misaligned=misaligned,
     )
+
+
+def _few_steps(workload: Workload, protocol: TrialProtocol, space: Space) -> Findings | None:
+    """Return what a few steps show; None of a workload that can be trained, but not tuned."""
+    alone = replace(protocol, devices=1, batch_schedule=None)
+    try:
+        return preflight(workload, alone, space, None, continues=False, survey=True)
+    except ConfigError:
+        return None
 
 
 def _with_small_evaluations(workload: Workload) -> Workload:
@@ -324,7 +355,7 @@ def _roofline(
         limits = timing.measure_limits(
             device,
             arithmetic,
-            options.seconds,
+            min(options.seconds, CEILINGS_SHARE * config.hardware.seconds),
             list(options.matrix_sizes),
             list(options.copy_bytes),
         )
@@ -397,7 +428,10 @@ def _time_ladder(
     workload: Workload,
     ceiling: Ceiling,
     device: torch.device,
+    seconds: float,
+    tried: Findings | None,
 ) -> tuple[timing.Measured, tuple[str, ...]]:
+    """Time steps within ``seconds``; return what was measured, and notes."""
     options = config.hardware.step_time
     warmup_steps = max(options.warmup_steps, eager_steps(protocol.fast, device))
     short = replace(protocol, warmup_steps=warmup_steps)
@@ -422,20 +456,30 @@ def _time_ladder(
         if notes or (size in compared and steps <= options.min_steps):
             return trial, ()
         compared.add(size)
+        if (warmup_steps + steps) * statistics.mean(trial) > BARE_SHARE * seconds:
+            return trial, ()
         bare: Sequence[float] = ()
         with optional("no share of overhead", notes):
             bare = timing.time_bare(workload, short, size, lr, steps, device)
         return trial, bare
 
-    sizes = timing.ladder(ceiling.smallest, ceiling.batch_size, options.rungs, space.multiple)
+    largest, more = ceiling.batch_size, list[str]()
+    if tried is not None:
+        step_seconds = LARGEST_SHARE * seconds / (warmup_steps + options.min_steps)
+        in_time = largest_in_time(largest, ceiling.smallest, step_seconds, tried.step_time)
+        if in_time < largest:
+            largest = max(in_time // space.multiple * space.multiple, ceiling.smallest)
+            more.append(
+                f"steps past batch size {largest} are not timed but predicted: each takes longer than "
+                f"{format_seconds(step_seconds)} (hardware.seconds={config.hardware.seconds:g})"
+            )
+    sizes = timing.ladder(ceiling.smallest, largest, options.rungs, space.multiple)
     alone = nullcontext(partial(timing.time_trial, workload, short))
     with shared_steps(config, warmup_steps) if several else alone as time_trial:
         if several:  # while the processes start
             time_trial(sizes[0], _spec(sizes[0], space).lr, 1)
-        measured = timing.measure_step_times(
-            run, sizes, options.repeats, config.seed, config.hardware.seconds
-        )
-    return measured, tuple(notes)
+        measured = timing.measure_step_times(run, sizes, options.repeats, config.seed, seconds)
+    return measured, (*more, *notes)
 
 
 SURVEYS = TypeAdapter(Survey)
