@@ -7,6 +7,7 @@ from bstune.study.duration import (
     Runs,
     advice_on_time,
     pace_of,
+    replicates_to_come,
     seconds_to_go,
     trials_that_fit,
 )
@@ -65,3 +66,19 @@ def test_the_baseline_says_little_of_the_pace(points, seconds, baseline_seconds,
 def test_what_is_left_is_points_runs_and_the_report(points_left, runs, limit, seconds):
     found = seconds_to_go(Pace(4, 8.0), points_left, runs, 1.5, limit)
     assert found == pytest.approx(seconds)
+
+
+@pytest.mark.parametrize(
+    ("ran", "replicates", "winners", "to_come"),
+    [
+        (0, 3, 1, 3),
+        (0, 3, 2, 6),  # by time and by steps
+        (1, 3, 1, 2),
+        (3, 3, 1, 0),  # a second point may run again, or not
+        (4, 3, 1, 2),
+        (0, 0, 1, 0),
+        (3, 0, 1, 0),  # a study that goes on without fresh seeds
+    ],
+)
+def test_runs_on_fresh_seeds_that_are_still_to_come(ran, replicates, winners, to_come):
+    assert replicates_to_come(ran, replicates, winners) == to_come

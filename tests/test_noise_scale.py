@@ -496,6 +496,7 @@ Pair = collections.namedtuple("Pair", ["x", "y"])
         ([torch.arange(5), list("abcde")], lambda part: part[0]),
         ({"x": torch.arange(5), "more": {"y": torch.zeros(5, 2)}}, lambda part: part["x"]),
         (Pair(torch.arange(5), torch.zeros(5)), lambda part: part.x),
+        (([torch.arange(5)], [], {}), lambda part: part[0][0]),  # as of features of other kinds
         (collections.UserDict(x=torch.arange(5), more=list("abcde")), lambda part: part["x"]),
         (collections.defaultdict(list, x=torch.arange(5)), lambda part: part["x"]),
         (collections.OrderedDict(x=torch.arange(5)), lambda part: part["x"]),

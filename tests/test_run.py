@@ -273,7 +273,7 @@ def test_one_live_line_on_a_terminal(capsys):
                 "message": "the loss is not finite",
                 "hyperparameters": {"momentum": 0.9},
             },
-            "trial 3  point 4 of 5  B 64  lr 0.1  momentum 0.9  diverged after 400 steps: the loss is not finite",
+            "trial 3  point 4 of 5  B 64  lr 0.1  momentum 0.9  diverged after 400 steps",
         ),
         (
             {"status": "oom", "history": ()},
@@ -283,6 +283,23 @@ def test_one_live_line_on_a_terminal(capsys):
 )
 def test_a_trial_as_a_line(changes, line):
     assert trial_line(make_trial(3, **changes), "val/error", "point 4 of 5") == line
+
+
+def test_what_trials_went_on_without_is_said_once_and_why_they_failed_each_time(capsys):
+    without, failed = "the noise scale is not measured", "ValueError: no"
+    trials = [
+        make_trial(0, status="censored", message=without),
+        make_trial(1, status="failed", message=failed, history=()),
+        make_trial(2, message=without),
+        make_trial(3, status="failed", message=failed, history=()),
+    ]
+    progress = Progress(5, Target("val/error", 0.1, "min"), Console(width=200))
+    for count in range(5):
+        progress.show(trials[:count])
+    lines = capsys.readouterr().out.splitlines()
+    assert [without in line for line in lines] == [True, False, False, False]
+    assert [failed in line for line in lines] == [False, True, False, True]
+    assert ["val/error 0.0995" in line for line in lines] == [True, False, True, False]
 
 
 @pytest.mark.slow

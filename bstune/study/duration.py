@@ -55,6 +55,16 @@ def seconds_to_go(
     return min(search + again + report, max(0.0, limit))
 
 
+def replicates_to_come(ran: int, replicates: int, winners: int) -> int:
+    """Return how many runs on fresh seeds are still to come: of each of the ``winners``, or of the point that runs.
+
+    That a further point will be run again is not known before its first run.
+    """
+    if ran == 0:
+        return replicates * winners
+    return 0 if replicates == 0 else -ran % replicates
+
+
 def trials_that_fit(seconds: float, trials: int) -> int | None:
     """Say how many of a search's trials end within an hour, none reaching the target.
 

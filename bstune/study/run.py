@@ -153,6 +153,9 @@ def budget_text(budget: Budget) -> str:
     return f"{steps} and {examples}"
 
 
+WENT_ON = ("reached", "censored")  # statuses of trials that no error ended
+
+
 class Progress:
     """One live line on a terminal, and in a notebook; one plain line a trial elsewhere."""
 
@@ -160,6 +163,7 @@ class Progress:
         self._total, self._target = total, target
         self.console = console
         self._shown: set[int] | None = None
+        self._said: set[str] = set()  # messages of trials
         self.live: Bar | None = None  # shown while it is entered
         self._displayed: Any = None  # in a notebook
         self._spoke = time.monotonic()
@@ -210,8 +214,20 @@ class Progress:
         for result in new:
             points += result in searched([result]) and result.resumed_from is None
             line = trial_line(result, self._target.metric, f"point {points} of {self._total}")
-            self.console.print(line + (rest if result is new[-1] else ""), soft_wrap=True)
+            line += self._message(result) + (rest if result is new[-1] else "")
+            self.console.print(line, soft_wrap=True)
             shown.add(result.number)
+
+    def _message(self, result: TrialResult) -> str:
+        """Return a trial's message as the end of its line.
+
+        What one trial went on without, others go on without as well: it is said once.
+        """
+        went_on = result.status in WENT_ON
+        if result.message is None or (went_on and result.message in self._said):
+            return ""
+        self._said.add(result.message)
+        return f": {result.message}"
 
     def waiting_line(self, now: float) -> str | None:
         """Say what is waited for, where no line has been printed for long; None: not yet.
@@ -279,13 +295,17 @@ def _sizes(result: TrialResult) -> str:
 
 
 def trial_line(result: TrialResult, metric: str, place: str = "") -> str:
-    """Return one trial as a plain line; ``place`` says which of the search's points it is, if it is one."""
+    """Return one trial as a plain line, without its message.
+
+    ``place`` says which of the search's points it is, if it is one.
+    """
     if result.replicate_of is not None:
         place = f"repeats {result.replicate_of} on a fresh seed"
     elif result.resumed_from is not None:
         place = f"continues {result.resumed_from}"
     last = next((value for _, value in reversed(result.history) if value is not None), None)
-    seen = "" if last is None or result.message else f" at {metric} {format_number(last)}"
+    is_measured = last is not None and result.status in WENT_ON
+    seen = f" at {metric} {format_number(last)}" if is_measured else ""
     steps = plural(result.steps, "step") + (
         f" of {result.horizon}" if result.horizon is not None else ""
     )
@@ -299,8 +319,7 @@ def trial_line(result: TrialResult, metric: str, place: str = "") -> str:
         f"B {_sizes(result)}  lr {format_number(result.lr)}{values}",
     ]
     parts.append(f"{STATUS_WORDS[result.status]}{seen} after {steps}{time}")
-    line = "  ".join(part for part in parts if part)
-    return f"{line}: {result.message}" if result.message else line
+    return "  ".join(part for part in parts if part)
 
 
 def run(
@@ -442,7 +461,8 @@ def run_single(prepared: PreparedStudy, spec: TrialSpec, console: Console) -> Tr
         raise kind(
             f"the trial failed with {result.message}\n{finished.frames}record {files.record}"
         )
-    console.print(trial_line(result, prepared.protocol.target.metric), soft_wrap=True)
+    message = "" if result.message is None else f": {result.message}"
+    console.print(trial_line(result, prepared.protocol.target.metric) + message, soft_wrap=True)
     if result.reached:
         for name, value in prepared.backend.test(spec, files).items():
             console.print(f"{name} {value:.4g}")

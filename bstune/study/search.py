@@ -25,7 +25,7 @@ from bstune.study.baseline import (
     first_steps,
 )
 from bstune.study.critical import critical_batch
-from bstune.study.duration import Pace, Runs, pace_of, seconds_to_go
+from bstune.study.duration import Pace, Runs, pace_of, replicates_to_come, seconds_to_go
 from bstune.study.lease import Leases
 from bstune.study.model import REPORT_PARTICLES, sampler_context, study_posterior
 from bstune.study.plan import MEANS_SHARE, is_baseline_replicate, searched
@@ -500,8 +500,10 @@ class Search:
         again = [trial for trial in done if trial.replicate_of is not None]
         of_baseline = sum(is_baseline_replicate(trial.trial_index) for trial in again)
         runs = baseline_runs(done, self._prepared.baseline)
-        planned = self._budget.replicates * self._budget.candidates - (len(again) - of_baseline)
-        to_come = [Runs(max(0, planned), max(map(seconds, leaders)))]
+        planned = replicates_to_come(
+            len(again) - of_baseline, self._budget.replicates, len(leaders)
+        )
+        to_come = [Runs(planned, max(map(seconds, leaders)))]
         if runs is not None and runs.first.reached and runs.first not in leaders:
             left = max(0, self._budget.replicates - of_baseline)
             to_come.append(Runs(left, seconds(runs.first)))

@@ -327,7 +327,7 @@ def split_batch(batch: Any, parts: int) -> list[Any]:
 
 
 def _leaves(batch: Any, place: str) -> Iterator[Any]:
-    """Yield what is sliced along dimension 0: tensors, and lists without tensors."""
+    """Yield what is sliced along dimension 0: tensors, and lists without tensors, but no empty list."""
     if isinstance(batch, Tensor):
         if batch.dim() == 0:
             raise _not_split(place, "a tensor without dimensions")
@@ -336,7 +336,8 @@ def _leaves(batch: Any, place: str) -> Iterator[Any]:
         for key, value in batch.items():
             yield from _leaves(value, f"{place}[{key!r}]")
     elif _is_plain_list(batch):
-        yield batch
+        if batch:
+            yield batch
     elif isinstance(batch, list | tuple):
         for i, value in enumerate(batch):
             yield from _leaves(value, f"{place}[{i}]")
