@@ -336,3 +336,27 @@ def test_the_horizon_of_a_winner_is_that_of_its_fresh_runs_else_the_predicted_on
     assert Winner(lucky, 20.0, (run,), predicted_horizon=30).horizon == 40
     assert Winner(lucky, 20.0, predicted_horizon=30).horizon == 30
     assert Winner(lucky, 20.0).horizon == 20
+
+
+@pytest.mark.parametrize(
+    ("own", "fresh", "reached", "advised"),
+    [
+        (625, 127, [False], 625),
+        (625, 127, [True, False, False], 625),
+        (625, 127, [True, True, False], 127),
+        (625, 127, [], 127),  # as predicted
+        (100, 127, [False], 127),
+        (None, None, [False], None),  # a schedule that does not end with the trial
+    ],
+)
+def test_a_horizon_that_most_fresh_runs_missed_the_target_with_is_not_advised(
+    own, fresh, reached, advised
+):
+    runs = tuple(
+        replace(
+            trial(1 + i, horizon=fresh, replicate_of=0), status="reached" if met else "censored"
+        )
+        for i, met in enumerate(reached)
+    )
+    winner = Winner(trial(0, horizon=own), 100.0, runs, predicted_horizon=fresh)
+    assert winner.advised_horizon == advised

@@ -54,6 +54,18 @@ class Winner:
         """That of its runs on fresh seeds; without any the predicted one, as the trial's own may have been lucky."""
         return self.runs[0].horizon if self.runs else self.predicted_horizon or self.trial.horizon
 
+    @property
+    def advised_horizon(self) -> int | None:
+        """The horizon to train with: the trial's own where it is longer and most runs on fresh seeds missed the target.
+
+        Where one trial alone has reached the target, little is known of how short a schedule may be.
+        """
+        own, again = self.trial.horizon, self.horizon
+        most_missed = 2 * sum(run.reached for run in self.runs) < len(self.runs)
+        if own is None or again is None or not most_missed:
+            return again
+        return max(own, again)
+
 
 def next_replicate(
     trials: Sequence[TrialResult],

@@ -513,7 +513,7 @@ def best_yaml(
             f"trial.seed={trial.seed}",
         ]
         # Where trials stop early, what was evaluated depends on their limits; elsewhere the schedule does.
-        limit = trial.steps if prepared.backend.stops else best[criterion.merit].horizon
+        limit = trial.steps if prepared.backend.stops else best[criterion.merit].advised_horizon
         own += [] if limit is None else [f"budget.steps={limit}", "budget.examples=1"]
         own += overrides(prepared.config, trial.hyperparameters)
         checkpoint = prepared.files.checkpoint(trial.number)
@@ -538,8 +538,9 @@ def train_command(winner: Winner, arguments: Sequence[str], prepared: PreparedSt
     short = float(format_number(trial.lr).replace(",", ""))
     lr = short if space.lr_low <= short <= space.lr_high else trial.lr
     own = [f"trial.batch_size={trial.batch_size}", f"trial.lr={lr!r}"]
-    if not prepared.backend.stops and winner.horizon is not None:
-        own += [f"budget.steps={winner.horizon}", "budget.examples=1"]
+    horizon = winner.advised_horizon
+    if not prepared.backend.stops and horizon is not None:
+        own += [f"budget.steps={horizon}", "budget.examples=1"]
     return shlex.join(["bstune", *kept, *own, *overrides(prepared.config, trial.hyperparameters)])
 
 

@@ -130,7 +130,13 @@ def winner_row(winner: Winner) -> dict[str, Any]:
     }
     if fresh is not None:
         expected = {"steps": fresh["steps_median"], "time_to_target": fresh["time_median"]}
-    return {**row, "horizon": winner.horizon, **expected, "confirmed": fresh, "single_run": single}
+    return {
+        **row,
+        "horizon": winner.advised_horizon,
+        **expected,
+        "confirmed": fresh,
+        "single_run": single,
+    }
 
 
 def _point_row(point: FrontierPoint, trials: Sequence[TrialResult]) -> dict[str, Any]:
