@@ -1,6 +1,7 @@
 """Schedules that end with the trial: bstune's choice of horizons beside a fixed horizon and Optuna's TPE.
 
-    python tests/benchmarks/bench_horizon.py laws [--laws 12] [--seeds 2] [--searches ...] [--jobs 2] [--json FILE]
+    python tests/benchmarks/bench_horizon.py laws [--laws 12] [--seeds 2] [--floor F] [--searches ...] [--jobs 2]
+        [--json FILE]
     python tests/benchmarks/bench_horizon.py digits [--seeds 5] [--fresh 8] [--searches ...] [--jobs 2] [--json FILE]
 
 No clock goes in. All searches get the same budget, in examples: it is the fixed horizon, and caps the chosen ones. TPE
@@ -13,9 +14,11 @@ with its luck.
 
 ``laws``: a run with horizon h meets the target if h >= S(B, lr) exp(noise z), z drawn by its seed, and costs tau(B) for
 each step until then, or all h. What no search sees: at its horizon's end the metric is f + (target - f)(S/h)^p and
-a scatter; the target is met at step S^(1-k) h^k. A law draws p, f, k, the noise, and S, lr*(B), tau as
-``bench_coverage.py`` does; the budget is 1 to 4 times the examples of the best point. Spending is counted in the least
-cost of any (B, lr, h).
+a scatter; the target is met at step S^(1-k) h^k. A law draws p, f (or ``--floor``), k, the noise, and S, lr*(B), tau
+as ``bench_coverage.py`` does; the budget is 1 to 4 times the examples of the best point. Spending is counted in the
+least cost of any (B, lr, h). ``bstune, reference first``: as a study does, trial 0 is a user's own pair with the whole
+budget as its horizon, and the square-root rule goes through it; it lies up to two octaves of B and 1.5 of the learning
+rate from the best point.
 
 ``digits``: that workload with ``schedule=linear``, trained, and its own budget. Seconds are steps times a fixed tau(B).
 Spending is counted in the least cost of any incumbent; every incumbent is judged by the same number of fresh seeds.
@@ -28,7 +31,7 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
-from functools import cache, cached_property
+from functools import cache, cached_property, partial
 from itertools import product
 from multiprocessing import get_context
 from pathlib import Path
@@ -58,7 +61,8 @@ STOP_FACTOR = 2.0
 MAX_TRIALS = 400
 DIGITS_SECONDS = 3.0  # of steps times tau(B) that a search on digits spends
 ERROR = Target("error", TARGET, "min")
-SEARCHES = ("bstune", "bstune, fixed horizon", "TPE", "TPE, fixed horizon")
+REFERENCE_FIRST = "bstune, reference first"
+SEARCHES = ("bstune", REFERENCE_FIRST, "bstune, fixed horizon", "TPE", "TPE, fixed horizon")
 
 
 @dataclass(frozen=True)
@@ -70,6 +74,9 @@ class HorizonLaw:
     floor: float  # f
     share: float  # k
     budget_factor: float
+    off: tuple[
+        float, float
+    ]  # octaves of batch size and learning rate, of the reference from the best point
     sizes: tuple[int, int] = (LOW, HIGH)
     lrs: tuple[float, float] = (LR_LOW, LR_HIGH)
     target: Target = ERROR
@@ -135,6 +142,13 @@ class HorizonLaw:
             (self.cost(size, rates[size], h), size, h) for size, h in points if math.isfinite(h)
         )
 
+    @property
+    def reference(self) -> tuple[int, float]:
+        """A user's own batch size and learning rate."""
+        size = min(max(self.best[1] * 2.0 ** self.off[0], LOW), HIGH)
+        lr = self.law.best_lr(size) * 2.0 ** self.off[1]
+        return round(size), min(max(lr, LR_LOW), LR_HIGH)
+
     def budget(self, batch_size: float) -> float:
         """Return the steps of the budget, a number of examples."""
         _, size, horizon = self.best
@@ -144,15 +158,18 @@ class HorizonLaw:
 RATIOS = np.exp(np.linspace(-0.3, 0.8, 45))
 
 
-def draw(seed: int) -> HorizonLaw:
-    """Return a law of its own for each seed."""
+def draw(seed: int, floor: float | None) -> HorizonLaw:
+    """Return a law of its own for each seed; with ``floor``, the metric's lowest value is this one."""
     rng = np.random.default_rng([seed, 5])
+    power = math.exp(rng.uniform(math.log(0.3), math.log(1.2)))
+    drawn = rng.uniform(0.0, 0.08)
     return HorizonLaw(
         law=draw_law(seed, "noise 10%"),
-        power=math.exp(rng.uniform(math.log(0.3), math.log(1.2))),
-        floor=rng.uniform(0.0, 0.08),
+        power=power,
+        floor=drawn if floor is None else floor,
         share=(0.2, 0.5, 0.8, 1.0)[seed % 4],
         budget_factor=math.exp(rng.uniform(0.0, math.log(4.0))),
+        off=(rng.uniform(-2.0, 2.0), rng.uniform(-1.5, 1.5)),
     )
 
 
@@ -161,6 +178,7 @@ class Digits:
 
     target = Target("val/loss", 0.1, "min")
     sizes = (4, 1200)
+    reference = (64, 0.4)
     lrs = (0.4 / 32.0, 0.4 * 32.0)  # five octaves to either side of the reference
 
     def __init__(self) -> None:
@@ -201,11 +219,12 @@ Problem = HorizonLaw | Digits
 class Frontier:
     """bstune's sampler, as a study uses it."""
 
-    def __init__(self, problem: Problem, seed: int, chooses: bool) -> None:
+    def __init__(self, problem: Problem, seed: int, chooses: bool, reference_first: bool) -> None:
         self._problem, self._chooses = problem, chooses
+        self._reference_first = reference_first
         self.sampler = FrontierSampler(
             objective="time",
-            rule=problem.rule,
+            rule=self._rule,
             budget=problem.budget,
             target=problem.target,
             ideal=0.0,
@@ -221,11 +240,23 @@ class Frontier:
         self.study = optuna.create_study(sampler=self.sampler)
         self._incumbent: TrialResult | None = None
 
+    def _rule(self, batch_size: float) -> float:
+        if not self._reference_first:
+            return self._problem.rule(batch_size)
+        size, lr = self._problem.reference
+        return lr * math.sqrt(batch_size / size)
+
     def ask(self, finished: Sequence[TrialResult]) -> tuple[optuna.Trial, int, float, int]:
         """Return the next trial, its batch size, learning rate and horizon."""
+        is_reference = self._reference_first and not finished
+        if is_reference:
+            size, lr = self._problem.reference
+            self.study.enqueue_trial({"batch_size": size, "lr": lr})
         trial = self.study.ask()
         size = trial.suggest_int("batch_size", *self._problem.sizes, log=True)
         lr = trial.suggest_float("lr", *self._problem.lrs, log=True)
+        if is_reference:
+            return trial, size, lr, math.ceil(self._problem.budget(size))
         chosen = self.sampler.max_steps(trial.number) if self._chooses else None
         return trial, size, lr, chosen or math.ceil(self._problem.budget(size))
 
@@ -304,8 +335,10 @@ def search(
 ) -> Iterator[tuple[float, TrialResult | None]]:
     """Run a search; yield the seconds spent after each trial, and the incumbent then."""
     optuna.logging.set_verbosity(optuna.logging.ERROR)
-    kind = Frontier if name.startswith("bstune") else Tpe
-    one: Frontier | Tpe = kind(problem, seed, "fixed" not in name)
+    chooses = "fixed" not in name
+    one: Frontier | Tpe = Tpe(problem, seed, chooses)
+    if name.startswith("bstune"):
+        one = Frontier(problem, seed, chooses, name == REFERENCE_FIRST)
     finished: list[TrialResult] = []
     spent = 0.0
     while spent < seconds and len(finished) < MAX_TRIALS:
@@ -323,10 +356,10 @@ def at(path: Sequence[tuple[float, Any]], spending: float) -> Any:
     return next((value for spent, value in reversed(path) if spent <= spending), None)
 
 
-def of_law(job: tuple[int, int, str]) -> dict[str, Any]:
+def of_law(job: tuple[int, int, str], floor: float | None) -> dict[str, Any]:
     """Run one search on one law with one seed; return the judged and the own ratio after each spending."""
     number, seed, name = job
-    law = draw(number)
+    law = draw(number, floor)
     unit = law.best[0]
     path = list(search(law, name, 1000 * number + seed, SPENDINGS[-1] * unit))
     rows = []
@@ -338,8 +371,21 @@ def of_law(job: tuple[int, int, str]) -> dict[str, Any]:
             own = chosen.time_to_target / unit
         rows.append((judged, own))
     first = next((spent / unit for spent, chosen in path if chosen is not None), None)
-    return {"law": number, "seed": seed, "search": name, "trials": len(path), "first": first, "ratios": rows,
-            "share": law.share, "power": law.power, "floor": law.floor, "budget_factor": law.budget_factor}  # fmt: skip
+    size, lr = law.reference
+    reference = law.cost(size, lr, law.budget(size)) / unit
+    return {
+        "law": number,
+        "seed": seed,
+        "search": name,
+        "trials": len(path),
+        "first": first,
+        "reference": reference,
+        "ratios": rows,
+        "share": law.share,
+        "power": law.power,
+        "floor": law.floor,
+        "budget_factor": law.budget_factor,
+    }
 
 
 def of_digits(job: tuple[int, str]) -> dict[str, Any]:
@@ -417,6 +463,7 @@ def main() -> None:
         kind.add_argument("--jobs", type=int, default=2, help="processes")
         kind.add_argument("--json", type=Path, help="file for every study's numbers")
     kinds.choices["laws"].add_argument("--laws", type=int, default=12)
+    kinds.choices["laws"].add_argument("--floor", type=float, help="of the metric, in all laws")
     kinds.choices["digits"].add_argument(
         "--fresh", type=int, default=8, help="seeds that judge an incumbent"
     )
@@ -424,11 +471,8 @@ def main() -> None:
     about = machine(device("cpu"), options.seeds * (options.laws if options.what == "laws" else 1))
     with ProcessPoolExecutor(options.jobs, get_context("spawn")) as pool:
         if options.what == "laws":
-            rows = list(
-                pool.map(
-                    of_law, product(range(options.laws), range(options.seeds), options.searches)
-                )
-            )
+            jobs = product(range(options.laws), range(options.seeds), options.searches)
+            rows = list(pool.map(partial(of_law, floor=options.floor), jobs))
         else:
             rows = list(pool.map(of_digits, product(range(options.seeds), options.searches)))
             judge_digits(rows, options.fresh, pool)
