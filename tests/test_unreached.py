@@ -79,7 +79,8 @@ def test_the_baseline_stands_beside_it_at_equal_seconds():
         {"tau": None},
         {"batch_size": 64},  # the same point
         {"history": ((100, None),)},
-        {"tau": 1.0, "history": ((100, 0.5),), "status": "diverged"},  # first looked at too late
+        {"tau": 1.0, "history": ((100, 0.5),)},  # first looked at too late
+        {"history": ((50, 0.7), (100, 55.0)), "status": "diverged"},
     ],
 )
 def test_nothing_is_compared_without_both_values(changes):

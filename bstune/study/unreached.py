@@ -124,9 +124,12 @@ def _closest(
 def _compared(trial: TrialResult, baseline: TrialResult, target: Target) -> dict[str, float] | None:
     """Return what a trial and the baseline had come to by the end of the shorter one of the two.
 
-    None where they are one point, or one of them has no metric or no seconds.
+    None where they are one point, one of them has no metric or no seconds, or the baseline did not train: that is said
+    instead.
     """
     if (trial.batch_size, trial.lr) == (baseline.batch_size, baseline.lr):
+        return None
+    if baseline.status in ("diverged", "oom"):
         return None
     if trial.seconds_per_step is None or baseline.seconds_per_step is None:
         return None
