@@ -8,7 +8,7 @@ import torch
 from lightning import LightningDataModule
 from lightning.pytorch import Callback, LightningModule
 from lightning.pytorch.utilities import CombinedLoader
-from toolbox import make_protocol, make_result
+from toolbox import make_protocol, make_result, make_spec
 from torch import nn
 from torch.utils.data import (
     BatchSampler,
@@ -578,9 +578,11 @@ def timed(monkeypatch):
 
         def run_trial(workload, spec, protocol, **options):
             asked.append((spec, protocol))
-            return make_result(seconds_per_step=tau(spec.batch_size))
+            return make_result()
 
         monkeypatch.setattr(checks, "run_trial", run_trial)
+        seconds = property(lambda recorder: tau(recorder.spec.batch_size))
+        monkeypatch.setattr(checks._Recorder, "seconds", seconds)
         rule = partial(scaling.linear, reference_batch_size=64, reference_lr=0.1)
         return fly(Lit, Space(low, high, multiple, 1.0, rule)).step_time, asked
 
@@ -619,12 +621,24 @@ def test_short_trials_are_few_and_at_low_rates(timed, sizes, tried):
             0.1 * spec.batch_size / 64 / 8
         )  # the lowest rate searched: three octaves down
     assert asked[-1][0].lr == pytest.approx(0.1 * tried[0] / 64)
-    assert {protocol.warmup_steps for _, protocol in asked} == {1}
     assert {protocol.noise_scale_every for _, protocol in asked} == {None}
     assert [protocol.trainer.get("limit_val_batches") for _, protocol in asked] == [
         None,
         *[4] * (len(tried) - 1),
     ]
+
+
+@pytest.mark.parametrize(("seconds", "largest"), [(0.001, 256), (0.015, 256), (0.02, 32)])
+def test_fast_steps_are_timed_at_batch_sizes_farther_apart(timed, seconds, largest):
+    _, asked = timed(lambda batch_size: seconds)
+    assert [spec.batch_size for spec, _ in asked] == [8, largest, 8]
+
+
+def test_a_step_takes_the_least_of_the_seconds_between_two_ends():
+    recorder = checks._Recorder(make_spec(), "val/error")
+    assert recorder.seconds == 0.0
+    recorder._ends += [10.0, 10.5, 10.7, 11.6]
+    assert recorder.seconds == pytest.approx(0.2)
 
 
 @pytest.mark.parametrize(("every", "kept"), [(1, [0, 1, 2, 3, 4, 5, 6]), (3, [0, 3, 6])])

@@ -13,6 +13,7 @@ from bstune.search.acquisition import MIN_STEPS
 from bstune.study.plan import SearchBudget
 from bstune.study.wall import (
     BEGAN,
+    REPORT_DECISIONS,
     REPORT_SECONDS,
     TAKEN,
     TrialCost,
@@ -119,7 +120,7 @@ def test_no_trial_begins_that_would_be_too_short(left, resumed_from, steps):
 
 
 def test_what_is_done_between_trials_takes_time_too():
-    """Each decision takes 0.4 s: the report and a replicate 10 of them longer."""
+    """Each decision takes 0.4 s; a replicate and the report begin with a finer look at the posterior."""
     times = iter([0.0, 7.0, 7.4, 14.0, 14.4, 20.0])
     one = WallTime(
         optuna.create_study(), BUDGET, lambda: next(times), owner=True, now=lambda: 1000.0
@@ -128,9 +129,13 @@ def test_what_is_done_between_trials_takes_time_too():
         with one.trial():
             pass
     assert one.decision == pytest.approx(0.4)
-    assert one.replicate_seconds(100, 0.01, COST) == pytest.approx(10 * 0.4 + 3.0)
+    assert one.replicate_seconds(100, 0.01, COST) == pytest.approx(REPORT_DECISIONS * 0.4 + 3.0)
     times = iter([70.0])
-    assert one.left == pytest.approx(100.0 - REPORT_SECONDS - 10 * 0.4 - 70.0)
+    assert one.left == pytest.approx(100.0 - REPORT_SECONDS - REPORT_DECISIONS * 0.4 - 70.0)
+    times = iter([70.0, 70.3])
+    with one.fine_look():
+        pass
+    assert one.replicate_seconds(100, 0.01, COST) == pytest.approx(0.3 + 3.0), "as measured"
 
 
 @pytest.mark.parametrize(("fixed", "slope"), [(0.3, 1.5), (0.0, 1.0), (5.0, 1.2)])

@@ -238,12 +238,13 @@ class Search:
             done = self._write(self._read())
             if not budget.replicates or not any(trial.reached for trial in done):
                 return
-            posterior = study_posterior(self._prepared, done, REPORT_PARTICLES)
-            self.sampled = done, posterior
-            predicted = fresh_steps(posterior)
-            due = next_replicate(
-                done, predicted, budget.objective, budget.replicates, budget.candidates
-            )
+            with self._wall.fine_look():
+                posterior = study_posterior(self._prepared, done, REPORT_PARTICLES)
+                self.sampled = done, posterior
+                predicted = fresh_steps(posterior)
+                due = next_replicate(
+                    done, predicted, budget.objective, budget.replicates, budget.candidates
+                )
             if due is None:
                 asked = self._ask_baseline_again(done, predicted)
                 if asked is None:

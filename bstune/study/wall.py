@@ -25,10 +25,13 @@ from bstune.study.replicates import MERITS, ranked
 
 # Attributes of the study: when it would have begun if its commands had run without a break, and what they have taken.
 BEGAN, TAKEN = "bstune:began", "bstune:wall_seconds"
-# Before each replicate, and once before the answer, the posterior is drawn more finely than for a decision, which takes
-# as long as so many of them. Measured on digits: 3 to 10.
-REPORT_DECISIONS = 10
-REPORT_SECONDS = 1.5  # of what else comes before the answer
+# Before each replicate, and once before the answer, the posterior is drawn more finely than for a decision. Until that
+# has been measured it is taken to last as long as so many of them: on digits they were 1 to 4 of what lies between two
+# trials, for 7 to 64 points, on busy cores.
+REPORT_DECISIONS = 5
+REPORT_SECONDS = (
+    1.0  # of what else comes before the answer; 0.1 to 1.4 s on ten projects, on busy cores
+)
 OTHERS_SHARE = (
     0.1  # and for fresh seeds of further candidates than the first, and of the baseline, at most
 )
@@ -88,6 +91,9 @@ class WallTime:
         self._study, self._budget, self._owner = study, budget, owner
         self.limit = math.inf if budget.wall_seconds is None else budget.wall_seconds
         self._between: list[float] = []  # seconds between two trials, as a decision takes
+        self._looks: list[
+            float
+        ] = []  # seconds of looks at the posterior as it is drawn for a replicate
         self._since: float | None = None  # the end of the last trial
         self._taken: Callable[[], float] = elapsed
         if math.isfinite(self.limit):
@@ -112,6 +118,13 @@ class WallTime:
         yield
         self._since = self._taken()
 
+    @contextmanager
+    def fine_look(self) -> Iterator[None]:
+        """Note how long a look at the finely drawn posterior takes."""
+        began = self._taken()
+        yield
+        self._looks.append(self._taken() - began)
+
     @property
     def decision(self) -> float:
         """Seconds between two trials."""
@@ -120,6 +133,8 @@ class WallTime:
     @property
     def fine_decision(self) -> float:
         """Seconds of a look at the posterior as it is drawn before a replicate, and for the answer."""
+        if self._looks:
+            return statistics.fmean(self._looks)
         return REPORT_DECISIONS * self.decision
 
     @property

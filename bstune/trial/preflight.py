@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from itertools import islice
+from itertools import islice, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -35,13 +35,16 @@ from bstune.system.watchdog import Wait, waiting_for
 from bstune.trial.backend import chooses_horizons
 from bstune.trial.batches import KEPT_OPTIONS, loaders_of, not_rebatchable
 from bstune.trial.checkpoint import Stopped
+from bstune.trial.device import device_of, synchronize
 from bstune.trial.loop import Workload, metric, refuse_met_target, run_trial
 from bstune.trial.trainer import is_overridden, without_monitors
 
-STEPS, WARMUP_STEPS = 4, 1  # of one short trial
+STEPS = 4  # of one short trial
 # After which the weights of two learning rates are compared, and one of the trials is stopped.
 COMPARED_STEPS = 3
 SPREAD = 4  # between the two batch sizes: small ones are cheap
+# Likewise where steps are fast on a CPU: the line through the two is extrapolated less far.
+FAST_SPREAD, FAST_SECONDS = 32, 0.5
 # Validation examples on which untrained weights are first compared with the target. Where these
 # meet it, all of them decide.
 START_EXAMPLES = 128
@@ -94,6 +97,9 @@ def preflight(
         small = large
         first = short.run(small, space.lr(small, lowest), start=True)
     seconds = {small: first.seconds}
+    is_fast = FAST_SPREAD * first.seconds <= FAST_SECONDS
+    if is_fast and large != small and device_of(protocol.trainer).type == "cpu":
+        large = space.snap(min(space.high, space.low * FAST_SPREAD))
     # The survey trains at further batch sizes, and times them: here it is not worth long steps.
     is_slow = SLOW_STEPS * first.seconds * large / small > PATIENCE_SECONDS
     if large != small and not (survey and is_slow):
@@ -142,7 +148,6 @@ class _ShortTrials:
         self._protocol = replace(
             protocol,
             target=protocol.target.never_met,
-            warmup_steps=WARMUP_STEPS,
             noise_scale_every=None,
             trainer=without_monitors(protocol.trainer),
             batch_schedule=None,
@@ -295,6 +300,7 @@ class _Recorder(Callback):
         self.spec, self._metric = spec, metric_name
         self._now = now
         self._began: float | None = None  # the first step
+        self._ends: list[float] = []  # of each step
         self._kept_after: tuple[int, ...] = (SLOW_STEPS, COMPARED_STEPS)
         if compared_steps is not None:
             self._kept_after = (compared_steps,)
@@ -315,8 +321,8 @@ class _Recorder(Callback):
 
     @property
     def seconds(self) -> float:
-        """Seconds per step, 0 where none was timed."""
-        return (None if self.result is None else self.result.seconds_per_step) or 0.0
+        """Seconds of a step, from the end of the one before: the least of them, 0 where none was timed."""
+        return min((end - before for before, end in pairwise(self._ends)), default=0.0)
 
     def attach(self, module: LightningModule) -> LightningModule:
         """Let the Trainer call this one with the module's own call-backs."""
@@ -384,6 +390,9 @@ class _Recorder(Callback):
                 for name, group in groups
                 if "lr" in group
             ]
+        if rest == 0:
+            synchronize(pl_module.device)
+            self._ends.append(self._now())
         seconds = 0.0 if self._began is None else self._now() - self._began
         is_slow = steps >= SLOW_STEPS and seconds > PATIENCE_SECONDS
         if rest == 0 and (steps >= STEPS or is_slow):
