@@ -42,16 +42,18 @@ def test_a_gpu_is_no_advice_where_there_is_one():
 
 
 @pytest.mark.parametrize(
-    ("points", "seconds", "baseline_seconds", "pace"),
+    ("ends", "pace"),
     [
-        (0, 3.0, None, None),
-        (1, 12.0, 11.0, Pace(1, 12.0)),  # the baseline alone
-        (5, 20.0, 11.0, Pace(4, 9.0)),
-        (5, 20.0, None, Pace(5, 20.0)),  # a command that continues a study
+        ((), None),
+        ((3.0,), None),
+        ((3.0, 15.0), Pace(1, 12.0)),  # the baseline alone
+        ((3.0, 15.0, 17.0), Pace(1, 2.0)),
+        ((3.0, 15.0, 18.0, 20.0, 22.0, 26.0), Pace(3, 8.0)),
+        ((3.0, 15.0, 17.0, 17.0), Pace(1, 0.0)),  # two ended side by side
     ],
 )
-def test_the_baseline_says_little_of_the_pace(points, seconds, baseline_seconds, pace):
-    assert pace_of(points, seconds, baseline_seconds) == pace
+def test_the_first_points_say_little_of_the_pace(ends, pace):
+    assert pace_of(ends) == pace
 
 
 @pytest.mark.parametrize(

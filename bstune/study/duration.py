@@ -1,11 +1,13 @@
 """How long a study takes on this machine: what would make it fit, and after each trial what is left."""
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from bstune.system.console import format_seconds, plural
 
 LONG_SECONDS = 3600.0  # from here on a study is said to be long
+FIRST_POINTS = 2  # that say little of how long others take
 # Of a search: fewer show too little, so that a limit of time is the better advice.
 FEWEST_TRIALS = 10
 
@@ -30,17 +32,20 @@ class Runs:
     seconds: float
 
 
-def pace_of(points: int, seconds: float, baseline_seconds: float | None) -> Pace | None:
-    """Return the pace of the points that this command has ended so far; None before the first.
+def pace_of(ends: Sequence[float]) -> Pace | None:
+    """Return the pace of the points that this command has ended; None before the first.
 
-    The baseline, whose wall seconds are ``baseline_seconds`` where it ran here, goes to its budget
-    and says little of how long others run: it counts only while it is alone.
+    The first two count only while there are no others, as they take longer: libraries warm up, and
+    the baseline goes to its budget.
+
+    Args:
+        ends: the seconds at which the command began its search, and at which each point ended.
     """
+    points = len(ends) - 1
     if points < 1:
         return None
-    if baseline_seconds is None or points == 1:
-        return Pace(points, seconds)
-    return Pace(points - 1, max(0.0, seconds - baseline_seconds))
+    first = min(FIRST_POINTS, points - 1)
+    return Pace(points - first, ends[-1] - ends[first])
 
 
 def seconds_to_go(

@@ -25,7 +25,7 @@ from bstune.study.baseline import (
     first_steps,
 )
 from bstune.study.critical import critical_batch
-from bstune.study.duration import Pace, Runs, pace_of, replicates_to_come, seconds_to_go
+from bstune.study.duration import Runs, pace_of, replicates_to_come, seconds_to_go
 from bstune.study.lease import Leases
 from bstune.study.model import REPORT_PARTICLES, sampler_context, study_posterior
 from bstune.study.plan import MEANS_SHARE, is_baseline_replicate, searched
@@ -95,7 +95,10 @@ class Search:
         self._ended: set[int] = set()  # numbers of the finished trials
         self._lines: dict[int, str] = {}  # of trials.jsonl, by number
         self._looked = 0
-        self._begun: Pace | None = None  # what this command found done, and when it looked first
+        self._points_before: int | None = None  # that this command found
+        self._point_ends: list[
+            float
+        ] = []  # when it looked first, and when each of its points ended
         self.ran = 0  # trials that this process ran
         self.sampled: tuple[Sequence[TrialResult], Posterior] | None = (
             None  # the report's posterior, of which trials
@@ -472,16 +475,12 @@ class Search:
         """Return what the rest of the study is predicted to take; None before a point has ended here."""
         points = [trial for trial in searched(done) if trial.resumed_from is None]
         elapsed = self._prepared.elapsed()
-        if self._begun is None:
-            self._begun = Pace(len(points), elapsed)
-        baseline = next(
-            (trial for trial in points[self._begun.points :] if trial.trial_index == 0), None
-        )
-        pace = pace_of(
-            len(points) - self._begun.points,
-            elapsed - self._begun.seconds,
-            None if self._prepared.baseline is None or baseline is None else baseline.wall_seconds,
-        )
+        if self._points_before is None:
+            self._points_before = len(points)
+            self._point_ends.append(elapsed)
+        new = len(points) - self._points_before - (len(self._point_ends) - 1)
+        self._point_ends += [elapsed] * new
+        pace = pace_of(self._point_ends)
         if pace is None:
             return None
         left = max(0, self._budget.trials - len(points))

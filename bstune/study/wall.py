@@ -28,9 +28,9 @@ BEGAN, TAKEN = "bstune:began", "bstune:wall_seconds"
 # Before each replicate, and once before the answer, the posterior is drawn more finely than for a decision. Until that
 # has been measured it is taken to last as long as so many of them: on digits they were 1 to 4 of what lies between two
 # trials, for 7 to 64 points, on busy cores.
-REPORT_DECISIONS = 5
+REPORT_DECISIONS = 3
 REPORT_SECONDS = (
-    1.0  # of what else comes before the answer; 0.1 to 1.4 s on ten projects, on busy cores
+    0.5  # of what else comes before the answer: 0.1 to 1.4 on ten projects, on busy cores
 )
 OTHERS_SHARE = (
     0.1  # and for fresh seeds of further candidates than the first, and of the baseline, at most
