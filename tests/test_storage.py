@@ -17,6 +17,7 @@ from bstune.core import scaling
 from bstune.core.errors import ConfigError, StudyError
 from bstune.core.records import Target, TrialResult
 from bstune.core.search_space import Space
+from bstune.search.acquisition import MIN_STEPS
 from bstune.search.sampler import FrontierSampler
 from bstune.study import patience
 from bstune.study.connection import connect
@@ -361,12 +362,17 @@ def test_trials_that_ended_ahead_of_their_limit_go_no_further(study):
     assert ended_below_limit(study) == {1}
 
 
-@pytest.mark.parametrize(("stops", "max_steps"), [(True, 200), (False, None)])
-def test_a_candidate_is_asked_for_again_on_a_fresh_seed(study, stops, max_steps):
-    result = run(study, asked(study, 0), lambda spec: replace(train(spec), steps=100))
+@pytest.mark.parametrize(
+    ("stops", "steps", "max_steps"),
+    [(True, 100, 200), (True, 4, MIN_STEPS), (False, 100, None)],
+)
+def test_a_candidate_is_asked_for_again_on_a_fresh_seed(study, stops, steps, max_steps):
+    result = run(study, asked(study, 0), lambda spec: replace(train(spec), steps=steps))
     specs = []
     for replicate in (0, 0, 1):  # the first one is cut short
-        _, spec = ask_replicate(study, Winner(result, 100.0), replicate, BUDGET, SPACE, stops)
+        _, spec = ask_replicate(
+            study, Winner(result, float(steps)), replicate, BUDGET, SPACE, stops
+        )
         specs.append(spec)
         finish_abandoned(study, "steps", lambda worker: True)
     assert {(s.batch_size, s.lr, s.delta) for s in specs} == {

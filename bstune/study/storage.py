@@ -31,6 +31,7 @@ from pydantic import TypeAdapter, ValidationError
 from bstune.core.errors import BstuneError, ConfigError, RecordError, StudyError
 from bstune.core.records import Objective, Target, TrialResult, TrialSpec, dump_json
 from bstune.core.search_space import Space
+from bstune.search.acquisition import MIN_STEPS
 from bstune.search.sampler import RECORD, RESUMED_FROM, nearest
 from bstune.study import wall
 from bstune.study.baseline import Baseline, baseline_spec
@@ -533,8 +534,9 @@ def ask_replicate(
 
     ``seed_of``: a winner's replicate, on whose seed the baseline runs.
 
-    Where trials stop it takes at most twice the steps that the other took, or that a fresh seed is predicted to take;
-    elsewhere it has this horizon, or that of the replicates before, where the other's was chosen too.
+    Where trials stop it takes at most twice the steps that the other took, or that a fresh seed is predicted to take,
+    and no fewer than any trial; elsewhere it has this horizon, or that of the replicates before, where the other's was
+    chosen too.
     """
     original = winner.trial
     place = original.trial_index if seed_of is None else 0
@@ -546,7 +548,7 @@ def ask_replicate(
     trial = _suggested(study, claimed, space, RandomSampler(seed=0), dict(first.params))
     max_steps = _spec(first).max_steps
     if stops:
-        max_steps = math.ceil(REPLICATE_LIMIT * max(original.steps, winner.steps))
+        max_steps = math.ceil(max(REPLICATE_LIMIT * max(original.steps, winner.steps), MIN_STEPS))
     elif max_steps is not None:
         max_steps = winner.horizon if winner.runs else horizon or max_steps
     spec = replace(
