@@ -32,6 +32,7 @@ from bstune.trial.backend import (
     make_space,
     stops_trials,
 )
+from bstune.trial.printed_once import own_lines, printed_once
 from bstune.trial.replay import ReplayBackend, complete
 from bstune.trial.trials_log import TrialsLog
 from bstune.trial.workers import InProcess, Workers, mps_runs
@@ -189,7 +190,13 @@ def prepare(
     frozen = frozen_settings(config)
     workers: Callable[[int], Workers] | None = None
     if backend is None:
-        with watching(log, config.protocol.trial_seconds) as say, _users_errors():
+        trials_log = TrialsLog(files.trials_log)
+        own = own_lines(log)
+        with (
+            printed_once(trials_log),
+            watching(own, config.protocol.trial_seconds) as say,
+            _users_errors(),
+        ):
             backend, space, survey, more = _train(config, protocol, space, trial, budget, say)
         protocol = backend.protocol
         notes += more
@@ -198,10 +205,10 @@ def prepare(
                 f"batch sizes are where a trial starts: they grow, {growth_of(protocol, space, trial)}"
             )
         if config.devices > 1:
-            with watching(log, config.protocol.trial_seconds):
+            with printed_once(trials_log), watching(own, config.protocol.trial_seconds):
                 notes += _several(config, backend, space, survey, trial)
         if config.devices > 1 or (trial is None and config.search.workers > 0):
-            workers, more = _processes(config, survey)
+            workers, more = _processes(config, survey, trials_log)
             notes += more
     backend.check(space, trial)
     if backend.validates_on_test:
@@ -411,15 +418,14 @@ def _several(
 
 
 def _processes(
-    config: DictConfig, survey: "Survey | None"
+    config: DictConfig, survey: "Survey | None", log: TrialsLog
 ) -> tuple[Callable[[int], Workers], list[str]]:
-    """Return what starts so many processes that train, and the plan's notes about them."""
+    """Return what starts so many processes that train and print to ``log``, and the plan's notes about them."""
     # 4 s, as above
     import torch
 
     from bstune.trial.objects import objects_of
 
-    log = TrialsLog(Output(Path(config.output).absolute()).trials_log)
     count, seconds = config.search.workers, config.protocol.trial_seconds
     plain_config = OmegaConf.to_container(config, resolve=False)
 

@@ -10,6 +10,13 @@ from bstune.system.terminal import safe_console
 if TYPE_CHECKING:
     from rich.console import Console
 
+LIGHTNING_LOGGERS = (
+    "lightning.pytorch",
+    "lightning.fabric",
+    "pytorch_lightning",
+    "lightning_fabric",
+)
+
 
 def format_number(value: float | None, digits: int = 3) -> str:
     """Return ``value`` with ``digits`` significant digits: 0.0123, 57, 4600, 12,300, 1e-05; a dash for None."""
@@ -56,6 +63,12 @@ def plain_console() -> "Console":
     return safe_console(markup=False, emoji=False, highlight=False)
 
 
+def quieten_lightning() -> None:
+    """Keep Lightning's notes out of the output, also of the package of former name that a user's module may import."""
+    for name in LIGHTNING_LOGGERS:
+        logging.getLogger(name).setLevel(logging.WARNING)
+
+
 def quieten(training: bool = True) -> None:
     """Keep the notes of optuna, and of lightning if it is used, out of the output; warnings and errors stay."""
     # Both set their loggers' levels when imported, so they come first. A command that does not train must not wait for
@@ -66,8 +79,7 @@ def quieten(training: bool = True) -> None:
         import lightning.pytorch  # noqa: F401
 
     optuna.logging.set_verbosity(optuna.logging.WARNING)
-    for name in ("lightning.pytorch", "lightning.fabric"):
-        logging.getLogger(name).setLevel(logging.WARNING)
+    quieten_lightning()
     # Lightning's own use of a deprecated pytree class, once a step.
     warnings.filterwarnings("ignore", message=".*LeafSpec.*", category=FutureWarning)
     warnings.filterwarnings(

@@ -48,31 +48,38 @@ class TrialsLog:
         ).start()
         return writing
 
-    def take(self, line: str) -> None:
-        """Write a line to the file, and to the console the first of its kind."""
+    def take(self, line: str, say: Callable[[str], None] | None = None) -> None:
+        """Write a line to the file, if its folder is there yet, and say the first of its kind.
+
+        ``say`` takes what is said of this line, by default that of the log.
+        """
+        say = say or self._say
         line = printable(line)
         kind = NUMBER.sub("0", line.strip())
         with self._lock:
-            with suppress(OSError):  # a full disk ends a trial where it stores something
-                self._append(line)
+            is_written = self._append(line)
             if not kind:
                 return
             if kind not in self._kinds and len(self._kinds) < MAX_KINDS:
                 self._kinds.add(kind)
-                self._show(line)
-            elif not self._has_pointed:
+                _show(line, say)
+            elif is_written and not self._has_pointed:
                 self._has_pointed = True
-                self._show(f"what trials print besides is in {self._path}")
+                _show(f"what trials print besides is in {self._path}", say)
 
-    def _append(self, line: str) -> None:
+    def _append(self, line: str) -> bool:
+        """Write a line to the file and return whether it stands there; a full disk ends a trial where that stores."""
+        try:
+            self._write(line)
+        except OSError:
+            return False
+        return True
+
+    def _write(self, line: str) -> None:
         flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW
         descriptor = os.open(self._path, flags, 0o666)
         with os.fdopen(descriptor, "a", encoding="utf-8") as file:
             file.write(line + "\n")
-
-    def _show(self, line: str) -> None:
-        with suppress(OSError, ValueError):  # nobody reads what is printed any more
-            self._say(line)
 
     def _read(self, reading: Connection) -> None:
         """Take lines until every process has closed the other end."""
@@ -84,6 +91,11 @@ class TrialsLog:
                     self.take(line.decode(errors="replace"))
         if rest:
             self.take(rest.decode(errors="replace"))
+
+
+def _show(line: str, say: Callable[[str], None]) -> None:
+    with suppress(OSError, ValueError):  # nobody reads what is printed any more
+        say(line)
 
 
 def _read_chunk(reading: Connection) -> bytes:

@@ -51,6 +51,7 @@ from bstune.config import (
 from bstune.core.batch_schedule import BatchPlan, constant
 from bstune.core.errors import ConfigError, StateError, UserCodeError
 from bstune.core.records import TrialProtocol, TrialResult, TrialSpec
+from bstune.system.console import quieten_lightning
 from bstune.system.failures import cause, described, in_users_code, optional
 from bstune.system.files import Output, is_own, make_inside, remove_own
 from bstune.system.watchdog import waiting_for
@@ -161,6 +162,7 @@ def load_data(config: DictConfig) -> LightningDataModule:
     with seeded(config):
         with waiting_for(f"{_target(config.workload.data)}()"):
             data: LightningDataModule = instantiate(config.workload.data, "workload.data")
+        quieten_lightning()
         if not is_lightning(data, "LightningDataModule"):
             raise ConfigError(
                 f"workload.data must build a LightningDataModule, but got {type(data).__name__}"
@@ -286,6 +288,7 @@ def _build(own: DictConfig, spec: TrialSpec) -> LightningModule:
     own.trial.total_steps = spec.max_steps or budget_of(own).last_step(plan)
     with waiting_for(f"{_target(own.workload.module)}()"):
         module: LightningModule = instantiate(own.workload.module, "workload.module")
+    quieten_lightning()
     if not is_lightning(module, "LightningModule"):
         raise ConfigError(
             f"workload.module must build a LightningModule, but got {type(module).__name__}"
