@@ -1,7 +1,10 @@
+import math
+
 import pytest
 
 from bstune.study.duration import (
     FEWEST_TRIALS,
+    GROWTH,
     LONG_SECONDS,
     Pace,
     Runs,
@@ -42,31 +45,32 @@ def test_a_gpu_is_no_advice_where_there_is_one():
 
 
 @pytest.mark.parametrize(
-    ("ends", "pace"),
+    ("ends", "before", "pace"),
     [
-        ((), None),
-        ((3.0,), None),
-        ((3.0, 15.0), Pace(1, 12.0)),  # the baseline alone
-        ((3.0, 15.0, 17.0), Pace(1, 2.0)),
-        ((3.0, 15.0, 18.0, 20.0, 22.0, 26.0), Pace(3, 8.0)),
-        ((3.0, 15.0, 17.0, 17.0), Pace(1, 0.0)),  # two ended side by side
+        ((), 0, None),
+        ((3.0,), 0, None),
+        ((3.0, 15.0), 0, Pace(12.0, 0.5)),  # the baseline alone
+        ((3.0, 15.0, 17.0), 0, Pace(2.0, 1.5)),
+        ((3.0, 15.0, 18.0, 20.0, 22.0, 27.0), 0, Pace(3.0, 3.5)),
+        ((3.0, 15.0, 17.0), 30, Pace(2.0, 31.5)),  # a study that goes on
+        ((3.0, 15.0, 15.0), 0, Pace(0.0, 1.5)),  # two ended side by side
     ],
 )
-def test_the_first_points_say_little_of_the_pace(ends, pace):
-    assert pace_of(ends) == pace
+def test_the_first_points_say_little_of_the_pace(ends, before, pace):
+    assert pace_of(ends, before) == pace
 
 
 @pytest.mark.parametrize(
     ("points_left", "runs", "limit", "seconds"),
     [
-        (10, (), float("inf"), 10 * 2.0 + 1.5),
-        (0, (Runs(6, 3.0), Runs(3, 7.0)), float("inf"), 18.0 + 21.0 + 1.5),
+        (12, (), math.inf, 12 * 2.0 * 2**GROWTH + 1.5),  # their middle is point 10
+        (0, (Runs(6, 3.0), Runs(3, 7.0)), math.inf, 18.0 + 21.0 + 1.5),
         (1000, (), 40.0, 40.0),  # search.wall_seconds
         (1000, (), -1.0, 0.0),
     ],
 )
 def test_what_is_left_is_points_runs_and_the_report(points_left, runs, limit, seconds):
-    found = seconds_to_go(Pace(4, 8.0), points_left, runs, 1.5, limit)
+    found = seconds_to_go(Pace(2.0, 5.0), 4, points_left, runs, 1.5, limit)
     assert found == pytest.approx(seconds)
 
 

@@ -480,12 +480,14 @@ class Search:
             self._point_ends.append(elapsed)
         new = len(points) - self._points_before - (len(self._point_ends) - 1)
         self._point_ends += [elapsed] * new
-        pace = pace_of(self._point_ends)
+        pace = pace_of(self._point_ends, self._points_before)
         if pace is None:
             return None
         left = max(0, self._budget.trials - len(points))
         report = REPORT_SECONDS + self._wall.fine_decision
-        return seconds_to_go(pace, left, self._runs_to_come(done), report, self._wall.left + report)
+        runs = self._runs_to_come(done)
+        limit = self._wall.left + report
+        return seconds_to_go(pace, len(points), left, runs, report, limit)
 
     def _runs_to_come(self, done: Sequence[TrialResult]) -> tuple[Runs, ...]:
         """Return the runs on fresh seeds that are still to come, if the winners stay what they are now."""
