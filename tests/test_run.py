@@ -252,6 +252,8 @@ def test_one_live_line_on_a_terminal(capsys):
             assert len(console.render_lines(progress.live.get_renderable())) == 1
         assert progress.live.tasks[0].completed == 3
         text = progress.live.tasks[0].description
+        progress.show(trials, 90.0)
+        assert progress.live.tasks[0].description == f"about 90.0 s to go; {text}"
     assert text == "best 800 ms at B 256, lr 0.1; trial 2: B 64, lr 0.1, reached"
     capsys.readouterr()
 

@@ -188,18 +188,21 @@ class Progress:
 
         ``to_go``: the seconds that the rest of the study is predicted to take; None: not known.
         """
-        rest = "" if to_go is None else f"; about {format_seconds(to_go)} to go"
+        left = None if to_go is None else f"about {format_seconds(to_go)} to go"
+        # A live line is cut at its end.
+        live = live_text(done) if left is None else f"{left}; {live_text(done)}"
+        rest = "" if left is None else f"; {left}"
         self._spoke = time.monotonic()
         self._waited = 0.0
         self._points = sum(result.resumed_from is None for result in searched(done))
         if self.live is not None:
             points = sum(result.resumed_from is None for result in searched(done))
-            self.live.update(self._task, completed=points, description=live_text(done) + rest)
+            self.live.update(self._task, completed=points, description=live)
             return
         if self.console.is_jupyter:
             from IPython.display import display  # there in a notebook alone
 
-            text = {"text/plain": live_text(done) + rest}
+            text = {"text/plain": live}
             self._displayed = self._displayed or display(text, raw=True, display_id=True)
             self._displayed.update(text, raw=True)
             return
