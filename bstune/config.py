@@ -348,10 +348,7 @@ def _resolve(node: Any, name: str, mistakes: dict[str, str]) -> Any:
 
 
 def _unknown(name: str, names: Mapping[str, Any]) -> str:
-    """Return the line for an option that there is not: its new name, or the nearest that there is."""
-    renamed = read_yaml("renamed.yaml")
-    if name in renamed:
-        return f"unknown option {name}: it is called {renamed[name]} now"
+    """Return the line for an option that there is not: the nearest one that there is."""
     if name in ("workload.data", "workload.module"):
         return f"{name}: a workload is trained (data and module) or replayed (table), but this one has both"
     near = " or ".join(

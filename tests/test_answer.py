@@ -480,15 +480,6 @@ def test_on_a_narrow_terminal_lines_that_the_page_has_are_left_out_and_named():
     )
 
 
-@pytest.mark.parametrize(
-    "kept", [(), ("workload",), ("workload", "target", "trials"), ("workload", "best_by_time")]
-)
-def test_an_older_mapping_is_answered_with_what_it_has(kept):
-    found = answer({name: WHOLE[name] for name in kept})
-    assert ("use B = 256, lr = 0.4" in found.headline) == ("best_by_time" in kept)
-    assert block(found)
-
-
 def test_what_took_the_steps_is_said_where_it_is_not_what_the_option_asks_for():
     trials = [
         make_trial(number, training_loop=name)

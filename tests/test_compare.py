@@ -188,7 +188,6 @@ def test_of_three_equal_ones_two_differ_as_often_as_it_says():
     [
         (UNREACHED, "reached"),
         (ALL_STOPPED, "reached"),
-        (ONE_SIZE | {"critical": None}, "no critical batch size"),
         (ONE_SIZE, "at one batch size"),
         ({"best_by_time": summary()["best_by_time"] | {"confirmed": FEW}}, "2 of 3"),
     ],

@@ -5,7 +5,6 @@ import runpy
 from pathlib import Path
 
 import pytest
-import yaml
 from hydra import compose as hydra_compose
 from hydra import initialize_config_module
 from omegaconf import OmegaConf
@@ -16,9 +15,7 @@ from bstune.config import (
     budget_of,
     compose,
     compose_workload,
-    flatten,
     overrides,
-    to_dict,
     with_hyperparameters,
 )
 from bstune.core.errors import ConfigError, TableError
@@ -349,21 +346,13 @@ def test_every_number_has_a_range():
 
 
 def test_all_mistakes_are_named_at_once():
-    bad = ("search.trails=3", "budget.steps=0", "search.finalists=2", "+nope=1", "output=${no}")
+    bad = ("search.trails=3", "budget.steps=0", "+nope=1", "output=${no}")
     assert mistakes("workload=digits", *bad) == [
         "unknown option search.trails: did you mean search.trials?",
-        "unknown option search.finalists: it is called search.candidates now",
         "output: Interpolation key 'no' not found",
         "budget.steps must be at least 1, but got 0",
         "unknown option nope; bstune --cfg job +workload=NAME lists the options",
     ]
-
-
-def test_an_old_name_is_told_the_new_one():
-    renamed = yaml.safe_load((CONF / "renamed.yaml").read_text())
-    lines = [f"unknown option {old}: it is called {new} now" for old, new in renamed.items()]
-    assert mistakes("workload=digits", *(f"{old}=1" for old in renamed)) == lines
-    assert set(renamed.values()) <= flatten(to_dict(digits())).keys()
 
 
 def test_types_are_written_and_references_stay():

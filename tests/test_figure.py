@@ -136,8 +136,6 @@ STUDIES = {
                      summed(untimed)),
     "nothing measured": (oom := [make_trial(status="oom", steps=0, steps_low=0, tau=None)], summed(oom)),
     "none": ([], summed([])),
-    "an older version's": (RICH, {key: value for key, value in summed(RICH).items()
-                                  if key not in ("workload", "use", "curve", "reference", "lr_exponent")}),
 }  # fmt: skip
 
 

@@ -360,12 +360,3 @@ def test_the_survey_leaves_most_of_the_wall_time_to_the_search(monkeypatch, wall
     )
     assert prepare(config).config.hardware.seconds == 90
     assert asked == [seconds]
-
-
-def test_a_study_of_a_former_version_goes_on_with_lightnings_loop():
-    """Its settings name no loop."""
-    off, auto = (
-        frozen_settings(compose_checked(["workload=digits", f"protocol.fast={fast}"]))
-        for fast in ("off", "auto")
-    )
-    assert auto == {**off, "protocol.fast": "auto"}

@@ -285,7 +285,7 @@ def test_a_grid_leaves_out_a_batch_size_that_does_not_fit_and_records_the_metric
         "metric": [0.5],
         "seconds_per_step": 0.1,
     }
-    write_rows(tmp_path / "t.jsonl.runs", [earlier | {"status": "budget"}])  # of a former version
+    write_rows(tmp_path / "t.jsonl.runs", [earlier | {"status": "censored"}])
     record_grid([(8, 0.1, 0), (16, 0.1, 0), (512, 0.1, 0)], train, tmp_path / "t.jsonl")
     table = read_table(tmp_path / "t.jsonl")
     assert [(run.batch_size, run.metric) for run in table.runs] == [

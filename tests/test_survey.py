@@ -272,13 +272,9 @@ def test_what_a_survey_depends_on(cached, tmp_path):
 def test_the_cache(cached, tmp_path):
     path = tmp_path / "digits-0123.json"
     path.write_text('{"ceiling": {"limit": 0.1}}')
-    lines, made = [], make_survey(notes=("so",))
-    assert cached(made, lines.append) == (made, False)
-    text = (
-        "cannot be read by this version of bstune, as if written by a former one: measuring again"
-    )
-    assert lines == [f"{path} {text}"]
-    assert cached(made, lines.append) == (made, True)
+    made = make_survey(notes=("so",))
+    assert cached(made, print) == (made, False)
+    assert cached(made, print) == (made, True)
     for broken in (
         b"",
         b"{}",

@@ -720,27 +720,6 @@ def test_the_note_is_the_answer_as_text_with_the_figure_and_a_link_to_the_trials
     assert shown.endswith("(get-artifact?path=a+b.png&run_uuid=abc)\n\n[the study's trials](#/x)")
 
 
-def test_runs_of_a_former_version_are_left_as_they_are(uri, caplog):
-    client, tags = MlflowClient(uri), {"bstune.study_id": "old", "bstune.kind": "study"}
-    experiment = client.get_experiment_by_name("bstune").experiment_id
-    former = client.create_run(experiment, tags=tags).info.run_id
-    child = {**tags, "bstune.kind": "trial", "bstune.trial": "0", "mlflow.parentRunId": former}
-    child = client.create_run(experiment, tags=child).info.run_id
-    tracking = opened(uri, "old")
-    (line,) = caplog.messages
-    assert "a former version of bstune logged this study in experiment 'bstune'" in line
-    tracking.send_trial(trial(0))
-    finish(tracking)
-    assert [client.get_run(run).info.lifecycle_stage for run in (former, child)] == [
-        "active",
-        "active",
-    ]
-    assert client.get_run(child).data.tags["mlflow.parentRunId"] == former
-    assert len(runs(uri, "study", "old")) == 2
-    assert opened(uri, "old").sent == {0}
-    assert len(caplog.messages) == 1
-
-
 def test_the_saved_view_is_of_no_later_version_than_it_was_tried_with(uri):
     """A later one: look at the address that a study prints, then at tests/test_browser.py, then change it here."""
     assert [*map(int, mlflow.__version__.split(".")[:3])] <= [3, 17, 2]

@@ -25,7 +25,7 @@ class DataError(BstuneError):
 
 
 class RecordError(BstuneError, ValueError):
-    """A trial's record cannot be read: it is not one, or of a former version."""
+    """A trial's record cannot be read: it is not one."""
 
 
 class TableError(BstuneError):

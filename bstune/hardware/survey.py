@@ -4,7 +4,6 @@ A survey is measured once a workload, device and versions, and cached: the ceili
 tau(B) is half of its model of time.
 """
 
-import glob
 import hashlib
 import json
 import logging
@@ -511,18 +510,6 @@ def cached_survey(
     cached = None if config.hardware.refresh else read(path)
     if cached is not None:
         return cached, True
-    former = next(
-        (
-            file
-            for file in path.parent.glob(f"{glob.escape(config.workload.name)}-*.json")
-            if read(file) is None
-        ),
-        None,
-    )
-    if former is not None:
-        log(
-            f"{former} cannot be read by this version of bstune, as if written by a former one: measuring again"
-        )
     found = measure(config, space, protocol, train_examples(data), build, log, tried)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -533,7 +520,7 @@ def cached_survey(
 
 
 def read(path: Path) -> Survey | None:
-    """Return the survey in a file; None where there is none, or one that another version wrote."""
+    """Return the survey in a file; None where there is none, or one that cannot be read."""
     try:
         return SURVEYS.validate_json(read_bytes(path, "the survey"))
     except (InputError, ValidationError, HardwareError):

@@ -1,7 +1,7 @@
 """What a study answers, in words: all of them, from ``curve.json``'s mapping.
 
-The console, the figure's title, the pages, comparisons and MLflow's note take their words from here. What a mapping
-lacks, as one of an older version does, is left out.
+The console, the figure's title, the pages, comparisons and MLflow's note take their words from here. What a study does
+not know is left out.
 """
 
 import textwrap

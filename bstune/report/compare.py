@@ -336,11 +336,7 @@ def _notes(summary: Summary, points: Sequence[Point]) -> list[str]:
         if name in ("WARNING", "RESULT")
         for text in texts
     ]
-    if points and summary["critical"] is None:
-        lines.append(
-            "its curve.json has no critical batch size, as of an older version: run the same command again"
-        )
-    elif points and points[0].batch_size == points[-1].batch_size:
+    if points and points[0].batch_size == points[-1].batch_size:
         lines.append("the target was reached at one batch size, so there is no curve")
     return lines
 

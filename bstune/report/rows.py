@@ -25,8 +25,8 @@ REGIMES = ("perfect scaling", "diminishing returns", "maximal data parallelism")
 
 
 def winner_to_use(summary: Row) -> tuple[str | None, Row | None]:
-    """Return the winner by the study's objective and its key; of an older version, by time before steps."""
-    name = summary.get("use") or next((name for name in WINNERS if summary.get(name)), None)
+    """Return the winner by the study's objective and its key."""
+    name = summary.get("use")
     return name, summary.get(name) if name else None
 
 

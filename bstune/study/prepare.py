@@ -510,14 +510,6 @@ def frozen_settings(config: DictConfig) -> dict[str, Any]:
         values[f"search.batch_size.{name}"] = config.search.batch_size[name]
     for name in ("trials", "budget.steps", "budget.examples"):
         values.pop(f"workload.{name}", None)
-    if values["protocol.fast"] == "off":  # as studies of former versions are, which do not name it
-        del values["protocol.fast"]
-    for name in (
-        *HALF_LIVES,
-        *(f"workload.tunable.{one}.complement" for one in config.search.tune),
-    ):
-        if not values.get(name):  # likewise
-            values.pop(name, None)
     # What may be searched is no matter of a study that does not.
     tuned = tuple(f"workload.tunable.{name}." for name in config.search.tune)
     values = {

@@ -255,8 +255,6 @@ def _read_runs(path: Path) -> list[dict[str, Any]]:
             recorded = parse_json(line, f"line {number}")
             if not isinstance(recorded, dict) or not _is_row(recorded):
                 raise InputError(f"line {number} is no recorded run")
-            if recorded["status"] == "budget":  # a former version's word
-                recorded["status"] = "censored"
             rows.append(recorded)
     except InputError as error:
         raise TableError(

@@ -8,8 +8,7 @@ continued study go to a new run, and the old one is deleted. One process at a ti
 holds the study's lock.
 
 A request that is answered late is sent again, and may have been done twice: what was written twice, or not to its end,
-is deleted when the study is opened and when it is finished. Runs that a former version of bstune sent, with the trials
-beside the studies, are left as they are.
+is deleted when the study is opened and when it is finished.
 """
 
 import logging
@@ -41,7 +40,6 @@ from bstune.study.tracking.model import send_model
 
 STUDY_TAG, PARENT = "bstune.study_id", "mlflow.parentRunId"
 TRIALS = "bstune.trials"  # on a trial's run: its number, then those of the trials that continued it
-LAYOUT, OWN_LAYOUT = "bstune.layout", "2"  # a former version had none
 RESULTS_BEGUN = (
     "bstune.results_begun"  # on a study's run: some of its results may be there, or still come
 )
@@ -141,15 +139,8 @@ class Tracking:
         self._page = saved_view.page(self._experiments["study"])
         # The newest with all its results: a newer one with half of them is what a process that died left.
         found = self._runs("study")
-        parents = [run for run in found if run.data.tags.get(LAYOUT) == OWN_LAYOUT]
-        if found and not parents:
-            _log.warning(
-                "MLflow: a former version of bstune logged this study in experiment %r, its trials beside it: these "
-                "runs are left as they are, and all of the study is sent anew",
-                name,
-            )
         parent = max(
-            parents,
+            found,
             key=lambda run: (RESULT_TRIALS in run.data.tags, run.info.start_time),
             default=None,
         )
@@ -193,12 +184,12 @@ class Tracking:
             self._client.log_inputs(parent.info.run_id, [content.data_set(self._prepared)])
 
     def _make_only_parent(self, parent_id: str) -> None:
-        """Move all the study's trials to this parent, then delete its other ones but a former version's."""
+        """Move all the study's trials to this parent, then delete its other ones."""
         for child in self._runs("trial"):
             if child.data.tags[PARENT] != parent_id:
                 self._client.set_tag(child.info.run_id, PARENT, parent_id)
         for run in self._runs("study"):
-            if run.info.run_id != parent_id and run.data.tags.get(LAYOUT) == OWN_LAYOUT:
+            if run.info.run_id != parent_id:
                 self._client.delete_run(run.info.run_id)
 
     def _delete_strays(self) -> None:
@@ -296,7 +287,6 @@ class Tracking:
     def _run_tags(self, kind: str, device: str, versions: Mapping[str, str]) -> dict[str, str]:
         tags = self._tags | {
             KIND: kind,
-            LAYOUT: OWN_LAYOUT,
             "bstune.device": device,
             "mlflow.source.name": "bstune",
         }
