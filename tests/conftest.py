@@ -18,7 +18,6 @@ from typing import Any
 import pytest
 import sqlalchemy
 import toolbox
-from mysql import MariaDB
 from postgres import Postgres
 from torch import Tensor, nn
 
@@ -76,16 +75,15 @@ def bstune(
     return run
 
 
-@pytest.fixture(params=["psycopg2", "pymysql"])
-def database_server(request: pytest.FixtureRequest) -> Iterator[Postgres | MariaDB]:
-    """Start a server of the test's own, by the driver of its kind; its ``url()`` is that of an empty database."""
-    pytest.importorskip(request.param)
-    server_class = {"psycopg2": Postgres, "pymysql": MariaDB}[request.param]
-    if not server_class.installed():
-        pytest.skip(f"needs a {server_class.__name__} server")
+@pytest.fixture
+def database_server() -> Iterator[Postgres]:
+    """Start a server of the test's own; its ``url()`` is that of an empty database."""
+    pytest.importorskip("psycopg2")
+    if not Postgres.installed():
+        pytest.skip("needs a PostgreSQL server")
     # Below tmp_path another user could not enter.
     with tempfile.TemporaryDirectory(prefix="bstune-server-") as folder:
-        server = server_class(Path(folder))
+        server = Postgres(Path(folder))
         try:
             yield server
         finally:

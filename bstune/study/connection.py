@@ -14,8 +14,7 @@ import optuna
 from optuna.exceptions import ExperimentalWarning
 from optuna.storages import BaseStorage
 from optuna.storages._rdb.models import BaseModel
-from sqlalchemy import TEXT, Engine, MetaData, create_engine, text
-from sqlalchemy import inspect as inspect_engine
+from sqlalchemy import MetaData, create_engine, text
 from sqlalchemy.engine import make_url
 from sqlalchemy.exc import ArgumentError, SQLAlchemyError
 
@@ -30,6 +29,7 @@ CONNECT_SECONDS = 5
 OPTUNA_TABLES = {"studies", "trials", "version_info"}  # that each of Optuna's databases has
 NAMED_TABLES = 3  # of a foreign database, in an error
 GRPC = "grpc"  # Optuna's proxy: many workers on few connections to a database
+BACKENDS = ("sqlite", "postgresql", GRPC)
 RACE_SECONDS = (0.1, 0.3, 1.0, 2.0)  # between looks, while another process makes the same thing
 
 
@@ -41,6 +41,11 @@ def engine_arguments(url: str) -> dict[str, Any]:
         raise StudyError(
             f"storage={url} is no database URL: use one such as sqlite:///bstune.db or postgresql+psycopg2://user@host/name"
         ) from error
+    if backend not in BACKENDS:
+        raise StudyError(
+            f"storage={url}: studies are kept in SQLite, PostgreSQL or behind Optuna's gRPC proxy, not in {backend}: "
+            "use storage=sqlite:///bstune.db, postgresql+psycopg2://user@host/name or grpc://host:port"
+        )
     option = "timeout" if backend == "sqlite" else "connect_timeout"
     return {"connect_args": {option: CONNECT_SECONDS}}
 
@@ -98,8 +103,8 @@ def check_storage(url: str) -> None:
         reason = (str(error) or f"no answer within {2 * CONNECT_SECONDS} s").splitlines()[0]
         raise StudyError(
             f"the storage does not answer: storage={url}: {reason}; "
-            "start it, install its driver (psycopg2-binary for postgresql+psycopg2://, pymysql for mysql+pymysql://, "
-            "grpcio for grpc://), or use another one, such as storage=sqlite:///bstune.db"
+            "start it, install its driver (psycopg2-binary for postgresql+psycopg2://, grpcio for grpc://), or use "
+            "another one, such as storage=sqlite:///bstune.db"
         ) from error
     if path is not None:
         _check_tables(path, url)
@@ -180,28 +185,7 @@ def _open_database(url: str) -> BaseStorage:
             time.sleep(wait)
         except RuntimeError as error:  # tables of another version of Optuna
             raise StudyError(f"storage={url} cannot be read: {error}") from error
-    if storage.engine.dialect.name in ("mysql", "mariadb"):
-        _widen(storage.engine, url)
     return storage
-
-
-def _widen(engine: Engine, url: str) -> None:
-    """Let MySQL take records of 16 MiB: Optuna's TEXT ends at 64 KiB there, which a trial of 40,000 steps exceeds."""
-    statement = "ALTER TABLE trial_user_attributes MODIFY value_json MEDIUMTEXT"
-    types = {
-        column["name"]: column["type"]
-        for column in inspect_engine(engine).get_columns("trial_user_attributes")
-    }
-    if isinstance(types["value_json"], TEXT):
-        try:
-            with engine.begin() as connection:
-                connection.execute(text(statement))
-        except SQLAlchemyError as error:
-            reason = str(error).splitlines()[0]
-            raise StudyError(
-                f"storage={url} takes no record of more than 64 KiB, and {statement} failed: {reason}; "
-                "run it as an administrator of the database"
-            ) from error
 
 
 @contextmanager
