@@ -25,7 +25,7 @@ TABLE = list(product((1, 2, 7, 32, 33, 100, 257), (1, 2, 3, 8), (1, 2, 5, 16, 10
 )
 def test_closed_forms(numbers, sizes):
     split = split_batch(*numbers)
-    assert [split.of_device(device) for device in range(split.devices)] == sizes
+    assert [split.sizes[device :: split.devices] for device in range(split.devices)] == sizes
 
 
 @pytest.mark.parametrize(
@@ -43,7 +43,7 @@ def test_each_example_is_in_one_micro_batch_and_the_gradient_is_the_whole_batchs
     fewer = devices * (split.rounds - 1) * (largest or batch_size)
     assert fewer < batch_size, "no fewer rounds would do"
     for device in range(devices):
-        own = split.of_device(device)
+        own = split.sizes[device::devices]
         assert len(own) == split.rounds
         assert split.share(device) == sum(own) in (batch_size // devices, -(-batch_size // devices))
         assert split.counts(device) == {

@@ -16,7 +16,6 @@ from bstune.core.curve import (
     frontier_points,
     log_slope,
     parse_points,
-    predict_steps,
 )
 
 S_MIN, B_CRIT = 100.0, 1000.0
@@ -196,13 +195,6 @@ def test_b_opt_is_open_above_where_b_crit_is():
     assert fit.b_opt_low > 128
     assert fit.e_min == pytest.approx(1e6, rel=0.01)
     assert "no upper end: run batch sizes above 512" in fit.note
-    band = predict_steps(fit, np.geomspace(1e-3, 1e9, 13))
-    assert np.all(
-        np.isfinite(band.high)
-        & (band.low > 0)
-        & (band.low <= band.steps)
-        & (band.steps <= band.high)
-    )
 
 
 def reference_deviance(points, b_crit=None, s_min=None, b_opt=0.0):
@@ -270,12 +262,6 @@ def test_the_ends_of_three_terms_are_where_a_reference_likelihood_falls_likewise
     ):
         rise = reference_deviance(points, b_crit, b_opt=b_opt) - least
         assert rise == pytest.approx(n * math.log(1 + t**2 / (n - 3)), abs=0.1)
-    sizes = np.geomspace(8, 1e5, 9)
-    band = predict_steps(fit, sizes)
-    assert band.steps == pytest.approx(
-        fit.s_min * (1 + fit.b_crit / sizes + (fit.b_opt / sizes) ** 2), rel=1e-6
-    )
-    assert np.all((band.low < band.steps) & (band.steps < band.high))
 
 
 def test_published_points_of_an_85m_language_model_whose_scale_scales_the_fit():
@@ -347,13 +333,6 @@ def test_what_the_points_do_not_determine_is_left_open(steps, found, ends, note)
         assert getattr(fit, name) == expected
     assert fit.b_crit_low is None if ends[0] is None else fit.b_crit_low > ends[0]
     assert fit.b_crit_high is None if ends[1] is None else fit.b_crit_high < ends[1]
-    band = predict_steps(fit, np.geomspace(1e-3, 1e9, 13))  # which stays finite
-    assert np.all(
-        np.isfinite(band.high)
-        & (band.low > 0)
-        & (band.low <= band.steps)
-        & (band.steps <= band.high)
-    )
 
 
 def test_a_bend_within_the_noise_leaves_b_crit_open():
@@ -374,25 +353,6 @@ def test_log_slope_is_least_squares_over_reached_points():
     for few in ([], points[:1], [points[0], points[0]], [points[0], point(9, 9, True)]):
         with pytest.raises(CurveError, match="two or more batch sizes"):
             log_slope(few)
-
-
-def test_the_predicted_band_agrees_with_the_fit():
-    points = [point(B, S) for B, S in ZHANG.items()]
-    fit = fit_curve(points)
-    sizes = np.geomspace(1, 1e8, 33).reshape(3, 11)
-    band = predict_steps(fit, sizes)
-    assert band.steps.shape == band.low.shape == band.high.shape == (3, 11)
-    assert band.steps == pytest.approx(fit.s_min * (1 + fit.b_crit / sizes), rel=1e-6)
-    assert np.all((band.low < band.steps) & (band.steps < band.high))
-    # the band of S at 1e8 is S_min's profile interval: among the points' likelihood, its ends are the stated fall
-    n, t = 9 + curve.PRIOR_WEIGHT, curve.stdtrit(8.0, 0.95)
-    least = reference_deviance(points)
-    for end in (band.low[-1, -1], band.high[-1, -1]):
-        rise = reference_deviance(points, s_min=end) - least
-        assert rise == pytest.approx(n * math.log(1 + t**2 / (n - 2)), abs=0.3)
-    assert predict_steps(fit, []).steps.shape == (0,)
-    with pytest.raises(CurveError, match="got 0"):
-        predict_steps(fit, [64, 0])
 
 
 NOT_TESTED = (

@@ -18,7 +18,6 @@ from bstune.study.wall import (
     TAKEN,
     TrialCost,
     WallTime,
-    chain_seconds,
     fit_cost,
 )
 
@@ -157,7 +156,6 @@ def test_the_cost_of_trials_is_found(fixed, slope):
 
 def test_before_the_first_trial_the_share_of_evaluation_is_known():
     assert fit_cost([], step_time, share=0.25) == TrialCost(0.0, 1.25)
-    assert chain_seconds([STOPPED, REACHED], REACHED) == 5.0
 
 
 def test_a_study_that_is_continued_has_what_is_left():

@@ -33,10 +33,6 @@ class BatchSplit:
         parts = self.devices * self.rounds
         return tuple((self.batch_size + parts - 1 - part) // parts for part in range(parts))
 
-    def of_device(self, device: int) -> tuple[int, ...]:
-        """Return the n_i of one device, counted from 0."""
-        return self.sizes[device :: self.devices]
-
     def counts(self, device: int) -> dict[int, int]:
         """Return how many micro-batches of which size one device runs, the larger ones first."""
         size, rest = divmod(self.batch_size, self.devices * self.rounds)

@@ -32,7 +32,7 @@ from itertools import product
 from typing import Any
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import NDArray
 from scipy.special import log_expit, log_ndtr, stdtrit
 
 from bstune.core.errors import BstuneError
@@ -236,46 +236,6 @@ def fit_curve(points: Iterable[FrontierPoint], level: float = 0.90, law: str = "
     kept = ("law", "level", "noise", "points")
     unknown: dict[str, Any] = {name: None for name in vars(fit) if name not in kept}
     return replace(fit, **unknown | {"note": chosen.contradiction})
-
-
-def predict_steps(fit: CurveFit, batch_sizes: ArrayLike) -> CurveBand:
-    """Return S*(B) and its range over the likelihood region, finite where B_crit is undetermined, in any shape."""
-    batch = np.asarray(batch_sizes, dtype=np.float64)
-    log_batch = _log(batch.reshape(-1).tolist(), "batch_size")
-    observed = _observe(fit.points)
-    terms = 2 if fit.law == "two-terms" else 3
-    rise = _rise(observed, terms, fit.level)
-    profile = _locate(observed, terms, fit.level)
-    k = int(profile.deviance.argmin())
-    best = (
-        _shape(profile.odds[[k]], profile.small[[k]], log_batch - observed.log_reference)[0]
-        + profile.log_height[k]
-    )
-    inside = np.flatnonzero(profile.deviance <= profile.deviance[k] + rise)
-    odds, small, log_height, log_sigma = (
-        values[inside]
-        for values in (profile.odds, profile.small, profile.log_height, profile.log_sigma)
-    )
-    if (
-        terms == 3
-    ):  # a few curves for each of a few B_crit: from one end of the small-batch term to the other
-        kept = np.unique(np.linspace(0, inside.size - 1, 11).astype(int))
-        lowest, highest = _small_ends(observed, odds[kept], small[kept], profile.deviance[k] + rise)
-        small = np.linspace(lowest, highest, 7, axis=1).reshape(-1)
-        odds = np.repeat(odds[kept], 7)
-        again = _profile(observed, odds, small)
-        log_height, log_sigma = again.log_height, again.log_sigma
-    # heights around the most likely one, sigma minimised again at each: shape (curves, heights)
-    offsets = np.linspace(-6.0, 6.0, 49)
-    heights = log_height[:, None] + offsets * np.exp(log_sigma[:, None])
-    flat = _profile(observed, np.repeat(odds, 49), np.repeat(small, 49), heights.reshape(-1))
-    excess = flat.deviance.reshape(heights.shape) - profile.deviance[k] - rise
-    edges = [_crossings(line, gap) for line, gap in zip(heights, excess, strict=True)]
-    bottom, top = (np.array([edge[side] for edge in edges]) for side in (0, 1))
-    shape = _shape(odds, small, log_batch - observed.log_reference)
-    low, high = (np.exp(shape + ends[:, None]) for ends in (bottom, top))
-    low, high = np.minimum(low.min(0), np.exp(best)), np.maximum(high.max(0), np.exp(best))
-    return CurveBand(batch, *(values.reshape(batch.shape) for values in (np.exp(best), low, high)))
 
 
 def log_slope(points: Iterable[FrontierPoint]) -> float:

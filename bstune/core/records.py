@@ -34,7 +34,6 @@ LARGEST = 1e15  # of counts and measurements in a record
 NEVER = 1e300  # a goal is a finite number, and far from this one
 LOOK_BACK = 1.25
 CompileMode = Literal["default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"]
-COMPILE_MODES: tuple[CompileMode, ...] = get_args(CompileMode)
 CUDA_GRAPH_MODES = ("reduce-overhead", "max-autotune")
 FastMode = Literal["auto", "off", "graph"]
 

@@ -10,7 +10,7 @@ reached the target yet, a share is kept to continue the most promising trial unt
 import math
 import statistics
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -252,13 +252,3 @@ class WallTime:
 def best(done: Sequence[TrialResult], budget: SearchBudget) -> list[TrialResult]:
     """Return the reached trial that stands first by each merit of the objective."""
     return [trials[0] for merit in MERITS[budget.objective] if (trials := ranked(done, merit))]
-
-
-def chain_seconds(done: Iterable[TrialResult], trial: TrialResult) -> float:
-    """Return the wall seconds of a trial and of those that it continues."""
-    by_number: Mapping[int, TrialResult] = {one.number: one for one in done}
-    seconds, last = trial.wall_seconds, trial
-    while last.resumed_from is not None:
-        last = by_number[last.resumed_from]
-        seconds += last.wall_seconds
-    return seconds
