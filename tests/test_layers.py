@@ -1,6 +1,7 @@
 """Imports run downwards, from core to sweeps; what shows a finished study needs core and search alone."""
 
 import ast
+import sys
 from pathlib import Path
 
 import bstune
@@ -20,6 +21,7 @@ LAYERS = (
     "sweeps",
 )
 RANK = {name: rank for rank, names in enumerate(LAYERS) for name in names.split()}
+CORE_PACKAGES = {*sys.stdlib_module_names, "numpy", "scipy", "bstune"}
 HEAVY = ("torch", "lightning", "pytorch_lightning", "mlflow", "omegaconf", "hydra")
 
 
@@ -67,6 +69,8 @@ def offenders(path, text):
             ),
             "only study/tracking imports mlflow": module.split(".")[0] == "mlflow"
             and not path.startswith("study/tracking/"),
+            "core computes with numpy and scipy alone": own == "core"
+            and module.split(".")[0] not in CORE_PACKAGES,
             "inside a function without a comment": late and not commented,
         }
         yield from (
@@ -79,6 +83,7 @@ def test_the_check_can_fail():
     assert [line.split(": ")[-1] for line in offenders("core/curve.py", text)] == [
         "runs up",
         "only study/tracking imports mlflow",
+        "core computes with numpy and scipy alone",
         "runs up",
         "only YAML names workloads",
         "inside a function without a comment",
