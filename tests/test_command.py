@@ -115,7 +115,7 @@ def refused(bstune, folder, message, *arguments):
         ("workload=digits storage=nonsense", "storage=nonsense is no database URL"),
         (
             "workload=digits storage=oracle9://me@h/n",
-            "does not answer: storage=oracle9://me@h/n",
+            "storage=oracle9://me@h/n: studies are kept in SQLite, PostgreSQL or",
         ),
         ("workload=digits mlflow.uri=foo://x", "such as sqlite:///mlflow.db, but got 'foo://x'"),
         (

@@ -9,6 +9,7 @@ from functools import partial
 
 import optuna
 import pytest
+from sqlalchemy.exc import SQLAlchemyError
 from toolbox import entries
 
 from bstune.core.errors import StudyError
@@ -68,7 +69,12 @@ def test_a_storage_that_does_not_answer_is_reported(tmp_path, monkeypatch):
         with pytest.raises(StudyError, match="database is locked"):
             check_storage(url(tmp_path))
     answered = threading.Event()
-    monkeypatch.setattr("bstune.study.connection.create_engine", lambda *_, **__: answered.wait())
+
+    def silent(*_, **__):
+        answered.wait()
+        raise SQLAlchemyError("too late")
+
+    monkeypatch.setattr("bstune.study.connection.create_engine", silent)
     with pytest.raises(StudyError, match=r"the storage does not answer: .*no answer within 0.4 s"):
         check_storage(url(tmp_path))
     answered.set()
