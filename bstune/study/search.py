@@ -95,10 +95,10 @@ class Search:
         self._ended: set[int] = set()  # numbers of the finished trials
         self._lines: dict[int, str] = {}  # of trials.jsonl, by number
         self._looked = 0
-        self._points_before: int | None = None  # that this command found
-        self._point_ends: list[
-            float
-        ] = []  # when it looked first, and when each of its points ended
+        # Points that this command found done; None: it has not looked yet.
+        self._points_before: int | None = None
+        # The seconds at which this command looked first, and at which each of its points ended.
+        self._point_ends: list[float] = []
         self.ran = 0  # trials that this process ran
         self.sampled: tuple[Sequence[TrialResult], Posterior] | None = (
             None  # the report's posterior, of which trials

@@ -74,9 +74,8 @@ class HorizonLaw:
     floor: float  # f
     share: float  # k
     budget_factor: float
-    off: tuple[
-        float, float
-    ]  # octaves of batch size and learning rate, of the reference from the best point
+    # Octaves of batch size and of learning rate, that the reference lies from the best point.
+    off: tuple[float, float]
     sizes: tuple[int, int] = (LOW, HIGH)
     lrs: tuple[float, float] = (LR_LOW, LR_HIGH)
     target: Target = ERROR
