@@ -607,7 +607,7 @@ def compare(arguments: list[str]) -> None:
     studies, left_out = comparing.read_studies(options.studies)
     if options.mlflow is not None:
         # mlflow: a second
-        from bstune.study.tracking.logged import logged_summaries
+        from bstune.tracking.logged import logged_summaries
 
         more, missing = comparing.logged_studies(logged_summaries(options.mlflow, options.uri))
         studies, left_out = [*studies, *more], [*left_out, *missing]

@@ -29,7 +29,7 @@ from toolbox import table_rows, write_rows
 
 from bstune.__main__ import main
 from bstune.study import report, run  # noqa: F401
-from bstune.study.tracking.database import make_database
+from bstune.tracking.database import make_database
 
 STUDY = (
     "workload=replay",

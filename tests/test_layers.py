@@ -16,7 +16,7 @@ LAYERS = (
     "report",
     "trial",
     "workloads hardware",
-    "study",
+    "study tracking",
     "__main__",
     "sweeps",
 )
@@ -67,8 +67,8 @@ def offenders(path, text):
                 module.split(".")[0] in HEAVY
                 or other in RANK.keys() - {"core", "system", "search", "report"}
             ),
-            "only study/tracking imports mlflow": module.split(".")[0] == "mlflow"
-            and not path.startswith("study/tracking/"),
+            "only tracking imports mlflow": module.split(".")[0] == "mlflow"
+            and not path.startswith("tracking/"),
             "core computes with numpy and scipy alone": own == "core"
             and module.split(".")[0] not in CORE_PACKAGES,
             "inside a function without a comment": late and not commented,
@@ -82,7 +82,7 @@ def test_the_check_can_fail():
     text = "from bstune.study.run import run\nimport mlflow\n\ndef f():\n    from bstune.workloads import images\n"
     assert [line.split(": ")[-1] for line in offenders("core/curve.py", text)] == [
         "runs up",
-        "only study/tracking imports mlflow",
+        "only tracking imports mlflow",
         "core computes with numpy and scipy alone",
         "runs up",
         "only YAML names workloads",

@@ -20,8 +20,8 @@ from bstune.report.answer import INDENT
 from bstune.study import report
 from bstune.study.prepare import compose_checked, frozen_settings, open_trials, prepare
 from bstune.study.run import run_study
-from bstune.study.tracking import runs
 from bstune.system.files import Output, is_own
+from bstune.tracking import runs
 from bstune.trial.backend import TrialBackend
 from bstune.trial.workload import resolve, resolve_precision
 
@@ -335,7 +335,7 @@ def test_what_is_optional_never_ends_a_study(tmp_path, monkeypatch):
 def test_an_mlflow_that_cannot_be_imported_is_a_note(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     write_rows(tmp_path / "t.jsonl", table_rows())
-    monkeypatch.setitem(sys.modules, "bstune.study.tracking.address", None)
+    monkeypatch.setitem(sys.modules, "bstune.tracking.address", None)
     options = ("workload.table=t.jsonl", "workload.target.value=0.14")
     prepared = prepare(
         compose_checked(["workload=replay", "workload.name=replay", *options]), backend=OwnBackend()

@@ -31,12 +31,12 @@ from toolbox import FakeTime, entries, make_result
 from bstune.core.noise_scale import moving_estimate
 from bstune.core.records import Target, TrialResult
 from bstune.study.prepare import compose_checked
-from bstune.study.tracking.address import opening, tracking_uri
-from bstune.study.tracking.content import note, trial_name
-from bstune.study.tracking.database import damage, make_database
-from bstune.study.tracking.exchange import Exchanges
-from bstune.study.tracking.runs import Tracking
 from bstune.system.terminal import filtered
+from bstune.tracking.address import opening, tracking_uri
+from bstune.tracking.content import note, trial_name
+from bstune.tracking.database import damage, make_database
+from bstune.tracking.exchange import Exchanges
+from bstune.tracking.runs import Tracking
 
 PYTHON = shlex.quote(sys.executable)
 EXPERIMENTS = {"study": "bstune", "trial": "bstune-trials"}
@@ -82,7 +82,7 @@ def opened(
         ),
     )
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("bstune.study.tracking.runs._git_commit", lambda: "0123abc")
+        patch.setattr("bstune.tracking.runs._git_commit", lambda: "0123abc")
         return Tracking(prepared, study)
 
 
@@ -227,8 +227,8 @@ def quick_tables(created, tmp_path, monkeypatch):
         files.extend(entries(tmp_path))
         shutil.copy(created[0], engine.url.database)
 
-    monkeypatch.setattr("bstune.study.tracking.database.mlflow_database._initialize_tables", copy)
-    monkeypatch.setattr("bstune.study.tracking.database._LOOK_SECONDS", 0.0)
+    monkeypatch.setattr("bstune.tracking.database.mlflow_database._initialize_tables", copy)
+    monkeypatch.setattr("bstune.tracking.database._LOOK_SECONDS", 0.0)
     return files
 
 
@@ -276,7 +276,7 @@ def test_a_database_is_there_once_it_is_whole(tmp_path, monkeypatch, quick_table
             Path(engine.url.database).write_text("half of it")
             raise KeyboardInterrupt
 
-        patch.setattr("bstune.study.tracking.database.mlflow_database._initialize_tables", end)
+        patch.setattr("bstune.tracking.database.mlflow_database._initialize_tables", end)
         with pytest.raises(KeyboardInterrupt):
             make_database(path)
     assert not path.exists()
@@ -288,7 +288,7 @@ def test_a_database_is_there_once_it_is_whole(tmp_path, monkeypatch, quick_table
 
 @pytest.mark.slow
 def test_a_process_that_is_killed_as_it_makes_the_database_breaks_nothing(tmp_path):
-    code = f"import bstune.study.tracking.database as t; t.make_database(t.Path({str(tmp_path / 'mlflow.db')!r}))"
+    code = f"import bstune.tracking.database as t; t.make_database(t.Path({str(tmp_path / 'mlflow.db')!r}))"
     for size in (1, 400_000):
         process = subprocess.Popen([sys.executable, "-c", code], stderr=subprocess.DEVNULL)
         while process.poll() is None and not any(
@@ -359,7 +359,7 @@ def test_names_keep_to_the_limits_of_mlflow(uri):
 def test_trial_is_readable_back(uri, monkeypatch):
     tracking = opened(uri)
     with monkeypatch.context() as patch:
-        patch.setattr("bstune.study.tracking.runs.time.time", lambda: 1_700_000_000.0)
+        patch.setattr("bstune.tracking.runs.time.time", lambda: 1_700_000_000.0)
         tracking.send_trial(trial(3, hyperparameters={"momentum": 0.9}, wall_seconds=4.0))
     (child,) = runs(uri, "trial")
     params = {
@@ -607,7 +607,7 @@ def test_a_damaged_database_is_named_and_a_new_one_gets_the_whole_study(
 def test_a_locked_database_is_not_called_damaged(uri, tmp_path, monkeypatch):
     with contextlib.closing(sqlite3.connect(tmp_path / "mlflow.db")) as other:
         other.execute("BEGIN EXCLUSIVE")
-        monkeypatch.setattr("bstune.study.tracking.database._LOOK_SECONDS", 0.05)
+        monkeypatch.setattr("bstune.tracking.database._LOOK_SECONDS", 0.05)
         assert damage(tmp_path / "mlflow.db") is None
     assert damage(tmp_path / "mlflow.db") is None
     assert damage(tmp_path / "missing.db") is None
@@ -662,9 +662,9 @@ UNREACHED = {"use": None, "train": None, "critical": None, "test": {}, "points":
 
 def finish(tracking: Tracking, summary: Mapping[str, object] = SUMMARY) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("bstune.study.tracking.runs.answer", lambda summary: None)
+        patch.setattr("bstune.tracking.runs.answer", lambda summary: None)
         patch.setattr(
-            "bstune.study.tracking.runs.block", lambda answer: ["USE  batch size 32 ```", "", "<b>"]
+            "bstune.tracking.runs.block", lambda answer: ["USE  batch size 32 ```", "", "<b>"]
         )
         tracking.finish_study(summary, [Path(__file__)])
 
@@ -911,7 +911,7 @@ def test_what_a_slow_server_missed_is_sent_by_the_next_run(uri, late, monkeypatc
         with monkeypatch.context() as patch:
             for method in methods:
                 patch.setattr(MlflowClient, method, counted(method, getattr(MlflowClient, method)))
-            patch.setattr("bstune.study.tracking.exchange.threading.Thread", Thread)
+            patch.setattr("bstune.tracking.exchange.threading.Thread", Thread)
             small_study(target)
         if not hangs.is_set():
             break

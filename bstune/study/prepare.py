@@ -179,7 +179,7 @@ def prepare(
     if config.mlflow.enabled and trial is None:
         try:
             # mlflow takes seconds to import
-            from bstune.study.tracking.address import check_uri, tracking_uri
+            from bstune.tracking.address import check_uri, tracking_uri
         except ImportError as error:
             config = config.copy()
             config.mlflow.enabled = False

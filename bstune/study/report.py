@@ -59,7 +59,7 @@ from bstune.system.files import Output, is_own, write_text
 from bstune.system.secrets import redact_values
 
 if TYPE_CHECKING:
-    from bstune.study.tracking.runs import Tracking
+    from bstune.tracking.runs import Tracking
 
 TARGET_PARTICLES = 400  # of the posterior at each easier target
 MIN_TIMED = 10  # trials, each of as many steps, that say how far steps at one batch size differ

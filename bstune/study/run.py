@@ -381,7 +381,7 @@ def run_study(
             write_survey(prepared.survey, files, missing)
         tracking = None
         if config.mlflow.enabled:
-            from bstune.study.tracking.runs import open_tracking  # mlflow takes seconds to import
+            from bstune.tracking.runs import open_tracking  # mlflow takes seconds to import
 
             with optional("MLflow", missing):
                 tracking = open_tracking(prepared, study)

@@ -62,7 +62,7 @@ from bstune.trial.backend import chooses_horizons, stops_trials
 from bstune.trial.workers import Finished, Runner, with_step_time
 
 if TYPE_CHECKING:
-    from bstune.study.tracking.runs import Tracking
+    from bstune.tracking.runs import Tracking
 
 MIN_REACHED = 6  # trials before the search may end by search.precision
 PRECISION_PARTICLES = 400  # of the posterior while the search goes on

@@ -33,7 +33,7 @@ class Restored:
 
 
 def _load_pyfunc(path: str) -> Restored:
-    """Return what is in a folder that :mod:`bstune.study.tracking.model` wrote; MLflow's pyfunc flavour calls this."""
+    """Return what is in a folder that :mod:`bstune.tracking.model` wrote; MLflow's pyfunc flavour calls this."""
     folder = Path(path)
     written: dict[str, Any] = json.loads((folder / TRIAL).read_text(encoding="utf-8"))
     config = OmegaConf.load(folder / CONFIG)

@@ -13,12 +13,12 @@ from omegaconf.errors import OmegaConfBaseException
 
 from bstune.config import read_yaml
 from bstune.core.errors import InputError, StudyError
-from bstune.study.tracking.address import check_uri, database_path, tracking_uri
-from bstune.study.tracking.content import KIND
-from bstune.study.tracking.exchange import FAILURES, short_requests
 from bstune.system.files import Output
 from bstune.system.inputs import parse_json, read_text
 from bstune.system.secrets import remember
+from bstune.tracking.address import check_uri, database_path, tracking_uri
+from bstune.tracking.content import KIND
+from bstune.tracking.exchange import FAILURES, short_requests
 
 CURVE = Output(Path()).curve.name
 

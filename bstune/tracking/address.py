@@ -15,10 +15,10 @@ from sqlalchemy.engine import make_url
 from sqlalchemy.exc import ArgumentError
 
 from bstune.core.errors import ConfigError
-from bstune.study.tracking.exchange import FAILURES
 from bstune.system.files import check_writable
 from bstune.system.inputs import one_line
 from bstune.system.secrets import redact
+from bstune.tracking.exchange import FAILURES
 
 UI = "http://127.0.0.1:5000"  # of `mlflow ui`
 
@@ -68,7 +68,7 @@ def _check_place(uri: str, what: str) -> None:
         return
     if os.path.lexists(path):
         # MLflow's tables take a second to import
-        from bstune.study.tracking.database import check_database
+        from bstune.tracking.database import check_database
 
         check_database(path)
     check_writable(path, what)

@@ -87,7 +87,7 @@ class Exchanges:
         found = None
         if self._database is not None:
             # MLflow's tables take a second to import.
-            from bstune.study.tracking.database import damage
+            from bstune.tracking.database import damage
 
             found = damage(self._database)
         if found is not None:

@@ -30,13 +30,13 @@ from bstune.report.answer import answer, block
 from bstune.report.rows import Summary
 from bstune.study.prepare import PreparedStudy
 from bstune.study.storage import STUDY_ID, results
-from bstune.study.tracking import content, saved_view
-from bstune.study.tracking.address import database_path, opening, tracking_uri
-from bstune.study.tracking.client import FilteringClient
-from bstune.study.tracking.content import KIND
-from bstune.study.tracking.database import make_database
-from bstune.study.tracking.exchange import Exchanges
-from bstune.study.tracking.model import send_model
+from bstune.tracking import content, saved_view
+from bstune.tracking.address import database_path, opening, tracking_uri
+from bstune.tracking.client import FilteringClient
+from bstune.tracking.content import KIND
+from bstune.tracking.database import make_database
+from bstune.tracking.exchange import Exchanges
+from bstune.tracking.model import send_model
 
 STUDY_TAG, PARENT = "bstune.study_id", "mlflow.parentRunId"
 TRIALS = "bstune.trials"  # on a trial's run: its number, then those of the trials that continued it
