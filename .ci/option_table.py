@@ -1,49 +1,63 @@
-"""Write the table of options in ``conf/README.md``: ``python .ci/option_table.py``; a test reads it, too."""
+"""Write the tables of options in ``conf/README.md``: ``python .ci/option_table.py``.
 
-import re
+What an option is, and what it may be, is said in ``bstune/options.py`` alone, and its default in
+``conf/config.yaml``. A test reads these tables, too.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from types import UnionType
-from typing import Any, Union, get_args, get_origin
+from typing import Any, get_args, get_origin
 
+import yaml
 from pydantic import BaseModel, TypeAdapter
+from pydantic.fields import FieldInfo
 
+from bstune.config import read_yaml
 from bstune.options import TrainedOptions
 
-CONF = Path(__file__).parents[1] / "conf"
-README = CONF / "README.md"
-GROUPS = {
-    "batch_schedule": "doubling"
-}  # groups without a choice by default, whose options stand in one's file
+README = Path(__file__).parents[1] / "conf" / "README.md"
+# What follows it in the README is made here.
+MARK = "<!-- written by .ci/option_table.py -->\n"
+# The section whose options have no defaults of bstune's, and what stands for a name in it.
+WORKLOAD = "workload"
+ANY_NAME = "NAME"
 
 
-def option_types(section: type[BaseModel] = TrainedOptions, prefix: str = "") -> dict[str, Any]:
-    """Return the type of every option, by its dotted name."""
-    types = {}
+@dataclass(frozen=True)
+class Option:
+    """One line of a table."""
+
+    name: str
+    """Dotted, as on the command line."""
+    type: Any
+    """With its bounds."""
+    meaning: str
+
+
+def all_options(section: type[BaseModel] = TrainedOptions, prefix: str = "") -> Iterator[Option]:
+    """List the options of a section and of those below it, by dotted names."""
     for name, field in section.model_fields.items():
-        kind = field.annotation
-        if get_origin(kind) in (Union, UnionType):  # a section that may be left out
-            kind = next(
-                (
-                    inner
-                    for one in get_args(kind)
-                    if is_section(inner := (get_args(one) or [one])[0])
-                ),
-                kind,
-            )
-        if is_section(kind):
-            types |= option_types(kind, f"{prefix}{name}.")
+        below = section_of(field)
+        if below is None:
+            meaning = " ".join((field.description or "").split())
+            yield Option(f"{prefix}{name}", field.rebuild_annotation(), meaning)
+        elif get_origin(field.annotation) is dict:
+            yield from all_options(below, f"{prefix}{name}.{ANY_NAME}.")
         else:
-            types[f"{prefix}{name}"] = field.rebuild_annotation()
-    return types
+            yield from all_options(below, f"{prefix}{name}.")
 
 
-def is_section(kind: Any) -> bool:
-    """Return whether a type is a group of options."""
-    return isinstance(kind, type) and issubclass(kind, BaseModel)
+def section_of(field: FieldInfo) -> type[BaseModel] | None:
+    """Find the section that a field holds, itself or by names of the user's; None: it is an option."""
+    for kind in (field.annotation, *get_args(field.annotation)):
+        if isinstance(kind, type) and issubclass(kind, BaseModel):
+            return kind
+    return None
 
 
-def allowed(schema: dict[str, Any]) -> str:
-    """Return what a JSON schema allows, as a phrase."""
+def allowed(schema: Mapping[str, Any]) -> str:
+    """Say what a JSON schema allows, as a phrase."""
     if "anyOf" in schema:
         return " or ".join(allowed(one) for one in schema["anyOf"])
     if "enum" in schema or "const" in schema:
@@ -68,52 +82,64 @@ def allowed(schema: dict[str, Any]) -> str:
 
 
 def number(value: float) -> str:
-    """Return a bound in few characters: 1000, 1e6, 4294967295."""
+    """Write a bound in few characters: 1000, 1e6, 4294967295."""
     power = f"{value:.0e}".replace("e+", "e").replace("e-0", "e-").replace("e0", "e")
-    return (
-        power if float(power) == value and (value >= 1e5 or 0 < value < 1e-2) else f"{value:.10g}"
-    )
+    is_short = float(power) == value and (value >= 1e5 or 0 < value < 1e-2)
+    return power if is_short else f"{value:.10g}"
 
 
-def comments() -> dict[str, tuple[str, str]]:
-    """Return the default of each option in conf/config.yaml or GROUPS, and the comment at the end of its line."""
-    found = comments_of(CONF / "config.yaml")
-    for group, choice in GROUPS.items():
-        own = comments_of(CONF / group / f"{choice}.yaml")
-        found |= {
-            f"{group}.{name}": value
-            for name, value in own.items()
-            if not name.startswith("tunable")
-        }
-    return found
+def default_of(name: str, values: Mapping[str, Any]) -> str:
+    """Write the default that an option has in YAML; empty for one that has none there."""
+    value: Any = values
+    for part in name.split("."):
+        if not isinstance(value, Mapping) or part not in value:
+            return ""
+        value = value[part]
+    if isinstance(value, str):
+        return f"`{value}`"
+    # A scalar ends with a line of three dots.
+    text = yaml.safe_dump(value, default_flow_style=True, sort_keys=False, width=1000).splitlines()[
+        0
+    ]
+    return f"`{text}`"
 
 
-def comments_of(file: Path) -> dict[str, tuple[str, str]]:
-    """Return the values of a YAML file by dotted name, each with the comment at the end of its line."""
-    stack: list[str] = []
-    found = {}
-    for line in file.read_text().splitlines():
-        entry = re.match(r"( *)(\w+):([^#]*)(?:# (.*))?$", line)
-        if entry:
-            stack[len(entry[1]) // 2 :] = [entry[2]]
-            found[".".join(stack)] = (entry[3].strip(), entry[4] or "")
-    return found
+def tables() -> str:
+    """Write a table a section: the study's own options first, those of a workload last."""
+    values = read_yaml("config.yaml")
+    of_section: dict[str, list[Option]] = {"": [], **{name: [] for name in values}, WORKLOAD: []}
+    # Written into a config by its groups' files, not by name.
+    of_groups = ("sampler", "scaling.rule")
+    for option in all_options():
+        section = option.name.partition(".")[0] if "." in option.name else ""
+        if option.name not in of_groups:
+            of_section[section].append(option)
+    parts = []
+    for section, options in of_section.items():
+        if options:
+            rows = [row(option, values) for option in options]
+            head = ["| option | default | allowed | what |", "| --- | --- | --- | --- |"]
+            parts.append("\n".join([*heading(section), *head, *rows]))
+    return "\n\n".join(parts) + "\n"
 
 
-def table() -> str:
-    """Return the table of options that conf/README.md should hold."""
-    lines = ["| option | default | allowed | what |", "| --- | --- | --- | --- |"]
-    types = option_types()
-    for name, (default, what) in comments().items():
-        if name in types:
-            schema = TypeAdapter(types[name]).json_schema()
-            cells = (f"`{name}`", f"`{default}`" if default else "", allowed(schema), what)
-            lines.append(f"| {' | '.join(cells)} |")
-    return "\n".join(lines)
+def heading(section: str) -> list[str]:
+    """Give a section's title and the one line of what it is."""
+    if not section:
+        return ["### Of the study", ""]
+    field = TrainedOptions.model_fields[section]
+    (first, *_) = str(section_of(field).__doc__).splitlines()
+    return [f"### {section}", "", first, ""]
+
+
+def row(option: Option, values: Mapping[str, Any]) -> str:
+    """Write an option's line."""
+    schema = TypeAdapter(option.type).json_schema()
+    what = option.meaning.replace("|", "\\|")
+    cells = (f"`{option.name}`", default_of(option.name, values), allowed(schema), what)
+    return f"| {' | '.join(cells)} |"
 
 
 if __name__ == "__main__":
-    text = README.read_text()
-    README.write_text(
-        re.sub(r"\| option \| default .*?\n(?!\|)", lambda _: table() + "\n", text, flags=re.S)
-    )
+    before = README.read_text(encoding="utf-8").partition(MARK)[0]
+    README.write_text(f"{before}{MARK}\n{tables()}", encoding="utf-8")

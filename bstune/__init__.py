@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from bstune.core.records import Budget, Target, TrialResult
     from bstune.core.scaling import lr_of
     from bstune.search.sampler import FrontierSampler
+    from bstune.study.study import Study
     from bstune.study.tune import survey, tune
     from bstune.trial.noise_scale import NoiseScale
     from bstune.trial.stop_at_target import StopAtTarget
@@ -28,6 +29,7 @@ __all__ = [
     "FrontierSampler",
     "NoiseScale",
     "StopAtTarget",
+    "Study",
     "Target",
     "TrialResult",
     "__version__",
@@ -43,6 +45,7 @@ _MODULES = {
     "FrontierSampler": "bstune.search.sampler",
     "NoiseScale": "bstune.trial.noise_scale",
     "StopAtTarget": "bstune.trial.stop_at_target",
+    "Study": "bstune.study.study",
     "Target": "bstune.core.records",
     "TrialResult": "bstune.core.records",
     "fit_curve": "bstune.core.curve",

@@ -47,6 +47,8 @@ from bstune.system.watchdog import waiting_for, watching
 if TYPE_CHECKING:
     from omegaconf import DictConfig
 
+    from bstune.config import Composed
+
 VERBS = {  # each is called with what stands after it, and raises what ends it
     "tune": "bstune.__main__:tune",
     "lightning": "bstune.__main__:lightning",
@@ -287,12 +289,12 @@ def tune(arguments: list[str]) -> None:
         from bstune.config import compose
         from bstune.trial.replay import complete
 
-        config = compose(arguments, complete=complete)
+        composed = compose(arguments, complete=complete)
         parsed = parse(arguments)
         folder = (
             ["--config-dir", str(Path(parsed.config_dir).absolute())] if parsed.config_dir else []
         )
-        return run(config, [*folder, *parsed.overrides])
+        return run(composed, [*folder, *parsed.overrides])
     arguments = with_choices(without_plus(arguments))
     sys.argv = [sys.argv[0], *arguments]  # Hydra reads it
     os.environ["HYDRA_FULL_ERROR"] = (
@@ -369,26 +371,26 @@ def _job_arguments() -> list[str]:
     return [*arguments, *hydra_config.overrides.task]
 
 
-def run(config: "DictConfig", arguments: Sequence[str]) -> None:
-    """Run the study, or the one trial, of a validated config; the arguments give that config again."""
-    from bstune.config import is_replayed  # as above
-
-    if not is_replayed(config):
+def run(composed: "Composed", arguments: Sequence[str]) -> None:
+    """Run the study, or the one trial, that was composed; the arguments compose it again."""
+    options = composed.options
+    is_trained = composed.recipe is not None
+    if is_trained:
         from bstune.study.early import check_early  # as above
 
-        check_early(config, write_out)
+        check_early(options, write_out)
         write_out("bstune: loading PyTorch and Lightning, 5 to 30 s")
-    if not is_replayed(config) and config.trial.batch_size is None and config.search.workers > 0:
+    if is_trained and options.trial.batch_size is None and options.search.workers > 0:
         from bstune.trial.workers import start_server  # as above
 
         start_server()  # it imports what trains, 3 s, while this process does
     # optuna, rich and, to train, lightning: not for --help or a mistake
     with watching(write_out, None), waiting_for("the libraries"):
-        quieten(training=not is_replayed(config))
-        from bstune.study.run import run as run_config  # 4 s and more, as said
+        quieten(training=is_trained)
+        from bstune.study.study import Study  # 4 s and more, as said
 
     try:
-        run_config(config, arguments, plain_console(), process_seconds)
+        Study.of(composed, arguments).run_on(plain_console(), process_seconds)
     except (KeyboardInterrupt, SystemExit) as error:
         if not is_interruption(error):
             raise
@@ -405,13 +407,8 @@ def worker(arguments: list[str]) -> None:
             "output, search.workers. Start as many as you like; the process that began the study reports.\n"
         )
         return
-    # optuna and hydra: not for --help
-    from omegaconf import OmegaConf
-
-    from bstune.config import is_replayed
-    from bstune.study.prepare import compose_joined, prepare
-    from bstune.study.run import run_worker
-    from bstune.study.storage import find_study
+    # hydra: not for --help
+    from bstune.config import resolved
 
     given = dict(argument.split("=", 1) for argument in arguments if "=" in argument)
     if not {"storage", "study"} <= given.keys():
@@ -420,17 +417,17 @@ def worker(arguments: list[str]) -> None:
             f"bstune worker needs storage=URL and study=NAME of the study to join, but got {got}"
         )
     try:
-        url = expand_home(
-            str(OmegaConf.create({"storage": given["storage"]}).storage)
-        )  # it may be ${oc.env:...}
-    except ValueError as error:
+        # It may be ${oc.env:...}.
+        url = expand_home(resolved(given["storage"]))
+    except (ConfigError, ValueError) as error:
         raise ConfigError(f"storage: {str(error).splitlines()[0]}") from error
     remember(url)
-    study = find_study(given["study"], url)
-    config = compose_joined(study, arguments)
-    quieten(training=not is_replayed(config))
-    console = plain_console()
-    run_worker(prepare(config, lambda line: console.print(line, soft_wrap=True)), study, console)
+    # optuna, and to train lightning
+    from bstune.study.study import Study
+
+    study = Study.joined(given["study"], url, arguments)
+    quieten(training=study.recipe is not None)
+    study.work_on(plain_console())
 
 
 def lightning(arguments: list[str]) -> None:

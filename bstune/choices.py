@@ -10,10 +10,10 @@ from typing import Any
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.utils import get_object
-from omegaconf import DictConfig, ListConfig, OmegaConf, open_dict
+from omegaconf import DictConfig, OmegaConf, open_dict
 
 from bstune.core.errors import ConfigError
-from bstune.core.search_space import BATCH_SCHEDULE, HALF_LIVES, MODULE
+from bstune.core.search_space import HALF_LIVES, MODULE
 
 ALWAYS = ("workload.tunable", "workload.reference")  # of which a choice changes parts
 # What makes the algorithm; the rest, such as a weight decay, stays the workload's where its optimizer is of that class.
@@ -21,13 +21,16 @@ OF_ALGORITHM = ("_target_", "_partial_", "momentum", "nesterov", "dampening", "b
 
 
 def with_choices_of(
-    config: DictConfig, replayed: bool, arguments: Sequence[str], unknown: Sequence[str]
+    config: DictConfig,
+    nothing_to_choose: str | None,
+    arguments: Sequence[str],
+    unknown: Sequence[str],
 ) -> tuple[DictConfig, list[str]]:
     """Put the chosen schedule and algorithm into a config's workload, then what the command line sets in them.
 
     Args:
         config: composed by Hydra, which would merge a choice with what the workload has; it is changed.
-        replayed: whether the workload is answered from recorded runs: then there is nothing to choose.
+        nothing_to_choose: why the workload has no place for a choice; None where it may have one.
         arguments: of the command line; those that set a part of what a choice replaced are applied again.
         unknown: options that Hydra refused, as the workload's own part has no such key.
 
@@ -39,24 +42,18 @@ def with_choices_of(
     """
     with open_dict(config):
         schedule, algorithm = config.pop("schedule", None), config.pop("algorithm", None)
-        sizes = config.get(BATCH_SCHEDULE)
-        for name, chosen in (
-            ("schedule", schedule),
-            ("algorithm", algorithm),
-            (BATCH_SCHEDULE, sizes),
-        ):
-            if chosen is not None and replayed:
-                raise ConfigError(
-                    f"a replayed workload is not trained, so it has no {name}: leave out {name}=..."
-                )
+        for name, chosen in (("schedule", schedule), ("algorithm", algorithm)):
+            if chosen is not None and nothing_to_choose is not None:
+                raise ConfigError(f"{nothing_to_choose}, so it has no {name}: leave out {name}=...")
+        replayed = "table" in config.workload if "workload" in config else False
         for name in HALF_LIVES:
             if replayed and OmegaConf.select(config, name) is not None:
-                line = f"a replayed workload is not trained, so that {name} changes nothing: leave it out"
-                raise ConfigError(line)
+                raise ConfigError(
+                    f"{nothing_to_choose}, so that {name} changes nothing: leave it out"
+                )
         names = [argument.lstrip("+").partition("=")[0] for argument in arguments]
         own = [name.removeprefix("algorithm.") for name in names if name.startswith("algorithm.")]
         places = [*_put_schedule(config, schedule), *_put_algorithm(config, algorithm, own)]
-        _tune_batch_schedule(config, sizes)
         below = tuple(f"{place}." for place in [*places, *ALWAYS]) if places else ()
         for argument in arguments:
             if argument.lstrip("+").startswith(below) and "=" in argument:
@@ -105,15 +102,6 @@ def _takes(target: str, name: str) -> bool:
     except (ImportError, AttributeError, TypeError, ValueError):
         return True
     return any(one.name == name or one.kind is one.VAR_KEYWORD for one in parameters)
-
-
-def _tune_batch_schedule(config: DictConfig, chosen: Any) -> None:
-    """Let a schedule of batch sizes be searched, if ``search.tune`` names it: by each of its tunables."""
-    tunables = chosen.pop("tunable", None) if isinstance(chosen, DictConfig) else None
-    names = OmegaConf.select(config, "search.tune")
-    if tunables is not None and isinstance(names, ListConfig) and BATCH_SCHEDULE in names:
-        config.workload.tunable = {**(config.workload.get("tunable") or {}), **tunables}
-        config.search.tune = [one for one in names if one != BATCH_SCHEDULE] + list(tunables)
 
 
 def _put_algorithm(config: DictConfig, chosen: Any, own: Sequence[str]) -> list[str]:

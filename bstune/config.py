@@ -1,7 +1,8 @@
-"""The config of a command line: composed by Hydra, its values checked, its nodes instantiated.
+"""What composes options and a recipe out of YAML and arguments, by Hydra.
 
-It stays an OmegaConf ``DictConfig``, whose references resolve when they are read; :func:`validate` checks its resolved
-values against the pydantic tree in :mod:`bstune.options` and lists all mistakes at once.
+This module, :mod:`bstune.choices`, :mod:`bstune.hydra_recipe` and the integrations alone know Hydra
+and OmegaConf. What they give is typed: :class:`bstune.options.StudyOptions`, whose values
+:func:`check` has checked against their bounds, all mistakes at once, and a recipe.
 """
 
 import argparse
@@ -9,6 +10,7 @@ import difflib
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -19,9 +21,8 @@ from hydra.core.config_store import ConfigStore
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Sweep
-from hydra.errors import HydraException, InstantiationException
+from hydra.errors import HydraException
 from hydra.experimental.callback import Callback
-from hydra.utils import instantiate as hydra_instantiate
 from hydra.version import VersionBase
 from omegaconf import DictConfig, ListConfig, OmegaConf, open_dict, read_write
 from omegaconf.errors import (
@@ -33,30 +34,78 @@ from pydantic import ValidationError
 from yaml import YAMLError, safe_load
 
 from bstune.choices import with_choices_of
-from bstune.core.batch_schedule import BatchSchedule
-from bstune.core.errors import BstuneError, ConfigError
-from bstune.core.records import Budget
-from bstune.options import OPTIONS, Node, ReplayedOptions, Section, TrainedOptions, mistake
+from bstune.core.errors import ConfigError
+from bstune.hydra_recipe import HydraRecipe
+from bstune.options import (
+    OPTION_NAMES,
+    GivenOptions,
+    MlflowOptions,
+    Node,
+    ReplayedOptions,
+    Section,
+    StudyOptions,
+    TrainedOptions,
+    flatten,
+    kind_of_options,
+    mistake,
+    option_at,
+    with_option,
+)
 from bstune.system.secrets import redact_values, remember, secret_options
 from bstune.system.terminal import ArgumentParser
 
-CONFIG_MODULE, CONFIG_NAME, HYDRA_VERSION = "bstune.conf", "config", "1.3"
-CLASS_KEYS = {"class_path", "init_args", "dict_kwargs"}  # of what LightningCLI instantiates
-GROUPS = ("workload", "scaling", "sampler", "schedule", "algorithm", "batch_schedule")
-OPTIONAL = ("schedule", "algorithm", "batch_schedule")  # groups without a choice by default
-Complete = Callable[
-    [DictConfig], DictConfig
-]  # fills in what a replayed workload takes from its table
+CONFIG_MODULE = "bstune.conf"
+CONFIG_NAME = "config"
+# In front of a key that a config does not have yet, as on Hydra's command line.
+ADDS = "+"
+HYDRA_VERSION = "1.3"
+GROUPS = ("workload", "scaling", "sampler", "schedule", "algorithm")
+# Groups without a choice by default.
+OPTIONAL = ("schedule", "algorithm")
+# What the nodes refer to and is only known in a trial, or on a machine: it stands in the options as
+# a reference, so that a node says where it comes from.
+KEPT_REFERENCES = (
+    "trial.batch_size",
+    "trial.lr",
+    "trial.seed",
+    "trial.total_steps",
+    "data.root",
+    "device",
+    "precision",
+)
+NODES = (
+    "workload.data",
+    "workload.module",
+    "workload.trainer",
+    "trainer",
+    "scaling.rule",
+    "sampler",
+)
+# What a replayed workload takes from its table: of the values that it has, those that it lacks, by
+# the dotted key of the config.
+Complete = Callable[[Mapping[str, object]], Mapping[str, object]]
 
 
-def is_replayed(config: DictConfig) -> bool:
-    """Return whether the workload is answered from a table (which may still be missing), rather than trained."""
-    workload = config.get("workload")
-    return isinstance(workload, DictConfig) and "table" in set(workload.keys())
+@dataclass(frozen=True)
+class Composed:
+    """A composed study: its options, and what builds what it trains (None: it is replayed)."""
+
+    options: StudyOptions
+    recipe: HydraRecipe | None
+
+    @property
+    def trained(self) -> HydraRecipe:
+        """The recipe of a workload that is trained; a ConfigError for one that is replayed."""
+        if self.recipe is None:
+            raise ConfigError(
+                f"the workload {self.options.workload.name} is answered from recorded runs, which "
+                "have nothing to train: name a workload that is trained"
+            )
+        return self.recipe
 
 
-def compose(arguments: Sequence[str], complete: Complete | None = None) -> DictConfig:
-    """Return the config of a command line, composed and validated, or raise a ConfigError with all its mistakes."""
+def compose(arguments: Sequence[str], complete: Complete | None = None) -> Composed:
+    """Compose a command line and check it; a ConfigError lists all of its mistakes."""
     parsed = parse(arguments)
     options = without_plus(parsed.overrides)
     if parsed.config_dir:
@@ -76,24 +125,44 @@ def groups_in(folder: str | None) -> frozenset[str]:
     )
 
 
-def compose_workload(
+def compose_given(
     workload: Mapping[str, Any], arguments: Sequence[str], set_options: Mapping[str, Any]
-) -> DictConfig:
-    """Return the config of a workload that is given as values instead of by name, composed and validated.
+) -> StudyOptions:
+    """Compose the options of a workload that is given as values instead of by name, and check them.
 
-    ``arguments`` are those of a command line; ``set_options`` are values by option, which come after them.
+    Args:
+        workload: the options of :class:`bstune.options.GivenWorkload`.
+        arguments: those of a command line.
+        set_options: values by option, which come after the arguments.
     """
-    name, store = "python", ConfigStore.instance()
+    name = "given"
+    store = ConfigStore.instance()
     store.store(group="workload", name=name, node=dict(workload))
     try:
-        config, unknown = compose_known(
-            CONFIG_MODULE, CONFIG_NAME, [f"workload={name}", *arguments]
-        )
-    finally:  # the store is the process's: later it would be listed among the workloads
+        arguments_with_workload = [f"workload={name}", *arguments]
+        config, unknown = compose_known(CONFIG_MODULE, CONFIG_NAME, arguments_with_workload)
+    finally:
+        # The store is the process's: later it would be listed among the workloads.
         del store.repo["workload"][f"{name}.yaml"]
     for option, value in set_options.items():
         OmegaConf.update(config, option, value, force_add=True)
-    return validate(config, unknown, arguments=arguments)
+    return validate(config, unknown, arguments=arguments).options
+
+
+def resolved(text: str) -> str:
+    """Resolve the references in a text, such as ``${oc.env:NAME}``; a ConfigError where one cannot be."""
+    try:
+        return str(OmegaConf.create({"text": text}).text)
+    except (OmegaConfBaseException, ValueError) as error:
+        raise ConfigError(str(error).splitlines()[0]) from error
+
+
+def mlflow_options(uri: str | None) -> MlflowOptions:
+    """Give the options of MLflow by default, with another address (None: that of the environment)."""
+    values = {**read_yaml(f"{CONFIG_NAME}.yaml")["mlflow"], "uri": None}
+    if uri is not None:
+        values["uri"] = resolved(uri)
+    return MlflowOptions.model_validate(values)
 
 
 def read_yaml(name: str) -> Any:
@@ -272,62 +341,169 @@ def validate(
     complete: Complete | None = None,
     groups: Collection[str] = (),
     arguments: Sequence[str] = (),
-) -> DictConfig:
-    """Return a copy of the config with every value checked and of its type; references stay references.
+) -> Composed:
+    """Make the choices of a config that Hydra composed, and check every value.
 
-    ``groups`` are further sections, which the user's own files refer to; ``arguments`` those that composed it.
-    ConfigError lists all mistakes, a line each, with those options that were already found to be unknown.
+    Args:
+        config: as composed; it stays as it is.
+        unknown: options that were already found to be unknown.
+        complete: gives what a replayed workload takes from its table.
+        groups: further sections, which the user's own files refer to.
+        arguments: those that composed it.
+
+    Raises:
+        ConfigError: for all mistakes, a line each.
     """
-    config, unknown = with_choices_of(config.copy(), is_replayed(config), arguments, unknown)
-    if is_replayed(config) and complete is not None:
-        _parse(config, unknown, groups, incomplete=True)
-        config = complete(config)
+    kind = kind_of_options(config.get("workload"))
+    config, unknown = with_choices_of(config.copy(), _nothing_to_choose(kind), arguments, unknown)
+    if kind is ReplayedOptions and complete is not None:
+        _, mistakes = _parse(config, unknown, groups)
+        mistakes = [line for line in mistakes if " is missing: " not in line]
+        if mistakes:
+            raise ConfigError("\n".join(mistakes))
+        for key, value in complete(_resolve(config.workload, "", {})).items():
+            OmegaConf.update(config, key, value, force_add=True)
     return check(config, unknown, groups)
+
+
+def _nothing_to_choose(kind: type[StudyOptions]) -> str | None:
+    """Say why a workload has no place for another schedule or algorithm; None where it may have one."""
+    if kind is ReplayedOptions:
+        return "a replayed workload is not trained"
+    if kind is GivenOptions:
+        return "a module that is a Python object builds its optimizers itself"
+    return None
 
 
 def check(
     config: DictConfig, unknown: Sequence[str] = (), groups: Collection[str] = ()
-) -> DictConfig:
-    """Check every value of a config in which all choices are made, and give it with each of its type.
+) -> Composed:
+    """Check every value of a config in which all choices are made.
 
-    ConfigError as :func:`validate`. Nothing that the config names is imported.
+    Nothing that the config names is imported. ConfigError as :func:`validate`.
     """
+    options, mistakes = _parse(config, unknown, groups)
+    if mistakes or options is None:
+        raise ConfigError("\n".join(mistakes))
     config = config.copy()
     with open_dict(config):
-        _write_types(config, _parse(config, unknown, groups))
-    return config
+        _write_types(config, options)
+    options = _with_nodes(options, config)
+    if not isinstance(options, TrainedOptions):
+        return Composed(options, None)
+    values: Any = OmegaConf.to_container(config, resolve=False)
+    keys = {name: tunable.key for name, tunable in options.workload.tunable.items()}
+    return Composed(options, HydraRecipe(values, keys))
+
+
+def with_settings(composed: Composed, settings: Mapping[str, Any]) -> Composed:
+    """Put values and nodes into the places that their dotted keys name, and check the whole again.
+
+    A key that begins with + is one that is not there yet. ConfigError for another one.
+    """
+    config: DictConfig = OmegaConf.create(dict(composed.trained.values))
+    for path, value in settings.items():
+        key = path.removeprefix(ADDS)
+        parent, _, name = key.rpartition(".")
+        try:
+            holder = OmegaConf.select(config, parent) if parent else config
+            if not isinstance(holder, DictConfig):
+                raise ConfigError(f"the config has no option {key}")
+            if name not in holder and key == path:
+                raise ConfigError(
+                    f"the config has no option {key}; an argument that is not there is added by "
+                    f"{ADDS}{key}"
+                )
+            holder[name] = value
+        except OmegaConfBaseException as error:
+            raise ConfigError(f"{key}: {str(error).splitlines()[0]}") from error
+    return check(config)
+
+
+class _ConfigLookup:
+    """What checks of values ask of the config that they come from."""
+
+    def __init__(self, config: DictConfig) -> None:
+        self._config = config
+
+    def value_at(self, key: str) -> object:
+        """Give the value at a dotted key."""
+        return OmegaConf.select(self._config, key, default="nothing")
+
+    def is_reference(self, section: str, name: str) -> bool:
+        """Whether a value is a reference to another one, where it is checked."""
+        return OmegaConf.is_interpolation(self._config[section], name)
 
 
 def _parse(
-    config: DictConfig, unknown: Sequence[str], groups: Collection[str], incomplete: bool = False
-) -> Section | None:
-    """Return the options of a config; ConfigError for all mistakes, without missing values if it is ``incomplete``."""
+    config: DictConfig, unknown: Sequence[str], groups: Collection[str]
+) -> tuple[StudyOptions | None, list[str]]:
+    """Give the options of a config and its mistakes, a line each; the options are None with mistakes."""
     names = flatten(OmegaConf.to_container(config))  # type: ignore[arg-type]  # of a mapping
-    mistakes, options = {name: _unknown(name, names) for name in unknown}, None
+    mistakes = {name: _unknown(name, names) for name in unknown}
     values = _resolve(config, "", mistakes)
     remember(values)
-    values = {
-        name: value for name, value in values.items() if name in OPTIONS or name not in groups
+    known = {
+        name: value for name, value in values.items() if name in OPTION_NAMES or name not in groups
     }
+    options: StudyOptions | None = None
     try:
-        options = (ReplayedOptions if is_replayed(config) else TrainedOptions).model_validate(
-            values, context=config
-        )
+        kind = kind_of_options(config.get("workload"))
+        options = kind.model_validate(known, context=_ConfigLookup(config))
     except ValidationError as error:
         for one in error.errors():
             name = ".".join(str(part) for part in one["loc"])
-            mistakes.setdefault(
-                name,
-                _unknown(name, names) if one["type"] == "extra_forbidden" else mistake(name, one),
-            )
-    lines = [
-        line for name, line in mistakes.items() if str(names.get(name))[2:-1] not in mistakes
-    ]  # ${copied} option
-    lines = lines or list(mistakes.values())  # of options that are copies of each other
-    lines = [line for line in lines if not (incomplete and " is missing: " in line)]
-    if lines:
-        raise ConfigError("\n".join(lines))
+            line = mistake(name, one)
+            if one["type"] == "extra_forbidden":
+                line = _unknown(name, names)
+            mistakes.setdefault(name, line)
+    # An option that is a copy of another one has the other's mistake.
+    lines = [line for name, line in mistakes.items() if str(names.get(name))[2:-1] not in mistakes]
+    # Of options that are copies of each other.
+    return options, lines or list(mistakes.values())
+
+
+def _with_nodes(options: StudyOptions, config: DictConfig) -> StudyOptions:
+    """Give the options' nodes the checked values that they refer to.
+
+    References that a trial or a machine resolves stay as they are written.
+    """
+    kept = config.copy()
+    with open_dict(kept):
+        for key in KEPT_REFERENCES:
+            section = key.partition(".")[0]
+            if OmegaConf.select(kept, section, throw_on_missing=False) is not None:
+                # Escaped: a text, which is no reference any more.
+                OmegaConf.update(kept, key, f"\\${{{key}}}", force_add=True)
+    for key in NODES:
+        if option_at(options, key) is None:
+            continue
+        # What takes no text in the place of a reference gets its value.
+        for source in (kept, config):
+            mistakes: dict[str, str] = {}
+            node = OmegaConf.select(source, key)
+            values = _resolve(node, "", mistakes)
+            if isinstance(values, dict) and not mistakes:
+                options = with_option(options, key, values)
+                break
     return options
+
+
+def _write_types(node: DictConfig, section: Section) -> None:
+    """Write a section's checked values into its node, but for references: an int becomes a float, say."""
+    for name, field in type(section).model_fields.items():
+        value = getattr(section, name)
+        if isinstance(value, Section):
+            _write_types(node[name], value)
+        elif name == "tunable":
+            node.setdefault(name, {})
+            for key, tunable in value.items():
+                _write_types(node[name][key], tunable)
+        elif field.annotation != Node and (name in node or not field.exclude):
+            # A home directory, or a reference to a text that is a number.
+            changed = isinstance(value, str) and value != node[name]
+            if changed or not OmegaConf.is_interpolation(node, name):
+                node[name] = value
 
 
 def _resolve(node: Any, name: str, mistakes: dict[str, str]) -> Any:
@@ -358,121 +534,3 @@ def _unknown(name: str, names: Mapping[str, Any]) -> str:
         f": did you mean {near}?" if near else "; bstune --cfg job +workload=NAME lists the options"
     )
     return f"unknown option {name}{then}"
-
-
-def _write_types(node: DictConfig, section: Any) -> None:
-    """Write a section's validated values into its node, but for references: an int becomes a float, say."""
-    for name, field in type(section).model_fields.items():
-        value = getattr(section, name)
-        if isinstance(value, Section):
-            _write_types(node[name], value)
-        elif name == "tunable":
-            node.setdefault(name, {})
-            for key, tunable in value.items():
-                _write_types(node[name][key], tunable)
-        elif field.annotation != Node and (name in node or not field.exclude):
-            text = (
-                isinstance(value, str) and value != node[name]
-            )  # a home directory, or a reference to a number
-            if text or not OmegaConf.is_interpolation(node, name):
-                node[name] = value
-
-
-def instantiate(node: DictConfig, what: str) -> Any:
-    """Instantiate a config node, whose targets are written as Hydra does or as LightningCLI does.
-
-    ConfigError is raised if a target cannot be found or does not take its arguments.
-    """
-    try:
-        return hydra_instantiate(_with_targets(node), _convert_="all")
-    except (
-        InstantiationException,
-        OmegaConfBaseException,
-        TypeError,
-    ) as error:  # TypeError: of _partial_ and its like
-        if isinstance(error.__cause__, BstuneError):
-            raise error.__cause__ from None  # it caused the error: a ring of causes has no end
-        reason = _not_found(error) or " ".join(str(error).split())
-        raise ConfigError(f"{what} cannot be built: {reason}") from error
-
-
-def _with_targets(node: DictConfig) -> DictConfig:
-    """Return a node in which ``_target_`` and the arguments beside it stand for ``class_path`` and ``init_args``."""
-    if "class_path" not in OmegaConf.to_yaml(node):
-        return node
-    converted: DictConfig = OmegaConf.create(_targets(OmegaConf.to_container(node, resolve=True)))
-    return converted
-
-
-def _targets(value: Any) -> Any:
-    if isinstance(value, list):
-        return [_targets(one) for one in value]
-    if (
-        not isinstance(value, dict) or value.get("_recursive_") is False
-    ):  # its target reads what is inside
-        return value
-    if "class_path" in value and value.keys() <= CLASS_KEYS:
-        value = {
-            "_target_": value["class_path"],
-            **(value.get("init_args") or {}),
-            **(value.get("dict_kwargs") or {}),
-        }
-    return {key: _targets(one) for key, one in value.items()}
-
-
-def _not_found(error: Exception) -> str | None:
-    """Return which module, or which name in a module, a target misses; None if that is not what is wrong."""
-    located = re.match(r"Error locating target '([^']*)'", str(error))
-    if located is None or error.__cause__ is None:
-        return None
-    cause, target = error.__cause__.__cause__ or error.__cause__, located[1]
-    if not isinstance(cause, ModuleNotFoundError) or cause.name is None:
-        return f"importing {target} fails: {cause!r}"
-    parent, _, name = cause.name.rpartition(".")
-    if not f"{target}.".startswith(f"{cause.name}."):
-        return f"importing {target} needs the module {cause.name}, which is not installed"
-    if parent:
-        return f"{parent} has no {name}, for {target}"
-    return f"there is no module {name}, for {target}: run bstune in the folder that holds it, or install it"
-
-
-def to_dict(config: DictConfig) -> dict[str, Any]:
-    """Return a config node with every reference resolved, as plain values."""
-    values = OmegaConf.to_container(config, resolve=True)
-    return {str(key): value for key, value in values.items()} if isinstance(values, dict) else {}
-
-
-def flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Return nested mappings as one, its keys joined by dots."""
-    flat: dict[str, Any] = {}
-    for key, value in values.items():
-        name = f"{prefix}{key}"
-        flat.update(flatten(value, f"{name}.") if isinstance(value, Mapping) else {name: value})
-    return flat
-
-
-def with_hyperparameters(config: DictConfig, values: Mapping[str, float]) -> DictConfig:
-    """Return a copy of the config in which each value, by its tunable's name, stands at the tunable's key."""
-    config = config.copy()
-    for name, value in values.items():
-        OmegaConf.update(config, config.workload.tunable[name].key, value)
-    return config
-
-
-def overrides(config: DictConfig, values: Mapping[str, float]) -> list[str]:
-    """Return the arguments of the command line that give tunables their values."""
-    return [f"{config.workload.tunable[name].key}={value!r}" for name, value in values.items()]
-
-
-def batch_schedule_of(config: DictConfig) -> BatchSchedule | None:
-    """Return the schedule of batch sizes that a config states; None where they stay."""
-    chosen = config.get("batch_schedule")
-    if chosen is None:
-        return None
-    values = to_dict(chosen)
-    return BatchSchedule(**{**values, "switch_examples": tuple(values["switch_examples"])})
-
-
-def budget_of(config: DictConfig) -> Budget:
-    """Return the budget that a config states."""
-    return Budget(config.budget.steps, config.budget.examples)

@@ -2,11 +2,10 @@
 
 import re
 import unicodedata
-from collections.abc import Callable, Mapping
-from typing import Annotated, Any, Literal
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal, Protocol, Self, TypeVar
 from urllib.parse import urlsplit
 
-from omegaconf import OmegaConf
 from pydantic import (
     AfterValidator,
     BaseModel,
@@ -14,14 +13,14 @@ from pydantic import (
     ConfigDict,
     Field,
     ValidationError,
-    create_model,
+    ValidationInfo,
+    field_validator,
+    model_validator,
 )
 from pydantic_core import PydanticCustomError
 
-from bstune.core.batch_schedule import BatchSchedule
-from bstune.core.errors import ConfigError
-from bstune.core.records import CompileMode, FastMode, Objective, Target
-from bstune.core.search_space import BATCH_SCHEDULE, BUDGET, HALF_LIVES, MODULE
+from bstune.core.records import Budget, CompileMode, FastMode, Objective, Target
+from bstune.core.search_space import BUDGET, HALF_LIVES, MODULE
 from bstune.system.files import expand_home
 
 
@@ -34,34 +33,30 @@ def _not_bool(value: object) -> object:
 _NUMBER = BeforeValidator(_not_bool)
 
 
-def _whole(low: int, high: int) -> Any:
-    """Return the type of the integers from ``low`` to ``high``."""
-    return Annotated[int, Field(ge=low, le=high), _NUMBER]
-
-
-def _real(low: float, high: float) -> Any:
-    """Return the type of the numbers from ``low`` to ``high``; infinity and NaN are not among them."""
-    return Annotated[float, Field(ge=low, le=high, allow_inf_nan=False), _NUMBER]
-
-
-# Every number has a range. Its ends are far from what one needs; beyond them arithmetic or memory ends.
-Number = Annotated[
-    float, _NUMBER
-]  # the one without: an end of a metric's range, which may be infinite
-Count = _whole(0, 10**15)  # of examples or steps; a float holds every one
-Positive = _whole(1, 10**15)
-Few = _whole(0, 10**6)
-PositiveFew = _whole(1, 10**6)
-Bytes = _whole(1, 2**60)
-Seed = _whole(0, 2**32 - 1)  # as numpy and Lightning take it
-Finite = _real(-1e15, 1e15)
-PositiveFinite = _real(1e-15, 1e15)
-Seconds = _real(0.0, 1e9)
-PositiveSeconds = _real(1e-6, 1e9)
-Sigma = _real(0.01, 100.0)
+# Every number has a range. Its ends are far from what one needs; beyond them arithmetic or memory
+# ends. An end of a metric's range is the one without, as it may be infinite.
+Number = Annotated[float, _NUMBER]
+# Of examples or steps: a float holds every one.
+Count = Annotated[int, Field(ge=0, le=10**15), _NUMBER]
+Positive = Annotated[int, Field(ge=1, le=10**15), _NUMBER]
+Few = Annotated[int, Field(ge=0, le=10**6), _NUMBER]
+PositiveFew = Annotated[int, Field(ge=1, le=10**6), _NUMBER]
+SomeFew = Annotated[list[PositiveFew], Field(min_length=1, max_length=1000)]
+WholeTo1000 = Annotated[int, Field(ge=0, le=1000), _NUMBER]
+OneTo1000 = Annotated[int, Field(ge=1, le=1000), _NUMBER]
+Bytes = Annotated[int, Field(ge=1, le=2**60), _NUMBER]
+# As numpy and Lightning take it.
+Seed = Annotated[int, Field(ge=0, le=2**32 - 1), _NUMBER]
+Finite = Annotated[float, Field(ge=-1e15, le=1e15, allow_inf_nan=False), _NUMBER]
+PositiveFinite = Annotated[float, Field(ge=1e-15, le=1e15, allow_inf_nan=False), _NUMBER]
+Seconds = Annotated[float, Field(ge=0.0, le=1e9, allow_inf_nan=False), _NUMBER]
+PositiveSeconds = Annotated[float, Field(ge=1e-6, le=1e9, allow_inf_nan=False), _NUMBER]
+Sigma = Annotated[float, Field(ge=0.01, le=100.0, allow_inf_nan=False), _NUMBER]
+Factor = Annotated[float, Field(ge=1e-6, le=1e6, allow_inf_nan=False), _NUMBER]
+Weight = Annotated[float, Field(ge=0.0, le=1e6, allow_inf_nan=False), _NUMBER]
 OverOne = Annotated[float, Field(gt=1, le=1e6, allow_inf_nan=False), _NUMBER]
-Share = _real(0.0, 1.0)
-PositiveShare = _real(1e-6, 1.0)
+Share = Annotated[float, Field(ge=0.0, le=1.0, allow_inf_nan=False), _NUMBER]
+PositiveShare = Annotated[float, Field(ge=1e-6, le=1.0, allow_inf_nan=False), _NUMBER]
 BelowOne = Annotated[float, Field(ge=0, lt=1, allow_inf_nan=False), _NUMBER]
 # YAML reads off as false.
 Fast = Annotated[FastMode, BeforeValidator(lambda value: "off" if value is False else value)]
@@ -105,391 +100,821 @@ def _is_uri(value: str) -> str:
     return value
 
 
+# What no file name, database or terminal takes is refused.
 Text = Annotated[str, Field(max_length=4000), AfterValidator(_is_text)]
 Name = Annotated[str, Field(max_length=400), AfterValidator(_is_text), AfterValidator(_is_name)]
 OneName = Annotated[
     str, Field(max_length=200), AfterValidator(_is_text), AfterValidator(_is_one_name)
 ]
-HomePath = Annotated[
-    Text, AfterValidator(expand_home)
-]  # a path, or a SQLite URL, with ~ for the home directory
-Uri = Annotated[
-    str, Field(max_length=4000), AfterValidator(_is_uri), AfterValidator(expand_home)
-]  # empty: none
-Node = dict[str, Any]  # instantiated by Hydra: takes what its target takes
+# A path, or a SQLite URL, with ~ for the home directory.
+HomePath = Annotated[Text, AfterValidator(expand_home)]
+# The address of a service; empty: none.
+Uri = Annotated[str, Field(max_length=4000), AfterValidator(_is_uri), AfterValidator(expand_home)]
+# Instantiated by Hydra: takes what its target takes.
+Node = dict[str, Any]
 
 
 class Section(BaseModel):
-    """A group of options; unknown ones are mistakes."""
+    """A group of options; unknown ones are mistakes, and none changes once it is checked."""
 
-    model_config = ConfigDict(extra="forbid", coerce_numbers_to_str=True)
-
-
-def _listed(kind: Any) -> Any:
-    """Return the type of a list of some."""
-    return Annotated[list[kind], Field(min_length=1, max_length=1000)]
-
-
-def _section(base: Any = Section, **types: Any) -> Any:
-    """Return the model of a group: the type of each option, with a default where the YAML may leave it out."""
-    fields = {
-        name: kind if isinstance(kind, tuple) else (kind, ...) for name, kind in types.items()
-    }
-    return create_model("Options", __base__=base, **fields)  # type: ignore[call-overload]
+    model_config = ConfigDict(
+        extra="forbid",
+        frozen=True,
+        coerce_numbers_to_str=True,
+        use_attribute_docstrings=True,
+    )
 
 
-def _checked(section: Any, check: Callable[..., list[tuple[Any, str]]]) -> Any:
-    """Return a section with a check of its valid options together: conditions that must not hold, and what to say."""
-
-    def run(options: Any) -> Any:
-        for wrong, line in check(options):
-            if wrong:
-                raise ValueError(line)
-        return options
-
-    return Annotated[section, AfterValidator(run)]
-
-
-def _check_range(options: Any) -> list[tuple[Any, str]]:
-    ends = f"low={options.low:g} and high={options.high:g}"
-    return [(options.low > options.high, f"low must be at most high, but got {ends}")]
-
-
-def _check_target(options: Any) -> list[tuple[Any, str]]:
-    bounds, target = options.bounds, Target(options.metric, options.value, options.mode)
-    if bounds is None:
-        return []
-    if len(bounds) != 2 or not bounds[0] < bounds[1]:
-        return [(True, f"bounds must be two increasing numbers, but got {bounds}")]
-    best, worst = bounds if options.mode == "min" else bounds[::-1]
-    return [
-        (
-            target.gap(best) > 0,
-            f"the target {target} cannot be reached: {target.metric} lies in {bounds}",
-        ),
-        (
-            target.gap(worst) <= 0,
-            f"the target {target} is met by every value in {bounds}: check mode and value",
-        ),
-    ]
-
-
-def _check_tunable(options: Any) -> list[tuple[Any, str]]:
-    whole = options.low.is_integer() and options.high.is_integer()
-    ends = f"low={options.low:g} and high={options.high:g}"
-    places = (MODULE, BUDGET, f"{BATCH_SCHEDULE}.")  # these are made anew for each trial
-    below = options.key.startswith(places) or options.key in HALF_LIVES
-    named = f"below workload.module, budget or batch_schedule, or be {' or '.join(HALF_LIVES)}"
-    return [
-        (not below, f"key must lie {named}, but got {options.key!r}"),
-        (not options.low < options.high, f"low must be less than high, but got {ends}"),
-        (
-            options.log and not options.complement and not options.low > 0,
-            f"low must be over 0 on a log scale, but got {ends}",
-        ),
-        (
-            options.log and options.complement and not options.high < 1,
-            f"high must be less than 1 where its complement is on a log scale, but got {ends}",
-        ),
-        (
-            options.integer and options.complement,
-            "a whole number has no complement: leave out complement or integer",
-        ),
-        (
-            options.integer and not whole,
-            f"low and high of a whole number must be whole, but got {ends}",
-        ),
-    ]
-
-
-def _check_names(tunable: Any) -> list[tuple[Any, str]]:
-    taken = sorted({"batch_size", "lr", "delta"} & tunable.keys())
-    return [(taken, f"a study has {', '.join(taken)} already: choose another name")]
-
-
-def _check_trial(options: Any) -> list[tuple[Any, str]]:
-    pair = f"batch_size={shown(options.batch_size)} and lr={shown(options.lr)}"
-    one = (options.batch_size is None) != (options.lr is None)
-    return [(one, f"to train one trial, give both trial.batch_size and trial.lr, but got {pair}")]
-
-
-def _check_all_reduce(options: Any) -> list[tuple[Any, str]]:
-    link, seconds = options.bytes_per_second, options.seconds
-    few = seconds is not None and max(seconds, default=0) < 2
-    return [
-        (seconds is not None and link is not None, "give bytes_per_second or seconds, not both"),
-        (few, f"seconds must be given for 2 devices or more, but got {seconds}"),
-    ]
-
-
-def _check_search(search: Any, info: Any) -> Any:
-    """Check what ``search`` needs of other options, where those are valid."""
-    names = ("workload", "trial", "hardware", "protocol")
-    workload, trial, hardware, protocol = (info.data.get(name) for name in names)
-    if search.workers == 0 and protocol and protocol.trial_seconds is not None:
-        raise ValueError(
-            f"search.workers=0 runs trials in this process, which cannot end one after protocol.trial_seconds="
-            f"{protocol.trial_seconds:g}: use search.workers=1, or protocol.trial_seconds=null"
-        )
-    for name in search.tune if workload else ():
-        named = f"search.tune names {name!r}"
-        if name == BATCH_SCHEDULE:
-            raise ValueError(
-                f"{named}, but batch sizes stay: choose a schedule that grows, batch_schedule=doubling"
-            )
-        if name not in workload.tunable:
-            listed = ", ".join(workload.tunable) or "nothing"
-            instead = "; the search chooses each trial's horizon without it" * (name == "horizon")
-            raise ValueError(
-                f"{named}, but the workload {workload.name} lists {listed} under workload.tunable{instead}"
-            )
-        if search.tune.count(name) > 1:
-            raise ValueError(f"{named} twice")
-        key = workload.tunable[name].key
-        value = OmegaConf.select(info.context, key, default="nothing")
-        if type(value) not in (int, float, type(None)):  # null: it is off
-            key = f"workload.tunable.{name}.key={key}"
-            raise ValueError(
-                f"{key} must name a number of the config, or null, but got {value} there"
-            )
-    if search.workers > 1 and workload and hardware and trial and trial.batch_size is None:
-        reason = None
-        if hasattr(workload, "table"):
-            reason = (
-                f"workload {workload.name} is answered from recorded runs, which need no training"
-            )
-        elif not hardware.enabled:  # trials slow each other down
-            reason = (
-                "seconds per step are the survey's, measured alone: it needs hardware.enabled=true"
-            )
-        if reason:
-            raise ValueError(f"search.workers={search.workers}: {reason}; or use search.workers=1")
-    return search
-
-
-class _Open(Section):
+class OpenSection(Section):
     """Arguments of a node's target: those that are named here have a type."""
 
     model_config = ConfigDict(extra="allow")
 
 
-_Sampler = _section(  # the numbers of conf/sampler/
-    _Open,
-    sigma=(Sigma | None, None),
-    exponent_sigma=(Sigma | None, None),
-    noise_scale=(PositiveFinite | None, None),
-    n_startup_trials=(Few, 0),
-    ratio=(OverOne, 2),
-    policy=(
-        _section(
-            _Open,
-            particles=(_whole(10, 10_000), 10),
-            moves=(_whole(1, 1000), 1),
-            candidates=(_whole(10, 2000), 10),
-            **dict.fromkeys(
-                ("initial_fraction", "max_growth", "max_first_growth", "probe_fraction"),
-                (_real(1e-6, 1e6), 1),
-            ),
-            max_predicted_fraction=(_real(1e-6, 1e6), 1),
-            stop_factor=(OverOne, 2),
-            cost_weight=(_real(0.0, 1e6), 0),
-            random_fraction=(Share, 0),
-            curve_after=(_real(0.0, 1e6), 0),
-            curve_share=(Share, 0),
-        ),
-        None,
-    ),
-)
+AnySection = TypeVar("AnySection", bound=Section)
 
 
-def _check_sampler(sampler: Node, info: Any) -> Node:
-    """Check the numbers of a sampler that ships."""
-    if not str(sampler.get("_target_")).startswith(("bstune.search.", "optuna.samplers.")):
+class Lookup(Protocol):
+    """What checks need of the config that the values come from; pydantic's ``context``."""
+
+    def value_at(self, key: str) -> object:
+        """Give the value at a dotted key; the text ``nothing`` where there is none."""
+
+    def is_reference(self, section: str, name: str) -> bool:
+        """Whether a value of a section is a reference to another one, where it is checked."""
+
+
+class PlainLookup:
+    """The lookup of values without references, as a study's folder holds them."""
+
+    def __init__(self, values: Mapping[str, object]) -> None:
+        self._values = values
+
+    def value_at(self, key: str) -> object:
+        """Give the value at a dotted key; the text ``nothing`` where there is none."""
+        value: object = self._values
+        for part in key.split("."):
+            if not isinstance(value, Mapping) or part not in value:
+                return "nothing"
+            value = value[part]
+        return value
+
+    def is_reference(self, section: str, name: str) -> bool:
+        """Say no: there are none."""
+        return False
+
+
+def _lookup_of(info: ValidationInfo) -> Lookup:
+    lookup: Lookup | None = info.context
+    if lookup is None:
+        raise TypeError("options are checked with a Lookup as the context")
+    return lookup
+
+
+# Workloads
+
+
+class ReferenceOptions(Section):
+    """A pair that goes together."""
+
+    batch_size: PositiveFinite
+    """The batch size, in examples."""
+    lr: PositiveFinite
+    """The learning rate that goes with it."""
+
+
+class BatchSizeRange(Section):
+    """The batch sizes that are searched."""
+
+    low: Positive
+    """The smallest batch size, in examples."""
+    high: Positive
+    """The largest batch size, and always a candidate itself."""
+
+    @model_validator(mode="after")
+    def _is_range(self) -> Self:
+        _check_range(self.low, self.high)
+        return self
+
+
+class SearchedBatchSizes(BatchSizeRange):
+    """The batch sizes that a study searches."""
+
+    multiple: Positive | None
+    """Batch sizes are multiples of this; null: 8 under mixed precision on CUDA, else 1."""
+
+
+class BudgetOptions(Section):
+    """A trial ends once both are spent."""
+
+    steps: Positive
+    """Optimizer steps of one trial."""
+    examples: Positive
+    """Examples that one trial trains on."""
+
+    @property
+    def budget(self) -> Budget:
+        """The budget as trials have it."""
+        return Budget(self.steps, self.examples)
+
+
+class TargetOptions(Section):
+    """What a trial is to reach."""
+
+    metric: Text
+    """The name of a metric that the module logs in validation."""
+    value: Finite
+    """The value to reach."""
+    mode: Literal["min", "max"]
+    """Whether the metric is to be at most (min) or at least (max) the value."""
+    bounds: list[Number] | None = None
+    """The range that the metric lies in by definition, as [0, 1] for an error."""
+
+    @model_validator(mode="after")
+    def _can_be_reached(self) -> Self:
+        if self.bounds is None:
+            return self
+        if len(self.bounds) != 2 or not self.bounds[0] < self.bounds[1]:
+            raise ValueError(f"bounds must be two increasing numbers, but got {self.bounds}")
+        target = self.target
+        low, high = self.bounds
+        best = low if self.mode == "min" else high
+        worst = high if self.mode == "min" else low
+        if target.gap(best) > 0:
+            raise ValueError(
+                f"the target {target} cannot be reached: {target.metric} lies in {self.bounds}"
+            )
+        if target.gap(worst) <= 0:
+            raise ValueError(
+                f"the target {target} is met by every value in {self.bounds}: check mode and value"
+            )
+        return self
+
+    @property
+    def target(self) -> Target:
+        """The target as trials have it."""
+        return Target(self.metric, self.value, self.mode)
+
+
+class TunableOptions(Section):
+    """A further hyper-parameter that a search may tune."""
+
+    key: Text
+    """The dotted key of the number that it sets in the config."""
+    low: Finite
+    """The smallest value."""
+    high: Finite
+    """The largest value."""
+    log: bool = False
+    """Whether it is searched on a log scale."""
+    integer: bool = False
+    """Whether it is a whole number."""
+    complement: bool = False
+    """Whether 1 - value is searched, as for a momentum."""
+
+    @model_validator(mode="after")
+    def _is_searchable(self) -> Self:
+        ends = f"low={self.low:g} and high={self.high:g}"
+        # These are made anew for each trial.
+        places = (MODULE, BUDGET)
+        if not self.key.startswith(places) and self.key not in HALF_LIVES:
+            half_lives = " or ".join(HALF_LIVES)
+            raise ValueError(
+                f"key must lie below workload.module or budget, or be {half_lives}, "
+                f"but got {self.key!r}"
+            )
+        if not self.low < self.high:
+            raise ValueError(f"low must be less than high, but got {ends}")
+        if self.log and not self.complement and not self.low > 0:
+            raise ValueError(f"low must be over 0 on a log scale, but got {ends}")
+        if self.log and self.complement and not self.high < 1:
+            raise ValueError(
+                f"high must be less than 1 where its complement is on a log scale, but got {ends}"
+            )
+        if self.integer and self.complement:
+            raise ValueError("a whole number has no complement: leave out complement or integer")
+        if self.integer and not (self.low.is_integer() and self.high.is_integer()):
+            raise ValueError(f"low and high of a whole number must be whole, but got {ends}")
+        return self
+
+
+class WorkloadOptions(Section):
+    """What a workload states, whether it is trained or answered from a table."""
+
+    name: OneName
+    """The name of the workload."""
+    precision: Precision
+    """The precision in which its reference trains."""
+    trials: PositiveFew
+    """How many trials a search of it takes."""
+    reference: ReferenceOptions
+    """The batch size and learning rate that its user runs today."""
+    batch_size: BatchSizeRange
+    """The batch sizes that are worth a try."""
+    budget: BudgetOptions
+    """When a trial gives up."""
+    target: TargetOptions
+    """What a trial is to reach."""
+    evaluation_cost: PositiveFinite | None = Field(default=None, exclude=True)
+    """Cost of one evaluated example, in trained ones; null: the protocol's."""
+    fast: Fast | None = Field(default=None, exclude=True)
+    """How its steps are taken; null: the protocol's."""
+    tokens: Positive | None = Field(default=None, exclude=True)
+    """Tokens of an example, in which batch sizes are said too."""
+    trainer: Node = {}
+    """Further arguments of Lightning's Trainer."""
+    tunable: dict[str, TunableOptions] = {}
+    """The further hyper-parameters that search.tune may name."""
+
+    @field_validator("tunable")
+    @classmethod
+    def _has_free_names(cls, tunable: dict[str, TunableOptions]) -> dict[str, TunableOptions]:
+        taken = sorted({"batch_size", "lr", "delta"} & tunable.keys())
+        if taken:
+            raise ValueError(f"a study has {', '.join(taken)} already: choose another name")
+        return tunable
+
+
+class TrainedWorkload(WorkloadOptions):
+    """A workload whose trials are trained."""
+
+    data: Node
+    """What builds the LightningDataModule."""
+    module: Node
+    """What builds the LightningModule of a trial."""
+
+
+class ReplayedWorkload(WorkloadOptions):
+    """A workload whose trials are answered from recorded runs."""
+
+    table: Text
+    """The name of a table that ships, or the path of one."""
+
+
+class GivenWorkload(WorkloadOptions):
+    """A workload of Python objects; what they are stands here in words alone."""
+
+    given_data: Text
+    """The class of the data module."""
+    given_module: Text
+    """The class of the modules."""
+    given_trainer: Node
+    """Further arguments of Lightning's Trainer, objects by their classes."""
+
+
+# What a search does
+
+
+class SearchOptions(Section):
+    """How a study spends its trials."""
+
+    objective: Objective
+    """time (steps x seconds per step), steps, both (two objectives, Pareto), or curve (B_crit)."""
+    trials: PositiveFew
+    """Points of the whole search, over all its runs; a trial that is continued counts once."""
+    seconds: PositiveSeconds | None
+    """Seconds of training, a sum over the trials of the whole search: n workers spend it up to
+    n times as fast, and what runs when it is spent goes on to its end; null: no limit."""
+    wall_seconds: PositiveSeconds | None
+    """Wall time over all runs of the command, each from its start to its report; null: no limit."""
+    precision: OverOne | None
+    """The search ends once the 90% interval of B_crit is narrower than this factor; null: never."""
+    replicates: WholeTo1000
+    """Fresh seeds on which a winner runs again, after the search."""
+    candidates: OneTo1000
+    """How many points run again at most; the next one does if it is predicted to be better."""
+    baseline: bool
+    """Trial 0 is the reference pair, which you run today; the answer says the gain over it."""
+    tune: list[Text]
+    """Further hyper-parameters, by name, of those that the workload lists under tunable."""
+    workers: WholeTo1000
+    """Trials side by side, each in a process of its own, their seconds per step the survey's,
+    measured alone; 0: one by one in this process, to debug."""
+    lease_seconds: Annotated[float, Field(ge=0.1, le=1e6, allow_inf_nan=False), _NUMBER]
+    """Seconds without a sign of another machine's process, after which its trials run again."""
+    stratified: Share
+    """Of samplers other than bstune's: the share of trials whose B is spread evenly over log B."""
+    batch_size: SearchedBatchSizes
+    """The range of the search."""
+
+
+class TrialOptions(Section):
+    """With batch_size and lr, one trial is trained instead of a study."""
+
+    batch_size: Positive | None
+    """Batch size of the one trial."""
+    lr: PositiveFinite | None
+    """Learning rate of the one trial."""
+    seed: Seed
+    """Seed of the one trial."""
+    total_steps: Count | None
+    """Steps of a trial's horizon, at most its budget; set by bstune, for schedules that end then."""
+
+    @model_validator(mode="after")
+    def _is_whole(self) -> Self:
+        if (self.batch_size is None) != (self.lr is None):
+            pair = f"batch_size={shown(self.batch_size)} and lr={shown(self.lr)}"
+            raise ValueError(
+                f"to train one trial, give both trial.batch_size and trial.lr, but got {pair}"
+            )
+        return self
+
+
+class ScalingOptions(Section):
+    """The rule of the learning rate, which the search begins from."""
+
+    batch_size: PositiveFinite
+    """Batch size of the pair that the rule passes through."""
+    lr: PositiveFinite
+    """Learning rate of that pair."""
+    noise_scale: PositiveFinite | None
+    """In examples; needed by the rules saturating and surge."""
+    beta2_half_life: PositiveFinite | None
+    """Half-life of Adam's second moments, in examples: beta2 is 2^(-B / this) at every B; null:
+    beta2 is as it is."""
+    weight_decay_half_life: PositiveFinite | None
+    """Half-life of a weight without gradient, in examples, at every B; null: as it is."""
+    lr_octaves_sigma: Annotated[float, Field(ge=0.001, le=30.0, allow_inf_nan=False), _NUMBER]
+    """Sigma of delta = log2(lr / rule(B)), in octaves; Optuna's samplers search +-3 sigma."""
+    lr_octaves: Annotated[float, Field(ge=0.001, le=100.0, allow_inf_nan=False), _NUMBER]
+    """bstune's own sampler searches +- this many octaves; its prior makes far values unlikely."""
+    rule: Node
+    """The function that gives the learning rate of a batch size."""
+
+
+class PriorOptions(Section):
+    """Of bstune's posterior, in the search and in the report."""
+
+    level_sigma: Sigma
+    """Sigma of the best learning rate around the rule, in octaves, with heavy tails."""
+    exponent_sigma: Sigma
+    """Sigma of the exponent of lr*(B) around the rule's."""
+
+
+class ProtocolOptions(Section):
+    """What stays fixed in every trial."""
+
+    evaluation_ratio: OverOne
+    """Ratio of the steps of two evaluations in a row, near the target."""
+    evaluation_share: PositiveShare
+    """The most that evaluation costs near the target, as a share of training, in examples."""
+    evaluation_cost: PositiveFinite
+    """Cost of one evaluated example, in trained ones."""
+    close_to_target: OverOne
+    """Close: the target is predicted within this many times the steps so far."""
+    micro_batch_size: Positive | None
+    """Larger batches are accumulated from micro-batches of this many examples; null: never."""
+    warmup_steps: Count
+    """Steps that are left out of the seconds per step."""
+    trial_seconds: PositiveSeconds | None
+    """Wall time after which a trial has failed, as one whose step never ends; null: no limit,
+    but 300 s for a step of the preflight."""
+    divergence: PositiveFinite
+    """A trial has diverged this many times as far from the target as at the start."""
+    noise_scale_every: Positive | None
+    """Steps between measurements of the gradient noise scale, a prior of B_crit; null: none."""
+    fast: Fast
+    """auto: steps without Lightning's calls that nobody listens to, where nothing differs; off:
+    Lightning's own loop; graph: as auto, and captured as CUDA graphs on CUDA."""
+
+
+# What the machine has
+
+
+class DataOptions(Section):
+    """Where data sets lie."""
+
+    root: HomePath
+    """Folder of the data sets."""
+
+
+class RelativePrecision(Section):
+    """Of the largest batch size that fits, as a share of it; 0: exact to the multiple."""
+
+    cpu: BelowOne
+    """Precision of the ceiling of a CPU, as a share of it; 0: exact to the multiple."""
+    cuda: BelowOne
+    """Precision of the ceiling of a CUDA device, as a share of it; 0: exact to the multiple."""
+
+
+class MemoryOptions(Section):
+    """The probes for the largest batch size that fits."""
+
+    limit: Bytes | None
+    """Bytes that search.workers and this process share; null: the device's, or on a CPU what is
+    free in the machine or its container."""
+    free_share: PositiveShare
+    """Share that is used of what is free on a CPU: like processes differ by some percent there."""
+    relative: RelativePrecision
+    """Precision of the ceiling."""
+    steps: PositiveFew
+    """Steps of a probe: the optimizer's state is there from the second on."""
+    verify: WholeTo1000
+    """Probes that the ceiling has to pass besides."""
+    probe_seconds: PositiveSeconds
+    """Seconds after which one probe is ended, as one that fails."""
+
+
+class StepTimeOptions(Section):
+    """How seconds per step are measured."""
+
+    rungs: Annotated[int, Field(ge=2, le=1000), _NUMBER]
+    """Batch sizes, evenly over log B; the smallest and the ceiling are among them."""
+    repeats: OneTo1000
+    """Visits to each of them, in shuffled order."""
+    visit_seconds: PositiveSeconds
+    """Seconds that are timed in a visit, within min_steps and max_steps."""
+    min_steps: PositiveFew
+    """The fewest steps of a visit."""
+    max_steps: PositiveFew
+    """The most steps of a visit."""
+    warmup_steps: Few
+    """Steps before a visit's, untimed."""
+
+
+class CeilingOptions(Section):
+    """How the device's own ceilings, of the roofline, are measured."""
+
+    seconds: PositiveSeconds
+    """Seconds for each kind of ceiling."""
+    matrix_sizes: Annotated[
+        list[Annotated[int, Field(ge=1, le=2**15), _NUMBER]], Field(min_length=1, max_length=1000)
+    ]
+    """Sizes of square products; those that there is no time for are left out."""
+    copy_bytes: Annotated[
+        list[Annotated[int, Field(ge=1, le=2**36), _NUMBER]], Field(min_length=1, max_length=1000)
+    ]
+    """Bytes of the copies that measure memory bandwidth."""
+    traced_batch_sizes: SomeFew
+    """Two batch sizes: a line through their steps gives FLOPs and bytes; batch normalisation
+    needs 2 or more."""
+
+
+class AllReduceOptions(Section):
+    """Of the gradients; without it the plan is the ideal alone."""
+
+    bytes_per_second: PositiveFinite | None
+    """Bytes per second of one link, from which a ring's time is worked out."""
+    latency: Seconds
+    """Seconds a message."""
+    seconds: dict[PositiveFew, PositiveSeconds] | None
+    """Measured seconds, by number of devices: {2: 0.001, 8: 0.002}; a line goes through them."""
+    overlap: Annotated[float, Field(ge=1.0, le=1e6, allow_inf_nan=False), _NUMBER]
+    """Overlap of the exchange with the step: 1: none; larger: more; 1e6: all of it."""
+
+    @model_validator(mode="after")
+    def _is_one_of_two(self) -> Self:
+        if self.seconds is not None and self.bytes_per_second is not None:
+            raise ValueError("give bytes_per_second or seconds, not both")
+        if self.seconds is not None and max(self.seconds, default=0) < 2:
+            raise ValueError(f"seconds must be given for 2 devices or more, but got {self.seconds}")
+        return self
+
+
+class ScaleOutOptions(Section):
+    """The plan for several devices, after a study."""
+
+    show: bool
+    """Draw the plan, scale_out.png, and print its table; its first rows are in the answer."""
+    devices: SomeFew
+    """Numbers of devices that are planned for."""
+    candidate_ratio: Annotated[float, Field(ge=1.001, le=1e6, allow_inf_nan=False), _NUMBER]
+    """The largest ratio between neighbours of the batch sizes per device that it chooses from."""
+    all_reduce: AllReduceOptions
+    """The exchange of gradients."""
+
+
+class HardwareOptions(Section):
+    """The survey of what the hardware allows, before a study or alone."""
+
+    enabled: bool
+    """Survey before a study; false: the range is taken as it is given."""
+    seconds: PositiveSeconds
+    """Seconds of a survey, at most a tenth of search.wall_seconds, half of them for memory; what
+    there is no time for is left out and listed."""
+    refresh: bool
+    """Measure again instead of reading the cache."""
+    cache: HomePath
+    """Folder of surveys, by workload, device and versions."""
+    memory: MemoryOptions
+    """The largest batch size that fits."""
+    step_time: StepTimeOptions
+    """Seconds per step."""
+    ceilings: CeilingOptions
+    """Of the device itself."""
+    scale_out: ScaleOutOptions
+    """Several devices."""
+
+
+class MlflowOptions(Section):
+    """What is logged to MLflow."""
+
+    enabled: bool
+    """false: nothing is logged."""
+    experiment: Text
+    """Name of MLflow's experiment of studies; that of their trials is it with -trials."""
+    uri: Uri | None
+    """MLflow's address; null: sqlite:///mlflow.db in the working directory."""
+    seconds: Seconds
+    """Seconds of sending in one trial, after which it stops until the next run."""
+    study_seconds: Seconds
+    """Seconds that a run waits for MLflow in all, trials and report; then it sends no more."""
+    request_seconds: PositiveFew
+    """Seconds of one HTTP request."""
+    retries: Annotated[int, Field(ge=0, le=10), _NUMBER]
+    """Retries of one HTTP request; 10 is the most that MLflow allows."""
+
+
+# The numbers of conf/sampler/
+
+
+class PolicyNumbers(OpenSection):
+    """How bstune's sampler chooses among what its posterior says."""
+
+    particles: Annotated[int, Field(ge=10, le=10_000), _NUMBER] = 10
+    moves: OneTo1000 = 1
+    candidates: Annotated[int, Field(ge=10, le=2000), _NUMBER] = 10
+    initial_fraction: Factor = 1
+    max_growth: Factor = 1
+    max_first_growth: Factor = 1
+    probe_fraction: Factor = 1
+    max_predicted_fraction: Factor = 1
+    stop_factor: OverOne = 2
+    cost_weight: Weight = 0
+    random_fraction: Share = 0
+    curve_after: Weight = 0
+    curve_share: Share = 0
+
+
+class SamplerNumbers(OpenSection):
+    """The arguments of the samplers that ship."""
+
+    sigma: Sigma | None = None
+    exponent_sigma: Sigma | None = None
+    noise_scale: PositiveFinite | None = None
+    n_startup_trials: Few = 0
+    ratio: OverOne = 2
+    policy: PolicyNumbers | None = None
+
+
+# The whole
+
+
+class StudyOptions(Section):
+    """Every option of a study, checked."""
+
+    study: Name
+    """Same name, same settings: the study continues."""
+    seed: Seed
+    """Seed of the study; those of trials and of the sampler are functions of it."""
+    output: HomePath
+    """Folder for trials, curve, figure and checkpoints."""
+    storage: HomePath
+    """Any Optuna storage URL of SQLite, PostgreSQL or a gRPC proxy."""
+    device: Text
+    """cpu, cuda, or auto: CUDA where there is one."""
+    devices: Annotated[int, Field(ge=1, le=1024), _NUMBER]
+    """Devices that share each batch, by DDP: CUDA's from `device` on, or processes on a CPU."""
+    precision: Precision
+    """Precision of the Trainer; auto: bf16-mixed on CUDA, else 32-true."""
+    compile: CompileMode | None
+    """torch.compile's mode; null: eager. Compiling takes long: raise hardware.seconds and
+    hardware.memory.probe_seconds with it."""
+    quick: bool = False
+    """Two minutes of wall time, whatever the project: search.wall_seconds=120 unless that is set."""
+    debug: bool
+    """Show a traceback instead of a plain message."""
+    workload: WorkloadOptions
+    """What is trained, and what is to be reached."""
+    budget: BudgetOptions
+    """Of one trial."""
+    scaling: ScalingOptions
+    """The rule of the learning rate."""
+    prior: PriorOptions
+    """Of the posterior."""
+    protocol: ProtocolOptions
+    """Of every trial."""
+    trial: TrialOptions
+    """One trial in place of a study."""
+    data: DataOptions
+    """Data sets."""
+    trainer: Node
+    """Further arguments of Lightning's Trainer."""
+    hardware: HardwareOptions
+    """The survey."""
+    mlflow: MlflowOptions
+    """Tracking."""
+    sampler: Node
+    """An optuna.samplers.BaseSampler and its arguments."""
+    search: SearchOptions
+    """The search; last, as its check reads the others."""
+
+    @field_validator("sampler")
+    @classmethod
+    def _has_numbers_in_range(cls, sampler: Node, info: ValidationInfo) -> Node:
+        _check_sampler(sampler, _lookup_of(info))
         return sampler
+
+    @field_validator("search")
+    @classmethod
+    def _goes_with_the_rest(cls, search: SearchOptions, info: ValidationInfo) -> SearchOptions:
+        protocol = info.data.get("protocol")
+        workload = info.data.get("workload")
+        if protocol is not None:
+            _check_own_process(search, protocol)
+        if workload is not None:
+            _check_tune(search, workload, _lookup_of(info))
+            trial = info.data.get("trial")
+            hardware = info.data.get("hardware")
+            if trial is not None and hardware is not None:
+                _check_workers(search, workload, trial, hardware)
+        return search
+
+
+class TrainedOptions(StudyOptions):
+    """The options of a study whose trials are trained."""
+
+    workload: TrainedWorkload
+    """What is trained, and what is to be reached."""
+
+
+class ReplayedOptions(StudyOptions):
+    """The options of a study whose trials are answered from a table."""
+
+    workload: ReplayedWorkload
+    """What is replayed, and what is to be reached."""
+
+
+class GivenOptions(StudyOptions):
+    """The options of a study whose trials train Python objects."""
+
+    workload: GivenWorkload
+    """What is trained, and what is to be reached."""
+
+
+OPTION_NAMES = frozenset(StudyOptions.model_fields)
+
+
+def kind_of_options(workload: object) -> type[StudyOptions]:
+    """Choose the options that go with a workload's keys: replayed, given in Python, or trained."""
+    keys = set(workload) if isinstance(workload, Mapping) else set()
+    if "table" in keys:
+        return ReplayedOptions
+    if "given_module" in keys:
+        return GivenOptions
+    return TrainedOptions
+
+
+def option_at(options: BaseModel, key: str) -> object:
+    """Look up an option, or a part of a node, by its dotted key; None where there is none."""
+    value: object = options
+    for part in key.split("."):
+        if isinstance(value, BaseModel):
+            value = getattr(value, part, None)
+        elif isinstance(value, Mapping):
+            value = value.get(part)
+        elif isinstance(value, list) and part.isdigit() and int(part) < len(value):
+            # As the second of Adam's betas.
+            value = value[int(part)]
+        else:
+            return None
+    return value
+
+
+def with_option(options: AnySection, key: str, value: object) -> AnySection:
+    """Copy the options with another value in the place of one of them, by its dotted key.
+
+    The value is not checked again: it is bstune's own, or that of a tunable.
+
+    Raises:
+        AttributeError: for a key that no option has.
+    """
+    name, _, rest = key.partition(".")
+    if name not in type(options).model_fields:
+        raise AttributeError(f"{type(options).__name__} has no option {name}")
+    if rest:
+        value = with_option(getattr(options, name), rest, value)
+    return options.model_copy(update={name: value})
+
+
+def with_tuned(options: StudyOptions, values: Mapping[str, float]) -> StudyOptions:
+    """Copy the options with the values of a trial's tunables that are options of bstune's own.
+
+    Those below ``workload.module`` are the recipe's, which builds the module from them.
+    """
+    for name, value in values.items():
+        key = options.workload.tunable[name].key
+        if not key.startswith(MODULE):
+            options = with_option(options, key, value)
+    return options
+
+
+def overrides(options: StudyOptions, values: Mapping[str, float]) -> list[str]:
+    """Write the arguments of the command line that give tunables their values."""
+    return [f"{options.workload.tunable[name].key}={value!r}" for name, value in values.items()]
+
+
+def flat_settings(options: StudyOptions) -> dict[str, object]:
+    """Collect the settings, by dotted key, that must not change while a study goes on.
+
+    Budget, sampler and what the search spends may; so may the place of the data, whose checksums
+    are pinned.
+    """
+    sections = ("workload", "scaling", "prior", "protocol", "trainer")
+    values = flatten(options.model_dump(mode="json", include=set(sections)))
+    values |= flatten({"search": {"batch_size": options.search.batch_size.model_dump()}})
+    for name in ("trials", "budget.steps", "budget.examples"):
+        values.pop(f"workload.{name}", None)
+    # What may be searched is no matter of a study that does not.
+    searched = tuple(f"workload.tunable.{name}." for name in options.search.tune)
+    for key in list(values):
+        if key.startswith("workload.tunable") and not key.startswith(searched):
+            del values[key]
+    return {**values, "search.objective": options.search.objective, "seed": options.seed}
+
+
+def flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Join nested mappings to one, its keys joined by dots."""
+    flat: dict[str, Any] = {}
+    for key, value in values.items():
+        name = f"{prefix}{key}"
+        if isinstance(value, Mapping):
+            flat.update(flatten(value, f"{name}."))
+        else:
+            flat[name] = value
+    return flat
+
+
+def _check_range(low: float, high: float) -> None:
+    if low > high:
+        raise ValueError(f"low must be at most high, but got low={low:g} and high={high:g}")
+
+
+def _check_own_process(search: SearchOptions, protocol: ProtocolOptions) -> None:
+    if search.workers == 0 and protocol.trial_seconds is not None:
+        raise ValueError(
+            f"search.workers=0 runs trials in this process, which cannot end one after "
+            f"protocol.trial_seconds={protocol.trial_seconds:g}: use search.workers=1, or "
+            "protocol.trial_seconds=null"
+        )
+
+
+def _check_tune(search: SearchOptions, workload: WorkloadOptions, lookup: Lookup) -> None:
+    for name in search.tune:
+        named = f"search.tune names {name!r}"
+        if name not in workload.tunable:
+            listed = ", ".join(workload.tunable) or "nothing"
+            instead = ""
+            if name == "horizon":
+                instead = "; the search chooses each trial's horizon without it"
+            raise ValueError(
+                f"{named}, but the workload {workload.name} lists {listed} under "
+                f"workload.tunable{instead}"
+            )
+        if search.tune.count(name) > 1:
+            raise ValueError(f"{named} twice")
+        if isinstance(workload, GivenWorkload):
+            # Its module's arguments are no numbers of a config.
+            continue
+        key = workload.tunable[name].key
+        value = lookup.value_at(key)
+        # null: what it tunes is off.
+        if type(value) not in (int, float, type(None)):
+            raise ValueError(
+                f"workload.tunable.{name}.key={key} must name a number of the config, or null, "
+                f"but got {value} there"
+            )
+
+
+def _check_workers(
+    search: SearchOptions,
+    workload: WorkloadOptions,
+    trial: TrialOptions,
+    hardware: HardwareOptions,
+) -> None:
+    if search.workers <= 1 or trial.batch_size is not None:
+        return
+    reason = None
+    if isinstance(workload, ReplayedWorkload):
+        reason = f"workload {workload.name} is answered from recorded runs, which need no training"
+    elif not hardware.enabled:
+        # Trials slow each other down.
+        reason = "seconds per step are the survey's, measured alone: it needs hardware.enabled=true"
+    if reason is not None:
+        raise ValueError(f"search.workers={search.workers}: {reason}; or use search.workers=1")
+
+
+def _check_sampler(sampler: Node, lookup: Lookup) -> None:
+    """Check the numbers of a sampler that ships; a reference is checked where it leads."""
+    if not str(sampler.get("_target_")).startswith(("bstune.search.", "optuna.samplers.")):
+        return
     try:
-        _Sampler.model_validate(sampler)
+        SamplerNumbers.model_validate(sampler)
     except ValidationError as error:
         for one in error.errors():
-            if not OmegaConf.is_interpolation(
-                info.context.sampler, str(one["loc"][0])
-            ):  # checked where it stands
-                raise ValueError(
-                    mistake(".".join(["sampler", *map(str, one["loc"])]), one)
-                ) from error
-    return sampler
-
-
-def _check_batch_schedule(options: Any) -> list[tuple[Any, str]]:
-    try:
-        BatchSchedule(**{**options.model_dump(), "switch_examples": tuple(options.switch_examples)})
-    except ConfigError as error:
-        return [(True, str(error))]
-    return []
-
-
-_Budget = _section(steps=Positive, examples=Positive)
-_Target = _section(
-    metric=Text, value=Finite, mode=Literal["min", "max"], bounds=(list[Number] | None, None)
-)
-_Tunable = _section(
-    key=Text,
-    low=Finite,
-    high=Finite,
-    log=(bool, False),
-    integer=(bool, False),
-    complement=(bool, False),
-)
-_Tunables: Any = dict[str, _checked(_Tunable, _check_tunable)]  # type: ignore[misc]
-_Range = _section(low=Positive, high=Positive)
-_Workload = _section(
-    name=OneName,
-    precision=Precision,
-    trials=PositiveFew,
-    reference=_section(batch_size=PositiveFinite, lr=PositiveFinite),
-    batch_size=_checked(_Range, _check_range),
-    budget=_Budget,
-    target=_checked(_Target, _check_target),
-    evaluation_cost=(
-        PositiveFinite | None,
-        Field(default=None, exclude=True),
-    ),  # of a study's settings, if it is left out
-    fast=(Fast | None, Field(default=None, exclude=True)),
-    tokens=(
-        Positive | None,
-        Field(default=None, exclude=True),
-    ),  # of an example: batch sizes are said in them too
-    trainer=(Node, {}),
-    tunable=(_checked(_Tunables, _check_names), {}),
-)
-_Search = _section(
-    objective=Objective,
-    trials=PositiveFew,
-    seconds=PositiveSeconds | None,
-    wall_seconds=PositiveSeconds | None,
-    precision=OverOne | None,
-    replicates=_whole(0, 1000),
-    candidates=_whole(1, 1000),
-    baseline=(bool, False),  # a folder of before it had none
-    tune=list[Text],
-    workers=_whole(0, 1000),
-    lease_seconds=_real(0.1, 1e6),
-    stratified=Share,
-    batch_size=_checked(_section(_Range, multiple=Positive | None), _check_range),
-)
-_Trial = _section(
-    batch_size=Positive | None, lr=PositiveFinite | None, seed=Seed, total_steps=Count | None
-)
-_Protocol = _section(
-    evaluation_ratio=OverOne,
-    evaluation_share=PositiveShare,
-    evaluation_cost=PositiveFinite,
-    close_to_target=OverOne,
-    micro_batch_size=Positive | None,
-    warmup_steps=Count,
-    trial_seconds=PositiveSeconds | None,
-    divergence=PositiveFinite,
-    noise_scale_every=Positive | None,
-    fast=Fast,
-)
-_Memory = _section(
-    limit=Bytes | None,
-    free_share=PositiveShare,
-    relative=_section(cpu=BelowOne, cuda=BelowOne),
-    steps=PositiveFew,
-    verify=_whole(0, 1000),
-    probe_seconds=PositiveSeconds,
-)
-_StepTime = _section(
-    rungs=_whole(2, 1000),
-    repeats=_whole(1, 1000),
-    visit_seconds=PositiveSeconds,
-    min_steps=PositiveFew,
-    max_steps=PositiveFew,
-    warmup_steps=Few,
-)
-_Ceilings = _section(
-    seconds=PositiveSeconds,
-    matrix_sizes=_listed(_whole(1, 2**15)),
-    copy_bytes=_listed(_whole(1, 2**36)),
-    traced_batch_sizes=_listed(PositiveFew),
-)
-_AllReduce = _section(
-    bytes_per_second=PositiveFinite | None,
-    latency=Seconds,
-    seconds=dict[PositiveFew, PositiveSeconds] | None,  # type: ignore[valid-type]
-    overlap=_real(1.0, 1e6),
-)
-_ScaleOut = _section(
-    show=bool,
-    devices=_listed(PositiveFew),
-    candidate_ratio=_real(1.001, 1e6),
-    all_reduce=_checked(_AllReduce, _check_all_reduce),
-)
-_BatchSchedule = _section(
-    factor=_real(0.0, 1e6),
-    switch_examples=_listed(Positive),
-    stretch=PositiveFinite,
-    lr_exponent=_real(-2.0, 2.0),
-    largest=Positive | None,
-)
-OPTIONS: dict[str, Any] = {
-    "study": Name,
-    "seed": Seed,
-    "output": HomePath,
-    "storage": HomePath,
-    "device": Text,
-    "devices": _whole(1, 1024),
-    "precision": Precision,
-    "compile": CompileMode | None,
-    "quick": (bool, False),
-    "debug": bool,
-    "workload": _section(_Workload, data=Node, module=Node),
-    "budget": _Budget,
-    "scaling": _section(
-        batch_size=PositiveFinite,
-        lr=PositiveFinite,
-        noise_scale=PositiveFinite | None,
-        beta2_half_life=PositiveFinite | None,
-        weight_decay_half_life=PositiveFinite | None,
-        lr_octaves_sigma=_real(0.001, 30.0),
-        lr_octaves=_real(0.001, 100.0),  # 2^100 is a number with room to spare
-        rule=Node,
-    ),
-    "batch_schedule": (
-        _checked(_BatchSchedule, _check_batch_schedule) | None,
-        Field(default=None, exclude=True),  # of a study's settings, where batch sizes stay
-    ),
-    "prior": _section(level_sigma=Sigma, exponent_sigma=Sigma),
-    "protocol": _Protocol,
-    "trial": _checked(_Trial, _check_trial),
-    "data": _section(root=HomePath),
-    "trainer": Node,
-    "hardware": _section(
-        enabled=bool,
-        seconds=PositiveSeconds,
-        refresh=bool,
-        cache=HomePath,
-        memory=_Memory,
-        step_time=_StepTime,
-        ceilings=_Ceilings,
-        scale_out=_ScaleOut,
-    ),
-    "mlflow": _section(
-        enabled=bool,
-        experiment=Text,
-        uri=Uri | None,
-        seconds=Seconds,
-        study_seconds=Seconds,
-        request_seconds=PositiveFew,
-        retries=_whole(0, 10),  # what MLflow allows
-    ),
-    "sampler": Annotated[Node, AfterValidator(_check_sampler)],
-    "search": Annotated[_Search, AfterValidator(_check_search)],  # after what its check reads
-}
-TrainedOptions: type[Section] = _section(**OPTIONS)
-ReplayedOptions: type[Section] = _section(
-    **{**OPTIONS, "workload": _section(_Workload, table=Text)}
-)
+            if not lookup.is_reference("sampler", str(one["loc"][0])):
+                option = ".".join(["sampler", *map(str, one["loc"])])
+                raise ValueError(mistake(option, one)) from error
 
 
 def mistake(name: str, error: Mapping[str, Any]) -> str:

@@ -14,7 +14,6 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from omegaconf import DictConfig
 from scipy.special import stdtrit
 
 from bstune.core.curve import CurveError, CurveFit, fit_curve, log_slope
@@ -30,15 +29,12 @@ from bstune.trial.replay import Run, Table, read_index, read_table
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
-    from rich.console import Console
 
 END = 3  # batch sizes whose line is the slope at an end
 MARKERS = "osD^vPX*"
 
 
 def run(
-    config: DictConfig,
-    console: "Console",
     *,
     tables: list[str],
     target: float | None,

@@ -25,12 +25,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from omegaconf import DictConfig, OmegaConf
-from omegaconf.errors import OmegaConfBaseException
 
-from bstune.config import to_dict, validate
+from bstune.config import Composed, with_settings
 from bstune.core.errors import ConfigError
 from bstune.core.records import Budget, Target, TrialProtocol, TrialResult, TrialSpec
+from bstune.options import StudyOptions, option_at
 from bstune.sweeps.dawnbench_report import CONFIDENCE, paint, sentence, shown
 from bstune.sweeps.harness import Finding
 from bstune.sweeps.statistics import Difference, compare, holm
@@ -50,7 +49,6 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 LATER = "%{"  # in a rung's settings, for ${ of the rung's own config: ${ itself is resolved before there is a rung
-ADDS = "+"  # in front of a key that the config does not have yet, as on Hydra's command line
 TIMED_BATCHES = 20  # of what preparing and moving them takes
 SHARE_OF_EVALUATION = 1e-9  # no trial is evaluated before its end
 PANEL_INCHES, ROW_INCHES = 4.2, 0.34
@@ -102,7 +100,7 @@ class BuiltRung:
 
 
 def run(
-    config: DictConfig,
+    composed: Composed,
     console: "Console",
     *,
     rungs: list[Rung],
@@ -119,7 +117,7 @@ def run(
     ``trainer``.
     """
     _check(rungs, seeds, level, reduced)
-    steps, left_out = climb(config, rungs, reduced, Target(metric, 0.0, "min").never_met)
+    steps, left_out = climb(composed, rungs, reduced, Target(metric, 0.0, "min").never_met)
     for reason in left_out.values():
         console.print(reason, soft_wrap=True, markup=False)
     if not steps:
@@ -144,7 +142,7 @@ def run(
         if reduced.enabled
         else ""
     )
-    title = f"{config.workload.name} on {device}, {len(seeds)} seeds{size}"
+    title = f"{composed.options.workload.name} on {device}, {len(seeds)} seeds{size}"
     panels = 2 if reduced.enabled else 3
     inches = (1.8 + PANEL_INCHES * panels, 1.6 + ROW_INCHES * len(rows))
     painter = functools.partial(paint, rows, level, title, reduced.enabled)
@@ -233,26 +231,27 @@ def _positive(number: float) -> bool:
 
 
 def climb(
-    config: DictConfig, rungs: Sequence[Rung], reduced: Reduced, target: Target
+    composed: Composed, rungs: Sequence[Rung], reduced: Reduced, target: Target
 ) -> tuple[list[BuiltRung], dict[str, str]]:
     """Return the rungs that can be trained here, each built once, and why others are left out, by name.
 
     Rungs with the same data share them. Those that the reduced setting leaves out are in neither.
     """
-    resolve(config)  # a missing device is no rung's fault
+    # A missing device is no rung's fault.
+    resolve(composed.options, composed.trained)
     steps: list[BuiltRung] = []
     left_out: dict[str, str] = {}
     data: dict[str, LightningDataModule] = {}
-    reached = config
+    reached = composed
     for rung in rungs:
         try:
             own = applied(reached, rung.set)
             if reduced.enabled:
                 own = applied(own, reduced.set.get(rung.name, {}))
             try:
-                resolve(own)
+                resolve(own.options, own.trained)
             except ConfigError as error:
-                if own.precision == reached.precision:
+                if own.options.precision == reached.options.precision:
                     raise
                 left_out[rung.name] = (
                     f"{rung.name} is left out, and the rungs after it go on without it: {error}"
@@ -268,15 +267,15 @@ def climb(
 
 def _build(
     rung: Rung,
-    config: DictConfig,
+    composed: Composed,
     reduced: Reduced,
     target: Target,
     data: "dict[str, LightningDataModule]",
 ) -> BuiltRung:
-    own = resolve(config)
-    key = json.dumps(to_dict(own.workload.data), sort_keys=True, default=str)
+    options, recipe = resolve(composed.options, composed.trained)
+    key = _data_key(options)
     if key not in data:
-        data[key] = load_data(own)
+        data[key] = load_data(options, recipe)
     size, lr = rung.batch_size, rung.lr
     if reduced.enabled:
         size, lr = (
@@ -290,8 +289,10 @@ def _build(
         )
     # Rounded, as 9.74848 epochs of 50,000 images are 476 steps of 1024 and a last digit.
     steps = reduced.steps if reduced.enabled else math.ceil(round(rung.epochs * examples / size, 6))
-    own.budget.steps, own.budget.examples = steps, 1  # a schedule's horizon too
-    protocol = checked_protocol(own)
+    # Its budget is a schedule's horizon too.
+    own = with_settings(composed, {"budget.steps": steps, "budget.examples": 1})
+    options, recipe = resolve(own.options, own.trained)
+    protocol = checked_protocol(options, recipe)
     protocol = replace(
         protocol,
         target=target,
@@ -300,33 +301,29 @@ def _build(
         # The value before training would only be compared with a target that is never met.
         trainer={**protocol.trainer, "num_sanity_val_steps": 0},
     )
-    workload = build_workload(own, data[key])
+    workload = build_workload(options, recipe, data[key])
     workload.build_module(TrialSpec(0, 0, size, lr, None, 0))
     return BuiltRung(rung, workload, protocol, steps, size, lr)
 
 
-def applied(config: DictConfig, settings: Mapping[str, Any]) -> DictConfig:
-    """Return a copy of a checked config with values and nodes put in the places that their dotted keys name."""
-    own = config.copy()
-    for key, value in settings.items():
-        path = key.removeprefix(ADDS)
-        parent, _, name = path.rpartition(".")
-        try:
-            holder = OmegaConf.select(own, parent) if parent else own
-            if not isinstance(holder, DictConfig):
-                raise ConfigError(f"the config has no option {path}")
-            if name not in set(holder) and path == key:
-                raise ConfigError(
-                    f"the config has no option {path}; an argument that is not there is added by {ADDS}{path}"
-                )
-            OmegaConf.update(own, path, _referring(value), merge=False, force_add=path != key)
-        except OmegaConfBaseException as error:
-            raise ConfigError(f"{path}: {str(error).splitlines()[0]}") from error
-    return validate(own)
+def _data_key(options: StudyOptions) -> str:
+    """Tell data modules apart: the data's node, and the values that it refers to."""
+    text = json.dumps(option_at(options, "workload.data"), sort_keys=True, default=str)
+    for name in ("device", "precision", "data.root"):
+        text = text.replace(f"${{{name}}}", str(option_at(options, name)))
+    return text
+
+
+def applied(composed: Composed, settings: Mapping[str, Any]) -> Composed:
+    """Put a rung's values and nodes in the places that their dotted keys name.
+
+    ConfigError for a key that is not there and has no leading +.
+    """
+    return with_settings(composed, {key: _referring(value) for key, value in settings.items()})
 
 
 def _referring(value: Any) -> Any:
-    """Return a rung's value with its references as OmegaConf writes them."""
+    """Write the references in a rung's value as the config has them."""
     if isinstance(value, Mapping):
         return {key: _referring(item) for key, item in value.items()}
     if isinstance(value, list | tuple):

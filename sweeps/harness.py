@@ -1,11 +1,14 @@
-"""``bstune sweep NAME [options]`` runs a named experiment that reproduces a published result or compares searches.
+"""``bstune sweep NAME [options]`` runs a named experiment that reproduces a published result.
 
-A sweep is one YAML file in ``sweeps/`` (installed as bstune.sweeps) on top of ``conf/``. Its keys under ``sweep`` name
-the published result, the output folder, and the function to call with its parameters. That function is called as
-``run(config, console, **parameters)`` and returns a :class:`Finding`; its annotations are the parameters' types:
-numbers, ``str``, ``bool``, lists and dictionaries of them, dataclasses and lists of them. A sweep that trains takes
-``config`` into its defaults, so that every option of bstune is one of its own; any other has only the options under
-``sweep`` and is called with an empty config.
+A sweep is one YAML file in ``sweeps/`` (installed as bstune.sweeps) on top of ``conf/``. Its keys
+under ``sweep`` name the published result, the output folder, and the function to call with its
+parameters. That function returns a :class:`Finding`. Its keyword-only parameters without a default
+are the YAML's, and their annotations are the types: numbers, ``str``, ``bool``, lists and
+dictionaries of them, dataclasses and lists of them. It gets ``composed``, a
+:class:`bstune.config.Composed`, and ``console`` where it has parameters of these names.
+
+A sweep that trains takes ``config`` into its defaults, so that every option of bstune is one of its
+own. Any other has only the options under ``sweep``, and nothing composed.
 """
 
 import functools
@@ -27,9 +30,11 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from bstune.config import compose_known, instantiate, is_replayed, validate, without_plus
+from bstune.config import Composed, compose_known, validate, without_plus
 from bstune.core.errors import ConfigError, InputError, Interrupted, StudyError
 from bstune.core.records import dump_json
+from bstune.hydra_recipe import instantiate
+from bstune.options import ReplayedOptions, kind_of_options
 from bstune.report.drawing import save_figure
 from bstune.system.console import format_number, quieten
 from bstune.system.files import check_writable, expand_home, write_text
@@ -85,9 +90,8 @@ class Sweep:
     name: str
     source: str
     output: Path  # the folder
-    config: (
-        DictConfig  # the rest of the composed config, checked; empty for a sweep without a workload
-    )
+    # The options of bstune, checked, and the recipe; None for a sweep without a workload.
+    composed: Composed | None
     experiment: functools.partial[Finding]
     parameters: Mapping[str, Any]  # each of its annotated type
     plain_parameters: Mapping[str, Any]
@@ -101,6 +105,14 @@ class Sweep:
     def figure(self) -> Path:
         """The file of the one figure."""
         return self.output / "figure.png"
+
+    def find(self, console: Console, **replaced: Any) -> Finding:
+        """Call the experiment; tests replace parameters that the YAML does not have, as a clock."""
+        function = self.experiment.func
+        at_hand = {"composed": self.composed, "console": console}
+        taken = inspect.signature(function).parameters
+        given = {name: value for name, value in at_hand.items() if name in taken}
+        return function(**given, **self.parameters, **replaced)
 
 
 def main(arguments: list[str]) -> None:
@@ -181,11 +193,14 @@ def check_sweep(name: str, config: DictConfig) -> Sweep:
     rest = config.copy()
     with open_dict(rest):
         del rest["sweep"]
+    composed = _checked(name, rest)
+    if composed is None and "composed" in inspect.signature(experiment.func).parameters:
+        raise ConfigError(f"the sweep {name} trains: its file needs config among its defaults")
     sweep = Sweep(
         name,
         keys.source,
         Path(keys.output),
-        _checked(name, rest),
+        composed,
         experiment,
         parameters,
         plain_parameters,
@@ -218,14 +233,16 @@ def _check_own(sweep: Sweep) -> None:
         )
 
 
-def _checked(name: str, rest: DictConfig) -> DictConfig:
-    if "protocol" not in rest:  # conf/config.yaml is not among its defaults
+def _checked(name: str, rest: DictConfig) -> Composed | None:
+    """Check what a sweep's config has besides the sweep's own keys."""
+    # Where conf/config.yaml is not among the sweep's defaults, nothing else may be there.
+    if "protocol" not in rest:
         if rest:
             raise ConfigError(f"unknown option {next(iter(rest))!s}; --help lists the options")
-        return rest
+        return None
     if "workload" not in rest:
         raise ConfigError(f"the sweep {name} needs a workload: add +workload=NAME")
-    if is_replayed(rest):
+    if kind_of_options(rest.workload) is ReplayedOptions:
         raise ConfigError(
             f"the sweep {name} trains, and recorded runs have no data: choose another workload"
         )
@@ -242,11 +259,12 @@ def _check_elements(parameters: object) -> None:
 
 def _typed(experiment: functools.partial[Finding]) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return an experiment's parameters, as its annotations have them and as plain values."""
-    after_console = list(inspect.signature(experiment.func).parameters.values())[2:]
-    # A parameter with a default is not the YAML's: a clock that tests replace.
-    schema = make_dataclass(
-        "Parameters", [(p.name, p.annotation) for p in after_console if p.default is p.empty]
-    )
+    parameters = inspect.signature(experiment.func).parameters.values()
+    # One with a default is not the YAML's: a clock that tests replace.
+    of_yaml = [
+        one for one in parameters if one.kind is one.KEYWORD_ONLY and one.default is one.empty
+    ]
+    schema = make_dataclass("Parameters", [(one.name, one.annotation) for one in of_yaml])
     try:
         merged = OmegaConf.merge(OmegaConf.structured(schema), experiment.keywords)
         if missing := OmegaConf.missing_keys(merged):
@@ -270,13 +288,13 @@ def _typed(experiment: functools.partial[Finding]) -> tuple[dict[str, Any], dict
 def run_sweep(name: str, options: Sequence[str]) -> None:
     """Run a sweep, write its result and its figure, and print its table and its sentence."""
     sweep = check_sweep(name, compose_sweep(name, options))
-    quieten(training=bool(sweep.config))
+    quieten(training=sweep.composed is not None)
     console = safe_console()
     if not console.is_terminal:
         console = safe_console(width=max(WIDTH, console.width))
     console.print(f"{name}: {sweep.source}", soft_wrap=True, markup=False)
     try:
-        finding = sweep.experiment.func(sweep.config, console, **sweep.parameters)
+        finding = sweep.find(console)
     except (KeyboardInterrupt, SystemExit) as error:  # Lightning turns the first into the second
         raise Interrupted("interrupted: the sweep has written nothing") from error
     write(sweep, finding, options)

@@ -15,19 +15,20 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from omegaconf import DictConfig
 from rich.console import Console
 from rich.progress import track
 
+from bstune.config import Composed, with_settings
 from bstune.core.errors import ConfigError
 from bstune.core.records import Budget, Target, TrialProtocol, TrialResult, TrialSpec
 from bstune.hardware.timing import time_trial
+from bstune.options import option_at
 from bstune.report.drawing import BLUE, GREY, INK, PURPLE, VERMILION
 from bstune.sweeps.harness import Finding
 from bstune.system.console import format_count, format_number, format_seconds, time_unit
 from bstune.trial.device import device_name
 from bstune.trial.loop import Workload, run_trial
-from bstune.trial.workload import load, resolve
+from bstune.trial.workload import load
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
 FIGURE_INCHES = (8.0, 5.0)
 COLOURS = (INK, VERMILION, BLUE, PURPLE, GREY)
 QUARTILES = (0.25, 0.5, 0.75)
+ROW_BY_ROW = "workload.data.row_by_row"
 
 
 @dataclass(frozen=True)
@@ -56,7 +58,7 @@ class LoaderTiming:
 
 
 def run(
-    config: DictConfig,
+    composed: Composed,
     console: Console,
     *,
     metric: str,
@@ -71,8 +73,7 @@ def run(
 
     Tests replace ``timer``.
     """
-    config = resolve(config)
-    workload, protocol = load(config)
+    workload, protocol = load(composed.options, composed.trained)
     protocol = replace(protocol, target=Target(metric, level, "min").never_met)
     _check(runs, seeds, loader, workload.train_examples)
     rng = np.random.default_rng(order_seed)
@@ -89,7 +90,8 @@ def run(
         steps = math.ceil(series.epochs * workload.train_examples / series.batch_size)
         spec = TrialSpec(number, number, series.batch_size, series.lr, None, seed)
         trials[place].append(run_trial(workload, spec, replace(protocol, budget=Budget(steps, 1))))
-    sources = (workload, load(_row_by_row(config))[0])
+    own = row_by_row(composed)
+    sources = (workload, load(own.options, own.trained)[0])
     resident, one_by_one = loader_seconds(
         sources, protocol, runs, loader, np.random.default_rng(order_seed), timer
     )
@@ -98,21 +100,20 @@ def run(
         for series, own, before, after in zip(runs, trials, resident, one_by_one, strict=True)
     ]
     device = device_name(protocol.trainer)
-    title = f"{config.workload.name} on {device}: medians and quartiles over {len(seeds)} seeds"
+    title = f"{composed.options.workload.name} on {device}: medians and quartiles over {len(seeds)} seeds"
     painter = functools.partial(_paint, rows, level, metric, title)
     text = f"{sentence(rows, level, len(seeds))} {loader_sentence(rows, loader.rounds)}"
     return Finding(text, rows, len(seeds), device, painter, FIGURE_INCHES)
 
 
-def _row_by_row(config: DictConfig) -> DictConfig:
-    """Return the config with rows that a DataLoader takes out one by one."""
-    own = config.copy()
-    if "row_by_row" not in own.workload.data:
+def row_by_row(composed: Composed) -> Composed:
+    """Have a DataLoader take the rows out one by one."""
+    if option_at(composed.options, ROW_BY_ROW) is None:
         raise ConfigError(
-            f"this sweep is of the workload airfoil, whose data have row_by_row; {own.workload.name} has not"
+            "this sweep is of the workload airfoil, whose data have row_by_row; "
+            f"{composed.options.workload.name} has not"
         )
-    own.workload.data.row_by_row = True
-    return own
+    return with_settings(composed, {ROW_BY_ROW: True})
 
 
 def loader_seconds(

@@ -11,14 +11,14 @@ and 156 are stated against each other, and on several devices (his 255, 256 and 
 import functools
 import math
 import statistics
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
-from omegaconf import DictConfig
 from rich.progress import track
 
+from bstune.config import Composed
 from bstune.core.errors import ConfigError
 from bstune.core.records import TrialProtocol
 from bstune.hardware.memory import Ceiling, ProbeResult
@@ -68,7 +68,7 @@ class CeilingProbe:
 
 
 def run(
-    config: DictConfig,
+    composed: Composed,
     console: "Console",
     *,
     batch_sizes: list[int],
@@ -105,10 +105,12 @@ def run(
     choose_batch_sizes(
         batch_sizes, centres, max([*batch_sizes, *centres, 3])
     )  # refuses them before any probe
-    config = resolve(config)
-    workload, protocol = load(config)
+    options, recipe = resolve(composed.options, composed.trained)
+    workload, protocol = load(options, recipe)
     if ceiling is None:
-        ceiling = _measured(config, workload, probe, find_ceiling, console)
+        find = functools.partial(find_ceiling, options, recipe)
+        limit = probe.cpu_bytes if options.device == "cpu" else None
+        ceiling = _measured(find, workload.train_examples, probe, limit, console)
     elif ceiling > workload.train_examples:
         raise ConfigError(
             f"sweep.experiment.ceiling={ceiling} is larger than the training data ({workload.train_examples} examples)"
@@ -122,7 +124,13 @@ def run(
     timed: dict[int, list[tuple[float, ...]]] = {size: [] for size in choice.sizes}
     order = visits(choice.sizes, repeats, seed)
     rounds_of = f"{repeats} rounds of {len(choice.sizes)} batch sizes"
-    with _steps_of(config, workload, protocol, timer) as time_steps:
+    with ExitStack() as processes:
+        time_steps = functools.partial(timer, workload, protocol)
+        if options.devices > 1:
+            # Of all the devices' processes, in place of trials in this one.
+            time_steps = processes.enter_context(
+                shared_steps(options, recipe, protocol.warmup_steps)
+            )
         for size in track(order, rounds_of, console=console, transient=True):
             timed[size].append(time_steps(size, lr, steps))
     medians = {
@@ -131,7 +139,7 @@ def run(
     found = effects(medians, choice.centres, level)
     filled = gain(medians, choice.power, choice.ceiling, level)
     in_use = {}
-    if config.devices == 1:
+    if options.devices == 1:
         for size in choice.sizes:
             seconds = statistics.median(
                 busy(workload, protocol, size, lr, steps) for _ in range(BUSY_VISITS)
@@ -148,7 +156,7 @@ def run(
         )
         parts.append(f"The device's time is in use to {ends}.")
     device = device_name(protocol.trainer, protocol.devices)
-    title = f"{config.workload.name} in {config.precision}, {device}; n = {repeats} rounds"
+    title = f"{options.workload.name} in {options.precision}, {device}; n = {repeats} rounds"
     asked = {*batch_sizes, *(size + step for size in centres for step in (-1, 0, 1))}
     return Finding(
         sentence=" ".join(parts),
@@ -161,23 +169,22 @@ def run(
 
 
 def _measured(
-    config: DictConfig,
-    workload: Workload,
-    probe: CeilingProbe,
     find: Callable[..., Ceiling],
+    train_examples: int,
+    probe: CeilingProbe,
+    limit: int | None,
     console: "Console",
 ) -> int:
-    """Measure the ceiling and print it."""
+    """Measure the ceiling within a limit in bytes (None: what is free), and print it."""
 
     def report(result: ProbeResult) -> None:
         console.print(f"memory at batch size {result.batch_size}: {result.outcome}")
 
     found = find(
-        config,
         probe.low,
         probe.high,
-        workload.train_examples,
-        limit=probe.cpu_bytes if config.device == "cpu" else None,
+        train_examples,
+        limit=limit,
         multiple=1,
         relative=probe.relative,
         steps=probe.steps,
@@ -186,27 +193,15 @@ def _measured(
         verify=probe.verify,
         report=report,
     )
-    limit = (
+    reached = (
         f"under {found.at.limit / 2**20:,.0f} MiB"
         if found.above is not None
         else "where the range ends"
     )
-    console.print(f"ceiling {found.batch_size}, {limit}")
+    console.print(f"ceiling {found.batch_size}, {reached}")
     for note in found.notes:
         console.print(note)
     return found.batch_size
-
-
-@contextmanager
-def _steps_of(
-    config: DictConfig, workload: Workload, protocol: TrialProtocol, timer: Timer
-) -> Iterator[Callable[[int, float, int], tuple[float, ...]]]:
-    """Return what times steps: trials in this process, or of all the devices' processes."""
-    if config.devices == 1:
-        yield functools.partial(timer, workload, protocol)
-    else:
-        with shared_steps(config, protocol.warmup_steps) as time_steps:
-            yield time_steps
 
 
 def _rows(

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import optuna
-from omegaconf import DictConfig
 from pydantic import TypeAdapter
 from rich.console import Console
 from rich.progress import track
@@ -54,7 +53,6 @@ class Case:
 
 
 def run(
-    config: DictConfig,
     console: Console,
     *,
     tables: list[str],

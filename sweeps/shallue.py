@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from omegaconf import DictConfig
 from rich.console import Console
 
 from bstune.core.errors import ConfigError, Interrupted
@@ -40,7 +39,6 @@ PLAIN = re.compile(r"[\w./:-]+")  # what Hydra takes without quotes
 
 
 def run(
-    config: DictConfig,
     console: Console,
     *,
     factor: str,
@@ -52,7 +50,6 @@ def run(
     """Run or continue each study, and compare them.
 
     Args:
-        config: empty: each study composes its own.
         console: for what the studies say.
         factor: what they differ in, in words.
         folder: of the studies' folders and of their storage.
@@ -70,20 +67,20 @@ def run(
     arguments = {
         name: [*common, *chosen, *options, *_places(name, root)] for name, chosen in studies.items()
     }
-    configs = {}
+    composed = {}
     for name, each in arguments.items():
         try:
-            configs[name] = compose_checked(each)
+            composed[name] = compose_checked(each)
         except ConfigError as error:
             raise ConfigError(f"sweep.experiment.studies.{name}: {error}") from error
     root.mkdir(parents=True, exist_ok=True)
     quieten(training=True)
-    for number, (name, each) in enumerate(configs.items(), start=1):
+    for number, (name, study) in enumerate(composed.items(), start=1):
         console.print(
-            f"\n{factor} {name}, study {number} of {len(configs)}", soft_wrap=True, markup=False
+            f"\n{factor} {name}, study {number} of {len(composed)}", soft_wrap=True, markup=False
         )
         try:
-            run_study(each, arguments[name], console)
+            run_study(study.options, study.recipe, arguments[name], console)
         except (
             KeyboardInterrupt,
             SystemExit,
@@ -91,7 +88,7 @@ def run(
             raise Interrupted(
                 f"interrupted: {root} keeps all finished trials; the same command goes on"
             ) from error
-    read = {name: read_study(root / name).summary for name in configs}
+    read = {name: read_study(root / name).summary for name in composed}
     found = compare(
         [replace(compared(summary, str(root / name)), name=name) for name, summary in read.items()]
     )

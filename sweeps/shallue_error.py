@@ -18,21 +18,21 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from omegaconf import DictConfig
 from rich.console import Console
 from scipy import stats
 
+from bstune.config import Composed
 from bstune.core.errors import ConfigError, InputError, Interrupted, TableError
 from bstune.core.records import Budget, TrialProtocol, TrialResult, TrialSpec, dump_json
+from bstune.options import flat_settings
 from bstune.report.drawing import BLUE, INK, VERMILION, log_axis, log_limits
-from bstune.study.prepare import frozen_settings
 from bstune.study.record import row as row_of
 from bstune.sweeps.harness import Finding
 from bstune.system.console import format_count, format_number
 from bstune.system.inputs import parse_json, read_text
 from bstune.trial.device import device_name
 from bstune.trial.loop import Workload, run_trial
-from bstune.trial.workload import load, resolve
+from bstune.trial.workload import load
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -44,7 +44,7 @@ History = Sequence[tuple[int, float]]  # steps and the metric there
 
 
 def run(
-    config: DictConfig,
+    composed: Composed,
     console: Console,
     *,
     batch_sizes: list[int],
@@ -61,14 +61,14 @@ def run(
     ``level`` is that of the intervals; the metric is the workload's target's, whose direction says what is best. Tests
     replace ``trainer``.
     """
-    config = resolve(config)
-    workload, protocol = load(config)
+    options = composed.options
+    workload, protocol = load(options, composed.trained)
     _check(batch_sizes, lrs, seeds, workload.train_examples)
     target = protocol.target
     protocol = replace(
         protocol, target=target.never_met, budget=Budget(steps, examples), noise_scale_every=None
     )
-    settings = {**frozen_settings(config), "budget.steps": steps, "budget.examples": examples}
+    settings = {**flat_settings(options), "budget.steps": steps, "budget.examples": examples}
     kept = _Runs(Path(runs), sha256(dump_json(settings).encode()).hexdigest()[:16])
 
     def histories(wanted: Sequence[Run]) -> dict[Run, History]:
@@ -114,7 +114,10 @@ def run(
         values = [best(found[size, lr, seed], size, sign, *budgets[name]) for seed in seeds[1:]]
         rows.append(row(name, size, lr, values, level))
     device = device_name(protocol.trainer)
-    title = f"{config.workload.name} on {device}: best {target.metric}, {len(seeds) - 1} seeds, {level:.0%} intervals"
+    title = (
+        f"{options.workload.name} on {device}: best {target.metric}, {len(seeds) - 1} seeds, "
+        f"{level:.0%} intervals"
+    )
     text = sentence(rows, target.metric, target.mode, level)
     return Finding(
         text, rows, len(seeds) - 1, device, functools.partial(_paint, rows, title), INCHES

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from omegaconf import DictConfig
 from torch import Tensor
 from torch.utils.benchmark import Timer
 
@@ -28,7 +27,6 @@ from bstune.trial.device import device_name, resolve_device, synchronize
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
-    from rich.console import Console
 
 FLOATS = {
     name: dtype for name, dtype in DTYPES.items() if name != "tf32"
@@ -76,8 +74,6 @@ def ways(block: int) -> dict[str, Way]:
 
 
 def run(
-    config: DictConfig,
-    console: "Console",
     *,
     device: str,
     dtype: str,

@@ -22,7 +22,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, asdict, dataclass, field, fields, replace
 from typing import Any, Literal, get_args
 
-from bstune.core.batch_schedule import BatchPlan, BatchSchedule, constant
 from bstune.core.errors import ConfigError, RecordError
 
 Status = Literal["reached", "censored", "diverged", "oom", "failed"]
@@ -124,7 +123,7 @@ class TrialResult:
             the trial that it continues are counted.
         steps_low: step of the last evaluation that missed the target (0 if none): S lies in (steps_low, steps] where
             the target was reached, above steps_low where it was not.
-        examples: examples trained on, steps x batch_size, or the sum over ``batch_parts``.
+        examples: examples trained on, steps x batch_size.
         train_seconds: of the training clock, with warm-up; like all seconds, without those of the continued trial.
         eval_seconds: evaluation, and the passes that measure the noise scale beside the training, in seconds.
         startup_seconds: from the trial's start to its first training step, evaluation at step 0 left out.
@@ -144,8 +143,7 @@ class TrialResult:
         horizon: steps after which its schedule ends, of a workload whose schedule ends with the trial; else None.
         training_loop: what took the steps: ``lean``, ``graph``, or ``lean, not graph: `` or ``Lightning's: `` and why;
             None: no Trainer took any.
-        batch_parts: (batch size, steps, seconds per step) of each part of the steps, of a trial whose batch size
-            changed: ``batch_size`` is the first one's, and ``seconds_per_step`` the mean over all steps; else empty.
+        changed: ``batch_size`` is the first one's, and ``seconds_per_step`` the mean over all steps; else empty.
         effective_lr: lr/(1 - m) of SGD with a momentum m, before any schedule; None for other optimizers.
     """
 
@@ -175,7 +173,6 @@ class TrialResult:
     measured_seconds_per_step: float | None = None
     horizon: int | None = None
     training_loop: str | None = None
-    batch_parts: tuple[tuple[int, int, float | None], ...] = ()
     effective_lr: float | None = None
 
     @classmethod
@@ -204,18 +201,7 @@ class TrialResult:
 
     def after(self, steps: int) -> dict[str, Any]:
         """Return what the record says of its first ``steps`` steps: as fields, ``steps`` among them."""
-        if not self.batch_parts:
-            return {"steps": steps, "examples": steps * self.batch_size}
-        parts, before = list[tuple[int, int, float | None]](), 0
-        for size, count, tau in self.batch_parts:
-            if before < steps:
-                parts.append((size, min(count, steps - before), tau))
-            before += count
-        return {
-            "steps": steps,
-            "examples": sum(size * count for size, count, _ in parts),
-            **timed(parts),
-        }
+        return {"steps": steps, "examples": steps * self.batch_size}
 
     def to_json(self) -> str:
         """Return the record as one line of strict JSON."""
@@ -235,7 +221,7 @@ class TrialResult:
             if name in values and not is_valid(values[name]):
                 shown = repr(values[name])[:80]
                 raise RecordError(f"{name} of a trial record must be {what}, but got {shown}")
-        for name in ("history", "noise_scale", "batch_parts"):
+        for name in ("history", "noise_scale"):
             values[name] = tuple(tuple(row) for row in values.get(name, ()))
         return cls(**values)
 
@@ -339,23 +325,8 @@ _FIELDS: Mapping[str, tuple[Callable[[object], bool], str]] = {
     "measured_seconds_per_step": (_or_none(_is_seconds), "a number of seconds or null"),
     "horizon": _MAYBE_COUNT,
     "training_loop": (_or_none(_is_text), "a text or null"),
-    "batch_parts": (
-        _rows_of(_is_batch_size, _is_count, _or_none(_is_seconds)),
-        "rows of a batch size, steps and seconds a step",
-    ),
     "effective_lr": (_or_none(_is_finite), "a number or null"),
 }
-
-
-def timed(parts: Sequence[tuple[int, int, float | None]]) -> dict[str, Any]:
-    """Return ``batch_parts`` and the ``seconds_per_step`` that they make: the sum of tau(B_i) x steps_i over steps."""
-    seconds = [tau * steps for _, steps, tau in parts if tau is not None]
-    mean = (
-        sum(seconds) / sum(steps for _, steps, _ in parts)
-        if parts and len(seconds) == len(parts)
-        else None
-    )
-    return {"batch_parts": tuple(parts), "seconds_per_step": mean}
 
 
 def dump_json(value: Any, indent: int | None = None) -> str:
@@ -397,7 +368,7 @@ def is_near(history: Sequence[tuple[int, float | None]], target: Target, near: f
 
 def next_evaluation(
     step: int,
-    batch_size: int | BatchPlan,
+    batch_size: int,
     validation_examples: int,
     evaluations: int,
     near: bool,
@@ -406,8 +377,7 @@ def next_evaluation(
     """Return the step of the next evaluation after ``evaluations`` of them, the last one at ``step`` (0: none)."""
     cost = (evaluations + 1) * schedule.cost * validation_examples
     allowed = schedule.share if near else schedule.share / 2
-    plan = batch_size if isinstance(batch_size, BatchPlan) else constant(batch_size)
-    affordable = plan.batches_until(cost, allowed)
+    affordable = math.ceil(cost / (allowed * batch_size))
     return max(step + 1, math.floor(schedule.ratio * step), affordable)
 
 
@@ -418,10 +388,9 @@ class Budget:
     steps: int = 1
     examples: int = 1
 
-    def last_step(self, batch_size: int | BatchPlan) -> int:
+    def last_step(self, batch_size: int) -> int:
         """Return the steps after which both are spent: the frontier's own shape, flat in steps, then in examples."""
-        plan = batch_size if isinstance(batch_size, BatchPlan) else constant(batch_size)
-        return max(self.steps, plan.batches_until(self.examples))
+        return max(self.steps, math.ceil(self.examples / batch_size))
 
 
 @dataclass(frozen=True)
@@ -447,18 +416,7 @@ class TrialProtocol:
     ]  # further arguments of the Lightning Trainer, such as accelerator and precision
     fast: FastMode  # whether the lean loop takes the steps where it can, or Lightning's own always
     devices: int = 1  # that share each batch, a process each
-    batch_schedule: BatchSchedule | None = (
-        None  # how batch sizes grow while training; None: they stay
-    )
-
-    def plan(self, batch_size: int) -> BatchPlan:
-        """Return the batch sizes of a trial that starts at this one."""
-        return (
-            constant(batch_size)
-            if self.batch_schedule is None
-            else self.batch_schedule.plan(batch_size)
-        )
 
     def last_step(self, batch_size: int) -> int:
-        """Return the steps after which the budget of a trial that starts at this batch size is spent."""
-        return self.budget.last_step(self.plan(batch_size))
+        """Return the steps after which the budget of a trial at this batch size is spent."""
+        return self.budget.last_step(batch_size)

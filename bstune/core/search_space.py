@@ -6,7 +6,8 @@ from dataclasses import dataclass
 
 from bstune.core.scaling import ScalingRule
 
-MODULE, BUDGET, BATCH_SCHEDULE = "workload.module.", "budget.", "batch_schedule"
+MODULE = "workload.module."
+BUDGET = "budget."
 HALF_LIVES = ("scaling.beta2_half_life", "scaling.weight_decay_half_life")
 
 
@@ -15,7 +16,7 @@ class Tunable:
     """A number of the config that is searched."""
 
     name: str  # in the study, the records and the report
-    key: str  # the config key that it sets, dotted, below workload.module, budget or batch_schedule, or of HALF_LIVES
+    key: str  # the config key that it sets, dotted, below workload.module or budget, or of HALF_LIVES
     low: float
     high: float
     log: bool  # whether it is searched on a log scale

@@ -34,7 +34,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from omegaconf import DictConfig, OmegaConf
 
 from bstune.core.clock import Phase, TrialClock
 from bstune.core.errors import BstuneError, ConfigError, HardwareError
@@ -42,12 +41,13 @@ from bstune.core.records import Budget, TrialSpec
 from bstune.core.step_time import StepTime
 from bstune.hardware import memory
 from bstune.hardware.memory import Ceiling, Outcome, ProbeResult, find_ceiling
+from bstune.options import StudyOptions
+from bstune.recipe import Recipe
 from bstune.system.console import quieten
 from bstune.system.secrets import redact
 from bstune.system.watchdog import waiting_for
 from bstune.trial.distributed import join
 from bstune.trial.loop import run_trial
-from bstune.trial.objects import Objects, give, objects_of
 from bstune.trial.preflight import Findings
 from bstune.trial.trainer import without_monitors
 from bstune.trial.workers import CONTEXT, lead_group, start_process, start_server
@@ -116,17 +116,17 @@ class MemoryClock(TrialClock):
 class TrialProbe:
     """Probes a workload: a short trial in a process of its own at each batch size that it is called with."""
 
-    config: Any  # checked, as plain values, references unresolved
+    options: StudyOptions
+    recipe: Recipe
     limit: int | None  # bytes; None: all memory of a CUDA device
     steps: int
     seconds: float  # after which a probe fails
-    objects: Objects | None = None  # of a study of Python objects
     evaluation_batches: int | None = None  # that it evaluates; None: all of them
 
     @property
     def on_cpu(self) -> bool:
         """Whether the peak is of this machine's memory, not of a CUDA device's."""
-        return not str(self.config["device"]).startswith("cuda")
+        return not self.options.device.startswith("cuda")
 
     def __call__(self, batch_size: int) -> ProbeResult:
         """Run a probe; ConfigError if its workload cannot be built at any batch size."""
@@ -223,21 +223,19 @@ def _run(
     os.environ.update(environment)  # the server's is that of the moment when it started
     _write_if_allowed("/proc/self/oom_score_adj", "1000")
     quieten()
-    config = OmegaConf.create(probe.config)
-    give(config.study, probe.objects)
-    device = torch.device(config.device)
+    options = probe.options
+    device = torch.device(options.device)
     if not probe.on_cpu and not torch.cuda.is_available():
         message = f"torch finds no CUDA device for device={device}"
         sender.send(ProbeResult(batch_size, "device", probe.limit or 0, message=message))
         return
     clock, limit = _clock(device, probe.limit, lambda phase: sender.send(PHASES[phase]))
-    share = -(-batch_size // config.devices)  # the largest of the devices'
+    share = -(-batch_size // options.devices)  # the largest of the devices'
     try:
-        if config.devices > 1:
+        if options.devices > 1:
             join(0, 1)  # DDP's buffers count, too
-        workload, protocol = load(config)
-        spec = TrialSpec(0, 0, share, float(config.scaling.lr), None, 0)
-        protocol = replace(protocol, batch_schedule=None)
+        workload, protocol = load(options, probe.recipe)
+        spec = TrialSpec(0, 0, share, options.scaling.lr, None, 0)
         horizon = max(probe.steps, protocol.last_step(batch_size))
         protocol = replace(
             protocol,
@@ -314,7 +312,8 @@ def largest_in_time(high: int, low: int, seconds: float, step_time: StepTime) ->
 
 
 def measure_ceiling(
-    config: DictConfig,
+    options: StudyOptions,
+    recipe: Recipe,
     low: int,
     high: int,
     train_examples: int,
@@ -346,23 +345,14 @@ def measure_ceiling(
     if tried is not None:
         step_seconds = PROBE_ROOM * min(seconds, wanted_seconds) / steps
         high = largest_in_time(largest, low, step_seconds, tried.step_time)
-    if config.devices > 1:
-        each = (
-            f"1/{config.devices} of the memory" if config.device == "cpu" else "the memory of one"
-        )
+    devices = options.devices
+    if devices > 1:
+        each = f"1/{devices} of the memory" if options.device == "cpu" else "the memory of one"
         notes.append(
-            f"{config.devices} devices: a probe trains the share of one, ceil(B/{config.devices}), in {each}"
+            f"{devices} devices: a probe trains the share of one, ceil(B/{devices}), in {each}"
         )
-    if limit is None and config.device == "cpu":
+    if limit is None and options.device == "cpu":
         limit = memory.memory_limit(Path("/"), memory.resident_bytes())
-    plain_config = OmegaConf.to_container(config, resolve=False)
-    probe = TrialProbe(
-        plain_config,
-        limit,
-        steps,
-        seconds,
-        objects_of(config.study),
-        evaluated_batches(tried),
-    )
+    probe = TrialProbe(options, recipe, limit, steps, seconds, evaluated_batches(tried))
     found = find_ceiling(probe, low, high, notes=notes, **search)
     return found if found.above is not None else found.extended(largest)

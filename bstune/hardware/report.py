@@ -43,11 +43,15 @@ def main(arguments: list[str]) -> None:
             "The options are those of bstune --help; hardware.* are the survey's own.\n"
         )
         return
-    config, console, missing = compose_survey(arguments), plain_console(), list[str]()
-    output = Output(Path(config.output))
-    check_writable(output.survey, f"output={config.output}")
-    with owned(output, Identity.of(config.study, config.storage)):
-        survey, cached = survey_of(config, lambda line: console.print(line, soft_wrap=True))
+    composed = compose_survey(arguments)
+    options = composed.options
+    console, missing = plain_console(), list[str]()
+    output = Output(Path(options.output))
+    check_writable(output.survey, f"output={options.output}")
+    with owned(output, Identity.of(options.study, options.storage)):
+        survey, cached = survey_of(
+            options, composed.trained, lambda line: console.print(line, soft_wrap=True)
+        )
         write_survey(survey, output, missing)
     console.print(survey_tables(survey))
     for line in missing:

@@ -5,20 +5,18 @@ from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
-
-from omegaconf import DictConfig, OmegaConf
 
 from bstune.core.errors import HardwareError
 from bstune.core.records import TrialSpec
 from bstune.core.search_space import Space
 from bstune.core.step_time import StepTime, fit_line
+from bstune.options import StudyOptions
+from bstune.recipe import Recipe
 from bstune.system.console import quieten
 from bstune.system.files import Output
 from bstune.system.watchdog import STEP_SECONDS, waiting_for
-from bstune.trial.distributed import config_of_process
+from bstune.trial.distributed import options_of_process
 from bstune.trial.loop import run_trial
-from bstune.trial.objects import Objects, give, objects_of
 from bstune.trial.workers import Train, Workers
 from bstune.trial.workload import load
 
@@ -29,16 +27,13 @@ TimeTrial = Callable[
 ]  # of batch size, learning rate and steps: seconds per step
 
 
-def open_short_trials(config: Any, objects: Objects | None, warmup_steps: int) -> Train:
+def open_short_trials(options: StudyOptions, recipe: Recipe, warmup_steps: int) -> Train:
     """Return what trains a trial without its target, for its seconds per step, in one of the devices' processes."""
     quieten()
-    own = config_of_process(config)
-    give(own.study, objects)
-    workload, protocol = load(own)
+    workload, protocol = load(options_of_process(options), recipe)
     short = replace(
         protocol,
         target=protocol.target.never_met,
-        batch_schedule=None,
         warmup_steps=warmup_steps,
         trainer={**protocol.trainer, "num_sanity_val_steps": 0, "limit_val_batches": 1},
     )
@@ -46,23 +41,23 @@ def open_short_trials(config: Any, objects: Objects | None, warmup_steps: int) -
 
 
 @contextmanager
-def shared_steps(config: DictConfig, warmup_steps: int) -> Iterator[TimeTrial]:
-    """Return what times steps of a trial on all of a config's devices: one number, the median between evaluations."""
-    plain_config = OmegaConf.to_container(config, resolve=False)
-    opens = partial(open_short_trials, plain_config, objects_of(config.study), warmup_steps)
-    seconds = config.protocol.trial_seconds or STEP_SECONDS * (warmup_steps + STEPS)
-    with Workers(opens, 1, seconds, config.devices) as workers:
+def shared_steps(options: StudyOptions, recipe: Recipe, warmup_steps: int) -> Iterator[TimeTrial]:
+    """Return what times steps of a trial on all devices: one number, the median between evaluations."""
+    devices = options.devices
+    opens = partial(open_short_trials, options, recipe, warmup_steps)
+    seconds = options.protocol.trial_seconds or STEP_SECONDS * (warmup_steps + STEPS)
+    with Workers(opens, 1, seconds, devices) as workers:
 
         def time_trial(batch_size: int, lr: float, steps: int) -> tuple[float, ...]:
             spec = TrialSpec(0, 0, batch_size, lr, None, 0, max_steps=warmup_steps + steps)
-            with waiting_for(f"steps at batch size {batch_size} on {config.devices} devices"):
+            with waiting_for(f"steps at batch size {batch_size} on {devices} devices"):
                 workers.start(spec, Output(Path()), None)
                 finished = workers.wait()
             result = finished.result()
             if result.status != "censored" or result.seconds_per_step is None:
                 reason = f"{result.message or 'its module stopped it'} (status {result.status}, step {result.steps})"
                 raise HardwareError(
-                    f"batch size {batch_size} cannot be trained on {config.devices} devices: {reason}\n"
+                    f"batch size {batch_size} cannot be trained on {devices} devices: {reason}\n"
                     f"{finished.frames}".rstrip()
                 )
             return (result.seconds_per_step,)
@@ -70,10 +65,10 @@ def shared_steps(config: DictConfig, warmup_steps: int) -> Iterator[TimeTrial]:
         yield time_trial
 
 
-def shared_step_time(config: DictConfig, space: Space) -> StepTime:
+def shared_step_time(options: StudyOptions, recipe: Recipe, space: Space) -> StepTime:
     """Return tau(B) from a few steps at the smallest batch size and at one a few times larger."""
     sizes = sorted({space.snap(space.low), space.snap(min(space.high, space.low * SPREAD))})
-    with shared_steps(config, WARMUP_STEPS) as time_trial:
+    with shared_steps(options, recipe, WARMUP_STEPS) as time_trial:
         return fit_line(
             [
                 (size, time_trial(size, space.lr(size, -space.delta_bound), STEPS)[0])

@@ -20,10 +20,9 @@ from typing import Any
 import numpy as np
 import torch
 from lightning.pytorch import LightningDataModule, LightningModule
-from omegaconf import DictConfig, OmegaConf
 from pydantic import TypeAdapter, ValidationError
 
-from bstune.config import compose, to_dict
+from bstune.config import Composed, compose
 from bstune.core.errors import ConfigError, HardwareError, InputError, StudyError
 from bstune.core.records import Budget, TrialProtocol, TrialSpec
 from bstune.core.search_space import Space
@@ -32,12 +31,14 @@ from bstune.hardware import known_devices, roofline, timing
 from bstune.hardware.memory import Ceiling, ProbeResult, memory_limit, resident_bytes
 from bstune.hardware.probe import DEVICE_LOST, largest_in_time, measure_ceiling
 from bstune.hardware.several import shared_steps
+from bstune.options import StudyOptions
+from bstune.recipe import Recipe
 from bstune.system.console import format_seconds, quieten
 from bstune.system.failures import optional
 from bstune.system.files import write_text
 from bstune.system.inputs import read_bytes
 from bstune.system.watchdog import waiting_for, watching
-from bstune.trial.backend import OBJECTS, make_space
+from bstune.trial.backend import make_space
 from bstune.trial.batches import loaders_of
 from bstune.trial.device import device_name, processor, products_in, versions
 from bstune.trial.graph import eager_steps
@@ -161,10 +162,10 @@ class Survey:
         return next(row for row in self.measured.timings if row.throughput >= PLATEAU * best)
 
 
-def compose_survey(arguments: Sequence[str]) -> DictConfig:
-    """Return the config of a command line; a workload that is not trained is refused."""
+def compose_survey(arguments: Sequence[str]) -> Composed:
+    """Return the options and the recipe of a command line; a workload that is not trained is refused."""
 
-    def refuse(config: DictConfig) -> DictConfig:
+    def refuse(workload: Mapping[str, object]) -> dict[str, object]:
         raise ConfigError(
             "recorded runs have no hardware to survey: name a workload that is trained"
         )
@@ -172,22 +173,40 @@ def compose_survey(arguments: Sequence[str]) -> DictConfig:
     return compose(arguments, refuse)
 
 
-def survey_of(config: DictConfig, log: Callable[[str], None]) -> tuple[Survey, bool]:
-    """Return the survey of a composed config, and whether it was cached; ``log`` takes lines of progress."""
+def survey_of(
+    options: StudyOptions, recipe: Recipe, log: Callable[[str], None]
+) -> tuple[Survey, bool]:
+    """Return the survey of a workload, and whether it was cached; ``log`` takes lines of progress."""
     quieten()
     start_server()  # it imports while this process reads the data
-    config = resolve(config)
-    space, protocol = make_space(config), checked_protocol(config)
-    with watching(log, config.protocol.trial_seconds) as say:
-        data = load_data(config)
+    options, recipe = resolve(options, recipe)
+    space, protocol = make_space(options), checked_protocol(options, recipe)
+    with watching(log, options.protocol.trial_seconds) as say:
+        data = load_data(options, recipe)
         check_loaders(data)
         check_largest(space.high, data)
-        build = partial(build_workload, config, data)
-        return cached_survey(config, space, protocol, data, build, say)
+        build = partial(build_workload, options, recipe, data)
+        return cached_survey(options, recipe, space, protocol, data, build, say)
+
+
+@dataclass(frozen=True)
+class TimedSteps:
+    """What the process that has the data and the module measured of the workload's steps."""
+
+    measured: timing.Measured
+    limits: roofline.DeviceLimits | None
+    cost: roofline.StepCost | None
+    misaligned: tuple[roofline.TensorCoreMisalignment, ...]
+    notes: tuple[str, ...]
+
+
+# Of the memory ceiling, and the seconds that there are.
+TimeSteps = Callable[[Ceiling, float], TimedSteps]
 
 
 def measure(
-    config: DictConfig,
+    options: StudyOptions,
+    recipe: Recipe,
     space: Space,
     protocol: TrialProtocol,
     train_examples: int,
@@ -195,72 +214,110 @@ def measure(
     log: Callable[[str], None],
     tried: Findings | None = None,
 ) -> Survey:
-    """Measure what the hardware allows for a workload; ``config`` is checked and resolved.
+    """Measure what the hardware allows for a workload, in this process but for the probes of memory.
 
-    ``tried`` is what a few steps have shown before; None: none were taken yet.
+    The options are resolved. ``tried`` is what a few steps have shown before; None: none were taken yet.
     """
-    start, options = time.perf_counter(), config.hardware.memory
     if tried is None:
         tried = _few_steps(build(), protocol, space)
 
-    def seconds_left() -> float:
-        return float(config.hardware.seconds) - (time.perf_counter() - start)
+    def time_steps(ceiling: Ceiling, seconds: float) -> TimedSteps:
+        return time_workload(options, recipe, space, protocol, build(), tried, ceiling, seconds)
 
-    device = torch.device(config.device)
+    return measure_with(options, recipe, space, protocol, train_examples, tried, time_steps, log)
+
+
+def measure_with(
+    options: StudyOptions,
+    recipe: Recipe,
+    space: Space,
+    protocol: TrialProtocol,
+    train_examples: int,
+    tried: Findings | None,
+    time_steps: TimeSteps,
+    log: Callable[[str], None],
+) -> Survey:
+    """Measure what the hardware allows, with steps that ``time_steps`` times in whatever process."""
+    start = time.perf_counter()
+    hardware = options.hardware
+
+    def seconds_left() -> float:
+        return hardware.seconds - (time.perf_counter() - start)
+
+    device = torch.device(options.device)
     log(
         "surveying the hardware: probes of memory in processes of their own, then steps, "
-        f"at most {config.hardware.seconds:g} s"
+        f"at most {hardware.seconds:g} s"
     )
     largest, unused = usable(space.high, protocol.budget)
+    # A captured graph holds memory of its own.
+    steps = max(hardware.memory.steps, eager_steps(protocol.fast, device) + 1)
     ceiling = measure_ceiling(
-        config,
+        options,
+        recipe,
         space.low,
         max(space.low, largest),
         train_examples,
         tried=tried,
-        limit=_trial_limit(config, device),
+        limit=_trial_limit(options, device),
         multiple=space.multiple,
-        relative=options.relative[device.type],
-        steps=max(
-            options.steps, eager_steps(protocol.fast, device) + 1
-        ),  # a captured graph holds memory of its own
-        seconds=options.probe_seconds,
-        wanted_seconds=PROBES_SHARE * config.hardware.seconds,
-        is_late=lambda: seconds_left() < (1.0 - PROBES_SHARE) * config.hardware.seconds,
+        relative=getattr(hardware.memory.relative, device.type),
+        steps=steps,
+        seconds=hardware.memory.probe_seconds,
+        wanted_seconds=PROBES_SHARE * hardware.seconds,
+        is_late=lambda: seconds_left() < (1.0 - PROBES_SHARE) * hardware.seconds,
         largest_first=True,
-        verify=options.verify,
+        verify=hardware.memory.verify,
         report=lambda result: log(probe_text(result)),
     )
-    with _device_errors():
-        workload = _with_small_evaluations(build())
-        limits, cost, notes = _roofline(config, device, workload, protocol, space)
-        misaligned, padding = _misaligned(
-            config, device, workload, protocol, space, limits, cost, ceiling.batch_size
-        )
-        log("timing steps")
-        measured, more = _time_ladder(
-            config, space, protocol, workload, ceiling, device, seconds_left(), tried
-        )
+    log("timing steps")
+    timed = time_steps(ceiling, seconds_left())
     return Survey(
-        workload=config.workload.name,
+        workload=options.workload.name,
         device=device_name(protocol.trainer, protocol.devices),
         device_type=device.type,
-        precision=config.precision,
+        precision=options.precision,
         versions=versions(),
         high=space.high,
         ceiling=ceiling,
-        measured=measured,
-        limits=limits,
-        cost=cost,
+        measured=timed.measured,
+        limits=timed.limits,
+        cost=timed.cost,
         seconds=time.perf_counter() - start,
-        notes=(*unused, *ceiling.notes, *notes, *padding, *more),
-        misaligned=misaligned,
+        notes=(*unused, *ceiling.notes, *timed.notes),
+        misaligned=timed.misaligned,
     )
+
+
+def time_workload(
+    options: StudyOptions,
+    recipe: Recipe,
+    space: Space,
+    protocol: TrialProtocol,
+    workload: Workload,
+    tried: Findings | None,
+    ceiling: Ceiling,
+    seconds: float,
+) -> TimedSteps:
+    """Measure the device's roofline and the workload's steps, in this process, within some seconds."""
+    start = time.perf_counter()
+    device = torch.device(options.device)
+    with _device_errors():
+        workload = _with_small_evaluations(workload)
+        limits, cost, notes = _roofline(options, device, workload, protocol, space)
+        misaligned, padding = _misaligned(
+            options, device, workload, protocol, space, limits, cost, ceiling.batch_size
+        )
+        left = seconds - (time.perf_counter() - start)
+        measured, more = _time_ladder(
+            options, recipe, space, protocol, workload, ceiling, device, left, tried
+        )
+    return TimedSteps(measured, limits, cost, misaligned, (*notes, *padding, *more))
 
 
 def _few_steps(workload: Workload, protocol: TrialProtocol, space: Space) -> Findings | None:
     """Return what a few steps show; None of a workload that can be trained, but not tuned."""
-    alone = replace(protocol, devices=1, batch_schedule=None)
+    alone = replace(protocol, devices=1)
     try:
         return preflight(workload, alone, space, None, continues=False, survey=True)
     except ConfigError:
@@ -286,16 +343,16 @@ def usable(high: int, budget: Budget) -> tuple[int, tuple[str, ...]]:
     return budget.examples, (note,)
 
 
-def _trial_limit(config: DictConfig, device: torch.device) -> int | None:
+def _trial_limit(options: StudyOptions, device: torch.device) -> int | None:
     """Return the bytes that one of ``search.workers`` trials may take; None: all that the CUDA device has."""
-    options, workers = config.hardware.memory, int(config.search.workers)
-    limit: int | None = options.limit
+    memory, workers = options.hardware.memory, options.search.workers
+    limit = memory.limit
     if (
         limit is None and device.type == "cpu"
     ):  # a trial that takes all that is free ends its process
-        limit = int(options.free_share * memory_limit(Path("/"), resident_bytes()))
+        limit = int(memory.free_share * memory_limit(Path("/"), resident_bytes()))
     if device.type == "cpu" and limit is not None:  # CUDA devices have their own each
-        limit //= config.devices
+        limit //= options.devices
     if workers == 1:
         return limit
     whole = int(torch.cuda.get_device_properties(device).total_memory) if limit is None else limit
@@ -332,38 +389,41 @@ def _device_errors() -> Iterator[None]:
 
 
 def _roofline(
-    config: DictConfig,
+    options: StudyOptions,
     device: torch.device,
     workload: Workload,
     protocol: TrialProtocol,
     space: Space,
 ) -> tuple[roofline.DeviceLimits | None, roofline.StepCost | None, tuple[str, ...]]:
-    if config.devices > 1:
+    if options.devices > 1:
         return (
             None,
             None,
-            (f"no roofline: it is one device's, and {config.devices} share the steps",),
+            (f"no roofline: it is one device's, and {options.devices} share the steps",),
         )
-    options, limits, cost, notes = config.hardware.ceilings, None, None, list[str]()
+    ceilings = options.hardware.ceilings
+    limits: roofline.DeviceLimits | None = None
+    cost: roofline.StepCost | None = None
+    notes = list[str]()
     module: LightningModule | None = None
     with optional("no roofline", notes):
         module, trainer = at_start(workload, _spec(space.low, space), protocol)
     convolves = module is not None and roofline.is_convolutional(module)
     with optional("no roofline", notes):
-        arithmetic = roofline.arithmetic_of(config.precision, device, convolves)
+        arithmetic = roofline.arithmetic_of(options.precision, device, convolves)
         limits = timing.measure_limits(
             device,
             arithmetic,
-            min(options.seconds, CEILINGS_SHARE * config.hardware.seconds),
-            list(options.matrix_sizes),
-            list(options.copy_bytes),
+            min(ceilings.seconds, CEILINGS_SHARE * options.hardware.seconds),
+            ceilings.matrix_sizes,
+            ceilings.copy_bytes,
         )
         if module is not None:
             loss = partial(_loss, trainer.precision_plugin)
             draw = partial(_batch, workload, module.to(device).train(), space, device)
             with waiting_for(f"the survey's trace of {type(module).__name__}", steps=True):
                 cost = roofline.step_cost(
-                    module, draw, loss, arithmetic, list(options.traced_batch_sizes)
+                    module, draw, loss, arithmetic, ceilings.traced_batch_sizes
                 )
     return (
         limits,
@@ -387,7 +447,7 @@ def _batch(
 
 
 def _misaligned(
-    config: DictConfig,
+    options: StudyOptions,
     device: torch.device,
     workload: Workload,
     protocol: TrialProtocol,
@@ -403,14 +463,14 @@ def _misaligned(
     rows, notes = roofline.misalignments(cost, limits, multiple, batch_size), list[str]()
     with optional("padding is not measured", notes):
         module, trainer = at_start(workload, _spec(space.low, space), protocol)
-        small = config.hardware.ceilings.traced_batch_sizes[0]
+        small = options.hardware.ceilings.traced_batch_sizes[0]
         batch = _batch(workload, module.to(device).train(), space, device, small)
         with waiting_for(f"the survey's trace of {type(module).__name__}", steps=True):
             shapes = roofline.input_shapes(
                 module, batch, partial(_loss, trainer.precision_plugin), batch_size / small
             )
         with products_in(tf32=limits.dtype == "tf32"):
-            seconds = config.hardware.ceilings.seconds
+            seconds = options.hardware.ceilings.seconds
             rows = timing.time_padding(module, rows, shapes, device, limits.dtype, seconds)
     return tuple(rows), tuple(notes)
 
@@ -421,7 +481,8 @@ def _spec(batch_size: int, space: Space) -> TrialSpec:
 
 
 def _time_ladder(
-    config: DictConfig,
+    options: StudyOptions,
+    recipe: Recipe,
     space: Space,
     protocol: TrialProtocol,
     workload: Workload,
@@ -431,8 +492,8 @@ def _time_ladder(
     tried: Findings | None,
 ) -> tuple[timing.Measured, tuple[str, ...]]:
     """Time steps within ``seconds``; return what was measured, and notes."""
-    options = config.hardware.step_time
-    warmup_steps = max(options.warmup_steps, eager_steps(protocol.fast, device))
+    step_time = options.hardware.step_time
+    warmup_steps = max(step_time.warmup_steps, eager_steps(protocol.fast, device))
     short = replace(protocol, warmup_steps=warmup_steps)
     timed: list[tuple[float, float]] = []
     compared: set[int] = set()
@@ -444,15 +505,15 @@ def _time_ladder(
         expected = (
             float(fit_step_times(timed, size)(np.array(float(size))))
             if timed
-            else options.visit_seconds
+            else step_time.visit_seconds
         )
         steps = min(
-            max(round(options.visit_seconds / expected), options.min_steps), options.max_steps
+            max(round(step_time.visit_seconds / expected), step_time.min_steps), step_time.max_steps
         )
         trial = time_trial(size, lr, steps)
         timed.append((float(size), statistics.mean(trial)))
         # A long step's overhead is not worth another one; a module that cannot be compared is not tried again.
-        if notes or (size in compared and steps <= options.min_steps):
+        if notes or (size in compared and steps <= step_time.min_steps):
             return trial, ()
         compared.add(size)
         if (warmup_steps + steps) * statistics.mean(trial) > BARE_SHARE * seconds:
@@ -464,20 +525,20 @@ def _time_ladder(
 
     largest, more = ceiling.batch_size, list[str]()
     if tried is not None:
-        step_seconds = LARGEST_SHARE * seconds / (warmup_steps + options.min_steps)
+        step_seconds = LARGEST_SHARE * seconds / (warmup_steps + step_time.min_steps)
         in_time = largest_in_time(largest, ceiling.smallest, step_seconds, tried.step_time)
         if in_time < largest:
             largest = max(in_time // space.multiple * space.multiple, ceiling.smallest)
             more.append(
                 f"steps past batch size {largest} are not timed but predicted: each takes longer than "
-                f"{format_seconds(step_seconds)} (hardware.seconds={config.hardware.seconds:g})"
+                f"{format_seconds(step_seconds)} (hardware.seconds={options.hardware.seconds:g})"
             )
-    sizes = timing.ladder(ceiling.smallest, largest, options.rungs, space.multiple)
+    sizes = timing.ladder(ceiling.smallest, largest, step_time.rungs, space.multiple)
     alone = nullcontext(partial(timing.time_trial, workload, short))
-    with shared_steps(config, warmup_steps) if several else alone as time_trial:
+    with shared_steps(options, recipe, warmup_steps) if several else alone as time_trial:
         if several:  # while the processes start
             time_trial(sizes[0], _spec(sizes[0], space).lr, 1)
-        measured = timing.measure_step_times(run, sizes, options.repeats, config.seed, seconds)
+        measured = timing.measure_step_times(run, sizes, step_time.repeats, options.seed, seconds)
     return measured, (*more, *notes)
 
 
@@ -492,7 +553,8 @@ IRRELEVANT = {
 
 
 def cached_survey(
-    config: DictConfig,
+    options: StudyOptions,
+    recipe: Recipe,
     space: Space,
     protocol: TrialProtocol,
     data: LightningDataModule,
@@ -504,19 +566,37 @@ def cached_survey(
 
     ``tried`` is what a few steps have shown before, see :func:`measure`.
     """
-    module = build_module(config, TrialSpec(0, 0, space.low, space.lr(space.low, 0.0), None, 0))
-    key = cache_key(config, space, protocol, module, train_examples(data))
-    path = Path(config.hardware.cache) / f"{config.workload.name}-{key}.json"
-    cached = None if config.hardware.refresh else read(path)
-    if cached is not None:
-        return cached, True
-    found = measure(config, space, protocol, train_examples(data), build, log, tried)
+    examples = train_examples(data)
+    key = survey_key(options, recipe, space, protocol, examples)
+    return cached(
+        options,
+        key,
+        lambda: measure(options, recipe, space, protocol, examples, build, log, tried),
+    )
+
+
+def survey_key(
+    options: StudyOptions, recipe: Recipe, space: Space, protocol: TrialProtocol, examples: int
+) -> str:
+    """Return the key of a workload's survey in the cache; a module is built for it."""
+    spec = TrialSpec(0, 0, space.low, space.lr(space.low, 0.0), None, 0)
+    module = build_module(options, recipe, spec)
+    return cache_key(options, space, protocol, module, examples)
+
+
+def cached(options: StudyOptions, key: str, measured: Callable[[], Survey]) -> tuple[Survey, bool]:
+    """Return the survey of a key, and whether it was in the cache; else it is measured, and kept there."""
+    path = Path(options.hardware.cache) / f"{options.workload.name}-{key}.json"
+    known = None if options.hardware.refresh else read(path)
+    if known is not None:
+        return known, True
+    survey = measured()
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_text(path, SURVEYS.dump_json(found).decode())
+        write_text(path, SURVEYS.dump_json(survey).decode())
     except (OSError, StudyError) as error:
         logger.warning("the survey of the hardware is not cached: %s", error)
-    return found, False
+    return survey, False
 
 
 def read(path: Path) -> Survey | None:
@@ -528,21 +608,19 @@ def read(path: Path) -> Survey | None:
 
 
 def cache_key(
-    config: DictConfig,
+    options: StudyOptions,
     space: Space,
     protocol: TrialProtocol,
     module: LightningModule,
     train_examples: int,
 ) -> str:
     """Return 16 hexadecimal digits that change with whatever the survey depends on."""
-    workload: Any = OmegaConf.to_container(config.workload, resolve=False)
-    options = to_dict(config.hardware)
-    # Not what the nodes of the user's arguments built: the nodes are in the workload, or in the config.
-    given = workload.get("trainer", {})
-    nodes = {*given, *(given["of"] if given.get("_target_") == OBJECTS else ())}
-    trainer = {name: value for name, value in protocol.trainer.items() if name not in nodes}
+    # Not what the nodes of the user's arguments built: the nodes are among the options.
+    given = {**options.trainer, **options.workload.trainer}
+    given |= getattr(options.workload, "given_trainer", {})
+    trainer = {name: value for name, value in protocol.trainer.items() if name not in given}
     depends: dict[str, Any] = {
-        "workload": {name: value for name, value in workload.items() if name not in IRRELEVANT},
+        "workload": options.workload.model_dump(exclude=IRRELEVANT),
         # shows edits of the model's code
         "module": [
             repr(module),
@@ -551,17 +629,15 @@ def cache_key(
         "examples": train_examples,
         "range": [space.low, usable(space.high, protocol.budget)[0], space.multiple],
         "device": [device_name(protocol.trainer, protocol.devices), processor()],
-        "trainer": {key: str(value) for key, value in (trainer | to_dict(config.trainer)).items()},
+        "trainer": {key: str(value) for key, value in (trainer | options.trainer).items()},
         "micro_batch_size": protocol.micro_batch_size,
         "compile": protocol.compile,
         "fast": protocol.fast,
         "versions": dict(versions()),
-        "survey": {
-            name: options[name] for name in options.keys() - {"cache", "enabled", "refresh"}
-        },
+        "survey": options.hardware.model_dump(exclude={"cache", "enabled", "refresh"}),
     }
-    if config.search.workers > 1:  # they share the memory
-        depends["workers"] = config.search.workers
+    if options.search.workers > 1:  # they share the memory
+        depends["workers"] = options.search.workers
     return hashlib.sha256(json.dumps(depends, sort_keys=True, default=str).encode()).hexdigest()[
         :16
     ]

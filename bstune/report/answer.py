@@ -103,7 +103,6 @@ def answer(summary: Row) -> Answer:
     }
     actions: dict[str, list[str | None]] = {
         "train it": [summary.get("train")],
-        "grow it": [(summary.get("batch_growth") or {}).get("command")],
         "more": list(_more(summary)) if use is not None else [],
     }
     title = [

@@ -366,15 +366,6 @@ class Growth(Row):
     end: Real = Field(alias="to")
 
 
-class BatchGrowth(Row):
-    """A schedule of batch sizes that the curve proposes."""
-
-    start: BatchSize
-    switch_examples: Rows[Count]
-    targets: Rows[Real]
-    command: Command | None
-
-
 class ClosestTrial(Row):
     """The trial that came closest to a target that none reached."""
 
@@ -475,7 +466,6 @@ class CurveFile(Row):
     over_target: Rows[CriticalAtTarget] = []
     over_target_note: Text | None = None
     over_target_growth: Growth | None = None
-    batch_growth: BatchGrowth | None = None
     test: dict[Text, dict[Text, Real | None]] = {}
     scale_out: DevicePlans = DevicePlans()
     notes: Rows[Text] = []

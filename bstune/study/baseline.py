@@ -17,10 +17,9 @@ from dataclasses import dataclass
 from statistics import fmean, variance
 from typing import Any
 
-from omegaconf import DictConfig, OmegaConf
-
 from bstune.core.records import Merit, Target, TrialResult, TrialSpec
 from bstune.core.search_space import Space, Tunable
+from bstune.options import StudyOptions, option_at
 from bstune.study.critical import NOMINAL
 from bstune.study.plan import MEANS_SHARE, SearchBudget, is_baseline_replicate
 from bstune.study.replicates import Winner, same_point
@@ -50,27 +49,27 @@ class BaselineRuns:
 
 
 def baseline_of(
-    config: DictConfig, space: Space, largest: int | None
+    options: StudyOptions, space: Space, largest: int | None
 ) -> tuple[Baseline | None, str | None]:
     """Return the baseline of a study, and why there is none as a line of the plan.
 
     ``largest``: the batch size that the data or the memory allow; None: not known.
     """
-    if not config.search.get("baseline") or chooses_batch_sizes(config.sampler):
+    if not options.search.baseline or chooses_batch_sizes(options):
         return None, None
-    batch_size = int(config.scaling.batch_size)
+    batch_size = int(options.scaling.batch_size)
     if largest is not None and batch_size > largest:
         return None, (
             f"your own batch size, {batch_size}, does not fit: {largest} is the largest one that "
             "does, so there is no comparison to it"
         )
-    values = {one.name: _own_value(config, one) for one in space.tunables}
-    return Baseline(batch_size, float(config.scaling.lr), values), None
+    values = {one.name: _own_value(options, one) for one in space.tunables}
+    return Baseline(batch_size, options.scaling.lr, values), None
 
 
-def _own_value(config: DictConfig, tunable: Tunable) -> int | float:
-    """Return the value that the config itself has; the range's middle where it has none."""
-    own = OmegaConf.select(config, tunable.key, throw_on_missing=False)
+def _own_value(options: StudyOptions, tunable: Tunable) -> int | float:
+    """Return the value without a search; the range's middle where there is none."""
+    own = option_at(options, tunable.key)
     if isinstance(own, int | float) and not isinstance(own, bool):
         return tunable.value(own)
     low, high = tunable.searched(tunable.low), tunable.searched(tunable.high)

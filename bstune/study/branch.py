@@ -14,14 +14,13 @@ from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 
-from omegaconf import OmegaConf
 from rich.table import Table
 
-from bstune.config import is_replayed
 from bstune.core.branching import LargestBatch, largest_batch
 from bstune.core.errors import ConfigError
 from bstune.core.records import Target, TrialSpec, dump_json
 from bstune.core.search_space import HALF_LIVES
+from bstune.options import option_at
 from bstune.study.prepare import compose_checked
 from bstune.study.record import listed
 from bstune.system.console import format_count, format_number, plain_console, plural, quieten
@@ -154,8 +153,9 @@ def run_branches(
     log: Callable[[str], None],
 ) -> Branches:
     """Train all branches, one after another, of a composed workload; ConfigError for what cannot be branched."""
-    config = compose_checked(list(overrides))
-    if is_replayed(config):
+    composed = compose_checked(list(overrides))
+    options = composed.options
+    if composed.recipe is None:
         raise ConfigError(
             "recorded runs have no checkpoint to go on from: name a workload that is trained"
         )
@@ -165,23 +165,22 @@ def run_branches(
     from bstune.trial.branch import branch, read_checkpoint
     from bstune.trial.workload import load
 
-    if config.get("batch_schedule"):
-        raise ConfigError("a branch keeps its batch size: leave out batch_schedule=...")
-    if fixed := [name for name in HALF_LIVES if OmegaConf.select(config, name) is not None]:
+    fixed = [name for name in HALF_LIVES if option_at(options, name) is not None]
+    if fixed:
         raise ConfigError(
             f"a branch has the checkpoint's optimizer, which {fixed[0]} would not change: leave it out"
         )
-    if config.devices > 1:
+    if options.devices > 1:
         raise ConfigError(
-            f"branches are trained on one device, but got devices={config.devices}: use devices=1"
+            f"branches are trained on one device, but got devices={options.devices}: use devices=1"
         )
     checkpoint = read_checkpoint(path, trusted)
-    workload, protocol = load(config)
+    workload, protocol = load(options, composed.recipe)
     sizes = _sizes(batch_size, batch_sizes, examples, workload.train_examples)
     examples = (
         -(-examples // sizes[-1]) * sizes[-1]
     )  # whole batches of the largest; of the others as near as they come
-    lr = float(config.scaling.lr)  # until the checkpoint's own is read
+    lr = options.scaling.lr  # until the checkpoint's own is read
     done, start = list[Branch](), None
     for seed in seeds:
         for size in sizes:

@@ -8,18 +8,19 @@ import importlib.util
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
-
-from omegaconf import DictConfig, ListConfig, OmegaConf
 
 from bstune.core.errors import ConfigError
+from bstune.options import StudyOptions, TrainedWorkload
 from bstune.system.watchdog import waiting_for, watching
 
-DATASETS = "bstune.workloads.datasets"  # whose loaders' files are known without reading them
+# Its loaders' files are known without reading them.
+DATASETS = "bstune.workloads.datasets"
+# A node's root that is the study's.
+ROOT = "${data.root}"
 
 
-def check_early(config: DictConfig, say: Callable[[str], None]) -> None:
-    """Refuse a composed config's device, and download its data where they are missing.
+def check_early(options: StudyOptions, say: Callable[[str], None]) -> None:
+    """Refuse a study's device, and download its data where they are missing.
 
     What is not known without torch is left to what follows.
 
@@ -27,15 +28,18 @@ def check_early(config: DictConfig, say: Callable[[str], None]) -> None:
         ConfigError: for a CUDA device where torch was built without CUDA.
         DataError: for data that are missing and cannot be downloaded.
     """
-    device = str(config.device)
+    device = options.device
     if device.startswith("cuda") and "torch" not in sys.modules and is_built_without_cuda():
         raise ConfigError(
             f"device={device}, but this torch is built without CUDA: use device=auto or device=cpu"
         )
-    for loader, root in known_loaders(config.workload.get("data")):
+    if not isinstance(options.workload, TrainedWorkload):
+        return
+    for loader, root in known_loaders(options.workload.data):
         fetch = importlib.import_module(DATASETS).fetch
+        folder = options.data.root if root == ROOT else root
         with watching(say, None), waiting_for("the download"):
-            fetch(loader, root, say)
+            fetch(loader, folder, say)
 
 
 def is_built_without_cuda() -> bool:
@@ -58,17 +62,15 @@ def _assignments(text: str) -> Iterator[tuple[str, str]]:
             yield name.partition(":")[0].strip(), value.strip()
 
 
-def known_loaders(node: Any) -> Iterator[tuple[str, Any]]:
-    """Find the loaders of bstune's own data sets in a config's node, with the root of each."""
-    if isinstance(node, ListConfig):
+def known_loaders(node: object) -> Iterator[tuple[str, object]]:
+    """Find the loaders of bstune's own data sets in a node of options, with the root of each."""
+    if isinstance(node, list):
         for value in node:
             yield from known_loaders(value)
-    if not isinstance(node, DictConfig):
+    if not isinstance(node, dict):
         return
     module, _, loader = str(node.get("_target_")).rpartition(".")
     if module == DATASETS and "root" in node:
-        yield loader, node.root
-    for name in map(str, node):
-        # A reference to elsewhere, such as to the module's learning rate, is nothing to follow.
-        if not OmegaConf.is_interpolation(node, name) and not OmegaConf.is_missing(node, name):
-            yield from known_loaders(node[name])
+        yield loader, node["root"]
+    for value in node.values():
+        yield from known_loaders(value)

@@ -1,98 +1,102 @@
-"""The config that a study's folder holds, as data: what a report needs of it, and nothing that it names is called.
+"""The options that a study's folder holds, as data: what a report needs of them, and nothing that they name is called.
 
-A ``config.yaml`` says by name what is imported and called (``_target_``) and what is read of the environment
-(``${oc.env:NAME}``). Whoever runs the study has written it; whoever looks at a folder has not. So a report builds two
-things by a name of the file, the scaling rule and the class of the sampler, and only where bstune itself has them.
-References within the file are followed, as ``${scaling.lr}``; all others stay the text that they are.
+A ``config.yaml`` says by name what is imported and called (``_target_``). Whoever runs the study has
+written it; whoever looks at a folder has not. So a report builds two things by a name of the file,
+the scaling rule and the class of the sampler, and only where bstune itself has them.
 """
 
-import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
-from omegaconf import DictConfig, OmegaConf
-from omegaconf.errors import OmegaConfBaseException
+import yaml
+from pydantic import ValidationError
 
-from bstune.config import check as check_options
 from bstune.config import choices_in, read_yaml
-from bstune.core.errors import ConfigError, StudyError
-from bstune.options import OPTIONS
+from bstune.core.errors import StudyError
+from bstune.options import (
+    OPTION_NAMES,
+    Node,
+    PlainLookup,
+    StudyOptions,
+    kind_of_options,
+    mistake,
+)
 from bstune.system.inputs import one_line
+from bstune.system.secrets import redact_values
 
-# A whole value that refers to another one, or to it or else a plain word, as conf/config.yaml does. A reference within
-# a longer text is none: texts of texts grow without end.
-_REFERENCE = re.compile(r"\$\{(?:[A-Za-z_][\w.]*|oc\.select:[A-Za-z_][\w.]*(?:,[\w.-]*)?)\}")
-RULE_ARGUMENTS = {
-    "_target_",
-    "_partial_",
-    "reference_batch_size",
-    "reference_lr",
-    "noise_scale",
-}
+RULE_NUMBERS = {"reference_batch_size", "reference_lr", "noise_scale"}
 
 
-def config_of_folder(values: Mapping[str, Any], file: Path, trust: bool = False) -> DictConfig:
-    """Check the config of a study's folder and give it as far as a report needs it.
+def text_of_options(options: StudyOptions) -> str:
+    """Write the options as YAML, without secrets: the content of a folder's ``config.yaml``."""
+    values = redact_values(options.model_dump(mode="json"))
+    text: str = yaml.safe_dump(values, sort_keys=False, allow_unicode=True)
+    return text
+
+
+def options_of_folder(
+    values: Mapping[str, object], file: Path, trust: bool = False
+) -> StudyOptions:
+    """Check the options of a study's folder and give them as far as a report needs them.
 
     Args:
         values: the content of ``config.yaml``.
         file: its path, for messages.
-        trust: call what it names, too: for a study with a rule or a sampler of its owner's.
+        trust: keep what it names, too: for a study with a rule or a sampler of its owner's.
 
     Raises:
-        StudyError: where it is no config of this version, or names code that is not bstune's.
+        StudyError: where they are no options of this version, or name code that is not bstune's.
     """
-    known = {name: value for name, value in values.items() if name in OPTIONS}
+    known = {name: value for name, value in values.items() if name in OPTION_NAMES}
+    workload = known.get("workload")
+    # What a Trainer takes may be classes of the user's, which nobody needs here.
+    known["trainer"] = {}
+    if isinstance(workload, Mapping):
+        known["workload"] = {**workload, "trainer": {}}
+    if not trust:
+        scaling = known.get("scaling")
+        rule = scaling.get("rule") if isinstance(scaling, Mapping) else None
+        _check_rule(_node(rule, "scaling.rule", file), file)
+        sampler = _node(known.get("sampler"), "sampler", file)
+        known["sampler"] = {"_target_": _own_sampler(sampler, file)}
     try:
-        config = OmegaConf.create(known if trust else _inert(known))
-        # What a Trainer takes may be classes of the user's, which nobody needs here.
-        config.trainer = {}
-        config.workload.pop("trainer", None)
-        if not trust:
-            _check_rule(config.scaling.rule, file)
-            config.sampler = {"_target_": _own_sampler(config.sampler, file)}
-        return check_options(config)
-    except (
-        ConfigError,
-        OmegaConfBaseException,
-        AttributeError,
-        KeyError,
-        TypeError,
-        ValueError,
-        RecursionError,
-    ) as error:
-        reason = one_line((str(error).splitlines() or [type(error).__name__])[0])
-        raise StudyError(f"{file} is no config of this version of bstune: {reason}") from error
+        return kind_of_options(workload).model_validate(known, context=PlainLookup(known))
+    except ValidationError as error:
+        first = error.errors()[0]
+        name = ".".join(str(part) for part in first["loc"])
+        raise StudyError(_not_ours(file, mistake(name, first))) from error
+    except RecursionError as error:
+        raise StudyError(_not_ours(file, "its values lie too deep")) from error
 
 
-def _inert(value: Any) -> Any:
-    """Give a value with all references escaped that are more than the name of another option."""
-    if isinstance(value, dict):
-        return {key: _inert(item) for key, item in value.items()}
-    if isinstance(value, list):
-        return [_inert(item) for item in value]
-    if isinstance(value, str) and "${" in value and not _REFERENCE.fullmatch(value):
-        return value.replace("${", "\\${")
+def _not_ours(file: Path, reason: str) -> str:
+    return f"{file} is no config of this version of bstune: {one_line(reason.splitlines()[0])}"
+
+
+def _node(value: object, name: str, file: Path) -> Node:
+    if not isinstance(value, dict):
+        raise StudyError(_not_ours(file, f"{name} must be a mapping, but got {value!r:.100}"))
     return value
 
 
-def _check_rule(rule: Any, file: Path) -> None:
+def _check_rule(rule: Node, file: Path) -> None:
     """Refuse a scaling rule that is not bstune's, or that takes anything but numbers."""
     target = rule.get("_target_")
     if target not in _targets("scaling", "rule"):
         raise StudyError(_names_code(file, f"scaling.rule {one_line(str(target))}"))
-    arguments = OmegaConf.to_container(rule)
-    assert isinstance(arguments, dict)  # noqa: S101 (it has a target)
-    nested = [name for name, value in arguments.items() if isinstance(value, dict | list)]
-    unknown = sorted({*nested, *(arguments.keys() - RULE_ARGUMENTS)}, key=str)
-    if unknown:
-        raise StudyError(f"{file}: scaling.rule takes no {one_line(', '.join(map(str, unknown)))}")
-    if arguments.get("_partial_") is not True:
+    if rule.get("_partial_") is not True:
         raise StudyError(f"{file}: scaling.rule must have _partial_: true")
+    unknown = []
+    for name, value in rule.items():
+        is_number = isinstance(value, int | float) and not isinstance(value, bool)
+        is_argument = name in RULE_NUMBERS and (is_number or value is None)
+        if name not in ("_target_", "_partial_") and not is_argument:
+            unknown.append(str(name))
+    if unknown:
+        raise StudyError(f"{file}: scaling.rule takes no {one_line(', '.join(sorted(unknown)))}")
 
 
-def _own_sampler(sampler: Any, file: Path) -> str:
+def _own_sampler(sampler: Node, file: Path) -> str:
     """Give the name of the sampler's class, of which a report asks how it searched; it is never built."""
     target = str(sampler.get("_target_"))
     if target not in _targets("sampler"):

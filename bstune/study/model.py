@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from bstune.config import is_replayed
 from bstune.core.records import Target, TrialResult
 from bstune.core.scaling import linear, none, saturating, sqrt, surge
+from bstune.options import ReplayedWorkload
 from bstune.search.observations import Posterior, ideal_value
 from bstune.search.posterior import NOISE, Prior, draw_prior, optimum
 from bstune.search.sampler import FrontierSampler
@@ -36,7 +36,7 @@ MIN_SPAN = 2.0  # of batch sizes, largest over smallest: less has no slope
 
 def ideal_of(prepared: PreparedStudy) -> float | None:
     """Return the best value that the study's metric can take; None where it has no bound."""
-    bounds = prepared.config.workload.target.bounds
+    bounds = prepared.options.workload.target.bounds
     return ideal_value(prepared.protocol.target, None if bounds is None else list(bounds))
 
 
@@ -70,15 +70,19 @@ def study_posterior(
     target: Target | None = None,
 ) -> Posterior:
     """Return the posterior of the frontier after these trials, whatever sampler suggested them; ``target``: theirs."""
-    prior, scale = prepared.config.prior, prepared.config.scaling.noise_scale
-    sigmas = {"sigma": prior.level_sigma, "exponent_sigma": prior.exponent_sigma}
+    prior, scale = prepared.options.prior, prepared.options.scaling.noise_scale
     context = sampler_context(prepared) | ({} if target is None else {"target": target})
-    sampler = FrontierSampler(**context, **sigmas, noise_scale=scale)
+    sampler = FrontierSampler(
+        **context,
+        sigma=prior.level_sigma,
+        exponent_sigma=prior.exponent_sigma,
+        noise_scale=scale,
+    )
     rng = np.random.default_rng(prepared.budget.seed)
-    independent = not is_replayed(prepared.config)  # on a recorded table trials repeat its runs
-    if any(
-        one.complement for one in prepared.space.tunables
-    ):  # the model's axes are those that are searched
+    # On a recorded table trials repeat its runs.
+    independent = not isinstance(prepared.options.workload, ReplayedWorkload)
+    # The model's axes are those that are searched.
+    if any(one.complement for one in prepared.space.tunables):
         done = [
             replace(one, hyperparameters=prepared.space.searched(one.hyperparameters))
             for one in done

@@ -16,10 +16,10 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from bstune.config import is_replayed
 from bstune.core.errors import ConfigError, InputError, Interrupted, RecordError, TableError
 from bstune.core.records import TrialResult, TrialSpec, dump_json
 from bstune.core.search_space import HALF_LIVES
+from bstune.options import with_option
 from bstune.study.prepare import compose_checked, prepare
 from bstune.study.storage import changes
 from bstune.system.console import quieten
@@ -101,20 +101,22 @@ def _train_grid(points: Sequence[Point], path: Path, overrides: Sequence[str]) -
         raise ConfigError(
             f"a table needs two batch sizes or more, but got --batch-sizes {sizes[0]}"
         )
-    config = compose_checked([*overrides, "mlflow.enabled=false"])
-    quieten(training=not is_replayed(config))
-    if config.devices > 1:
+    composed = compose_checked([*overrides, "mlflow.enabled=false"])
+    options = composed.options
+    quieten(training=composed.recipe is not None)
+    if options.devices > 1:
         raise ConfigError(
-            f"a table is recorded on one device, but got devices={config.devices}: use devices=1"
+            f"a table is recorded on one device, but got devices={options.devices}: use devices=1"
         )
-    if config.get("batch_schedule"):
-        raise ConfigError("a table holds runs of one batch size each: leave out batch_schedule=...")
-    config.search.batch_size.low, config.search.batch_size.high = sizes[0], sizes[-1]
-    config.protocol.noise_scale_every = None  # a table does not hold it
-    config.hardware.enabled = False  # a grid is trained as it is given
-    config.search.workers = 1  # and one run after another: its seconds are measured
+    options = with_option(options, "search.batch_size.low", sizes[0])
+    options = with_option(options, "search.batch_size.high", sizes[-1])
+    # A table does not hold the noise scale.
+    options = with_option(options, "protocol.noise_scale_every", None)
+    # A grid is trained as it is given, one run after another: its seconds are measured.
+    options = with_option(options, "hardware.enabled", False)
+    options = with_option(options, "search.workers", 1)
     try:
-        prepared = prepare(config)
+        prepared = prepare(options, composed.recipe)
     except ConfigError as error:
         raise ConfigError(str(error).replace("search.batch_size.high", "--batch-sizes")) from error
     if not prepared.backend.stops:
@@ -125,7 +127,8 @@ def _train_grid(points: Sequence[Point], path: Path, overrides: Sequence[str]) -
     settings = {
         name: value for name, value in prepared.frozen_settings.items() if name.startswith(FROZEN)
     }
-    settings |= {f"budget.{name}": value for name, value in prepared.config.budget.items()}
+    budget = prepared.options.budget
+    settings |= {"budget.steps": budget.steps, "budget.examples": budget.examples}
     file = path.with_name(path.name + ".settings")
     text = dump_json(settings, indent=1)
     runs = _runs_file(path)
@@ -290,8 +293,8 @@ def read_trials(path: Path) -> list[TrialResult]:
 def rows_of_study(trials: Iterable[TrialResult]) -> list[dict[str, Any]]:
     """Return the rows of a study's trials; of a trial and those that continue it, the one with the most steps.
 
-    TableError where schedules end with the trial, as a history then says nothing of a run with another horizon, where
-    batch sizes grow, and where more than batch size and learning rate was searched.
+    TableError where schedules end with the trial, as a history then says nothing of a run with another horizon, and
+    where more than batch size and learning rate was searched.
     """
     longest: dict[Point, TrialResult] = {}
     for trial in trials:
@@ -300,14 +303,10 @@ def rows_of_study(trials: Iterable[TrialResult]) -> list[dict[str, Any]]:
                 f"the schedule of trial {trial.number} ends with the trial, at step {trial.horizon}: its history does "
                 "not replay at another length. Record a study whose schedule has no horizon, such as schedule=warmup"
             )
-        if trial.batch_parts or trial.hyperparameters:
-            what = (
-                "the batch size grew"
-                if trial.batch_parts
-                else f"{', '.join(trial.hyperparameters)} was searched"
-            )
+        if trial.hyperparameters:
             raise TableError(
-                f"in trial {trial.number} {what}: a table holds runs of batch size and learning rate alone"
+                f"in trial {trial.number} {', '.join(trial.hyperparameters)} was searched: a table holds "
+                "runs of batch size and learning rate alone"
             )
         point = trial.batch_size, trial.lr, trial.seed
         if trial.status in USABLE and (point not in longest or trial.steps > longest[point].steps):

@@ -1,6 +1,5 @@
 """The report of a job's study: its files, its answer, the winners on the test set, its curve in MLflow."""
 
-import math
 import re
 import shlex
 import sys
@@ -18,9 +17,9 @@ from numpy.typing import NDArray
 from rich.console import Console
 from rich.text import Text
 
-from bstune.config import is_replayed, overrides
 from bstune.core.curve import CurveBand, CurveError, CurveFit, fit_curve, frontier_points
 from bstune.core.records import Merit, TrialResult, TrialSpec, dump_json
+from bstune.options import overrides
 from bstune.report.answer import INDENT, WIDTH, Answer, Line, answer, block
 from bstune.report.figure import draw_curve
 from bstune.report.page import write_page
@@ -29,7 +28,6 @@ from bstune.report.study_folder import read_study
 from bstune.search.acquisition import best_learning_rates, steps_band
 from bstune.search.observations import Posterior, fresh_horizons, fresh_steps
 from bstune.study.baseline import baseline_row, baseline_runs, gain_row
-from bstune.study.batch_growth import proposed_growth
 from bstune.study.critical import (
     INTERVAL,
     ROOM,
@@ -109,8 +107,6 @@ def report_study(
     summary, band, best = summary_of(prepared, done, sampled[1], stop_reason, missing)
     with optional("no critical batch size at easier targets", missing):
         summary |= _over_target(prepared, done, summary["critical"])
-    with optional("no proposal of a batch size that grows", missing):
-        summary["batch_growth"] = _batch_growth(prepared, summary, done, arguments)
     summary["test"] = _test_winners(prepared, study, best, missing)
     if arguments is not None:
         summary["arguments"] = _again(arguments)
@@ -125,7 +121,7 @@ def report_study(
     answered = len(missing)
     with optional("no figure of the curve", missing):
         draw_curve(done, summary, files.figure, files.vector_figure)
-    if prepared.config.hardware.scale_out.show:
+    if prepared.options.hardware.scale_out.show:
         _show_plan(prepared, summary, missing, console)
     if len(missing) > answered:
         summary["notes"] = [*notes, *missing]
@@ -152,8 +148,8 @@ def summary_of(
 
     Nothing is trained, written or printed. ``missing`` gets a line for each part that fails.
     """
-    config, space, budget, target = (
-        prepared.config,
+    options, space, budget, target = (
+        prepared.options,
         prepared.space,
         prepared.budget,
         prepared.protocol.target,
@@ -166,18 +162,20 @@ def summary_of(
     }
     critical = critical_batch(posterior, budget.objective != "steps")
     b_crit = None if critical is None else critical.b_crit
-    exponent = fit_lr_exponent(posterior, space.low, space.high, b_crit, config.scaling.noise_scale)
+    exponent = fit_lr_exponent(
+        posterior, space.low, space.high, b_crit, options.scaling.noise_scale
+    )
     band = None if critical is None else _band(posterior, critical)
     ideal, real = _plan(prepared, posterior, critical, missing)
     use = MERITS[budget.objective][0]
     runs = baseline_runs(done, prepared.baseline)
     scatter = seed_scatter(posterior)
     merits = sorted(WINNERS, key=lambda name: WINNERS[name].merit not in MERITS[budget.objective])
-    rule = config.scaling.rule["_target_"].rpartition(".")[2]
+    rule = options.scaling.rule["_target_"].rpartition(".")[2]
     summary = {
-        "study": config.study,
-        "workload": config.workload.name,
-        "tokens": config.workload.get("tokens"),
+        "study": options.study,
+        "workload": options.workload.name,
+        "tokens": options.workload.tokens,
         "objective": budget.objective,
         **summarize(
             done,
@@ -198,8 +196,8 @@ def summary_of(
             "limit": _limit(stop_reason),
         },
         "reference": {
-            "batch_size": config.scaling.batch_size,
-            "lr": config.scaling.lr,
+            "batch_size": options.scaling.batch_size,
+            "lr": options.scaling.lr,
             "rule": rule,
         },
         "curve": None
@@ -216,7 +214,6 @@ def summary_of(
         "over_target": [],
         "over_target_note": None,
         "over_target_growth": None,
-        "batch_growth": None,
         "test": {},
         "scale_out": {
             "ideal": [asdict(row) for row in ideal],
@@ -323,10 +320,10 @@ def _plan(
     There is none where an end of the critical batch size's interval is open: the curve does not allow it.
     """
     ideal, real = list[ScaleOut](), list[ScaleOut]()
-    if critical is None or prepared.config.devices > 1:
+    if critical is None or prepared.options.devices > 1:
         return ideal, real
     if critical.b_crit_low is None or critical.b_crit_high is None:
-        if prepared.config.hardware.scale_out.show:
+        if prepared.options.hardware.scale_out.show:
             missing.append(
                 "no plan for several devices: the critical batch size's interval has an open end"
             )
@@ -415,43 +412,6 @@ def _over_target(
     return {"over_target": rows, "over_target_note": note, "over_target_growth": found}
 
 
-def _batch_growth(
-    prepared: PreparedStudy,
-    summary: Summary,
-    done: Sequence[TrialResult],
-    arguments: Sequence[str] | None,
-) -> dict[str, Any] | None:
-    """Return the schedule of batch sizes that B_crit over the target proposes, with its command; None: it has none."""
-    critical, curve, target = summary["critical"], summary["curve"], prepared.protocol.target
-    reached = [trial for trial in done if trial.reached]
-    if prepared.protocol.batch_schedule is not None or is_replayed(prepared.config) or not reached:
-        return None
-    if critical is None or curve is None:
-        return None
-    trial = min(reached, key=lambda trial: trial.examples)
-    rows = [*summary["over_target"], {"target": target.value, "b_crit": critical["b_crit"]}]
-    found = proposed_growth(rows, target, trial)
-    if found is None:
-        return None
-    start = prepared.space.snap(found["start"])
-    nearest = min(
-        range(len(curve["lr"])), key=lambda i: abs(math.log(curve["batch_size"][i] / start))
-    )
-    lr = float(format_number(curve["lr"][nearest]).replace(",", ""))
-    switches = ",".join(map(str, found["switch_examples"]))
-    own = [f"trial.batch_size={start}", f"trial.lr={lr!r}", "batch_schedule=doubling"]
-    own += [
-        f"batch_schedule.switch_examples=[{switches}]",
-        *overrides(prepared.config, trial.hyperparameters),
-    ]
-    kept = [one for one in _again(arguments or ()) if not one.lstrip("+~").startswith(OF_A_STUDY)]
-    return {
-        **found,
-        "start": start,
-        "command": None if arguments is None else shlex.join(["bstune", *kept, *own]),
-    }
-
-
 def load(done: Sequence[TrialResult]) -> dict[str, float] | None:
     """Return between what trials' own seconds per step, over the survey's, lie: the middle 80% of trials.
 
@@ -515,7 +475,7 @@ def best_yaml(
         # Where trials stop early, what was evaluated depends on their limits; elsewhere the schedule does.
         limit = trial.steps if prepared.backend.stops else best[criterion.merit].advised_horizon
         own += [] if limit is None else [f"budget.steps={limit}", "budget.examples=1"]
-        own += overrides(prepared.config, trial.hyperparameters)
+        own += overrides(prepared.options, trial.hyperparameters)
         checkpoint = prepared.files.checkpoint(trial.number)
         values[name] = {
             **winner_row(best[criterion.merit]),
@@ -541,7 +501,7 @@ def train_command(winner: Winner, arguments: Sequence[str], prepared: PreparedSt
     horizon = winner.advised_horizon
     if not prepared.backend.stops and horizon is not None:
         own += [f"budget.steps={horizon}", "budget.examples=1"]
-    return shlex.join(["bstune", *kept, *own, *overrides(prepared.config, trial.hyperparameters)])
+    return shlex.join(["bstune", *kept, *own, *overrides(prepared.options, trial.hyperparameters)])
 
 
 def _again(arguments: Sequence[str]) -> list[str]:

@@ -9,8 +9,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from bstune.core.errors import StudyError
+from bstune.core.errors import ConfigError, StudyError
 from bstune.core.records import TrialSpec
+from bstune.recipe import Recipe
 from bstune.report.answer import answer, block, unreached_advice
 from bstune.report.figure import curve_figure
 from bstune.report.page import write_page
@@ -18,10 +19,9 @@ from bstune.report.rows import WINNERS
 from bstune.report.study_folder import read_study
 from bstune.study.replicates import MERITS
 from bstune.study.report import Findings
-from bstune.trial.objects import Objects, given
 from bstune.trial.plain import fit
 from bstune.trial.process import restored
-from bstune.trial.workload import LightningBackend
+from bstune.trial.workload import load
 
 if TYPE_CHECKING:
     import pandas
@@ -81,11 +81,11 @@ class Result:
 
     Args:
         findings: the study, its trials, the content of ``curve.json``, and the curve.
-        objects: what it was given to train.
+        recipe: of what it trains; None: nothing.
     """
 
     findings: Findings
-    objects: Objects
+    recipe: Recipe | None
 
     @property
     def folder(self) -> Path:
@@ -204,8 +204,8 @@ class Result:
         Returned are the module and its Trainer, whose ``callback_metrics`` have what the validation at the end logged.
         """
         best, prepared = self.best, self.findings.prepared
-        backend = prepared.backend
-        assert isinstance(backend, LightningBackend)  # noqa: S101 (Python objects are trained)
+        if self.recipe is None:
+            raise ConfigError("recorded runs have nothing to train")
         trial = next(trial for trial in self.findings.trials if trial.number == best.number)
         spec = TrialSpec(
             **{
@@ -215,6 +215,7 @@ class Result:
             max_steps=best.horizon,
             hyperparameters=trial.hyperparameters,
         )
-        with restored(), given(prepared.config.study, self.objects):
+        with restored():
             steps = best.horizon or trial.steps
-            return fit(backend.workload, spec, backend.protocol_of(spec), steps, **trainer)
+            workload, protocol = load(prepared.options, self.recipe)
+            return fit(workload, spec, protocol, steps, **trainer)

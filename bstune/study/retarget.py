@@ -10,10 +10,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from bstune.config import is_replayed
 from bstune.core.errors import ConfigError, StudyError, TableError
 from bstune.core.records import Target, TrialResult
 from bstune.core.step_time import fit_step_model
+from bstune.options import ReplayedWorkload, with_option
 from bstune.report.answer import answer
 from bstune.report.page import write_page
 from bstune.report.rows import Row
@@ -21,7 +21,7 @@ from bstune.report.study_folder import StudyFolder, completed, read_files, read_
 from bstune.search.acquisition import best_learning_rate, steps_band
 from bstune.search.observations import Posterior
 from bstune.study.critical import INTERVAL, passing, too_few_passed
-from bstune.study.folder_config import config_of_folder
+from bstune.study.folder_config import options_of_folder
 from bstune.study.model import REPORT_PARTICLES, study_posterior
 from bstune.study.prepare import PreparedStudy, search_budget
 from bstune.study.report import show, summary_of
@@ -166,32 +166,35 @@ def _prepared(
 ) -> tuple[PreparedStudy, Target]:
     """Return the study as its files describe it, to be asked and not to be run, and its own target."""
     assert found.config is not None  # noqa: S101 (the caller has looked)
-    config = config_of_folder(found.config, files.config, trust)
-    own = make_protocol(config).target
+    options = options_of_folder(found.config, files.config, trust)
+    own = options.workload.target.target
     if goal is not None:
-        config.workload.target.value = goal
-    protocol = make_protocol(config)
-    backend = ReplayBackend(config, protocol) if is_replayed(config) else _surveyed(found)
+        options = with_option(options, "workload.target.value", goal)
+    protocol = make_protocol(options, None)
+    backend = _surveyed(found)
+    if isinstance(options.workload, ReplayedWorkload):
+        backend = ReplayBackend(options, protocol)
     backend.horizon = any(trial.horizon is not None for trial in found.trials)
-    space = make_space(config, backend.lr_range)
+    space = make_space(options, backend.lr_range)
     if found.hardware is not None:
         ceiling = found.hardware["ceiling"]
         space = replace(
             space, low=ceiling["smallest"], high=min(space.high, ceiling["at"]["batch_size"])
         )
-    budget = search_budget(config)
     prepared = PreparedStudy(
-        config,
-        budget,
-        space,
-        protocol,
-        backend,
-        files,
-        None,
-        {},
-        None,
-        None,
-        [],
+        options=options,
+        recipe=None,
+        budget=search_budget(options),
+        space=space,
+        protocol=protocol,
+        backend=backend,
+        files=files,
+        trial=None,
+        frozen_settings={},
+        survey=None,
+        open_processes=None,
+        training=None,
+        notes=[],
         elapsed=lambda: 0.0,
     )
     return prepared, own
@@ -227,7 +230,7 @@ def _what_to_run(
         lines.append(_extrapolated(prepared, trials, posterior))
     options = [
         f"workload.target.value={target.value:g}",
-        f"study={prepared.config.study}-{target.value:g}",
+        f"study={prepared.options.study}-{target.value:g}",
     ]
     if arguments is None:
         return [*lines, f"run it: the study's command with {' '.join(options)}"]

@@ -15,7 +15,6 @@ from textwrap import wrap
 from typing import Any
 
 import optuna
-from omegaconf import DictConfig, OmegaConf
 from rich.console import Console
 from rich.progress import MofNCompleteColumn, TextColumn, TimeElapsedColumn
 from rich.progress import Progress as Bar
@@ -24,8 +23,11 @@ from rich.text import Text
 
 from bstune.core.errors import StudyError, UserCodeError
 from bstune.core.records import Budget, Target, TrialResult, TrialSpec
+from bstune.options import StudyOptions
+from bstune.recipe import Recipe
 from bstune.report.answer import STATUS_WORDS, WIDTH
 from bstune.search.each_batch_size import batch_sizes
+from bstune.study.folder_config import text_of_options
 from bstune.study.lease import Leases
 from bstune.study.plan import max_seconds, remaining_seconds, searched
 from bstune.study.prepare import PreparedStudy, prepare
@@ -55,10 +57,8 @@ from bstune.system.files import (
     write_text,
 )
 from bstune.system.interruption import Stage
-from bstune.system.secrets import redact_values
 from bstune.system.watchdog import LINE_SECONDS, LOOK_SECONDS
 from bstune.trial.backend import chooses_batch_sizes, chooses_horizons, stops_trials
-from bstune.trial.workers import InProcess
 
 MINUTE = 60.0  # seconds between two lines while a long trial trains
 
@@ -77,10 +77,11 @@ MACHINE_OPTIONS = (
 
 def _turns(prepared: PreparedStudy) -> str | None:
     """Return how a sampler that tunes each batch size by itself goes through them; None for another sampler."""
-    node, space, trials = prepared.config.sampler, prepared.space, prepared.budget.trials
-    if not chooses_batch_sizes(node):
+    space, trials = prepared.space, prepared.budget.trials
+    if not chooses_batch_sizes(prepared.options):
         return None
-    count = len(batch_sizes(space.low, space.high, node.ratio, space.snap))
+    ratio = prepared.options.sampler["ratio"]
+    count = len(batch_sizes(space.low, space.high, ratio, space.snap))
     each = f"at each of {plural(count, 'batch size')} in turn"
     if trials < count:
         return f"at the {trials} smallest of {count} batch sizes alone: choose search.trials as a multiple of {count}"
@@ -89,35 +90,37 @@ def _turns(prepared: PreparedStudy) -> str | None:
 
 def plan_text(prepared: PreparedStudy, done: Sequence[TrialResult]) -> str:
     """Return the plan in a few lines; ``done`` are the trials that an earlier run of the study finished."""
-    config, budget, space = prepared.config, prepared.budget, prepared.space
+    options = prepared.options
+    budget = prepared.budget
+    space = prepared.space
     limits = [(budget.seconds, "training"), (budget.wall_seconds, "wall time")]
     spendable = [
         f"{format_seconds(seconds)} of {what}" for seconds, what in limits if seconds is not None
     ]
     trial_budget = prepared.protocol.budget
     spent = budget_text(trial_budget)
-    if not stops_trials(config.sampler):
+    if not stops_trials(options):
         spread = _turns(prepared) or f"{budget.stratified:.0%} of them spread evenly over log B"
         ends = f", {spread}; each ends at the target or after {spent}"
     elif prepared.backend.stops:
         again = "; winners run again" if budget.replicates and budget.candidates else ""
         ends = f"; each ends at the target or once it cannot matter, and may be continued{again}"
-    elif prepared.backend.horizon and chooses_horizons(config.sampler):
+    elif prepared.backend.horizon and chooses_horizons(options):
         ends = f"; each ends at the target or with its schedule, at a horizon that the search chooses, at most {spent}"
     else:
         ends = f"; each ends at the target or after {spent}"
-    rule = config.scaling.rule["_target_"].rpartition(".")[2]
+    rule = options.scaling.rule["_target_"].rpartition(".")[2]
     bounds = (
         f", within {format_number(space.lr_low)} to {format_number(space.lr_high)}"
         if space.lr_low > 0
         else ""
     )
     lines = [
-        f"study {config.study}: {prepared.protocol.target}, objective {budget.objective}, on "
+        f"study {options.study}: {prepared.protocol.target}, objective {budget.objective}, on "
         f"{prepared.backend.description}",
         f"  batch sizes {format_count(space.low)} to {format_count(space.high)}, "
         f"learning rates within a factor of {format_number(2**space.delta_bound)} of rule {rule} "
-        f"through B = {format_count(config.scaling.batch_size)}, lr = {format_number(config.scaling.lr)}{bounds}",
+        f"through B = {format_count(options.scaling.batch_size)}, lr = {format_number(options.scaling.lr)}{bounds}",
         f"  {', '.join([plural(budget.trials, 'trial'), *spendable])}{ends}",
     ]
     if space.tunables:
@@ -130,7 +133,7 @@ def plan_text(prepared: PreparedStudy, done: Sequence[TrialResult]) -> str:
     if (
         remaining is not None
     ):  # what the study's own trials suggest; a bound from timed steps before the first
-        seconds = format_seconds(remaining / max(1, config.search.workers))
+        seconds = format_seconds(remaining / max(1, options.search.workers))
         lines.append(f"  continues after {plural(len(done), 'trial')}; about {seconds} to go")
     else:
         seconds = format_seconds(max_seconds(budget, space, prepared.protocol, prepared.backend))
@@ -288,13 +291,7 @@ def live_text(done: Sequence[TrialResult]) -> str:
 
 
 def _place(result: TrialResult) -> str:
-    return f"B {_sizes(result)}, lr {format_number(result.lr)}"
-
-
-def _sizes(result: TrialResult) -> str:
-    """Return the batch size, or the first and the last one where it changed."""
-    last = result.batch_parts[-1][0] if result.batch_parts else result.batch_size
-    return f"{result.batch_size}" if last == result.batch_size else f"{result.batch_size} to {last}"
+    return f"B {result.batch_size}, lr {format_number(result.lr)}"
 
 
 def trial_line(result: TrialResult, metric: str, place: str = "") -> str:
@@ -319,50 +316,57 @@ def trial_line(result: TrialResult, metric: str, place: str = "") -> str:
     parts = [
         f"trial {result.number}",
         place,
-        f"B {_sizes(result)}  lr {format_number(result.lr)}{values}",
+        f"B {result.batch_size}  lr {format_number(result.lr)}{values}",
     ]
     parts.append(f"{STATUS_WORDS[result.status]}{seen} after {steps}{time}")
     return "  ".join(part for part in parts if part)
 
 
 def run(
-    config: DictConfig,
+    options: StudyOptions,
+    recipe: Recipe | None,
     arguments: Sequence[str] | None,
     console: Console,
     elapsed: Callable[[], float] | None = None,
 ) -> Findings | None:
-    """Prepare and run the study, or the one trial, of a validated config; a study's findings are returned.
+    """Prepare and run the study, or the one trial, that the options state; a study's findings are returned.
 
-    ``arguments`` of the command line compose the config again; None: none do, as it is of Python objects. ``elapsed``
-    says how many seconds ago the command began; None: now.
+    ``arguments`` of the command line compose the options again; None: none do, as the recipe is of Python objects.
+    ``elapsed`` says how many seconds ago the command began; None: now.
     """
     interruption.enter(Stage.PREPARATION)
     # One line on a terminal; a dumb one shows no live line, and gets plain ones.
     with console.status("preparing") if console.is_interactive else nullcontext() as status:
         say = partial(console.print, soft_wrap=True)
         prepared = prepare(
-            config,
+            options,
+            recipe,
             say if status is None else lambda line: status.update(Text(line)),
             elapsed=elapsed,
         )
-    if prepared.trial is None:
-        return run_study(prepared, arguments, console)
-    run_single(prepared, prepared.trial, console)
-    return None
+    try:
+        if prepared.trial is None:
+            return run_study(prepared, arguments, console)
+        run_single(prepared, prepared.trial, console)
+        return None
+    finally:
+        prepared.close()
 
 
 def run_study(
     prepared: PreparedStudy, arguments: Sequence[str] | None, console: Console
 ) -> Findings:
     """Run or continue the study, write its report and return its findings; ``arguments`` compose its config again."""
-    config, objective, files = prepared.config, prepared.budget.objective, prepared.files
+    options = prepared.options
+    objective = prepared.budget.objective
+    files = prepared.files
     again = [one for one in arguments or () if not one.lstrip("+~").startswith(MACHINE_OPTIONS)]
     kind = prepared.backend.device_kind
     study = open_study(
-        config.study, config.storage, objective, prepared.frozen_settings, files.root, kind, again
+        options.study, options.storage, objective, prepared.frozen_settings, files.root, kind, again
     )
-    identity = Identity.of(config.study, config.storage, study.user_attrs[STUDY_ID])
-    leases = Leases(study, "owner", config.search.lease_seconds)
+    identity = Identity.of(options.study, options.storage, study.user_attrs[STUDY_ID])
+    leases = Leases(study, "owner", options.search.lease_seconds)
     say, missing = partial(console.print, soft_wrap=True), list[str]()
     with leases.acquired(say), owned(files, identity):
         if again and again != study.user_attrs[ARGUMENTS]:
@@ -373,14 +377,14 @@ def run_study(
         finish_abandoned(study, objective, lambda worker: worker not in living)
         say(plan_text(prepared, results(study)))
         make_inside(files.checkpoints)
-        write_text(files.config, _config_yaml(config))
+        write_text(files.config, text_of_options(options))
         if prepared.survey is not None:
             # torch takes seconds to import: replays have no survey
             from bstune.hardware.report import write_survey
 
             write_survey(prepared.survey, files, missing)
         tracking = None
-        if config.mlflow.enabled:
+        if options.mlflow.enabled:
             from bstune.tracking.runs import open_tracking  # mlflow takes seconds to import
 
             with optional("MLflow", missing):
@@ -396,26 +400,19 @@ def run_study(
         )
 
 
-def _config_yaml(config: DictConfig) -> str:
-    """Return the config, its references as such, without passwords."""
-    return OmegaConf.to_yaml(
-        OmegaConf.create(redact_values(OmegaConf.to_container(config, resolve=False)))
-    )
-
-
 def run_worker(prepared: PreparedStudy, study: optuna.Study, console: Console) -> int:
     """Run trials of a study that another process owns until there is none left to run; return how many."""
     check_joined(study, prepared.frozen_settings)
     shared = Output(Path(study.user_attrs[OUTPUT]))
     identity = Identity.of(
-        prepared.config.study, prepared.config.storage, study.user_attrs[STUDY_ID]
+        prepared.options.study, prepared.options.storage, study.user_attrs[STUDY_ID]
     )
     if (
         shared.identity.exists()
     ):  # this machine sees the owner's folder: states and checkpoints go there
         check_owner(shared, identity)
         prepared = replace(prepared, files=shared)
-    leases = Leases(study, "worker", prepared.config.search.lease_seconds)
+    leases = Leases(study, "worker", prepared.options.search.lease_seconds)
     with leases.acquired(), owned(prepared.files, identity):
         store_unstored(study, prepared.files)
         lives = [lease.name for lease in leases.others() if lease.role == "owner"]
@@ -440,7 +437,7 @@ def run_worker(prepared: PreparedStudy, study: optuna.Study, console: Console) -
 def run_single(prepared: PreparedStudy, spec: TrialSpec, console: Console) -> TrialResult:
     """Run one trial by itself, and write its record and what else it leaves."""
     files = prepared.files.single_trial(spec.batch_size, spec.lr, spec.seed)
-    identity = Identity.of(prepared.config.study, prepared.config.storage)
+    identity = Identity.of(prepared.options.study, prepared.options.storage)
     with (
         owned(prepared.files, identity),
         owned(files, identity),
@@ -448,17 +445,13 @@ def run_single(prepared: PreparedStudy, spec: TrialSpec, console: Console) -> Tr
         make_inside(files.checkpoints)
         for folder in (files.root, files.checkpoints):
             remove_partials(folder)
-        with (
-            InProcess(prepared.backend.run)
-            if prepared.workers is None
-            else prepared.workers(1) as runner
-        ):
+        with prepared.open_runner(1) as runner:
             interruption.enter(Stage.SINGLE)
             runner.start(spec, files, None)
             finished = runner.wait()
         result = finished.result()
         write_text(files.record, result.to_json() + "\n")
-        write_text(files.config, _config_yaml(prepared.config))
+        write_text(files.config, text_of_options(prepared.options))
     if result.status == "failed":
         kind = UserCodeError if finished.frames else StudyError
         raise kind(

@@ -75,7 +75,7 @@ def scale_out(
 
     No batch is larger than ``largest``, as far as the curve is claimed.
     """
-    settings, space, backend = prepared.config.hardware.scale_out, prepared.space, prepared.backend
+    settings, space, backend = prepared.options.hardware.scale_out, prepared.space, prepared.backend
     sizes = [
         size
         for size in candidates(space.high, space.multiple, settings.candidate_ratio)

@@ -106,7 +106,7 @@ class Search:
         self._files_kept_here = (
             leases.own.role == "owner" or str(prepared.files.root) != study.user_attrs[OUTPUT]
         )
-        self._stops = prepared.backend.stops and stops_trials(prepared.config.sampler)
+        self._stops = prepared.backend.stops and stops_trials(prepared.options)
         self._no_time: str | None = None  # why the last trial that was asked did not begin
         self._wall = WallTime(study, prepared.budget, prepared.elapsed, leases.own.role == "owner")
         self._times = study.user_attrs[DEVICE] == prepared.backend.device_kind
@@ -139,7 +139,7 @@ class Search:
                                 self._store(one)
                     raise
             if (
-                self._prepared.config.search.workers > 1
+                self._prepared.options.search.workers > 1
             ):  # nothing beside them, so that their seconds are measured
                 with self._prepared.open_runner(1) as runner:
                     self._replicate(runner)
@@ -344,7 +344,7 @@ class Search:
         if _is_out_of_time(spec, result):
             trial, _ = shorten((trial, replace(spec, max_seconds=None)), result.steps)
         try:
-            ranks_stopped = not stops_trials(self._prepared.config.sampler)
+            ranks_stopped = not stops_trials(self._prepared.options)
             tell(
                 self._study,
                 trial,
@@ -370,7 +370,7 @@ class Search:
             prepared, ended_below_limit(claimed.trials) if self._stops else ()
         )
         sampler = build_sampler(
-            prepared.config.sampler, self._budget, claimed.trial_index, context, attempt(claimed)
+            prepared.options, self._budget, claimed.trial_index, context, attempt(claimed)
         )
         asked = ask(
             self._study,
@@ -411,7 +411,7 @@ class Search:
 
     def _shortest(self, cost: TrialCost) -> float:
         """Return the wall seconds of the least trial that is worth its start, at the reference batch size."""
-        step_time = self._prepared.backend.step_time(self._prepared.config.scaling.batch_size)
+        step_time = self._prepared.backend.step_time(self._prepared.options.scaling.batch_size)
         return cost.seconds(MIN_STEPS * step_time)
 
     def _baseline(self) -> tuple[Baseline, int | None] | None:
@@ -422,7 +422,7 @@ class Search:
         backend = prepared.backend
         last_step = prepared.protocol.last_step(baseline.batch_size)
         if not self._stops:
-            chosen = backend.horizon and chooses_horizons(prepared.config.sampler)
+            chosen = backend.horizon and chooses_horizons(prepared.options)
             return baseline, last_step if chosen else None
         steps = first_steps(
             baseline,

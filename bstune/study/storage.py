@@ -20,7 +20,6 @@ from secrets import randbelow
 from typing import Any
 
 import optuna
-from omegaconf import DictConfig
 from optuna.distributions import FloatDistribution, IntDistribution
 from optuna.exceptions import DuplicatedStudyError, ExperimentalWarning, UpdateFinishedTrialError
 from optuna.samplers import BaseSampler, PartialFixedSampler, QMCSampler, RandomSampler
@@ -31,6 +30,7 @@ from pydantic import TypeAdapter, ValidationError
 from bstune.core.errors import BstuneError, ConfigError, RecordError, StudyError
 from bstune.core.records import Objective, Target, TrialResult, TrialSpec, dump_json
 from bstune.core.search_space import Space
+from bstune.options import StudyOptions
 from bstune.search.acquisition import MIN_STEPS
 from bstune.search.sampler import RECORD, RESUMED_FROM, nearest
 from bstune.study import wall
@@ -768,18 +768,18 @@ def distributions(space: Space) -> dict[str, IntDistribution | FloatDistribution
 
 
 def build_sampler(
-    config: DictConfig,
+    options: StudyOptions,
     budget: SearchBudget,
     trial_index: int,
     context: Mapping[str, Any] | None = None,
     attempt: int = 0,
 ) -> BaseSampler:
     """Build the sampler of one trial, with its own seed and the entries of ``context`` that its class asks for."""
-    factory = sampler_factory(config)
+    factory = sampler_factory(options)
     sampler = getattr(factory, "func", None)
     if not (inspect.isclass(sampler) and issubclass(sampler, BaseSampler)):
         raise ConfigError(
-            f"sampler must name an optuna.samplers.BaseSampler in _target_, but got {dict(config)}"
+            f"sampler must name an optuna.samplers.BaseSampler in _target_, but got {options.sampler}"
         )
     seed, wanted = budget.sampler_seed(trial_index, attempt), getattr(sampler, "context", ())
     place = {"trial_index": trial_index, "attempt": attempt, "study_seed": budget.seed}

@@ -52,8 +52,15 @@ def frame_lines(frames: Iterable[traceback.FrameSummary]) -> str:
     )
 
 
+def note_users_code(error: BaseException) -> None:
+    """Note that an error came by the user's code in another process, which its frames no longer tell."""
+    error.__bstune_users_code__ = True  # type: ignore[attr-defined]
+
+
 def in_users_code(error: BaseException) -> bool:
     """Return whether an error came by the user's own files, or by what they typed."""
+    if getattr(error, "__bstune_users_code__", False):
+        return True
     for frame, _ in traceback.walk_tb(error.__traceback__):
         path = Path(frame.f_code.co_filename)
         installed = INSTALLED & {*path.parts} or str(path).startswith("<")

@@ -18,6 +18,7 @@ import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from types import CodeType, FrameType
+from typing import NoReturn
 
 from bstune.core.errors import UserCodeError
 from bstune.system import interruption
@@ -66,6 +67,7 @@ class Watch:
         seconds: that a training step or an evaluation may take.
         overrun: is called with the error's text once one has taken longer. Where it returns True, it is called again
             as long as the thread stands at the same place.
+        silence: seconds without a line, after which one says what is waited for.
         backstop: whether code that lets no other thread run may end the process.
         now: a clock of seconds; tests move it.
     """
@@ -77,6 +79,7 @@ class Watch:
         overrun: Callable[[str], bool | None],
         *,
         backstop: bool = False,
+        silence: float = LINE_SECONDS,
         now: Callable[[], float] = time.monotonic,
     ) -> None:
         self.seconds = STEP_SECONDS if seconds is None else seconds
@@ -86,6 +89,7 @@ class Watch:
             else "raise protocol.trial_seconds if it needs longer"
         )
         self._say, self._overrun, self._backstop, self._now = say, overrun, backstop, now
+        self._silence = silence
         self._thread = threading.get_ident()  # whose frames are shown
         self._waits = [Wait("what trains to be loaded")]
         self._looked = self._printed = now()
@@ -136,7 +140,7 @@ class Watch:
             self.message = self._too_long(wait, frame)
             self._stands_at = _instructions(frame) if self._overrun(self.message) else None
             return
-        if now - self._printed >= LINE_SECONDS:
+        if now - self._printed >= self._silence:
             wait.said = True
             self.say(f"waiting for {wait.what}, {wait.seconds:.0f} s")
 
@@ -176,19 +180,31 @@ def _is_debugged(frame: FrameType | None) -> bool:
 _watches: list[Watch] = []  # the last one is the present one
 
 
+def end_command(message: str) -> NoReturn:
+    """End the command with an error, whatever the main thread does."""
+    interruption.end(f"error: {message}\n", 1)
+
+
 @contextmanager
-def watching(say: Callable[[str], None], seconds: float | None) -> Iterator[Callable[[str], None]]:
+def watching(
+    say: Callable[[str], None],
+    seconds: float | None,
+    end: Callable[[str], NoReturn] | None = None,
+    silence: float = LINE_SECONDS,
+) -> Iterator[Callable[[str], None]]:
     """Watch what is waited for meanwhile; the body prints its own lines by what it is given.
 
     ``seconds`` limit each training step and evaluation. In a command a longer one ends the process, in C code as well.
     In a process of the user's, such as a notebook, nothing is killed: the main thread is interrupted, as by Ctrl-C, and
-    a UserCodeError raised; what stands in C code, or in another thread, is said and goes on.
+    a UserCodeError raised; what stands in C code, or in another thread, is said and goes on. ``end`` ends a process
+    that is neither, with the message. ``silence``: seconds without a line, after which one says what is waited for.
     """
-    command = interruption.is_installed()
+    if end is None and interruption.is_installed():
+        end = end_command
 
     def overrun(message: str) -> bool:
-        if command:
-            interruption.end(f"error: {message}\n", 1)
+        if end is not None:
+            end(message)
         if not main:
             watch.say(message)
             return False
@@ -196,7 +212,7 @@ def watching(say: Callable[[str], None], seconds: float | None) -> Iterator[Call
         # One that arrives between Python's last look for signals and a wait in C interrupts nothing.
         return True
 
-    watch = Watch(say, seconds, overrun, backstop=command)
+    watch = Watch(say, seconds, overrun, backstop=end is not None, silence=silence)
     main = threading.current_thread() is threading.main_thread()
     main = main and signal.getsignal(signal.SIGINT) is signal.default_int_handler
     ended = threading.Event()
@@ -217,7 +233,7 @@ def watching(say: Callable[[str], None], seconds: float | None) -> Iterator[Call
         ended.set()
         thread.join()
         _watches.remove(watch)
-        if command:
+        if end is not None:
             faulthandler.cancel_dump_traceback_later()
     if watch.message is not None and main:  # the user's code has swallowed the interruption
         raise UserCodeError(watch.message)

@@ -10,11 +10,11 @@ from urllib.parse import urlsplit
 from mlflow import MlflowClient
 from mlflow.store.db.db_types import DATABASE_ENGINES
 from mlflow.tracking.registry import UnsupportedModelRegistryStoreURIException
-from omegaconf import DictConfig
 from sqlalchemy.engine import make_url
 from sqlalchemy.exc import ArgumentError
 
 from bstune.core.errors import ConfigError
+from bstune.options import MlflowOptions
 from bstune.system.files import check_writable
 from bstune.system.inputs import one_line
 from bstune.system.secrets import redact
@@ -23,8 +23,8 @@ from bstune.tracking.exchange import FAILURES
 UI = "http://127.0.0.1:5000"  # of `mlflow ui`
 
 
-def tracking_uri(settings: DictConfig) -> str:
-    """Return the URI in the config, or ``MLFLOW_TRACKING_URI``, or of ``mlflow.db``; SQLite paths are made absolute."""
+def tracking_uri(settings: MlflowOptions) -> str:
+    """Return the URI in the options, of ``MLFLOW_TRACKING_URI`` or of ``mlflow.db``; SQLite paths are made absolute."""
     uri: str = settings.uri or os.environ.get("MLFLOW_TRACKING_URI") or "sqlite:///mlflow.db"
     path = uri.removeprefix("sqlite:///")
     if path in (uri, "", ":memory:") or "?" in path:

@@ -5,15 +5,15 @@ import json
 import math
 import posixpath
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
 from urllib.parse import urlencode
 
 from mlflow.entities import Dataset, DatasetInput, InputTag, Metric
-from omegaconf import OmegaConf
 
-from bstune.config import to_dict
 from bstune.core.noise_scale import moving_estimate
 from bstune.core.records import TrialResult
+from bstune.options import TrainedWorkload, option_at
 from bstune.report.rows import Summary
 from bstune.study.prepare import PreparedStudy
 from bstune.system.console import format_count, format_number
@@ -64,12 +64,12 @@ _POINTS = {
 def study_name(prepared: PreparedStudy) -> str:
     """Return ``digits · cpu · val/loss<=0.1``."""
     target = str(prepared.protocol.target).replace(" ", "")
-    return cut(f"{prepared.config.study} · {prepared.backend.device} · {target}", KEY_LENGTH)
+    return cut(f"{prepared.options.study} · {prepared.backend.device} · {target}", KEY_LENGTH)
 
 
 def study_params(prepared: PreparedStudy, commit: str | None) -> dict[str, str]:
     """Return what a study is, in a few parameters."""
-    values = {name: OmegaConf.select(prepared.config, option) for name, option in _OPTIONS.items()}
+    values = {name: option_at(prepared.options, option) for name, option in _OPTIONS.items()}
     values = {name: value for name, value in values.items() if value is not None}
     for name in ("scaling", "sampler"):
         if name in values:
@@ -178,10 +178,11 @@ def metrics(values: Iterable[Value], milliseconds: int) -> list[Metric]:
 
 def data_set(prepared: PreparedStudy) -> DatasetInput:
     """Return the training data as MLflow's data set: what reads it, and a digest of that, not of its bytes."""
-    config = prepared.config.copy()
-    config.data.root = ""  # where the data lie does not matter: their checksums are pinned
-    workload = config.workload
-    read_by = {"workload": workload.name} if "data" not in workload else to_dict(workload.data)
+    workload = prepared.options.workload
+    read_by: Mapping[str, Any] = {"workload": workload.name}
+    if isinstance(workload, TrainedWorkload):
+        # Where the data lie stands there as a reference: their checksums are pinned.
+        read_by = workload.data
     if table := prepared.backend.frozen_settings.get("workload.table"):  # a replayed study's
         read_by = {"table": table}
     source = json.dumps(redact_values(read_by), default=str)

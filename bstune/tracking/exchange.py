@@ -19,8 +19,9 @@ from pathlib import Path
 from alembic.util import CommandError
 from mlflow.exceptions import MlflowException
 from mlflow.utils.logging_utils import suppress_logs_in_thread
-from omegaconf import DictConfig
 from sqlalchemy.exc import SQLAlchemyError
+
+from bstune.options import MlflowOptions
 
 # Of a server that is down, a locked or newer database, a full disk, a missing driver; those of requests are OSErrors.
 FAILURES = (
@@ -42,7 +43,7 @@ class Exchanges:
 
     def __init__(
         self,
-        settings: DictConfig,
+        settings: MlflowOptions,
         clock: Callable[[], float] = time.monotonic,
         database: Path | None = None,
     ) -> None:
@@ -99,7 +100,7 @@ class Exchanges:
 
 
 @contextmanager
-def short_requests(settings: DictConfig) -> Iterator[None]:
+def short_requests(settings: MlflowOptions) -> Iterator[None]:
     """Give MLflow's HTTP client short limits while the context is open: it reads the environment at each request."""
     values = {
         "MLFLOW_HTTP_REQUEST_TIMEOUT": str(settings.request_seconds),

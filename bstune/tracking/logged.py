@@ -8,11 +8,9 @@ from typing import Any
 from mlflow import MlflowClient
 from mlflow.entities import Run
 from mlflow.store.tracking import SEARCH_MAX_RESULTS_THRESHOLD
-from omegaconf import OmegaConf
-from omegaconf.errors import OmegaConfBaseException
 
-from bstune.config import read_yaml
-from bstune.core.errors import InputError, StudyError
+from bstune.config import mlflow_options
+from bstune.core.errors import ConfigError, InputError, StudyError
 from bstune.system.files import Output
 from bstune.system.inputs import parse_json, read_text
 from bstune.system.secrets import remember
@@ -35,11 +33,11 @@ def logged_summaries(
     Raises:
         StudyError: if MLflow does not answer, or has no such experiment or no study in it.
     """
-    settings = OmegaConf.create({**read_yaml("config.yaml")["mlflow"], "uri": uri})
     try:
-        address = tracking_uri(settings)
-    except OmegaConfBaseException as error:  # of a reference, as ${oc.env:NAME}
-        raise StudyError(f"--uri: {str(error).splitlines()[0]}") from error
+        settings = mlflow_options(uri)
+    except ConfigError as error:  # of a reference, as ${oc.env:NAME}
+        raise StudyError(f"--uri: {error}") from error
+    address = tracking_uri(settings)
     remember(address)
     check_uri(address)
     path = database_path(address)

@@ -44,7 +44,7 @@ def send_model(
     names = ("number", "trial_index", "batch_size", "lr", "delta", "seed", "hyperparameters")
     spec = TrialSpec(**{name: getattr(trial, name) for name in names}, max_steps=trial.horizon)
     params = {"batch_size": str(trial.batch_size), "lr": str(trial.lr), "seed": str(trial.seed)}
-    name = f"{prepared.config.workload.name}-winner"
+    name = f"{prepared.options.workload.name}-winner"
     logged = client.create_logged_model(experiment_id, _model_name(name), run_id, params=params)
     with tempfile.TemporaryDirectory() as folder:
         model = Model(

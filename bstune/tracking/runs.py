@@ -69,28 +69,24 @@ class Tracking:
 
     def __init__(self, prepared: PreparedStudy, study_id: str) -> None:
         """Find what was sent before of the study with this uuid."""
-        config, self._backend, self._metric = (
-            prepared.config,
-            prepared.backend,
-            prepared.protocol.target.metric,
-        )
-        self._prepared, self._settings, self._uri = (
-            prepared,
-            config.mlflow,
-            tracking_uri(config.mlflow),
-        )
+        options = prepared.options
+        self._prepared = prepared
+        self._backend = prepared.backend
+        self._metric = prepared.protocol.target.metric
+        self._settings = options.mlflow
+        self._uri = tracking_uri(options.mlflow)
         self._commit = _git_commit()
         self._tags = {
             STUDY_TAG: study_id,
-            "bstune.study": config.study,
-            "bstune.workload": config.workload.name,
+            "bstune.study": options.study,
+            "bstune.workload": options.workload.name,
         }
         self._page = ""  # of MLflow's UI with the studies
         self._results: dict[int, TrialResult] = {}  # of the trials that were to be sent, by number
         self._whole: dict[
             int, tuple[str, int]
         ] = {}  # of the trials that MLflow has whole: their run's id and start
-        self._exchanges = Exchanges(config.mlflow, database=database_path(self._uri))
+        self._exchanges = Exchanges(options.mlflow, database=database_path(self._uri))
         self._exchanges.run("open the study", self._find)
 
     @property

@@ -2,23 +2,25 @@
 
 import math
 from collections.abc import Callable, Mapping
-from functools import cache
-from typing import Any
+from functools import cache, partial
+from typing import TYPE_CHECKING, Any
 
-from omegaconf import DictConfig, OmegaConf
-
-from bstune.config import batch_schedule_of, budget_of, instantiate, is_replayed, to_dict
 from bstune.core.errors import ConfigError
 from bstune.core.records import (
     CUDA_GRAPH_MODES,
     EvaluationSchedule,
-    Target,
     TrialProtocol,
     TrialResult,
     TrialSpec,
 )
 from bstune.core.search_space import Space, Tunable
+from bstune.hydra_recipe import instantiate, instantiate_partial
+from bstune.options import StudyOptions, option_at
+from bstune.recipe import Recipe
 from bstune.system.files import Output
+
+if TYPE_CHECKING:
+    from optuna.samplers import BaseSampler
 
 # Arguments of the Trainer that define a trial: what sets each instead. Another value would change a trial unseen.
 _LENGTH = "how long a trial is, is set by budget.steps and budget.examples"
@@ -31,7 +33,6 @@ _EXAMPLES = (
     "a trial trains on all of the training data; let workload.data hold those that it is to have"
 )
 _QUIET = "trials are quiet: leave it out"
-OBJECTS = "bstune.trial.objects.trainer_arguments"  # target of a study of Python objects, which has checked them
 OWNED = {
     "_target_": "here stand the arguments of a Trainer: leave its class out",
     **dict.fromkeys(("max_epochs", "max_steps", "min_epochs", "min_steps"), _LENGTH),
@@ -101,65 +102,74 @@ class TrialBackend:
         return protocol.last_step(batch_size)
 
 
-def sampler_factory(node: DictConfig) -> Any:
-    """Return what the sampler's config node builds, as a partial whose further arguments are the study's."""
-    node = node.copy()
-    OmegaConf.update(node, "_partial_", True, force_add=True)
-    return instantiate(node, "sampler")
+def sampler_factory(options: StudyOptions) -> "partial[BaseSampler]":
+    """Return the sampler without the arguments that a study gives it: its space, its seed, its state."""
+    factory: partial[BaseSampler] = instantiate_partial(options.sampler, "sampler")
+    return factory
 
 
-def stops_trials(node: DictConfig) -> bool:
-    """Return whether the config's sampler stops and continues trials, as one with ``max_steps`` does."""
-    return hasattr(getattr(sampler_factory(node), "func", None), "max_steps")
+def stops_trials(options: StudyOptions) -> bool:
+    """Say whether the sampler stops and continues trials, as one with ``max_steps`` does."""
+    return hasattr(sampler_class(options), "max_steps")
 
 
-def chooses_horizons(node: DictConfig) -> bool:
-    """Return whether the config's sampler chooses each trial's ``max_steps`` where the schedule ends with them."""
-    return "horizon" in getattr(getattr(sampler_factory(node), "func", None), "context", ())
+def chooses_horizons(options: StudyOptions) -> bool:
+    """Say whether the sampler chooses each trial's ``max_steps`` where the schedule ends with them."""
+    return "horizon" in getattr(sampler_class(options), "context", ())
 
 
-def chooses_batch_sizes(node: DictConfig) -> bool:
-    """Return whether the config's sampler goes through the batch sizes itself, so that none is stratified."""
-    return getattr(getattr(sampler_factory(node), "func", None), "chooses_batch_sizes", False)
+def chooses_batch_sizes(options: StudyOptions) -> bool:
+    """Say whether the sampler goes through the batch sizes itself, so that none is stratified."""
+    return bool(getattr(sampler_class(options), "chooses_batch_sizes", False))
 
 
-def make_protocol(config: DictConfig) -> TrialProtocol:
-    """Return what stays fixed in every trial of a config whose device and precision are resolved."""
-    options, target = config.protocol, config.workload.target
-    graphs = str(config.device).startswith("cuda") and config.compile in CUDA_GRAPH_MODES
-    if graphs and options.micro_batch_size is not None:
+def sampler_class(options: StudyOptions) -> object:
+    """Return the sampler's class, or the function that makes it."""
+    return getattr(sampler_factory(options), "func", None)
+
+
+def make_protocol(options: StudyOptions, recipe: Recipe | None) -> TrialProtocol:
+    """Return what stays fixed in every trial.
+
+    Args:
+        options: whose device and precision are resolved.
+        recipe: which builds the user's arguments of the Trainer; None: nothing is trained.
+    """
+    protocol = options.protocol
+    replays_graphs = options.device.startswith("cuda") and options.compile in CUDA_GRAPH_MODES
+    if replays_graphs and protocol.micro_batch_size is not None:
         raise ConfigError(
-            f"compile={config.compile} replays CUDA graphs, which overwrite the gradients of one micro-batch with the"
-            " next one's: set compile=max-autotune-no-cudagraphs or default, or protocol.micro_batch_size=null"
+            f"compile={options.compile} replays CUDA graphs, which overwrite the gradients of one "
+            "micro-batch with the next one's: set compile=max-autotune-no-cudagraphs or default, or "
+            "protocol.micro_batch_size=null"
         )
     trainer: dict[str, Any] = {}
-    if not is_replayed(config):
-        kind, _, index = str(config.device).partition(":")
+    if recipe is not None:
+        kind, _, index = options.device.partition(":")
         devices = [int(index or 0)] if kind == "cuda" else 1
-        trainer = {**trainer_arguments(config), "accelerator": kind, "devices": devices}
+        trainer = {**trainer_arguments(options, recipe), "accelerator": kind, "devices": devices}
         if not _has_precision(trainer.get("plugins")):
             # Lightning refuses it beside a plug-in of its kind.
-            trainer["precision"] = config.precision
+            trainer["precision"] = options.precision
+    # torch.compile captures the graphs itself.
+    captured_by_torch = protocol.fast == "graph" and options.compile in CUDA_GRAPH_MODES
     return TrialProtocol(
-        target=Target(target.metric, target.value, target.mode),
-        budget=budget_of(config),
+        target=options.workload.target.target,
+        budget=options.budget.budget,
         evaluation_schedule=EvaluationSchedule(
-            ratio=options.evaluation_ratio,
-            share=options.evaluation_share,
-            cost=options.evaluation_cost,
-            near=options.close_to_target,
+            ratio=protocol.evaluation_ratio,
+            share=protocol.evaluation_share,
+            cost=protocol.evaluation_cost,
+            near=protocol.close_to_target,
         ),
-        micro_batch_size=options.micro_batch_size,
-        warmup_steps=options.warmup_steps,
-        divergence=options.divergence,
-        noise_scale_every=options.noise_scale_every,
-        compile=config.compile,
+        micro_batch_size=protocol.micro_batch_size,
+        warmup_steps=protocol.warmup_steps,
+        divergence=protocol.divergence,
+        noise_scale_every=protocol.noise_scale_every,
+        compile=options.compile,
         trainer=trainer,
-        fast="auto"
-        if options.fast == "graph" and config.compile in CUDA_GRAPH_MODES
-        else options.fast,
-        devices=config.devices,
-        batch_schedule=batch_schedule_of(config),
+        fast="auto" if captured_by_torch else protocol.fast,
+        devices=options.devices,
     )
 
 
@@ -170,53 +180,51 @@ def _has_precision(plugins: Any) -> bool:
     return "Precision" in bases
 
 
-def trainer_arguments(config: DictConfig) -> dict[str, Any]:
-    """Return the user's arguments of the Trainer, those of the workload over those of the config, and what they build.
+def trainer_arguments(options: StudyOptions, recipe: Recipe) -> dict[str, Any]:
+    """Return the user's arguments of the Trainer; those of the workload stand over the others.
 
     ConfigError for an argument that would change what a trial is.
     """
-    arguments: dict[str, Any] = {}
-    for name, node in (
-        ("trainer", config.trainer),
-        ("workload.trainer", config.workload.get("trainer")),
-    ):
-        for one in node or ():
-            if one in OWNED and node[one] != OBJECTS:
-                raise ConfigError(f"{name}.{one} is bstune's own: {OWNED[one]}")
-        arguments |= instantiate(node, name) if node else {}
+    for name in ("trainer", "workload.trainer"):
+        given = option_at(options, name)
+        assert isinstance(given, Mapping)  # noqa: S101 (an option that is a node)
+        for argument in given:
+            if argument in OWNED:
+                raise ConfigError(f"{name}.{argument} is bstune's own: {OWNED[argument]}")
+    arguments: dict[str, Any] = recipe.trainer()
     for name in ("callbacks", "logger"):
-        if isinstance(arguments.get(name), Mapping):  # by name, as Hydra's groups are merged
+        # By name, as Hydra's groups are merged.
+        if isinstance(arguments.get(name), Mapping):
             arguments[name] = list(arguments[name].values())
     if arguments.get("limit_val_batches", 1) == 0:
         raise ConfigError(
-            "trainer.limit_val_batches=0 leaves nothing to evaluate, and a trial ends by its metric: leave it out"
+            "trainer.limit_val_batches=0 leaves nothing to evaluate, and a trial ends by its "
+            "metric: leave it out"
         )
     return arguments
 
 
-def make_space(config: DictConfig, lr_range: tuple[float, float] = (0.0, float("inf"))) -> Space:
+def make_space(options: StudyOptions, lr_range: tuple[float, float] = (0.0, float("inf"))) -> Space:
     """Return what is searched; a rule that lacks its noise scale raises ConfigError."""
-    multiple = config.search.batch_size.multiple
+    searched = options.search.batch_size
+    multiple = searched.multiple
     if multiple is None:
-        multiple = (
-            MIXED_MULTIPLE
-            if config.device.startswith("cuda") and config.precision != "32-true"
-            else 1
-        )
+        is_mixed = options.device.startswith("cuda") and options.precision != "32-true"
+        multiple = MIXED_MULTIPLE if is_mixed else 1
+    tunables = []
+    for name in options.search.tune:
+        tunables.append(Tunable(name, **options.workload.tunable[name].model_dump()))
     space = Space(
-        low=config.search.batch_size.low,
-        high=config.search.batch_size.high,
+        low=searched.low,
+        high=searched.high,
         multiple=multiple,
-        sigma=config.scaling.lr_octaves_sigma,
-        rule=cache(
-            instantiate(config.scaling.rule, "scaling")
-        ),  # a call through Hydra takes 0.1 ms
-        octaves=config.scaling.lr_octaves if stops_trials(config.sampler) else None,
+        sigma=options.scaling.lr_octaves_sigma,
+        # A call through Hydra takes 0.1 ms.
+        rule=cache(instantiate(options.scaling.rule, "scaling")),
+        octaves=options.scaling.lr_octaves if stops_trials(options) else None,
         lr_low=lr_range[0],
         lr_high=lr_range[1],
-        tunables=tuple(
-            Tunable(name, **to_dict(config.workload.tunable[name])) for name in config.search.tune
-        ),
+        tunables=tuple(tunables),
     )
     for batch_size in (space.low, space.high):
         try:

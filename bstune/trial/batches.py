@@ -6,7 +6,7 @@ import math
 import random
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import islice, repeat
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -24,7 +24,6 @@ from torch.utils.data import (
     WeightedRandomSampler,
 )
 
-from bstune.core.batch_schedule import BatchPlan, constant
 from bstune.core.errors import ConfigError
 from bstune.trial import distributed
 
@@ -50,7 +49,7 @@ KEPT_OPTIONS = (
 
 def endless_indices(
     n: int,
-    batch_size: int | BatchPlan,
+    batch_size: int,
     generator: torch.Generator,
     first: int = 0,
     epoch: Epoch | None = None,
@@ -60,24 +59,19 @@ def endless_indices(
     Each epoch is a new permutation of 0 to n - 1, unless ``epoch`` draws its n indices in another way; a batch may
     straddle two, and may then contain an example twice.
     """
-    plan = batch_size if isinstance(batch_size, BatchPlan) else constant(batch_size)
     device = generator.device
     epoch = permutation(n) if epoch is None else epoch
     rest = torch.empty(0, dtype=torch.int64, device=device)
-    drawn = plan.examples(first)
+    drawn = first * batch_size
     epochs = math.ceil(drawn / n)
     for _ in range(epochs):
         rest = epoch(generator)
     rest = rest[len(rest) - (epochs * n - drawn) :]
-    for part in range(plan.part(first), len(plan.sizes)):
-        size, last = plan.sizes[part], part == len(plan.sizes) - 1
-        for _ in (
-            repeat(None) if last else range(max(first, plan.first[part]), plan.first[part + 1])
-        ):
-            if len(rest) < size:
-                rest = torch.cat([rest, epoch(generator)])
-            yield rest[:size]
-            rest = rest[size:]
+    while True:
+        if len(rest) < batch_size:
+            rest = torch.cat([rest, epoch(generator)])
+        yield rest[:batch_size]
+        rest = rest[batch_size:]
 
 
 def permutation(n: int) -> Epoch:
@@ -139,45 +133,13 @@ def splitter(batch_size: int, micro_batch_size: int | None) -> Callable[[Tensor]
     return lambda whole: whole.split_with_sizes(sizes)
 
 
-def splitters(
-    plan: BatchPlan, micro_batch_size: int | None
-) -> dict[int, Callable[[Tensor], Sequence[Tensor]]]:
-    """Return, by batch size, what cuts the whole batches of a plan into micro-batches."""
-    return {size: splitter(size, micro_batch_size) for size in plan.sizes}
-
-
-class MicroBatches(int):
-    """How many micro-batches a batch has, from the first one of a part of the training on: Lightning's ``k``.
-
-    Lightning steps the optimizer where a batch's number, or the next one, is a multiple of ``k``; here numbers count
-    from the part's first one on, so that its micro-batches begin together wherever in an epoch that is.
-
-    Attributes:
-        sizes: n_i, of each micro-batch of a batch, on this device.
-        batch_size: B, their sum over all devices.
-    """
-
-    sizes: tuple[int, ...]
-    batch_size: int
-    _first: int
-
-    def __new__(
-        cls, batch_size: int, micro_batch_size: int | None, first: int = 0
-    ) -> "MicroBatches":
-        """Return the number of micro-batches of the batches of B examples that begin with micro-batch ``first``."""
-        sizes = micro_batch_sizes(batch_size, micro_batch_size)
-        count = super().__new__(cls, len(sizes))
-        count.sizes, count.batch_size, count._first = sizes, batch_size, first
-        return count
-
-    def __rmod__(self, number: int) -> int:
-        return (number - self._first) % int(self)
-
-
-def weight_micro_batches(module: LightningModule, of: Callable[[], MicroBatches]) -> None:
+def weight_micro_batches(module: LightningModule, sizes: Sequence[int], batch_size: int) -> None:
     """Make the accumulated gradient the large batch's: weight the loss of micro-batch i by n_i/B.
 
-    ``of`` returns the micro-batches of the present batch.
+    Args:
+        module: whose training step is changed.
+        sizes: n_i, of each micro-batch of a batch, on this device.
+        batch_size: B, their sum over all devices.
     """
     devices = distributed.count()
     if not module.automatic_optimization:
@@ -190,11 +152,11 @@ def weight_micro_batches(module: LightningModule, of: Callable[[], MicroBatches]
 
     @functools.wraps(step)
     def weighted(*args: Any, **kwargs: Any) -> Any:
-        output, present = step(*args, **kwargs), of()
+        output = step(*args, **kwargs)
         # Lightning divides each of the k losses by k, and DDP the gradients' sum by the number of devices. The batch's
         # number is the Trainer's: a step need not take it.
-        size = present.sizes[module.trainer.fit_loop.batch_idx % present]
-        weight = devices * int(present) * size / present.batch_size
+        size = sizes[module.trainer.fit_loop.batch_idx % len(sizes)]
+        weight = devices * len(sizes) * size / batch_size
         if isinstance(output, Mapping):
             return {**output, "loss": output["loss"] * weight}
         return None if output is None else output * weight
@@ -279,27 +241,23 @@ class IndexStream:
     def __init__(
         self,
         n: int,
-        batch_size: int | BatchPlan,
+        batch_size: int,
         order: torch.Generator,
         get_random: Callable[[], Any] = lambda: None,
         set_random: Callable[[Any], object] = lambda state: None,
         together: int = 1,
         epoch: Epoch | None = None,
     ) -> None:
-        if not isinstance(batch_size, BatchPlan):
-            check_size("batch size", batch_size)
-        plan = batch_size if isinstance(batch_size, BatchPlan) else constant(batch_size)
-        if plan.largest > n:
+        check_size("batch size", batch_size)
+        if batch_size > n:
             raise ConfigError(
-                f"batch size {plan.largest} is larger than the data set ({n} examples): lower the largest batch size"
-                + f", batch_schedule.largest={n}" * plan.changes
+                f"batch size {batch_size} is larger than the data set ({n} examples): lower the largest batch size"
             )
-        if together > 1:  # batches of one size
-            plan = BatchPlan((plan.largest * together,))
+        group_size = batch_size * together
         self.remembers = False
         self.drawn = 0  # batches that were handed out, from the first of the stream
         self.together = together
-        self._start = functools.partial(endless_indices, n, plan, order, epoch=epoch)
+        self._start = functools.partial(endless_indices, n, group_size, order, epoch=epoch)
         self._get_random, self._set_random = get_random, set_random
         self._indices = self._start(0)
         self._remembered: tuple[int, Any] | None = None
@@ -354,8 +312,7 @@ class TrainBatches:
 
     Where several batches have at most ``at_once`` examples, they are made together, by as many operators as one, and
     are the same to the bit: on an accelerator the host's time to launch them would be a large part of a short step. An
-    augmentation without an argument ``batch_size`` is called for each batch, and so is any where the size changes, by a
-    ``plan`` that begins with ``batch_size``.
+    augmentation without an argument ``batch_size`` is called for each batch.
     """
 
     def __init__(
@@ -370,12 +327,10 @@ class TrainBatches:
         augment: Augment | None = None,
         alternating_flip: bool = False,
         at_once: int = 1,
-        plan: BatchPlan | None = None,
     ) -> None:
         self.batch_size = batch_size
         self.micro_batch_sizes = micro_batch_sizes(batch_size, micro_batch_size)
-        self._plan = constant(batch_size) if plan is None else plan
-        self._split = splitters(self._plan, micro_batch_size)
+        self._split = splitter(batch_size, micro_batch_size)
         # A generator each: the order must not depend on how many numbers the augmentation draws.
         order, self._augment_generator, first_epoch = seeded_generators(seed, images.device, 3)
         self._images, self._labels, self._normalise = images, labels, normalise
@@ -386,11 +341,9 @@ class TrainBatches:
         together = max(1, min(at_once, len(images)) // batch_size)
         if augment is not None and "batch_size" not in inspect.signature(augment).parameters:
             together = 1
-        if self._plan.changes:
-            together = 1
         check_size("batch size", batch_size)
         self.stream = IndexStream(
-            len(images), self._plan, order, together=together, **random_states
+            len(images), batch_size, order, together=together, **random_states
         )
         self._made: Iterator[tuple[Tensor, Tensor]] = iter(())  # whole batches, not yet handed out
         self._augment = (
@@ -409,8 +362,7 @@ class TrainBatches:
         while True:
             images, labels = self._next_made() if together else self._make()
             stream.drawn += 1
-            parts = split[len(labels)]
-            for x, y in zip(parts(images), parts(labels), strict=True):
+            for x, y in zip(split(images), split(labels), strict=True):
                 # Several batches were normalised when they were made. A single one may be too large for that.
                 yield (x if together else self._normalise(x)), y
 
@@ -440,7 +392,7 @@ class TrainBatches:
         options: dict[str, Any] = {} if stream.together == 1 else {"batch_size": self.batch_size}
         mirror = None
         if self._mirrored is not None:
-            first = self._plan.examples(stream.drawn - stream.drawn % stream.together)
+            first = (stream.drawn - stream.drawn % stream.together) * self.batch_size
             epoch = torch.arange(first, first + len(index), device=device) // len(self._images)
             mirror = self._mirrored[index] ^ (epoch % 2 == 1)
         if self._augment is not None:
@@ -497,67 +449,35 @@ class StreamBatchSampler(Sampler[list[int]]):
     def __init__(
         self,
         n: int,
-        plan: BatchPlan,
+        batch_size: int,
         micro_batch_size: int | None,
         generator: torch.Generator,
         in_process: bool,
         epoch: Epoch | None = None,
     ) -> None:
-        self.micro_batch_sizes = micro_batch_sizes(plan.sizes[0], micro_batch_size)
-        self._split = splitters(plan, micro_batch_size)
+        self.micro_batch_sizes = micro_batch_sizes(batch_size, micro_batch_size)
+        self._split = splitter(batch_size, micro_batch_size)
         random_states: dict[str, Any] = {}
         if in_process:
             random_states = {"get_random": random_state, "set_random": set_random_state}
-        self.stream = IndexStream(n, plan, generator, epoch=epoch, **random_states)
-        self._n, self._plan, self._micro_batch_size = n, plan, micro_batch_size
+        self.stream = IndexStream(n, batch_size, generator, epoch=epoch, **random_states)
+        # Of one epoch, in batches.
+        self._length = n // batch_size
         self._in_process, self._fresh = in_process, True
-        self._epoch: range | None = None  # the batches of the one that is read; None: of none yet
 
     def __len__(self) -> int:
-        if self._epoch is not None:
-            return self._micro_batches(self._epoch)
-        # Before any is read, that of a trial that goes on after a whole epoch is the one that has ended.
-        return self._micro_batches(
-            self._plan.epoch(self._n, max(0, self.stream.drawn - self._fresh))
-        )
-
-    @property
-    def next_length(self) -> int:
-        """How many micro-batches the epoch has that the next batch is in."""
-        return self._micro_batches(self._plan.epoch(self._n, self.stream.drawn))
-
-    def epochs(self, batches: int) -> int:
-        """Return in how many epochs the first ``batches`` batches are."""
-        count, stop = 0, 0
-        while stop < batches:
-            epoch = self._plan.epoch(self._n, stop)
-            if epoch.start >= self._plan.first[-1]:  # from here on all are equally long
-                return count + math.ceil((batches - stop) / len(epoch))
-            count, stop = count + 1, epoch.stop
-        return count
-
-    def _micro_batches(self, epoch: range) -> int:
-        until, before = (dict(self._plan.counts(batches)) for batches in (epoch.stop, epoch.start))
-        counts = {
-            size: len(micro_batch_sizes(size, self._micro_batch_size)) for size in self._plan.sizes
-        }
-        return sum(
-            counts[size] * (batches - before.get(size, 0)) for size, batches in until.items()
-        )
+        return self._length * len(self.micro_batch_sizes)
 
     def __iter__(self) -> Iterator[list[int]]:
-        self._epoch = None
-        return self._read()
-
-    def _read(self) -> Iterator[list[int]]:
         drawn = self.stream.drawn
-        epoch = self._plan.epoch(self._n, drawn)
         # Where a trial goes on after a whole epoch, Lightning takes an iterator of that one too, and reads none of it;
         # worker processes would read ahead.
-        ended = self._fresh and not self._in_process and drawn == epoch.start > 0
-        self._fresh, self._epoch = False, self._plan.epoch(self._n, drawn - 1) if ended else epoch
-        for index in islice(self.stream, 0 if ended else epoch.stop - drawn):
-            for part in self._split[len(index)](index):
+        has_ended = drawn > 0 and drawn % self._length == 0
+        is_ended = self._fresh and not self._in_process and has_ended
+        self._fresh = False
+        left = 0 if is_ended else self._length - drawn % self._length
+        for index in islice(self.stream, left):
+            for part in self._split(index):
                 yield part.tolist()
 
 
@@ -604,15 +524,14 @@ def rebatch(
     batch_size: int,
     micro_batch_size: int | None,
     seed: int,
-    plan: BatchPlan | None = None,
 ) -> DataLoader[Any]:
     """Return a DataLoader like ``loader`` whose batches hold exactly B examples, shuffled, n // B of them an epoch.
 
-    Each epoch goes on in an endless stream of the shuffled examples, so that all batches are whole; under a ``plan``
-    that begins with B it has as many batches as fit, and its own length. One of torch's samplers that draws a part of
-    the examples, or with replacement or weights, still does, n numbers an epoch. A resumed trial
-    reads the same examples and draws the same numbers from the generators of Python, numpy and torch, but not in worker
-    processes, nor from generators of the data set.
+    Each epoch goes on in an endless stream of the shuffled examples, so that all batches are whole.
+    One of torch's samplers that draws a part of the examples, or with replacement or weights, still
+    does, n numbers an epoch. A resumed trial reads the same examples and draws the same numbers from
+    the generators of Python, numpy and torch, but not in worker processes, nor from generators of
+    the data set.
     """
     if not isinstance(loader, DataLoader):
         raise ConfigError(
@@ -630,8 +549,9 @@ def rebatch(
     assert drawn is not None  # noqa: S101  # it would have been refused
     n, epoch = drawn
     check_size("batch size", batch_size)
-    plan = constant(batch_size) if plan is None else plan
-    sampler = StreamBatchSampler(n, plan, micro_batch_size, order, loader.num_workers == 0, epoch)
+    sampler = StreamBatchSampler(
+        n, batch_size, micro_batch_size, order, loader.num_workers == 0, epoch
+    )
     kept = {name: getattr(loader, name) for name in KEPT_OPTIONS}
     kept["persistent_workers"] = loader.num_workers > 0  # large batches make short epochs
     return DataLoader(loader.dataset, batch_sampler=sampler, generator=workers, **kept)

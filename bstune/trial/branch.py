@@ -189,7 +189,6 @@ def branch(
         budget=Budget(steps, 1),
         evaluation_schedule=AT_THE_END,
         noise_scale_every=None,
-        batch_schedule=None,
     )
     built = replace(workload, build_module=lambda spec: goes_on.attach(workload.build_module(own)))
     record = run_trial(built, replace(own, batch_size=batch_size), protocol)

@@ -16,11 +16,11 @@ from typing import Any
 
 import torch
 import torch.distributed
-from omegaconf import DictConfig, OmegaConf
 from torch.distributed import FileStore, HashStore  # type: ignore[attr-defined]
 
 from bstune.core.batch_split import split_batch
 from bstune.core.errors import ConfigError
+from bstune.options import StudyOptions, with_option
 
 
 @dataclass(frozen=True)
@@ -65,13 +65,12 @@ def join(rank: int, count: int, file: str | None = None) -> None:
     _place = Place(rank, count)
 
 
-def config_of_process(config: Any) -> DictConfig:
-    """Return a config of plain values with this process's device: from ``cuda`` or ``cuda:N`` on, one each."""
-    own: DictConfig = OmegaConf.create(config)
-    kind, _, first = str(own.device).partition(":")
-    if _place is not None and kind == "cuda":
-        own.device = f"cuda:{int(first or 0) + _place.rank}"
-    return own
+def options_of_process(options: StudyOptions) -> StudyOptions:
+    """Return options with this process's device: from ``cuda`` or ``cuda:N`` on, one each."""
+    kind, _, first = options.device.partition(":")
+    if _place is None or kind != "cuda":
+        return options
+    return with_option(options, "device", f"cuda:{int(first or 0) + _place.rank}")
 
 
 def explain(error: BaseException) -> None:
@@ -141,18 +140,22 @@ def threads_each(devices: int) -> int:
     return threads if _place is not None else max(1, threads // devices)
 
 
-def check_devices(config: DictConfig) -> None:
+def check_devices(options: StudyOptions) -> None:
     """Refuse a number of devices that this machine lacks, or that other options do not go with."""
-    count = config.devices
+    count = options.devices
     if count == 1 or _place is not None:
         return
-    kind, _, index = str(config.device).partition(":")
-    there = torch.cuda.device_count() - int(index or 0) if kind == "cuda" else os.cpu_count() or 1
-    what = f"CUDA devices from {config.device} on" if kind == "cuda" else "processors"
-    smallest = (
-        config.search.batch_size.low if config.trial.batch_size is None else config.trial.batch_size
-    )
-    option = "search.batch_size.low" if config.trial.batch_size is None else "trial.batch_size"
+    kind, _, index = options.device.partition(":")
+    there = os.cpu_count() or 1
+    what = "processors"
+    if kind == "cuda":
+        there = torch.cuda.device_count() - int(index or 0)
+        what = f"CUDA devices from {options.device} on"
+    smallest = options.search.batch_size.low
+    option = "search.batch_size.low"
+    if options.trial.batch_size is not None:
+        smallest = options.trial.batch_size
+        option = "trial.batch_size"
     problems = (
         (count > there, f"but there are {there} {what}: set devices to at most {max(1, there)}"),
         (
@@ -160,15 +163,15 @@ def check_devices(config: DictConfig) -> None:
             f"but {option}={smallest} leaves some without an example: set {option} to at least {count}",
         ),
         (
-            config.search.workers != 1,
+            options.search.workers != 1,
             "trains one trial at a time, in processes of its own: set search.workers=1",
         ),
         (
-            config.compile is not None,
-            f"does not go with compile={config.compile}, which is untested: set compile=null",
+            options.compile is not None,
+            f"does not go with compile={options.compile}, which is untested: set compile=null",
         ),
         (
-            config.protocol.micro_batch_size == 1,
+            options.protocol.micro_batch_size == 1,
             "may leave a device without an example: set protocol.micro_batch_size to 2 or more",
         ),
     )

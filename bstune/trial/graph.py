@@ -23,7 +23,6 @@ from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimize
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from bstune.core.records import FastMode
-from bstune.trial.batch_sizes import BatchSizes
 from bstune.trial.batches import random_state
 from bstune.trial.compile import USER_CODE_ERRORS, first_line, is_out_of_memory, warn_once
 from bstune.trial.watch import Number, watching
@@ -126,10 +125,6 @@ class CapturedSteps:
         if self._warm < WARM_STEPS:
             return self._watched(batch, index)
         return self._capture(batch, index, leaves, structure)
-
-    def begin_anew(self) -> None:
-        """Before the next step, forget the captured one: it has batches of another size, by a schedule."""
-        self._signature, self._changes = None, 0
 
     def look_again(self) -> None:
         """Before the next step, look whether the module is as it was: hooks of an epoch or an evaluation have run."""
@@ -320,12 +315,7 @@ def make_capturable(optimizer: Optimizer, device: torch.device) -> str | None:
         optimizer._optimizer_step_post_hooks,
         *GLOBAL_HOOKS,
     )
-    # Those of batch sizes that change set nothing but the rates.
-    if not all(
-        isinstance(getattr(hook, "__self__", None), BatchSizes)
-        for hooks in kinds
-        for hook in hooks.values()
-    ):
+    if any(kinds):
         return f"the steps of {name} have hooks, which a graph does not call"
     for group in optimizer.param_groups:
         if isinstance(group["lr"], Tensor):

@@ -76,7 +76,6 @@ class LeanLoop:
         mode: ``auto``, ``off`` for Lightning's loop in any case, or ``graph`` for steps that are captured on CUDA, too.
         around: makes a context for what captures them, which is no step of the training.
         start: is called ahead of the first of some steps that follow one another, where this loop takes them.
-        reason: why Lightning's loop is to take them, where the Trainer does not show it yet.
 
     Attributes:
         take_step: from a batch and its number in the epoch to what Lightning hands to ``on_train_batch_end``: forward
@@ -91,13 +90,12 @@ class LeanLoop:
         mode: FastMode,
         around: Callable[[], AbstractContextManager[Any]] = nullcontext,
         start: Callable[[], object] = lambda: None,
-        reason: str | None = None,
     ) -> None:
         self._mode, self._around, self._start = mode, around, start
         self._captured: CapturedSteps | None = None
         self._trainer, self._epoch_loop = trainer, trainer.fit_loop.epoch_loop
         self._began = False
-        self._reason = f"protocol.fast={mode}" if mode == "off" else reason
+        self._reason = f"protocol.fast={mode}" if mode == "off" else None
         self._advance_as_lightning = self._epoch_loop.advance
         if self._reason is None:
             self._epoch_loop.advance = self._begin
@@ -119,11 +117,6 @@ class LeanLoop:
     def runs(self) -> bool:
         """Whether it has taken steps, and goes on."""
         return self._began and self._reason is None
-
-    def change_batch_size(self) -> None:
-        """After a step, let the following ones be of another batch size."""
-        if self._captured is not None:
-            self._captured.begin_anew()
 
     def _begin(self, fetcher: Any) -> None:
         """Choose the loop, once a fit: at its first step everything is set up, and has been called at the start."""

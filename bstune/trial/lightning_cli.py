@@ -17,11 +17,11 @@ from types import MethodType
 from typing import Any
 
 import yaml
-from omegaconf import OmegaConf
 from torch.utils.data import DataLoader
 
-from bstune.config import instantiate
 from bstune.core.errors import ConfigError
+from bstune.hydra_recipe import instantiate_partial
+from bstune.options import Node
 from bstune.system.inputs import one_line, parse_yaml, read_text
 from bstune.trial.backend import OWNED
 from bstune.trial.batches import epoch_length
@@ -93,10 +93,8 @@ def workload_of(path: Path, chosen: Chosen) -> tuple[dict[str, Any], list[str]]:
     defaults = yaml.safe_load(parser.dump(parser.get_defaults(), skip_unset=False))["trainer"]
     trainer = {name: value for name, value in parsed["trainer"].items() if value != defaults[name]}
     key, lr = _learning_rate(parsed, chosen.lr)
-    config = OmegaConf.create(
-        {name: parsed[name] for name in ("model", "optimizer", "lr_scheduler") if parsed[name]}
-    )
-    OmegaConf.update(config, key, "${trial.lr}")
+    own = {name: parsed[name] for name in ("model", "optimizer", "lr_scheduler") if parsed[name]}
+    of_trials = with_value(own, key, "${trial.lr}")
     size, examples = _batch_size(parsed["data"])
     size *= parsed["trainer"].get("accumulate_grad_batches") or 1
     budget = _examples(path, parsed["trainer"], size, examples)
@@ -108,8 +106,7 @@ def workload_of(path: Path, chosen: Chosen) -> tuple[dict[str, Any], list[str]]:
     ]
     precision = str(trainer.get("precision") or 32)
     here = f"{build_module.__module__}."
-    module: dict[Any, Any] = {"_target_": f"{here}build_module", "_recursive_": False}
-    module |= OmegaConf.to_container(config)  # type: ignore[arg-type]  # of a mapping
+    module = {"_target_": f"{here}build_module", "_recursive_": False, **of_trials}
     workload = {
         "name": chosen.name or parsed["model"]["class_path"].rpartition(".")[2],
         "precision": PRECISIONS.get(precision, precision),
@@ -129,6 +126,14 @@ def workload_of(path: Path, chosen: Chosen) -> tuple[dict[str, Any], list[str]]:
     if left_out:
         lines.append(f"left to bstune: {', '.join(left_out)}")
     return workload, lines
+
+
+def with_value(node: Node, key: str, value: object) -> Node:
+    """Copy nested mappings with another value at a dotted key."""
+    name, _, rest = key.partition(".")
+    if rest:
+        value = with_value(node[name], rest, value)
+    return {**node, name: value}
 
 
 def parse_target(text: str) -> tuple[str, float, str]:
@@ -189,10 +194,7 @@ def _sections(path: Path, chosen: Chosen) -> dict[str, Any]:
 
 def _package(section: Mapping[str, Any]) -> str:
     """Return the package whose LightningModule, or data module, a section's class is."""
-    found = instantiate(
-        OmegaConf.create({"_target_": section["class_path"], "_partial_": True}),
-        section["class_path"],
-    )
+    found = instantiate_partial({"_target_": section["class_path"]}, section["class_path"])
     names = [base.__module__ for base in getattr(found.func, "__mro__", ())]
     return (
         "pytorch_lightning"

@@ -32,7 +32,7 @@ from lightning.pytorch import (
 )
 from lightning.pytorch.utilities.memory import garbage_collection_cuda
 
-from bstune.core.clock import Phase, TrialClock
+from bstune.core.clock import Phase, TrialClock, seconds_per_step
 from bstune.core.errors import BstuneError, ConfigError
 from bstune.core.records import (
     Status,
@@ -48,7 +48,6 @@ from bstune.system.failures import cause
 from bstune.system.files import may_take, partial_of, put_in_place
 from bstune.system.interruption import temporary_folder
 from bstune.trial import distributed
-from bstune.trial.batch_sizes import BatchSizes
 from bstune.trial.batches import (
     loaders_of,
     micro_batch_sizes,
@@ -104,8 +103,8 @@ class Workload:
     """What trials need of a workload."""
 
     build_module: Callable[[TrialSpec], LightningModule]
-    # B examples, or their micro-batches; endless, or an epoch's. Where B changes, it gets the trial's ``plan``, too.
-    train_batches: Callable[..., Iterable[Any]]
+    # B examples, or their micro-batches; endless, or an epoch's.
+    train_batches: Callable[[TrialSpec], Iterable[Any]]
     validation_batches: Iterable[Any]  # the same at every batch size
     validation_examples: int
     test_batches: Iterable[Any] | None = (
@@ -179,7 +178,7 @@ def _record(loop: "_TargetLoop", not_compiled: str | None) -> TrialResult:
         status=progress.status,
         steps=progress.steps,
         steps_low=progress.steps_low,
-        examples=loop.batch_sizes.plan.examples(progress.steps),
+        examples=progress.steps * spec.batch_size,
         train_seconds=clock.seconds(Phase.TRAINING),
         eval_seconds=clock.seconds(Phase.EVALUATION),
         startup_seconds=clock.seconds(Phase.STARTUP),
@@ -191,7 +190,7 @@ def _record(loop: "_TargetLoop", not_compiled: str | None) -> TrialResult:
         noise_scale=loop.noise_scale.measurements,
         training_loop=None if loop.lean is None else loop.lean.name,
         effective_lr=loop.effective_lr,
-        **loop.batch_sizes.timed(clock.segments, progress.steps, protocol.warmup_steps),
+        seconds_per_step=seconds_per_step(clock.segments, protocol.warmup_steps),
     )
 
 
@@ -206,47 +205,37 @@ def _train(
     spec, protocol, progress = loop.spec, loop.protocol, loop.progress
     seed_everything(spec.seed, workers=False, verbose=False)
     module = workload.build_module(spec)
-    sizes = loop.batch_sizes
-    if sizes.accumulates or distributed.place() is not None:
-        weight_micro_batches(module, lambda: sizes.micro)
+    sizes = loop.micro_batch_sizes
+    if len(sizes) > 1 or distributed.place() is not None:
+        weight_micro_batches(module, sizes, spec.batch_size)
     for name in ("training_step", "validation_step"):
         setattr(module, name, _without_stop_iteration(name, getattr(module, name)))
-    train = (
-        workload.train_batches(spec, plan=sizes.plan)
-        if sizes.plan.changes
-        else workload.train_batches(spec)
-    )
-    distributed.check_share(
-        train, micro_batch_sizes(sizes.plan.sizes[0], protocol.micro_batch_size)
-    )
+    train = workload.train_batches(spec)
+    distributed.check_share(train, sizes)
     options: dict[str, Any] = {"weights_only": True}
     if resume is not None and progress.state is not None:
         stream_of(train).resume(progress.state.stream)
         options["ckpt_path"] = resume.state
     if state is not None:
         loop.writer = StateWriter(state, stream_of(train), loop.clock)
-    arguments = lengths(train, int(sizes.micro), loop.longest, module.automatic_optimization)
-    if sizes.plan.changes and sized_len(train) is not None:
-        arguments["max_epochs"] = sizes.epochs(train, loop.longest)
+    arguments = lengths(train, len(sizes), loop.longest, module.automatic_optimization)
     with temporary_folder("bstune-") as folder, _discarding(loop.writer):
         trainer = make_trainer(
             protocol.trainer,
             module,
             [loop],
             folder,
-            accumulate_grad_batches=int(sizes.micro),
+            accumulate_grad_batches=len(sizes),
             **arguments,
         )
-        later = sizes.accumulates and sizes.micro == 1
-        reason = "accumulation of micro-batches, once batches are large" if later else None
         around = functools.partial(loop.clock.interrupt_segment, Phase.STARTUP)
-        loop.lean = LeanLoop(trainer, protocol.fast, around, loop.clock.train, reason)
+        loop.lean = LeanLoop(trainer, protocol.fast, around, loop.clock.train)
         trainer.strategy.checkpoint_io = PlainFiles(trainer, module)  # type: ignore[assignment]
         for logger in trainer.loggers:
             logger.log_hyperparams(
                 {name: getattr(spec, name) for name in LOGGED} | dict(spec.hyperparameters)
             )
-        fit(trainer, workload, module, train, sizes.micro.sizes[0], **options)
+        fit(trainer, workload, module, train, sizes[0], **options)
         loop.explain_end(trainer)
         if progress.status == "reached" and checkpoint is not None:
             partial = partial_of(checkpoint)
@@ -338,7 +327,6 @@ class _Progress:
         self.skipped = 0  # steps that a gradient scaler left out
         self.ended = False
         self.spec, self.protocol, self._validation_examples = spec, protocol, validation_examples
-        self.plan = protocol.plan(spec.batch_size)
         self.due_step = self._next_due()
         self.state: TrialState | None = None
         if resume is not None:
@@ -411,7 +399,12 @@ class _Progress:
         due = [pair for pair in self.history if pair[0] not in self.forced]
         self.near = self.near or is_near(due, self.protocol.target, schedule.near)
         return next_evaluation(
-            self.steps, self.plan, self._validation_examples, len(due), self.near, schedule
+            self.steps,
+            self.spec.batch_size,
+            self._validation_examples,
+            len(due),
+            self.near,
+            schedule,
         )
 
 
@@ -443,14 +436,12 @@ class _TargetLoop(Callback):
         self._measures_noise = False
         self.effective_lr: float | None = None
         self.missing: str | None = None  # what the trial goes on without
-        self.batch_sizes = BatchSizes(
-            progress.plan, protocol.micro_batch_size, progress.steps + progress.skipped
+        self.micro_batch_sizes = micro_batch_sizes(
+            progress.spec.batch_size, protocol.micro_batch_size
         )
         self._skipped_in_a_row = 0
         self._generators = None if progress.state is None else progress.state.generators
-        self._segment_start = self._size_start = (
-            progress.steps
-        )  # the latter: of the steps of one batch size
+        self._segment_start = progress.steps
         self._loss: Any = None  # of the last step
         self._frozen: tuple[str, ...] | None = (
             None  # parameters of a trial that goes on, until they are
@@ -562,7 +553,7 @@ class _TargetLoop(Callback):
         if any(isinstance(one, scheduler) for one in callbacks):
             raise ConfigError(
                 "GradientAccumulationScheduler makes steps of several batches, but batch sizes count all accumulated "
-                "examples: leave it out; batch_schedule=doubling grows the batch size while training"
+                "examples: leave it out"
             )
         # Last, so that what other call-backs do after a step, such as averaging weights, is still training.
         others = [callback for callback in callbacks if callback is not self]
@@ -575,7 +566,9 @@ class _TargetLoop(Callback):
             and pl_module.automatic_optimization
             and alone
         ):
-            self._measures_noise = self.batch_sizes.micro > 1 or self.spec.batch_size >= MIN_SPLIT
+            self._measures_noise = (
+                len(self.micro_batch_sizes) > 1 or self.spec.batch_size >= MIN_SPLIT
+            )
         self._measure_noise("setup", trainer, pl_module, stage)
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
@@ -590,7 +583,6 @@ class _TargetLoop(Callback):
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self.effective_lr = effective_lr(trainer.optimizers)
         self._skipped_steps = SkippedSteps(trainer, pl_module)
-        self.batch_sizes.start(trainer)
         self._restore_generators()
         self._has_epochs = sized_len(trainer.train_dataloader) is not None
         self._each_epoch = self._has_epochs and looks_at_epochs(trainer, pl_module)
@@ -616,15 +608,9 @@ class _TargetLoop(Callback):
     def _at_epoch_end(self, trainer: Trainer) -> bool:
         return trainer.fit_loop.batch_idx + 1 >= trainer.num_training_batches
 
-    def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        if trainer.current_epoch > 0:
-            self.batch_sizes.start_epoch(trainer)
-
     def on_train_batch_start(
         self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int
     ) -> None:
-        if batch_idx == 0:
-            self.batch_sizes.start_micro_batches(trainer)
         self._go_on_with_epoch(trainer, pl_module)
         if (
             self._amid_epoch
@@ -669,7 +655,7 @@ class _TargetLoop(Callback):
         self._end_copies()
         self._hold_stop(trainer)
         self._loss = outputs.get("loss") if isinstance(outputs, Mapping) else outputs
-        if (batch_idx + 1) % self.batch_sizes.micro:
+        if (batch_idx + 1) % len(self.micro_batch_sizes):
             return
         progress = self.progress
         skipped = self._skipped_steps.skipped(self._loss)
@@ -687,7 +673,6 @@ class _TargetLoop(Callback):
         over = trainer.should_stop or 0 < loop.max_steps <= loop.global_step
         epoch_end = self._each_epoch and self._at_epoch_end(trainer)
         batches = progress.steps + progress.skipped
-        changes = batches == self.batch_sizes.end
         if progress.steps >= min(progress.due_step, progress.last_step) or over or epoch_end:
             trainer.val_check_batch = batch_idx + 1
             self._end_segment(Phase.EVALUATION)
@@ -700,23 +685,15 @@ class _TargetLoop(Callback):
                 epoch = accumulated(trainer, pl_module) if self._has_epochs else {}
                 self._take_state(self.writer, pl_module, batches, trainer.callback_metrics, epoch)
         elif (
-            changes
-            or self._segment_start
-            == self._size_start
+            self._segment_start
+            == progress.first_step
             == progress.steps - self.protocol.warmup_steps
         ):
             self._end_segment(Phase.TRAINING)
             self._segment_start = progress.steps
-        if changes:
-            self._size_start = progress.steps
-            self.batch_sizes.change(trainer, batches, batch_idx + 1)
-            if self.lean is not None:
-                self.lean.change_batch_size()
 
     def _end_segment(self, phase: Phase) -> None:
-        steps = self.progress.steps - self._segment_start
-        self.clock.end_segment(steps, phase)
-        self.batch_sizes.note_segment(steps)
+        self.clock.end_segment(self.progress.steps - self._segment_start, phase)
 
     def on_exception(
         self, trainer: Trainer, pl_module: LightningModule, exception: BaseException

@@ -4,30 +4,27 @@ Short trials at the smallest batch sizes, through the same code as every other t
 learning rates compared, one of the trials is stopped and continued. Each mistake has a function that finds it.
 """
 
-import inspect
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import islice, pairwise
 from pathlib import Path
 from typing import Any
 
 import torch
-from hydra.utils import get_object
 from lightning.fabric.utilities.data import sized_len
 from lightning.pytorch import Callback, LightningDataModule, LightningModule, Trainer
 from lightning.pytorch.utilities.memory import garbage_collection_cuda
-from omegaconf import DictConfig, OmegaConf
 from torch import Tensor
 from torch.utils.data import BatchSampler, DataLoader
 
-from bstune.config import overrides, to_dict
 from bstune.core.errors import BstuneError, ConfigError, StateError
 from bstune.core.records import TrialProtocol, TrialResult, TrialSpec
 from bstune.core.search_space import BUDGET, Space, corners
 from bstune.core.step_time import StepTime
+from bstune.options import StudyOptions, overrides
+from bstune.recipe import Recipe
 from bstune.system.console import format_number, plural
 from bstune.system.failures import cause, described
 from bstune.system.interruption import temporary_folder
@@ -53,7 +50,6 @@ FEW_EXAMPLES = 64  # of other evaluations: some metrics are not defined on a sin
 # take longer without need: a large network on a CPU takes seconds a step.
 PATIENCE_SECONDS = 2.0
 SLOW_STEPS = 2  # of a trial that slow: the first one may be at a warm-up's rate of zero
-RATE_NAMES = ("lr", "learning_rate", "learningrate", "base_lr", "max_lr")
 
 
 @dataclass(frozen=True)
@@ -150,7 +146,6 @@ class _ShortTrials:
             target=protocol.target.never_met,
             noise_scale_every=None,
             trainer=without_monitors(protocol.trainer),
-            batch_schedule=None,
         )
         self._target = protocol.target
         examples = max(1, workload.validation_examples)
@@ -431,38 +426,13 @@ def _weights(module: LightningModule) -> dict[str, Tensor]:
 # What each of them finds
 
 
-def check_takes_rate(config: DictConfig) -> None:
-    """Refuse a config in which nothing takes ``${trial.lr}``."""
-    slow, fast = (
-        to_dict(
-            OmegaConf.merge(
-                config, {"trial": {"batch_size": 1, "lr": lr, "total_steps": 1}}
-            ).workload
+def check_takes_rate(recipe: Recipe) -> None:
+    """Refuse a recipe of which nothing takes the trial's learning rate."""
+    if not recipe.takes("lr"):
+        raise ConfigError(
+            "nothing in the workload takes ${trial.lr}, so every learning rate would train alike: "
+            f"{recipe.advice_on_rate()}"
         )
-        for lr in (1.0, 2.0)
-    )
-    if slow != fast:
-        return
-    module = config.workload.module
-    target, inner = (
-        (module.class_path, "init_args.")
-        if "class_path" in module
-        else (str(module.get("_target_")), "")
-    )
-    parameters: Mapping[str, Any] = {}
-    with suppress(
-        ImportError, AttributeError, TypeError, ValueError
-    ):  # what cannot be built is not said here
-        parameters = inspect.signature(get_object(target)).parameters
-    argument = next((name for name in RATE_NAMES if name in parameters), None)
-    what = (
-        f"set workload.module.{inner}{argument}='${{trial.lr}}'"
-        if argument
-        else f"pass ${{trial.lr}} in workload.module to whatever of {target} takes the learning rate"
-    )
-    raise ConfigError(
-        f"nothing in the workload takes ${{trial.lr}}, so every learning rate would train alike: {what}"
-    )
 
 
 def check_loaders(data: LightningDataModule) -> None:
@@ -580,17 +550,18 @@ def manual_notes(trial: _Recorder, protocol: TrialProtocol) -> Iterator[str]:
 
 
 def check_tunables(
-    config: DictConfig, workload: Workload, protocol: TrialProtocol, space: Space, *, stops: bool
+    options: StudyOptions, workload: Workload, protocol: TrialProtocol, space: Space, *, stops: bool
 ) -> None:
     """Train a few steps at the smallest batch size with all further hyperparameters at either end."""
-    name, short = config.workload.name, _ShortTrials(workload, protocol)
+    name = options.workload.name
+    short = _ShortTrials(workload, protocol)
     for one in space.tunables:
         if one.key.startswith(BUDGET) and stops:
             raise ConfigError(
                 f"workload.tunable.{one.name} sets {one.key}, but no schedule of {name} ends "
                 "with its budget: it would change nothing but when a trial gives up"
             )
-        if one.key.startswith(BUDGET) and chooses_horizons(config.sampler):
+        if one.key.startswith(BUDGET) and chooses_horizons(options):
             raise ConfigError(
                 f"workload.tunable.{one.name} sets {one.key}, but the search itself chooses how long each schedule "
                 f"of {name} is, within the budget: leave {one.name} out of search.tune"
@@ -609,6 +580,6 @@ def check_tunables(
             short.run_spec(spec)
         except (TypeError, ValueError, ConfigError) as error:
             raise ConfigError(
-                f"workload.tunable: the module does not take {', '.join(overrides(config, values))} at batch "
+                f"workload.tunable: the module does not take {', '.join(overrides(options, values))} at batch "
                 f"size {space.low}: {str(error).splitlines()[0]}"
             ) from error

@@ -23,12 +23,12 @@ from typing import Any
 
 import numpy as np
 import yaml
-from omegaconf import DictConfig, OmegaConf
 
 import bstune
 from bstune.core.errors import ConfigError, TableError
 from bstune.core.records import Status, Target, TrialProtocol, TrialResult, TrialSpec
 from bstune.core.search_space import Space
+from bstune.options import ReplayedWorkload, StudyOptions, flatten
 from bstune.system.files import Output
 from bstune.system.inputs import STANDARD_INPUT, parse_json, read_bytes, read_text
 from bstune.trial.backend import TrialBackend
@@ -382,68 +382,65 @@ def _content(path: Path) -> str:
     return hashlib.sha256(read_bytes(path.absolute(), "the table")).hexdigest()[:16]
 
 
-def complete(config: DictConfig) -> DictConfig:
-    """Return a replayed workload's config with what it leaves open (``???``) taken from its table.
+def complete(workload: Mapping[str, object]) -> dict[str, object]:
+    """Return what a replayed workload leaves open (``???``), from its table, by dotted key of the config.
 
     These are its name, so that two tables are two studies; the range of batch sizes; the reference, the geometric
     middle of batch sizes and of learning rates; a budget that no recorded run exceeds, so that it is the records that
     end trials; and a shipped table's metric and target. A file's metric is taken for an error.
+
+    Args:
+        workload: the values that it has; those that are missing are not among them.
     """
-    config = config.copy()
-    config.device = DEVICE
-    if OmegaConf.is_missing(config.workload, "table"):
+    if "table" not in workload:
         raise ConfigError(
             "workload.table is missing: name a file of recorded runs, workload.table=FILE"
         )
-    path = find_table(str(config.workload.table))
+    path = find_table(str(workload["table"]))
     table = read_table(path)
-    if OmegaConf.is_missing(config.workload, "name"):
-        config.workload.name = _name_of(path)
     low, high = table.batch_sizes[0], table.batch_sizes[-1]
     # The least budget that no run exceeds: the longest run's steps at the largest batch size, or the most examples of a
     # run that took more steps.
     steps = max(run.end for run in table.runs if run.batch_size == high)
-    defaults = (
-        ("batch_size", "low", low),
-        ("batch_size", "high", high),
-        ("reference", "batch_size", math.sqrt(low * high)),
-        ("reference", "lr", math.sqrt(table.lrs[0] * table.lrs[-1])),
-        ("budget", "steps", steps),
-        (
-            "budget",
-            "examples",
-            max((run.end * run.batch_size for run in table.runs if run.end > steps), default=1),
-        ),
-    )
-    for group, name, value in defaults:
-        if OmegaConf.is_missing(config.workload[group], name):
-            config.workload[group][name] = value
-    targets = [
-        source.target for source in read_index().values() if source.path.resolve() == path.resolve()
-    ]
-    if OmegaConf.is_missing(config.workload.target, "metric"):
-        config.workload.target.metric = targets[0].metric if targets else METRIC
-    if OmegaConf.is_missing(config.workload.target, "value"):
-        if not targets:
-            seen = [value for run in table.runs for value in run.metric]
-            raise ConfigError(
-                "workload.target.value is missing: give the value to reach, such as workload.target.value=0.1 "
-                f"(this table's values lie between {min(seen):g} and {max(seen):g})"
-            )
-        config.workload.target.value = targets[0].value
-    return config
+    longer = [run.end * run.batch_size for run in table.runs if run.end > steps]
+    defaults: dict[str, object] = {
+        "name": _name_of(path),
+        "batch_size.low": low,
+        "batch_size.high": high,
+        "reference.batch_size": math.sqrt(low * high),
+        "reference.lr": math.sqrt(table.lrs[0] * table.lrs[-1]),
+        "budget.steps": steps,
+        "budget.examples": max(longer, default=1),
+    }
+    sources = read_index().values()
+    targets = [source.target for source in sources if source.path.resolve() == path.resolve()]
+    defaults["target.metric"] = METRIC
+    if targets:
+        defaults["target.metric"] = targets[0].metric
+        defaults["target.value"] = targets[0].value
+    stated = flatten(workload)
+    if "target.value" not in stated and not targets:
+        seen = [value for run in table.runs for value in run.metric]
+        raise ConfigError(
+            "workload.target.value is missing: give the value to reach, such as workload.target.value=0.1 "
+            f"(this table's values lie between {min(seen):g} and {max(seen):g})"
+        )
+    filled = {f"workload.{key}": value for key, value in defaults.items() if key not in stated}
+    return {"device": DEVICE, **filled}
 
 
 class ReplayBackend(TrialBackend):
-    """Answers each trial from a table of recorded runs, by a config that :func:`complete` has filled."""
+    """Answers each trial from a table of recorded runs, by options that :func:`complete` has filled."""
 
-    def __init__(self, config: DictConfig, protocol: TrialProtocol) -> None:
-        if config.compile is not None:
+    def __init__(self, options: StudyOptions, protocol: TrialProtocol) -> None:
+        if options.compile is not None:
             raise ConfigError(
-                f"compile={config.compile} does not apply to recorded runs: leave it out"
+                f"compile={options.compile} does not apply to recorded runs: leave it out"
             )
-        path = find_table(config.workload.table)
-        self.table, self._protocol = read_table(path), protocol
+        assert isinstance(options.workload, ReplayedWorkload)  # noqa: S101 (others are trained)
+        path = find_table(options.workload.table)
+        self.table = read_table(path)
+        self._protocol = protocol
         sizes, lrs = self.table.batch_sizes, self.table.lrs
         # The median at each recorded batch size, linear in the logarithms between them.
         taus = [

@@ -10,6 +10,7 @@ import torch
 from lightning.pytorch import LightningModule
 from omegaconf import OmegaConf
 
+from bstune.config import check
 from bstune.core.records import TrialSpec
 from bstune.trial.trainer import builds_layers_later
 from bstune.trial.workload import build_module, evaluate, load
@@ -38,12 +39,14 @@ def _load_pyfunc(path: str) -> Restored:
     written: dict[str, Any] = json.loads((folder / TRIAL).read_text(encoding="utf-8"))
     config = OmegaConf.load(folder / CONFIG)
     config.device, config.devices, config.precision = "cpu", 1, "32-true"
-    module = build_module(config, TrialSpec(**written["spec"]))  # type: ignore[arg-type]  # a mapping, as it was composed
+    composed = check(config)  # type: ignore[arg-type]  # a mapping, as it was composed
+    options, recipe = composed.options, composed.trained
+    module = build_module(options, recipe, TrialSpec(**written["spec"]))
     weights = folder / written["checkpoint"]
     checkpoint = torch.load(weights, map_location="cpu", weights_only=True)
     if builds_layers_later(module, checkpoint["state_dict"]):
         # Its layers may depend on the data, so that it takes a Trainer, which loads the weights as well.
-        workload, protocol = load(config)  # type: ignore[arg-type]  # likewise
+        workload, protocol = load(options, recipe)
         quick = replace(protocol, trainer={**protocol.trainer, "limit_val_batches": 1})
         evaluate(workload, module, quick, weights, val=workload.validation_batches)
         return Restored(module)

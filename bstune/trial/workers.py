@@ -5,6 +5,7 @@ The processes are forked by multiprocessing's fork server, which has imported wh
 the device: CUDA does not survive a fork. This module imports neither torch nor lightning.
 """
 
+import faulthandler
 import math
 import multiprocessing
 import os
@@ -23,13 +24,13 @@ from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from types import FrameType, ModuleType
-from typing import Any, Protocol, Self
+from typing import Any, NoReturn, Protocol, Self
 
-from bstune.core.errors import BstuneError
-from bstune.core.records import TrialResult, TrialSpec, timed
+from bstune.core.errors import BstuneError, UserCodeError
+from bstune.core.records import TrialResult, TrialSpec
 from bstune.system import interruption
-from bstune.system.exits import Terminated
-from bstune.system.failures import described
+from bstune.system.exits import Terminated, os_exit_answered, sys_exit_error
+from bstune.system.failures import described, in_users_code, note_users_code
 from bstune.system.files import Output, full_disk
 from bstune.system.openmp import SPIN, spin_shortly
 from bstune.system.secrets import know, known
@@ -125,6 +126,49 @@ class Finished:
         return self.record
 
 
+@dataclass(frozen=True)
+class Call:
+    """Asks a process to call a method of what it has opened."""
+
+    method: str
+    arguments: tuple[Any, ...]
+
+
+@dataclass(frozen=True)
+class Line:
+    """A line that a process has to say while it is asked for something."""
+
+    text: str
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a call came to: a value, or an error.
+
+    Args:
+        value: that the method returned.
+        error: for the user, in lines.
+        cause: the error of the user's own code behind it, pickled, where it can be.
+    """
+
+    value: Any = None
+    error: BstuneError | None = None
+    cause: bytes | None = None
+
+    def result(self) -> Any:
+        """Return the value, or raise the error, the user's own behind it."""
+        if self.error is None:
+            return self.value
+        if self.cause is None:
+            raise self.error
+        try:
+            cause = pickle.loads(self.cause)  # noqa: S301 (of a process that this one started)
+        except PICKLE_ERRORS:
+            raise self.error from None
+        note_users_code(cause)
+        raise self.error from cause
+
+
 class Runner(Protocol):
     """What runs trials: :class:`Workers` or :class:`InProcess`."""
 
@@ -206,9 +250,6 @@ def with_step_time(result: TrialResult, step_time: Callable[[float], float]) -> 
     own = result.seconds_per_step
     if own is None:
         return result
-    if result.batch_parts:
-        parts = [(size, steps, float(step_time(size))) for size, steps, _ in result.batch_parts]
-        return replace(result, measured_seconds_per_step=own, **timed(parts))
     return replace(
         result, seconds_per_step=float(step_time(result.batch_size)), measured_seconds_per_step=own
     )
@@ -221,8 +262,9 @@ class Workers:
     longer than ``seconds``, the start of its process among them, has failed. With several ``devices`` each of the
     ``count`` is as many processes, which train one trial together. After ``trials`` trials a process is replaced by a
     fresh one, as what is compiled keeps memory. What they print goes to ``log``; None: to this
-    process's output. An interruption or a termination signal is raised by :meth:`start`,
-    :meth:`wait` or the end, where nothing is cut; a second one at once.
+    process's output. Of ``kept`` a process that has nothing to do is used first, and put back at
+    the end. An interruption or a termination signal is raised by :meth:`start`, :meth:`wait` or
+    the end, where nothing is cut; a second one at once.
     """
 
     def __init__(
@@ -233,19 +275,24 @@ class Workers:
         devices: int = 1,
         trials: int | None = None,
         log: TrialsLog | None = None,
+        kept: list["Process"] | None = None,
     ) -> None:
         self._open_train, self.count, self._devices = open_train, count, devices
         self._log = log
+        self._kept = kept
         self._seconds, self._trials = (
             math.inf if limit is None else limit for limit in (seconds, trials)
         )
-        self._workers: list[_Worker | _Team] = []
-        self._running: dict[_Worker | _Team, TrialSpec] = {}
-        self._finished: dict[_Worker | _Team, Finished] = {}  # of those that run, not yet returned
+        self._workers: list[Process | _Team] = []
+        self._running: dict[Process | _Team, TrialSpec] = {}
+        self._finished: dict[Process | _Team, Finished] = {}  # of those that run, not yet returned
         self._handlers: dict[int, Any] = {}
         self._signal: int | None = None
 
     def __enter__(self) -> Self:
+        if self._kept is not None:
+            self._workers += self._kept
+            self._kept.clear()
         if threading.current_thread() is threading.main_thread():
             for number in (signal.SIGINT, signal.SIGTERM):
                 self._handlers[number] = signal.signal(number, self._note) or signal.SIG_DFL
@@ -263,6 +310,10 @@ class Workers:
             raise Terminated(128 + self._signal)
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is None and self._kept is not None:
+            idle = [one for one in self._workers if isinstance(one, Process) and one.is_usable]
+            self._kept += idle[:1]
+            self._workers = [one for one in self._workers if one not in self._kept]
         for worker in self._workers:
             if (
                 kind is not None
@@ -301,7 +352,7 @@ class Workers:
         worker = next((worker for worker in self._workers if worker not in self._running), None)
         if worker is None:
             worker = (
-                _Worker(self._open_train, self._log)
+                Process(self._open_train, self._log)
                 if self._devices == 1
                 else _Team(self._open_train, self._devices, self._log)
             )
@@ -342,8 +393,8 @@ class Workers:
         return self._finished.pop(worker)
 
 
-class _Worker:
-    """One process and the connection to it."""
+class Process:
+    """One process that trains, and the connection to it."""
 
     def __init__(self, open_train: Callable[[], Train], log: TrialsLog | None) -> None:
         start_server()
@@ -365,7 +416,13 @@ class _Worker:
         return [self.connection, self.process.sentinel]
 
     def is_alive(self) -> bool:
+        """Say whether the process runs."""
         return self.process.is_alive()
+
+    @property
+    def is_usable(self) -> bool:
+        """Whether another trial can be trained in it."""
+        return self.is_alive() and not self.has_failed
 
     def send(self, request: tuple[TrialSpec, Output, TrialResult | None]) -> None:
         """Send a trial, whose time begins."""
@@ -374,7 +431,49 @@ class _Worker:
         with suppress(OSError):  # it has just died, and the trial with it
             self.connection.send(request)
 
+    def call(self, method: str, *arguments: object, say: Callable[[str], None]) -> Any:
+        """Call a method of what the process has opened; ``say`` takes the lines that it says meanwhile.
+
+        Raises:
+            UserCodeError: where the process has ended without an answer.
+            BstuneError: that the method raised.
+        """
+        with suppress(OSError):  # it has just died
+            self.connection.send(Call(method, arguments))
+        while True:
+            wait(self.handles, LOOK_SECONDS)
+            message = self._message()
+            if isinstance(message, Line):
+                say(message.text)
+            elif message is not None:
+                return message.result()
+            elif not self.is_alive():
+                self.process.join()
+                self.kill()  # what it has started
+                raise UserCodeError(f"the workload cannot be trained: {self._end()}")
+
+    def _message(self) -> Line | Answer | None:
+        """Receive a message to a call, if one has come."""
+        with suppress(EOFError, OSError, *PICKLE_ERRORS):
+            if self.connection.poll():
+                message: Line | Answer = self.connection.recv()
+                return message
+        return None
+
+    def _end(self) -> str:
+        """Say how the process has ended."""
+        status = self.process.exitcode or 0
+        if status == -signal.SIGKILL:
+            return (
+                "its process was ended by the system, as it does when memory runs out: "
+                "lower search.batch_size.high or search.workers"
+            )
+        if status < 0:
+            return f"its process was ended by {signal.Signals(-status).name}"
+        return f"its process ended with status {status}"
+
     def close(self) -> None:
+        """Tell the process to end once it has nothing to do."""
         self.connection.close()
 
     def receive(self) -> Finished | None:
@@ -394,18 +493,7 @@ class _Worker:
             self.kill()
         self.process.join()
         self.kill()  # what it has started
-        status = self.process.exitcode or 0
-        if too_long is not None:
-            reason = too_long
-        elif status == -signal.SIGKILL:
-            reason = (
-                "its process was ended by the system, as it does when memory runs out: "
-                "lower search.batch_size.high or search.workers"
-            )
-        elif status < 0:
-            reason = f"its process was ended by {signal.Signals(-status).name}"
-        else:
-            reason = f"its process ended with status {status}"
+        reason = self._end() if too_long is None else too_long
         seconds = time.monotonic() - self.started
         return Finished(
             spec, TrialResult.unmeasured(spec, "failed", message=reason, wall_seconds=seconds)
@@ -423,7 +511,7 @@ class _Worker:
 
 
 class _Team:
-    """A process for each of several devices, which train one trial together; used as a :class:`_Worker`."""
+    """A process for each of several devices, which train one trial together; used as a :class:`Process`."""
 
     def __init__(
         self, open_train: Callable[[], Train], devices: int, log: TrialsLog | None
@@ -434,8 +522,8 @@ class _Team:
         opens = [
             partial(_open_rank, open_train, rank, devices, self._store) for rank in range(devices)
         ]
-        self._ranks = [_Worker(open_rank, log) for open_rank in opens]
-        self._answers: dict[_Worker, Finished] = {}
+        self._ranks = [Process(open_rank, log) for open_rank in opens]
+        self._answers: dict[Process, Finished] = {}
         self.has_failed, self.trials = False, 0
         self.started = time.monotonic()
 
@@ -478,11 +566,11 @@ class _Team:
         return answer
 
     @property
-    def _missing(self) -> list[_Worker]:
+    def _missing(self) -> list[Process]:
         return [rank for rank in self._ranks if rank not in self._answers]
 
     @property
-    def _failed(self) -> list[_Worker]:
+    def _failed(self) -> list[Process]:
         """The processes whose answer need not be that of the others."""
         ends = {
             rank: answer.record.status if answer.record else None
@@ -494,7 +582,7 @@ class _Team:
             if rank in ends and ends[rank] not in ("reached", "censored")
         ]
 
-    def _look(self, seconds: float) -> list[_Worker]:
+    def _look(self, seconds: float) -> list[Process]:
         """Take the answers that come within some seconds, and return the processes that died without one."""
         wait(self.handles, seconds)
         answers = {rank: rank.receive() for rank in self._missing}
@@ -539,6 +627,8 @@ def _work(
         for descriptor in (1, 2):
             os.dup2(printed.fileno(), descriptor)
         printed.close()
+    # A crash says where the user's code was.
+    faulthandler.enable(file=2)
     lead_group()
     os.environ.update(environment)  # the fork server's is that of its start
     know(secrets)
@@ -551,6 +641,12 @@ def _work(
         except EOFError:
             return
         start = time.monotonic()
+        if isinstance(request, Call):
+            train, reply = _answer(request, train, open_train, connection)
+            if os.getpid() != process:  # the user's code has forked, and this is the copy
+                os._exit(0)
+            _send(connection, reply)
+            continue
         try:
             train = train or open_train()
             with chdir("."):  # the user's code may leave the folder
@@ -562,6 +658,65 @@ def _work(
         if os.getpid() != process:  # the user's code has forked, and this is the copy
             os._exit(0)
         connection.send(answer)
+
+
+def _answer(
+    call: Call, train: Train | None, open_train: Callable[[], Train], connection: Connection
+) -> tuple[Train | None, Answer]:
+    """Answer a call in the process that it was sent to; what trains is opened by the first one."""
+
+    def say(line: str) -> None:
+        _send(connection, Line(line))
+
+    def end(message: str) -> NoReturn:
+        _send(connection, Answer(error=UserCodeError(message)))
+        leave(1)
+
+    def end_exit(message: str, status: int) -> NoReturn:
+        end(message.removeprefix("error: "))
+
+    leave = os._exit
+    try:
+        with os_exit_answered(end_exit), chdir("."):
+            train = train or open_train()
+            return train, Answer(getattr(train, call.method)(*call.arguments, say=say, end=end))
+    except BstuneError as error:
+        return train, Answer(error=error, cause=_users_cause(error))
+    except BaseException as error:  # noqa: BLE001 (sys.exit too: whatever the user's code raises)
+        shown = sys_exit_error(error) if isinstance(error, SystemExit) else error
+        message, frames = described(shown)
+        text = f"the workload cannot be trained: {message}\n{frames}".rstrip()
+        return train, Answer(error=UserCodeError(text), cause=_pickled(shown))
+
+
+# The watchdog's thread sends as well.
+_sending = threading.Lock()
+
+
+def _send(connection: Connection, message: Line | Answer) -> None:
+    with _sending:
+        connection.send(message)
+
+
+def _users_cause(error: BaseException) -> bytes | None:
+    """Pickle what the user's code raised behind one of bstune's errors; None: nothing that can be."""
+    cause = error.__cause__
+    while cause is not None and (isinstance(cause, BstuneError) or not in_users_code(cause)):
+        cause = cause.__cause__
+    return None if cause is None else _pickled(cause)
+
+
+def _pickled(error: BaseException) -> bytes | None:
+    import cloudpickle  # in the process of a study that trains, which has imported it
+
+    if not isinstance(error, Exception):
+        return None
+    try:
+        pickled: bytes = cloudpickle.dumps(error)
+        pickle.loads(pickled)  # noqa: S301 (what was pickled here; not all that pickles loads)
+    except Exception:  # noqa: BLE001 (the user's classes may raise anything)
+        return None
+    return pickled
 
 
 def start_process(process: BaseProcess) -> None:

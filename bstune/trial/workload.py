@@ -8,8 +8,6 @@ Any LightningDataModule and LightningModule will do. A data module may have
   module has ``train_size``, known once ``prepare_data()`` has run, and ``validation_size``, numbers of examples; its
   ``setup()`` is put off until the data are used, so that they may stay off the device. Without this method the
   DataLoader of ``train_dataloader()`` is read in other batches, see :func:`bstune.trial.batches.rebatch`.
-  Where batch sizes change while training, it is given the trial's ``plan``, a
-  :class:`bstune.core.batch_schedule.BatchPlan`, by name.
 * ``validates_on_test``: True if the target is measured on the published test set.
 * ``first_images(count)``: returns the first training images as batches have them, without augmentation.
 
@@ -22,7 +20,6 @@ A module may have
 """
 
 import functools
-import inspect
 import logging
 import random
 import traceback
@@ -36,21 +33,13 @@ import numpy as np
 import torch
 from lightning.fabric.utilities.data import sized_len
 from lightning.pytorch import LightningDataModule, LightningModule, Trainer, seed_everything
-from omegaconf import DictConfig, OmegaConf
 from torch import Tensor
 from torch.utils.data import DataLoader
 
-from bstune.config import (
-    batch_schedule_of,
-    budget_of,
-    flatten,
-    instantiate,
-    to_dict,
-    with_hyperparameters,
-)
-from bstune.core.batch_schedule import BatchPlan, constant
 from bstune.core.errors import ConfigError, StateError, UserCodeError
 from bstune.core.records import TrialProtocol, TrialResult, TrialSpec
+from bstune.options import StudyOptions, flatten, option_at, with_option, with_tuned
+from bstune.recipe import Recipe, TrialValues
 from bstune.system.console import quieten_lightning
 from bstune.system.failures import cause, described, in_users_code, optional
 from bstune.system.files import Output, is_own, make_inside, remove_own
@@ -62,7 +51,7 @@ from bstune.trial.device import device_name, has_bfloat16, processor, resolve_de
 from bstune.trial.distributed import check_devices, count
 from bstune.trial.half_lives import follow_batch_size
 from bstune.trial.loop import Workload, run_trial
-from bstune.trial.objects import Loaders
+from bstune.trial.python_recipe import Loaders
 from bstune.trial.start import depends_on_length
 from bstune.trial.trainer import (
     check_types,
@@ -77,19 +66,17 @@ BATCH_HOOKS = ("on_before_batch_transfer", "transfer_batch_to_device", "on_after
 logger = logging.getLogger(__name__)
 
 
-def resolve(config: DictConfig) -> DictConfig:
-    """Return a config whose ``device`` and ``precision`` are those of this machine instead of ``auto``."""
-    config = config.copy()
-    config.device = str(resolve_device(config.device, "device"))
-    config.precision = resolve_precision(config.precision, config.device)
-    if config.precision == "16-mixed" and OmegaConf.select(
-        config, "workload.module.optimizer.fused"
-    ):
+def resolve(options: StudyOptions, recipe: Recipe) -> tuple[StudyOptions, Recipe]:
+    """Return options and a recipe with this machine's device and precision in place of ``auto``."""
+    device = str(resolve_device(options.device, "device"))
+    precision = resolve_precision(options.precision, device)
+    options = with_option(with_option(options, "device", device), "precision", precision)
+    if precision == "16-mixed" and option_at(options, "workload.module.optimizer.fused"):
         raise ConfigError(
             "precision=16-mixed skips steps whose gradients overflow, after which the momentum of a fused optimizer is "
             "wrong: set workload.module.optimizer.fused=false, or use precision=bf16-mixed"
         )
-    return config
+    return options, recipe.on(device, precision)
 
 
 def resolve_precision(precision: str, device: str) -> str:
@@ -110,17 +97,20 @@ def resolve_precision(precision: str, device: str) -> str:
     return precision
 
 
-def load(config: DictConfig) -> tuple[Workload, TrialProtocol]:
-    """Return a config's workload and protocol, in a process that trains for another."""
-    config = resolve(config)
-    protocol = checked_protocol(config)
-    return build_workload(config), protocol
+def load(options: StudyOptions, recipe: Recipe) -> tuple[Workload, TrialProtocol]:
+    """Return a study's workload and protocol, in a process that trains for another."""
+    options, recipe = resolve(options, recipe)
+    protocol = checked_protocol(options, recipe)
+    return build_workload(options, recipe), protocol
 
 
-def checked_protocol(config: DictConfig) -> TrialProtocol:
-    """Return a resolved config's protocol; a Trainer is built to find arguments that it does not take."""
-    check_devices(config)
-    protocol = make_protocol(config)
+def checked_protocol(options: StudyOptions, recipe: Recipe) -> TrialProtocol:
+    """Return the protocol; a Trainer is built to find arguments that it does not take.
+
+    The options' device and precision are resolved.
+    """
+    check_devices(options)
+    protocol = make_protocol(options, recipe)
     check_types(protocol.trainer)
     refused = _refused(protocol.trainer)
     if refused is None:
@@ -157,11 +147,11 @@ def check_largest(
         )
 
 
-def load_data(config: DictConfig) -> LightningDataModule:
-    """Build ``config.workload.data`` and read what it reads; what hands out its own batches is not yet set up."""
-    with seeded(config):
-        with waiting_for(f"{_target(config.workload.data)}()"):
-            data: LightningDataModule = instantiate(config.workload.data, "workload.data")
+def load_data(options: StudyOptions, recipe: Recipe) -> LightningDataModule:
+    """Build the data module and let it read its data; one that hands out batches is not yet set up."""
+    with seeded(options.seed):
+        with waiting_for(f"{recipe.data_name}()"):
+            data = recipe.data()
         quieten_lightning()
         if not is_lightning(data, "LightningDataModule"):
             raise ConfigError(
@@ -170,28 +160,22 @@ def load_data(config: DictConfig) -> LightningDataModule:
         with waiting_for(f"{type(data).__name__}.prepare_data()"):
             data.prepare_data()
     if not hasattr(data, "train_batches"):
-        _set_up(data, "fit", config)
+        _set_up(data, "fit", options.seed)
     return data
 
 
-def _set_up(data: LightningDataModule, stage: str, config: DictConfig) -> None:
+def _set_up(data: LightningDataModule, stage: str, seed: int) -> None:
     # Seeded each time: what is split again for another stage is split alike.
-    with seeded(config), waiting_for(f"{type(data).__name__}.setup({stage!r})"):
+    with seeded(seed), waiting_for(f"{type(data).__name__}.setup({stage!r})"):
         data.setup(stage)
 
 
-def _target(node: Any) -> str:
-    """Name the class that a node of a config builds; of a Python object its own."""
-    names = (node.get(key) for key in ("of", "class_path", "_target_"))
-    return next((name for name in names if isinstance(name, str)), "what is configured")
-
-
 @contextmanager
-def seeded(config: DictConfig) -> Iterator[None]:
-    """Seed all generators from the study's seed meanwhile: a random split is the same in each of its processes."""
+def seeded(seed: int) -> Iterator[None]:
+    """Seed all generators from the study's seed meanwhile: a random split is alike in all processes."""
     of_python, of_numpy, of_torch = random.getstate(), np.random.get_state(), torch.get_rng_state()
     try:
-        seed_everything(config.seed, workers=False, verbose=False)
+        seed_everything(seed, workers=False, verbose=False)
         yield
     finally:
         random.setstate(of_python)
@@ -208,30 +192,29 @@ def train_examples(data: Any) -> int:
     )
 
 
-def build_workload(config: DictConfig, data: Any = None) -> Workload:
-    """Put the data of a config, from :func:`load_data`, where they are used, and return what trials need."""
-    data = load_data(config) if data is None else data
-    micro_batch_size = config.protocol.micro_batch_size
+def build_workload(
+    options: StudyOptions, recipe: Recipe, data: LightningDataModule | None = None
+) -> Workload:
+    """Put the data, from :func:`load_data`, where they are used, and return what trials need."""
+    loaded: Any = load_data(options, recipe) if data is None else data
+    return _workload_of(options, recipe, loaded)
+
+
+def _workload_of(options: StudyOptions, recipe: Recipe, data: Any) -> Workload:
+    seed = options.seed
+    micro_batch_size = options.protocol.micro_batch_size
     draws_batches = hasattr(data, "train_batches")
     if draws_batches:
-        if (
-            config.get("batch_schedule")
-            and "plan" not in inspect.signature(data.train_batches).parameters
-        ):
-            raise ConfigError(
-                f"{type(data).__name__}.train_batches() takes no plan of batch sizes that change while training: let "
-                "it take the argument plan, as bstune.workloads.images.ImageData does, or leave out batch_schedule"
-            )
-        _set_up(data, "fit", config)
+        _set_up(data, "fit", seed)
     plain = isinstance(data, Loaders)
-    with seeded(config), waiting_for(f"the loaders of {type(data).__name__}"):
+    with seeded(seed), waiting_for(f"the loaders of {type(data).__name__}"):
         # Before setup("test"), which may split the data anew, by a generator of its own.
         training = None if draws_batches or plain else data.train_dataloader()
         validation, test, notes = data.val_dataloader(), None, list[str]()
     with optional(
         f"no test metrics, as {type(data).__name__}.setup('test') or test_dataloader() fails", notes
     ):
-        _set_up(data, "test", config)
+        _set_up(data, "test", seed)
         with waiting_for(f"{type(data).__name__}.test_dataloader()"):
             test = data.test_dataloader() if is_overridden("test_dataloader", data) else None
     draw = data.train_batches if draws_batches else functools.partial(rebatch, training)
@@ -241,15 +224,11 @@ def build_workload(config: DictConfig, data: Any = None) -> Workload:
         # Refuses what cannot be read in other batches, before the first trial.
         rebatch(data.train_dataloader() if plain else training, count(), None, 0)
     images = _InitialImages(data)
-    own = config.copy()  # takes a trial's values: a copy for each takes longer than a small module
     return Workload(
         build_module=lambda spec: images.give(
-            build_module(own, spec) if spec.hyperparameters else _build(own, spec),
-            spec.hyperparameters,
+            build_module(options, recipe, spec), spec.hyperparameters
         ),
-        train_batches=lambda spec, plan=None: draw(
-            spec.batch_size, micro_batch_size, spec.seed, **({} if plan is None else {"plan": plan})
-        ),
+        train_batches=lambda spec: draw(spec.batch_size, micro_batch_size, spec.seed),
         validation_batches=validation,
         validation_examples=data.validation_size
         if draws_batches
@@ -270,24 +249,17 @@ def _rebatched(
     batch_size: int,
     micro_batch_size: int | None,
     seed: int,
-    plan: BatchPlan | None = None,
 ) -> DataLoader[Any]:
-    return rebatch(data.train_loader(batch_size), batch_size, micro_batch_size, seed, plan)
+    return rebatch(data.train_loader(batch_size), batch_size, micro_batch_size, seed)
 
 
-def build_module(config: DictConfig, spec: TrialSpec) -> LightningModule:
-    """Return a config's Lightning module with a trial's values in it, before it sees any data."""
-    return _build(with_hyperparameters(config, spec.hyperparameters), spec)
-
-
-def _build(own: DictConfig, spec: TrialSpec) -> LightningModule:
-    """Set a trial's values in a config, and build its module."""
-    own.trial.batch_size, own.trial.lr, own.trial.seed = spec.batch_size, spec.lr, spec.seed
-    schedule = batch_schedule_of(own)
-    plan = constant(spec.batch_size) if schedule is None else schedule.plan(spec.batch_size)
-    own.trial.total_steps = spec.max_steps or budget_of(own).last_step(plan)
-    with waiting_for(f"{_target(own.workload.module)}()"):
-        module: LightningModule = instantiate(own.workload.module, "workload.module")
+def build_module(options: StudyOptions, recipe: Recipe, spec: TrialSpec) -> LightningModule:
+    """Return a trial's Lightning module, before it sees any data."""
+    options = with_tuned(options, spec.hyperparameters)
+    total_steps = spec.max_steps or options.budget.budget.last_step(spec.batch_size)
+    values = TrialValues(spec.batch_size, spec.lr, spec.seed, total_steps, spec.hyperparameters)
+    with waiting_for(f"{recipe.module_name}()"):
+        module = recipe.module(values)
     quieten_lightning()
     if not is_lightning(module, "LightningModule"):
         raise ConfigError(
@@ -295,10 +267,10 @@ def _build(own: DictConfig, spec: TrialSpec) -> LightningModule:
         )
     for part in module.modules():
         if hasattr(part, "check_batch"):
-            for size in plan.sizes:
-                part.check_batch(size, own.protocol.micro_batch_size)  # type: ignore[operator]
+            part.check_batch(spec.batch_size, options.protocol.micro_batch_size)  # type: ignore[operator]
     half_lives = {
-        name: own.scaling.get(name) for name in ("beta2_half_life", "weight_decay_half_life")
+        "beta2_half_life": options.scaling.beta2_half_life,
+        "weight_decay_half_life": options.scaling.weight_decay_half_life,
     }
     _configure_with(module, spec.batch_size, half_lives)
     return module
@@ -407,35 +379,45 @@ def evaluate(
 
 
 class LightningBackend(TrialBackend):
-    """Trains each trial with a Lightning Trainer, by a config whose device and precision are resolved."""
+    """Trains each trial with a Lightning Trainer.
 
-    def __init__(self, config: DictConfig, workload: Workload, protocol: TrialProtocol) -> None:
-        self.workload, self.protocol, self._config = workload, protocol, config
-        largest = config.trial.batch_size or min(
-            config.search.batch_size.high, workload.train_examples
+    Args:
+        options: whose device and precision are resolved.
+        recipe: that the workload was built by.
+        workload: which trials train.
+        protocol: of all of them.
+    """
+
+    def __init__(
+        self, options: StudyOptions, recipe: Recipe, workload: Workload, protocol: TrialProtocol
+    ) -> None:
+        self.workload = workload
+        self.protocol = protocol
+        self._options = options
+        largest = options.trial.batch_size or min(
+            options.search.batch_size.high, workload.train_examples
         )
         self.device = device_name(protocol.trainer, protocol.devices)
         self.device_kind = (
-            f"{self.device} of {processor()}" if config.device == "cpu" else self.device
+            f"{self.device} of {processor()}" if options.device == "cpu" else self.device
         )
-        self.description = f"{self.device} in {config.precision}"
+        self.description = f"{self.device} in {options.precision}"
         self.versions = versions()
-        sample = TrialSpec(0, 0, largest, float(config.scaling.lr), None, 0)
-        self.horizon = has_horizon(config) or depends_on_length(workload, sample, protocol)
+        sample = TrialSpec(0, 0, largest, options.scaling.lr, None, 0)
+        ends_with_trial = recipe.takes("total_steps")
+        self.horizon = ends_with_trial or depends_on_length(workload, sample, protocol)
         self.stops = not self.horizon
         self.validates_on_test = workload.validates_on_test
         self.evaluation_share = protocol.evaluation_schedule.share
         self.train_examples, self.notes = workload.train_examples, workload.notes
         # Where schedules end with the budget, it is part of the workload; a chosen horizon stands in the record.
-        budget = (
-            {}
-            if self.stops or chooses_horizons(config.sampler)
-            else flatten({"budget": to_dict(config.budget)})
-        )
+        budget = flatten({"budget": options.budget.model_dump()})
+        if self.stops or chooses_horizons(options):
+            budget = {}
         self.frozen_settings = {
-            "precision": config.precision,
+            "precision": options.precision,
             "device": self.device,
-            "compile": config.compile,
+            "compile": options.compile,
             **budget,
         }
 
@@ -483,11 +465,11 @@ class LightningBackend(TrialBackend):
         )
 
     def protocol_of(self, spec: TrialSpec) -> TrialProtocol:
-        """Return a trial's protocol: its hyper-parameters may be the budget, or shape the schedule of batch sizes."""
+        """Return a trial's protocol: its hyper-parameters may be the budget."""
         if not spec.hyperparameters:
             return self.protocol
-        own = with_hyperparameters(self._config, spec.hyperparameters)
-        return replace(self.protocol, budget=budget_of(own), batch_schedule=batch_schedule_of(own))
+        tuned = with_tuned(self._options, spec.hyperparameters)
+        return replace(self.protocol, budget=tuned.budget.budget)
 
     def test(self, spec: TrialSpec, folder: Output) -> Mapping[str, float]:
         """Return a trial's metrics on the test set, from its checkpoint; empty without such a set or checkpoint."""
@@ -503,12 +485,3 @@ class LightningBackend(TrialBackend):
     def resumable(self, number: int, folder: Output) -> bool:
         """Return whether the stopped trial's state is there."""
         return is_own(folder.state(number))
-
-
-def has_horizon(config: DictConfig) -> bool:
-    """Return whether the workload's module depends on the trial's number of steps, as a schedule with an end does."""
-    trials = ({"batch_size": 1, "lr": 1.0, "total_steps": steps} for steps in (1, 2))
-    short, long = (
-        to_dict(OmegaConf.merge(config, {"trial": trial}).workload.module) for trial in trials
-    )
-    return short != long

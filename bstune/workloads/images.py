@@ -12,7 +12,6 @@ from lightning.fabric.utilities import move_data_to_device
 from numpy.typing import NDArray
 from torch import Tensor
 
-from bstune.core.batch_schedule import BatchPlan
 from bstune.core.errors import ConfigError, DataError
 from bstune.trial.batches import (
     Augment,
@@ -123,9 +122,8 @@ class ImageData(lightning.LightningDataModule):
         batch_size: int,
         micro_batch_size: int | None,
         seed: int,
-        plan: BatchPlan | None = None,
     ) -> TrainBatches:
-        """Return a trial's endless stream of batches, whose size stays or changes by a plan."""
+        """Return a trial's endless stream of batches."""
         data = self._resident()
         images = data.train[0]
         return TrainBatches(
@@ -137,7 +135,6 @@ class ImageData(lightning.LightningDataModule):
             augment=self._augment,
             alternating_flip=self._alternating_flip,
             at_once=1 if images.device.type == "cpu" else AT_ONCE // images[0].numel(),
-            plan=plan,
         )
 
     def first_images(self, count: int) -> Tensor:

@@ -17,14 +17,13 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional
 
-from bstune.core.batch_schedule import BatchPlan, constant
 from bstune.core.errors import ConfigError, DataError
 from bstune.trial.batches import (
     IndexStream,
     check_size,
     micro_batch_sizes,
     seeded_generators,
-    splitters,
+    splitter,
 )
 from bstune.trial.device import resolve_device
 from bstune.workloads.classifier import Classifier
@@ -176,9 +175,8 @@ class TextData(lightning.LightningDataModule):
         batch_size: int,
         micro_batch_size: int | None,
         seed: int,
-        plan: BatchPlan | None = None,
     ) -> "TokenBatches":
-        """Return a trial's endless stream of batches, whose size stays or changes by a plan."""
+        """Return a trial's endless stream of batches."""
         self.setup()
         return TokenBatches(
             self._read().train if self._train is None else self._train,
@@ -187,7 +185,6 @@ class TextData(lightning.LightningDataModule):
             batch_size=batch_size,
             micro_batch_size=micro_batch_size,
             seed=seed,
-            plan=plan,
         )
 
     def val_dataloader(self) -> "TokenEvalBatches":
@@ -270,12 +267,11 @@ class TokenBatches:
         batch_size: int,
         micro_batch_size: int | None,
         seed: int,
-        plan: BatchPlan | None = None,
     ) -> None:
         check_size("batch size", batch_size)
-        self.batch_size, plan = batch_size, plan or constant(batch_size)
+        self.batch_size = batch_size
         self.micro_batch_sizes = micro_batch_sizes(batch_size, micro_batch_size)
-        self._split = splitters(plan, micro_batch_size)
+        self._split = splitter(batch_size, micro_batch_size)
         self._sequences: Tensor | NDArray[np.integer]  # (sequences, context + 1), a view
         if isinstance(tokens, Tensor):
             self._sequences = tokens.unfold(0, context + 1, stride)
@@ -284,11 +280,11 @@ class TokenBatches:
         (order,) = seeded_generators(
             seed, tokens.device if isinstance(tokens, Tensor) else "cpu", 1
         )
-        self.stream = IndexStream(len(self._sequences), plan, order)
+        self.stream = IndexStream(len(self._sequences), batch_size, order)
 
     def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
         for index in self.stream:
-            for part in self._split[len(index)](self._taken(index)):
+            for part in self._split(self._taken(index)):
                 yield part[:, :-1], part[:, 1:]
 
     def _taken(self, index: Tensor) -> Tensor:

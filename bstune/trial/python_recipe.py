@@ -1,16 +1,14 @@
-"""A workload of Python objects, as :func:`bstune.tune` takes it, in place of one that a config names.
+"""A recipe of Python objects, as :func:`bstune.tune` takes them: a module's class or function, and data.
 
-The config of such a study is like any other, but its nodes ``workload.data``, ``.module`` and ``.trainer`` call the
-functions at the end of this file, which look up the study's objects in this process. A process that trains for another
-one is sent them: they are pickled by cloudpickle, so that lambdas and what is defined in ``__main__`` can be.
+A process that trains is sent the recipe whole, by cloudpickle, so that lambdas and what is defined
+in ``__main__`` can be in it.
 """
 
 import copy
 import inspect
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from typing import Any
 
@@ -21,11 +19,12 @@ from lightning.pytorch import LightningDataModule
 from torch.utils.data import DataLoader, Dataset
 
 from bstune.core.errors import ConfigError
+from bstune.recipe import TrialValues
 
 RATES = ("lr", "learning_rate")  # names of a module's argument that takes the learning rate
 LOADERS = ("train", "val", "test")
-BuildModule = Callable[["Trial"], Any]  # a function that returns a new module for a trial
-_OBJECTS: "dict[str, Objects]" = {}  # of the studies that run in this process, or that it trains for, by name
+# A function that returns a new module for a trial.
+BuildModule = Callable[["Trial"], Any]
 
 
 class Trial:
@@ -61,77 +60,110 @@ class Trial:
 
 
 @dataclass(frozen=True)
-class Objects:
-    """What a study is given: its module as a function of the trial, its data module, arguments of the Trainer."""
+class PythonRecipe:
+    """A recipe of what a study is given.
 
-    module: BuildModule
-    data: LightningDataModule
-    trainer: Mapping[str, Any]
-    _built: "dict[int, weakref.ref[Any]]" = field(
-        default_factory=dict, compare=False
-    )  # for trials before, by id
+    Args:
+        build_module: builds a module from a trial.
+        data_module: which all trials read.
+        trainer_arguments: of Lightning's Trainer.
+        module_name: the module's class.
+        ends_with_trial: whether a module depends on the steps of its trial.
+        own_values: of what is searched, by name, in a trial that states none.
+    """
 
-    def build_module(self, trial: Trial) -> Any:
-        """Return a trial's module, which must be a new one, with weights of its own."""
-        module = self.module(trial)
+    build_module: BuildModule
+    data_module: LightningDataModule
+    trainer_arguments: Mapping[str, Any]
+    module_name: str = "module"
+    ends_with_trial: bool = False
+    own_values: Mapping[str, float] = field(default_factory=dict)
+    # Of the trials before, by the identity of the module or the weight.
+    _built: "dict[int, weakref.ref[Any]]" = field(default_factory=dict, compare=False)
+
+    @property
+    def data_name(self) -> str:
+        """The data module's class."""
+        return type(self.data_module).__name__
+
+    def data(self) -> LightningDataModule:
+        """Give the data module that the study was given."""
+        return self.data_module
+
+    def module(self, values: TrialValues) -> Any:
+        """Build a trial's module, which must be a new one, with weights of its own."""
+        stated = {
+            "batch_size": values.batch_size,
+            "lr": values.lr,
+            "seed": values.seed,
+            "total_steps": values.total_steps,
+        }
+        return self.module_of(Trial({**stated, **self.own_values, **values.hyperparameters}))
+
+    def module_of(self, trial: "Trial") -> Any:
+        """Build the module of a trial that notes which of its values are read."""
+        module = self.build_module(trial)
         if not hasattr(module, "training_step"):
             raise ConfigError(
                 f"module must return a LightningModule, but returned {type(module).__name__}"
             )
-        trained = {
-            name: weight for name, weight in module.named_parameters() if weight.requires_grad
-        }
-        for name, thing in {
-            f"the same {type(module).__name__} as before": module,
-            **trained,
-        }.items():
-            before = self._built.get(id(thing))
-            if before is not None and before() is thing:
-                what = (
-                    f"returned {name}"
-                    if thing is module
-                    else f"returned {name} with the weights of another trial"
-                )
-                raise ConfigError(
-                    f"module {what}, but each trial starts from weights of its own: build all of it in the function, "
-                    "as in module=lambda trial: LitModel(lr=trial.lr)"
-                )
-            self._built[id(thing)] = weakref.ref(thing)
+        self._refuse_built(module, module, f"returned the same {type(module).__name__} as before")
+        for name, weight in module.named_parameters():
+            if weight.requires_grad:
+                problem = f"returned {name} with the weights of another trial"
+                self._refuse_built(weight, module, problem)
         return module
+
+    def _refuse_built(self, thing: Any, module: Any, problem: str) -> None:
+        """Refuse what an earlier trial's module had; remember it otherwise."""
+        before = self._built.get(id(thing))
+        if before is not None and before() is thing:
+            raise ConfigError(
+                f"module {problem}, but each trial starts from weights of its own: build all of it "
+                "in the function, as in module=lambda trial: LitModel(lr=trial.lr)"
+            )
+        self._built[id(thing)] = weakref.ref(thing)
+
+    def trainer(self) -> dict[str, object]:
+        """Give the arguments of the Trainer."""
+        return dict(self.trainer_arguments)
+
+    def with_trainer(self, arguments: Mapping[str, Any]) -> "PythonRecipe":
+        """Give the recipe with arguments of the Trainer below its own, which stand over them."""
+        return replace(self, trainer_arguments={**arguments, **self.trainer_arguments})
+
+    def takes(self, name: str) -> bool:
+        """Say whether a module depends on a value of the trial; of the rate a few steps tell it."""
+        return self.ends_with_trial if name == "total_steps" else True
+
+    def advice_on_rate(self) -> str:
+        """Say how a module takes the rate."""
+        return "give module=lambda trial: LitModel(lr=trial.lr)"
+
+    def on(self, device: str, precision: str) -> "PythonRecipe":
+        """Give itself: objects do not refer to the device or the precision."""
+        return self
 
     @cached_property
     def pickled(self) -> bytes:
         """The objects as bytes; what cannot be pickled raises whatever its ``__reduce__`` does."""
-        pickled: bytes = cloudpickle.dumps((self.module, self.data, self.trainer))
+        parts = (
+            self.build_module,
+            self.data_module,
+            self.trainer_arguments,
+            self.module_name,
+            self.ends_with_trial,
+            self.own_values,
+        )
+        pickled: bytes = cloudpickle.dumps(parts)
         return pickled
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _unpickle, (self.pickled,)
 
 
-def _unpickle(pickled: bytes) -> Objects:
-    return Objects(*cloudpickle.loads(pickled))
-
-
-@contextmanager
-def given(study: str, objects: Objects) -> Iterator[None]:
-    """Let the objects be those of a study for a while."""
-    give(study, objects)
-    try:
-        yield
-    finally:
-        del _OBJECTS[study]
-
-
-def give(study: str, objects: Objects | None) -> None:
-    """Let the objects be those of a study from now on, in a process that trains for another; None: it has none."""
-    if objects is not None:
-        _OBJECTS[study] = objects
-
-
-def objects_of(study: str) -> Objects | None:
-    """Return the objects of a study; None for one whose config names what it trains."""
-    return _OBJECTS.get(study)
+def _unpickle(pickled: bytes) -> PythonRecipe:
+    return PythonRecipe(*cloudpickle.loads(pickled))
 
 
 def module_builder(module: Any, tunables: Sequence[str] = ()) -> BuildModule:
@@ -296,27 +328,3 @@ def _copied(data: Any) -> Any:
         RuntimeError,
     ):  # of what cannot be copied, such as a lock
         return copy.copy(data)
-
-
-def load_data(study: str, of: str) -> LightningDataModule:
-    """Return the data module of a study of Python objects, whose name in messages is ``of``."""
-    return _registered(study, of).data
-
-
-def build_module(study: str, of: str, **values: float) -> Any:
-    """Return a new module of a study of Python objects, from a trial's values."""
-    return _registered(study, of).build_module(Trial(values))
-
-
-def trainer_arguments(study: str, of: Any) -> dict[str, Any]:
-    """Return the user's arguments of the Trainer of a study of Python objects."""
-    return dict(_registered(study, "its Trainer's arguments").trainer)
-
-
-def _registered(study: str, of: str) -> Objects:
-    if study not in _OBJECTS:
-        raise ConfigError(
-            f"the study {study!r} trains {of}, a Python object that bstune.tune() was given: continue it by the same "
-            "call of bstune.tune() in Python, as no command line has the object"
-        )
-    return _OBJECTS[study]

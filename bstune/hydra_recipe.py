@@ -1,0 +1,198 @@
+"""What the nodes of a composed config build, by Hydra: data, modules, Trainer arguments, samplers, rules.
+
+References such as ``${trial.lr}`` resolve anew for each trial. No other module resolves them.
+"""
+
+import inspect
+import re
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+from hydra.errors import InstantiationException
+from hydra.utils import get_object
+from hydra.utils import instantiate as hydra_instantiate
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from bstune.core.errors import BstuneError, ConfigError
+from bstune.options import Node
+from bstune.recipe import TrialValues
+
+if TYPE_CHECKING:
+    from lightning.pytorch import LightningDataModule, LightningModule
+
+# Of what LightningCLI instantiates.
+CLASS_KEYS = {"class_path", "init_args", "dict_kwargs"}
+# Names of a module's argument that takes the learning rate.
+RATE_ARGUMENTS = ("lr", "learning_rate", "learningrate", "base_lr", "max_lr")
+# Two values of a trial that differ, by which it shows what is built from them.
+_TWO_VALUES: dict[str, tuple[float, float]] = {"lr": (1.0, 2.0), "total_steps": (1, 2)}
+
+
+@dataclass(frozen=True)
+class HydraRecipe:
+    """A recipe of the nodes ``workload.data``, ``.module`` and ``.trainer``, and ``trainer``.
+
+    Args:
+        values: the composed config as plain values, references unresolved.
+        keys: of the workload's tunables, by name: the dotted key that each one sets.
+    """
+
+    values: Mapping[str, Any]
+    keys: Mapping[str, str]
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # Without the configs that are made of the values.
+        return HydraRecipe, (dict(self.values), dict(self.keys))
+
+    @cached_property
+    def _config(self) -> DictConfig:
+        return OmegaConf.create(dict(self.values))
+
+    @cached_property
+    def _config_of_trials(self) -> DictConfig:
+        """Takes one trial's values after another's: a copy for each takes longer than a small module."""
+        return self._config.copy()
+
+    @property
+    def data_name(self) -> str:
+        """The target of the data's node."""
+        return target_of(self._config.workload.data)
+
+    @property
+    def module_name(self) -> str:
+        """The target of the module's node."""
+        return target_of(self._config.workload.module)
+
+    def data(self) -> "LightningDataModule":
+        """Instantiate the data's node."""
+        return instantiate(self._config.workload.data, "workload.data")  # type: ignore[no-any-return]
+
+    def module(self, values: TrialValues) -> "LightningModule":
+        """Instantiate the module's node, a trial's values in the places of its references."""
+        config = self._config_of_trials
+        if values.hyperparameters:
+            config = self._config.copy()
+            for name, value in values.hyperparameters.items():
+                OmegaConf.update(config, self.keys[name], value)
+        config.trial.batch_size = values.batch_size
+        config.trial.lr = values.lr
+        config.trial.seed = values.seed
+        config.trial.total_steps = values.total_steps
+        return instantiate(config.workload.module, "workload.module")  # type: ignore[no-any-return]
+
+    def trainer(self) -> dict[str, object]:
+        """Instantiate the Trainer's arguments: the workload's stand over those of the config."""
+        arguments: dict[str, object] = {}
+        for key in ("trainer", "workload.trainer"):
+            node = OmegaConf.select(self._config, key)
+            if node:
+                arguments |= instantiate(node, key)
+        return arguments
+
+    def takes(self, name: str) -> bool:
+        """Whether the workload resolves to other values where a value of the trial is another one."""
+        resolved = []
+        for value in _TWO_VALUES[name]:
+            trial = {"batch_size": 1, "lr": 1.0, "total_steps": 1, name: value}
+            config = OmegaConf.merge(self._config, {"trial": trial})
+            resolved.append(OmegaConf.to_container(config.workload, resolve=True))
+        return resolved[0] != resolved[1]
+
+    def advice_on_rate(self) -> str:
+        """Name the argument that should get ``${trial.lr}``."""
+        module = self._config.workload.module
+        inner = "init_args." if "class_path" in module else ""
+        parameters: Mapping[str, inspect.Parameter] = {}
+        # What cannot be imported is said when it is built.
+        with suppress(ImportError, AttributeError, TypeError, ValueError):
+            parameters = inspect.signature(get_object(self.module_name)).parameters
+        for argument in RATE_ARGUMENTS:
+            if argument in parameters:
+                return f"set workload.module.{inner}{argument}='${{trial.lr}}'"
+        return (
+            f"pass ${{trial.lr}} in workload.module to whatever of {self.module_name} takes the "
+            "learning rate"
+        )
+
+    def on(self, device: str, precision: str) -> "HydraRecipe":
+        """Give the recipe whose references to the device and the precision resolve to these."""
+        return HydraRecipe({**self.values, "device": device, "precision": precision}, self.keys)
+
+
+def instantiate(node: Node | DictConfig, what: str) -> Any:
+    """Build what a node names, whose targets are written as Hydra does or as LightningCLI does.
+
+    Args:
+        node: with a ``_target_`` or a ``class_path``.
+        what: its name in messages.
+
+    Raises:
+        ConfigError: if a target cannot be found or does not take its arguments.
+    """
+    try:
+        return hydra_instantiate(_with_targets(node), _convert_="all")
+    # TypeError: of _partial_ and its like.
+    except (InstantiationException, OmegaConfBaseException, TypeError) as error:
+        if isinstance(error.__cause__, BstuneError):
+            # It caused the error: a ring of causes has no end.
+            raise error.__cause__ from None
+        reason = _not_found(error) or " ".join(str(error).split())
+        raise ConfigError(f"{what} cannot be built: {reason}") from error
+
+
+def instantiate_partial(node: Node, what: str) -> Any:
+    """Give what a node names as a ``functools.partial``, whose further arguments are the caller's."""
+    return instantiate({**node, "_partial_": True}, what)
+
+
+def target_of(node: Mapping[Any, Any]) -> str:
+    """Name what a node builds; empty where it builds nothing."""
+    return str(node.get("_target_") or node.get("class_path") or "")
+
+
+def _with_targets(node: Node | DictConfig) -> Node | DictConfig:
+    """Write ``class_path`` and ``init_args`` as ``_target_`` and the arguments beside it."""
+    config = node if isinstance(node, DictConfig) else OmegaConf.create(node)
+    if "class_path" not in OmegaConf.to_yaml(config):
+        return node
+    converted: DictConfig = OmegaConf.create(_targets(OmegaConf.to_container(config, resolve=True)))
+    return converted
+
+
+def _targets(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_targets(item) for item in value]
+    # The target of a node that is not recursive reads what is inside.
+    if not isinstance(value, dict) or value.get("_recursive_") is False:
+        return value
+    if "class_path" in value and value.keys() <= CLASS_KEYS:
+        value = {
+            "_target_": value["class_path"],
+            **(value.get("init_args") or {}),
+            **(value.get("dict_kwargs") or {}),
+        }
+    return {key: _targets(item) for key, item in value.items()}
+
+
+def _not_found(error: Exception) -> str | None:
+    """Say which module, or which name in a module, a target misses; None if that is not what is wrong."""
+    located = re.match(r"Error locating target '([^']*)'", str(error))
+    if located is None or error.__cause__ is None:
+        return None
+    cause = error.__cause__.__cause__ or error.__cause__
+    target = located[1]
+    if not isinstance(cause, ModuleNotFoundError) or cause.name is None:
+        return f"importing {target} fails: {cause!r}"
+    parent, _, name = cause.name.rpartition(".")
+    if not f"{target}.".startswith(f"{cause.name}."):
+        return f"importing {target} needs the module {cause.name}, which is not installed"
+    if parent:
+        return f"{parent} has no {name}, for {target}"
+    return (
+        f"there is no module {name}, for {target}: run bstune in the folder that holds it, "
+        "or install it"
+    )

@@ -1,0 +1,320 @@
+"""``bstune.Study``: typed options and a recipe, which the command line and Python build alike, and which run.
+
+>>> study = bstune.Study(module=LitModel, data=MyDataModule(), target=..., ...)  # doctest: +SKIP
+>>> study.run().best.batch_size  # doctest: +SKIP
+64
+"""
+
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from os import PathLike
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+
+from bstune.config import Composed, compose_given
+from bstune.core.errors import BstuneError, ConfigError
+from bstune.core.records import Budget, Target
+from bstune.hydra_recipe import instantiate
+from bstune.options import GivenOptions, StudyOptions, with_option
+from bstune.recipe import Recipe
+from bstune.study.prepare import compose_checked, compose_joined, prepare
+from bstune.study.report import Findings
+from bstune.study.run import run as run_options
+from bstune.study.run import run_worker
+from bstune.study.storage import find_study
+from bstune.system.console import plain_console, quieten
+from bstune.system.exits import os_exit_answered
+from bstune.system.failures import in_users_code
+from bstune.system.terminal import filtered
+from bstune.system.user import name_user
+from bstune.trial.workers import PICKLE_ERRORS
+
+# torch and lightning take 4 s to import, and a replayed study needs neither: what knows them is
+# imported where it is used.
+if TYPE_CHECKING:
+    from bstune.study.given import Data, GivenObjects, Module
+    from bstune.study.result import Result
+    from bstune.trial.python_recipe import PythonRecipe
+
+# The options that arguments of Study set, by the argument's name.
+ARGUMENT_OPTIONS = {
+    "name": "study",
+    "objective": "search.objective",
+    "trials": "search.trials",
+    "seconds": "search.seconds",
+    "wall_seconds": "search.wall_seconds",
+    "workers": "search.workers",
+    "precision": "precision",
+    "device": "device",
+    "seed": "seed",
+    "output": "output",
+    "storage": "storage",
+    "survey": "hardware.enabled",
+    "mlflow": "mlflow.enabled",
+}
+
+
+class Study:
+    """A search of batch size and learning rate: its options, and the recipe of what it trains.
+
+    What an argument leaves at None is as ``conf/`` has it. The same arguments continue the study.
+    Without ``module`` and ``data`` nothing can be trained here.
+
+    Args:
+        module: a function of a trial (``trial.lr``, ``.batch_size``, ``.seed``, ``.total_steps`` and what
+            is ``tunable``) that returns a new LightningModule; or a class with an argument ``lr`` or ``learning_rate``,
+            and, if it likes, others of these names.
+        data: a LightningDataModule; DataLoaders ``(train, val)`` or ``(train, val, test)``, or a dict of these names;
+            or a function of a batch size that returns one of them. Trials train on batches of exactly B examples.
+        target: the validation metric to reach, such as ``Target("val_loss", 0.1, mode="min")``.
+        batch_sizes: the smallest and the largest one to search.
+        reference: a batch size and a learning rate that go together: where the search begins.
+        budget: after which a trial gives up.
+        trainer: further arguments of the Lightning Trainer.
+        tunable: further hyper-parameters to search, by name: ``(low, high)``, or a dict of ``low``, ``high``, ``log``,
+            ``integer`` and ``complement`` (1 - value is searched).
+        name: of the study: one of the same name is continued; None: the module's class.
+        objective: ``time``, ``steps``, ``both`` or ``curve``.
+        trials: of the whole search; a stopped one that is continued counts once.
+        seconds: of training, over the whole search.
+        wall_seconds: of wall time, over all calls, each from its start to its report.
+        workers: trials side by side, each in a process of its own; 0: one by one in this process.
+        precision: as the Trainer takes it, or ``auto``.
+        device: ``cpu``, ``cuda`` or ``auto``.
+        seed: of the study.
+        output: folder of the study's files.
+        storage: URL of Optuna's storage.
+        survey: whether to measure first what the hardware allows.
+        mlflow: whether to log to MLflow.
+        options: further ones, as on the command line: ``["search.replicates=1", "scaling=linear"]``.
+
+    Raises:
+        ConfigError: for an argument that cannot be used.
+    """
+
+    options: StudyOptions
+    recipe: Recipe | None
+    # Of the command line, which compose it again; None: none do.
+    arguments: tuple[str, ...] | None
+
+    def __init__(
+        self,
+        module: "Module | None" = None,
+        data: "Data | None" = None,
+        *,
+        target: Target,
+        batch_sizes: tuple[int, int],
+        reference: tuple[int, float],
+        budget: Budget,
+        trainer: Mapping[str, Any] | None = None,
+        tunable: Mapping[str, Any] | None = None,
+        name: str | None = None,
+        objective: str | None = None,
+        trials: int | None = None,
+        seconds: float | None = None,
+        wall_seconds: float | None = None,
+        workers: int | None = None,
+        precision: str | None = None,
+        device: str | None = None,
+        seed: int | None = None,
+        output: str | PathLike[str] | None = None,
+        storage: str | None = None,
+        survey: bool | None = None,
+        mlflow: bool | None = None,
+        options: Sequence[str] = (),
+    ) -> None:
+        arguments = dict(locals())
+        # torch and lightning, which a study of the command line that replays needs not
+        from bstune.study.given import GivenObjects
+        from bstune.trial.process import restored
+
+        chosen = {
+            option: arguments[argument]
+            for argument, option in ARGUMENT_OPTIONS.items()
+            if arguments[argument] is not None
+        }
+        if output is not None:
+            chosen["output"] = str(output)
+        given = GivenObjects(
+            target=target,
+            batch_sizes=batch_sizes,
+            reference=reference,
+            budget=budget,
+            module=module,
+            data=data,
+            trainer=trainer,
+            tunable=tunable,
+            seed=seed,
+        )
+        self.arguments = None
+        with restored(), filtered():
+            self.options, recipe = compose_objects(given, options, chosen)
+            self.recipe = recipe
+            if recipe is not None:
+                self.options = _for_processes(self.options, recipe, chosen)
+
+    @classmethod
+    def of(cls, composed: Composed, arguments: Sequence[str] | None) -> "Study":
+        """Make the study that a command line composed."""
+        study = cls.__new__(cls)
+        study.options = composed.options
+        study.recipe = composed.recipe
+        study.arguments = None if arguments is None else tuple(arguments)
+        return study
+
+    @classmethod
+    def from_command_line(cls, arguments: Sequence[str]) -> "Study":
+        """Make the study of a command line's arguments, such as ``workload=digits``."""
+        return cls.of(compose_checked(arguments), arguments)
+
+    @classmethod
+    def joined(cls, name: str, storage: str, arguments: Sequence[str]) -> "Study":
+        """Make the study that another process runs, by its name in a storage.
+
+        Args:
+            name: of the study.
+            storage: its URL.
+            arguments: in which this machine differs from the study's own.
+        """
+        return cls.of(compose_joined(find_study(name, storage), arguments), arguments)
+
+    def run(self) -> "Result":
+        """Search, or go on with it, write the report, and return the results.
+
+        Generators, torch's flags, the working directory, loggers, warnings, environment variables
+        and the objects that were given are afterwards as they were.
+
+        The first steps, the survey's steps and the trials run in a process of their own: what ends
+        it, such as ``os._exit``, a crash, or a step that takes longer than
+        ``protocol.trial_seconds`` (300 s where none is set), is a UserCodeError here. With
+        ``workers=0``, and for what cannot be pickled, they run in this process. There a step that
+        takes too long is interrupted as by Ctrl-C; what stands in C code, or is called from
+        another than the main thread, goes on, and lines say what is waited for; ``os._exit`` ends
+        the process, with a line and status 1.
+
+        Raises:
+            BstuneError: of the classes for what a user can mend.
+            Exception: what the user's own code raised before any trial, or in this process, with a
+                note.
+        """
+        # 4 s, as above
+        from bstune.study.result import Result
+        from bstune.trial.process import restored
+
+        with restored(), filtered():
+            name_user(os.environ)
+            quieten()
+            with users_errors(), os_exit_answered():
+                findings = self.run_on(plain_console())
+        assert findings is not None  # noqa: S101 (no single trial is asked for)
+        return Result(findings, self.recipe)
+
+    def run_on(
+        self, console: Console, elapsed: Callable[[], float] | None = None
+    ) -> Findings | None:
+        """Run as the command does, printing to a console; None of one trial in place of a study.
+
+        ``elapsed`` says how many seconds ago the command began; None: now.
+        """
+        if self.recipe is None and isinstance(self.options, GivenOptions):
+            raise ConfigError("the study has no module to train: give module=... and data=...")
+        return run_options(self.options, self.recipe, self.arguments, console, elapsed)
+
+    def work_on(self, console: Console) -> int:
+        """Run trials of the study, which another process owns, until none is left; return how many."""
+
+        def say(line: str) -> None:
+            console.print(line, soft_wrap=True)
+
+        study = find_study(self.options.study, self.options.storage)
+        prepared = prepare(self.options, self.recipe, say)
+        try:
+            return run_worker(prepared, study, console)
+        finally:
+            prepared.close()
+
+    def __repr__(self) -> str:
+        return f"Study({self.options.study!r}, workload={self.options.workload.name!r})"
+
+
+def compose_objects(
+    given: "GivenObjects", arguments: Sequence[str], chosen: Mapping[str, Any]
+) -> "tuple[StudyOptions, PythonRecipe | None]":
+    """Return the options and the recipe of Python objects.
+
+    Args:
+        given: the objects.
+        arguments: options as on the command line.
+        chosen: values by option, which come after them.
+    """
+    # 4 s, as above
+    from bstune.study.given import given_study
+
+    if isinstance(arguments, str) or not all(isinstance(one, str) for one in arguments):
+        raise ConfigError(
+            f"options must be a list such as ['search.replicates=1'], but got {arguments!r}"
+        )
+    workload, recipe = given_study(given)
+    tuned = {"search.tune": list(workload["tunable"])}
+    options = compose_given(workload, arguments, {**chosen, **tuned})
+    if recipe is not None and options.trainer:
+        # The user's own stand over those of the options.
+        recipe = recipe.with_trainer(instantiate(options.trainer, "trainer"))
+    return options, recipe
+
+
+def _for_processes(
+    options: StudyOptions, recipe: "PythonRecipe", chosen: Mapping[str, Any]
+) -> StudyOptions:
+    """Let objects that cannot be sent to another process be trained in this one; refuse what was asked for else."""
+    if not options.search.workers and not options.hardware.enabled and options.devices == 1:
+        return options
+    try:
+        _ = recipe.pickled
+    except PICKLE_ERRORS as error:
+        reason = (
+            f"module and data cannot be sent to another process ({type(error).__name__}: {error})"
+        )
+        if options.devices > 1:
+            raise ConfigError(
+                f"devices={options.devices}: {reason}: let them be pickled, or use one device"
+            ) from error
+        for name, option in (("workers", "search.workers"), ("survey", "hardware.enabled")):
+            if chosen.get(option):
+                raise ConfigError(
+                    f"{name}={chosen[option]}: {reason}: leave {name} out, or let them be pickled"
+                ) from error
+        plain_console().print(
+            f"{reason}: trials run in this one, and the hardware is not surveyed", soft_wrap=True
+        )
+        options = with_option(options, "search.workers", 0)
+        return with_option(options, "hardware.enabled", False)
+    return options
+
+
+@contextmanager
+def users_errors() -> Iterator[None]:
+    """Raise what the user's code raised, with a note, in place of the error that was made of it."""
+    try:
+        yield
+    except SystemExit as error:
+        # Lightning turns the one into the other.
+        if isinstance(error.__context__, KeyboardInterrupt):
+            raise error.__context__ from None
+        raise
+    except BstuneError as error:
+        cause = error.__cause__
+        while cause is not None and not _is_users_error(cause):
+            cause = cause.__cause__
+        if cause is None:
+            raise
+        cause.add_note(str(error))
+        raise cause from cause.__cause__
+
+
+def _is_users_error(error: BaseException) -> bool:
+    """Say whether the user's code raised an error; what ends a process is not raised again."""
+    is_error = isinstance(error, Exception) and not isinstance(error, BstuneError)
+    return is_error and in_users_code(error)

@@ -1,0 +1,425 @@
+"""What needs the data and the modules of a study, in one process: first steps, timed steps, trials, tests.
+
+The command keeps none of them: it asks :class:`TrainingProcess`, which has loaded them in a process
+of its own. Whatever the user's code does there, ``sys.exit`` or a crash, ends that process and is
+one line of the command. Where ``search.workers=0``, or objects cannot be sent, the same
+:class:`TrainingService` answers in the command's process::
+
+    training = TrainingProcess(options, recipe, log)
+    tried = training.look(None, continues=True, surveyed=True, say=print)
+    with training.runner(1) as runner:
+        ...  # trains the trials in the same process
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import chdir, contextmanager
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import TYPE_CHECKING, Any, NoReturn, Protocol
+
+from bstune.core.errors import BstuneError, UserCodeError
+from bstune.core.records import TrialProtocol, TrialResult, TrialSpec
+from bstune.options import StudyOptions
+from bstune.recipe import Recipe
+from bstune.system.console import quieten
+from bstune.system.exits import is_interruption, sys_exit_error
+from bstune.system.failures import described
+from bstune.system.files import Output, is_own
+from bstune.system.watchdog import waiting_for, watching
+from bstune.trial.backend import TrialBackend, make_space
+from bstune.trial.printed_once import own_lines, printed_once
+from bstune.trial.trials_log import TrialsLog
+from bstune.trial.workers import Process, Workers
+
+if TYPE_CHECKING:
+    from bstune.hardware.memory import Ceiling
+    from bstune.hardware.survey import TimedSteps
+    from bstune.trial.preflight import Findings
+    from bstune.trial.workload import LightningBackend
+
+Say = Callable[[str], None]
+End = Callable[[str], NoReturn]
+# In one process, as torch keeps some memory of each (tests/benchmarks/bench_flat_memory.py).
+COMPILED_TRIALS = 32
+
+
+@dataclass(frozen=True)
+class Tried:
+    """What the process that trains knows of a study before its first trial.
+
+    Args:
+        findings: what the first steps have shown: seconds, gradients' bytes, notes.
+        device: its name, as in records.
+        device_kind: what its seconds belong to.
+        description: where trials run, in words.
+        versions: of the packages that results depend on.
+        frozen_settings: that must not change while the study goes on.
+        stops: whether a trial may be stopped early.
+        horizon: whether a trial's schedule ends with it.
+        validates_on_test: whether the target is measured on the published test set.
+        evaluation_share: seconds of evaluation per second of training.
+        train_examples: length of the training data.
+        has_test: whether there is a test set.
+        notes: further lines of the plan.
+        survey_key: of the workload's survey in the cache; None: none is made.
+    """
+
+    findings: "Findings"
+    device: str
+    device_kind: str
+    description: str
+    versions: Mapping[str, str]
+    frozen_settings: Mapping[str, object]
+    stops: bool
+    horizon: bool
+    validates_on_test: bool
+    evaluation_share: float
+    train_examples: int
+    has_test: bool
+    notes: tuple[str, ...]
+    survey_key: str | None
+
+
+class TrainingService:
+    """Answers what needs the data and the modules, in the process that it is made in.
+
+    Args:
+        options: whose device and precision are resolved.
+        recipe: likewise.
+        protocol: of all trials.
+    """
+
+    def __init__(self, options: StudyOptions, recipe: Recipe, protocol: TrialProtocol) -> None:
+        self._options = options
+        self._recipe = recipe
+        self._protocol = protocol
+        self._backend: LightningBackend | None = None
+        self._tried: Findings | None = None
+
+    @property
+    def backend(self) -> "LightningBackend":
+        """What trains trials; the data are loaded for it once."""
+        if self._backend is None:
+            # torch and lightning, in the process that trains
+            from bstune.trial.workload import LightningBackend, build_workload
+
+            workload = build_workload(self._options, self._recipe)
+            self._backend = LightningBackend(self._options, self._recipe, workload, self._protocol)
+        return self._backend
+
+    def __call__(
+        self, spec: TrialSpec, output: Output, resumed_from: TrialResult | None
+    ) -> TrialResult:
+        """Train a trial."""
+        return self.backend.run(spec, output, resumed_from)
+
+    def look(
+        self,
+        trial: TrialSpec | None,
+        continues: bool,
+        surveyed: bool,
+        *,
+        say: Say,
+        end: End | None = None,
+    ) -> Tried:
+        """Load the data and take a few steps; what cannot be tuned is refused.
+
+        Args:
+            trial: the one to run instead of a study.
+            continues: whether the sampler stops and continues trials.
+            surveyed: whether a survey follows.
+            say: takes lines.
+            end: ends this process where a step never ends; None: as the command does.
+        """
+        seconds = self._options.protocol.trial_seconds
+        with watching(say, seconds, end) as watched_say:
+            return self._look(trial, continues, surveyed, watched_say)
+
+    def _look(self, trial: TrialSpec | None, continues: bool, surveyed: bool, say: Say) -> Tried:
+        # 4 s, in the process that trains
+        from bstune.hardware.survey import survey_key
+        from bstune.trial.preflight import check_loaders, check_tunables, preflight
+        from bstune.trial.start import check_hooks
+        from bstune.trial.workload import (
+            LightningBackend,
+            build_workload,
+            check_largest,
+            load_data,
+            seeded,
+        )
+
+        options, recipe, protocol = self._options, self._recipe, self._protocol
+        space = make_space(options)
+        say(f"reading the data of {options.workload.name}")
+        data = load_data(options, recipe)
+        with seeded(options.seed), waiting_for(f"the loaders of {type(data).__name__}"):
+            check_loaders(data)
+            if trial is None:
+                check_largest(space.high, data)
+            else:
+                check_largest(trial.batch_size, data, "trial.batch_size")
+        workload = build_workload(options, recipe, data)
+        first = TrialSpec(0, 0, space.low, space.lr(space.low, 0.0), 0.0, 0)
+        module = workload.build_module(trial or first)
+        check_hooks(module)
+        backend = LightningBackend(options, recipe, workload, protocol)
+        alone = replace(protocol, devices=1)
+        say(f"trying a few steps of {type(module).__name__} at its smallest batch size")
+        findings = preflight(
+            workload, alone, space, trial, continues=continues and backend.stops, survey=surveyed
+        )
+        smallest = replace(space, low=findings.smallest)
+        check_tunables(options, workload, alone, smallest, stops=backend.stops)
+        self._backend = backend
+        self._tried = findings
+        key = None
+        if surveyed:
+            key = survey_key(options, recipe, space, protocol, workload.train_examples)
+        return Tried(
+            findings=findings,
+            device=backend.device,
+            device_kind=backend.device_kind,
+            description=backend.description,
+            versions=backend.versions,
+            frozen_settings=backend.frozen_settings,
+            stops=backend.stops,
+            horizon=backend.horizon,
+            validates_on_test=backend.validates_on_test,
+            evaluation_share=backend.evaluation_share,
+            train_examples=workload.train_examples,
+            has_test=workload.test_batches is not None,
+            notes=(*backend.notes, *findings.notes),
+            survey_key=key,
+        )
+
+    def time_steps(
+        self, ceiling: "Ceiling", seconds: float, *, say: Say, end: End | None = None
+    ) -> "TimedSteps":
+        """Time steps up to the memory ceiling, within some seconds."""
+        # 4 s, in the process that trains
+        from bstune.hardware.survey import time_workload
+
+        options, protocol = self._options, self._protocol
+        with (
+            watching(say, options.protocol.trial_seconds, end),
+            waiting_for("the survey of the hardware"),
+        ):
+            return time_workload(
+                options,
+                self._recipe,
+                make_space(options),
+                protocol,
+                self.backend.workload,
+                self._tried,
+                ceiling,
+                seconds,
+            )
+
+    def test(
+        self, spec: TrialSpec, output: Output, *, say: Say, end: End | None = None
+    ) -> Mapping[str, float]:
+        """Give a trial's metrics on the test set, from its checkpoint."""
+        return self.backend.test(spec, output)
+
+
+class Training(Protocol):
+    """Where a study trains: :class:`TrainingProcess` or :class:`TrainingHere`."""
+
+    def look(self, trial: TrialSpec | None, continues: bool, surveyed: bool, say: Say) -> Tried:
+        """Load the data and take a few steps."""
+
+    def time_steps(self, say: Say, ceiling: "Ceiling", seconds: float) -> "TimedSteps":
+        """Time steps up to the memory ceiling."""
+
+    def test(self, spec: TrialSpec, output: Output) -> Mapping[str, float]:
+        """Give a trial's metrics on the test set."""
+
+    def close(self) -> None:
+        """End what was started for it."""
+
+
+class TrainingHere:
+    """Trains in the command's own process: for debuggers, and for what cannot be sent to another one."""
+
+    def __init__(
+        self, options: StudyOptions, recipe: Recipe, protocol: TrialProtocol, log: TrialsLog
+    ) -> None:
+        self.service = TrainingService(options, recipe, protocol)
+        self._log = log
+
+    def look(self, trial: TrialSpec | None, continues: bool, surveyed: bool, say: Say) -> Tried:
+        """Load the data and take a few steps."""
+        own = own_lines(say)
+        with printed_once(self._log), _users_errors():
+            return self.service.look(trial, continues, surveyed, say=own)
+
+    def time_steps(self, say: Say, ceiling: "Ceiling", seconds: float) -> "TimedSteps":
+        """Time steps up to the memory ceiling."""
+        own = own_lines(say)
+        with printed_once(self._log), _users_errors():
+            return self.service.time_steps(ceiling, seconds, say=own)
+
+    def test(self, spec: TrialSpec, output: Output) -> Mapping[str, float]:
+        """Give a trial's metrics on the test set."""
+        return self.service.backend.test(spec, output)
+
+    def close(self) -> None:
+        """Nothing was started."""
+
+
+@contextmanager
+def _users_errors() -> Iterator[None]:
+    """Turn what the user's code raises into a UserCodeError that says where; what folder it leaves is come back to."""
+    try:
+        with chdir("."):
+            yield
+    except BstuneError:
+        raise
+    except (Exception, SystemExit) as error:
+        if isinstance(error, SystemExit) and is_interruption(error):
+            raise
+        shown = sys_exit_error(error) if isinstance(error, SystemExit) else error
+        message, frames = described(shown)
+        raise UserCodeError(
+            f"the workload cannot be trained: {message}\n{frames}".rstrip()
+        ) from error
+
+
+class TrainingProcess:
+    """Trains in processes of its own; the one that took the first steps trains the first trial.
+
+    Args:
+        options: whose device and precision are resolved.
+        recipe: likewise, and can be pickled.
+        log: takes what the processes print.
+    """
+
+    def __init__(self, options: StudyOptions, recipe: Recipe, log: TrialsLog) -> None:
+        self._options = options
+        self._recipe = recipe
+        self._log = log
+        # The process that has loaded the data, while it trains nothing.
+        self._kept: list[Process] = []
+
+    def look(self, trial: TrialSpec | None, continues: bool, surveyed: bool, say: Say) -> Tried:
+        """Load the data and take a few steps."""
+        tried: Tried = self._call("look", trial, continues, surveyed, say=say)
+        return tried
+
+    def time_steps(self, say: Say, ceiling: "Ceiling", seconds: float) -> "TimedSteps":
+        """Time steps up to the memory ceiling."""
+        steps: TimedSteps = self._call("time_steps", ceiling, seconds, say=say)
+        return steps
+
+    def test(self, spec: TrialSpec, output: Output) -> Mapping[str, float]:
+        """Give a trial's metrics on the test set."""
+        metrics: Mapping[str, float] = self._call("test", spec, output, say=lambda line: None)
+        return metrics
+
+    def runner(self, count: int, threads: int | None = None, limit: int | None = None) -> Workers:
+        """Give what trains so many trials at a time.
+
+        Args:
+            count: of processes; one alone is the process that has loaded the data.
+            threads: of torch in each; None: as many as this process has.
+            limit: of each one's CUDA memory, in bytes; None: all of it.
+        """
+        options = self._options
+        alone = count == 1 and options.devices == 1
+        if not alone:
+            self.close()
+        return Workers(
+            partial(open_service, options, self._recipe, threads, limit),
+            count,
+            options.protocol.trial_seconds,
+            options.devices,
+            COMPILED_TRIALS if options.compile else None,
+            self._log,
+            kept=self._kept if alone else None,
+        )
+
+    def close(self) -> None:
+        """End the process that trains nothing now."""
+        for process in self._kept:
+            process.close()
+            process.end()
+        self._kept.clear()
+
+    def _call(self, method: str, *arguments: object, say: Say) -> Any:
+        self._kept[:] = [process for process in self._kept if process.is_alive()]
+        if not self._kept:
+            opened = partial(open_service, self._options, self._recipe)
+            self._kept.append(Process(opened, self._log))
+        process = self._kept[0]
+        try:
+            return process.call(method, *arguments, say=say)
+        except BaseException:
+            # An interruption, too; and an error may have left anything behind.
+            self._kept.clear()
+            process.kill()
+            process.end()
+            raise
+
+
+def open_service(
+    options: StudyOptions, recipe: Recipe, threads: int | None = None, limit: int | None = None
+) -> TrainingService:
+    """Make what trains in this process, one of a study's.
+
+    ``threads`` and ``limit`` as :meth:`TrainingProcess.runner` takes them.
+    """
+    # torch and lightning, in the process that trains
+    import torch
+
+    from bstune.hardware.memory import cap_cuda_memory
+    from bstune.trial.distributed import options_of_process
+    from bstune.trial.workload import checked_protocol
+
+    quieten()
+    if threads is not None:
+        torch.set_num_threads(threads)
+    own = options_of_process(options)
+    own_recipe = recipe.on(own.device, own.precision)
+    if limit is not None:
+        device = torch.device(own.device)
+        cap_cuda_memory(device, limit / torch.cuda.get_device_properties(device).total_memory)
+    return TrainingService(own, own_recipe, checked_protocol(own, own_recipe))
+
+
+class TriedBackend(TrialBackend):
+    """What the command knows of the trials that a :class:`Training` runs."""
+
+    def __init__(self, tried: Tried, training: Training) -> None:
+        self.step_time = tried.findings.step_time
+        self.gradient_bytes = tried.findings.gradient_bytes
+        self.device = tried.device
+        self.device_kind = tried.device_kind
+        self.description = tried.description
+        self.versions = tried.versions
+        self.frozen_settings = tried.frozen_settings
+        self.stops = tried.stops
+        self.horizon = tried.horizon
+        self.validates_on_test = tried.validates_on_test
+        self.evaluation_share = tried.evaluation_share
+        self.train_examples = tried.train_examples
+        self.notes = tried.notes
+        self._has_test = tried.has_test
+        self._training = training
+
+    def run(
+        self, spec: TrialSpec, folder: Output | None, resumed_from: TrialResult | None
+    ) -> TrialResult:
+        """Train a trial in this process, if it is the one that trains."""
+        if not isinstance(self._training, TrainingHere):
+            raise NotImplementedError("trials are run by the study's runner")
+        return self._training.service.backend.run(spec, folder, resumed_from)
+
+    def test(self, spec: TrialSpec, folder: Output) -> Mapping[str, float]:
+        """Give a trial's metrics on the test set; empty without such a set or a checkpoint."""
+        if not self._has_test or not is_own(folder.checkpoint(spec.number)):
+            return {}
+        return self._training.test(spec, folder)
+
+    def resumable(self, number: int, folder: Output) -> bool:
+        """Say whether the stopped trial's state is there."""
+        return is_own(folder.state(number))
