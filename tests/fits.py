@@ -58,9 +58,9 @@ class Regression(Sine, LightningModule):
     """Of lightning.pytorch."""
 
 
-def batches_of(spec, micro_batch_size=None, collate=None, plan=None):
+def batches_of(spec, micro_batch_size=None, collate=None):
     loader = DataLoader(DATA, shuffle=True, collate_fn=collate)
-    return rebatch(loader, spec.batch_size, micro_batch_size, spec.seed, plan)
+    return rebatch(loader, spec.batch_size, micro_batch_size, spec.seed)
 
 
 def protocol_of(**changes):

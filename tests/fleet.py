@@ -13,8 +13,9 @@ import optuna
 from rich.console import Console
 
 from bstune.core.errors import BstuneError
+from bstune.options import StudyOptions
 from bstune.study.lease import STORAGE_ERRORS
-from bstune.study.prepare import compose_checked, compose_joined, prepare
+from bstune.study.prepare import PreparedStudy, compose_checked, compose_joined, prepare
 from bstune.study.run import run_study, run_worker
 from bstune.study.storage import SPEC, TRIAL_INDEX, find_study
 from bstune.trial.backend import make_protocol
@@ -43,8 +44,8 @@ FAIL = optuna.trial.TrialState.FAIL
 class Sleeping(ReplayBackend):
     """Answers from the table, after ``seconds``; a stopped trial leaves its state in the folder of its machine."""
 
-    def __init__(self, config, seconds=0.0, states=False):
-        super().__init__(config, make_protocol(config))
+    def __init__(self, options, seconds=0.0, states=False):
+        super().__init__(options, make_protocol(options, None))
         self.seconds, self.states = seconds, states
         self.train_examples = 1 if states else None
 
@@ -72,20 +73,23 @@ def work(role: str, folder: Path, options: Sequence[str], backend: dict) -> None
     console = Console(file=sys.stdout, width=200)
     try:
         if role == "owner":
-            config = compose_checked([*STUDY, *options])
-            run_study(
-                prepare(config, backend=Sleeping(config, **backend)), [*STUDY, *options], console
-            )
+            arguments = [*STUDY, *options]
+            prepared = _prepared(compose_checked(arguments).options, backend)
+            run_study(prepared, arguments, console)
         else:
             storage = next(
                 one.removeprefix("storage=") for one in options if one.startswith("storage=")
             )
             study = find_study("s", storage)
-            config = compose_joined(study, ["study=s", *options])
-            run_worker(prepare(config, backend=Sleeping(config, **backend)), study, console)
+            joined = compose_joined(study, ["study=s", *options])
+            run_worker(_prepared(joined.options, backend), study, console)
     except BstuneError as error:
         print(f"error: {error}")
         sys.exit(error.exit_status)
+
+
+def _prepared(options: StudyOptions, backend: dict) -> PreparedStudy:
+    return prepare(options, None, backend=Sleeping(options, **backend))
 
 
 def start(role: str, folder: Path, *options: str, **backend: object) -> ForkServerProcess:

@@ -120,20 +120,16 @@ def workload(kind, spec, micro_batch_size):
     loader = DataLoader(Noisy(60, 0, kind == "noisy"), batch_size=4, shuffle=True)
     return Workload(
         build_module=partial(Foreign, fault=kind),
-        train_batches=lambda spec, plan=None: rebatch(
-            loader, spec.batch_size, micro_batch_size, spec.seed, plan
-        ),
+        train_batches=lambda spec: rebatch(loader, spec.batch_size, micro_batch_size, spec.seed),
         validation_batches=DataLoader(FOREIGN[1], batch_size=8),
         validation_examples=20,
     )
 
 
-def open_train(kind, micro_batch_size=None, devices=2, lowest=-1.0, schedule=None):
+def open_train(kind, micro_batch_size=None, devices=2, lowest=-1.0):
     """Return what trains a trial of a workload, and writes its state to the output folder."""
     quieten()
-    protocol = learning_protocol(
-        1000, micro_batch_size=micro_batch_size, devices=devices, batch_schedule=schedule
-    )
+    protocol = learning_protocol(1000, micro_batch_size=micro_batch_size, devices=devices)
     protocol = replace(protocol, target=Target("val/loss", lowest, "min"))
 
     def train(spec, output, parent):

@@ -6,6 +6,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from builders import options_of, prepared_study
 from rich.console import Console
 from toolbox import make_result, table_rows, write_rows
 
@@ -23,7 +24,6 @@ from bstune.study.baseline import (
     telling_target,
 )
 from bstune.study.plan import FIRST_REPLICATE, SearchBudget
-from bstune.study.prepare import compose_checked, prepare
 from bstune.study.replicates import Winner
 from bstune.study.run import run_study
 from bstune.trial.backend import TrialBackend
@@ -92,17 +92,17 @@ def test_a_target_that_is_met_at_the_first_look_has_one_that_tells(trial, target
 def test_the_baseline_is_the_reference(tmp_path, monkeypatch, options, batch_size):
     monkeypatch.chdir(tmp_path)
     write_rows(tmp_path / "t.jsonl", table_rows())
-    found = prepare(compose_checked([*OPTIONS, *options])).baseline
+    found = prepared_study(*OPTIONS, *options).baseline
     assert (None if found is None else found.batch_size) == batch_size
 
 
 def test_one_that_does_not_fit_is_said(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     write_rows(tmp_path / "t.jsonl", table_rows())
-    config = compose_checked(OPTIONS)
+    own_options = options_of(*OPTIONS)
     space = SimpleNamespace(tunables=())
-    assert baseline_of(config, space, 32)[0].batch_size == 32
-    found, why = baseline_of(config, space, 31)
+    assert baseline_of(own_options, space, 32)[0].batch_size == 32
+    found, why = baseline_of(own_options, space, 31)
     assert found is None
     assert "32" in why
     assert "31" in why
@@ -119,8 +119,8 @@ def test_one_that_does_not_fit_is_said(tmp_path, monkeypatch):
 def test_what_else_is_searched_has_the_configs_own_value(tmp_path, monkeypatch, tunable, value):
     monkeypatch.chdir(tmp_path)
     write_rows(tmp_path / "t.jsonl", table_rows())
-    config = compose_checked([*OPTIONS, "seed=7"])
-    found, _ = baseline_of(config, SimpleNamespace(tunables=(tunable,)), None)
+    own_options = options_of(*OPTIONS, "seed=7")
+    found, _ = baseline_of(own_options, SimpleNamespace(tunables=(tunable,)), None)
     (own,) = found.hyperparameters.values()
     assert own == pytest.approx(value)
     assert type(own) is type(value)
@@ -264,8 +264,8 @@ def run(tmp_path, monkeypatch):
 
     def study(backend, *options):
         more = ("workload.target.value=0.2", "budget.steps=5000", "budget.examples=1", *options)
-        config = compose_checked([*OPTIONS, "sampler=frontier", *more])
-        return run_study(prepare(config, backend=backend), list(OPTIONS), Console(width=200))
+        prepared = prepared_study(*OPTIONS, "sampler=frontier", *more, backend=backend)
+        return run_study(prepared, list(OPTIONS), Console(width=200))
 
     return study
 
@@ -273,7 +273,7 @@ def run(tmp_path, monkeypatch):
 def test_a_study_begins_with_the_baseline_and_says_the_gain(run):
     found = run(Laws(lambda size: round(200 + 40_000 / size)), "search.trials=8")
     first = found.trials[0]
-    assert (first.batch_size, first.lr) == (32, found.prepared.config.scaling.lr)
+    assert (first.batch_size, first.lr) == (32, found.prepared.options.scaling.lr)
     assert first.status == "reached"
     winner = found.summary["best_by_time"]
     if winner["batch_size"] != 32:

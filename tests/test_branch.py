@@ -7,6 +7,7 @@ from itertools import islice
 
 import pytest
 import torch
+from builders import loaded
 from learners import learner, learning_protocol, momentum, same_weights, stream, validation
 from lightning.pytorch import Callback, Trainer
 from lightning.pytorch.callbacks import EarlyStopping, WeightAveraging
@@ -241,11 +242,9 @@ SIZES = "--batch-sizes"
 
 
 def test_the_verb_reports_the_largest_batch_size(run, tmp_path):
-    from bstune.study.prepare import compose_checked
     from bstune.trial.plain import fit
-    from bstune.trial.workload import load
 
-    workload, protocol = load(compose_checked(["workload=digits", "mlflow.enabled=false"]))
+    workload, protocol = loaded("workload=digits", "mlflow.enabled=false")
     quiet = dict.fromkeys(
         ("enable_progress_bar", "enable_model_summary", "enable_checkpointing", "logger"), False
     )
@@ -296,10 +295,6 @@ def test_the_verb_reports_the_largest_batch_size(run, tmp_path):
                 9,
             ),
             "recorded",
-        ),
-        (
-            ("text.ckpt", *OWN, "--examples", 100, "batch_schedule=doubling"),
-            "leave out batch_schedule=...",
         ),
         (
             ("text.ckpt", *OWN, "--examples", 100, "scaling.weight_decay_half_life=1e5"),

@@ -10,14 +10,13 @@ import pytest
 import torch
 import yaml
 from omegaconf import OmegaConf
-from toolbox import make_spec
 
 from bstune.choices import with_choices_of
-from bstune.config import compose, compose_workload
+from bstune.config import compose
 from bstune.core.errors import ConfigError
-from bstune.study.prepare import frozen_settings
+from bstune.options import flat_settings, option_at
+from bstune.recipe import TrialValues
 from bstune.trial.lightning_cli import Chosen, workload_of
-from bstune.trial.workload import build_module
 from bstune.workloads.optim import Muon
 
 PROJECTS = Path(__file__).parent / "projects"
@@ -31,8 +30,17 @@ ALGORITHMS = {
 }
 
 
-def optimizer_of(config):
-    configured = build_module(config, make_spec(lr=0.25)).configure_optimizers()
+def compose_workload(folder, workload, *arguments):
+    """Compose a workload of the user's own, from a file in a folder."""
+    path = folder / "workload" / "mine.yaml"
+    path.parent.mkdir()
+    path.write_text(yaml.safe_dump(workload))
+    return compose(["--config-dir", str(folder), "workload=mine", *arguments])
+
+
+def optimizer_of(composed):
+    module = composed.trained.module(TrialValues(64, lr=0.25, seed=0, total_steps=100))
+    configured = module.configure_optimizers()
     configured = configured[0] if isinstance(configured, tuple) else configured
     found = configured["optimizer"] if isinstance(configured, dict) else configured
     return found[0] if isinstance(found, list) else found
@@ -48,14 +56,15 @@ def optimizer_of(config):
 )
 def test_every_algorithm_takes_the_place_of_a_workloads_optimizer(name, workload):
     kind, options = ALGORITHMS[name]
-    config = compose([f"workload={workload}", f"algorithm={name}"])
-    optimizer = optimizer_of(config)
+    composed = compose([f"workload={workload}", f"algorithm={name}"])
+    optimizer = optimizer_of(composed)
     assert type(optimizer) is kind
     group = optimizer.param_groups[0]
     assert {key: group[key] for key in options} == options
     assert group.get("initial_lr", group["lr"]) == 0.25
-    for one in config.workload.tunable.values():
-        assert OmegaConf.select(config, one.key, default="nothing") != "nothing"
+    values = OmegaConf.create(dict(composed.trained.values))
+    for one in composed.options.workload.tunable.values():
+        assert OmegaConf.select(values, one.key, default="nothing") != "nothing"
 
 
 @pytest.mark.parametrize(
@@ -75,7 +84,7 @@ def test_every_algorithm_takes_the_place_of_a_workloads_optimizer(name, workload
     ],
 )
 def test_the_reference_learning_rate_is_the_algorithms(arguments, lr):
-    assert compose(arguments).scaling.lr == pytest.approx(lr, abs=1e-15)
+    assert compose(arguments).options.scaling.lr == pytest.approx(lr, abs=1e-15)
 
 
 def test_what_the_command_line_sets_in_the_place_holds():
@@ -84,16 +93,20 @@ def test_what_the_command_line_sets_in_the_place_holds():
         "workload.tunable.beta2.high=0.99",
         "search.tune=[beta2,average]",
     ]
-    config = compose(["workload=digits", "algorithm=adam", *own])
-    assert optimizer_of(config).param_groups[0]["eps"] == 1e-6
-    assert config.workload.tunable.beta2.high == 0.99
-    assert "momentum" not in config.workload.tunable  # of the optimizer that is gone
+    composed = compose(["workload=digits", "algorithm=adam", *own])
+    assert optimizer_of(composed).param_groups[0]["eps"] == 1e-6
+    tunable = composed.options.workload.tunable
+    assert tunable["beta2"].high == 0.99
+    # Of the optimizer that is gone.
+    assert "momentum" not in tunable
     for name in ("linear", "decay"):
         set_end = ["workload.module.schedule.end=0.2", "search.tune=[decay_end,momentum]"]
-        workload = compose(["workload=digits", f"schedule={name}", *set_end]).workload
-        assert (workload.module.schedule.end, workload.module.average) == (0.2, None)
-        assert workload.tunable.decay_end.key == "workload.module.schedule.end"
-        assert "average" not in workload.tunable  # it has none any more
+        workload = compose(["workload=digits", f"schedule={name}", *set_end]).options.workload
+        assert workload.module["schedule"]["end"] == 0.2
+        assert workload.module["average"] is None
+        assert workload.tunable["decay_end"].key == "workload.module.schedule.end"
+        # It has no average any more.
+        assert "average" not in workload.tunable
 
 
 class Scheduled:
@@ -132,14 +145,14 @@ class Anything:
         ),
     ],
 )
-def test_a_schedule_is_given_to_what_takes_it(module, chosen, place, given):
-    workload = OmegaConf.to_container(compose(["workload=digits"]).workload)
-    config = compose_workload({**workload, "module": module}, [f"schedule={chosen}"], {})
-    node = OmegaConf.select(config, place)
+def test_a_schedule_is_given_to_what_takes_it(module, chosen, place, given, tmp_path):
+    workload = compose(["workload=digits"]).options.workload.model_dump() | {"module": module}
+    options = compose_workload(tmp_path, workload, f"schedule={chosen}").options
+    node = option_at(options, place)
     assert sorted(given) == sorted(set(node) & {"schedule", "average"})
-    assert node.schedule._target_.startswith("bstune.workloads.schedules.")
+    assert node["schedule"]["_target_"].startswith("bstune.workloads.schedules.")
     if chosen == "linear":
-        assert config.workload.tunable.decay_end.key == f"{place}.schedule.end"
+        assert options.workload.tunable["decay_end"].key == f"{place}.schedule.end"
 
 
 @pytest.mark.parametrize(
@@ -149,59 +162,49 @@ def test_a_schedule_is_given_to_what_takes_it(module, chosen, place, given):
         ("test_choices.Scheduled", "warmup", "average"),
     ],
 )
-def test_a_module_that_takes_none_is_named(module, chosen, argument):
-    workload = OmegaConf.to_container(compose(["workload=digits"]).workload)
+def test_a_module_that_takes_none_is_named(module, chosen, argument, tmp_path):
+    workload = compose(["workload=digits"]).options.workload.model_dump()
+    workload["module"] = {"_target_": module}
     said = f"sets the argument {argument} of a workload's module, but that of digits, {module}, takes none"
     with pytest.raises(ConfigError, match=re.escape(said)):
-        compose_workload({**workload, "module": {"_target_": module}}, [f"schedule={chosen}"], {})
+        compose_workload(tmp_path, workload, f"schedule={chosen}")
 
 
 def test_a_weight_decay_stays_the_workloads_between_optimizers_of_one_class():
+    decay_of = "workload.module.optimizer.weight_decay"
     for name, decay in (("heavy_ball", 5e-4), ("adamw", 0.01)):
-        config = compose(["workload=resnet_cifar", f"algorithm={name}"])
-        assert config.workload.module.optimizer.weight_decay == decay
-        # what the command line sets counts, also between optimizers of one class
-        config = compose(
-            ["workload=resnet_cifar", f"algorithm={name}", "algorithm.optimizer.weight_decay=0.25"]
-        )
-        assert config.workload.module.optimizer.weight_decay == 0.25
-    assert compose(
-        ["workload=resnet_cifar", "algorithm=heavy_ball"]
-    ).workload.module.optimizer.fused
+        arguments = ["workload=resnet_cifar", f"algorithm={name}"]
+        assert option_at(compose(arguments).options, decay_of) == decay
+        # What the command line sets counts, also between optimizers of one class.
+        arguments.append("algorithm.optimizer.weight_decay=0.25")
+        assert option_at(compose(arguments).options, decay_of) == 0.25
+    options = compose(["workload=resnet_cifar", "algorithm=heavy_ball"]).options
+    assert option_at(options, "workload.module.optimizer.fused") is True
 
 
 def test_half_lives_and_what_is_tuned_are_frozen():
-    frozen = frozen_settings(
-        compose(["workload=digits", "algorithm=adam", "scaling.beta2_half_life=1e5"])
-    )
-    assert frozen["scaling.beta2_half_life"] == 1e5
-    tuned = frozen_settings(
-        compose(["workload=digits", "algorithm=nesterov", "search.tune=[momentum]"])
-    )
-    assert tuned["workload.tunable.momentum.complement"]
+    arguments = ["workload=digits", "algorithm=adam", "scaling.beta2_half_life=1e5"]
+    assert flat_settings(compose(arguments).options)["scaling.beta2_half_life"] == 1e5
+    arguments = ["workload=digits", "algorithm=nesterov", "search.tune=[momentum]"]
+    assert flat_settings(compose(arguments).options)["workload.tunable.momentum.complement"]
 
 
 def test_a_project_with_a_hydra_tree_of_its_own(monkeypatch):
     monkeypatch.syspath_prepend(PROJECTS)
-    config = compose(
-        [
-            "--config-dir",
-            str(PROJECTS / "hydra_tree" / "conf"),
-            "workload=wine",
-            "algorithm=nesterov",
-        ]
-    )
-    optimizer = optimizer_of(config)
+    folder = str(PROJECTS / "hydra_tree" / "conf")
+    composed = compose(["--config-dir", folder, "workload=wine", "algorithm=nesterov"])
+    optimizer = optimizer_of(composed)
     assert type(optimizer) is torch.optim.SGD
     assert (optimizer.param_groups[0]["lr"], optimizer.param_groups[0]["nesterov"]) == (0.25, True)
 
 
-def test_a_file_of_lightning_cli(monkeypatch):
+def test_a_file_of_lightning_cli(monkeypatch, tmp_path):
     monkeypatch.syspath_prepend(PROJECTS)
     workload, _ = workload_of(PROJECTS / "lightning_cli" / "config.yaml", Chosen("val_loss=0.1"))
-    config = compose_workload(workload, ["algorithm=heavy_ball"], {})
-    assert config.workload.tunable.momentum.key == "workload.module.optimizer.init_args.momentum"
-    group = optimizer_of(config).param_groups[0]
+    composed = compose_workload(tmp_path, workload, "algorithm=heavy_ball")
+    momentum = composed.options.workload.tunable["momentum"]
+    assert momentum.key == "workload.module.optimizer.init_args.momentum"
+    group = optimizer_of(composed).param_groups[0]
     assert (group["initial_lr"], group["momentum"]) == (0.25, 0.9)
 
 
@@ -230,7 +233,7 @@ def test_a_module_that_stands_elsewhere_in_the_config_stays_whole():
         }
     )
     module = OmegaConf.to_container(
-        with_choices_of(config, False, [], [])[0].workload, resolve=True
+        with_choices_of(config, None, [], [])[0].workload, resolve=True
     )["module"]
     assert module == {"_target_": "my.Model", "optimizer": own | {"lr": 1.0, "momentum": 0.9}}
 
@@ -306,7 +309,7 @@ def test_momentum_and_half_lives_are_searched_in_a_study_of_a_users_own(
         "best_by_steps"
     ]
     command = shlex.split(winner["command"])
-    config = compose(command[command.index("bstune") + 1 :])
+    composed = compose(command[command.index("bstune") + 1 :])
     values = winner["hyperparameters"]
-    assert optimizer_of(config).param_groups[0]["momentum"] == values["momentum"]
-    assert config.scaling.weight_decay_half_life == values["weight_decay_half_life"]
+    assert optimizer_of(composed).param_groups[0]["momentum"] == values["momentum"]
+    assert composed.options.scaling.weight_decay_half_life == values["weight_decay_half_life"]

@@ -2,6 +2,7 @@ from functools import partial
 
 import pytest
 import torch
+from builders import options_and_recipe
 from lightning.pytorch import Callback
 from toolbox import TRAINER, make_spec
 from torch import nn
@@ -9,7 +10,6 @@ from torch.optim.lr_scheduler import LambdaLR
 from torch.utils.data import DataLoader
 
 from bstune.core.errors import ConfigError
-from bstune.study.prepare import compose_checked
 from bstune.trial.loop import make_trainer
 from bstune.trial.workload import build_module
 from bstune.workloads.classifier import Classifier
@@ -102,9 +102,8 @@ def test_optimizer_schedule_and_call_backs():
     ],
 )
 def test_an_option_that_the_optimizer_refuses_is_a_plain_line(workload, option, text):
-    module = build_module(
-        compose_checked([f"+workload={workload}", option, "device=cpu"]), make_spec(64)
-    )
+    built_by = options_and_recipe(f"+workload={workload}", option, "device=cpu")
+    module = build_module(*built_by, make_spec(64))
     message = rf"workload\.module: \w+ cannot build its optimizers .*: .*{text}.* \(\w+Error"
     with pytest.raises(ConfigError, match=message):
         module.configure_optimizers()

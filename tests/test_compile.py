@@ -7,16 +7,17 @@ from typing import get_args
 import learners
 import pytest
 import torch
+from builders import options_and_recipe
 from learners import learner, momentum, same_weights
 from lightning.pytorch import LightningModule
 from toolbox import make_spec
 from torch import nn
 from torch._dynamo.utils import counters
 
-from bstune.config import compose
 from bstune.core.clock import Phase, TrialClock
 from bstune.core.errors import ConfigError
 from bstune.core.records import CompileMode, Target
+from bstune.options import with_option
 from bstune.trial import backend
 from bstune.trial.compile import PASSES, called_modules, compiled_graphs
 from bstune.workloads.classifier import Classifier
@@ -90,17 +91,24 @@ def test_torch_knows_every_mode():
     [("default", "cuda", 8), ("reduce-overhead", "cuda", "null"), ("reduce-overhead", "cpu", 8)],
 )
 def test_graphs_that_overwrite_gradients_are_not_accumulated(mode, device, micro):
-    config = compose(["workload=digits", f"compile={mode}", f"protocol.micro_batch_size={micro}"])
-    config.device = device
-    assert backend.make_protocol(config).micro_batch_size == config.protocol.micro_batch_size
-    config.device, config.compile, config.protocol.micro_batch_size = "cuda", "reduce-overhead", 8
+    options, recipe = options_and_recipe(
+        "workload=digits", f"compile={mode}", f"protocol.micro_batch_size={micro}"
+    )
+    options = with_option(options, "device", device)
+    protocol = backend.make_protocol(options, recipe)
+    assert protocol.micro_batch_size == options.protocol.micro_batch_size
+    options = with_option(options, "device", "cuda")
+    options = with_option(options, "compile", "reduce-overhead")
+    accumulated = with_option(options, "protocol.micro_batch_size", 8)
     with pytest.raises(
         ConfigError,
         match="compile=reduce-overhead replays CUDA graphs, which overwrite the gradients",
     ):
-        backend.make_protocol(config)
-    config.protocol.micro_batch_size, config.protocol.fast = None, "graph"
-    assert backend.make_protocol(config).fast == "auto"  # its code captures graphs itself
+        backend.make_protocol(accumulated, recipe)
+    whole = with_option(options, "protocol.micro_batch_size", None)
+    graph = with_option(whole, "protocol.fast", "graph")
+    # Its code captures graphs itself.
+    assert backend.make_protocol(graph, recipe).fast == "auto"
 
 
 @pytest.mark.parametrize(("batch_size", "micro"), [(16, None), (20, 8)])

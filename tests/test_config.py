@@ -1,7 +1,11 @@
-"""The options: what each may be, what a mistake leads to, how a config is composed, and conf/README.md's table."""
+"""The options: what each may be, what a mistake leads to, how a config is composed.
+
+And the tables of conf/README.md.
+"""
 
 import re
 import runpy
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -11,15 +15,19 @@ from omegaconf import OmegaConf
 from pydantic import TypeAdapter
 
 from bstune import conf
-from bstune.config import (
-    budget_of,
-    compose,
-    compose_workload,
-    overrides,
-    with_hyperparameters,
-)
+from bstune.config import compose, compose_given, with_settings
 from bstune.core.errors import ConfigError, TableError
 from bstune.core.search_space import Tunable
+from bstune.options import (
+    ReplayedOptions,
+    TrainedOptions,
+    flatten,
+    option_at,
+    overrides,
+    with_option,
+    with_tuned,
+)
+from bstune.recipe import TrialValues
 from bstune.trial.backend import make_space
 from bstune.trial.replay import complete
 
@@ -36,7 +44,12 @@ MU = f"{MOMENTUM}.key=workload.module.optimizer.mu"
 
 
 def digits(*arguments):
-    return compose(["workload=digits", *arguments])
+    return compose(["workload=digits", *arguments]).options
+
+
+@cache
+def option_table():
+    return runpy.run_path(str(Path(__file__).parents[1] / ".ci/option_table.py"))
 
 
 def mistakes(*arguments):
@@ -57,18 +70,31 @@ def mistakes(*arguments):
 )
 def test_what_ships_is_valid_and_stays_as_it_is(arguments, monkeypatch):
     monkeypatch.setenv("BSTUNE_DATA", "data")  # without ~, which is expanded
-    config = compose(arguments)
+    composed = compose(arguments)
     with initialize_config_module("bstune.conf", version_base="1.3"):
         before = hydra_compose("config", [argument.lstrip("+") for argument in arguments])
-    values, raw = (OmegaConf.to_container(node, resolve=True) for node in (config, before))
+    raw = OmegaConf.to_container(before, resolve=True)
     schedule = raw.pop("schedule", None)
     if schedule is not None:
         raw["workload"]["module"] |= {"schedule": schedule["rate"], "average": schedule["average"]}
-    for tunable in raw["workload"].setdefault("tunable", {}).values():
-        tunable.setdefault("log", False)
-        tunable.setdefault("integer", False)
-        tunable.setdefault("complement", False)
-    assert values == raw
+    # What builds a trial has every value as it was written, checked.
+    values = OmegaConf.create(dict(composed.recipe.values))
+    resolved = OmegaConf.to_container(values, resolve=True)
+    assert {name: resolved[name] for name in raw if name != "workload"} == {
+        name: value for name, value in raw.items() if name != "workload"
+    }
+    tunable = resolved["workload"].pop("tunable")
+    stated = raw["workload"].pop("tunable", {})
+    assert tunable == {
+        name: {"log": False, "integer": False, "complement": False, **one}
+        for name, one in stated.items()
+    }
+    assert resolved["workload"] == raw["workload"]
+    # The options have them too, but for references within nodes.
+    assert isinstance(composed.options, TrainedOptions)
+    for name, value in flatten(raw).items():
+        if not name.startswith(("workload.data", "workload.module")):
+            assert option_at(composed.options, name) == value, name
 
 
 def test_allows():
@@ -247,7 +273,7 @@ def test_types_and_bounds(must, overrides):
         (f"{MOMENTUM}.log=true", f"{MOMENTUM}: low must be over 0 on a log scale, but got low=0"),
         (
             f"{MOMENTUM}.key=trial.lr",
-            f"{MOMENTUM}: key must lie below workload.module, budget or batch_schedule, or be scaling.beta2_",
+            f"{MOMENTUM}: key must lie below workload.module or budget, or be scaling.beta2_",
         ),
         (f"{MOMENTUM}.integer=true", f"{MOMENTUM}: low and high of a whole number must be whole"),
         (
@@ -307,23 +333,21 @@ def test_refuses_in_one_line(overrides, line):
 def test_a_home_directory_is_expanded(monkeypatch):
     monkeypatch.setenv("HOME", "/home/me")
     monkeypatch.setenv("BSTUNE_CACHE", "~/cache")
-    config = digits(
+    options = digits(
         "output=~/out/${study}",
         "data.root=~",
         "storage=sqlite:///~/b.db",
         "mlflow.uri=sqlite:///~/m.db",
     )
-    assert (config.output, config.data.root) == ("/home/me/out/digits", "/home/me")
-    assert (config.storage, config.mlflow.uri) == (
+    assert (options.output, options.data.root) == ("/home/me/out/digits", "/home/me")
+    assert (options.storage, options.mlflow.uri) == (
         "sqlite:////home/me/b.db",
         "sqlite:////home/me/m.db",
     )
-    assert (config.hardware.cache, config.storage[:6]) == ("/home/me/cache/hardware", "sqlite")
+    assert options.hardware.cache == "/home/me/cache/hardware"
 
 
 def test_every_number_has_a_range():
-    script = runpy.run_path(str(Path(__file__).parents[1] / ".ci/option_table.py"))
-
     def without_range(schema):
         if isinstance(schema, dict):
             ends = {"minimum", "exclusiveMinimum"} & schema.keys() and {
@@ -337,12 +361,14 @@ def test_every_number_has_a_range():
             for value in schema:
                 yield from without_range(value)
 
-    types = script["option_types"]()
-    assert [
-        name for name, kind in types.items() if any(without_range(TypeAdapter(kind).json_schema()))
-    ] == [
-        "workload.target.bounds"  # may be infinite
+    options = option_table()["all_options"]()
+    endless = [
+        option.name
+        for option in options
+        if any(without_range(TypeAdapter(option.type).json_schema()))
     ]
+    # They may be infinite.
+    assert endless == ["workload.target.bounds"]
 
 
 def test_all_mistakes_are_named_at_once():
@@ -355,17 +381,76 @@ def test_all_mistakes_are_named_at_once():
     ]
 
 
-def test_types_are_written_and_references_stay():
-    config = digits("search.seconds=5", "workload.reference.batch_size=64", "study=7")
-    assert [type(value) for value in (config.search.seconds, config.scaling.batch_size)] == [
-        float,
-        float,
-    ]
-    assert config.study == "7"
+def test_options_are_of_their_types_and_never_change():
+    options = digits("search.seconds=5", "workload.reference.batch_size=64", "study=7")
+    assert type(options.search.seconds) is float
+    assert type(options.scaling.batch_size) is float
+    assert options.study == "7"
     assert digits("mlflow.experiment=${seed}").mlflow.experiment == "0"
-    assert OmegaConf.to_container(config.workload.module)["lr"] == "${trial.lr}"
-    config.workload.budget.steps = 9
-    assert config.budget.steps == 9
+    with pytest.raises(ValueError, match="frozen"):
+        options.search.seconds = 6.0
+
+
+def test_nodes_keep_what_a_trial_or_a_machine_resolves():
+    options = digits("+trainer.default_root_dir=${output}", "output=there", "data.root=here")
+    assert options.workload.module["lr"] == "${trial.lr}"
+    assert options.workload.data["device"] == "${device}"
+    # Anything else that a node refers to is a value.
+    assert options.trainer["default_root_dir"] == "there"
+    assert options.workload.data["classes"] == 10
+
+
+def test_a_recipe_has_the_checked_values_and_the_references():
+    recipe = compose(["workload=digits", "workload.reference.lr=3"]).trained
+    assert recipe.values["workload"]["module"]["lr"] == "${trial.lr}"
+    assert recipe.values["workload"]["reference"]["lr"] == 3.0
+    assert recipe.values["scaling"]["lr"] == "${workload.reference.lr}"
+    module = recipe.module(TrialValues(64, lr=0.125, seed=0, total_steps=10))
+    assert module.configure_optimizers()["optimizer"].defaults["lr"] == 0.125
+
+
+def test_a_replayed_workload_has_no_recipe():
+    composed = compose(REPLAY, complete)
+    assert isinstance(composed.options, ReplayedOptions)
+    assert composed.recipe is None
+    with pytest.raises(ConfigError, match="replay-fashion_mlp is answered from recorded runs"):
+        _ = composed.trained
+
+
+def test_settings_are_put_into_a_copy():
+    composed = compose(["workload=digits"])
+    own = with_settings(
+        composed,
+        {
+            "workload.reference.lr": 3,
+            "workload.module.loss": {"_target_": "torch.nn.MSELoss"},
+            "+workload.module.optimizer.nesterov": True,
+        },
+    )
+    # What referred to a setting still does.
+    assert own.options.scaling.lr == 3.0
+    # A node takes the whole place of the former one.
+    assert own.options.workload.module["loss"] == {"_target_": "torch.nn.MSELoss"}
+    assert own.trained.values["workload"]["module"]["optimizer"]["nesterov"] is True
+    assert composed == compose(["workload=digits"])
+
+
+@pytest.mark.parametrize(
+    ("settings", "line"),
+    [
+        ({"nope": 1}, "the config has no option nope; an argument that is not there is added by"),
+        ({"workload.nope.lr": 1}, "the config has no option workload.nope.lr"),
+        ({"+study.name": 1}, "the config has no option study.name"),
+        ({"+search.nope": 1}, "unknown option search.nope"),
+        ({"precision": "8"}, "precision must be 'auto', '32-true'"),
+        ({"workload.module.lr": "${nope}"}, "workload.module.lr: Interpolation key 'nope'"),
+        ({"workload.module.lr": "${trial"}, "workload.module.lr: no viable alternative"),
+    ],
+)
+def test_settings_that_cannot_be_are_named(settings, line):
+    with pytest.raises(ConfigError) as error:
+        with_settings(compose(["workload=digits"]), settings)
+    assert str(error.value).startswith(line)
 
 
 def test_a_folder_of_ones_own(tmp_path):
@@ -377,7 +462,7 @@ def test_a_folder_of_ones_own(tmp_path):
         ["--config-dir", str(tmp_path), "workload=mine"],
         ["workload=mine", "--config-dir", str(tmp_path)],
     ):
-        assert compose(order).workload.name == "digits"
+        assert compose(order).options.workload.name == "digits"
     assert (
         mistakes("--config-dir", str(tmp_path))[1]
         == f"workloads: {', '.join(sorted([*WORKLOADS, 'mine']))}"
@@ -397,12 +482,10 @@ REPLAY = ("workload=replay", "workload.table=fashion_mlp")
 
 def test_what_is_given_stays_where_the_table_would_say_otherwise():
     given = ("workload.reference.lr=3", "search.batch_size.high=16", "workload.budget.examples=7")
-    config = compose((*REPLAY, *given), complete)
-    assert (config.scaling.lr, config.search.batch_size.high, config.budget.examples) == (
-        3.0,
-        16,
-        7,
-    )
+    options = compose((*REPLAY, *given), complete).options
+    assert options.scaling.lr == 3.0
+    assert options.search.batch_size.high == 16
+    assert options.budget.examples == 7
 
 
 @pytest.mark.parametrize(
@@ -444,31 +527,71 @@ def test_names_pick_from_what_the_workload_lists():
     assert make_space(digits()).tunables == ()
 
 
-def test_hyperparameters_stand_at_their_keys_in_a_copy():
-    config = digits("+workload.tunable.horizon={key: budget.examples, low: 1, high: 9e9}")
-    changed = with_hyperparameters(config, {"momentum": 0.5, "average": 0.3, "horizon": 6400})
-    assert (
-        changed.workload.module.optimizer.momentum,
-        changed.workload.module.average.fraction,
-    ) == (0.5, 0.3)
-    assert config.workload.module.optimizer.momentum == 0.0
-    assert budget_of(changed).last_step(16) == 400
-    assert overrides(config, {"momentum": 0.25}) == ["workload.module.optimizer.momentum=0.25"]
+def test_what_is_tuned_of_bstunes_own_stands_in_a_copy_of_the_options():
+    options = digits(
+        "+workload.tunable.horizon={key: budget.examples, low: 1, high: 9e9}",
+        "+workload.tunable.beta2={key: scaling.beta2_half_life, low: 1, high: 9e9}",
+    )
+    values = {"momentum": 0.5, "horizon": 6400, "beta2": 1e5}
+    tuned = with_tuned(options, values)
+    assert tuned.budget.budget.last_step(16) == 400
+    assert tuned.scaling.beta2_half_life == 1e5
+    # The recipe builds the module from what lies below it.
+    assert tuned.workload == options.workload
+    assert options.budget.examples == 60_000
+    assert overrides(options, {"momentum": 0.25}) == ["workload.module.optimizer.momentum=0.25"]
+
+
+def test_what_is_tuned_of_a_module_is_built():
+    recipe = compose(["workload=digits"]).trained
+    for tuned, momentum in (({"momentum": 0.5}, 0.5), ({}, 0.0)):
+        values = TrialValues(16, lr=0.1, seed=0, total_steps=10, hyperparameters=tuned)
+        optimizer = recipe.module(values).configure_optimizers()["optimizer"]
+        assert optimizer.defaults["momentum"] == momentum
+
+
+def test_an_option_is_replaced_in_a_copy():
+    options = digits()
+    changed = with_option(options, "hardware.memory.relative.cpu", 0.5)
+    assert option_at(changed, "hardware.memory.relative.cpu") == 0.5
+    assert option_at(options, "hardware.memory.relative.cpu") == 0.01
+    assert option_at(options, "workload.module.optimizer.momentum") == 0.0
+    assert option_at(options, "workload.module.nope.deeper") is None
+    with pytest.raises(AttributeError, match="SearchOptions has no option nope"):
+        with_option(options, "search.nope", 1)
 
 
 # conf/README.md
 
 
-def test_the_table_of_options_is_current():
-    """If it is not: ``python .ci/option_table.py`` writes it."""
-    script = runpy.run_path(str(Path(__file__).parents[1] / ".ci/option_table.py"))
-    names, comments = set(script["option_types"]()), script["comments"]()
-    assert script["table"]() in README.read_text()
-    assert set(comments) >= {name for name in names if not name.startswith("workload")} - {
-        "sampler",
-        "scaling.rule",
-    }
-    assert not [name for name, (_, what) in comments.items() if name in names and not what]
+def test_the_tables_of_options_are_current():
+    """If they are not: ``python .ci/option_table.py`` writes them."""
+    assert README.read_text(encoding="utf-8").endswith(option_table()["tables"]())
+
+
+def test_every_option_has_a_line_and_a_default():
+    values = option_table()["read_yaml"]("config.yaml")
+    default_of = option_table()["default_of"]
+    without = []
+    for option in option_table()["all_options"]():
+        assert option.meaning, option.name
+        if not option.name.startswith("workload.") and not default_of(option.name, values):
+            without.append(option.name)
+    # These come from config groups.
+    assert without == ["scaling.rule", "sampler"]
+
+
+def test_the_table_names_bounds_defaults_and_what_is_said_in_two_lines():
+    page = option_table()["tables"]()
+    for line in (
+        "| `seed` | `0` | integer from 0 to 4294967295 | ",
+        "| `search.trials` | `${workload.trials}` | integer from 1 to 1e6 | ",
+        "| `hardware.memory.relative.cuda` | `0.0` | number from 0 below 1 | ",
+        "| `workload.tunable.NAME.log` |  | `true`, `false` | ",
+        "| `search.seconds` | `null` | number from 1e-6 to 1e9 or `null` | Seconds of training, a "
+        "sum over the trials of the whole search: n workers spend it up to n times as fast",
+    ):
+        assert f"\n{line}" in page
 
 
 def test_every_workload_is_in_the_readme():
@@ -476,7 +599,7 @@ def test_every_workload_is_in_the_readme():
 
 
 def test_a_workload_that_is_given_as_values_is_not_listed_later():
-    compose_workload({**compose(["workload=digits"]).workload, "name": "mine"}, [], {})
+    compose_given(digits().workload.model_dump(), [], {})
     with pytest.raises(ConfigError) as refused:
         compose([])
-    assert "python" not in str(refused.value).split("workloads: ")[1].split("\n")[0]
+    assert "given" not in str(refused.value).split("workloads: ")[1].split("\n")[0]

@@ -5,8 +5,6 @@ import math
 
 import numpy as np
 import pytest
-from omegaconf import OmegaConf
-from rich.console import Console
 from toolbox import write_rows
 
 from bstune.core.errors import ConfigError, TableError
@@ -70,7 +68,7 @@ def test_a_laws_numbers_are_found_at_every_target(tmp_path, power, loss):
 def test_the_sign_of_its_growth_is_said(tmp_path, power, word):
     path = write_rows(tmp_path / "made.jsonl", made(power))
     options = {"tables": [str(path)], "target": 2.0, "easier": [1.0, 1.2, 1.5], "level": 0.9}
-    finding = critical_batch.run(OmegaConf.create(), Console(), **options)
+    finding = critical_batch.run(**options)
     assert f"made: from error 3 to 2 B_crit {word}, as its power " in finding.sentence
     assert float(finding.sentence.split("power ")[1].split(" ")[0]) == pytest.approx(power, abs=0.3)
     assert [one["B_crit"] for one in finding.rows] == [
@@ -107,7 +105,7 @@ def test_targets_that_were_not_evaluated_closely_are_left_out(tmp_path):
     with pytest.raises(
         TableError, match=r"no table determines anything: made, error <= 2 is left out: 33 of 33"
     ):
-        critical_batch.run(OmegaConf.create(), Console(), **options)
+        critical_batch.run(**options)
 
 
 @pytest.mark.parametrize(
@@ -125,7 +123,7 @@ def test_targets_that_were_not_evaluated_closely_are_left_out(tmp_path):
 def test_mistakes(changes, message):
     options = {"tables": [], "target": None, "easier": [1.0], "level": 0.9} | changes
     with pytest.raises((ConfigError, TableError), match=message):
-        critical_batch.run(OmegaConf.create(), Console(), **options)
+        critical_batch.run(**options)
 
 
 def test_too_few_targets_tell_no_growth():
@@ -143,7 +141,7 @@ def test_too_few_targets_tell_no_growth():
 def test_tables_that_ship_and_the_sign_of_their_growth():
     """On recorded runs, too: harder targets have larger critical batch sizes."""
     options = {"tables": ["fashion_mlp"], "target": None, "easier": [1.0, 1.2, 1.5], "level": 0.9}
-    finding = critical_batch.run(OmegaConf.create(), Console(), **options)
+    finding = critical_batch.run(**options)
     sizes = [one["b_crit"] for one in finding.details["numbers"]]
     assert sizes == sorted(sizes, reverse=True)
     assert "B_crit rises" in finding.sentence

@@ -10,13 +10,13 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from omegaconf import OmegaConf
 from rich.console import Console
 from toolbox import FakeTime, make_result, make_spec
 
-from bstune.config import flatten
 from bstune.core.errors import ConfigError
 from bstune.core.records import Target
+from bstune.options import flatten
+from bstune.recipe import TrialValues
 from bstune.sweeps import dawnbench
 from bstune.sweeps.dawnbench import BuiltRung, Rung, applied, climb, data_note, make_rows
 from bstune.sweeps.dawnbench_report import sentence, shown
@@ -76,14 +76,14 @@ def checked(tmp_path, monkeypatch):
 def run(sweep, **arguments):
     """Return the finding and what was printed."""
     console = Console(record=True, width=200, file=io.StringIO())
-    finding = sweep.experiment.func(sweep.config, console, **sweep.parameters, **arguments)
+    finding = sweep.find(console, **arguments)
     return finding, console.export_text()
 
 
 def climbed(sweep):
     """Return the rungs that were built, and which were left out."""
     never = Target("val/error", 0.0, "min").never_met
-    return climb(sweep.config, sweep.parameters["rungs"], sweep.parameters["reduced"], never)
+    return climb(sweep.composed, sweep.parameters["rungs"], sweep.parameters["reduced"], never)
 
 
 def untrained(sweep, **changes):
@@ -202,9 +202,9 @@ def test_a_trial_is_evaluated_at_its_end_alone_and_its_schedule_ends_there(check
 def test_rungs_of_the_same_data_share_them(checked, monkeypatch):
     loaded = []
 
-    def load(config):
-        loaded.append("augment" in config.workload.data)
-        return load_data(config)
+    def load(options, recipe):
+        loaded.append("augment" in options.workload.data)
+        return load_data(options, recipe)
 
     monkeypatch.setattr("bstune.sweeps.dawnbench.load_data", load)
     mirror = {
@@ -221,31 +221,32 @@ def test_rungs_of_the_same_data_share_them(checked, monkeypatch):
 
 
 def test_settings_replace_what_stood_there(checked):
-    config = checked().config
-    before = OmegaConf.to_container(config)
-    own = applied(
-        config,
-        {
-            **DIGITS,
-            **SMOOTH,
-            "+workload.module.optimizer.nesterov": True,
-            "precision": "bf16-mixed",
-        },
-    )
-    assert OmegaConf.to_container(config) == before
-    node = OmegaConf.to_container(own.workload.module.schedule)
-    assert node == {
+    composed = checked().composed
+    before = composed.options.model_dump()
+    settings = {
+        **DIGITS,
+        **SMOOTH,
+        "+workload.module.optimizer.nesterov": True,
+        "precision": "bf16-mixed",
+    }
+    own = applied(composed, settings)
+    assert composed.options.model_dump() == before
+    # Merged with nothing.
+    assert own.options.workload.module["schedule"] == {
         **DIGITS["workload.module.schedule"],
         "total_steps": "${trial.total_steps}",
-    }  # merged with nothing
-    assert own.workload.module.average is None
-    assert own.workload.module.optimizer == {
+    }
+    assert own.options.workload.module["average"] is None
+    assert own.options.workload.module["optimizer"] == {
         **before["workload"]["module"]["optimizer"],
         "nesterov": True,
     }
-    assert own.precision == "bf16-mixed"
-    own.trial.total_steps = 17
-    assert own.workload.module.schedule.total_steps == 17
+    assert own.options.precision == "bf16-mixed"
+    momentum = applied(own, {"workload.module.optimizer.momentum": 0.5})
+    values = TrialValues(batch_size=64, lr=0.1, seed=0, total_steps=17)
+    configured = momentum.trained.module(values).configure_optimizers()
+    factor = configured["lr_scheduler"]["scheduler"].lr_lambdas[0]
+    assert factor(16) == 0.0 < factor(15)
 
 
 def test_a_rung_that_the_device_cannot_run_is_left_out_and_said(checked):
@@ -330,26 +331,26 @@ def test_every_rung_of_the_reduced_ladder_trains(shipped):
 def test_the_last_rungs_are_the_recipes_of_their_sources(shipped):
     """Whoever changes one of the two has to look at the other."""
     sweep = shipped()
-    reached, by_rung = sweep.config, {}
-    for one in sweep.parameters["rungs"]:
-        reached = by_rung[one.name] = applied(reached, one.set)
-        reached.trial.lr, reached.trial.batch_size = one.lr, one.batch_size
+    reached, by_rung = sweep.composed, {}
+    rungs = {one.name: one for one in sweep.parameters["rungs"]}
+    for name, one in rungs.items():
+        reached = by_rung[name] = applied(reached, one.set)
 
-    def parts(config):
-        workload = OmegaConf.to_container(config.workload)
-        del workload["data"]["eval_batch_size"]
-        return flatten({"data": workload["data"], "module": workload["module"]})
+    def parts(composed):
+        workload = composed.options.workload
+        data = {key: value for key, value in workload.data.items() if key != "eval_batch_size"}
+        return flatten({"data": data, "module": workload.module})
+
+    def recipe_of(name):
+        return check_sweep("dawnbench", compose_sweep("dawnbench", (f"workload={name}",))).composed
 
     for name, recipe in (("airbench94's network", "airbench_cifar"), ("Muon", "airbench_muon")):
-        config = compose_sweep("dawnbench", (f"workload={recipe}",))
-        assert parts(by_rung[name]) == parts(config)
-        reference = OmegaConf.to_container(config.workload.reference)
-        assert reference == {
-            "batch_size": by_rung[name].trial.batch_size,
-            "lr": by_rung[name].trial.lr,
-        }
+        composed = recipe_of(recipe)
+        assert parts(by_rung[name]) == parts(composed)
+        reference = composed.options.workload.reference
+        assert (reference.batch_size, reference.lr) == (rungs[name].batch_size, rungs[name].lr)
     # Page's has its scales frozen at 1 where the ladder has 1/4, which is 16 times the rate and a quarter of the rest.
-    recipe = parts(compose_sweep("dawnbench", ("workload=resnet_cifar_fast",)))
+    recipe = parts(recipe_of("resnet_cifar_fast"))
     found = parts(by_rung["flip at test time"])
     times = {
         k: found[k] / recipe[k]
@@ -363,7 +364,6 @@ def test_the_last_rungs_are_the_recipes_of_their_sources(shipped):
         "module.groups.kinds.norm_bias.rate": 1 / 16,
     }
     # Page has 97 steps of 512 an epoch and leaves out the rest of its images; here an epoch has all of them.
-    rungs = {one.name: one for one in sweep.parameters["rungs"]}
     steps = {
         name: math.ceil(round(one.epochs * 50_000 / one.batch_size, 6))
         for name, one in rungs.items()

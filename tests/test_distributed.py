@@ -7,20 +7,18 @@ from functools import partial
 import pytest
 import ranks
 import torch
-from omegaconf import OmegaConf
+from builders import options_of, resolved
 from toolbox import make_spec, trials_of
 from torch.utils.data import DataLoader
 
 import bstune
-from bstune.core.batch_schedule import BatchSchedule
 from bstune.core.errors import ConfigError
 from bstune.core.records import TrialResult
 from bstune.hardware.probe import TrialProbe
-from bstune.study.prepare import compose_checked
+from bstune.options import with_option
 from bstune.system.files import Output
 from bstune.trial import distributed
 from bstune.trial.workers import Workers
-from bstune.trial.workload import resolve
 
 GUARD = 60  # seconds after which a trial whose processes wait for each other has failed
 
@@ -72,42 +70,6 @@ def test_a_trial_on_two_devices_is_that_on_one(kind, micro_batch_size, tmp_path)
         )
         assert torch.allclose(found, expected, rtol=1e-4, atol=1e-6)
         assert two.device == "2 x cpu (1 thread)"
-
-
-GROWING = BatchSchedule(1.7, (30, 60, 150), stretch=1.0, lr_exponent=0.5, largest=60)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", ["shipped", "foreign"])
-@pytest.mark.parametrize("micro_batch_size", [None, 5])
-def test_batch_sizes_that_change_are_shared_by_two_devices(kind, micro_batch_size, tmp_path):
-    """Also where the two do not divide them, and stopped and continued at two of its sizes."""
-    sizes = GROWING.plan(9).sizes
-    assert sizes == (9, 15, 26, 44)
-    (tmp_path / "two").mkdir()
-    open_train = partial(ranks.open_train, kind, micro_batch_size, schedule=GROWING)
-    limits = (3, 8, 12)
-    with Workers(open_train, 1, GUARD, devices=2) as workers:
-        two = None
-        for number, limit in enumerate(limits):
-            spec = make_spec(
-                9, number=number, max_steps=limit, resumed_from=None if two is None else number - 1
-            )
-            workers.start(spec, Output(tmp_path / "two"), two)
-            two = workers.wait().result()
-    one = open_train(devices=1)(make_spec(9, number=2, max_steps=12), Output(tmp_path), None)
-    assert (two.status, two.steps, two.examples) == (one.status, one.steps, one.examples)
-    assert (one.status, one.steps, one.examples) == ("censored", 12, GROWING.plan(9).examples(12))
-    assert (
-        [part[:2] for part in two.batch_parts]
-        == [part[:2] for part in one.batch_parts]
-        == [(9, 4), (15, 2), (26, 4), (44, 2)]
-    )
-    found, expected = dict(two.history), dict(one.history)
-    assert set(expected) <= set(found) <= {*expected, *limits}
-    assert [found[step] for step in expected] == pytest.approx(list(expected.values()), rel=1e-5)
-    found, expected = (weights(folder / "2.state") for folder in (tmp_path / "two", tmp_path))
-    assert torch.allclose(found, expected, rtol=1e-4, atol=1e-6)
 
 
 @pytest.mark.slow
@@ -222,13 +184,15 @@ def test_bad_input_ends_in_a_line(bstune, tmp_path, arguments, message):
 @pytest.mark.parametrize(("device", "first"), [("cuda", 0), ("cuda:2", 2)])
 def test_each_process_has_its_own_cuda_device_and_the_trainer_has_all(monkeypatch, device, first):
     """As far as a machine without CUDA shows it."""
-    assert distributed.config_of_process({"device": device}).device == device
+    digits = options_of("workload=digits", "device=cpu")
+    on_cuda = with_option(digits, "device", device)
+    assert distributed.options_of_process(on_cuda).device == device
     alone = {"accelerator": "cuda", "devices": [first]}
     assert distributed.trainer_options(alone, str) == alone
     for rank in range(3):
         monkeypatch.setattr(distributed, "_place", distributed.Place(rank, 3))
-        assert distributed.config_of_process({"device": device}).device == f"cuda:{first + rank}"
-        assert distributed.config_of_process({"device": "cpu"}).device == "cpu"
+        assert distributed.options_of_process(on_cuda).device == f"cuda:{first + rank}"
+        assert distributed.options_of_process(digits).device == "cpu"
         own = distributed.trainer_options(
             {"accelerator": "cuda", "devices": [first + rank]}, lambda: "ddp"
         )
@@ -374,11 +338,13 @@ def test_python_objects_on_two_devices(tmp_path, monkeypatch):
 @pytest.mark.slow
 @pytest.mark.parametrize(("devices", "outcomes"), [(1, ["error"]), (2, ["fits", "error"])])
 def test_a_probe_trains_the_share_of_one_device(devices, outcomes):
-    config = compose_checked(
-        ["workload=digits", "workload.module._target_=ranks.Limited", "device=cpu"]
+    options, recipe = resolved(
+        "workload=digits",
+        "workload.module._target_=ranks.Limited",
+        "device=cpu",
+        f"devices={devices}",
     )
-    config = resolve(OmegaConf.merge(config, {"devices": devices}))
-    probe = TrialProbe(OmegaConf.to_container(config, resolve=False), 2**34, steps=2, seconds=GUARD)
+    probe = TrialProbe(options, recipe, 2**34, steps=2, seconds=GUARD)
     found = [probe(batch_size) for batch_size in (34, 35)[: len(outcomes)]]
     assert [one.outcome for one in found] == outcomes
     assert [one.batch_size for one in found] == [34, 35][: len(outcomes)]

@@ -7,9 +7,8 @@ from dataclasses import replace
 
 import optuna
 import pytest
-from omegaconf import OmegaConf
 from optuna.distributions import FloatDistribution, IntDistribution
-from test_storage import BUDGET, SPACE, url
+from test_storage import BUDGET, SPACE, options_with, url
 
 from bstune.core.errors import ConfigError
 from bstune.core.search_space import Tunable, van_der_corput
@@ -74,7 +73,7 @@ def test_a_study_asks_them_by_their_index(tmp_path):
     study = open_study("toy", url(tmp_path), "steps", {}, tmp_path)
     for index in (9, 3):
         context = {"search_space": SEARCHED, "snap": TUNED.snap}
-        sampler = build_sampler(OmegaConf.create(NODE), BUDGET, index, context)
+        sampler = build_sampler(options_with(NODE), BUDGET, index, context)
         spec = ask(study, claim(study, index, "me"), BUDGET, TUNED, sampler, stops=True)[1]
         point = asked(index)
         assert (spec.batch_size, spec.delta) == (point["batch_size"], pytest.approx(point["delta"]))

@@ -4,7 +4,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from omegaconf import OmegaConf
 
 from bstune.config import compose
 from bstune.core.errors import ConfigError, DataError
@@ -21,9 +20,9 @@ from bstune.workloads import datasets
     ],
 )
 def test_a_workloads_loaders_are_found_without_torch(workload, loaders):
-    config = compose([f"workload={workload}", "data.root=somewhere"])
-    found = list(early.known_loaders(config.workload.data))
-    assert found == [(loader, "somewhere") for loader in loaders]
+    options = compose([f"workload={workload}"]).options
+    found = list(early.known_loaders([options.workload.data]))
+    assert found == [(loader, early.ROOT) for loader in loaders]
     assert set(loaders) <= datasets.LOADED.keys()
 
 
@@ -45,9 +44,18 @@ def test_a_failed_download_is_refused(tmp_path, monkeypatch):
         raise DataError("every download failed")
 
     monkeypatch.setattr(datasets, "_download", fail)
-    config = compose(["workload=resnet_cifar", f"data.root={tmp_path}"])
+    options = compose(["workload=resnet_cifar", f"data.root={tmp_path}"]).options
     with pytest.raises(DataError):
-        early.check_early(config, lambda line: None)
+        early.check_early(options, lambda line: None)
+
+
+@pytest.mark.parametrize(("own", "folder"), [([], "a"), (["workload.data.load.root=b"], "b")])
+def test_data_are_looked_for_where_the_workload_does(own, folder, monkeypatch):
+    asked = []
+    monkeypatch.setattr(datasets, "fetch", lambda loader, root, say: asked.append((loader, root)))
+    options = compose(["workload=mnist_cnn", "data.root=a", *own]).options
+    early.check_early(options, print)
+    assert asked == [("load_mnist", folder)]
 
 
 def test_torchs_own_file_says_whether_it_has_cuda():
@@ -56,12 +64,12 @@ def test_torchs_own_file_says_whether_it_has_cuda():
 
 
 def test_a_device_that_is_not_there_is_refused_where_torch_is_not_imported(monkeypatch):
-    config = OmegaConf.create({"device": "cuda", "workload": {}})
+    options = compose(["workload=digits", "device=cuda"]).options
     monkeypatch.setattr(early, "is_built_without_cuda", lambda: True)
-    early.check_early(config, print)  # torch is here, and knows better
+    early.check_early(options, print)  # torch is here, and knows better
     monkeypatch.delitem(sys.modules, "torch")
     with pytest.raises(ConfigError):
-        early.check_early(config, print)
+        early.check_early(options, print)
 
 
 def test_it_imports_no_training_library():

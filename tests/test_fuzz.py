@@ -5,10 +5,10 @@ import random
 import signal
 
 import pytest
+from builders import options_of
 from toolbox import entries, table_rows, write_rows
 
-from bstune.config import flatten, to_dict
-from bstune.study.prepare import compose_checked
+from bstune.options import flatten
 
 STUDY = (
     "workload=replay",
@@ -94,13 +94,12 @@ def quoted(text):
 def commands(rng, count):
     """Return the arguments of commands, each with one option that has a nasty value."""
     names = {
-        sampler: sorted(flatten(to_dict(compose_checked((*STUDY, sampler)))))
-        for sampler in SAMPLERS
+        sampler: sorted(flatten(options_of(*STUDY, sampler).model_dump())) for sampler in SAMPLERS
     }
     values = [*NUMBERS, *OTHERS, *map(quoted, TEXTS)]
     for _ in range(count):
         sampler = rng.choice(SAMPLERS)
-        groups = ["algorithm", "batch_schedule", "scaling", "schedule", "sampler", "workload"]
+        groups = ["algorithm", "scaling", "schedule", "sampler", "workload"]
         name = rng.choice([*(one for one in names[sampler] if one != "debug"), *groups])
         mlflow = [] if name.startswith("mlflow.") else ["mlflow.enabled=false"]
         yield name, (*STUDY, sampler, *mlflow, f"{name}={rng.choice(values)}")

@@ -14,21 +14,19 @@ import graphs
 import learners
 import pytest
 import torch
+from builders import loaded, options_of
 from fits import protocol_of, run
 from learners import learner, momentum, same_weights
 from test_lean_loop import LEAN
 from toolbox import make_spec
 from torch import nn
-from torch.optim.lr_scheduler import StepLR
 
-from bstune.config import instantiate
-from bstune.core.batch_schedule import BatchSchedule
-from bstune.study.prepare import compose_checked
+from bstune.hydra_recipe import instantiate
+from bstune.options import option_at
 from bstune.trial import graph
 from bstune.trial.checkpoint import Stopped
 from bstune.trial.graph import CapturedSteps
 from bstune.trial.loop import run_trial
-from bstune.trial.workload import load
 from bstune.workloads.classifier import Classifier
 from bstune.workloads.optim import Muon
 from bstune.workloads.schedules import linear_decay
@@ -56,9 +54,8 @@ def fused(kind, **options):
 
 def of_algorithm(name):
     """Return an optimizer of conf/algorithm/."""
-    return instantiate(
-        compose_checked(["workload=digits", f"algorithm={name}"]).workload.module.optimizer, name
-    )
+    options = options_of("workload=digits", f"algorithm={name}")
+    return instantiate(option_at(options, "workload.module.optimizer"), name)
 
 
 def muon(parameters, lr):
@@ -353,15 +350,13 @@ def trial(workload, fast, *overrides):
     validation = (
         () if "cifar" in workload or "airbench" in workload else ("workload.data.validation=32",)
     )
-    config = [
+    own = (
         f"workload={workload}",
         f"protocol.fast={fast}",
         "device=cpu",
         "workload.target.metric=val/loss",
-    ]
-    built, protocol = load(
-        compose_checked([*config, *images, *options, *validation, *small, *overrides])
     )
+    built, protocol = loaded(*own, *images, *options, *validation, *small, *overrides)
     protocol = replace(protocol, target=protocol.target.never_met, divergence=1e9)
     modules = []
 
@@ -440,42 +435,6 @@ def test_the_record_says_what_took_the_steps(kind, loop):
     assert trained[0][0].training_loop == loop
     assert trained[0][0].history == trained[1][0].history
     assert same_weights(trained[0][1], trained[1][1])
-
-
-GROWING = BatchSchedule(1.5, (40, 80, 130, 200, 300, 430), stretch=1.0, lr_exponent=0.5, largest=60)
-SIZES = GROWING.plan(4).sizes
-
-
-@pytest.mark.parametrize(
-    ("optimizer", "kind", "exact"),
-    [
-        (fused(torch.optim.SGD, momentum=0.9), Classifier, True),
-        (fused(torch.optim.SGD, momentum=0.9), Drawing, True),
-        (fused(torch.optim.Adam), Classifier, False),
-        (muon, Classifier, False),
-    ],
-)
-def test_batch_sizes_that_change_are_captured_one_after_another(optimizer, kind, exact, recorded):
-    """More of them than captures that are not worth it; at rates that a schedule halves, and the batch size raises."""
-    build = partial(network, kind=kind, optimizer=optimizer, schedule=lambda o: StepLR(o, 7, 0.5))
-    trained = []
-    for fast in MODES:
-        torch.manual_seed(3)
-        random.seed(3)
-        protocol = learners.learning_protocol(60, fast=fast, batch_schedule=GROWING, divergence=1e9)
-        trained.append(learners.train(make_spec(4), protocol, build))
-    (record, module), (plain, other) = trained
-    assert len(SIZES) == 7 > graph.MAX_CAPTURES
-    reason = ", not graph: training_step draws random numbers on the host"
-    assert record.training_loop == ("graph" if kind is Classifier else f"lean{reason}")
-    assert len(recorded) == (len(SIZES) if kind is Classifier else 0)
-    assert [part[:2] for part in record.batch_parts] == list(GROWING.plan(4).counts(60))
-    assert [value for _, value in record.history] == pytest.approx(
-        [value for _, value in plain.history], rel=1e-5
-    )
-    if exact:
-        assert record.history == plain.history
-        assert same_weights(module, other)
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning")
@@ -562,17 +521,12 @@ def test_a_trial_that_is_continued_is_the_one_that_was_never_stopped(optimizer, 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.parametrize("precision", ["32-true", "bf16-mixed"])
-@pytest.mark.parametrize(
-    "schedule", [(), ("batch_schedule=doubling", "batch_schedule.switch_examples=[250,600]")]
-)
 @pytest.mark.parametrize("workload", SMALL)
-def test_a_cuda_graph_trains_as_eager_steps(monkeypatch, workload, schedule, precision):
+def test_a_cuda_graph_trains_as_eager_steps(monkeypatch, workload, precision):
     """With real graphs: the noise scale is measured in between, and the losses are those of eager steps."""
     monkeypatch.undo()
     options = ("device=cuda", f"precision={precision}", "budget.steps=24")
-    (result, _), (plain, _) = (
-        trial(workload, fast, *options, *schedule) for fast in ("graph", "auto")
-    )
+    (result, _), (plain, _) = (trial(workload, fast, *options) for fast in ("graph", "auto"))
     assert result.training_loop == "graph"
     close = {"rel": 1e-3 if precision == "32-true" else 0.05}
     assert [value for _, value in result.history] == pytest.approx(

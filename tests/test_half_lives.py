@@ -5,14 +5,13 @@ import re
 
 import pytest
 import torch
+from builders import options_and_recipe
 from toolbox import make_spec
 from torch import nn
 from torch.optim.lr_scheduler import LambdaLR, OneCycleLR
 
-from bstune.config import compose
 from bstune.core.errors import ConfigError
 from bstune.core.scaling import beta2_of, effective_lr_of, shrinkage_of
-from bstune.study.prepare import prepare
 from bstune.trial.half_lives import effective_lr, follow_batch_size, optimizers_in
 from bstune.trial.workload import build_module, build_workload
 from bstune.workloads.optim import muon_and_adam
@@ -142,31 +141,13 @@ def test_the_effective_learning_rate():
         effective_lr([SGD([parameter()], lr=0.1, momentum=1.5)])
 
 
-@pytest.mark.parametrize(
-    "half_life", ["scaling.beta2_half_life=1e4", "search.tune=[beta2_half_life]"]
-)
-def test_batch_sizes_that_grow_are_refused_beside_them(half_life, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    arguments = [
-        "workload=digits",
-        "algorithm=adam",
-        "batch_schedule=doubling",
-        half_life,
-        "mlflow.enabled=false",
-    ]
-    with pytest.raises(
-        ConfigError,
-        match=r"scaling.beta2_half_life is applied once a trial, at its first batch size",
-    ):
-        prepare(compose(arguments))
-
-
 def test_a_trials_module_has_them_at_its_own_batch_size_and_value():
     tuned = "search.tune=[beta2_half_life]"
-    config = compose(
-        ["workload=digits", "algorithm=adamw", "scaling.weight_decay_half_life=1e5", tuned]
+    workload = build_workload(
+        *options_and_recipe(
+            "workload=digits", "algorithm=adamw", "scaling.weight_decay_half_life=1e5", tuned
+        )
     )
-    workload = build_workload(config)
     for batch_size, half_life in ((10, 2e4), (200, 1e4)):
         module = workload.build_module(
             make_spec(batch_size, 0.5, hyperparameters={"beta2_half_life": half_life})
@@ -174,7 +155,6 @@ def test_a_trials_module_has_them_at_its_own_batch_size_and_value():
         (group,) = module.configure_optimizers()["optimizer"].param_groups
         assert group["betas"][1] == beta2_of(batch_size, half_life)
         assert group["weight_decay"] == pytest.approx(shrinkage_of(batch_size, 1e5) / 0.5)
+    without_betas = options_and_recipe("workload=digits", "scaling.beta2_half_life=1e4")
     with pytest.raises(ConfigError, match="is of optimizers with betas"):
-        build_module(
-            compose(["workload=digits", "scaling.beta2_half_life=1e4"]), make_spec()
-        ).configure_optimizers()
+        build_module(*without_betas, make_spec()).configure_optimizers()

@@ -11,6 +11,7 @@ from omegaconf import OmegaConf
 from rich.console import Console
 
 from bstune.core.errors import BstuneError, ConfigError, Interrupted, StudyError
+from bstune.options import TrainedOptions
 from bstune.sweeps.harness import (
     Finding,
     check_sweep,
@@ -64,8 +65,11 @@ def test_every_sweep_composes_and_its_experiment_takes_its_parameters(name, tmp_
     assert checked.result == Path("outputs/sweeps") / name / "result.json"
     assert "http" in checked.source
     assert set(checked.parameters) == set(checked.plain_parameters)
-    assert OmegaConf.missing_keys(checked.config) == set()
-    assert "sweep" not in checked.config
+    trains = name in ("dawnbench", "minibatch_sgd", "powers_of_two", "shallue_error")
+    assert (checked.composed is not None) == trains
+    if trains:
+        assert isinstance(checked.composed.options, TrainedOptions)
+        assert "sweep" not in checked.composed.trained.values
 
 
 def test_without_a_name_the_sweeps_are_listed(sweep, tmp_path):
@@ -253,15 +257,21 @@ class Pair:
     high: float
 
 
-def typed(
-    config, console, *, pairs: list[Pair], names: list[str], share: float, clock: object = None
-):
-    return found(f"{pairs}, {names}, {share}")
+def typed(console, *, pairs: list[Pair], names: list[str], share: float, clock: object = None):
+    return found(f"{console}, {pairs}, {names}, {share}, {clock}")
+
+
+def trained(composed, *, pairs: list[Pair]):
+    return found()
 
 
 def check_typed(**changes):
     parameters = {"pairs": [{"low": 1, "high": 2}], "names": ["a"], "share": 1, **changes}
-    experiment = {"_target_": f"{__name__}.typed", "_partial_": True, **parameters}
+    return check_experiment("typed", parameters)
+
+
+def check_experiment(function, parameters):
+    experiment = {"_target_": f"{__name__}.{function}", "_partial_": True, **parameters}
     return check_sweep(
         "typed",
         OmegaConf.create({"sweep": {"source": "s", "output": "o", "experiment": experiment}}),
@@ -284,6 +294,13 @@ def test_parameters_are_of_their_annotated_types():
         with pytest.raises(ConfigError) as caught:
             check_typed(**changes)
         assert message in str(caught.value)
+
+
+def test_an_experiment_gets_what_it_has_a_parameter_for():
+    finding = check_typed().find("the console", clock="the clock")
+    assert finding.sentence == "the console, [Pair(low=1, high=2.0)], ['a'], 1.0, the clock"
+    with pytest.raises(ConfigError, match="the sweep typed trains: its file needs config among"):
+        check_experiment("trained", {"pairs": []})
 
 
 def test_brackets_are_printed_as_they_are(checked, capfd):

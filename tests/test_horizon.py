@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from builders import options_and_recipe
 from learners import factors
 from scipy.special import ndtr
 from synthetic import Law
@@ -26,8 +27,7 @@ from bstune.search.horizon import (
 from bstune.search.observations import fresh_horizons, fresh_steps, infer, likelihood_data, smoothed
 from bstune.search.posterior import make_prior
 from bstune.search.sampler import default_policy
-from bstune.study.prepare import compose_checked
-from bstune.trial.workload import build_module, has_horizon
+from bstune.trial.workload import build_module
 
 LOW, HIGH, BUDGET = 8, 4096, 20_000.0
 LAW = Law(s_min=300.0, b_crit=400.0, lr=0.1, batch_size=128.0)
@@ -302,12 +302,10 @@ def test_a_schedule_ends_with_the_trials_own_steps(name):
     """Whatever the budget: as if it had been these steps."""
 
     def used(max_steps, budget):
-        config = compose_checked(
-            [*f"+workload={name}".split(), "device=cpu", f"budget.steps={budget}"]
-        )
-        assert has_horizon(config)
-        config.budget.examples = 1
-        module = build_module(config, replace(make_spec(100, 0.1), max_steps=max_steps))
+        own = ("device=cpu", f"budget.steps={budget}", "budget.examples=1")
+        options, recipe = options_and_recipe(*f"+workload={name}".split(), *own)
+        assert recipe.takes("total_steps")
+        module = build_module(options, recipe, replace(make_spec(100, 0.1), max_steps=max_steps))
         return factors(module.configure_optimizers()["lr_scheduler"]["scheduler"], 21)
 
     assert used(20, 50) == used(None, 20) == used(20, 10)

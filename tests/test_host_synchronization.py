@@ -6,10 +6,11 @@ from itertools import product
 
 import pytest
 import torch
+from builders import options_and_recipe
 from toolbox import make_spec
 
 from bstune.core.clock import Phase, TrialClock
-from bstune.study.prepare import compose_checked
+from bstune.options import with_option
 from bstune.trial.backend import make_protocol
 from bstune.trial.batches import EvalBatches, Normalisation, TrainBatches
 from bstune.trial.loop import Workload, run_trial
@@ -58,17 +59,15 @@ class Watching(TrialClock):
 
 def train(workload, clock, device="cpu", module_of=lambda module: module, overrides=()):
     """Run 8 steps of a workload on random images, with evaluations and measured noise scales in between."""
-    config = compose_checked(
-        [
-            *WORKLOADS[workload],
-            "budget.steps=8",
-            "protocol.evaluation_share=1",
-            "budget.examples=1",
-            *overrides,
-        ]
+    options, recipe = options_and_recipe(
+        *WORKLOADS[workload],
+        "budget.steps=8",
+        "protocol.evaluation_share=1",
+        "budget.examples=1",
+        *overrides,
     )
-    config.device = device
-    protocol = make_protocol(config)
+    options = with_option(options, "device", device)
+    protocol = make_protocol(options, recipe)
     protocol = replace(protocol, target=protocol.target.never_met)
     generator = torch.Generator().manual_seed(0)
     images = (
@@ -87,7 +86,11 @@ def train(workload, clock, device="cpu", module_of=lambda module: module, overri
         )
 
     validation = EvalBatches(images[:64], labels[:64], batch_size=32, normalise=normalise)
-    workload = Workload(lambda own: module_of(build_module(config, own)), stream, validation, 64)
+
+    def build(own):
+        return module_of(build_module(options, recipe, own))
+
+    workload = Workload(build, stream, validation, 64)
     return run_trial(workload, make_spec(16, 0.01), protocol, clock=clock)
 
 

@@ -8,14 +8,14 @@ from types import ModuleType
 import numpy as np
 import pytest
 import torch
+from builders import resolved
 from PIL import Image
 from torch import nn
 
-from bstune.config import compose
 from bstune.core.errors import BstuneError, ConfigError, DataError
 from bstune.core.records import Budget
 from bstune.trial.loop import run_trial
-from bstune.trial.workload import load, load_data, resolve
+from bstune.trial.workload import load, load_data
 from bstune.workloads.image_files import (
     ImageFileData,
     ImageFiles,
@@ -88,16 +88,14 @@ def small_networks(monkeypatch):
     monkeypatch.setitem(sys.modules, "torchvision", package)
 
 
-def config_of(name, root, *options):
+def composed(name, root, *options):
     fixed = (
         f"data.root={root}",
         "device=cpu",
         "workload.data.workers=0",
         "workload.data.image_size=16",
     )
-    return resolve(
-        compose([f"workload={name}", *fixed, "workload.data.eval_batch_size=3", *options])
-    )
+    return resolved(f"workload={name}", *fixed, "workload.data.eval_batch_size=3", *options)
 
 
 @pytest.mark.parametrize(
@@ -109,10 +107,10 @@ def config_of(name, root, *options):
     ],
 )
 def test_each_workload_trains_two_steps_on_files_of_its_format(name, root, request, small_networks):
-    config = config_of(
+    options, recipe = composed(
         name, request.getfixturevalue(root), "search.batch_size.low=2", "search.batch_size.high=8"
     )
-    workload, protocol = load(config)
+    workload, protocol = load(options, recipe)
     assert (workload.train_examples, workload.validation_examples) == (8, 4)
     result = run_trial(workload, make_spec(6, 0.01), replace(protocol, budget=Budget(2, 1)))
     assert (result.status, result.steps, result.message) == ("censored", 2, None)
@@ -171,7 +169,7 @@ def test_the_middle_is_evaluated_and_training_crops_are_mirrored_half_of_the_tim
 
 def test_a_batch_is_normalised_and_the_same_again_with_the_same_seed(folders):
     workload, _ = load(
-        config_of("imagenet_resnet50", folders, "workload.module.model.name=resnet50")
+        *composed("imagenet_resnet50", folders, "workload.module.model.name=resnet50")
     )
     batches = []
     for _ in range(2):
@@ -251,7 +249,7 @@ def test_a_file_that_is_not_as_it_should_be_is_named(folders, path, how, words):
     damaged(folders / "imagenet", path, how)
 
     def read_all():
-        data = load_data(config_of("imagenet_vgg11", folders))
+        data = load_data(*composed("imagenet_vgg11", folders))
         return [*data.train_dataloader(), *data.val_dataloader()]
 
     with pytest.raises(DataError) as caught:
@@ -306,7 +304,7 @@ def test_folders_of_another_layout(tmp_path, make, message):
 def test_a_table_that_is_not_as_it_should_be_is_named(tables, path, how, message):
     damaged(tables / "open-images", path, how)
     with pytest.raises(DataError) as caught:
-        load_data(config_of("openimages_resnet50", tables))
+        load_data(*composed("openimages_resnet50", tables))
     assert message in str(caught.value)
     assert "\n" not in str(caught.value)
 
@@ -328,12 +326,12 @@ def test_a_table_that_is_not_as_it_should_be_is_named(tables, path, how, message
 )
 def test_options_that_cannot_be(folders, option, message):
     with pytest.raises(BstuneError) as caught:
-        load_data(config_of("imagenet_vgg11", folders, option)).train_dataloader()
+        load_data(*composed("imagenet_vgg11", folders, option)).train_dataloader()
     assert message in str(caught.value)
 
 
 def test_a_network_that_torchvision_has_not(small_networks, folders):
-    workload, _ = load(config_of("imagenet_vgg11", folders, "workload.module.model.name=vgg12"))
+    workload, _ = load(*composed("imagenet_vgg11", folders, "workload.module.model.name=vgg12"))
     with pytest.raises(ConfigError, match="torchvision has no network 'vgg12'"):
         workload.build_module(make_spec(4, 0.1))
 

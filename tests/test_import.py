@@ -34,6 +34,7 @@ def test_replayed_studies_need_no_training_library():
         "bstune.study.run",
         "bstune.study.record",
         "bstune.study.retarget",
+        "bstune.study.study",
     )
     assert {*HEAVY, "optuna"} & loaded(*modules)[0] == {"optuna"}
 

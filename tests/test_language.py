@@ -6,11 +6,11 @@ from functools import partial
 import numpy as np
 import pytest
 import torch
+from builders import options_and_recipe
 from toolbox import data_root, make_spec
 from torch import nn
 
 from bstune.core.errors import ConfigError, DataError
-from bstune.study.prepare import compose_checked
 from bstune.trial.workload import build_module
 from bstune.workloads.language import (
     LanguageModel,
@@ -301,9 +301,9 @@ def test_the_start_of_the_workloads():
         "shakespeare_lstm": 65 * 64 + 4 * 128 * (64 + 128 + 2) + 65 * 128 + 65,
     }
     for name, weights in expected.items():
-        config = compose_checked([f"+workload={name}", "device=cpu"])
+        composed = options_and_recipe(f"+workload={name}", "device=cpu")
         torch.manual_seed(0)
-        module = build_module(config, make_spec(8, 1e-3))
+        module = build_module(*composed, make_spec(8, 1e-3))
         assert sum(parameter.numel() for parameter in module.parameters()) == weights
         tokens = torch.randint(65, (8, 65))
         loss = module.training_step((tokens[:, :-1], tokens[:, 1:]), 0)

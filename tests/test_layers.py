@@ -12,15 +12,27 @@ LAYERS = (
     "core",
     "system",
     "options",
-    "config search",
+    "recipe",
+    "config choices hydra_recipe search",
     "report",
     "trial",
     "workloads hardware",
     "study tracking",
-    "__main__",
+    "__main__ integrations",
     "sweeps",
 )
 RANK = {name: rank for rank, names in enumerate(LAYERS) for name in names.split()}
+# Of one floor, and neither imports the other.
+APART = (({"config", "choices", "hydra_recipe"}, {"search"}), ({"workloads"}, {"hardware"}))
+# Everything else gets typed options and a recipe.
+KNOW_HYDRA = (
+    "config.py",
+    "choices.py",
+    "hydra_recipe.py",
+    "__main__.py",
+    "integrations/",
+    "sweeps/harness.py",
+)
 CORE_PACKAGES = {*sys.stdlib_module_names, "numpy", "scipy", "bstune"}
 HEAVY = ("torch", "lightning", "pytorch_lightning", "mlflow", "omegaconf", "hydra")
 
@@ -60,7 +72,10 @@ def offenders(path, text):
         commented = "#" in lines[number - 1] or (before and before[-1].startswith("#"))
         reasons = {
             "runs up": other in RANK and own in RANK and RANK[other] > RANK[own],
-            "beside its layer": {own, other} in ({"config", "search"}, {"workloads", "hardware"}),
+            "beside its layer": any(
+                (own in one and other in another) or (own in another and other in one)
+                for one, another in APART
+            ),
             "only YAML names workloads": other == "workloads" and own != "workloads",
             "report shows plain data": own == "report"
             and (
@@ -69,6 +84,8 @@ def offenders(path, text):
             ),
             "only tracking imports mlflow": module.split(".")[0] == "mlflow"
             and not path.startswith("tracking/"),
+            "only what composes knows Hydra": module.split(".")[0] in ("hydra", "omegaconf")
+            and not path.startswith(KNOW_HYDRA),
             "core computes with numpy and scipy alone": own == "core"
             and module.split(".")[0] not in CORE_PACKAGES,
             "inside a function without a comment": late and not commented,
@@ -92,6 +109,16 @@ def test_the_check_can_fail():
         line.split(": ")[-1]
         for line in offenders("report/html.py", "import torch\nimport bstune.options")
     ] == ["report shows plain data"] * 2
+    assert [
+        line.split(": ")[-1]
+        for line in offenders("search/sampler.py", "from bstune.hydra_recipe import instantiate\n")
+    ] == ["beside its layer"]
+    hydra = "from omegaconf import DictConfig\nimport hydra.utils\n"
+    assert [line.split(": ")[-1] for line in offenders("study/early.py", hydra)] == [
+        "only what composes knows Hydra"
+    ] * 2
+    assert list(offenders("hydra_recipe.py", hydra)) == []
+    assert list(offenders("sweeps/harness.py", hydra)) == []
     assert (
         list(
             offenders(

@@ -7,6 +7,7 @@ from functools import partial, wraps
 import pytest
 import pytorch_lightning
 import torch
+from builders import options_and_recipe, options_of
 from fits import BATCH_SIZE, Regression, Sine, protocol_of, run
 from learners import gradient_scaler, learning_protocol, same_weights, train
 from lightning.pytorch import Callback, LightningDataModule
@@ -20,7 +21,6 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from bstune.core.clock import Phase, TrialClock
 from bstune.core.errors import ConfigError
-from bstune.study.prepare import compose_checked
 from bstune.trial import lean_loop
 from bstune.trial.backend import make_protocol
 from bstune.trial.batches import EvalBatches, Normalisation, TrainBatches
@@ -424,8 +424,7 @@ SMALL = {
 )
 def test_a_shipped_workload_is_trained_as_under_lightnings_loop(name):
     small = [f"workload.module.model.{option}" for option in SMALL.get(name, ())]
-    config = compose_checked([f"workload={name}", "device=cpu", "precision=32-true", *small])
-    config.budget.steps, config.budget.examples = 8, 1
+    fixed = ("device=cpu", "precision=32-true", "budget.steps=8", "budget.examples=1")
     generator = torch.Generator().manual_seed(0)
     images = torch.randint(256, (64, *(SHAPES | SLOW)[name]), generator=generator).to(torch.uint8)
     labels = torch.randint(10, (64,), generator=generator)
@@ -437,15 +436,18 @@ def test_a_shipped_workload_is_trained_as_under_lightnings_loop(name):
 
     runs = []
     for fast in ("auto", "off"):
-        config.protocol.fast, modules = fast, []
+        options, recipe = options_and_recipe(
+            f"workload={name}", *fixed, *small, f"protocol.fast={fast}"
+        )
+        modules = []
 
-        def build(spec, modules=modules):
-            modules.append(build_module(config, spec))
+        def build(spec, options=options, recipe=recipe, modules=modules):
+            modules.append(build_module(options, recipe, spec))
             if modules[-1].initial_images:
                 modules[-1].initialise_from(normalise(images[: modules[-1].initial_images]))
             return modules[-1]
 
-        protocol = make_protocol(config)
+        protocol = make_protocol(options, recipe)
         protocol = replace(protocol, target=protocol.target.never_met)
         held_out = EvalBatches(images[:16], labels[:16], batch_size=8, normalise=normalise)
         workload = Workload(build, stream, held_out, 16)
@@ -568,16 +570,14 @@ def test_an_optimizer_that_does_not_call_its_closure_is_named():
 
 
 def test_the_option_is_the_workloads_and_off_as_yaml_reads_it():
-    assert compose_checked(["workload=digits"]).protocol.fast == "graph"  # as its file says
-    assert (
-        compose_checked(["workload=replay", "workload.table=fashion_mlp"]).protocol.fast == "auto"
-    )
-    assert compose_checked(["workload=digits", "protocol.fast=off"]).protocol.fast == "off"
-    assert compose_checked(["workload=digits", "protocol.fast=false"]).protocol.fast == "off"
+    assert options_of("workload=digits").protocol.fast == "graph"  # as its file says
+    assert options_of("workload=replay", "workload.table=fashion_mlp").protocol.fast == "auto"
+    assert options_of("workload=digits", "protocol.fast=off").protocol.fast == "off"
+    assert options_of("workload=digits", "protocol.fast=false").protocol.fast == "off"
     with pytest.raises(
         ConfigError, match=r"protocol\.fast must be 'auto', 'off' or 'graph', but got 'quick'"
     ):
-        compose_checked(["workload=digits", "protocol.fast=quick"])
+        options_of("workload=digits", "protocol.fast=quick")
 
 
 def test_a_record_without_a_step_names_no_loop():

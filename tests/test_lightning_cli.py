@@ -5,12 +5,12 @@ from pathlib import Path
 import pytest
 import torch
 import yaml
-from omegaconf import OmegaConf
 from toolbox import entries
 
-from bstune.config import instantiate
 from bstune.core.errors import ConfigError
-from bstune.trial.lightning_cli import Chosen, parse_target, workload_of
+from bstune.hydra_recipe import HydraRecipe
+from bstune.recipe import TrialValues
+from bstune.trial.lightning_cli import Chosen, parse_target, with_value, workload_of
 
 pytest.importorskip("jsonargparse")
 PROJECTS = Path(__file__).parent / "projects"
@@ -34,10 +34,19 @@ def changed(folder, remove=(), **changes):
     return path
 
 
-def built(workload, part, lr=0.25):
-    return instantiate(
-        OmegaConf.create({"trial": {"lr": lr}, "workload": workload}).workload[part], part
-    )
+def recipe_of(workload):
+    return HydraRecipe({"trial": {}, "workload": workload}, {})
+
+
+def module_of(workload):
+    return recipe_of(workload).module(TrialValues(32, lr=0.25, seed=0, total_steps=10))
+
+
+def test_a_value_at_a_dotted_key_is_put_into_a_copy():
+    node = {"a": {"b": 1, "c": {"d": 2}}, "e": 3}
+    assert with_value(node, "a.c.d", 4) == {"a": {"b": 1, "c": {"d": 4}}, "e": 3}
+    assert with_value(node, "e", 5) == {"a": {"b": 1, "c": {"d": 2}}, "e": 5}
+    assert node == {"a": {"b": 1, "c": {"d": 2}}, "e": 3}
 
 
 def test_a_file_becomes_a_workload():
@@ -52,7 +61,7 @@ def test_a_file_becomes_a_workload():
         "LearningRateMonitor"
     ]
     assert lines[0] == "optimizer.init_args.lr is the learning rate: 0.003 at batch size 32"
-    module = built(workload, "module")
+    module = module_of(workload)
     assert [type(layer).__name__ for layer in module.model] == [
         "Linear",
         "GELU",
@@ -66,7 +75,7 @@ def test_a_file_becomes_a_workload():
         0.01,
     )
     assert (type(optimizer), schedule.gamma) == (torch.optim.AdamW, 0.97)
-    assert built(workload, "data").hparams.val_size == 300
+    assert recipe_of(workload).data().hparams.val_size == 300
 
 
 @pytest.mark.parametrize(
@@ -86,7 +95,7 @@ def test_the_learning_rate_is_found(changes, key, tmp_path):
         path, Chosen("val_loss=0.2", model="lightning_cli.main.LitLinear")
     )
     assert lines[0] == f"{key} is the learning rate: 0.02 at batch size 32"
-    optimizer = built(workload, "module").configure_optimizers()
+    optimizer = module_of(workload).configure_optimizers()
     assert (type(optimizer).__name__, optimizer.param_groups[0]["lr"]) == ("Adam", 0.25)
 
 

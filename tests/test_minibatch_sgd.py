@@ -13,7 +13,7 @@ from toolbox import data_root, make_result
 from bstune.core.errors import ConfigError, DataError
 from bstune.core.records import TrialSpec
 from bstune.sweeps.harness import check_sweep, compose_sweep, write
-from bstune.sweeps.minibatch_sgd import Series, row, sentence
+from bstune.sweeps.minibatch_sgd import Series, row, row_by_row, sentence
 from bstune.trial.workload import load
 from bstune.workloads import datasets
 from bstune.workloads.airfoil import LinearRegression
@@ -63,9 +63,7 @@ def seconds(workload, protocol, batch_size, lr, steps):
 
 
 def run(sweep):
-    return sweep.experiment.func(
-        sweep.config, Console(quiet=True), **sweep.parameters, timer=seconds
-    )
+    return sweep.find(Console(quiet=True), timer=seconds)
 
 
 def descend(x, y, seed, lr, steps):
@@ -122,9 +120,8 @@ def test_a_run_that_diverges_is_drawn_and_named(root):
 def test_rows_that_come_one_by_one_are_the_same_rows_and_what_they_cost_is_said(root):
     sweep = checked(root, "sweep.experiment.loader.rounds=2")
     batches = []
-    for one_by_one in (False, True):
-        sweep.config.workload.data.row_by_row = one_by_one
-        workload, _ = load(sweep.config)
+    for composed in (sweep.composed, row_by_row(sweep.composed)):
+        workload, _ = load(composed.options, composed.trained)
         batches.append(list(islice(workload.train_batches(TrialSpec(0, 0, 7, 0.1, None, 3)), 3)))
     for before, after in zip(*batches, strict=True):
         assert all(torch.equal(*pair) for pair in zip(before, after, strict=True))

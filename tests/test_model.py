@@ -3,6 +3,7 @@ import math
 
 import numpy as np
 import pytest
+from builders import prepared_study
 
 from bstune.core.records import dump_json
 from bstune.core.step_time import StepTime, StepTimes
@@ -15,7 +16,6 @@ from bstune.study.model import (
     slopes,
     study_posterior,
 )
-from bstune.study.prepare import compose_checked, prepare
 
 LOW, HIGH = 8, 2048  # B_mid is 128
 SIGMA = 0.35  # of the prior's exponent
@@ -174,9 +174,8 @@ def test_the_posterior_takes_the_noise_scale_given_or_measured(
 ):
     monkeypatch.chdir(tmp_path)
     replayed = ["+workload=replay", "workload.table=mnist_cnn", "mlflow.enabled=false"]
-    prepared = prepare(
-        compose_checked([*replayed, f"scaling.noise_scale={'null' if given is None else given}"])
-    )
+    noise_scale = "null" if given is None else given
+    prepared = prepared_study(*replayed, f"scaling.noise_scale={noise_scale}")
     measured = tuple((32 * i, 0.1, 5.0) for i in range(1, 4))
     done = [make_result(number=n, batch_size=2 ** (4 + n), noise_scale=measured) for n in range(4)]
     posterior = study_posterior(prepared, done, 20)

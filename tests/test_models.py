@@ -3,11 +3,11 @@ from types import ModuleType
 
 import pytest
 import torch
+from builders import options_and_recipe
 from toolbox import make_spec
 from torch import nn
 
 from bstune.core.errors import ConfigError
-from bstune.study.prepare import compose_checked
 from bstune.trial.workload import build_module
 from bstune.workloads.models import mlp, mobilenet_v3_large, simple_cnn, small_resnet
 
@@ -130,7 +130,7 @@ def replace_torchvision(monkeypatch):
 
 
 def build_workload_module():
-    return build_module(compose_checked(["+workload=mobilenet_cifar"]), make_spec(4, 5e-4))
+    return build_module(*options_and_recipe("+workload=mobilenet_cifar"), make_spec(4, 5e-4))
 
 
 def test_mobilenet_resizes_images_and_trains_as_its_workload_says(monkeypatch, shapes):

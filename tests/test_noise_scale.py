@@ -19,7 +19,7 @@ from torchmetrics.aggregation import MeanMetric
 
 from bstune.core.errors import ConfigError
 from bstune.core.noise_scale import GradientNorms, combine_norms, estimate_noise_scale
-from bstune.trial.batches import MicroBatches, weight_micro_batches
+from bstune.trial.batches import weight_micro_batches
 from bstune.trial.noise_scale import NoiseScale, count_examples, split_batch
 
 pytestmark = pytest.mark.filterwarnings(
@@ -230,7 +230,7 @@ def test_linear_regression_recovers_what_all_data_give(sizes, parts, weights):
         gradients = (x * (x @ module.weight - y)[:, None]).numpy()
     squared, trace = (gradients.mean(axis=0) ** 2).sum(), gradients.var(axis=0).sum()
     if weights == "examples":
-        weight_micro_batches(module, lambda: MicroBatches(sum(sizes), sizes[0]))
+        weight_micro_batches(module, sum(sizes), sizes[0])
     callback = NoiseScale(every=1, parts=parts, window=300, level=0.99, weights=weights)
     fit(module, drawn(sizes, 300), callback, accumulate_grad_batches=len(sizes))
     steps, *terms = np.array(callback.measurements).T

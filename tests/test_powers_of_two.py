@@ -60,7 +60,7 @@ def found(*options, machine=None, **changes):
     checked, out = sweep(*options), StringIO()
     console = Console(file=out, width=200)
     parameters = {**checked.parameters, "timer": machine or Machine(), "busy": half, **changes}
-    return run(checked.config, console, **parameters), out.getvalue()
+    return run(checked.composed, console, **parameters), out.getvalue()
 
 
 def test_the_finding_names_what_is_planted_and_how_large():
@@ -237,7 +237,7 @@ def test_real_steps():
         "level=0.9",
     )
     checked = sweep(*(f"sweep.experiment.{option}" for option in options))
-    finding = run(checked.config, Console(file=StringIO()), **checked.parameters)
+    finding = checked.find(Console(file=StringIO()))
     rows = [row for row in finding.rows if "batch_size" in row]
     assert [row["batch_size"] for row in rows] == [20, 23, 24, 25, 31, 32, 33, 40]
     assert all(
@@ -251,7 +251,7 @@ def test_steps_that_two_processes_share():
     """Raschka's 255, 256 and 257 under DDP, here two processes of a CPU and a few steps."""
     options = ("ceiling=260", "centres=[]", "against_each_other=[]", "repeats=2", "steps=2")
     checked = sweep("devices=2", *(f"sweep.experiment.{option}" for option in options))
-    finding = run(checked.config, Console(file=StringIO()), **checked.parameters)
+    finding = checked.find(Console(file=StringIO()))
     assert [row["batch_size"] for row in finding.rows if "batch_size" in row] == [
         255,
         256,

@@ -19,7 +19,7 @@ from torch.utils.data import (
     WeightedRandomSampler,
 )
 
-from bstune.config import compose
+from bstune.config import compose, with_settings
 from bstune.core import scaling
 from bstune.core.errors import ConfigError
 from bstune.core.records import Target, TrialSpec
@@ -463,11 +463,14 @@ def test_a_target_that_untrained_weights_meet_is_refused():
     ],
 )
 def test_a_config_that_does_not_use_the_rate_is_refused(module, message):
-    config = compose(["workload=digits", "device=cpu"])
-    check_takes_rate(config)
-    config.workload.module = module if "lr" not in module else {**config.workload.module, **module}
+    composed = compose(["workload=digits", "device=cpu"])
+    check_takes_rate(composed.trained)
+    settings = {"workload.module": module}
+    if "lr" in module:
+        settings = {"workload.module.lr": module["lr"]}
+    changed = with_settings(composed, settings).trained
     with pytest.raises(ConfigError, match="nothing in the workload takes .*" + message):
-        check_takes_rate(config)
+        check_takes_rate(changed)
 
 
 # Data that cannot be read in other batches

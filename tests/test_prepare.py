@@ -9,17 +9,18 @@ from types import MappingProxyType, SimpleNamespace
 
 import pytest
 import torch
-from omegaconf import OmegaConf
+from builders import options_and_recipe, prepared_study
 from rich.console import Console
 from toolbox import entries, make_result, make_survey, table_rows, trials_of, write_rows
 
 from bstune.core.errors import ConfigError
 from bstune.core.records import TrialSpec
 from bstune.hardware import survey as hardware_survey
+from bstune.options import flat_settings
 from bstune.report.answer import INDENT
 from bstune.study import report
-from bstune.study.prepare import compose_checked, frozen_settings, open_trials, prepare
 from bstune.study.run import run_study
+from bstune.study.training import open_service
 from bstune.system.files import Output, is_own
 from bstune.tracking import runs
 from bstune.trial.backend import TrialBackend
@@ -45,7 +46,8 @@ def output(tmp_path, monkeypatch):
 
 @pytest.fixture
 def backend(output):
-    return prepare(compose_checked(DIGITS)).backend
+    # In this process.
+    return prepared_study(*DIGITS, "search.workers=0").training.service.backend
 
 
 @pytest.fixture
@@ -187,13 +189,11 @@ def test_a_precision_that_the_device_does_not_have_is_refused(
 
 def test_a_fused_optimizer_is_refused_where_a_scaler_skips_steps(monkeypatch):
     monkeypatch.setattr("bstune.trial.workload.resolve_device", lambda name, option: "cuda")
-    options = ["+workload=resnet_cifar", "precision=16-mixed"]
-    assert (
-        resolve(compose_checked([*options, "workload.module.optimizer.fused=false"])).precision
-        == "16-mixed"
-    )
+    own = ("+workload=resnet_cifar", "precision=16-mixed")
+    options, _ = resolve(*options_and_recipe(*own, "workload.module.optimizer.fused=false"))
+    assert options.precision == "16-mixed"
     with pytest.raises(ConfigError, match=r"set workload\.module\.optimizer\.fused=false"):
-        resolve(compose_checked([*options, "workload.module.optimizer.fused=true"]))
+        resolve(*options_and_recipe(*own, "workload.module.optimizer.fused=true"))
 
 
 def test_a_worker_on_cuda_says_of_which_device_it_takes_a_share(monkeypatch):
@@ -205,8 +205,11 @@ def test_a_worker_on_cuda_says_of_which_device_it_takes_a_share(monkeypatch):
     monkeypatch.setattr(
         torch.cuda, "set_per_process_memory_fraction", lambda *given: asked.append(given)
     )
-    open_trials(OmegaConf.to_container(compose_checked(DIGITS), resolve=False), None, None, 250)
+    open_service(*resolve(*options_and_recipe(*DIGITS)), None, 250)
     assert asked == [(0.25, torch.device("cuda", 0))]
+
+
+OWN = ("workload=replay", "workload.name=replay")
 
 
 class OwnBackend(TrialBackend):
@@ -242,17 +245,9 @@ def test_a_study_runs_on_a_backend_of_ones_own(tmp_path, monkeypatch, sampler):
         "mlflow.enabled=false",
         "search.replicates=1",
     )
-    config = compose_checked(
-        [
-            "workload=replay",
-            "workload.name=replay",
-            *options,
-            f"sampler={sampler}",
-            "search.trials=3",
-        ]
-    )
-    prepared = prepare(config, backend=OwnBackend())
-    assert prepared.frozen_settings == {**frozen_settings(prepared.config), "cluster": "A"}
+    own = (*OWN, *options, f"sampler={sampler}", "search.trials=3")
+    prepared = prepared_study(*own, backend=OwnBackend())
+    assert prepared.frozen_settings == {**flat_settings(prepared.options), "cluster": "A"}
     console = Console(record=True, width=200)
     done = run_study(prepared, [], console).trials
     assert done == trials_of(tmp_path / "outputs" / "replay")
@@ -276,7 +271,7 @@ def test_a_study_runs_on_a_backend_of_ones_own(tmp_path, monkeypatch, sampler):
 def test_what_cannot_be_tuned_is_refused_before_the_survey(
     bstune, tmp_path, monkeypatch, option, message
 ):
-    monkeypatch.setattr(hardware_survey, "cached_survey", None)
+    monkeypatch.setattr(hardware_survey, "cached", None)
     status, _, err = bstune(
         "workload=digits", "mlflow.enabled=false", "device=cpu", "hardware.enabled=true", option
     )
@@ -310,14 +305,7 @@ def test_what_is_optional_never_ends_a_study(tmp_path, monkeypatch):
     )
     options += ("hardware.scale_out.show=true",)
     console = Console(record=True, width=200)
-    run_study(
-        prepare(
-            compose_checked(["workload=replay", "workload.name=replay", *options]),
-            backend=Untestable(),
-        ),
-        [],
-        console,
-    )
+    run_study(prepared_study(*OWN, *options, backend=Untestable()), [], console)
     lines = re.sub(r"of trial \d+", "of trial N", console.export_text()).splitlines()
     for line in (
         "no test metrics of trial N: FileNotFoundError: no test set (test_prepare.py:",
@@ -337,10 +325,8 @@ def test_an_mlflow_that_cannot_be_imported_is_a_note(tmp_path, monkeypatch):
     write_rows(tmp_path / "t.jsonl", table_rows())
     monkeypatch.setitem(sys.modules, "bstune.tracking.address", None)
     options = ("workload.table=t.jsonl", "workload.target.value=0.14")
-    prepared = prepare(
-        compose_checked(["workload=replay", "workload.name=replay", *options]), backend=OwnBackend()
-    )
-    assert not prepared.config.mlflow.enabled
+    prepared = prepared_study(*OWN, *options, backend=OwnBackend())
+    assert not prepared.options.mlflow.enabled
     assert prepared.notes[0].startswith(
         "not logged in MLflow, which cannot be imported: ModuleNotFoundError: "
     )
@@ -350,13 +336,17 @@ def test_an_mlflow_that_cannot_be_imported_is_a_note(tmp_path, monkeypatch):
 def test_the_survey_leaves_most_of_the_wall_time_to_the_search(monkeypatch, wall_seconds, seconds):
     asked = []
 
-    def surveyed(config, *rest):
-        asked.append(config.hardware.seconds)
-        return make_survey([(32, 1e-3), (512, 2e-3)], high=512), True
+    def surveyed(options, *rest):
+        asked.append(options.hardware.seconds)
+        return make_survey([(32, 1e-3), (512, 2e-3)], high=512)
 
-    monkeypatch.setattr("bstune.hardware.survey.cached_survey", surveyed)
-    config = compose_checked(
-        ["workload=digits", "device=cpu", f"search.wall_seconds={wall_seconds}"]
+    monkeypatch.setattr(hardware_survey, "measure_with", surveyed)
+    monkeypatch.setattr(
+        hardware_survey, "cached", lambda options, key, measured: (measured(), True)
     )
-    assert prepare(config).config.hardware.seconds == 90
+    prepared = prepared_study(
+        "workload=digits", "device=cpu", f"search.wall_seconds={wall_seconds}"
+    )
+    prepared.close()
+    assert prepared.options.hardware.seconds == 90
     assert asked == [seconds]

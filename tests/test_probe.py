@@ -5,9 +5,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from omegaconf import OmegaConf
+from builders import options_and_recipe
 
-from bstune.config import compose
 from bstune.core.clock import Phase
 from bstune.core.errors import ConfigError, HardwareError
 from bstune.core.step_time import StepTime
@@ -142,14 +141,12 @@ def test_what_the_end_of_a_probe_means(messages, stopped, exitcode, errors, outc
 
 
 def digits(*overrides):
-    return compose(["workload=digits", "device=cpu", "precision=32-true", *overrides])
+    return options_and_recipe("workload=digits", "device=cpu", "precision=32-true", *overrides)
 
 
 def probe_of(*overrides, mib=4096, seconds=60.0, model="bstune.workloads.models.mlp"):
-    config = OmegaConf.to_container(
-        digits(*overrides, f"workload.module.model._target_={model}"), resolve=False
-    )
-    return TrialProbe(config, int(mib * MiB), 2, seconds)
+    options, recipe = digits(*overrides, f"workload.module.model._target_={model}")
+    return TrialProbe(options, recipe, int(mib * MiB), 2, seconds)
 
 
 @pytest.mark.slow
@@ -199,7 +196,7 @@ def test_a_real_ceiling():
         "largest_first": True,
         "verify": 0,
     }
-    found = measure_ceiling(digits(), 4, 5000, 1200, limit=4096 * MiB, **options)
+    found = measure_ceiling(*digits(), 4, 5000, 1200, limit=4096 * MiB, **options)
     assert (found.batch_size, found.above, [p.batch_size for p in found.probes]) == (
         1200,
         None,
@@ -210,11 +207,11 @@ def test_a_real_ceiling():
         "batch size 5000 is larger than the training data: the ceiling was looked for up to 1200",
     )
     with pytest.raises(HardwareError, match="the data and the model alone do not fit in 64 MiB"):
-        measure_ceiling(digits(), 4, 4, 1200, limit=64 * MiB, **options)
+        measure_ceiling(*digits(), 4, 4, 1200, limit=64 * MiB, **options)
     with pytest.raises(
         HardwareError, match=r"the smallest batch size, 11, is larger than .* \(10 examples\)"
     ):
-        measure_ceiling(digits(), 11, 12, 10, limit=64 * MiB, **options)
+        measure_ceiling(*digits(), 11, 12, 10, limit=64 * MiB, **options)
 
 
 @pytest.mark.parametrize(

@@ -13,15 +13,17 @@ from pathlib import Path
 import pytest
 import torch
 import yaml
+from builders import options_and_recipe
 from learners import same_weights
 from lightning.pytorch import seed_everything
 from lightning.pytorch.cli import LightningCLI
 from lightning.pytorch.loggers.logger import DummyLogger
-from omegaconf import OmegaConf
 from toolbox import entries, make_spec, trials_of
 
-from bstune.config import instantiate
-from bstune.core.records import Budget, Target
+from bstune.core.records import Budget
+from bstune.hydra_recipe import instantiate
+from bstune.recipe import TrialValues
+from bstune.study.folder_config import text_of_options
 from bstune.study.prepare import compose_checked
 from bstune.study.tune import tune
 from bstune.trial.lightning_cli import Chosen, workload_of
@@ -88,17 +90,17 @@ def test_a_project_is_tuned_as_it_is(name, bstune, tmp_path):
     assert [record(trial) for trial in from_python[:3]] == [record(trial) for trial in trials[:3]]
 
 
-def begin_in_python(config):
-    """Begin the study of a config from Python; return its trials."""
-    own = config.workload
+def begin_in_python(composed):
+    """Begin a composed study from Python; return its trials."""
+    own, recipe = composed.options.workload, composed.trained
     result = tune(
-        module=lambda trial: build(config, "module", trial.lr),
-        data=build(config, "data", math.nan),
-        target=Target(own.target.metric, own.target.value, own.target.mode),
+        module=lambda trial: module_at(recipe, trial.lr),
+        data=recipe.data(),
+        target=own.target.target,
         batch_sizes=(own.batch_size.low, own.batch_size.high),
         reference=(own.reference.batch_size, own.reference.lr),
-        budget=Budget(**own.budget),
-        trainer=instantiate(own.get("trainer", OmegaConf.create()), "trainer"),
+        budget=own.budget.budget,
+        trainer=instantiate(own.trainer, "trainer"),
         name="python",
         objective="steps",
         trials=3,
@@ -109,9 +111,9 @@ def begin_in_python(config):
     return result.findings.trials
 
 
-def build(config, part, lr):
-    """Return what a workload's node builds at a learning rate."""
-    return instantiate(OmegaConf.merge(config, {"trial": {"lr": lr}}).workload[part], part)
+def module_at(recipe, lr):
+    """Build a workload's module at a learning rate: no project takes another value of the trial."""
+    return recipe.module(TrialValues(batch_size=1, lr=lr, seed=0, total_steps=1))
 
 
 def record(trial):
@@ -151,7 +153,7 @@ def check_study(folder, status, out, err):
     return trials
 
 
-def fit(name, config, spec, workload, build, folder):
+def fit(name, own, spec, workload, build, folder):
     """Train as the project's author would, on the batches of a trial; return the module."""
     lightning = importlib.import_module(
         "pytorch_lightning" if name.startswith("pl_") else "lightning.pytorch"
@@ -169,10 +171,7 @@ def fit(name, config, spec, workload, build, folder):
         default_root_dir=folder,
         enable_progress_bar=False,
         enable_model_summary=False,
-        **{
-            "logger": logger,
-            **instantiate(config.workload.get("trainer", OmegaConf.create()), "trainer"),
-        },
+        **{"logger": logger, **instantiate(own.trainer, "trainer")},
     )
     trainer.fit(module, datamodule=data)
     return module
@@ -192,24 +191,26 @@ def numbers(trainer):
 
 @pytest.mark.parametrize("name", CASES)
 def test_a_trial_equals_the_fit_of_a_trainer_on_its_batches(name, tmp_path):
-    config = compose_checked([*arguments(name), "device=cpu"])
+    composed = compose_checked([*arguments(name), "device=cpu"])
+    recipe = composed.trained
 
     def build_both(spec):
         seed_everything(spec.seed)
-        return build(config, "module", spec.lr), build(config, "data", spec.lr)
+        return module_at(recipe, spec.lr), recipe.data()
 
-    check_equal(name, config, build_both, tmp_path)
+    check_equal(name, composed, build_both, tmp_path)
 
 
 def fitted(name, folder):
-    """Train a project as its author would, and write a checkpoint; return the config and the module."""
-    config = compose_checked([*arguments(name), "device=cpu"])
-    workload, _ = load(config)
-    spec = make_spec(int(config.workload.reference.batch_size), config.workload.reference.lr)
-    both = build(config, "module", spec.lr), build(config, "data", spec.lr)
-    module = fit(name, config, spec, workload, lambda spec: both, folder)
+    """Train a project as its author would, and write a checkpoint; return the options and the module."""
+    options, recipe = options_and_recipe(*arguments(name), "device=cpu")
+    workload, _ = load(options, recipe)
+    reference = options.workload.reference
+    spec = make_spec(int(reference.batch_size), reference.lr)
+    both = module_at(recipe, spec.lr), recipe.data()
+    module = fit(name, options.workload, spec, workload, lambda spec: both, folder)
     module.trainer.save_checkpoint(folder / "run.ckpt")
-    return config, module
+    return options, module
 
 
 @pytest.mark.parametrize(
@@ -224,8 +225,8 @@ def fitted(name, folder):
     ],
 )
 def test_a_checkpoint_of_a_projects_run_is_branched(name, bstune, tmp_path):
-    config, _ = fitted(name, tmp_path)
-    size = int(config.workload.reference.batch_size)
+    options, _ = fitted(name, tmp_path)
+    size = int(options.workload.reference.batch_size)
     own = (
         "--batch-size",
         size,
@@ -244,8 +245,8 @@ def test_a_checkpoint_of_a_projects_run_is_branched(name, bstune, tmp_path):
 
 
 def test_a_winner_whose_layers_depend_on_its_data_loads_back(tmp_path):
-    config, module = fitted("lazy_layers", tmp_path)
-    OmegaConf.save(config, tmp_path / CONFIG)
+    options, module = fitted("lazy_layers", tmp_path)
+    (tmp_path / CONFIG).write_text(text_of_options(options))
     written = {"spec": asdict(make_spec(32, 0.05)), "checkpoint": "run.ckpt"}
     (tmp_path / TRIAL).write_text(json.dumps(written))
     assert same_weights(_load_pyfunc(tmp_path).module, module)
@@ -278,13 +279,12 @@ def test_a_trial_equals_the_fit_of_a_file_of_lightning_cli(tmp_path):
     )
 
 
-def check_equal(name, config, build_both, folder):
+def check_equal(name, composed, build_both, folder):
     """Check that a trial ends with the weights, and the Trainer's numbers, of a fit on the same batches."""
-    spec = make_spec(
-        2 * int(config.workload.batch_size.low) + 1, config.workload.reference.lr, seed=5
-    )
+    own = composed.options.workload
+    spec = make_spec(2 * own.batch_size.low + 1, own.reference.lr, seed=5)
     with chdir(folder):
-        workload, protocol = load(config)
+        workload, protocol = load(composed.options, composed.trained)
         modules = []
 
         def build(spec):
@@ -299,7 +299,7 @@ def check_equal(name, config, build_both, folder):
         )
         record = run_trial(replace(workload, build_module=build), spec, protocol)
     assert (record.status, record.steps) == ("censored", STEPS), record.message
-    module = fit(name, config, spec, workload, build_both, folder)
+    module = fit(name, own, spec, workload, build_both, folder)
     trained, expected = modules[-1].state_dict(), module.state_dict()
     assert trained.keys() == expected.keys()
     assert [key for key in expected if not torch.equal(trained[key], expected[key])] == []

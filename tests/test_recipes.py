@@ -4,12 +4,13 @@ import math
 
 import pytest
 import torch
+from builders import options_and_recipe
 from learners import factors
 from toolbox import data_root, make_spec
 from torch.nn import GELU, SiLU
 from torch.utils.flop_counter import FlopCounterMode
 
-from bstune.study.prepare import compose_checked
+from bstune.options import option_at
 from bstune.trial.workload import build_module
 from bstune.workloads.averaging import ExponentialMovingAverage, Lookahead
 from bstune.workloads.optim import Muon
@@ -19,11 +20,10 @@ RECIPES = ("resnet_cifar_fast", "airbench_cifar", "airbench_muon", "speedrun_cif
 
 
 def recipe(name, *overrides):
-    """Return the config, and its module at the reference batch size and learning rate."""
-    config = compose_checked([f"+workload={name}", "device=cpu", *overrides])
-    return config, build_module(
-        config, make_spec(int(config.scaling.batch_size), float(config.scaling.lr))
-    )
+    """Return the options, and their module at the reference batch size and learning rate."""
+    options, built_by = options_and_recipe(f"+workload={name}", "device=cpu", *overrides)
+    spec = make_spec(int(options.scaling.batch_size), options.scaling.lr)
+    return options, build_module(options, built_by, spec)
 
 
 def configured(module):
@@ -53,9 +53,9 @@ def assert_steps_as(group, source, batch_size):
 
 
 def test_pages_ladder_with_every_rung_on():
-    config, module = recipe("resnet_cifar_fast")
-    batch_size = config.workload.reference.batch_size
-    assert (batch_size, config.workload.budget.examples) == (512, 13 * 50_000)
+    options, module = recipe("resnet_cifar_fast")
+    batch_size = options.workload.reference.batch_size
+    assert (batch_size, options.workload.budget.examples) == (512, 13 * 50_000)
     groups, schedule = configured(module)
     biases, others = groups
     # lr_schedule([0, epochs/5, epochs - 2], [0, 1, 0.1], batch_size) divides the rate by the batch size; the weight
@@ -76,11 +76,11 @@ def test_pages_ladder_with_every_rung_on():
 
 
 def test_airbench():
-    config, module = recipe("airbench_cifar", "budget.examples=487_424")
+    options, module = recipe("airbench_cifar", "budget.examples=487_424")
     batch_size, steps = 1024, math.ceil(9.9 * (50_000 // 1024))
-    assert config.workload.reference.batch_size == batch_size
-    assert steps == 476 == math.ceil(config.budget.examples / batch_size)
-    assert config.workload.budget.examples == 1.5 * 487_424
+    assert options.workload.reference.batch_size == batch_size
+    assert steps == 476 == math.ceil(options.budget.examples / batch_size)
+    assert options.workload.budget.examples == 1.5 * 487_424
     groups, schedule = configured(module)
     kilostep_scale = 1024 * (1 + 1 / (1 - 0.85))
     lr, decay = 11.5 / kilostep_scale, 0.0153 * batch_size / kilostep_scale
@@ -107,11 +107,11 @@ def test_airbench():
 
 
 def test_airbench_with_muon():
-    config, module = recipe("airbench_muon", "budget.examples=400_000")
+    options, module = recipe("airbench_muon", "budget.examples=400_000")
     batch_size, steps = 2000, 200
-    assert config.workload.reference.batch_size == batch_size
-    assert math.ceil(config.budget.examples / batch_size) == steps
-    assert config.workload.budget.examples == 1.5 * 400_000
+    assert options.workload.reference.batch_size == batch_size
+    assert math.ceil(options.budget.examples / batch_size) == steps
+    assert options.workload.budget.examples == 1.5 * 400_000
     groups, schedule = configured(module)
     assert isinstance(schedule.optimizer, Muon)
     norms, whitening, head, filters = groups
@@ -137,10 +137,10 @@ def test_airbench_with_muon():
 
 
 def test_hiverges_speedrun():
-    config, module = recipe("speedrun_cifar", "budget.examples=373_248")
+    options, module = recipe("speedrun_cifar", "budget.examples=373_248")
     batch_size, steps = 1536, math.ceil(7.59 * (50_000 // 1536))
-    assert config.workload.reference.batch_size == batch_size
-    assert steps == 243 == math.ceil(config.budget.examples / batch_size)
+    assert options.workload.reference.batch_size == batch_size
+    assert steps == 243 == math.ceil(options.budget.examples / batch_size)
     groups, schedule = configured(module)
     assert isinstance(schedule.optimizer, SeldomNormalisingMuon)
     norms, whitening, head, filters = groups
@@ -161,11 +161,11 @@ def test_hiverges_speedrun():
     ] + 6 * [SiLU]
     assert module.loss.label_smoothing == 0.09
     white = torch.tensor([0.247, 0.2435, 0.2616]) * 255
-    jitter = config.workload.data.augment
-    assert torch.tensor(jitter.brightness).tolist() == pytest.approx(
+    jitter = option_at(options, "workload.data.augment")
+    assert torch.tensor(jitter["brightness"]).tolist() == pytest.approx(
         (0.1399 * white).tolist(), rel=1e-4
     )
-    assert jitter.contrast == 0.1308
+    assert jitter["contrast"] == 0.1308
 
 
 SHAPES = {
@@ -181,7 +181,7 @@ SHAPES = {
 @pytest.mark.parametrize("name", SHAPES)
 def test_the_cost_of_an_evaluated_example_is_that_of_its_flops(name):
     few = ["workload.module.model.whitening.images=4"] * (name in RECIPES)
-    config, module = recipe(name, *few)
+    options, module = recipe(name, *few)
     batch = torch.randn(4, *SHAPES[name]), torch.arange(4)
     if module.initial_images:
         module.initialise_from(batch[0])
@@ -190,7 +190,7 @@ def test_the_cost_of_an_evaluated_example_is_that_of_its_flops(name):
     with torch.no_grad(), FlopCounterMode(display=False) as evaluation:
         module.validation_step(batch, 0)
     cost = evaluation.get_total_flops() / training.get_total_flops()
-    stated = config.protocol.evaluation_cost
+    stated = options.protocol.evaluation_cost
     assert cost <= 1.1 * stated
     # That of others, 0.5, leaves room for what is no product: it is as large a share of short forward passes.
     assert cost >= (0.9 if name in RECIPES else 0.6) * stated

@@ -106,7 +106,6 @@ def test_json_is_strict():
         ({"history": [[1, "x"]]}, "history of"),
         ({"history": [[1, math.inf]]}, "history of"),
         ({"noise_scale": [[1, None, 2.0]]}, "noise_scale of"),
-        ({"batch_parts": [[0, 1, 0.1]]}, "batch_parts of"),
         ({"hyperparameters": {"momentum": "big"}}, "hyperparameters of"),
         ({"versions": []}, "versions of"),
         ({"device": None}, "device of"),

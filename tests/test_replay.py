@@ -8,11 +8,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from builders import prepared_study
 from toolbox import entries, make_spec, table_rows, write_rows
 
 from bstune.core.errors import BstuneError, TableError
-from bstune.core.records import Budget, Target, TrialResult
-from bstune.study.prepare import compose_checked, prepare
+from bstune.core.records import Target, TrialResult
 from bstune.sweeps.search_problem import median_time
 from bstune.trial import replay as replay_module
 from bstune.trial.replay import Run, Table, read_table, replay, unusable_target
@@ -367,23 +367,22 @@ def table(tmp_path, monkeypatch):
 
 
 def test_what_a_config_leaves_open_comes_from_the_table(table):
-    config = compose_checked(list(REPLAY))
-    assert config.scaling.lr == pytest.approx(0.08)
-    budget, runs = Budget(config.budget.steps, config.budget.examples), read_table(table).runs
+    prepared = prepared_study(*REPLAY)
+    options = prepared.options
+    assert options.scaling.lr == pytest.approx(0.08)
+    budget = options.budget.budget
+    runs = read_table(table).runs
     assert all(budget.last_step(run.batch_size) >= run.end for run in runs), (
         "a record exceeds the budget"
     )
     assert budget.steps == max(run.end for run in runs if run.batch_size == 512)
-    prepared = prepare(config)
     assert prepared.backend.step_time(128) == pytest.approx(0.0228)
     assert prepared.backend.step_time(64) == pytest.approx(math.sqrt(0.0132 * 0.0228))
     for size in (8, 30, 512):
         nearest = {8: 8, 30: 32, 512: 512}[size]
         longest = max(run.end for run in runs if run.batch_size == nearest)
         assert prepared.backend.longest(size, prepared.protocol) == longest
-    budgeted = prepare(
-        compose_checked([*REPLAY, "budget.steps=60", "budget.examples=1"])
-    ).backend.run
+    budgeted = prepared_study(*REPLAY, "budget.steps=60", "budget.examples=1").backend.run
     assert budgeted(spec(32, 0.04), None, None).steps == 60
     assert budgeted(spec(32, 0.04, max_steps=100), None, None).steps == 100, (
         "a trial's own limit comes first"

@@ -6,7 +6,6 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import yaml
-from omegaconf import OmegaConf
 from recorded.draw import recorded
 from rich.console import Console
 from toolbox import make_result, make_trial
@@ -43,7 +42,7 @@ def test_the_command_of_a_winner_ends_with_it_or_with_its_schedule(
         SimpleNamespace(stops=stops),
         make_result(horizon=again, steps=110, seconds_per_step=0.01),
     )
-    prepared = SimpleNamespace(backend=backend, files=Output(tmp_path), config=OmegaConf.create({}))
+    prepared = SimpleNamespace(backend=backend, files=Output(tmp_path), options=None)
     written = best_yaml(
         {"time": Winner(make_result(horizon=horizon), 110.0, () if again is None else (fresh,))},
         ["+workload=mine", "trial.lr=9", "storage=${oc.env:STUDIES}"],
@@ -174,7 +173,7 @@ TRAIN = [
 def test_the_command_that_trains_the_winner_is_short(lr, stops, own):
     backend = SimpleNamespace(stops=stops)
     prepared = SimpleNamespace(
-        backend=backend, space=SimpleNamespace(lr_low=0.0, lr_high=0.9999), config=None
+        backend=backend, space=SimpleNamespace(lr_low=0.0, lr_high=0.9999), options=None
     )
     found = train_command(Winner(make_result(lr=lr, horizon=130), 110.0), TRAIN, prepared)
     kept = "+workload=mine study=s data.root=/d 'storage=${oc.env:STUDIES}'"

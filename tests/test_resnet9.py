@@ -3,11 +3,12 @@ from functools import partial
 
 import pytest
 import torch
-from hydra.utils import instantiate
+from builders import options_of
 from torch import nn
 
 from bstune.core.errors import ConfigError
-from bstune.study.prepare import compose_checked
+from bstune.hydra_recipe import instantiate
+from bstune.options import option_at
 from bstune.workloads.layers import BatchNorm, Whitening
 from bstune.workloads.resnet9 import ResNet9, _GlobalMax
 
@@ -68,10 +69,10 @@ def without_switches(width):
 
 
 def test_what_ships_is_the_network_without_switches_bit_for_bit():
-    config = compose_checked(
-        ["+workload=resnet_cifar", "workload.module.model.width=4"]
-    ).workload.module.model
-    model, drawn = seeded(lambda: instantiate(config)), torch.get_rng_state()
+    options = options_of("+workload=resnet_cifar", "workload.module.model.width=4")
+    node = option_at(options, "workload.module.model")
+    model = seeded(lambda: instantiate(node, "workload.module.model"))
+    drawn = torch.get_rng_state()
     before = seeded(lambda: without_switches(4))
     assert torch.equal(torch.get_rng_state(), drawn)
     for step in range(2):

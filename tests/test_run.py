@@ -12,13 +12,13 @@ from pathlib import Path
 import optuna
 import pytest
 import yaml
+from builders import prepared_study
 from rich.console import Console
 from toolbox import end_as_lightning, make_trial, table_rows, trials_of, write_rows
 
 from bstune.core.records import Budget, Target, TrialResult, TrialSpec
 from bstune.search.posterior import sample_posterior
 from bstune.study.model import REPORT_PARTICLES
-from bstune.study.prepare import compose_checked, prepare
 from bstune.study.run import MINUTE, Progress, budget_text, trial_line
 from bstune.study.search import MAX_STATES, worth_continuing
 from bstune.study.storage import SPEC
@@ -413,7 +413,7 @@ def test_where_there_are_many_those_that_cannot_win_go_first(objective, dropped)
 )
 def test_how_far_from_the_rule_each_sampler_searches(outputs, monkeypatch, overrides, bound):
     monkeypatch.chdir(outputs.parent)
-    assert prepare(compose_checked([*REPLAY, *overrides])).space.delta_bound == bound
+    assert prepared_study(*REPLAY, *overrides).space.delta_bound == bound
 
 
 def test_a_study_from_end_to_end(bstune, outputs):

@@ -5,15 +5,16 @@ from functools import partial
 
 import pytest
 import torch
+from builders import options_and_recipe, options_of
 from learners import factors
 from toolbox import make_spec
 from torch.optim import SGD
 from torch.optim.lr_scheduler import OneCycleLR
 
 from bstune.core.errors import ConfigError
-from bstune.study.prepare import compose_checked
+from bstune.options import option_at
 from bstune.trial import distributed
-from bstune.trial.workload import build_module, has_horizon
+from bstune.trial.workload import build_module
 from bstune.workloads.averaging import RunningWeightAverage
 from bstune.workloads.schedules import (
     constant,
@@ -234,25 +235,25 @@ MEMBERS = {
 )
 @pytest.mark.parametrize("name", MEMBERS)
 def test_each_takes_the_place_of_a_workloads_own(workload, name):
-    config = compose_checked(
-        [f"+workload={workload}", f"schedule={name}", "budget={steps: 2, examples: 5_000}"]
+    options, recipe = options_and_recipe(
+        f"+workload={workload}", f"schedule={name}", "budget={steps: 2, examples: 5_000}"
     )
-    module = build_module(config, make_spec(100, LR))
+    module = build_module(options, recipe, make_spec(100, LR))
     used = factors(module.configure_optimizers()["lr_scheduler"]["scheduler"], 50)
     assert [rate for rate, *_ in used] == pytest.approx(
         [MEMBERS[name](step) for step in range(50)], abs=1e-12
     )
     averages = [type(callback) for callback in module.configure_callbacks()]
     assert averages == ([RunningWeightAverage] if name == "warmup" else [])
-    assert has_horizon(config) == (name in ("linear", "one_cycle", "triangle"))
+    assert recipe.takes("total_steps") == (name in ("linear", "one_cycle", "triangle"))
 
 
 @pytest.mark.parametrize("order", [1, -1])
 def test_options_of_a_schedule_can_be_set(order):
     arguments = ["+workload=digits", "schedule=linear", "schedule.rate.end=0.5"][::order]
-    assert compose_checked(arguments).workload.module.schedule.end == 0.5
-    own = compose_checked(["+workload=digits"]).workload.module.schedule
-    assert own._target_ == "bstune.workloads.schedules.warmup_then_constant"
+    assert option_at(options_of(*arguments), "workload.module.schedule.end") == 0.5
+    own = option_at(options_of("+workload=digits"), "workload.module.schedule")
+    assert own["_target_"] == "bstune.workloads.schedules.warmup_then_constant"
 
 
 TRIAL = ("workload=digits", "trial.batch_size=32", "trial.lr=0.1")

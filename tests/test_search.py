@@ -7,6 +7,7 @@ from types import SimpleNamespace
 
 import optuna
 import pytest
+from builders import options_of
 from rich.console import Console
 from sqlalchemy import event
 from sqlalchemy.engine import Engine
@@ -15,7 +16,7 @@ from toolbox import make_result, table_rows, trials_of, write_rows
 from bstune.core.errors import StudyError, UserCodeError
 from bstune.core.records import TrialSpec
 from bstune.study.lease import Leases
-from bstune.study.prepare import compose_checked, compose_joined, prepare
+from bstune.study.prepare import compose_joined, prepare
 from bstune.study.run import run_study, run_worker
 from bstune.study.search import _is_out_of_time, check_failures
 from bstune.study.storage import (
@@ -68,9 +69,11 @@ def study(tmp_path, monkeypatch):
     """Return what prepares the study with a backend, in a folder of its own."""
     monkeypatch.chdir(tmp_path)
     write_rows(tmp_path / "t.jsonl", table_rows())
-    return lambda backend, *options, **more: prepare(
-        compose_checked([*OPTIONS, *options]), backend=backend, **more
-    )
+
+    def prepared(backend, *options, **more):
+        return prepare(options_of(*OPTIONS, *options), None, backend=backend, **more)
+
+    return prepared
 
 
 def run(prepared):
@@ -153,7 +156,7 @@ class Terminated(InProcess):
 def test_what_is_ended_with_the_command_has_not_failed_by_itself(study, tmp_path):
     prepared = study(Answers(), "search.trials=4")
     with pytest.raises(KeyboardInterrupt):
-        run(replace(prepared, workers=lambda count: Terminated(prepared.backend.run)))
+        run(replace(prepared, open_processes=lambda count: Terminated(prepared.backend.run)))
     (cut,) = trials_of(tmp_path / "outputs" / "replay")
     assert (cut.status, cut.message) == ("failed", CUT_SHORT)
 
@@ -226,7 +229,7 @@ def test_only_the_owner_sends_to_mlflow(study, tmp_path):
     begun = open_study(
         "replay", "sqlite:///bstune.db", "steps", frozen, tmp_path, arguments=OPTIONS[:3]
     )
-    assert compose_joined(begun, ["mlflow.enabled=true"]).mlflow.enabled is False
+    assert compose_joined(begun, ["mlflow.enabled=true"]).options.mlflow.enabled is False
 
 
 def test_a_worker_runs_trials_of_a_study_that_another_process_owns(study, tmp_path, capsys):

@@ -434,7 +434,7 @@ def go(output="out", **options):
     config.sweep.output = output
     config.sweep.experiment.update(options)
     sweep = check_sweep("search_benchmark", config)
-    finding = sweep.experiment.func(sweep.config, Console(quiet=True), **sweep.parameters)
+    finding = sweep.find(Console(quiet=True))
     write(sweep, finding, ())
     return finding
 

@@ -86,9 +86,7 @@ def test_a_sweep_of_no_study_is_refused(tmp_path):
         "shallue_widths", compose_sweep("shallue_widths", (f"sweep.output={tmp_path}",))
     )
     with pytest.raises(ConfigError, match=r"sweep\.experiment\.studies has none"):
-        checked.experiment.func(
-            checked.config, Console(quiet=True), **{**checked.parameters, "studies": {}}
-        )
+        shallue.run(Console(quiet=True), **{**checked.parameters, "studies": {}})
 
 
 @pytest.mark.parametrize("name", ["algorithms", "data", "regularisation", "widths", "workloads"])

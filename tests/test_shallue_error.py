@@ -48,9 +48,7 @@ def run(folder, *options, trainer=law):
         *options,
     )
     checked = check_sweep("shallue_error", compose_sweep("shallue_error", arguments))
-    return checked.experiment.func(
-        checked.config, Console(quiet=True), **checked.parameters, trainer=trainer
-    )
+    return checked.find(Console(quiet=True), trainer=trainer)
 
 
 def test_each_budget_counts_what_it_allows_on_fresh_seeds_and_runs_are_kept(tmp_path):

@@ -3,7 +3,7 @@ import pytest
 from bstune import __main__ as command
 from bstune.config import compose
 from bstune.core.errors import Interrupted
-from bstune.study import run as running
+from bstune.study import study
 from bstune.system import interruption
 from bstune.system.interruption import Stage
 
@@ -14,10 +14,10 @@ def test_an_interruption_says_what_is_true_of_its_stage(monkeypatch, stage):
         interruption.enter(stage)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(running, "run", interrupted)
+    monkeypatch.setattr(study, "run_options", interrupted)
     monkeypatch.setattr(interruption, "stage", Stage.PREPARATION)
-    config = compose(["workload=digits", "trial.batch_size=8", "trial.lr=0.1"])
+    composed = compose(["workload=digits", "trial.batch_size=8", "trial.lr=0.1"])
     with pytest.raises(Interrupted) as caught:
-        command.run(config, [])
+        command.run(composed, [])
     assert stage.value in str(caught.value)
     assert sum(other.value in str(caught.value) for other in Stage) == 1

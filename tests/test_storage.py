@@ -4,11 +4,11 @@ import contextlib
 import sqlite3
 import threading
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
 
 import optuna
 import pytest
-from omegaconf import OmegaConf
+from builders import options_of
 from optuna.samplers import RandomSampler
 from optuna.visualization import plot_optimization_history
 from toolbox import FakeTime, make_result
@@ -17,6 +17,7 @@ from bstune.core import scaling
 from bstune.core.errors import ConfigError, StudyError
 from bstune.core.records import Target, TrialResult
 from bstune.core.search_space import Space
+from bstune.options import StudyOptions, with_option
 from bstune.search.acquisition import MIN_STEPS
 from bstune.search.sampler import FrontierSampler
 from bstune.study import patience
@@ -117,8 +118,17 @@ def run(study, asked, train=train):
         return result
 
 
+@cache
+def digits_options() -> StudyOptions:
+    return options_of("workload=digits")
+
+
+def options_with(sampler):
+    return with_option(digits_options(), "sampler", sampler)
+
+
 def built(name="tpe", trial_index=0):
-    return build_sampler(OmegaConf.create(SAMPLERS[name]), BUDGET, trial_index, OWN)
+    return build_sampler(options_with(SAMPLERS[name]), BUDGET, trial_index, OWN)
 
 
 def asked(study, trial_index, name="tpe", stops=True):
@@ -445,11 +455,11 @@ def test_a_study_of_another_version_or_of_somebody_else_is_refused(opened, tmp_p
 @pytest.mark.parametrize("name", SAMPLERS)
 def test_samplers_are_built_from_the_config(name):
     assert type(built(name, 4)).__name__ == SAMPLERS[name]["_target_"].rpartition(".")[2]
-    assert stops_trials(OmegaConf.create(SAMPLERS[name])) == (name == "frontier")
+    assert stops_trials(options_with(SAMPLERS[name])) == (name == "frontier")
 
 
 @pytest.mark.parametrize(
-    ("config", "message"),
+    ("sampler", "message"),
     [
         ({"_target_": "nowhere.Sampler"}, "sampler cannot be built: there is no module nowhere"),
         ({"_target_": "builtins.dict"}, "sampler must name an optuna.samplers.BaseSampler"),
@@ -457,9 +467,9 @@ def test_samplers_are_built_from_the_config(name):
         (SAMPLERS["frontier"] | {"sigma": -1.0}, "sigma must be a positive number, but got -1.0"),
     ],
 )
-def test_other_samplers_are_refused(config, message):
+def test_other_samplers_are_refused(sampler, message):
     with pytest.raises(ConfigError, match=message):
-        build_sampler(OmegaConf.create(config), BUDGET, 0)
+        build_sampler(options_with(sampler), BUDGET, 0)
 
 
 @pytest.mark.parametrize("name", ["tpe", "qmc", "frontier"])
@@ -678,4 +688,4 @@ def test_a_worker_joins_with_the_arguments_of_the_latest_command(bstune, tmp_pat
         )
         assert bstune(*command, "search.replicates=0")[0] == 0
     study = find_study("replay-fashion_mlp", f"sqlite:///{tmp_path}/bstune.db")
-    assert compose_joined(study, []).search.trials == 4
+    assert compose_joined(study, []).options.search.trials == 4

@@ -7,8 +7,8 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from builders import options_of, resolved
 
-from bstune.config import compose
 from bstune.core.errors import HardwareError
 from bstune.core.step_time import StepTime
 from bstune.hardware import survey as survey_module
@@ -25,7 +25,7 @@ from bstune.hardware.survey import (
 from bstune.study.tune import survey
 from bstune.trial.backend import make_protocol, make_space
 from bstune.trial.preflight import Findings
-from bstune.trial.workload import build_workload, load_data, resolve
+from bstune.trial.workload import build_workload, load_data
 from tests.toolbox import entries, make_survey
 
 MiB = 2**20
@@ -109,9 +109,10 @@ def test_a_module_that_runs_only_in_trials_costs_a_note_each(monkeypatch):
         raise OddError("not now")
 
     monkeypatch.setattr(timing, "time_trial", lambda *arguments: (0.01,) * 3)
-    config = resolve(compose(["workload=digits", "device=cpu", *FAST]))
-    workload, space = replace(build_workload(config), build_module=not_now), make_space(config)
-    arguments = config, torch.device("cpu"), workload, make_protocol(config), space
+    options, recipe = resolved("workload=digits", "device=cpu", *FAST)
+    workload = replace(build_workload(options, recipe), build_module=not_now)
+    space, protocol = make_space(options), make_protocol(options, recipe)
+    arguments = options, torch.device("cpu"), workload, protocol, space
     limits, cost, notes = _roofline(*arguments)
     assert (limits.dtype, cost) == ("fp32", None)
     assert re.fullmatch(r"no roofline: OddError: not now \(test_survey.py:\d+\)", *notes)
@@ -119,8 +120,9 @@ def test_a_module_that_runs_only_in_trials_costs_a_note_each(monkeypatch):
         patch.setattr(timing, "measure_limits", not_now)
         assert _roofline(*arguments) == (None, None, notes)
     ceiling = make_survey().ceiling
+    device = torch.device("cpu")
     measured, notes = _time_ladder(
-        config, space, make_protocol(config), workload, ceiling, torch.device("cpu"), 30.0, None
+        options, recipe, space, protocol, workload, ceiling, device, 30.0, None
     )
     assert {row.bare for row in measured.timings} == {None}
     assert re.fullmatch(r"no share of overhead: OddError: not now \(test_survey.py:\d+\)", *notes)
@@ -139,20 +141,20 @@ def test_steps_are_timed_from_the_first_replay_on(monkeypatch, fast, device, war
 
     monkeypatch.setattr(timing, "time_trial", time_trial)
     monkeypatch.setattr(timing, "time_bare", lambda *arguments: (0.01,) * 3)
-    options = (
+    overrides = (
         f"protocol.fast={fast}",
         "hardware.step_time.warmup_steps=1",
         "hardware.step_time.repeats=1",
     )
-    config = resolve(compose(["workload=digits", "device=cpu", *FAST, *options]))
+    options, recipe = resolved("workload=digits", "device=cpu", *FAST, *overrides)
     arguments = (
-        make_space(config),
-        make_protocol(config),
+        make_space(options),
+        make_protocol(options, recipe),
         None,
         make_survey().ceiling,
         torch.device(device),
     )
-    _time_ladder(config, *arguments, 30.0, None)
+    _time_ladder(options, recipe, *arguments, 30.0, None)
     assert set(timed) == {warmup_steps}
 
 
@@ -179,17 +181,20 @@ def test_a_batch_size_whose_steps_would_not_end_in_time_is_not_timed(
 
     monkeypatch.setattr(timing, "time_trial", time_trial)
     monkeypatch.setattr(timing, "time_bare", time_bare)
-    options = ("search.batch_size.low=32", "hardware.step_time.warmup_steps=2")
-    options += ("hardware.step_time.min_steps=3", "hardware.step_time.rungs=3")
-    config = resolve(compose(["workload=digits", "device=cpu", *options]))
+    options, recipe = resolved(
+        "workload=digits",
+        "device=cpu",
+        "search.batch_size.low=32",
+        "hardware.step_time.warmup_steps=2",
+        "hardware.step_time.min_steps=3",
+        "hardware.step_time.rungs=3",
+    )
     found = Findings(32, StepTime(0.0, seconds_per_example), 4, ())
     device = torch.device("cpu")
-    protocol = make_protocol(config)
+    space, protocol = make_space(options), make_protocol(options, recipe)
     ceiling = replace(make_survey().ceiling, smallest=32)
     ceiling = replace(ceiling, at=replace(ceiling.at, batch_size=512))
-    _, notes = _time_ladder(
-        config, make_space(config), protocol, None, ceiling, device, 50.0, found
-    )
+    _, notes = _time_ladder(options, recipe, space, protocol, None, ceiling, device, 50.0, found)
     assert max(timed) == largest
     assert len(notes) == (largest < 512)
     # Without the framework no visit takes more than 2.5 s.
@@ -223,25 +228,27 @@ def test_the_memory_of_a_trial(given, device, workers, limit, monkeypatch):
     monkeypatch.setattr(
         torch.cuda, "get_device_properties", lambda device: SimpleNamespace(total_memory=80_000)
     )
-    options = (
+    options = options_of(
+        "workload=digits",
         f"hardware.memory.limit={given}",
         "hardware.memory.free_share=0.5",
         f"search.workers={workers}",
     )
-    assert _trial_limit(compose(["workload=digits", *options]), torch.device(device)) == limit
+    assert _trial_limit(options, torch.device(device)) == limit
 
 
 @pytest.fixture
 def cached(monkeypatch, tmp_path):
     """Return the survey of digits under overrides: the cached one, or else ``found``; and whether it was cached."""
-    data = load_data(resolve(compose(["workload=digits", "device=cpu"])))
+    data = load_data(*resolved("workload=digits", "device=cpu"))
 
     def of(found, log, *overrides):
         monkeypatch.setattr(survey_module, "measure", lambda *arguments: found)
-        config = resolve(
-            compose(["workload=digits", "device=cpu", f"hardware.cache={tmp_path}", *overrides])
+        options, recipe = resolved(
+            "workload=digits", "device=cpu", f"hardware.cache={tmp_path}", *overrides
         )
-        return cached_survey(config, make_space(config), make_protocol(config), data, None, log)
+        space, protocol = make_space(options), make_protocol(options, recipe)
+        return cached_survey(options, recipe, space, protocol, data, None, log)
 
     return of
 

@@ -7,10 +7,9 @@ from itertools import product
 from pathlib import Path
 
 import pytest
+from builders import options_of
 
 from bstune.core.errors import ConfigError
-from bstune.core.records import Budget
-from bstune.study.prepare import compose_checked
 from bstune.trial.replay import SHIPPED, find_table, read_index, read_table, unusable_target
 
 INDEX = read_index()
@@ -51,10 +50,10 @@ def test_its_command_makes_it(name, monkeypatch, tmp_path):
     assert sorted(point for _, points, _ in recorded for point in points) == sorted(runs)
     target = INDEX[name].target
     for _, points, overrides in recorded:
-        config = compose_checked(overrides)
-        budget = Budget(config.budget.steps, config.budget.examples)
-        assert (config.workload.name, config.workload.target.metric) == (name, target.metric)
-        assert config.workload.target.value < target.value  # what it was recorded to
+        options = options_of(*overrides)
+        budget = options.budget.budget
+        assert (options.workload.name, options.workload.target.metric) == (name, target.metric)
+        assert options.workload.target.value < target.value  # what it was recorded to
         for run in (runs[point] for point in points):  # nor was one cut short
             assert (
                 run.steps_to(target) or run.diverged or run.end == budget.last_step(run.batch_size)
@@ -67,12 +66,12 @@ def test_it_is_replayed_to_its_own_target_unless_another_is_given(monkeypatch, t
     expected = INDEX[name].target
     for table in (name, find_table(name)):
         options = ["+workload=replay", f"workload.table={table}"]
-        target = compose_checked(options).workload.target
+        target = options_of(*options).workload.target
         assert (target.metric, target.value) == (expected.metric, expected.value)
-        assert compose_checked([*options, "workload.target.value=0.3"]).workload.target.value == 0.3
+        assert options_of(*options, "workload.target.value=0.3").workload.target.value == 0.3
     Path("mine.jsonl").write_text(find_table(name).read_text())
     options = ["+workload=replay", "workload.table=mine.jsonl", "workload.target.value=0.3"]
-    assert compose_checked(options).workload.target.metric == "val/error"
+    assert options_of(*options).workload.target.metric == "val/error"
 
 
 def test_a_copy_is_anyones_table(monkeypatch, tmp_path):
@@ -81,7 +80,7 @@ def test_a_copy_is_anyones_table(monkeypatch, tmp_path):
     with pytest.raises(
         ConfigError, match=r"workload.target.value is missing: give the value to reach"
     ):
-        compose_checked(["+workload=replay", "workload.table=fashion_mlp"])
+        options_of("+workload=replay", "workload.table=fashion_mlp")
 
 
 def test_two_tables_are_two_studies(monkeypatch, tmp_path):
@@ -92,15 +91,11 @@ def test_two_tables_are_two_studies(monkeypatch, tmp_path):
         Path(name).parent.mkdir(exist_ok=True)
         Path(name).write_text("".join(lines))
     tables = [*INDEX, str(find_table("cifar_mlp")), *files]
-    configs = [
-        compose_checked(
-            ["+workload=replay", "workload.target.value=0.3", f"workload.table='{table}'"]
-        )
-        for table in tables
-    ]
-    names = [config.study for config in configs]
+    own = ("+workload=replay", "workload.target.value=0.3")
+    composed = [options_of(*own, f"workload.table='{table}'") for table in tables]
+    names = [options.study for options in composed]
     shipped, others = names[: len(INDEX) + 1], names[len(INDEX) + 1 :]
     assert shipped == [*(f"replay-{name}" for name in INDEX), "replay-cifar_mlp"]
     assert all(re.fullmatch(r"replay-(mine|tab-b-ü-x)-[0-9a-f]{6}", name) for name in others), names
     assert len(set(others)) == 3
-    assert all(config.output == f"outputs/{config.study}" for config in configs)
+    assert all(options.output == f"outputs/{options.study}" for options in composed)

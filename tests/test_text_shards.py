@@ -8,12 +8,12 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from builders import resolved
 
-from bstune.config import compose
 from bstune.core.errors import BstuneError, ConfigError, DataError
 from bstune.core.records import Budget
 from bstune.trial.loop import run_trial
-from bstune.trial.workload import load, load_data, resolve
+from bstune.trial.workload import load, load_data
 from bstune.workloads import text_shards
 from bstune.workloads.text_shards import LEAST_VOCABULARY, lines_of, load_shards
 from tests.toolbox import make_spec
@@ -74,7 +74,7 @@ SMALL = {
 }
 
 
-def config_of(name, root, *options):
+def composed(name, root, *options):
     sizes = (
         "workload.data.load.vocabulary=400",
         "workload.data.context=8",
@@ -87,13 +87,13 @@ def config_of(name, root, *options):
         "search.batch_size.low=2",
         "search.batch_size.high=64",
     )
-    return resolve(compose([f"workload={name}", *fixed, *sizes, *SMALL[name], *options]))
+    return resolved(f"workload={name}", *fixed, *sizes, *SMALL[name], *options)
 
 
 @pytest.mark.filterwarnings("ignore:LSTM with projections")  # of oneDNN, which has none
 @pytest.mark.parametrize("name", SMALL)
 def test_each_workload_trains_two_steps_on_files_of_its_format(name, corpora):
-    workload, protocol = load(config_of(name, corpora))
+    workload, protocol = load(*composed(name, corpora))
     result = run_trial(workload, make_spec(6, 0.1), replace(protocol, budget=Budget(2, 1)))
     assert (result.status, result.steps, result.message) == ("censored", 2, None)
     assert 0.0 < result.history[-1][1] < 2 * np.log(400)
@@ -273,4 +273,4 @@ def test_without_sentencepiece_it_is_said_what_to_install(root, monkeypatch):
 
 def test_a_token_outside_the_models_vocabulary_is_refused(corpora):
     with pytest.raises(BstuneError, match=r"more than workload\.data\.vocabulary=200: set that to"):
-        load_data(config_of("lm1b_transformer", corpora, "workload.data.vocabulary=200"))
+        load_data(*composed("lm1b_transformer", corpora, "workload.data.vocabulary=200"))

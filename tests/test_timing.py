@@ -7,8 +7,8 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from builders import loaded, options_and_recipe
 
-from bstune.config import compose
 from bstune.core.errors import HardwareError
 from bstune.hardware import timing
 from bstune.hardware.roofline import TensorCoreMisalignment
@@ -22,7 +22,6 @@ from bstune.hardware.timing import (
     visits,
 )
 from bstune.trial.backend import make_protocol
-from bstune.trial.workload import load
 from tests.toolbox import FakeTime
 
 SIZES = (8, 32, 128, 500)
@@ -99,8 +98,8 @@ def trial_of(time, training, *overrides, change=lambda module: None):
 
     Nearly every step is followed by an evaluation. ``change`` is called with each module.
     """
-    workload, protocol = load(
-        compose(["workload=digits", "device=cpu", "protocol.evaluation_cost=1e-9", *overrides])
+    workload, protocol = loaded(
+        "workload=digits", "device=cpu", "protocol.evaluation_cost=1e-9", *overrides
     )
 
     def build_module(spec):
@@ -175,7 +174,7 @@ def test_the_bare_loop_is_in_the_trials_precision_and_compiled_as_it(
 
 def test_the_seconds_of_a_devices_own_work(monkeypatch):
     """On CUDA: kernels take 2 ms a step, and 5 ms before and after them; on a CPU: seconds of all its threads."""
-    protocol = make_protocol(compose(["workload=digits", "device=cpu"]))
+    protocol = make_protocol(*options_and_recipe("workload=digits", "device=cpu"))
     profiled = []
 
     class Profile:

@@ -22,15 +22,22 @@ from types import SimpleNamespace
 
 import mlflow
 import pytest
+from builders import options_of
 from mlflow import MlflowClient
 from mlflow.entities import Run, ViewType
 from mlflow.store.tracking.sqlalchemy_store import SqlAlchemyStore
-from omegaconf import OmegaConf
 from toolbox import FakeTime, entries, make_result
 
+from bstune.config import mlflow_options
 from bstune.core.noise_scale import moving_estimate
 from bstune.core.records import Target, TrialResult
-from bstune.study.prepare import compose_checked
+from bstune.options import (
+    DataOptions,
+    SearchOptions,
+    StudyOptions,
+    WorkloadOptions,
+    with_option,
+)
 from bstune.system.terminal import filtered
 from bstune.tracking.address import opening, tracking_uri
 from bstune.tracking.content import note, trial_name
@@ -43,12 +50,14 @@ EXPERIMENTS = {"study": "bstune", "trial": "bstune-trials"}
 HISTORY = [(50, 0.3), (95, 0.11), (100, 0.09)]
 LIMITS = {"request_seconds": 5, "retries": 0, "seconds": 60.0, "study_seconds": 120.0}
 STUDY = "0b54d07e-3f0e-4f7d-9a71-1b8d6f3a2c11"
-CONFIG = {
-    "study": "digits-first",
-    "workload": {"name": "digits", "lr": 0.1},
-    "data": {"root": "/data"},
-}
-CONFIG |= {"trial": {"lr": 0.2}, "storage": "sqlite://", "debug": False}  # are not logged
+OPTIONS = StudyOptions.model_construct(
+    study="digits-first",
+    workload=WorkloadOptions.model_construct(name="digits"),
+    # These are not logged.
+    data=DataOptions(root="/data"),
+    storage="sqlite://",
+    debug=False,
+)
 
 
 def trial(number: int, **changes: object) -> TrialResult:
@@ -70,12 +79,12 @@ def _join_senders() -> None:
 
 
 def opened(
-    uri: str, study: str = STUDY, changes: Mapping[str, object] = CONFIG, **limits: float
+    uri: str, study: str = STUDY, options: StudyOptions = OPTIONS, **limits: float
 ) -> Tracking:
-    settings = {"uri": uri, "experiment": EXPERIMENTS["study"], **LIMITS, **limits}
+    settings = mlflow_options(uri).model_copy(update={**LIMITS, **limits})
     versions = {"torch": "2.13.0"}
     prepared = SimpleNamespace(
-        config=OmegaConf.create({**CONFIG, **changes, "mlflow": settings}),
+        options=with_option(options, "mlflow", settings),
         protocol=SimpleNamespace(target=Target("val/error", 0.1, "min")),
         backend=SimpleNamespace(
             device="cpu", versions=versions, frozen_settings={}, train_examples=1000
@@ -158,7 +167,7 @@ def test_tracking_uri(configured, environment, expected, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     if environment is not None:
         monkeypatch.setenv("MLFLOW_TRACKING_URI", environment)
-    assert tracking_uri(OmegaConf.create({"uri": configured})) == expected.format(here=tmp_path)
+    assert tracking_uri(mlflow_options(configured)) == expected.format(here=tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -331,8 +340,8 @@ def test_the_run_of_a_study_says_what_it_is(uri):
 
 
 def test_parameters_are_a_composed_studys_main_ones_without_its_secrets(uri):
-    config = compose_checked(["workload=digits", "+workload.data.token=s3cret-word", "device=cpu"])
-    opened(uri, "composed", OmegaConf.to_container(config, resolve=False))
+    options = options_of("workload=digits", "+workload.data.token=s3cret-word", "device=cpu")
+    opened(uri, "composed", options)
     parent = parent_of(uri, "composed")
     params, (used,) = parent.data.params, parent.inputs.dataset_inputs
     assert 14 <= len(params) <= 18
@@ -349,7 +358,8 @@ def test_parameters_are_a_composed_studys_main_ones_without_its_secrets(uri):
 
 
 def test_names_keep_to_the_limits_of_mlflow(uri):
-    opened(uri, "long", {"study": "x" * 7000, "workload": {"name": "ü <b>/:"}})
+    options = with_option(OPTIONS, "study", "x" * 7000)
+    opened(uri, "long", with_option(options, "workload.name", "ü <b>/:"))
     parent = parent_of(uri, "long")
     assert len(parent.info.run_name) == 250
     assert parent.data.params["workload"] == "ü <b>/:"
@@ -750,7 +760,8 @@ def test_the_results_of_a_continued_study_are_written_anew(uri):
     finish(tracking)  # nothing new: nothing is sent
     old = parent_of(uri)
     assert len(points(uri, old, "curve/steps_to_target")) == 2
-    tracking = opened(uri, changes={"search": {"trials": 2}})
+    two_trials = with_option(OPTIONS, "search", SearchOptions.model_construct(trials=2))
+    tracking = opened(uri, options=two_trials)
     tracking.send_trial(trial(1))
     finish(tracking)
     new = parent_of(uri)

@@ -4,12 +4,11 @@ import shlex
 
 import pytest
 import yaml
+from builders import loaded
 from toolbox import make_result, make_spec, trials_of
 
 from bstune.core.search_space import Tunable, corners
-from bstune.study.prepare import compose_checked
 from bstune.study.replicates import next_replicate
-from bstune.trial.workload import build_workload
 
 FAST = ("workload=digits", "search.objective=steps", "search.replicates=1", "search.candidates=1")
 FAST += ("mlflow.enabled=false",)
@@ -107,9 +106,7 @@ def test_what_comes_of_the_images_is_that_of_the_trial_s_own():
     """A second module of other hyperparameters must not get the first one's filters."""
     model = f"+workload.module.model={{_target_: torch.nn.Sequential, _args_: [{WHITENING}]}}"
     eps = "+workload.tunable.eps={key: workload.module.model._args_.0.eps, low: 0.01, high: 1}"
-    workload = build_workload(
-        compose_checked(["workload=digits", "~workload.module.model", model, eps])
-    )
+    workload, _ = loaded("workload=digits", "~workload.module.model", model, eps)
     modules = [
         workload.build_module(make_spec(8, hyperparameters={"eps": eps}))
         for eps in (0.01, 1.0, 0.01)

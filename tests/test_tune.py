@@ -1,7 +1,6 @@
 """bstune.tune on scikit-learn's digits: what it takes, what it refuses, and what it leaves as it was."""
 
 import logging
-import math
 import os
 import random
 import re
@@ -25,7 +24,7 @@ from lightning.pytorch import Callback, LightningDataModule, LightningModule
 from lightning.pytorch.loggers import CSVLogger
 from rich.console import Console
 from sklearn.datasets import load_digits
-from toolbox import make_result, make_spec
+from toolbox import make_result
 from torch import nn
 from torch.nn import functional as F
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
@@ -38,7 +37,6 @@ from bstune.study.prepare import compose_joined, prepare
 from bstune.study.report import Findings
 from bstune.study.run import Progress
 from bstune.study.storage import find_study
-from bstune.trial.workload import build_module
 
 README = Path(bstune.__file__).parent / "README.md"
 QUIET = {
@@ -195,10 +193,10 @@ FORMS = {
 def prepared(monkeypatch):
     """Let tune() prepare its study, preflight included, and run none of its trials."""
 
-    def run(config, arguments, console):
-        return Findings(prepare(config), [], {}, None)
+    def run(options, recipe, arguments, console, elapsed):
+        return Findings(prepare(options, recipe), [], {}, None)
 
-    monkeypatch.setattr("bstune.study.tune.run", run)
+    monkeypatch.setattr("bstune.study.study.run_options", run)
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -365,33 +363,6 @@ def test_the_winner_trains_again_to_the_same_weights(studied):
     assert trainer.callback_metrics["val_loss"] <= 1.5
 
 
-@pytest.mark.parametrize("micro", ["null", "30"])
-def test_a_winner_whose_batch_size_grows_trains_again_to_the_same_weights(tune, micro):
-    """It has other switches than the schedule that the study was given, epochs of its loader, and its call-backs."""
-    schedule = [
-        "batch_schedule=doubling",
-        "batch_schedule.switch_examples=[400,1500]",
-        "search.tune=[batch_schedule]",
-    ]
-    own = ["search.baseline=false", f"protocol.micro_batch_size={micro}"]
-    options = [*QUICK, *schedule, *own]
-    result = tune(trials=1, options=options)
-    (trial,) = result.findings.trials
-    parts = [part[:2] for part in trial.batch_parts]
-    assert len(parts) > 1
-    assert parts != list(
-        result.findings.prepared.protocol.plan(trial.batch_size).counts(trial.steps)
-    )
-    counts = Counts()
-    module, trainer = result.train(**QUIET, callbacks=[counts])
-    kept = torch.load(result.folder / "checkpoints" / f"trial-{trial.number}.ckpt")["state_dict"]
-    assert all(torch.equal(kept[name], value) for name, value in module.state_dict().items())
-    assert trainer.global_step == trial.steps
-    assert counts.batches == sum(
-        count * (1 if micro == "null" else math.ceil(size / 30)) for size, count in parts
-    )
-
-
 def test_the_same_call_continues_the_study(tune, capsys):
     first = tune(trials=1).trials
     second = tune(trials=2).trials
@@ -403,7 +374,7 @@ def test_the_same_call_continues_the_study(tune, capsys):
 def test_another_call_of_the_same_name_is_refused(tune):
     tune(trials=1)
     with pytest.raises(
-        StudyError, match=r"workload.trainer.of.gradient_clip_val: was None, now 1.0"
+        StudyError, match=r"workload.given_trainer.gradient_clip_val: was None, now 1.0"
     ):
         tune(trials=1, trainer={"gradient_clip_val": 1.0})
 
@@ -598,8 +569,8 @@ class Locked(Digits):
 
 @pytest.mark.usefixtures("prepared")
 def test_what_cannot_be_pickled_trains_in_this_process(tune, capsys):
-    config = tune(data=Locked(), workers=None, survey=None).findings.prepared.config
-    assert (config.search.workers, config.hardware.enabled) == (0, False)
+    options = tune(data=Locked(), workers=None, survey=None).findings.prepared.options
+    assert (options.search.workers, options.hardware.enabled) == (0, False)
     assert (
         "module and data cannot be sent to another process (TypeError: cannot pickle '_thread.lock' object)"
         in capsys.readouterr().out
@@ -626,13 +597,11 @@ def test_a_function_of_the_batch_size_is_called_with_it(tune):
 
 
 def test_no_command_joins_a_study_of_python_objects(tune):
-    config = tune(trials=1, name="alone").findings.prepared.config
+    options = tune(trials=1, name="alone").findings.prepared.options
     with pytest.raises(
         ConfigError, match="the study 'alone' trains Python objects, which no command line has"
     ):
-        compose_joined(find_study("alone", config.storage), [])
-    with pytest.raises(ConfigError, match="the study 'alone' trains Net, a Python object"):
-        build_module(config, make_spec())
+        compose_joined(find_study("alone", options.storage), [])
 
 
 def test_a_notebook_shows_one_line(monkeypatch):

@@ -6,8 +6,6 @@ from collections import Counter
 import numpy as np
 import pytest
 import torch
-from omegaconf import OmegaConf
-from rich.console import Console
 from toolbox import FakeTime
 
 from bstune.core.errors import ConfigError
@@ -71,7 +69,7 @@ def run(**changes):
         "working_sets": [],
     }
     options |= {"segment_seconds": 1.0, "limit_seconds": 100.0, "seed": 0}
-    return vectorization.run(OmegaConf.create(), Console(), **{**options, **changes})
+    return vectorization.run(**{**options, **changes})
 
 
 def test_gflops_in_closed_form():

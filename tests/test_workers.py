@@ -11,12 +11,12 @@ from functools import partial
 
 import pytest
 import torch
+from builders import prepared_study
 from toolbox import make_result, make_spec, make_survey, trials_of
 from torch._utils import ExceptionWrapper
 
 from bstune.core.errors import ConfigError
 from bstune.core.records import TrialSpec
-from bstune.study.prepare import compose_checked, prepare
 from bstune.study.search import _first_trials
 from bstune.system.failures import described
 from bstune.system.files import Output
@@ -310,7 +310,7 @@ def surveyed(sizes=(32, 128, 512)):
 def test_trials_train_side_by_side(bstune, tmp_path, monkeypatch, write_module, caplog):
     """One of the processes dies on the way."""
     write_module("trained", TRAINED)
-    monkeypatch.setattr("bstune.hardware.survey.cached_survey", lambda *_: (surveyed(), True))
+    monkeypatch.setattr("bstune.hardware.survey.cached", lambda *_: (surveyed(), True))
     arguments = (
         *DIGITS,
         "workload.target.value=1.0",
@@ -349,7 +349,7 @@ def test_trials_train_side_by_side(bstune, tmp_path, monkeypatch, write_module, 
     # a history is what the spec says, wherever it was trained
     if torch.get_num_threads() == 1:
         last = next(trial for trial in searched if trial.resumed_from is None and trial.history)
-        train = prepare(compose_checked([*arguments, "search.workers=1"])).backend.run
+        train = prepared_study(*arguments, "search.workers=0").backend.run
         spec = TrialSpec(
             90, 90, last.batch_size, last.lr, last.delta, last.seed, max_steps=last.steps
         )
@@ -369,7 +369,7 @@ def test_trials_train_side_by_side(bstune, tmp_path, monkeypatch, write_module, 
     ],
 )
 def test_bad_input(bstune, tmp_path, monkeypatch, arguments, message):
-    monkeypatch.setattr("bstune.hardware.survey.cached_survey", lambda *_: (surveyed((512,)), True))
+    monkeypatch.setattr("bstune.hardware.survey.cached", lambda *_: (surveyed((512,)), True))
     status, _, err = bstune(*arguments, "search.workers=2")
     assert status == 2
     assert message in " ".join(err.split())

@@ -1,16 +1,19 @@
+from copy import deepcopy
 from itertools import islice
 
 import pytest
 import torch
+from builders import options_and_recipe
 from lightning import LightningDataModule
 from lightning.pytorch import LightningModule
 from omegaconf import OmegaConf
 from toolbox import make_protocol, make_spec
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset, random_split
 
-from bstune.config import compose, instantiate
+from bstune.config import compose, with_settings
 from bstune.core.errors import ConfigError
 from bstune.core.records import Target
+from bstune.hydra_recipe import instantiate
 from bstune.trial.batches import endless
 from bstune.trial.loop import run_trial
 from bstune.trial.workload import build_module, build_workload, checked_protocol
@@ -21,8 +24,17 @@ NEVER = Target("val/error", 0.0, "min")
 spec = make_spec
 
 
+OWN = ("workload=digits", "device=cpu", "precision=32-true")
+
+
 def composed(*overrides):
-    return compose(["workload=digits", "device=cpu", "precision=32-true", *overrides])
+    return options_and_recipe(*OWN, *overrides)
+
+
+def composed_with(settings, *overrides):
+    """Compose with values and nodes in the places that dotted keys name."""
+    changed = with_settings(compose([*OWN, *overrides]), settings)
+    return changed.options, changed.trained
 
 
 def first(stream, count):
@@ -55,7 +67,7 @@ def test_what_cannot_be_built_is_named(target, text, tmp_path, monkeypatch):
     (tmp_path / "tree.py").write_text("import soil.deep\n")
     (tmp_path / "stump.py").write_text("1 / 0\n")
     with pytest.raises(ConfigError, match=f"^workload.data cannot be built.*{text}.*$"):
-        instantiate(OmegaConf.create(target), "workload.data")
+        instantiate(target, "workload.data")
 
 
 def test_targets_may_be_written_as_lightning_cli_writes_them():
@@ -80,13 +92,16 @@ def test_the_workloads_trainer_arguments_go_to_the_trainer():
         "init_args": {"logging_interval": "step"},
     }
     plugin = {"_target_": "lightning.pytorch.plugins.precision.DoublePrecision"}
-    config = composed(
+    settings = {
+        "+workload.trainer.callbacks": {"rates": monitor},
+        "+workload.trainer.plugins": [plugin],
+    }
+    options, recipe = composed_with(
+        settings,
         "+workload.trainer={gradient_clip_val: 0.5, benchmark: true}",
         "+trainer.gradient_clip_val=2",
     )
-    OmegaConf.update(config, "workload.trainer.callbacks", {"rates": monitor}, force_add=True)
-    OmegaConf.update(config, "workload.trainer.plugins", [plugin], force_add=True)
-    trainer = checked_protocol(config).trainer
+    trainer = checked_protocol(options, recipe).trainer
     assert trainer["gradient_clip_val"] == 0.5
     assert trainer["benchmark"] is True
     assert [one.logging_interval for one in trainer["callbacks"]] == ["step"]
@@ -96,7 +111,7 @@ def test_the_workloads_trainer_arguments_go_to_the_trainer():
 def test_an_error_of_bstunes_own_is_raised_as_it_is():
     target = {"_target_": "bstune.workloads.averaging.RunningWeightAverage", "fraction": 2.0}
     with pytest.raises(ConfigError, match=r"^the fraction of steps that is averaged must lie in"):
-        instantiate(OmegaConf.create(target), "workload.module")
+        instantiate(target, "workload.module")
 
 
 @pytest.mark.parametrize(
@@ -104,7 +119,7 @@ def test_an_error_of_bstunes_own_is_raised_as_it_is():
 )
 def test_bstunes_own_data_are_split_and_batched_as_configured(validation, sizes):
     workload = build_workload(
-        composed(f"workload.data.validation={validation}", "protocol.micro_batch_size=100")
+        *composed(f"workload.data.validation={validation}", "protocol.micro_batch_size=100")
     )
     tested = workload.test_batches and sum(len(labels) for _, labels in workload.test_batches)
     assert (workload.train_examples, workload.validation_examples, tested) == sizes
@@ -213,12 +228,12 @@ class ValidatesOnTwo(Foreign):
 
 
 def foreign(kind, *overrides, module=Seeing):
-    config = composed(*overrides)
-    config.workload.module = {"_target_": f"{__name__}.{module.__name__}"}
-    config.workload.data = {
-        "_target_": f"{__name__}.{kind.__name__}" if kind is not dict else "builtins.dict"
+    data = "builtins.dict" if kind is dict else f"{__name__}.{kind.__name__}"
+    settings = {
+        "workload.module": {"_target_": f"{__name__}.{module.__name__}"},
+        "workload.data": {"_target_": data},
     }
-    return build_workload(config)
+    return build_workload(*composed_with(settings, *overrides))
 
 
 @pytest.mark.parametrize(("kind", "tested"), [(Foreign, False), (WithTest, True)])
@@ -334,35 +349,34 @@ class Noting(LightningModule):
 
 
 @pytest.mark.parametrize(("batch_size", "total"), [(1, 60), (10, 6), (4, 15), (60, 5)])
-def test_a_module_gets_its_own_trials_values_and_leaves_the_config(batch_size, total):
-    config = composed("budget={steps: 5, examples: 60}")
+def test_a_module_gets_its_own_trials_values_and_leaves_the_recipe(batch_size, total):
     names = ("batch_size", "lr", "seed", "total_steps")
     nested = {
         "_target_": "bstune.workloads.schedules.piecewise_linear",
         "_partial_": True,
         "knots": [0.0, 1.0],
     }
-    config.workload.module = {
+    module = {
         "_target_": f"{__name__}.Noting",
         "schedule": {**nested, "total_steps": "${trial.total_steps}"},
         **{name: f"${{trial.{name}}}" for name in names},
     }
-    before = OmegaConf.to_yaml(config)
-    options = build_module(config, spec(batch_size, lr=0.7, seed=11)).options
-    assert [options[name] for name in names] == [batch_size, 0.7, 11, total]
-    assert options["schedule"].func is piecewise_linear
-    assert options["schedule"].keywords == {"total_steps": total, "knots": [0.0, 1.0]}
-    assert build_module(config, spec(lr=0.2)).options["lr"] == 0.2
-    assert OmegaConf.to_yaml(config) == before
+    options, recipe = composed_with({"workload.module": module}, "budget={steps: 5, examples: 60}")
+    before = deepcopy((options, recipe))
+    given = build_module(options, recipe, spec(batch_size, lr=0.7, seed=11)).options
+    assert [given[name] for name in names] == [batch_size, 0.7, 11, total]
+    assert given["schedule"].func is piecewise_linear
+    assert given["schedule"].keywords == {"total_steps": total, "knots": [0.0, 1.0]}
+    assert build_module(options, recipe, spec(lr=0.2)).options["lr"] == 0.2
+    assert (options, recipe) == before
 
 
 def test_what_is_no_module_is_refused():
-    config = composed()
-    config.workload.module = {"_target_": "torch.nn.Identity"}
+    identity = composed_with({"workload.module": {"_target_": "torch.nn.Identity"}})
     with pytest.raises(
         ConfigError, match=r"workload\.module must build a LightningModule, but got Identity"
     ):
-        build_module(config, spec())
+        build_module(*identity, spec())
 
 
 # Modules that start from images
@@ -377,12 +391,12 @@ WHITENED = (
 
 
 def test_a_module_starts_from_the_first_training_images_as_its_batches_have_them():
-    workload = build_workload(composed(*WHITENED))
+    workload = build_workload(*composed(*WHITENED))
     torch.manual_seed(0)
     layer = workload.build_module(spec()).model[0]
     drawn = torch.get_rng_state()
     torch.manual_seed(0)
-    bare = build_module(composed(*WHITENED), spec())
+    bare = build_module(*composed(*WHITENED), spec())
     assert torch.equal(torch.get_rng_state(), drawn)  # the images draw nothing
     with pytest.raises(ConfigError, match="no filters yet"):
         bare(torch.zeros(2, 1, 8, 8))
@@ -402,8 +416,8 @@ def test_a_study_takes_its_images_once(monkeypatch):
     monkeypatch.setattr(
         ImageData, "first_images", lambda data, count: asked.append(count) or give(data, count)
     )
-    config = composed(*WHITENED)
-    workload = build_workload(config)
+    options, recipe = composed(*WHITENED)
+    workload = build_workload(options, recipe)
     torch.manual_seed(0)
     one = workload.build_module(spec()).state_dict()
     torch.manual_seed(1)
@@ -417,7 +431,7 @@ def test_a_study_takes_its_images_once(monkeypatch):
     assert torch.equal(
         workload.build_module(spec()).state_dict()["model.0.weight"], two["model.0.weight"]
     )
-    build_workload(config).build_module(spec())
+    build_workload(options, recipe).build_module(spec())
     assert asked == [200, 200]
 
 

@@ -143,7 +143,6 @@ class TrialResult:
         horizon: steps after which its schedule ends, of a workload whose schedule ends with the trial; else None.
         training_loop: what took the steps: ``lean``, ``graph``, or ``lean, not graph: `` or ``Lightning's: `` and why;
             None: no Trainer took any.
-        changed: ``batch_size`` is the first one's, and ``seconds_per_step`` the mean over all steps; else empty.
         effective_lr: lr/(1 - m) of SGD with a momentum m, before any schedule; None for other optimizers.
     """
 

@@ -112,9 +112,10 @@ def _train_grid(points: Sequence[Point], path: Path, overrides: Sequence[str]) -
     options = with_option(options, "search.batch_size.high", sizes[-1])
     # A table does not hold the noise scale.
     options = with_option(options, "protocol.noise_scale_every", None)
-    # A grid is trained as it is given, one run after another: its seconds are measured.
+    # A grid is trained as it is given, one run after another in this process: its seconds are
+    # measured.
     options = with_option(options, "hardware.enabled", False)
-    options = with_option(options, "search.workers", 1)
+    options = with_option(options, "search.workers", 0)
     try:
         prepared = prepare(options, composed.recipe)
     except ConfigError as error:
@@ -182,9 +183,13 @@ def record_grid(
 def row(result: TrialResult) -> dict[str, Any]:
     """Return a trial as a row of a table; evaluations that were not finite are left out."""
     history = [(step, value) for step, value in result.history if value is not None]
+    searched: dict[str, Any] = {}
+    if result.hyperparameters:
+        searched["hyperparameters"] = dict(result.hyperparameters)
     return {
         "batch_size": result.batch_size,
         "lr": result.lr,
+        **searched,
         "seed": result.seed,
         "steps": [step for step, _ in history],
         "metric": [_rounded(value, METRIC_DIGITS) for _, value in history],
@@ -293,8 +298,8 @@ def read_trials(path: Path) -> list[TrialResult]:
 def rows_of_study(trials: Iterable[TrialResult]) -> list[dict[str, Any]]:
     """Return the rows of a study's trials; of a trial and those that continue it, the one with the most steps.
 
-    TableError where schedules end with the trial, as a history then says nothing of a run with another horizon, and
-    where more than batch size and learning rate was searched.
+    TableError where schedules end with the trial, as a history then says nothing of a run with another horizon.
+    What was searched besides batch size and learning rate stands in ``hyperparameters`` of a row.
     """
     longest: dict[Point, TrialResult] = {}
     for trial in trials:
@@ -302,11 +307,6 @@ def rows_of_study(trials: Iterable[TrialResult]) -> list[dict[str, Any]]:
             raise TableError(
                 f"the schedule of trial {trial.number} ends with the trial, at step {trial.horizon}: its history does "
                 "not replay at another length. Record a study whose schedule has no horizon, such as schedule=warmup"
-            )
-        if trial.hyperparameters:
-            raise TableError(
-                f"in trial {trial.number} {', '.join(trial.hyperparameters)} was searched: a table holds "
-                "runs of batch size and learning rate alone"
             )
         point = trial.batch_size, trial.lr, trial.seed
         if trial.status in USABLE and (point not in longest or trial.steps > longest[point].steps):

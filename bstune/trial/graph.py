@@ -4,8 +4,7 @@ A graph repeats the same kernels on the same memory, with the numbers that the h
 a step is captured only where nothing differs from one step to the next but the batch, which is copied to where the
 graph reads it, the learning rates, which lie in tensors, and the device's random numbers, which a graph draws on. What
 else may differ is looked for in the first steps, which run as they are, and a first replay is compared with the step
-that it repeats. Where anything differs, all steps are eager, and ``reason`` says why. At each batch size of a schedule
-all of this begins anew.
+that it repeats. Where anything differs, all steps are eager, and ``reason`` says why.
 
 Tests on a CPU record the operators of a step in a graph's place.
 """
@@ -58,7 +57,7 @@ class CapturedSteps:
     Args:
         module: set up for the fit, on its device.
         optimizer: its only one. Where a step can be captured it becomes fused or capturable. Its groups' ``lr`` stay
-            the numbers that schedules see; within a step they are tensors, raised as the batch size asks for it.
+            the numbers that schedules see; within a step they are tensors.
         eager: called with a batch on the device and its number, takes a whole step, the gradients' removal before it
             included, and returns what ``training_step`` did; it may be called in a capture.
         around: makes a context for what is no step of the training, as one that stops a clock.
@@ -78,9 +77,6 @@ class CapturedSteps:
             None  # why steps are eager; None as long as they are, or may be, captured
         )
         self._module, self._optimizer, self._eager, self._around = module, optimizer, eager, around
-        self._raising: dict[
-            int, Callable[..., Any]
-        ] = {}  # the optimizer's hooks that raise its rates before a step
         self._rates: list[Tensor] = []
         self._filled: list[float] = []  # what the rates hold
         self._signature: Any = None  # of the latest step
@@ -101,9 +97,6 @@ class CapturedSteps:
             return
         self._rates = [torch.zeros((), device=module.device) for _ in optimizer.param_groups]
         self._filled = [0.0] * len(self._rates)
-        # They are called as the tensors are filled. Those after a step only put back what a step finds put back.
-        self._raising = dict(optimizer._optimizer_step_pre_hooks)
-        optimizer._optimizer_step_pre_hooks.clear()
 
     def __call__(self, batch: Any, index: int) -> Any:
         """Take a step on the batch of this number."""
@@ -180,16 +173,10 @@ class CapturedSteps:
         # One small kernel a group whose rate has changed, and none while it is constant: unlike a table of all rates
         # this holds for any schedule. Filling waits for nothing.
         groups = self._optimizer.param_groups
-        numbers = [group["lr"] for group in groups]
-        for hook in self._raising.values():
-            hook(self._optimizer, (), {})
-        for place, (group, rate, number) in enumerate(
-            zip(groups, self._rates, numbers, strict=True)
-        ):
+        for place, (group, rate) in enumerate(zip(groups, self._rates, strict=True)):
             if group["lr"] != self._filled[place]:
                 self._filled[place] = group["lr"]
                 rate.fill_(group["lr"])
-            group["lr"] = number
 
     @contextmanager
     def _tensor_rates(self) -> Iterator[None]:
@@ -287,7 +274,6 @@ class CapturedSteps:
 
     def _give_up(self, reason: str) -> None:
         self.reason = reason
-        self._optimizer._optimizer_step_pre_hooks.update(self._raising)
         self._replay, self._output, self._inputs = None, None, []
         warn_once(f"protocol.fast=graph: steps are not captured, as {reason}")
 

@@ -2,8 +2,8 @@
 
 A table is a file of JSON lines, one a recorded run: ``batch_size``, ``lr``, ``seed``, ``steps`` (the evaluated steps),
 ``metric`` (one value a step: an error, or another metric that the target names) and ``seconds_per_step``;
-``status`` may be ``diverged``. Runs of the same batch size and learning rate are a cell; cells need not
-fill a rectangle.
+``status`` may be ``diverged``, and ``hyperparameters`` has what was searched besides, by name. Runs
+of the same batch size and learning rate are a cell; cells need not fill a rectangle.
 
 ``bstune record FILE ...`` writes a table; see :mod:`bstune.study.record`.
 """
@@ -14,7 +14,7 @@ import re
 import sys
 from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import groupby, pairwise
 from pathlib import Path
@@ -49,6 +49,8 @@ class Run:
     metric: tuple[float, ...]
     seconds_per_step: float
     diverged: bool
+    # What was searched besides, by name; replays take it as it comes.
+    hyperparameters: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def end(self) -> int:
@@ -288,6 +290,11 @@ def _run(line: str, place: str) -> Run:
     for name, (what, is_valid) in COLUMNS.items():
         if not is_valid(values[name]):
             raise TableError(f"{place}: {name} must be {what}, but got {values[name]!r:.60}")
+    searched = values.get("hyperparameters", {})
+    if not isinstance(searched, dict) or not all(map(_is_number, searched.values())):
+        raise TableError(
+            f"{place}: hyperparameters must be numbers by name, but got {searched!r:.60}"
+        )
     steps, metric, diverged = values["steps"], values["metric"], values.get("status") == "diverged"
     if len(steps) != len(metric):
         raise TableError(
@@ -305,6 +312,7 @@ def _run(line: str, place: str) -> Run:
         metric=tuple(float(value) for value in metric),
         seconds_per_step=float(values["seconds_per_step"]),
         diverged=diverged,
+        hyperparameters={name: float(value) for name, value in searched.items()},
     )
 
 
@@ -429,6 +437,14 @@ def complete(workload: Mapping[str, object]) -> dict[str, object]:
     return {"device": DEVICE, **filled}
 
 
+def _searched_note(table: Table) -> list[str]:
+    """Say that recorded runs differ in more than batch size and learning rate, where they do."""
+    names = sorted({name for run in table.runs for name in run.hyperparameters})
+    if not names:
+        return []
+    return [f"each recorded run has its own {', '.join(names)}, which are not searched here"]
+
+
 class ReplayBackend(TrialBackend):
     """Answers each trial from a table of recorded runs, by options that :func:`complete` has filled."""
 
@@ -459,6 +475,7 @@ class ReplayBackend(TrialBackend):
         self.notes = (
             f"answered from {len(self.table.runs)} recorded runs at {len(sizes)} batch sizes and {len(lrs)} learning "
             "rates: seconds are simulated, and a trial also ends where its record does",
+            *_searched_note(self.table),
         )
 
     def run(

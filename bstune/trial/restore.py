@@ -7,11 +7,12 @@ from typing import Any
 
 import numpy as np
 import torch
+import yaml
 from lightning.pytorch import LightningModule
-from omegaconf import OmegaConf
 
-from bstune.config import check
 from bstune.core.records import TrialSpec
+from bstune.hydra_recipe import HydraRecipe
+from bstune.options import PlainLookup, TrainedOptions
 from bstune.trial.trainer import builds_layers_later
 from bstune.trial.workload import build_module, evaluate, load
 
@@ -37,10 +38,11 @@ def _load_pyfunc(path: str) -> Restored:
     """Return what is in a folder that :mod:`bstune.tracking.model` wrote; MLflow's pyfunc flavour calls this."""
     folder = Path(path)
     written: dict[str, Any] = json.loads((folder / TRIAL).read_text(encoding="utf-8"))
-    config = OmegaConf.load(folder / CONFIG)
-    config.device, config.devices, config.precision = "cpu", 1, "32-true"
-    composed = check(config)  # type: ignore[arg-type]  # a mapping, as it was composed
-    options, recipe = composed.options, composed.trained
+    values: dict[str, Any] = yaml.safe_load((folder / CONFIG).read_text(encoding="utf-8"))
+    values |= {"device": "cpu", "devices": 1, "precision": "32-true"}
+    options = TrainedOptions.model_validate(values, context=PlainLookup(values))
+    keys = {name: tunable.key for name, tunable in options.workload.tunable.items()}
+    recipe = HydraRecipe(values, keys)
     module = build_module(options, recipe, TrialSpec(**written["spec"]))
     weights = folder / written["checkpoint"]
     checkpoint = torch.load(weights, map_location="cpu", weights_only=True)

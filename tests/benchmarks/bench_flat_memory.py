@@ -57,11 +57,11 @@ def random_images() -> ImageDataset:
 
 def measure(name: str, trials: int, device: torch.device) -> dict[str, Any]:
     """Return the bytes after each trial of a case; they leave their states, at batch sizes that take turns."""
-    config = resolve(compose_checked([*CASES[name], f"device={device}", "precision=32-true"]))
-    workload, protocol = load(config)
-    backend = LightningBackend(
-        config, workload, replace(protocol, target=protocol.target.never_met)
-    )
+    composed = compose_checked([*CASES[name], f"device={device}", "precision=32-true"])
+    options, recipe = resolve(composed.options, composed.trained)
+    workload, protocol = load(options, recipe)
+    protocol = replace(protocol, target=protocol.target.never_met)
+    backend = LightningBackend(options, recipe, workload, protocol)
     host, on_device, start = [], [], time.perf_counter()
     with tempfile.TemporaryDirectory() as folder:
         output = Output(Path(folder))

@@ -183,9 +183,11 @@ class Digits:
     def __init__(self) -> None:
         quieten()
         arguments = ["workload=digits", "schedule=linear", "device=cpu", "mlflow.enabled=false"]
-        config = resolve(compose_checked([*arguments, f"output={tempfile.mkdtemp()}/o"]))
-        protocol = checked_protocol(config)
-        self._backend = LightningBackend(config, build_workload(config), protocol)
+        composed = compose_checked([*arguments, f"output={tempfile.mkdtemp()}/o"])
+        options, recipe = resolve(composed.options, composed.trained)
+        protocol = checked_protocol(options, recipe)
+        workload = build_workload(options, recipe)
+        self._backend = LightningBackend(options, recipe, workload, protocol)
         self._budget = protocol.budget
 
     def tau(self, batch_size: float) -> float:

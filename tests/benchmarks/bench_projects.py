@@ -156,10 +156,10 @@ def compare(name: str, seed: int, options, folder: Path) -> dict:
 
 def fresh_seconds(name: str, picks: dict, projects: Path) -> dict:
     """Return the training seconds to the target of each pick on fresh seeds, infinite where it was missed."""
-    config = compose_checked(
+    composed = compose_checked(
         ["--config-dir", str(projects / "conf"), f"+workload={name}", "device=cpu"]
     )
-    workload, protocol = load(config)
+    workload, protocol = load(composed.options, composed.trained)
     seconds: dict[str, list[float]] = {tool: [] for tool in picks}
     for seed in range(1000, 1000 + FRESH):
         for tool, pick in picks.items():

@@ -53,7 +53,7 @@ class Course:
 
 def problem_of(prepared: PreparedStudy) -> Problem:
     """Return what a search knows of the study's workload."""
-    space, scaling = prepared.space, prepared.config.scaling
+    space, scaling = prepared.space, prepared.options.scaling
     octaves = math.ceil(math.log2(space.high / space.low))
     sizes = sorted(
         {round(space.low * (space.high / space.low) ** (i / octaves)) for i in range(octaves + 1)}
@@ -132,9 +132,10 @@ if __name__ == "__main__":
             f"device={options.device}",
             f"output={folder}/o",
         ]
-        prepared = prepare(
-            compose_checked([*arguments, "mlflow.enabled=false", "hardware.enabled=false"])
-        )
+        # The searches train in this process.
+        own = ("mlflow.enabled=false", "hardware.enabled=false", "search.workers=0")
+        composed = compose_checked([*arguments, *own])
+        prepared = prepare(composed.options, composed.recipe)
         problem = problem_of(prepared)
         makers = {entry.key: entry.make for entry in searches() if entry.key in SEARCHES}
         courses = []

@@ -91,10 +91,10 @@ def play(table: str, workers: int, seed: int, most: float) -> list[float]:
         "search.objective=time",
         "search.trials=1000",
     )
-    config = compose_checked([*arguments, f"seed={seed}", "mlflow.enabled=false"])
     with tempfile.TemporaryDirectory() as folder:
-        config.output, config.storage = folder, "sqlite://"
-        prepared = prepare(config)
+        own = (f"seed={seed}", "mlflow.enabled=false", f"output={folder}", "storage='sqlite://'")
+        composed = compose_checked([*arguments, *own])
+        prepared = prepare(composed.options, composed.recipe)
     study = optuna.create_study()
     now, spent, running, found = 0.0, 0.0, [], []
     ratio = float("inf")
@@ -103,7 +103,9 @@ def play(table: str, workers: int, seed: int, most: float) -> list[float]:
         while len(running) < workers:
             claimed = claim_free(study, 1000)
             context = sampler_context(prepared, ended_below_limit(study))
-            sampler = build_sampler(config.sampler, prepared.budget, claimed.trial_index, context)
+            sampler = build_sampler(
+                prepared.options, prepared.budget, claimed.trial_index, context
+            )
             trial, spec = ask(study, claimed, prepared.budget, prepared.space, sampler, True)
             parent = next((one for one in results(study) if one.number == spec.resumed_from), None)
             record = prepared.backend.run(spec, None, parent)

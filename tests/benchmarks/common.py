@@ -21,7 +21,7 @@ from bstune.system.console import quieten
 from bstune.system.files import write_text
 from bstune.trial.device import device_name, processor, resolve_device
 from bstune.trial.loop import Workload, run_trial
-from bstune.trial.workload import load, resolve
+from bstune.trial.workload import load
 
 sys.path.append(str(Path(__file__).parents[1]))  # where synthetic.py lies
 PACKAGES = ("bstune", "lightning", "numpy", "optuna", "scipy", "torch")
@@ -74,7 +74,8 @@ def load_for(
 ) -> tuple[Workload, TrialProtocol]:
     """Return a shipped workload and its protocol with ``steps`` as budget and a target that is never met."""
     arguments = [f"workload={workload}", f"device={device}", "precision=32-true", *overrides]
-    ready, protocol = load(resolve(compose_checked(arguments)))
+    composed = compose_checked(arguments)
+    ready, protocol = load(composed.options, composed.trained)
     return ready, replace(protocol, target=protocol.target.never_met, budget=Budget(steps, 1))
 
 

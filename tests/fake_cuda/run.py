@@ -96,20 +96,19 @@ def run(case: Case) -> dict[str, Any]:
     }
 
 
-def _load(case: Case) -> tuple[Any, Any, Any, int]:
-    from omegaconf import OmegaConf
-
-    from bstune.config import compose
+def _load(case: Case) -> tuple[Any, Any, Any, Any, int]:
+    """Return the options, the recipe, the workload, the protocol and the batch size of a case."""
+    from bstune.config import ADDS, compose, with_settings
     from bstune.core.records import Budget
     from bstune.trial.workload import load, resolve
 
-    options = [
+    arguments = [
         f"workload={case.workload}",
         "device=cuda",
         f"precision={case.precision}",
         *case.overrides,
     ]
-    config = compose(options)
+    composed = compose(arguments)
     shape = list(IMAGE_SHAPES.get(case.workload, (3, 32, 32)))
     # Given, as they cannot be computed of fake tensors.
     given: dict[str, Any] = {"mean": [0.5] * shape[0], "std": [0.25] * shape[0]}
@@ -118,12 +117,13 @@ def _load(case: Case) -> tuple[Any, Any, Any, int]:
     elif case.workload != "digits":  # whose images ship with scikit-learn
         size = {"shape": shape, "examples": case.examples}
         given["load"] = {"_target_": "made.made_images", "_partial_": True, **size}
-    for name, value in given.items():
-        OmegaConf.update(config, f"workload.data.{name}", value, merge=False, force_add=True)
-    config = resolve(config)
-    workload, protocol = load(config)
+    settings = {f"{ADDS}workload.data.{name}": value for name, value in given.items()}
+    changed = with_settings(composed, settings)
+    options, recipe = resolve(changed.options, changed.trained)
+    workload, protocol = load(options, recipe)
     protocol = replace(protocol, target=protocol.target.never_met, budget=Budget(case.steps, 1))
-    return config, workload, protocol, int(case.batch_size or config.scaling.batch_size)
+    size = int(case.batch_size or options.scaling.batch_size)
+    return options, recipe, workload, protocol, size
 
 
 def _decomposed(case: Case) -> contextlib.AbstractContextManager[Any]:
@@ -137,10 +137,9 @@ def _train(case: Case, folder: Path) -> dict[str, Any]:
     from bstune.core.records import TrialSpec
     from bstune.trial.checkpoint import Stopped
     from bstune.trial.loop import run_trial
-    from bstune.trial.workload import has_horizon
 
-    config, workload, protocol, size = _load(case)
-    spec = TrialSpec(0, 0, size, float(config.scaling.lr), None, 0)
+    options, recipe, workload, protocol, size = _load(case)
+    spec = TrialSpec(0, 0, size, options.scaling.lr, None, 0)
     with _decomposed(case):
         if case.resumes:
             half, state = replace(spec, max_steps=case.steps // 2), folder / "state"
@@ -148,7 +147,7 @@ def _train(case: Case, folder: Path) -> dict[str, Any]:
             spec = replace(spec, number=1, max_steps=case.steps, resumed_from=0)
             result = run_trial(workload, spec, protocol, resume=stopped)
         else:
-            horizon = case.steps if has_horizon(config) else None
+            horizon = case.steps if recipe.takes("total_steps") else None
             result = run_trial(workload, spec, protocol, horizon=horizon)
     kept = ("status", "steps", "message", "seconds_per_step")
     evaluations = len(result.history)
@@ -164,8 +163,8 @@ def _survey(case: Case) -> dict[str, Any]:
 
     from bstune.hardware.timing import time_bare, time_trial
 
-    config, workload, protocol, size = _load(case)
-    arguments = (workload, protocol, size, float(config.scaling.lr), case.steps)
+    options, _, workload, protocol, size = _load(case)
+    arguments = (workload, protocol, size, options.scaling.lr, case.steps)
     with _decomposed(case):
         timed = {
             "trial": time_trial(*arguments),

@@ -138,8 +138,9 @@ def prepared(
         *(NARROW.get(name, ()) if tiny else ()),
         *options,
     ]
-    config = resolve(compose_checked(arguments))
-    protocol = checked_protocol(config)
+    composed = compose_checked(arguments)
+    resolved, recipe = resolve(composed.options, composed.trained)
+    protocol = checked_protocol(resolved, recipe)
     protocol = replace(
         protocol,
         target=protocol.target.never_met,
@@ -151,8 +152,10 @@ def prepared(
             "benchmark": device.startswith("cuda"),
         },
     )
-    size = min(int(config.scaling.batch_size), 64) if tiny else int(config.scaling.batch_size)
-    return build_workload(config), protocol, size, float(config.scaling.lr)
+    size = int(resolved.scaling.batch_size)
+    if tiny:
+        size = min(size, 64)
+    return build_workload(resolved, recipe), protocol, size, resolved.scaling.lr
 
 
 def timed_trial(day: Day, name: str, size: int, steps: int, *options: str) -> TrialResult:
@@ -458,13 +461,15 @@ def ceiling(day: Day) -> None:
     name, low, high, multiple = (
         ("digits", 64, 1200, 8) if day.tiny else ("airbench_cifar", 1024, 50_000, 8)
     )
-    config = resolve(
-        compose_checked([f"+workload={name}", f"device={day.device}", f"precision={day.precision}"])
+    composed = compose_checked(
+        [f"+workload={name}", f"device={day.device}", f"precision={day.precision}"]
     )
+    options, recipe = resolve(composed.options, composed.trained)
     for limit in (None, 6 * 2**30) if day.cuda else (None,):
         start = time.monotonic()
         found = measure_ceiling(
-            config,
+            options,
+            recipe,
             low,
             high,
             high,

@@ -1,0 +1,170 @@
+"""bstune.Study: typed options and a recipe, of Python objects or of a command line, which run."""
+
+import pickle
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import chdir
+from multiprocessing import get_context
+
+import pytest
+from builders import options_and_recipe
+from pydantic import ValidationError
+from test_tune import QUICK, QUIET, Net, loaders
+from toolbox import entries, make_spec, table_rows, trials_of, write_rows
+
+import bstune
+from bstune.core.errors import ConfigError
+from bstune.options import GivenOptions, ReplayedOptions, TrainedOptions
+from bstune.trial.loop import run_trial
+from bstune.trial.workload import load
+
+REPLAY = ("workload=replay", "workload.table=t.jsonl", "workload.target.value=0.14")
+REPLAY += ("search.trials=3", "search.replicates=0", "sampler=random", "mlflow.enabled=false")
+OBJECTS = {"module": Net, "data": loaders()}
+
+
+def arguments(**changes):
+    """Return the arguments of a study in this process, whose objective depends on no clock."""
+    own = {
+        "target": bstune.Target("val_loss", 1.5, "min"),
+        "batch_sizes": (16, 64),
+        "reference": (32, 0.5),
+        "budget": bstune.Budget(examples=4000),
+        "objective": "steps",
+        "trials": 3,
+        "workers": 0,
+        "survey": False,
+        "mlflow": False,
+        "options": QUICK,
+    }
+    return own | changes
+
+
+def of_command_line(*given):
+    return bstune.Study.from_command_line(given)
+
+
+@pytest.fixture(autouse=True)
+def _in_a_folder_of_its_own(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("bstune.study.report.draw_curve", lambda *arguments: None)  # takes a second
+
+
+def without_clock(trial):
+    """Return what the record of a trial says that depends on no clock."""
+    return trial.batch_size, trial.lr, trial.seed, trial.status, trial.steps, trial.history
+
+
+def test_a_study_runs_as_tune_does(tmp_path):
+    found = {}
+    for name, function in (("a", bstune.tune), ("b", lambda **given: bstune.Study(**given).run())):
+        (tmp_path / name).mkdir()
+        with chdir(tmp_path / name):
+            found[name] = function(**arguments(**OBJECTS))
+    first, second = found.values()
+    assert [*map(without_clock, first.findings.trials)] == [
+        *map(without_clock, second.findings.trials)
+    ]
+    assert (first.best.batch_size, first.best.lr) == (second.best.batch_size, second.best.lr)
+
+
+def test_a_study_of_a_command_line_is_the_commands(tmp_path, bstune):
+    write_rows(tmp_path / "t.jsonl", table_rows())
+    study = of_command_line(*REPLAY, "study=s")
+    assert study.arguments == (*REPLAY, "study=s")
+    result = study.run()
+    trials = result.findings.trials
+    assert trials == trials_of(tmp_path / "outputs" / "s")
+    assert len(trials) == 3
+    status, out, _ = bstune(*REPLAY, "study=s", "search.trials=4")
+    assert status == 0
+    assert "continues after 3 trials" in out
+    assert trials_of(tmp_path / "outputs" / "s")[:3] == trials
+    with pytest.raises(ConfigError, match="recorded runs have nothing to train"):
+        result.train()
+
+
+def test_options_have_the_type_of_their_workload(tmp_path):
+    write_rows(tmp_path / "t.jsonl", table_rows())
+    kinds = {
+        GivenOptions: bstune.Study(**arguments(**OBJECTS)),
+        TrainedOptions: of_command_line("workload=digits"),
+        ReplayedOptions: of_command_line(*REPLAY),
+    }
+    for kind, study in kinds.items():
+        assert type(study.options) is kind
+    assert repr(kinds[GivenOptions]) == "Study('Net', workload='Net')"
+    assert [study.recipe is None for study in kinds.values()] == [False, False, True]
+
+
+@pytest.mark.parametrize("place", ["options", "options.search", "options.workload.target"])
+def test_options_are_frozen(place):
+    section = bstune.Study(**arguments(**OBJECTS))
+    for name in place.split("."):
+        section = getattr(section, name)
+    before = section.model_copy()
+    for name in type(section).model_fields:
+        with pytest.raises(ValidationError, match="Instance is frozen"):
+            setattr(section, name, None)
+    with pytest.raises(ValidationError):
+        section.not_an_option = 1
+    assert section == before
+
+
+def test_a_study_without_a_module_is_made_and_not_run(tmp_path):
+    study = bstune.Study(**arguments(name="mine"))
+    assert study.recipe is None
+    assert study.options.workload.given_module == "a loop of yours"
+    with pytest.raises(
+        ConfigError, match=r"no module to train: give module=\.\.\. and data=\.\.\."
+    ):
+        study.run()
+    assert entries(tmp_path) == []
+    for one in OBJECTS:
+        with pytest.raises(ConfigError, match="needs module and data, or neither of them"):
+            bstune.Study(**arguments(**{one: OBJECTS[one]}))
+
+
+def history_of(pickled):
+    """Train a trial of pickled options and a recipe; return its history."""
+    options, recipe = pickle.loads(pickled)  # noqa: S301 (of this test)
+    workload, protocol = load(options, recipe)
+    return run_trial(workload, make_spec(32, 0.2, seed=3, max_steps=20), protocol).history
+
+
+def test_a_recipe_is_pickled_whole_and_trains_in_another_process():
+    """The one of objects with a lambda and all that it refers to, the one of a config with its references."""
+    hidden = 8
+    study = bstune.Study(**arguments(module=lambda trial: Net(trial.lr, hidden), data=loaders()))
+    digits = options_and_recipe("workload=digits", "device=cpu")
+    sent = [pickle.dumps(one) for one in ((study.options, study.recipe), digits)]
+    here = [history_of(one) for one in sent]
+    assert [history[-1][0] for history in here] == [20, 20]
+    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
+        assert list(pool.map(history_of, sent)) == here
+
+
+def class_of_width(width):
+    class Mine(Net):
+        def __init__(self, lr):
+            super().__init__(lr, width)
+
+    return Mine
+
+
+def test_studies_of_the_same_name_in_one_process_keep_their_objects(tmp_path):
+    """Nothing of a study is global: each trains its own class, whichever was made, or run, before."""
+    studies = {}
+    for width in (8, 24):
+        studies[width] = bstune.Study(**arguments(module=class_of_width(width), data=loaders()))
+    assert [study.options.study for study in studies.values()] == ["Mine", "Mine"]
+    results = {}
+    for width in reversed(studies):
+        (tmp_path / str(width)).mkdir()
+        with chdir(tmp_path / str(width)):
+            results[width] = studies[width].run()
+    for width, result in results.items():
+        module, _ = result.train(**QUIET)
+        assert module.net[0].out_features == width
+    first = {width: without_clock(result.findings.trials[0]) for width, result in results.items()}
+    assert first[8][:3] == first[24][:3]
+    assert first[8] != first[24]
