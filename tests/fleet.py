@@ -13,7 +13,7 @@ import optuna
 from rich.console import Console
 
 from bstune.core.errors import BstuneError
-from bstune.study.lease import STORAGE_ERRORS
+from bstune.study.patience import STORAGE_ERRORS
 from bstune.study.prepare import compose_checked, compose_joined, prepare
 from bstune.study.run import run_study, run_worker
 from bstune.study.storage import SPEC, TRIAL_INDEX, find_study
