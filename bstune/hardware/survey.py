@@ -39,7 +39,7 @@ from bstune.system.inputs import read_bytes
 from bstune.system.watchdog import waiting_for, watching
 from bstune.trial.backend import OBJECTS, make_space
 from bstune.trial.batches import loaders_of
-from bstune.trial.device import device_name, processor, products_in, versions
+from bstune.trial.device import device_name, processor, versions
 from bstune.trial.graph import eager_steps
 from bstune.trial.loop import Workload
 from bstune.trial.preflight import (
@@ -89,7 +89,7 @@ class Survey:
     cost: roofline.StepCost | None  # FLOPs and bytes of a step; None: not known, as the notes say
     seconds: float  # that the survey took
     notes: tuple[str, ...] = ()
-    # Dimensions that miss the tensor cores' multiple at the ceiling, with what padding them was measured to give.
+    # Dimensions that miss the tensor cores' multiple at the ceiling.
     misaligned: tuple[roofline.TensorCoreMisalignment, ...] = ()
 
     @property
@@ -234,9 +234,6 @@ def measure(
     with _device_errors():
         workload = _with_small_evaluations(build())
         limits, cost, notes = _roofline(config, device, workload, protocol, space)
-        misaligned, padding = _misaligned(
-            config, device, workload, protocol, space, limits, cost, ceiling.batch_size
-        )
         log("timing steps")
         measured, more = _time_ladder(
             config, space, protocol, workload, ceiling, device, seconds_left(), tried
@@ -253,8 +250,8 @@ def measure(
         limits=limits,
         cost=cost,
         seconds=time.perf_counter() - start,
-        notes=(*unused, *ceiling.notes, *notes, *padding, *more),
-        misaligned=misaligned,
+        notes=(*unused, *ceiling.notes, *notes, *more),
+        misaligned=_misaligned(device, limits, cost, ceiling.batch_size),
     )
 
 
@@ -387,32 +384,16 @@ def _batch(
 
 
 def _misaligned(
-    config: DictConfig,
     device: torch.device,
-    workload: Workload,
-    protocol: TrialProtocol,
-    space: Space,
     limits: roofline.DeviceLimits | None,
     cost: roofline.StepCost | None,
     batch_size: int,
-) -> tuple[tuple[roofline.TensorCoreMisalignment, ...], tuple[str, ...]]:
-    """Return what misses the tensor cores' multiple, with the measured gain of padding it, and notes."""
+) -> tuple[roofline.TensorCoreMisalignment, ...]:
+    """Return what misses the tensor cores' multiple; nothing where no roofline says what runs there."""
     multiple = None if limits is None else roofline.tensor_core_multiple(limits.dtype, device.type)
     if limits is None or cost is None or multiple is None:
-        return (), ()
-    rows, notes = roofline.misalignments(cost, limits, multiple, batch_size), list[str]()
-    with optional("padding is not measured", notes):
-        module, trainer = at_start(workload, _spec(space.low, space), protocol)
-        small = config.hardware.ceilings.traced_batch_sizes[0]
-        batch = _batch(workload, module.to(device).train(), space, device, small)
-        with waiting_for(f"the survey's trace of {type(module).__name__}", steps=True):
-            shapes = roofline.input_shapes(
-                module, batch, partial(_loss, trainer.precision_plugin), batch_size / small
-            )
-        with products_in(tf32=limits.dtype == "tf32"):
-            seconds = config.hardware.ceilings.seconds
-            rows = timing.time_padding(module, rows, shapes, device, limits.dtype, seconds)
-    return tuple(rows), tuple(notes)
+        return ()
+    return tuple(roofline.misalignments(cost, limits, multiple, batch_size))
 
 
 def _spec(batch_size: int, space: Space) -> TrialSpec:
