@@ -14,7 +14,7 @@ from rich.console import Console
 
 from bstune.core.errors import BstuneError
 from bstune.options import StudyOptions
-from bstune.study.lease import STORAGE_ERRORS
+from bstune.study.patience import STORAGE_ERRORS
 from bstune.study.prepare import PreparedStudy, compose_checked, compose_joined, prepare
 from bstune.study.run import run_study, run_worker
 from bstune.study.storage import SPEC, TRIAL_INDEX, find_study

@@ -1,19 +1,20 @@
 """Connections to storages: refused, silent, and made by several processes at once."""
 
 import contextlib
+import socket
 import sqlite3
 import subprocess
 import sys
-import threading
+import time
 from functools import partial
 
 import optuna
 import pytest
-from sqlalchemy.exc import SQLAlchemyError
 from toolbox import entries
 
 from bstune.core.errors import StudyError
-from bstune.study.connection import check_storage
+from bstune.study import patience
+from bstune.study.connection import check_storage, engine_arguments
 from bstune.study.storage import find_study, open_study
 
 
@@ -63,21 +64,43 @@ def test_a_storage_of_another_version_of_optuna_is_named_as_such(tmp_path):
 
 def test_a_storage_that_does_not_answer_is_reported(tmp_path, monkeypatch):
     opened(tmp_path)
-    monkeypatch.setattr("bstune.study.connection.CONNECT_SECONDS", 0.2)
+    monkeypatch.setattr(patience, "RETRY_SECONDS", 0.0)
+    monkeypatch.setattr("bstune.study.connection.ANSWER_SECONDS", 0.2)
     with contextlib.closing(sqlite3.connect(tmp_path / "study.db")) as other_process:
         other_process.execute("BEGIN EXCLUSIVE")
         with pytest.raises(StudyError, match="database is locked"):
             check_storage(url(tmp_path))
-    answered = threading.Event()
 
-    def silent(*_, **__):
-        answered.wait()
-        raise SQLAlchemyError("too late")
 
-    monkeypatch.setattr("bstune.study.connection.create_engine", silent)
-    with pytest.raises(StudyError, match=r"the storage does not answer: .*no answer within 0.4 s"):
-        check_storage(url(tmp_path))
-    answered.set()
+def test_a_server_that_takes_a_connection_and_says_nothing_is_reported(monkeypatch):
+    pytest.importorskip("psycopg2")
+    monkeypatch.setattr(patience, "RETRY_SECONDS", 0.0)
+    # The least that libpq takes; it holds for all of the greeting.
+    monkeypatch.setattr("bstune.study.connection.CONNECT_SECONDS", 2)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        address = f"postgresql+psycopg2://me@127.0.0.1:{silent.getsockname()[1]}/studies"
+        with pytest.raises(StudyError, match=r"the storage does not answer: .*timeout expired"):
+            check_storage(address)
+
+
+@pytest.mark.slow
+def test_what_no_waiting_ends_is_reported_at_once(database_server):
+    start = time.monotonic()
+    with pytest.raises(StudyError, match=r"database .nowhere. does not exist; start it"):
+        check_storage(database_server.url("nowhere"))
+    with pytest.raises(StudyError, match=r"Can't load plugin: .*nothing"):
+        check_storage("postgresql+nothing://h/x")
+    assert time.monotonic() - start < 30
+
+
+def test_what_a_url_says_of_its_connection_stands():
+    """Such as the options of a schema, or none where a pooler of connections takes none."""
+    given = engine_arguments("postgresql+psycopg2://me@host/db?options=-csearch_path%3Dours")
+    assert given["pool_pre_ping"]
+    assert "options" not in given["connect_args"]
+    assert given["connect_args"]["connect_timeout"] == 5
+    plain = engine_arguments("postgresql+psycopg2://me@host/db")
+    assert "-c statement_timeout=15000" in plain["connect_args"]["options"]
 
 
 @pytest.mark.parametrize("address", ["mysql+pymysql://u@h/name", "mssql+pyodbc://u@h/name"])

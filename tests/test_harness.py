@@ -26,6 +26,7 @@ SHALLUE = [
     f"shallue_{name}" for name in ("algorithms", "data", "regularisation", "widths", "workloads")
 ]
 NAMES = [
+    "alignment",
     "critical_batch",
     "dawnbench",
     "losses",

@@ -121,7 +121,7 @@ def test_lease_is_renewed_until_it_ends_and_survives_a_storage_that_is_away(stud
     def beat():
         beaten.append(True)
         if len(beaten) == 2:
-            raise optuna.exceptions.StorageInternalError("away")
+            raise StudyError("away")
         if len(beaten) == 5:
             done.set()
 

@@ -13,6 +13,7 @@ import pytest
 import yaml
 
 from bstune.core.errors import StudyError
+from bstune.study import patience
 from bstune.study.connection import check_storage, connect
 
 GUARD = 120  # seconds, which nothing here takes unless it is stuck
@@ -181,7 +182,7 @@ def free_port():
 
 
 @pytest.mark.soak
-def test_optunas_proxy_is_a_storage(watch, tmp_path):
+def test_optunas_proxy_is_a_storage(watch, tmp_path, monkeypatch):
     pytest.importorskip("grpc")
     port = free_port()
     url = f"grpc://127.0.0.1:{port}"
@@ -203,6 +204,7 @@ def test_optunas_proxy_is_a_storage(watch, tmp_path):
     finally:
         server.kill()
         server.wait()
+    monkeypatch.setattr(patience, "RETRY_SECONDS", 0.0)
     with pytest.raises(
         StudyError,
         match=r"the storage does not answer: storage=grpc://127.0.0.1:\d+: GRPC connection",

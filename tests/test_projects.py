@@ -1,20 +1,18 @@
 """Small projects as their authors wrote them (tests/projects/), tuned unchanged by a dozen lines of YAML each."""
 
 import importlib
-import json
 import math
 import shutil
 import subprocess
 import sys
 from contextlib import chdir
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 import yaml
 from builders import options_and_recipe
-from learners import same_weights
 from lightning.pytorch import seed_everything
 from lightning.pytorch.cli import LightningCLI
 from lightning.pytorch.loggers.logger import DummyLogger
@@ -23,12 +21,10 @@ from toolbox import entries, make_spec, trials_of
 from bstune.core.records import Budget
 from bstune.hydra_recipe import instantiate
 from bstune.recipe import TrialValues
-from bstune.study.folder_config import text_of_options
 from bstune.study.prepare import compose_checked
 from bstune.study.tune import tune
 from bstune.trial.lightning_cli import Chosen, workload_of
 from bstune.trial.loop import run_trial
-from bstune.trial.restore import CONFIG, TRIAL, _load_pyfunc
 from bstune.trial.workload import load
 
 PROJECTS = Path(__file__).parent / "projects"
@@ -242,14 +238,6 @@ def test_a_checkpoint_of_a_projects_run_is_branched(name, bstune, tmp_path):
     assert (status, err) == (0, "")
     steps = [int(line.split()[4]) for line in out.splitlines() if line.startswith("seed 0")]
     assert steps == [20, 10]
-
-
-def test_a_winner_whose_layers_depend_on_its_data_loads_back(tmp_path):
-    options, module = fitted("lazy_layers", tmp_path)
-    (tmp_path / CONFIG).write_text(text_of_options(options))
-    written = {"spec": asdict(make_spec(32, 0.05)), "checkpoint": "run.ckpt"}
-    (tmp_path / TRIAL).write_text(json.dumps(written))
-    assert same_weights(_load_pyfunc(tmp_path).module, module)
 
 
 @pytest.mark.filterwarnings(

@@ -17,7 +17,6 @@ from bstune.hardware.roofline import (
     DeviceLimits,
     LayerCost,
     StepCost,
-    TensorCoreMisalignment,
     arithmetic_of,
     intensity,
     step_cost,
@@ -401,46 +400,3 @@ def test_where_a_step_turns_on_a_device_that_one_does_not_have(device, dtype, ri
     assert (found.ridge, found.turning_batch_size) == pytest.approx((ridge, turning), rel=1e-2)
     never = step(LayerCost("l", "ReLU", AffineCost(0, 1), AffineCost(0, 4), NOTHING, NOTHING))
     assert {row.turning_batch_size for row in predictions(never, "bf16")} == {None}
-
-
-@pytest.mark.parametrize(
-    ("module", "name", "dimension", "padded", "shape", "expected"),
-    [
-        (nn.Linear(15, 3), "0", "in_features", 16, (5, 7, 15), (5, 7, 16)),
-        (nn.Linear(15, 3, bias=False), "0", "out_features", 8, (5, 15), (5, 15)),
-        (
-            nn.Conv2d(6, 4, 3, padding=1, groups=2),
-            "0",
-            "in_channels",
-            8,
-            (5, 6, 9, 9),
-            (5, 16, 9, 9),
-        ),
-        (nn.Conv1d(3, 8, 3), "0", "in_channels", 8, (5, 3, 9), (5, 8, 9)),
-        (nn.Linear(8, 8), "0", "batch", 8, (5, 8), (8, 8)),
-        (nn.Linear(8, 8), "0", "batch", 6, (5, 4, 8), (6, 4, 8)),
-    ],
-)
-def test_a_layer_and_its_input_are_padded_where_they_miss_the_multiple(
-    module, name, dimension, padded, shape, expected
-):
-    size = {"batch": 5, "in_channels": shape[1] // getattr(module, "groups", 1)}.get(dimension)
-    row = TensorCoreMisalignment(
-        name, "", dimension, size or getattr(module, dimension), padded, None
-    )
-    like = roofline.layer_like(module, {dimension: padded})
-    assert roofline.padded_shapes(row, shape) == (shape, expected)
-    assert (type(like), like.bias is None) == (type(module), module.bias is None)
-    before, after = module(torch.ones(shape)), like(torch.ones(expected))
-    out = -1 if isinstance(module, nn.Linear) else 1
-    assert after.shape[out] == (padded if dimension == "out_features" else before.shape[out])
-    assert after.shape[2:] == before.shape[2:] or out == -1
-
-
-def test_input_shapes_are_those_of_the_batch_asked_for():
-    network = nn.Sequential(nn.Conv2d(1, 2, 3), nn.Flatten(), nn.Linear(2 * 6 * 6, 4))
-    shapes = roofline.input_shapes(
-        network, torch.ones(2, 1, 8, 8), lambda module, batch: module(batch).sum(), 4.5
-    )
-    assert shapes == {"0": (9, 1, 8, 8), "1": (9, 2, 6, 6), "2": (9, 72)}
-    assert roofline.layer_like(nn.Flatten(), {}) is None

@@ -669,6 +669,7 @@ def test_trials_that_fail_record_no_secret(run, tmp_path, monkeypatch):
 )
 def test_a_storage_that_does_not_answer_shows_no_secret(run, arguments, monkeypatch):
     monkeypatch.setenv("STUDIES", FAILING)
+    monkeypatch.setattr("bstune.study.patience.RETRY_SECONDS", 0.0)
     status, _, err = run("--config-dir=conf", *arguments, *REPLAY)
     assert status == 2
     assert "storage=postgresql+psycopg2://me:***@127.0.0.1:9/db" in err

@@ -5,6 +5,7 @@ import sqlite3
 import threading
 from dataclasses import replace
 from functools import cache, partial
+from types import SimpleNamespace
 
 import optuna
 import pytest
@@ -21,6 +22,8 @@ from bstune.options import StudyOptions, with_option
 from bstune.search.acquisition import MIN_STEPS
 from bstune.search.sampler import FrontierSampler
 from bstune.study import patience
+from bstune.study.connection import check_storage
+from bstune.study.lease import Leases
 from bstune.study.plan import SearchBudget
 from bstune.study.prepare import compose_joined
 from bstune.study.replicates import Winner
@@ -28,6 +31,7 @@ from bstune.study.storage import (
     FORMAT,
     FROZEN_SETTINGS,
     RECORD,
+    STUDY_ID,
     TRIAL_INDEX,
     ask,
     ask_replicate,
@@ -515,9 +519,17 @@ def test_two_trials_that_run_do_not_go_on_from_the_same_one(study):
 @pytest.fixture
 def _impatient(monkeypatch):
     """Wait for seconds in place of minutes."""
-    monkeypatch.setattr(patience, "ANSWER_SECONDS", 0.5)
     monkeypatch.setattr(patience, "RETRY_SECONDS", 20.0)
     monkeypatch.setattr(patience, "WAIT_SECONDS", (0.05,))
+
+
+@contextlib.contextmanager
+def mended(server, how):
+    """Let a server fail, and answer again within 1.5 s."""
+    mends = threading.Timer(1.5, ended(server, how))
+    mends.start()
+    yield
+    mends.join()  # it answers before its start has ended
 
 
 def ended(server, how):
@@ -542,16 +554,57 @@ def test_a_server_that_fails_for_a_while_loses_and_doubles_nothing(
 ):
     study = open_study("toy", database_server.url(), "steps", SETTINGS, tmp_path)
     for trial_index, how in enumerate(("restarted", "crashed", "frozen", "ended")):
-        mends = threading.Timer(1.5, ended(database_server, how))
-        mends.start()
-        now = asked(study, trial_index, "random")
-        mends.join()  # it answers before its start has ended
-        mends = threading.Timer(1.5, ended(database_server, how))
-        mends.start()
-        run(study, now)
-        mends.join()
+        with mended(database_server, how):
+            now = asked(study, trial_index, "random")
+        with mended(database_server, how):
+            run(study, now)
     assert [result.trial_index for result in results(study)] == [0, 1, 2, 3]
     assert {message.split(":")[0] for message in caplog.messages} == {"the storage does not answer"}
+    assert running(study) == []
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("_impatient")
+def test_a_process_that_starts_while_the_server_does_waits_as_one_that_runs(
+    database_server, tmp_path, caplog
+):
+    address = database_server.url()
+    with mended(database_server, "restarted"):
+        check_storage(address)
+    with mended(database_server, "restarted"):
+        owned = open_study("toy", address, "steps", SETTINGS, tmp_path)
+    with mended(database_server, "crashed"):
+        joined = find_study("toy", address)
+    with mended(database_server, "restarted"):
+        lease = Leases(owned, "owner", 4.0)
+        with lease.acquired():
+            assert lease.others() == []
+    assert joined.user_attrs[STUDY_ID] == owned.user_attrs[STUDY_ID]
+    assert len(caplog.messages) >= 4
+    assert {message.split(":")[0] for message in caplog.messages} == {"the storage does not answer"}
+
+
+@pytest.mark.slow
+def test_calls_that_a_server_is_killed_under_are_repeated(database_server, tmp_path, monkeypatch):
+    """Its connections end at moments of all kinds: between transactions, and within them."""
+    monkeypatch.setattr(patience, "WAIT_SECONDS", (0.0,))
+    study = open_study("toy", database_server.url(), "steps", SETTINGS, tmp_path)
+    over = threading.Event()
+
+    def kill():
+        while not over.wait(0.05):
+            database_server.end_connections()
+
+    killer = threading.Thread(target=kill)
+    killer.start()
+    try:
+        for trial_index in range(20):
+            run(study, asked(study, trial_index, "random"))
+    finally:
+        over.set()
+        killer.join()
+    done = results(study)
+    assert [result.trial_index for result in done if result.status != "failed"] == [*range(20)]
     assert running(study) == []
 
 
@@ -571,7 +624,7 @@ def test_a_server_takes_a_long_record(database_server, tmp_path):
 
 def test_a_database_that_is_locked_is_waited_for(study, tmp_path, monkeypatch):
     monkeypatch.setattr(patience, "WAIT_SECONDS", (0.0,))
-    monkeypatch.setattr("bstune.study.connection.CONNECT_SECONDS", 0.05)
+    monkeypatch.setattr("bstune.study.connection.ANSWER_SECONDS", 0.05)
     again = open_study("toy", url(tmp_path), "steps", SETTINGS, tmp_path)
     with contextlib.closing(
         sqlite3.connect(tmp_path / "study.db", check_same_thread=False)
@@ -603,34 +656,38 @@ def without_tables(folder):
 
 
 @pytest.mark.parametrize(
-    ("fault", "reason"),
+    ("fault", "reason", "seconds"),
     [
-        (locked, "database is locked"),
-        (removed, "No such file or directory"),
-        (replaced, "was replaced by another file"),
-        (without_tables, "no such table"),
+        (locked, "database is locked", 120),
+        (removed, "No such file or directory", 0),
+        (replaced, "was replaced by another file", 0),
+        (without_tables, "no such table", 120),
     ],
 )
 def test_a_storage_that_fails_for_good_ends_the_study_once_the_stated_time_is_over(
-    tmp_path, monkeypatch, fault, reason
+    tmp_path, monkeypatch, fault, reason, seconds
 ):
     clock = FakeTime()
-    patient = partial(patience.Patience, clock=clock, sleep=clock.sleep)
-    monkeypatch.setattr("bstune.study.connection.Patience", patient)
-    monkeypatch.setattr("bstune.study.connection.CONNECT_SECONDS", 0.01)
+    fake = SimpleNamespace(monotonic=clock, sleep=clock.sleep)
+    monkeypatch.setattr(patience, "time", fake)
+    monkeypatch.setattr("bstune.study.connection.ANSWER_SECONDS", 0.01)
     study = open_study("toy", url(tmp_path), "steps", SETTINGS, tmp_path)
     now = asked(study, 0, "random")
     kept = fault(tmp_path)
-    message = rf"does not answer: storage=sqlite:.*{reason}.*; tried for 12\d s \(RETRY_SECONDS of .* is 120\)"
-    with pytest.raises(StudyError, match=message):
+    waited = r".*; tried for 12\d s \(RETRY_SECONDS of .* is 120\)" if seconds else ""
+    message = f"the storage does not answer: .*{reason}{waited}"
+    with (
+        pytest.raises(StudyError, match=message),
+        cut_short(study, "steps", ""),
+    ):
         run(study, now)
-    assert 120 <= clock.now < 130, "what ends the study does not wait again"
+    assert seconds <= clock.now < seconds + 10, "what ends the study does not wait again"
     del kept
 
 
 def test_a_study_that_is_deleted_ends_in_a_line(study, tmp_path):
     optuna.delete_study(study_name="toy", storage=url(tmp_path))
-    with pytest.raises(StudyError, match=r"was deleted from storage=sqlite:.* while it ran"):
+    with pytest.raises(StudyError, match=r"was deleted from its storage while it ran"):
         asked(study, 0, "random")
 
 
@@ -644,8 +701,8 @@ def test_a_trial_that_the_storage_made_without_answering_is_dropped(study, monke
         return answers[-1]
 
     create = backend._create_new_trial
-    repeated = patience.Patience(backend.url, sleep=lambda seconds: None)._repeated(unanswered)
-    monkeypatch.setattr(backend, "_create_new_trial", repeated)
+    monkeypatch.setattr(patience, "WAIT_SECONDS", (0.0,))
+    monkeypatch.setattr(backend, "_create_new_trial", unanswered)
     _, spec = asked(study, 0, "random")
     assert (spec.number, len(answers)) == (1, 2)
     assert [trial.state.name for trial in study.get_trials()] == ["FAIL", "RUNNING"]

@@ -11,7 +11,6 @@ from builders import loaded, options_and_recipe
 
 from bstune.core.errors import HardwareError
 from bstune.hardware import timing
-from bstune.hardware.roofline import TensorCoreMisalignment
 from bstune.hardware.timing import (
     StepTiming,
     ladder,
@@ -203,51 +202,3 @@ def test_the_seconds_of_a_devices_own_work(monkeypatch):
     monkeypatch.setattr(timing, "device_of", lambda trainer: torch.device("cuda"))
     monkeypatch.setattr(torch.profiler, "profile", Profile)
     assert timing.busy_seconds(None, protocol, 8, 0.1, 4) == pytest.approx(2e-3)
-
-
-class Slow(torch.nn.Module):
-    """A layer whose call takes a while on a clock of ours."""
-
-    def __init__(self, time, seconds):
-        super().__init__()
-        self.weight = torch.nn.Parameter(torch.ones(()))
-        self.time, self.seconds = time, seconds
-
-    def forward(self, x):
-        self.time.sleep(self.seconds)
-        return x * self.weight
-
-
-@pytest.mark.parametrize(
-    ("dimension", "seconds", "gain"),
-    [
-        ("in_features", 100.0, 2.5),
-        ("batch", 100.0, 2.5 * 16 / 12),
-        ("in_features", 0.0, None),
-        ("other", 100.0, None),
-    ],
-)
-def test_the_gain_of_padding_is_that_of_the_layers_seconds(monkeypatch, dimension, seconds, gain):
-    time = FakeTime()
-
-    def layer_like(layer, changes):
-        return None if dimension == "other" else Slow(time, 0.2 if changes else 0.5)
-
-    monkeypatch.setattr(timing, "layer_like", layer_like)
-    row = TensorCoreMisalignment("0", "Linear", dimension, 12, 16, 1.5)
-    arguments = ({"0": (12, 12)}, torch.device("cpu"), "fp32", seconds, time)
-    (found,) = timing.time_padding(torch.nn.Sequential(torch.nn.Linear(12, 8)), [row], *arguments)
-    assert found == replace(
-        row, measured_gain=None if gain is None else pytest.approx(gain, rel=1e-3)
-    )
-
-
-@pytest.mark.parametrize("layer", [torch.nn.Linear(6, 10), torch.nn.Conv2d(6, 10, 3)])
-def test_a_real_layer_is_timed_as_it_is_and_padded(layer):
-    dimension = "in_features" if isinstance(layer, torch.nn.Linear) else "in_channels"
-    shapes = {"0": (4, 6) if dimension == "in_features" else (4, 6, 5, 5)}
-    row = TensorCoreMisalignment("0", "", dimension, 6, 8, None)
-    (found,) = timing.time_padding(
-        torch.nn.Sequential(layer), [row], shapes, torch.device("cpu"), "bf16", 0.01
-    )
-    assert 0.01 < found.measured_gain < 100.0

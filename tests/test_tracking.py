@@ -38,6 +38,7 @@ from bstune.options import (
     WorkloadOptions,
     with_option,
 )
+from bstune.system.files import Output
 from bstune.system.terminal import filtered
 from bstune.tracking.address import opening, tracking_uri
 from bstune.tracking.content import note, trial_name
@@ -89,6 +90,7 @@ def opened(
         backend=SimpleNamespace(
             device="cpu", versions=versions, frozen_settings={}, train_examples=1000
         ),
+        files=Output(Path("outputs")),  # which has no checkpoint
     )
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("bstune.tracking.runs._git_commit", lambda: "0123abc")
@@ -660,14 +662,13 @@ POINTS = [
 POINTS += [(128, None, None, None, True)]
 SUMMARY = {
     "use": "best_by_time",
-    "train": None,
     "best_by_time": BEST,
     "critical": {"b_crit": 181.5, "b_crit_low": 90.0, "b_crit_high": None},
     "test": {"best_by_time": {"test/error": 0.1, "other": 2.0}},
     "points": [dict(zip(COLUMNS, point, strict=True)) for point in POINTS],
     "curve": {"batch_size": [32.0, 64.4], "steps": [990.0, 600.0], "seconds_per_step": [0.5, None]},
 }
-UNREACHED = {"use": None, "train": None, "critical": None, "test": {}, "points": [], "curve": None}
+UNREACHED = {"use": None, "critical": None, "test": {}, "points": [], "curve": None}
 
 
 def finish(tracking: Tracking, summary: Mapping[str, object] = SUMMARY) -> None:

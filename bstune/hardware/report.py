@@ -172,9 +172,9 @@ def advice(survey: Survey) -> list[str]:
             "fp32 does not run on tensor cores, so no multiple is asked of layers or batch; in tf32 it is 4"
         )
     for row in survey.misaligned[:MAX_MISALIGNED]:
-        gains = [] if row.predicted_gain is None else [f"predicted {row.predicted_gain:.2f}"]
-        gains += [] if row.measured_gain is None else [f"measured {row.measured_gain:.2f}"]
-        gain = f": {', '.join(gains)} times its throughput" if gains else ""
+        gain = ""
+        if row.predicted_gain is not None:
+            gain = f": predicted {row.predicted_gain:.2f} times its throughput"
         lines.append(
             f"{row.name} ({row.kind}): pad {row.dimension} from {row.size} to {row.padded}{gain}"
         )

@@ -19,7 +19,7 @@ attention. Bytes follow from the shapes of that step. Assumptions:
 
 import functools
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
@@ -430,7 +430,7 @@ def _dimensions(module: nn.Module) -> tuple[tuple[str, int], ...]:
 
 @dataclass(frozen=True)
 class TensorCoreMisalignment:
-    """A dimension that misses the tensor cores' multiple, and what padding it gives, as predicted and as measured."""
+    """A dimension that misses the tensor cores' multiple, and what padding it is predicted to give."""
 
     name: str
     kind: str
@@ -439,9 +439,6 @@ class TensorCoreMisalignment:
     padded: int  # the next size that is aligned
     # Throughput with it over that as it is, by the roofline; None: the rate of misaligned products is not known.
     predicted_gain: float | None
-    measured_gain: float | None = (
-        None  # likewise, of the layer alone on the device; None: not measured
-    )
 
 
 def misalignments(
@@ -463,62 +460,6 @@ def misalignments(
                     TensorCoreMisalignment(layer.name, layer.kind, dimension, size, padded, gain)
                 )
     return rows
-
-
-def input_shapes(
-    module: nn.Module, batch: Any, loss: Callable[[Any, Any], Tensor], factor: float
-) -> dict[str, tuple[int, ...]]:
-    """Return the shape of each layer's first input, by the layer's name, in a batch so many times as large.
-
-    Of a layer that is called several times it is the last call's. The batch is passed through once, without gradients.
-    """
-    shapes: dict[str, tuple[int, ...]] = {}
-
-    def note(name: str, layer: nn.Module, args: tuple[Any, ...]) -> None:
-        if args and isinstance(args[0], Tensor) and args[0].dim():
-            shapes[name] = (round(len(args[0]) * factor), *args[0].shape[1:])
-
-    with ExitStack() as hooks, torch.no_grad():
-        for name, layer in module.named_modules():
-            if next(layer.children(), None) is None:
-                hooks.enter_context(layer.register_forward_pre_hook(functools.partial(note, name)))
-        loss(module, batch)
-    return shapes
-
-
-def layer_like(layer: nn.Module, changes: Mapping[str, int]) -> nn.Module | None:
-    """Return a fresh layer like a Linear or a convolution, with dimensions of other sizes; None for other layers.
-
-    Dimensions are those of :class:`LayerCost`: of a grouped convolution they are a group's. Others change nothing.
-    """
-    own: Any = layer
-    if isinstance(layer, nn.Linear):
-        inputs = changes.get("in_features", layer.in_features)
-        return nn.Linear(
-            inputs, changes.get("out_features", layer.out_features), layer.bias is not None
-        )
-    kind: Any = next(
-        (kind for kind in (nn.Conv1d, nn.Conv2d, nn.Conv3d) if isinstance(layer, kind)), None
-    )
-    if kind is None:
-        return None
-    names = ("kernel_size", "stride", "padding", "dilation", "groups", "padding_mode")
-    options = {name: getattr(own, name) for name in names} | {"bias": own.bias is not None}
-    for name in ("in_channels", "out_channels"):
-        options[name] = own.groups * changes.get(name, getattr(own, name) // own.groups)
-    made: nn.Module = kind(**options)
-    return made
-
-
-def padded_shapes(
-    row: TensorCoreMisalignment, shape: tuple[int, ...]
-) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Return a layer's input shape as it is, and with a row's dimension padded."""
-    place = {"batch": 0, "in_features": -1, "in_channels": 1}.get(row.dimension)
-    padded = list(shape)
-    if place is not None:
-        padded[place] = shape[place] * row.padded // row.size
-    return shape, tuple(padded)
 
 
 def _gain(

@@ -40,7 +40,7 @@ from bstune.system.inputs import read_bytes
 from bstune.system.watchdog import waiting_for, watching
 from bstune.trial.backend import make_space
 from bstune.trial.batches import loaders_of
-from bstune.trial.device import device_name, processor, products_in, versions
+from bstune.trial.device import device_name, processor, versions
 from bstune.trial.graph import eager_steps
 from bstune.trial.loop import Workload
 from bstune.trial.preflight import (
@@ -90,7 +90,7 @@ class Survey:
     cost: roofline.StepCost | None  # FLOPs and bytes of a step; None: not known, as the notes say
     seconds: float  # that the survey took
     notes: tuple[str, ...] = ()
-    # Dimensions that miss the tensor cores' multiple at the ceiling, with what padding them was measured to give.
+    # Dimensions that miss the tensor cores' multiple at the ceiling.
     misaligned: tuple[roofline.TensorCoreMisalignment, ...] = ()
 
     @property
@@ -305,14 +305,12 @@ def time_workload(
     with _device_errors():
         workload = _with_small_evaluations(workload)
         limits, cost, notes = _roofline(options, device, workload, protocol, space)
-        misaligned, padding = _misaligned(
-            options, device, workload, protocol, space, limits, cost, ceiling.batch_size
-        )
         left = seconds - (time.perf_counter() - start)
         measured, more = _time_ladder(
             options, recipe, space, protocol, workload, ceiling, device, left, tried
         )
-    return TimedSteps(measured, limits, cost, misaligned, (*notes, *padding, *more))
+    misaligned = _misaligned(device, limits, cost, ceiling.batch_size)
+    return TimedSteps(measured, limits, cost, misaligned, (*notes, *more))
 
 
 def _few_steps(workload: Workload, protocol: TrialProtocol, space: Space) -> Findings | None:
@@ -447,32 +445,16 @@ def _batch(
 
 
 def _misaligned(
-    options: StudyOptions,
     device: torch.device,
-    workload: Workload,
-    protocol: TrialProtocol,
-    space: Space,
     limits: roofline.DeviceLimits | None,
     cost: roofline.StepCost | None,
     batch_size: int,
-) -> tuple[tuple[roofline.TensorCoreMisalignment, ...], tuple[str, ...]]:
-    """Return what misses the tensor cores' multiple, with the measured gain of padding it, and notes."""
+) -> tuple[roofline.TensorCoreMisalignment, ...]:
+    """Return what misses the tensor cores' multiple; nothing where no roofline says what runs there."""
     multiple = None if limits is None else roofline.tensor_core_multiple(limits.dtype, device.type)
     if limits is None or cost is None or multiple is None:
-        return (), ()
-    rows, notes = roofline.misalignments(cost, limits, multiple, batch_size), list[str]()
-    with optional("padding is not measured", notes):
-        module, trainer = at_start(workload, _spec(space.low, space), protocol)
-        small = options.hardware.ceilings.traced_batch_sizes[0]
-        batch = _batch(workload, module.to(device).train(), space, device, small)
-        with waiting_for(f"the survey's trace of {type(module).__name__}", steps=True):
-            shapes = roofline.input_shapes(
-                module, batch, partial(_loss, trainer.precision_plugin), batch_size / small
-            )
-        with products_in(tf32=limits.dtype == "tf32"):
-            seconds = options.hardware.ceilings.seconds
-            rows = timing.time_padding(module, rows, shapes, device, limits.dtype, seconds)
-    return tuple(rows), tuple(notes)
+        return ()
+    return tuple(roofline.misalignments(cost, limits, multiple, batch_size))
 
 
 def _spec(batch_size: int, space: Space) -> TrialSpec:

@@ -3,7 +3,7 @@
 import random
 import statistics
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import pairwise
@@ -12,7 +12,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import nn
 from torch.utils.benchmark import Timer
 
 from bstune.core.clock import Phase, TrialClock
@@ -23,9 +22,6 @@ from bstune.hardware.roofline import (
     DTYPES,
     Arithmetic,
     DeviceLimits,
-    TensorCoreMisalignment,
-    layer_like,
-    padded_shapes,
     tensor_core_multiple,
     training_loss,
 )
@@ -38,7 +34,6 @@ from bstune.trial.start import at_start
 from bstune.trial.trainer import without_monitors
 from bstune.trial.workload import on_device
 
-PADDING_ROUNDS = 3
 SHARE_OF_EVALUATION = 1e-9  # no trial that is profiled is evaluated before its end
 TIMER_CALLS = 5  # of a size at least: three to warm up, one to choose the block, one block
 
@@ -396,68 +391,6 @@ def measure_limits(
             f"the ceilings of {device} cannot be measured in {arithmetic}: {reason}"
         ) from error
     return DeviceLimits(arithmetic, flops, bandwidth, misaligned)
-
-
-def time_padding(
-    module: nn.Module,
-    rows: Sequence[TensorCoreMisalignment],
-    shapes: Mapping[str, tuple[int, ...]],
-    device: torch.device,
-    arithmetic: Arithmetic,
-    seconds: float,
-    clock: Callable[[], float] = time.perf_counter,
-) -> list[TensorCoreMisalignment]:
-    """Return rows with the gain that was measured: each layer alone, forward and backward, as it is and padded.
-
-    The two are timed in turns, and their medians over ``PADDING_ROUNDS`` compared; weights and inputs are random, in
-    the arithmetic's type. A row of another layer than a Linear or a convolution stays as it was, and so do those for
-    which no time is left.
-
-    Args:
-        module: that the rows' layers are in.
-        rows: of :func:`~bstune.hardware.roofline.misalignments`.
-        shapes: of each layer's input at the same batch size, by the layer's name.
-        device: on which it is measured.
-        arithmetic: of the products.
-        seconds: after which no further row is begun.
-        clock: of seconds; tests replace it.
-    """
-
-    def read() -> float:
-        synchronize(device)
-        return clock()
-
-    def timer(layer: nn.Module, shape: tuple[int, ...]) -> Timer:
-        x = torch.randn(shape, device=device).to(DTYPES[arithmetic])
-        layer = layer.to(device, DTYPES[arithmetic])
-        if len(shape) == 4:  # the format in which convolutions reach tensor cores without a copy
-            x = x.contiguous(memory_format=torch.channels_last)
-            layer = layer.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-        x.requires_grad_()
-        gradient = torch.randn_like(layer(x))
-        call = "x.grad = None; layer.zero_grad(); layer(x).backward(gradient)"
-        names = {"x": x, "layer": layer, "gradient": gradient}
-        return Timer(call, timer=read, globals=names, num_threads=torch.get_num_threads())
-
-    end, measured = read() + seconds, list[TensorCoreMisalignment]()
-    for number, row in enumerate(rows):
-        own, gain, left = module.get_submodule(row.name), None, end - read()
-        pair = [
-            like
-            for sizes in ({}, {row.dimension: row.padded})
-            if (like := layer_like(own, sizes)) is not None
-        ]
-        if pair and row.name in shapes and left > 0.0:
-            share = left / (len(rows) - number) / (2 * PADDING_ROUNDS)
-            timers = list(map(timer, pair, padded_shapes(row, shapes[row.name])))
-            rounds = [
-                [one.blocked_autorange(min_run_time=share).median for one in timers]
-                for _ in range(PADDING_ROUNDS)
-            ]
-            before, after = map(statistics.median, zip(*rounds, strict=True))
-            gain = before / after * (row.padded / row.size if row.dimension == "batch" else 1.0)
-        measured.append(replace(row, measured_gain=gain))
-    return measured
 
 
 def _best_rate(

@@ -1,11 +1,9 @@
 """Connections to a study's storage: a database, or Optuna's gRPC proxy in front of one."""
 
+import os
 import sqlite3
-import threading
-import time
 import warnings
 from collections.abc import Iterator, Sequence
-from concurrent.futures import Future
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -14,18 +12,18 @@ import optuna
 from optuna.exceptions import ExperimentalWarning
 from optuna.storages import BaseStorage
 from optuna.storages._rdb.models import BaseModel
-from sqlalchemy import MetaData, create_engine, text
+from sqlalchemy import Dialect, Engine, MetaData, create_engine, event, text
 from sqlalchemy.engine import make_url
-from sqlalchemy.exc import ArgumentError, SQLAlchemyError
+from sqlalchemy.exc import ArgumentError
 
 from bstune.core.errors import StudyError
-from bstune.study.lease import STORAGE_ERRORS
-from bstune.study.patience import Patience
+from bstune.study.patience import STORAGE_ERRORS, StorageGoneError, patient, reason_of
 from bstune.system.files import check_writable
 from bstune.system.secrets import redact_values
 from bstune.system.sqlite import foreign_tables
 
-CONNECT_SECONDS = 5
+CONNECT_SECONDS = 5  # that a server may take to let a client in
+ANSWER_SECONDS = 15  # that a lock, a statement or a peer that is gone may hold a call up
 OPTUNA_TABLES = {"studies", "trials", "version_info"}  # that each of Optuna's databases has
 NAMED_TABLES = 3  # of a foreign database, in an error
 GRPC = "grpc"  # Optuna's proxy: many workers on few connections to a database
@@ -34,20 +32,40 @@ RACE_SECONDS = (0.1, 0.3, 1.0, 2.0)  # between looks, while another process make
 
 
 def engine_arguments(url: str) -> dict[str, Any]:
-    """Return connection arguments that make a storage which does not answer fail within seconds."""
+    """Return SQLAlchemy's arguments for a storage, so that one that is away is noticed in seconds.
+
+    What the URL itself says of a connection stands. A server that is frozen, rather than gone, is
+    waited for: no driver's time-out covers an answer that does not come.
+    """
     try:
-        backend = make_url(url).get_backend_name()
+        location = make_url(url)
     except ArgumentError as error:
         raise StudyError(
-            f"storage={url} is no database URL: use one such as sqlite:///bstune.db or postgresql+psycopg2://user@host/name"
+            f"storage={url} is no database URL: use one such as sqlite:///bstune.db or "
+            "postgresql+psycopg2://user@host/name"
         ) from error
+    backend = location.get_backend_name()
     if backend not in BACKENDS:
         raise StudyError(
-            f"storage={url}: studies are kept in SQLite, PostgreSQL or behind Optuna's gRPC proxy, not in {backend}: "
-            "use storage=sqlite:///bstune.db, postgresql+psycopg2://user@host/name or grpc://host:port"
+            f"storage={url}: studies are kept in SQLite, PostgreSQL or behind Optuna's gRPC proxy, "
+            f"not in {backend}: use storage=sqlite:///bstune.db, "
+            "postgresql+psycopg2://user@host/name or grpc://host:port"
         )
-    option = "timeout" if backend == "sqlite" else "connect_timeout"
-    return {"connect_args": {option: CONNECT_SECONDS}}
+    if backend == "sqlite":
+        return {"connect_args": {"timeout": ANSWER_SECONDS}}
+    milliseconds = 1000 * ANSWER_SECONDS
+    # A client that stops in the middle of a transaction would lock the study for all others.
+    limits = ("statement_timeout", "idle_in_transaction_session_timeout")
+    settings: dict[str, Any] = {
+        "connect_timeout": CONNECT_SECONDS,
+        "options": " ".join(f"-c {limit}={milliseconds}" for limit in limits),
+        "keepalives_idle": ANSWER_SECONDS // 3,
+        "keepalives_interval": ANSWER_SECONDS // 3,
+        "keepalives_count": 2,
+        "tcp_user_timeout": milliseconds,
+    }
+    own = {name: value for name, value in settings.items() if name not in location.query}
+    return {"connect_args": own, "pool_pre_ping": True}
 
 
 def database_file(url: str) -> Path | None:
@@ -75,36 +93,27 @@ def check_storage(url: str) -> None:
             )
         if not path.exists():  # connecting would create it
             return
-    outcome: Future[None] = Future()
 
-    def connect() -> None:
-        try:
-            if proxy:
-                open_proxy(url).wait_server_ready(timeout=CONNECT_SECONDS)
-            else:
-                engine = create_engine(url, **arguments)
-                with engine.connect() as connection:
-                    sqlite = (
-                        engine.dialect.name == "sqlite"
-                    )  # reads nothing of the file for SELECT 1
-                    connection.execute(
-                        text("SELECT count(*) FROM sqlite_master" if sqlite else "SELECT 1")
-                    )
-                engine.dispose()
-            outcome.set_result(None)
-        except (SQLAlchemyError, ImportError, ConnectionError) as error:
-            outcome.set_exception(error)
+    def look() -> None:
+        if proxy:
+            open_proxy(url).wait_server_ready(timeout=CONNECT_SECONDS)
+            return
+        engine = create_engine(url, **arguments)
+        # SQLite reads nothing of its file for SELECT 1.
+        is_sqlite = engine.dialect.name == "sqlite"
+        query = "SELECT count(*) FROM sqlite_master" if is_sqlite else "SELECT 1"
+        with engine.connect() as connection:
+            connection.execute(text(query))
+        engine.dispose()
 
-    # A driver's own time-out may cover no more than the connection, and a server may accept it and never answer.
-    threading.Thread(target=connect, daemon=True).start()
     try:
-        outcome.result(timeout=2 * CONNECT_SECONDS)
-    except (SQLAlchemyError, ImportError, ConnectionError, TimeoutError) as error:
-        reason = (str(error) or f"no answer within {2 * CONNECT_SECONDS} s").splitlines()[0]
+        patient(look, (*STORAGE_ERRORS, ConnectionError))()
+    except (StorageGoneError, ImportError) as error:
+        reason = error.reason if isinstance(error, StorageGoneError) else str(error).splitlines()[0]
         raise StudyError(
             f"the storage does not answer: storage={url}: {reason}; "
-            "start it, install its driver (psycopg2-binary for postgresql+psycopg2://, grpcio for grpc://), or use "
-            "another one, such as storage=sqlite:///bstune.db"
+            "start it, install its driver (psycopg2-binary for postgresql+psycopg2://, grpcio for "
+            "grpc://), or use another one, such as storage=sqlite:///bstune.db"
         ) from error
     if path is not None:
         _check_tables(path, url)
@@ -166,26 +175,55 @@ def open_proxy(url: str) -> _Proxy:
 
 def connect(url: str) -> BaseStorage:
     """Return the storage at a URL of a database, or of Optuna's gRPC proxy (``grpc://host:port``)."""
-    storage = open_proxy(url) if make_url(url).get_backend_name() == GRPC else _open_database(url)
-    Patience(url).apply(storage)
-    return storage
+    return open_proxy(url) if make_url(url).get_backend_name() == GRPC else _open_database(url)
 
 
 def _open_database(url: str) -> BaseStorage:
-    for wait in (
-        *RACE_SECONDS,
-        None,
-    ):  # another process may be making the tables of the same new database
-        try:
-            storage = _Database(url, engine_kwargs=engine_arguments(url))
-            break
-        except STORAGE_ERRORS:
-            if wait is None:
-                raise
-            time.sleep(wait)
-        except RuntimeError as error:  # tables of another version of Optuna
-            raise StudyError(f"storage={url} cannot be read: {error}") from error
+    try:
+        # Another process may be making the tables of the same new database: then it fails once.
+        storage = patient(_Database)(url, engine_kwargs=engine_arguments(url))
+    except RuntimeError as error:  # tables of another version of Optuna
+        raise StudyError(f"storage={url} cannot be read: {error}") from error
+    path = database_file(url)
+    if make_url(url).get_backend_name() != "sqlite":
+        _wait_for_server(storage.engine)
+    elif path is not None and not str(path).startswith("file:"):  # a URI of its own
+        _check_file(storage.engine, path.absolute())
     return storage
+
+
+def _wait_for_server(engine: Engine) -> None:
+    """Let whoever needs a connection wait while the server is away.
+
+    Each call of Optuna's begins with one, which ``pool_pre_ping`` has looked at.
+    """
+
+    @event.listens_for(engine, "do_connect")
+    def connect(
+        dialect: Dialect, record: object, arguments: tuple[Any, ...], named: dict[str, Any]
+    ) -> Any:
+        away = (dialect.loaded_dbapi.OperationalError,)
+        return patient(dialect.connect, away)(*arguments, **named)
+
+
+def _check_file(engine: Engine, path: Path) -> None:
+    """Let each call end the study if the database's file was removed or replaced.
+
+    A connection that is open would go on writing to a file that has no name any more, and a new one
+    would make an empty file.
+    """
+    first = os.stat(path)
+
+    def check(*_: object) -> None:
+        try:
+            now = os.stat(path)
+        except OSError as error:
+            raise StorageGoneError(str(error)) from error
+        if (now.st_dev, now.st_ino) != (first.st_dev, first.st_ino):
+            raise StorageGoneError(f"{path} was replaced by another file")
+
+    event.listen(engine, "do_connect", check)
+    event.listen(engine, "checkout", check)
 
 
 @contextmanager
@@ -193,9 +231,11 @@ def answering(url: str) -> Iterator[None]:
     """Turn the errors of a storage that does not answer, or holds what cannot be read, into a StudyError."""
     try:
         yield
+    except StorageGoneError as error:
+        raise StorageGoneError(f"storage={url}: {error.reason}") from error
     except STORAGE_ERRORS as error:
         raise StudyError(
-            f"the storage does not answer: storage={url}: {str(error).splitlines()[0]}"
+            f"the storage does not answer: storage={url}: {reason_of(error)}"
         ) from error
     # JSON of Optuna's that is damaged, or not its own.
     except (ValueError, RecursionError) as error:

@@ -5,7 +5,6 @@ observer has seen no new beat of it for ``seconds`` by the observer's own clock.
 out with the process. Leases say who is there; that no trial runs twice is up to :func:`bstune.study.storage.claim`.
 """
 
-import importlib.util
 import json
 import logging
 import os
@@ -21,9 +20,9 @@ from typing import Literal
 
 import optuna
 from pydantic import TypeAdapter, ValidationError
-from sqlalchemy.exc import SQLAlchemyError
 
 from bstune.core.errors import StudyError
+from bstune.study.patience import STORAGE_ERRORS, StorageGoneError, patient, reason_of
 from bstune.system.inputs import one_line
 from bstune.system.user import user_name
 
@@ -31,18 +30,6 @@ logger = logging.getLogger(__name__)
 Role = Literal["owner", "worker"]  # an owner reports; workers only train
 PREFIX = "bstune:lease:"
 BEATS = 6  # while a lease lasts: it survives a storage that is away for most of its time
-STORAGE_ERRORS: tuple[type[Exception], ...] = (
-    SQLAlchemyError,
-    optuna.exceptions.StorageInternalError,
-)
-if importlib.util.find_spec("grpc") is not None:
-    import grpc
-
-    STORAGE_ERRORS = (*STORAGE_ERRORS, grpc.RpcError)
-GONE: tuple[type[Exception], ...] = (
-    *STORAGE_ERRORS,
-    StudyError,
-)  # the latter once it was asked for long
 
 
 @dataclass(frozen=True)
@@ -106,6 +93,7 @@ class Leases:
             uuid.uuid4().hex, role, name, this_machine(), pid, process_started(pid) or ""
         )
 
+    @patient
     def _read(self) -> dict[str, Lease]:
         leases = {}
         for key, value in self._study.user_attrs.items():
@@ -120,6 +108,7 @@ class Leases:
                 ) from error
         return leases
 
+    @patient
     def _write(self, lease: Lease) -> None:
         self._study.set_user_attr(PREFIX + lease.id, json.dumps(asdict(lease)))
 
@@ -191,7 +180,10 @@ class Leases:
         log: Callable[[str], None] = lambda line: None,
         sleep: Callable[[float], None] = time.sleep,
     ) -> Iterator[None]:
-        """Hold the lease: StudyError at once if an owner asks while another one is there."""
+        """Hold the lease: StudyError at once if an owner asks while another one is there.
+
+        What the body asks of the storage and nothing repeats ends in a line, too.
+        """
         if self.own.role == "owner":
             self._wait_alone(log, sleep)
         self._write(self.own)
@@ -199,6 +191,7 @@ class Leases:
         thread = threading.Thread(
             target=self._renew, args=(stop,), name="bstune-lease", daemon=True
         )
+        is_gone = False
         try:
             if self.own.role == "owner":
                 # Two that came in the same moment see each other: one of them stays.
@@ -213,22 +206,33 @@ class Leases:
                     )
             thread.start()
             yield
+        except StorageGoneError:
+            is_gone = True
+            raise
+        except STORAGE_ERRORS as error:
+            raise StudyError(f"the storage does not answer: {reason_of(error)}") from error
         finally:
             stop.set()
-            if thread.ident is not None:
-                thread.join()
-            try:
-                self._write(replace(self.own, ended=True))
-            except GONE:
+            is_gone = is_gone or not self._end(thread)
+            if is_gone:
                 logger.warning(
                     "the storage is gone: the lease of %s runs out by itself", self.own.name
                 )
+
+    def _end(self, thread: threading.Thread) -> bool:
+        """End the lease after its last beat; return whether the storage has taken it."""
+        if thread.ident is not None:
+            thread.join()
+        try:
+            self._write(replace(self.own, ended=True))
+        except StudyError:
+            return False
+        return True
 
     def _renew(self, stop: threading.Event) -> None:
         while not stop.wait(self._seconds / BEATS) and not self.lost:
             try:
                 self.beat()
-            except (
-                GONE
-            ) as error:  # the next beat may find it again, and the study itself says so otherwise
+            except StudyError as error:
+                # The next beat may find it again, and the study itself says so otherwise.
                 logger.debug("no beat: %s", error)

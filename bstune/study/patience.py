@@ -1,143 +1,109 @@
 """A storage that does not answer is asked again for a while, then the study ends with a line.
 
-Servers are restarted, connections end, databases are locked, disks fill up. Each call of the storage is repeated until
-it is answered; one that was carried out although no answer came does no harm when it is repeated.
+Servers are restarted, connections end, databases are locked, disks fill up. What is repeated here
+is a function that may be repeated: one that was carried out although no answer came does no harm
+when it is called again.
 """
 
+import importlib.util
 import logging
-import os
-import threading
+import re
 import time
 from collections.abc import Callable
-from concurrent.futures import Future
-from functools import partial, wraps
-from pathlib import Path
-from typing import Any
+from functools import wraps
+from typing import ParamSpec, TypeVar
 
-from optuna.exceptions import UpdateFinishedTrialError
-from optuna.storages import BaseStorage
-from sqlalchemy.engine import make_url
-from sqlalchemy.exc import DataError, NotSupportedError, ProgrammingError
+from optuna.exceptions import StorageInternalError
+from sqlalchemy.exc import (
+    ArgumentError,
+    DataError,
+    NotSupportedError,
+    ProgrammingError,
+    SQLAlchemyError,
+)
 
 from bstune.core.errors import StudyError
-from bstune.study.lease import STORAGE_ERRORS
 
 logger = logging.getLogger(__name__)
-ANSWER_SECONDS = 15.0  # that a server may take to answer one call
 RETRY_SECONDS = 120.0  # from the first call that was not answered, until the study ends
 WAIT_SECONDS = (0.2, 0.5, 1.0, 2.0, 5.0)  # between tries; the last one again and again
-UNANSWERED: tuple[type[Exception], ...] = (*STORAGE_ERRORS, OSError)
-LASTING = (DataError, NotSupportedError, ProgrammingError)  # such as a table that is not there
-METHODS = [name for name in vars(BaseStorage) if name.startswith(("get_", "set_", "create_"))]
-# Those of RDBStorage that Optuna's cache calls beside them.
-METHODS += ["_create_new_trial", "_get_trials", "_set_trial_param", "_get_best_trial_id"]
+Errors = tuple[type[Exception], ...]
+STORAGE_ERRORS: Errors = (SQLAlchemyError, StorageInternalError)
+if importlib.util.find_spec("grpc") is not None:
+    import grpc
+
+    STORAGE_ERRORS = (*STORAGE_ERRORS, grpc.RpcError)
+# Errors that no waiting ends, such as a table that is not there.
+LASTING: Errors = (ArgumentError, DataError, NotSupportedError, ProgrammingError)
+# And those that drivers tell by their text alone. PostgreSQL's are in the server's language; in
+# another one than English they are waited for in vain.
+LASTING_TEXT = re.compile(
+    r"authentication failed|no password supplied|no pg_hba.conf entry|permission denied"
+    r"|(database|role) \".*\" does not exist|could not translate host name"
+    r"|file is not a database|disk image is malformed"
+)
+P = ParamSpec("P")
+T = TypeVar("T")
 
 
-class Patience:
-    """Repeats the calls of one storage."""
+class StorageGoneError(StudyError):
+    """The storage was waited for in vain: whoever asks it again would wait again."""
 
-    def __init__(
-        self,
-        url: str,
-        clock: Callable[[], float] = time.monotonic,
-        sleep: Callable[[float], None] = time.sleep,
-    ) -> None:
-        self._url, self._clock, self._sleep = url, clock, sleep
-        self._within = (
-            threading.local()
-        )  # a call of the storage that another one makes is repeated with it
-        self._ended: str | None = None  # why the storage is not asked any more
-        location = make_url(url)
-        self._sqlite = location.get_backend_name() == "sqlite"
-        database = location.database if self._sqlite else None
-        # One that begins with file: is a URI of its own.
-        path = None if str(database).startswith((":memory:", "file:")) else database
-        self._file = Path(path).absolute() if path else None
-        self._inode = None if self._file is None else self._identify()
+    def __init__(self, reason: str) -> None:
+        super().__init__(f"the storage does not answer: {reason}")
+        self.reason = reason
 
-    def apply(self, storage: BaseStorage) -> None:
-        """Let all calls of ``storage`` be repeated."""
-        for name in METHODS:
-            if hasattr(storage, name):
-                setattr(storage, name, self._repeated(getattr(storage, name)))
 
-    def _identify(self) -> tuple[int, int]:
-        assert self._file is not None  # noqa: S101 (it is a file's)
-        found = os.stat(self._file)
-        return found.st_dev, found.st_ino
+def patient(function: Callable[P, T], errors: Errors = STORAGE_ERRORS) -> Callable[P, T]:
+    """Repeat a function until the storage has answered it.
 
-    def _repeated(self, method: Callable[..., Any]) -> Callable[..., Any]:
-        @wraps(method)
-        def call(*arguments: Any, **named: Any) -> Any:
-            if getattr(self._within, "call", False):
-                return method(*arguments, **named)
-            return self._call(partial(method, *arguments, **named), method.__name__)
+    Args:
+        function: what asks the storage; it may be carried out twice.
+        errors: what it raises where the storage does not answer.
 
-        return call
+    Raises:
+        StorageGoneError: the storage has not answered for ``RETRY_SECONDS``, or never will.
+        StudyError: the study is not there any more.
+    """
 
-    def _call(self, call: Callable[[], Any], name: str) -> Any:
-        start, tries = self._clock(), 0
+    @wraps(function)
+    def repeated(*arguments: P.args, **named: P.kwargs) -> T:
+        start = time.monotonic()
+        tries = 0
         while True:
-            if self._ended is not None:  # what ends the study asks again and again
-                raise StudyError(self._ended)
             try:
-                return self._answer(call)
-            except UpdateFinishedTrialError:
-                if (
-                    name == "set_trial_state_values" and tries > 0
-                ):  # the last try has done it, but did not say so
-                    return True
-                raise
-            except UNANSWERED as error:
-                reason = (str(error.__cause__ or error) or type(error).__name__).splitlines()[0]
-                seconds = self._clock() - start
-                if isinstance(error.__cause__ or error, LASTING) or seconds >= RETRY_SECONDS:
-                    self._ended = f"the storage does not answer: storage={self._url}: {reason}" + (
-                        f"; tried for {seconds:.0f} s (RETRY_SECONDS of {__name__} is {RETRY_SECONDS:g})"
-                        "; what has finished is kept, and the same command continues"
-                    )
-                    raise StudyError(self._ended) from error
-                if tries == 0:
-                    text = "the storage does not answer: %s; trying again for up to %g s"
-                    logger.warning(text, reason, RETRY_SECONDS)
-                self._sleep(WAIT_SECONDS[min(tries, len(WAIT_SECONDS) - 1)])
+                return function(*arguments, **named)
+            except errors as error:
+                _pause(error, tries, time.monotonic() - start)
                 tries += 1
-            except KeyError as error:
-                if "Record does not exist" not in str(error):
+            except KeyError as error:  # the proxy's has no text
+                if error.args and "Record does not exist" not in str(error):
                     raise
-                self._ended = f"the study was deleted from storage={self._url} while it ran"
-                raise StudyError(self._ended) from error
+                raise StudyError("the study was deleted from its storage while it ran") from error
 
-    def _answer(self, call: Callable[[], Any]) -> Any:
-        """Call in this thread where a file answers; where a server does, in one that need not be waited for."""
-        if self._sqlite:
-            if self._file is not None:
-                self._check_file()
-            return self._run(call)
-        outcome: Future[Any] = Future()
+    return repeated
 
-        def run() -> None:
-            try:
-                outcome.set_result(self._run(call))
-            except Exception as error:  # noqa: BLE001 (raised below)
-                outcome.set_exception(error)
 
-        # A driver waits for a server that is frozen for as long as its machine is there.
-        threading.Thread(target=run, daemon=True).start()
-        try:
-            return outcome.result(timeout=ANSWER_SECONDS)
-        except TimeoutError as error:
-            raise TimeoutError(f"no answer within {ANSWER_SECONDS:g} s") from error
+def reason_of(error: Exception) -> str:
+    """Return in a line why the storage did not answer; Optuna hides it behind an error of its own."""
+    cause = error.__cause__ or error
+    text = str(cause) or str(error) or type(error).__name__
+    return text.splitlines()[0]
 
-    def _check_file(self) -> None:
-        # A connection that is open would go on writing to a file that has no name any more, and a new one would make
-        # an empty file.
-        if self._identify() != self._inode:
-            raise FileNotFoundError(f"{self._file} was replaced by another file")
 
-    def _run(self, call: Callable[[], Any]) -> Any:
-        self._within.call = True
-        try:
-            return call()
-        finally:
-            self._within.call = False
+def _pause(error: Exception, tries: int, seconds: float) -> None:
+    """Wait before the next try, ``seconds`` after the first one began; or raise what ends them."""
+    cause = error.__cause__ or error
+    reason = reason_of(error)
+    is_lasting = isinstance(error, LASTING) or isinstance(cause, LASTING)
+    if is_lasting or LASTING_TEXT.search(str(cause)):
+        raise StorageGoneError(reason) from error
+    if seconds >= RETRY_SECONDS:
+        raise StorageGoneError(
+            f"{reason}; tried for {seconds:.0f} s (RETRY_SECONDS of {__name__} is "
+            f"{RETRY_SECONDS:g}); what has finished is kept, and the same command continues"
+        ) from error
+    if tries == 0:
+        text = "the storage does not answer: %s; trying again for up to %g s"
+        logger.warning(text, reason, RETRY_SECONDS)
+    time.sleep(WAIT_SECONDS[min(tries, len(WAIT_SECONDS) - 1)])

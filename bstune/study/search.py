@@ -28,6 +28,7 @@ from bstune.study.critical import critical_batch
 from bstune.study.duration import Runs, pace_of, replicates_to_come, seconds_to_go
 from bstune.study.lease import Leases
 from bstune.study.model import REPORT_PARTICLES, sampler_context, study_posterior
+from bstune.study.patience import StorageGoneError
 from bstune.study.plan import MEANS_SHARE, is_baseline_replicate, searched
 from bstune.study.prepare import PreparedStudy
 from bstune.study.replicates import MERITS, Winner, candidates, next_replicate, winners
@@ -107,6 +108,7 @@ class Search:
             leases.own.role == "owner" or str(prepared.files.root) != study.user_attrs[OUTPUT]
         )
         self._stops = prepared.backend.stops and stops_trials(prepared.options)
+        self._gone = False  # whether the storage was waited for in vain
         self._no_time: str | None = None  # why the last trial that was asked did not begin
         self._wall = WallTime(study, prepared.budget, prepared.elapsed, leases.own.role == "owner")
         self._times = study.user_attrs[DEVICE] == prepared.backend.device_kind
@@ -114,11 +116,19 @@ class Search:
     def run(self) -> str:
         """Search, then run the winners again on fresh seeds; return what ended the search, as a line."""
         try:
-            return self._run()
-        finally:  # a trial that was cut short is a record too
-            self._wall.keep()
-            if self._files_kept_here:
-                self._write_trials(results(self._study))
+            stop_reason = self._run()
+        except StorageGoneError:  # asking it again would wait again
+            raise
+        except BaseException:  # a trial that was cut short is a record too
+            self._leave()
+            raise
+        self._leave()
+        return stop_reason
+
+    def _leave(self) -> None:
+        self._wall.keep()
+        if self._files_kept_here:
+            self._write_trials(results(self._study))
 
     def _run(self) -> str:
         with cut_short(self._study, self._budget.objective, self._worker):
@@ -127,15 +137,14 @@ class Search:
                     stop_reason = self._search(runner)
                     if runner.count == 1:
                         self._replicate(runner)
-                except (
-                    BaseException
-                ):  # an interruption too: what has finished meanwhile is stored all the same
+                except BaseException as error:
+                    # An interruption too: what has finished meanwhile is stored all the same.
+                    self._gone = self._gone or isinstance(error, StorageGoneError)
                     for one in runner.poll():
                         # One that has failed may have been ended with this process.
                         if one.record is not None and one.record.status != "failed":
-                            with suppress(
-                                StudyError
-                            ):  # the storage is gone: a file has it, and the others'
+                            # Where the storage is gone a file has it, and the others'.
+                            with suppress(StudyError):
                                 self._store(one)
                     raise
             if (
@@ -340,7 +349,10 @@ class Search:
         survey = self._prepared.survey
         if survey is not None and survey.step_time is not None:
             result = with_step_time(result, survey.step_time)
-        trial, files = self._asked.pop(spec.number), self._prepared.files
+        if self._gone:
+            self._keep(result)
+            return
+        trial = self._asked.pop(spec.number)
         if _is_out_of_time(spec, result):
             trial, _ = shorten((trial, replace(spec, max_seconds=None)), result.steps)
         try:
@@ -353,11 +365,16 @@ class Search:
                 self._prepared.protocol.target,
                 ranks_stopped,
             )
-        except StudyError:  # the storage is gone: the same command stores it
-            append_text(files.unstored, result.to_json() + "\n")
+        except StudyError as error:
+            self._gone = isinstance(error, StorageGoneError)
+            self._keep(result)
             raise
         if result.status == "failed":
             check_failures(results(self._study), finished.frames, finished.cause)
+
+    def _keep(self, result: TrialResult) -> None:
+        """Keep a record beside a storage that is gone: the same command stores it there."""
+        append_text(self._prepared.files.unstored, result.to_json() + "\n")
 
     def _ask(self, done: Sequence[TrialResult]) -> Asked | None:
         prepared, claimed = (

@@ -23,6 +23,7 @@ import optuna
 from optuna.distributions import FloatDistribution, IntDistribution
 from optuna.exceptions import DuplicatedStudyError, ExperimentalWarning, UpdateFinishedTrialError
 from optuna.samplers import BaseSampler, PartialFixedSampler, QMCSampler, RandomSampler
+from optuna.storages import BaseStorage
 from optuna.study import StudyDirection
 from optuna.trial import FrozenTrial, TrialState, create_trial
 from pydantic import TypeAdapter, ValidationError
@@ -37,6 +38,7 @@ from bstune.study import wall
 from bstune.study.baseline import Baseline, baseline_spec
 from bstune.study.connection import RACE_SECONDS, answering, check_storage, connect, database_file
 from bstune.study.lease import PREFIX
+from bstune.study.patience import StorageGoneError, patient
 from bstune.study.plan import FIRST_REPLICATE, SearchBudget
 from bstune.study.replicates import Winner
 from bstune.system.files import Output
@@ -114,32 +116,39 @@ def open_study(
 
     ``device`` is what its seconds belong to; ``arguments`` of the command line compose its config for other machines.
     """
-    directions = [StudyDirection.MINIMIZE] * (2 if objective == "both" else 1)
+    made = {
+        FORMAT: FORMAT_VERSION,
+        STUDY_ID: uuid.uuid4().hex,
+        OUTPUT: str(output),
+        DEVICE: device,
+        ARGUMENTS: list(arguments),
+        FROZEN_SETTINGS: dump_json(frozen_settings),  # the last one: it is made
+    }
     with answering(url):
-        storage = connect(url)
-        try:
-            study = optuna.create_study(study_name=name, storage=storage, directions=directions)
-        except DuplicatedStudyError:
-            study = optuna.load_study(study_name=name, storage=storage)
-            if not _being_made(study):
-                _check_continued(study, frozen_settings)
-                _check_output(study, output)
-                return study
-        with warnings.catch_warnings(action="ignore", category=ExperimentalWarning):
-            study.set_metric_names(METRIC_NAMES[objective])
-        made = {
-            FORMAT: FORMAT_VERSION,
-            STUDY_ID: uuid.uuid4().hex,
-            OUTPUT: str(output),
-            DEVICE: device,
-        }
-        made |= {
-            ARGUMENTS: list(arguments),
-            FROZEN_SETTINGS: dump_json(frozen_settings),
-        }  # the last one: it is made
-        for key, value in made.items():
-            study.set_user_attr(key, value)
+        study, is_new = _create_or_load(connect(url), name, objective, made)
+        if not is_new:
+            _check_continued(study, frozen_settings)
+            _check_output(study, output)
     return study
+
+
+@patient
+def _create_or_load(
+    storage: BaseStorage, name: str, objective: Objective, made: Mapping[str, Any]
+) -> tuple[optuna.Study, bool]:
+    """Return a study, and whether this process made it, with the attributes ``made``."""
+    directions = [StudyDirection.MINIMIZE] * (2 if objective == "both" else 1)
+    try:
+        study = optuna.create_study(study_name=name, storage=storage, directions=directions)
+    except DuplicatedStudyError:
+        study = optuna.load_study(study_name=name, storage=storage)
+        if not _being_made(study):
+            return study, study.user_attrs.get(STUDY_ID) == made[STUDY_ID]
+    with warnings.catch_warnings(action="ignore", category=ExperimentalWarning):
+        study.set_metric_names(METRIC_NAMES[objective])
+    for key, value in made.items():
+        study.set_user_attr(key, value)
+    return study, True
 
 
 def _being_made(study: optuna.Study) -> bool:
@@ -163,13 +172,13 @@ def find_study(name: str, url: str) -> optuna.Study:
     with answering(url):
         if path is None or path.exists():  # connecting would make it
             storage = connect(url)
-            names = optuna.get_all_study_names(storage)
+            names = patient(optuna.get_all_study_names)(storage)
         if name not in names:
             raise StudyError(
                 f"storage={url} has no study {name!r}, but {', '.join(names) or 'none at all'}: begin it there with "
                 f"bstune workload=NAME storage=... study={name}, then join it"
             )
-        study = optuna.load_study(study_name=name, storage=storage)
+        study = patient(optuna.load_study)(study_name=name, storage=storage)
         _check_format(study)
         return study
 
@@ -231,6 +240,7 @@ def _settings_of(study: optuna.Study) -> dict[str, Any]:
     return settings
 
 
+@patient
 def _check_format(study: optuna.Study) -> None:
     name, attributes = study.study_name, study.user_attrs
     if FORMAT not in attributes and FROZEN_SETTINGS not in attributes:
@@ -274,7 +284,9 @@ def _check_output(study: optuna.Study, output: Path) -> None:
 
 def read(trials: Trials) -> Sequence[FrozenTrial]:
     """Return a study's trials in order of their numbers; each reading asks the storage for all that run."""
-    return trials.get_trials(deepcopy=False) if isinstance(trials, optuna.Study) else trials
+    if isinstance(trials, optuna.Study):
+        return patient(trials.get_trials)(deepcopy=False)
+    return trials
 
 
 def _running(trials: Trials) -> list[FrozenTrial]:
@@ -395,7 +407,7 @@ def claim(study: optuna.Study, trial_index: int, worker: str = "") -> Claim | No
         state=TrialState.RUNNING, user_attrs={TRIAL_INDEX: trial_index, WORKER: worker}
     )
     # Optuna's ask() cannot store attributes in the transaction that makes the trial.
-    trial_id = study._storage.create_new_trial(study._study_id, template)
+    trial_id = patient(study._storage.create_new_trial)(study._study_id, template)
     trials = read(study)
     own = next(one for one in trials if one._trial_id == trial_id)
     earlier = (one for one in trials if one.number < own.number and one.state in TAKEN)
@@ -595,18 +607,19 @@ def _suggested(
     with warnings.catch_warnings(action="ignore", category=ExperimentalWarning):
         chosen = PartialFixedSampler(fixed, sampler) if fixed else sampler
         # Loaded anew, as Optuna's samplers would not see what other trials ended since this object's last ask().
-        current = optuna.load_study(
+        current = patient(optuna.load_study)(
             study_name=study.study_name, storage=study._storage, sampler=chosen
         )
-        trial = optuna.Trial(current, claimed.trial._trial_id)
-        for name, distribution in distributions(space).items():
-            if isinstance(distribution, IntDistribution):
-                trial.suggest_int(name, distribution.low, distribution.high, log=distribution.log)
+        trial = patient(optuna.Trial)(current, claimed.trial._trial_id)
+        for name, one in distributions(space).items():
+            if isinstance(one, IntDistribution):
+                patient(trial.suggest_int)(name, one.low, one.high, log=one.log)
             else:
-                trial.suggest_float(name, distribution.low, distribution.high, log=distribution.log)
+                patient(trial.suggest_float)(name, one.low, one.high, log=one.log)
     return trial
 
 
+@patient
 def _stored(trial: optuna.Trial, spec: TrialSpec) -> Asked:
     if spec.resumed_from is not None:
         trial.set_user_attr(RESUMED_FROM, spec.resumed_from)
@@ -627,6 +640,8 @@ def cut_short(study: optuna.Study, objective: Objective, worker: str) -> Iterato
     """End all running trials of ``worker`` if the body, which runs them, raises: they are asked again later."""
     try:
         yield
+    except StorageGoneError:  # nothing can be ended in it
+        raise
     except BaseException:  # Ctrl-C too; it goes on up
         for spec in running(study, worker):
             _warn(
@@ -675,7 +690,7 @@ def store_unstored(study: optuna.Study, files: Output) -> None:
             )
             continue
         if trial is not None:  # nobody has given it to another process meanwhile
-            study._storage.set_trial_user_attr(trial._trial_id, RECORD, record)
+            patient(study._storage.set_trial_user_attr)(trial._trial_id, RECORD, record)
     files.unstored.unlink()
 
 
@@ -702,18 +717,21 @@ def tell(
     shown = {"status": result.status, "lr": result.lr}
     shown |= {"steps": result.steps} if result.reached else {"stopped at step": result.steps}
     shown |= {} if seconds is None else {"seconds": seconds}
+    # Two objectives have no value to report.
+    ranked = ranks_stopped and values and not result.reached and objective != "both"
+    store = patient(trial.set_user_attr)
     try:
-        if (
-            ranks_stopped and values and not result.reached and objective != "both"
-        ):  # two have no such values
-            # TPE ranks pruned trials by their last reported step, then by the value there. Steps mean different things
-            # at different batch sizes, so all get the same one: the gap to the target ranks them.
-            trial.report(target.gap(values[-1]), step=REPORTED)
+        if ranked:
+            # TPE ranks pruned trials by their last reported step, then by the value there. Steps
+            # mean different things at different batch sizes, so all get the same one: the gap to
+            # the target ranks them.
+            # Of one that is repeated Optuna says that it is there already.
+            with warnings.catch_warnings(action="ignore", category=UserWarning):
+                patient(trial.report)(target.gap(values[-1]), step=REPORTED)
         for name, value in shown.items():
-            trial.set_user_attr(name, value)
-        trial.set_user_attr(
-            RECORD, result.to_json()
-        )  # from here on a killed process loses nothing of the trial
+            store(name, value)
+        # From here on a killed process loses nothing of the trial.
+        store(RECORD, result.to_json())
     except UpdateFinishedTrialError:
         logger.warning(
             "trial %d ran out of its lease and was given to another process: it is dropped",
@@ -727,10 +745,10 @@ def _end(
     study: optuna.Study, trial_id: int, state: TrialState, values: Sequence[float] | None = None
 ) -> None:
     """End a trial, unless another process has: both may have found that its own is gone."""
+    # study.tell() reads the trial twice besides.
+    end = patient(study._storage.set_trial_state_values)
     with suppress(UpdateFinishedTrialError):
-        study._storage.set_trial_state_values(
-            trial_id, state, values
-        )  # study.tell() reads the trial twice besides
+        end(trial_id, state, values)
 
 
 def _tell(study: optuna.Study, trial_id: int, result: TrialResult, objective: Objective) -> None:

@@ -1,4 +1,11 @@
-"""MLflow's SQLite database, made whole or not at all."""
+"""MLflow's SQLite database, made whole or not at all.
+
+MLflow makes its tables in 67 migrations, each of several transactions that cannot be repeated.
+Of 14 processes that were killed at moments spread evenly over that, behind a file lock, 7 left a
+database that no later process could use: "table _alembic_tmp_experiments already exists" and the
+like (MLflow 3.17, SQLite 3.40, one kill every 0.6 s). So a lock alone is not enough: the database is
+made under another name.
+"""
 
 import logging
 import os

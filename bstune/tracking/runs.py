@@ -30,13 +30,13 @@ from bstune.report.answer import answer, block
 from bstune.report.rows import Summary
 from bstune.study.prepare import PreparedStudy
 from bstune.study.storage import STUDY_ID, results
+from bstune.system.files import is_own
 from bstune.tracking import content, saved_view
 from bstune.tracking.address import database_path, opening, tracking_uri
 from bstune.tracking.client import FilteringClient
 from bstune.tracking.content import KIND
 from bstune.tracking.database import make_database
 from bstune.tracking.exchange import Exchanges
-from bstune.tracking.model import send_model
 
 STUDY_TAG, PARENT = "bstune.study_id", "mlflow.parentRunId"
 TRIALS = "bstune.trials"  # on a trial's run: its number, then those of the trials that continued it
@@ -46,7 +46,7 @@ RESULTS_BEGUN = (
 RESULT_TRIALS = (
     "bstune.result_trials"  # how many trials the results in it are of; set once they are all there
 )
-MODEL = "bstune.model"  # on a study's run: the id of the winner's model
+CHECKPOINT = "bstune.checkpoint"  # on a study's run: the winner's, an artifact of this name
 # Pages that show experiments of this kind begin with their runs, others with traces.
 EXPERIMENT_TAGS = {"mlflow.experimentKind": "custom_model_development"}
 _log = logging.getLogger(__name__)
@@ -117,8 +117,9 @@ class Tracking:
             self._exchanges.run(
                 "send the results", partial(self._write_results, summary, artifacts)
             )
-        if not self._exchanges.failed and MODEL not in self._parent.data.tags:
-            self._exchanges.run("send the winner's model", partial(self._write_model, summary))
+        if not self._exchanges.failed and CHECKPOINT not in self._parent.data.tags:
+            send = partial(self._write_checkpoint, summary)
+            self._exchanges.run("send the winner's checkpoint", send)
 
     def _find(self) -> None:
         """Find or create the experiments and the study's run, and repair what a process that died left behind."""
@@ -272,13 +273,15 @@ class Tracking:
         self._make_only_parent(run_id)
         self._parent = client.get_run(run_id)
 
-    def _write_model(self, summary: Summary) -> None:
-        run_id = self._parent.info.run_id
-        model_id = send_model(
-            self._client, self._experiments["study"], run_id, self._prepared, self._results, summary
-        )
-        if model_id is not None:
-            self._client.set_tag(run_id, MODEL, model_id)
+    def _write_checkpoint(self, summary: Summary) -> None:
+        """Send the winner's checkpoint, if it is here: what trains it again stands in best.yaml."""
+        if summary["use"] is None:
+            return
+        checkpoint = self._prepared.files.checkpoint(summary[summary["use"]]["number"])
+        if is_own(checkpoint):
+            run_id = self._parent.info.run_id
+            self._client.log_artifact(run_id, str(checkpoint))
+            self._client.set_tag(run_id, CHECKPOINT, checkpoint.name)
 
     def _run_tags(self, kind: str, device: str, versions: Mapping[str, str]) -> dict[str, str]:
         tags = self._tags | {

@@ -57,7 +57,7 @@ def _state() -> dict[str, Any]:
         *(f"metrics.`{name}`" for name in _COLUMNS),
         *(f"params.`{name}`" for name in ("workload", "device")),
     ]
-    columns += ["attributes.`Dataset`", "attributes.`Models`"]
+    columns += ["attributes.`Dataset`"]
     return {
         "searchFilter": STUDIES,
         "selectedColumns": columns,

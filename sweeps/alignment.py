@@ -1,0 +1,252 @@
+"""What padding gives a layer whose dimensions miss the multiple that tensor cores take.
+
+NVIDIA's guide to matrix products asks for dimensions in multiples of 16 bytes: 8 in 16 bits, 4 in
+tf32. The survey of a workload names the layers that miss it and predicts by the roofline what
+padding gives. Here each of them is timed alone, forward and backward, as it is and padded, side by
+side in turns; weights and inputs are random, in the arithmetic's type.
+"""
+
+import functools
+import time
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from omegaconf import DictConfig
+from torch import Tensor, nn
+from torch.utils.benchmark import Timer
+
+from bstune.core.errors import ConfigError
+from bstune.core.records import TrialSpec
+from bstune.hardware import roofline
+from bstune.hardware.roofline import DTYPES, Arithmetic, TensorCoreMisalignment
+from bstune.report.drawing import BLUE, INK
+from bstune.sweeps.harness import Finding
+from bstune.system.console import format_number, plural
+from bstune.trial.device import device_name, device_of, products_in, synchronize
+from bstune.trial.start import at_start
+from bstune.trial.workload import load, on_device, resolve
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+    from rich.console import Console
+
+FIGURE_INCHES = (9.0, 4.5)
+QUARTILES = (0.25, 0.5, 0.75)
+CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
+OPTIONS = ("kernel_size", "stride", "padding", "dilation", "groups", "padding_mode")
+
+
+def run(
+    config: DictConfig,
+    console: "Console",
+    *,
+    batch_size: int,
+    multiple: int | None,
+    rounds: int,
+    seconds: float,
+    lr: float,
+    clock: Callable[[], float] = time.perf_counter,
+) -> Finding:
+    """Time each layer of a workload that misses the multiple, and return what padding it gives."""
+    positive = {"batch_size": batch_size, "rounds": rounds, "seconds": seconds, "lr": lr}
+    positive |= {} if multiple is None else {"multiple": multiple}
+    for name, value in positive.items():
+        if not value > 0:
+            raise ConfigError(f"sweep.experiment.{name} must be positive, but got {value}")
+    config = resolve(config)
+    workload, protocol = load(config)
+    module, trainer = at_start(workload, TrialSpec(0, 0, batch_size, lr, None, 0), protocol)
+    device = device_of(protocol.trainer)
+    module = module.to(device).train()
+    precision = trainer.precision_plugin
+
+    def draw(size: int) -> Any:
+        spec = TrialSpec(0, 0, size, lr, None, 0)
+        return on_device(workload, module, next(iter(workload.train_batches(spec))), device)
+
+    def loss(module: Any, batch: Any) -> Tensor:
+        with precision.train_step_context():
+            return roofline.training_loss(module, precision.convert_input(batch))
+
+    convolves = roofline.is_convolutional(module)
+    arithmetic = roofline.arithmetic_of(config.precision, device, convolves)
+    multiple = multiple or roofline.tensor_core_multiple(arithmetic, device.type)
+    if multiple is None:
+        raise ConfigError(
+            f"{arithmetic} on {device.type} does not run on tensor cores, which ask for a multiple: "
+            "give another precision, or a multiple with sweep.experiment.multiple=8"
+        )
+    sizes = list(config.hardware.ceilings.traced_batch_sizes)
+    cost = roofline.step_cost(module, draw, loss, arithmetic, sizes)
+    shapes = input_shapes(module, draw(sizes[0]), loss, batch_size / sizes[0])
+    # Nothing is predicted here, so that no limit of the device counts.
+    limits = roofline.DeviceLimits(arithmetic, 1.0, 1.0, None)
+    rows = []
+    with products_in(tf32=arithmetic == "tf32"):
+        for row in roofline.misalignments(cost, limits, multiple, batch_size):
+            layer = module.get_submodule(row.name)
+            if row.name not in shapes or layer_like(layer, {}) is None:
+                continue
+            times = padding_times(
+                layer, row, shapes[row.name], device, arithmetic, rounds, seconds, clock
+            )
+            rows.append(row_of(row, times))
+    device_text = device_name(protocol.trainer, protocol.devices)
+    what = f"{config.workload.name} at B = {batch_size} in {arithmetic}, multiples of {multiple}"
+    return Finding(
+        sentence(rows, rounds),
+        rows,
+        rounds,
+        device_text,
+        functools.partial(_paint, rows, f"{what}, {device_text}"),
+        FIGURE_INCHES,
+        details={"arithmetic": arithmetic, "multiple": multiple},
+    )
+
+
+def input_shapes(
+    module: nn.Module, batch: Any, loss: Callable[[Any, Any], Tensor], factor: float
+) -> dict[str, tuple[int, ...]]:
+    """Return the shape of each layer's first input, by the layer's name, in a larger batch.
+
+    Of a layer that is called several times it is the last call's. The batch, which is ``factor``
+    times as small, is passed through once, without gradients.
+    """
+    shapes: dict[str, tuple[int, ...]] = {}
+
+    def note(name: str, layer: nn.Module, inputs: tuple[Any, ...]) -> None:
+        if inputs and isinstance(inputs[0], Tensor) and inputs[0].dim():
+            shapes[name] = (round(len(inputs[0]) * factor), *inputs[0].shape[1:])
+
+    with ExitStack() as hooks, torch.no_grad():
+        for name, layer in module.named_modules():
+            if next(layer.children(), None) is None:
+                hooks.enter_context(layer.register_forward_pre_hook(functools.partial(note, name)))
+        loss(module, batch)
+    return shapes
+
+
+def layer_like(layer: nn.Module, changes: Mapping[str, int]) -> nn.Module | None:
+    """Return a fresh Linear or convolution with dimensions of other sizes; None for other layers.
+
+    Dimensions are those of :class:`~bstune.hardware.roofline.LayerCost`: of a grouped convolution
+    they are a group's. Others change nothing.
+    """
+    has_bias = getattr(layer, "bias", None) is not None
+    if isinstance(layer, nn.Linear):
+        inputs = changes.get("in_features", layer.in_features)
+        outputs = changes.get("out_features", layer.out_features)
+        return nn.Linear(inputs, outputs, has_bias)
+    own: Any = layer
+    for kind in CONVOLUTIONS:
+        if isinstance(layer, kind):
+            options = {name: getattr(own, name) for name in OPTIONS}
+            for name in ("in_channels", "out_channels"):
+                size = changes.get(name, getattr(own, name) // own.groups)
+                options[name] = own.groups * size
+            return kind(**options, bias=has_bias)
+    return None
+
+
+def padded_shape(row: TensorCoreMisalignment, shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Return a layer's input shape with a row's dimension padded."""
+    place = {"batch": 0, "in_features": -1, "in_channels": 1}.get(row.dimension)
+    padded = list(shape)
+    if place is not None:
+        padded[place] = shape[place] * row.padded // row.size
+    return tuple(padded)
+
+
+def padding_times(
+    layer: nn.Module,
+    row: TensorCoreMisalignment,
+    shape: tuple[int, ...],
+    device: torch.device,
+    arithmetic: Arithmetic,
+    rounds: int,
+    seconds: float,
+    clock: Callable[[], float],
+) -> list[tuple[float, float]]:
+    """Return each round's seconds of a forward and backward pass, as the layer is and padded.
+
+    ``seconds`` are what either takes of a round, warm-up left out.
+    """
+
+    def read() -> float:
+        synchronize(device)
+        return clock()
+
+    def timer(layer: nn.Module, shape: tuple[int, ...]) -> Timer:
+        x = torch.randn(shape, device=device).to(DTYPES[arithmetic])
+        layer = layer.to(device, DTYPES[arithmetic])
+        if len(shape) == 4:
+            # The format in which convolutions reach tensor cores without a copy.
+            x = x.contiguous(memory_format=torch.channels_last)
+            layer = layer.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        x.requires_grad_()
+        gradient = torch.randn_like(layer(x))
+        call = "x.grad = None; layer.zero_grad(); layer(x).backward(gradient)"
+        names = {"x": x, "layer": layer, "gradient": gradient}
+        return Timer(call, timer=read, globals=names, num_threads=torch.get_num_threads())
+
+    plain = layer_like(layer, {})
+    padded = layer_like(layer, {row.dimension: row.padded})
+    if plain is None or padded is None:
+        raise TypeError(f"{row.name} is no Linear and no convolution, but {type(layer).__name__}")
+    pair = (timer(plain, shape), timer(padded, padded_shape(row, shape)))
+    times = []
+    for number in range(rounds):
+        # Turn about, so that neither is always timed on the warmer device.
+        order = (0, 1) if number % 2 == 0 else (1, 0)
+        taken = {i: pair[i].blocked_autorange(min_run_time=seconds).median for i in order}
+        times.append((taken[0], taken[1]))
+    return times
+
+
+def row_of(row: TensorCoreMisalignment, times: list[tuple[float, float]]) -> dict[str, Any]:
+    """Return a layer's throughput when padded over that as it is: the median and the quartiles."""
+    before, after = np.array(times).T
+    # A padded batch has more examples; a padded layer does no more that counts.
+    more = row.padded / row.size if row.dimension == "batch" else 1.0
+    low, middle, high = np.quantile(more * before / after, QUARTILES)
+    return {
+        "layer": row.name,
+        "kind": row.kind,
+        "dimension": row.dimension,
+        "size": row.size,
+        "padded": row.padded,
+        "rounds": len(times),
+        "seconds": float(np.median(before)),
+        "gain": float(middle),
+        "gain_low": float(low),
+        "gain_high": float(high),
+    }
+
+
+def sentence(rows: list[dict[str, Any]], rounds: int) -> str:
+    """Return the finding in words."""
+    if not rows:
+        return "Every layer that can be padded is aligned: there is nothing to time."
+    best = max(rows, key=lambda row: float(row["gain"]))
+    faster = sum(row["gain_low"] > 1.0 for row in rows)
+    return (
+        f"Padding makes {faster} of {plural(len(rows), 'dimension')} faster by the lower quartile; "
+        f"{best['layer']} gains most, {format_number(best['gain'])} times its throughput with "
+        f"{best['dimension']} {best['padded']} for {best['size']} (medians, n = {rounds})."
+    )
+
+
+def _paint(rows: list[dict[str, Any]], title: str, figure: "Figure") -> None:
+    """Draw one bar a dimension, with its quartiles."""
+    axes = figure.subplots()
+    names = [f"{row['layer']}\n{row['dimension']} {row['size']}" for row in rows]
+    gains = [row["gain"] for row in rows]
+    below = [row["gain"] - row["gain_low"] for row in rows]
+    above = [row["gain_high"] - row["gain"] for row in rows]
+    axes.barh(names, gains, xerr=[below, above], color=BLUE, ecolor=INK, capsize=3.0)
+    axes.axvline(1.0, color=INK, linewidth=0.9, linestyle="--")
+    axes.set_xlabel("throughput when padded over that as it is, median and quartiles")
+    axes.set_title(title, fontsize=10.5, parse_math=False)
