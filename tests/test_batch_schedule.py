@@ -31,9 +31,8 @@ from torch.utils.data import DataLoader
 from bstune.core.batch_schedule import BatchPlan, BatchSchedule, constant
 from bstune.core.clock import TrialClock
 from bstune.core.errors import ConfigError
-from bstune.core.records import Budget, Target, TrialResult
+from bstune.core.records import Budget, TrialResult
 from bstune.hardware.several import open_short_trials
-from bstune.study.batch_growth import proposed_growth
 from bstune.study.prepare import compose_checked, frozen_settings, prepare
 from bstune.system.files import Output
 from bstune.trial.batches import IndexStream, endless, rebatch
@@ -611,38 +610,6 @@ def test_what_is_searched_of_a_schedule(tmp_path):
 
 
 # What the curve proposes
-
-
-def over(*pairs):
-    return [{"target": target, "b_crit": b_crit} for target, b_crit in pairs]
-
-
-LEARNT = replace(
-    RESULT, batch_size=10, history=tuple((step, 100 / step) for step in range(1, 101))
-)  # a loss, to 1
-
-
-@pytest.mark.parametrize(
-    ("rows", "expected"),
-    [
-        # B_crit doubles from a loss of 8 to 4, and to 2, after 25 and 50 steps of 10 examples, and between 2 and 1.
-        (over((1, 300), (2, 80), (4, 40), (8, 20)), (20, [250, 500, 680], [4.0, 2.0, 1.4757])),
-        (over((9, 20), (1, 160)), (20, [160, 280, 1000], [19 / 3, 11 / 3, 1.0])),
-        (over((8, 20), (4, None), (2, 40), (1, 39)), (20, [500], [2.0])),
-        (over((8, 20), (4, 39), (1, 30)), None),  # it does not double
-        (over((8, 200), (1, 20)), None),  # it falls
-        (over((1, 20)), None),
-        (over((8, None), (1, None)), None),
-    ],
-)
-def test_batches_double_where_the_critical_size_has(rows, expected):
-    found = proposed_growth(rows, Target("val/loss", 1.0, "min"), LEARNT)
-    if expected is None:
-        assert found is None
-    else:
-        start, switches, targets = expected
-        assert (found["start"], found["switch_examples"]) == (start, switches)
-        assert found["targets"] == pytest.approx(targets, rel=1e-4)
 
 
 def test_a_schedule_that_is_searched_is_not_said_to_be_the_one_of_its_options(

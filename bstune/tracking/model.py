@@ -15,7 +15,7 @@ from mlflow.entities import LoggedModelOutput
 from mlflow.models import Model
 
 from bstune.core.records import TrialResult, TrialSpec
-from bstune.report.rows import Summary
+from bstune.result import StudyResult
 from bstune.study.prepare import PreparedStudy
 from bstune.system.files import is_own
 
@@ -28,19 +28,19 @@ def send_model(
     run_id: str,
     prepared: PreparedStudy,
     trials: Mapping[int, TrialResult],
-    summary: Summary,
+    result: StudyResult,
 ) -> str | None:
     """Send the winner of a study's run and return the model's id; None where there is no checkpoint.
 
     A study of Python objects has none that loads back: what builds its module is no config. Its ``train`` is None.
     """
-    if summary["use"] is None or summary["train"] is None:
+    winner = result.winner
+    if winner is None or result.train is None:
         return None
-    row = summary[summary["use"]]
-    checkpoint = prepared.files.checkpoint(row["number"])
+    checkpoint = prepared.files.checkpoint(winner.number)
     if not is_own(checkpoint):
         return None
-    trial = trials[row["number"]]
+    trial = trials[winner.number]
     names = ("number", "trial_index", "batch_size", "lr", "delta", "seed", "hyperparameters")
     spec = TrialSpec(**{name: getattr(trial, name) for name in names}, max_steps=trial.horizon)
     params = {"batch_size": str(trial.batch_size), "lr": str(trial.lr), "seed": str(trial.seed)}

@@ -27,7 +27,7 @@ from mlflow.store.tracking import SEARCH_MAX_RESULTS_THRESHOLD
 
 from bstune.core.records import TrialResult
 from bstune.report.answer import answer, block
-from bstune.report.rows import Summary
+from bstune.result import StudyResult
 from bstune.study.prepare import PreparedStudy
 from bstune.study.storage import STUDY_ID, results
 from bstune.tracking import content, saved_view
@@ -110,7 +110,7 @@ class Tracking:
             work = partial(self._write_trial, result, round(1000 * time.time()))
             self._exchanges.run(f"send trial {result.number}", work, self._settings.seconds)
 
-    def finish_study(self, summary: Summary, artifacts: Sequence[Path]) -> None:
+    def finish_study(self, found: StudyResult, artifacts: Sequence[Path]) -> None:
         """Send a completed study's results to its run, and end that run; nothing if it has as many trials'.
 
         ``artifacts`` are files; the one with the suffix png that comes first is shown in the run's note.
@@ -118,11 +118,9 @@ class Tracking:
         if not self._exchanges.failed and self._parent.data.tags.get(RESULT_TRIALS) != str(
             len(self.sent)
         ):
-            self._exchanges.run(
-                "send the results", partial(self._write_results, summary, artifacts)
-            )
+            self._exchanges.run("send the results", partial(self._write_results, found, artifacts))
         if not self._exchanges.failed and MODEL not in self._parent.data.tags:
-            self._exchanges.run("send the winner's model", partial(self._write_model, summary))
+            self._exchanges.run("send the winner's model", partial(self._write_model, found))
 
     def _find(self) -> None:
         """Find or create the experiments and the study's run, and repair what a process that died left behind."""
@@ -250,7 +248,7 @@ class Tracking:
         self._client.set_tag(run_id, TRIALS, " ".join(str(one.number) for one in chain))
         self._whole[result.number] = run_id, start
 
-    def _write_results(self, summary: Summary, artifacts: Sequence[Path]) -> None:
+    def _write_results(self, found: StudyResult, artifacts: Sequence[Path]) -> None:
         client = self._client
         # Results of fewer trials, or half sent, perhaps still on their way.
         again = bool(self._parent.data.metrics) or RESULTS_BEGUN in self._parent.data.tags
@@ -259,14 +257,14 @@ class Tracking:
         client.set_tag(run_id, RESULTS_BEGUN, "true")
         self._describe_parent(parent)
         client.log_batch(
-            run_id, content.metrics(content.study_values(summary), round(1000 * time.time()))
+            run_id, content.metrics(content.study_values(found), round(1000 * time.time()))
         )
         for path in artifacts:
             client.log_artifact(run_id, str(path))
         figure = next((path.name for path in artifacts if path.suffix == ".png"), None)
         where = quote(f"tags.`{STUDY_TAG}` = '{self._tags[STUDY_TAG]}'")
         trials = f"#/experiments/{self._experiments['trial']}/runs?workflowType=machine_learning&searchFilter={where}"
-        text = "\n".join(block(answer(summary)))
+        text = "\n".join(block(answer(found)))
         client.set_tag(run_id, "mlflow.note.content", content.note(text, run_id, figure, trials))
         client.set_terminated(run_id, "FINISHED")
         client.set_tag(
@@ -276,10 +274,10 @@ class Tracking:
         self._make_only_parent(run_id)
         self._parent = client.get_run(run_id)
 
-    def _write_model(self, summary: Summary) -> None:
+    def _write_model(self, found: StudyResult) -> None:
         run_id = self._parent.info.run_id
         model_id = send_model(
-            self._client, self._experiments["study"], run_id, self._prepared, self._results, summary
+            self._client, self._experiments["study"], run_id, self._prepared, self._results, found
         )
         if model_id is not None:
             self._client.set_tag(run_id, MODEL, model_id)
