@@ -604,9 +604,9 @@ def compare(arguments: list[str]) -> None:
     studies, left_out = comparing.read_studies(options.studies)
     if options.mlflow is not None:
         # mlflow: a second
-        from bstune.tracking.logged import logged_summaries
+        from bstune.tracking.logged import logged_curves
 
-        more, missing = comparing.logged_studies(logged_summaries(options.mlflow, options.uri))
+        more, missing = comparing.logged_studies(logged_curves(options.mlflow, options.uri))
         studies, left_out = [*studies, *more], [*left_out, *missing]
     write_comparison(comparing.compare(studies, left_out), options.output, plain_console())
 

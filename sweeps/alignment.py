@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from omegaconf import DictConfig
 from torch import Tensor, nn
 from torch.utils.benchmark import Timer
 
+from bstune.config import Composed
 from bstune.core.errors import ConfigError
 from bstune.core.records import TrialSpec
 from bstune.hardware import roofline
@@ -31,7 +31,6 @@ from bstune.trial.workload import load, on_device, resolve
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
-    from rich.console import Console
 
 FIGURE_INCHES = (9.0, 4.5)
 QUARTILES = (0.25, 0.5, 0.75)
@@ -40,8 +39,7 @@ OPTIONS = ("kernel_size", "stride", "padding", "dilation", "groups", "padding_mo
 
 
 def run(
-    config: DictConfig,
-    console: "Console",
+    composed: Composed,
     *,
     batch_size: int,
     multiple: int | None,
@@ -56,8 +54,8 @@ def run(
     for name, value in positive.items():
         if not value > 0:
             raise ConfigError(f"sweep.experiment.{name} must be positive, but got {value}")
-    config = resolve(config)
-    workload, protocol = load(config)
+    options, recipe = resolve(composed.options, composed.trained)
+    workload, protocol = load(options, recipe)
     module, trainer = at_start(workload, TrialSpec(0, 0, batch_size, lr, None, 0), protocol)
     device = device_of(protocol.trainer)
     module = module.to(device).train()
@@ -72,14 +70,14 @@ def run(
             return roofline.training_loss(module, precision.convert_input(batch))
 
     convolves = roofline.is_convolutional(module)
-    arithmetic = roofline.arithmetic_of(config.precision, device, convolves)
+    arithmetic = roofline.arithmetic_of(options.precision, device, convolves)
     multiple = multiple or roofline.tensor_core_multiple(arithmetic, device.type)
     if multiple is None:
         raise ConfigError(
             f"{arithmetic} on {device.type} does not run on tensor cores, which ask for a multiple: "
             "give another precision, or a multiple with sweep.experiment.multiple=8"
         )
-    sizes = list(config.hardware.ceilings.traced_batch_sizes)
+    sizes = options.hardware.ceilings.traced_batch_sizes
     cost = roofline.step_cost(module, draw, loss, arithmetic, sizes)
     shapes = input_shapes(module, draw(sizes[0]), loss, batch_size / sizes[0])
     # Nothing is predicted here, so that no limit of the device counts.
@@ -95,7 +93,7 @@ def run(
             )
             rows.append(row_of(row, times))
     device_text = device_name(protocol.trainer, protocol.devices)
-    what = f"{config.workload.name} at B = {batch_size} in {arithmetic}, multiples of {multiple}"
+    what = f"{options.workload.name} at B = {batch_size} in {arithmetic}, multiples of {multiple}"
     return Finding(
         sentence(rows, rounds),
         rows,

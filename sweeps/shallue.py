@@ -11,7 +11,6 @@ for more examples, so S*(B) over E(B) = B S*(B) is what a budget of examples buy
 
 import functools
 import re
-from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -25,6 +24,7 @@ from bstune.report.compare_console import write_comparison
 from bstune.report.compare_figure import comparison_inches, looks, paint_comparison
 from bstune.report.drawing import log_axis, log_limits
 from bstune.report.study_folder import read_study
+from bstune.result import StudyResult
 from bstune.study.prepare import compose_checked
 from bstune.study.run import run as run_study
 from bstune.sweeps.harness import Finding
@@ -88,9 +88,9 @@ def run(
             raise Interrupted(
                 f"interrupted: {root} keeps all finished trials; the same command goes on"
             ) from error
-    read = {name: read_study(root / name).summary for name in composed}
+    read = {name: read_study(root / name).result for name in composed}
     found = compare(
-        [replace(compared(summary, str(root / name)), name=name) for name, summary in read.items()]
+        [replace(compared(result, str(root / name)), name=name) for name, result in read.items()]
     )
     console.print()
     write_comparison(found, root, console)
@@ -118,7 +118,7 @@ def _places(name: str, root: Path) -> list[str]:
     return [*(f"{key}={value}" for key, value in quoted.items()), "mlflow.enabled=false"]
 
 
-def row(study: Compared, summary: Mapping[str, Any]) -> dict[str, Any]:
+def row(study: Compared, result: StudyResult) -> dict[str, Any]:
     """Return what a study found.
 
     Slopes are those of log S*(B) over log B, over a factor of 4 at the small and at the large end of the batch sizes
@@ -136,7 +136,7 @@ def row(study: Compared, summary: Mapping[str, Any]) -> dict[str, Any]:
         else "-",
         "steps": min((one.steps for one in study.points), default=None),
         "examples": min((one.steps * one.batch_size for one in study.points), default=None),
-        "reached": f"{summary['statuses'].get('reached')} of {summary['trials']}",
+        "reached": f"{result.statuses['reached']} of {result.trials}",
         "details": {
             **{
                 name: getattr(study, name)

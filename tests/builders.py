@@ -1,15 +1,233 @@
-"""Options, recipes and what is built of them, from the arguments of a command line."""
+"""What tests share: options and recipes of a command line, and results.
 
-from typing import TYPE_CHECKING
+Results are a whole one of any trials, and its parts with the values that a test does not care for.
 
+result_of([make_trial()], critical=hand_critical(67.0, 41.0, 110.0), train="bstune +workload=digits")
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from toolbox import best_of
+
+from bstune.core.records import Budget, Merit, Target, TrialResult
 from bstune.options import StudyOptions
 from bstune.recipe import Recipe
+from bstune.result import (
+    BaselineResult,
+    Confirmed,
+    CriticalBatchSize,
+    Curve,
+    DevicePlan,
+    Growth,
+    LearningRateLaw,
+    MeasuredNoiseScale,
+    Part,
+    Reference,
+    SearchPlan,
+    StudyResult,
+)
 from bstune.study.prepare import PreparedStudy, compose_checked, prepare
+from bstune.study.replicates import Winner
+from bstune.study.summary import Analysis, Asked, summarize
 from bstune.trial.backend import TrialBackend
 
 if TYPE_CHECKING:
     from bstune.core.records import TrialProtocol
     from bstune.trial.loop import Workload
+
+TARGET = Target("val/error", 0.1, "min")
+RULES = {"none": 0.0, "sqrt": 0.5, "linear": 1.0}
+AnyPart = TypeVar("AnyPart", bound=Part)
+
+
+def changed(part: AnyPart, **changes: Any) -> AnyPart:
+    """Return a part with other values, checked as those of a file are."""
+    return type(part).model_validate(
+        {name: getattr(part, name) for name in type(part).model_fields} | changes
+    )
+
+
+def asked_of(target: Target = TARGET, budget: Budget | None = None, **changes: Any) -> Asked:
+    """Return what a study for time was asked for."""
+    values: Mapping[str, Any] = {
+        "study": "s",
+        "workload": "digits",
+        "tokens": None,
+        "objective": "time",
+        "target": target,
+        "budget": budget or Budget(100, 10_000),
+        "search": SearchPlan(trials=32, replicates=3, limit=None),
+        "reference": Reference(batch_size=256, lr=0.1, rule="sqrt"),
+    }
+    return Asked(**{**values, **changes})
+
+
+def result_of(
+    trials: Iterable[TrialResult],
+    sought: Target = TARGET,
+    budget: Budget | None = None,
+    best: Mapping[Merit, Winner] | None = None,
+    **changes: Any,
+) -> StudyResult:
+    """Return the result of a study of these trials, with other values of its attributes where they are given."""
+    trials = list(trials)
+    analysis = Analysis(
+        fit=changes.pop("fit", "no fit"),
+        critical=changes.pop("critical", None),
+        best=best_of(trials) if best is None else best,
+    )
+    return changed(summarize(trials, asked_of(sought, budget), analysis), **changes)
+
+
+def hand_critical(
+    b_crit: float | None,
+    low: float | None,
+    high: float | None,
+    smallest: int = 16,
+    largest: int = 4096,
+    **changes: Any,
+) -> CriticalBatchSize:
+    """Return a critical batch size with this interval, of S = 100 (1 + B_crit/B)."""
+    values: Mapping[str, Any] = {
+        "b_crit": b_crit,
+        "b_crit_low": low,
+        "b_crit_high": high,
+        "level": 0.9,
+        "s_min": 100.0,
+        "e_min": None if b_crit is None else 100.0 * b_crit,
+        "b_opt": None,
+        "b_opt_low": None,
+        "b_opt_high": None,
+        "perfect_scaling_below": None if b_crit is None else b_crit / 9,
+        "maximal_data_parallelism_above": None if b_crit is None else b_crit * 9,
+        "smallest": smallest,
+        "largest": largest,
+        "next_trials": (),
+        "note": None,
+    }
+    return CriticalBatchSize(**{**values, **changes})
+
+
+def make_law(**changes: Any) -> LearningRateLaw:
+    """Return how the best learning rate grows with the batch size."""
+    values: Mapping[str, Any] = {
+        "exponent": 0.22,
+        "low": 0.16,
+        "high": 0.27,
+        "prior_low": -1.0,
+        "prior_high": 2.0,
+        "start": 4.0,
+        "end": 1024.0,
+        "reached": 9,
+        "octaves": 7.0,
+        "identified": True,
+        "rules": RULES,
+        "below_b_crit": None,
+        "level": 0.9,
+    }
+    return LearningRateLaw(**{**values, **changes})
+
+
+def make_confirmed(reached: int = 3, runs: int = 3, **changes: Any) -> Confirmed:
+    """Return what so many of a winner's runs on fresh seeds came to."""
+    values: Mapping[str, Any] = {
+        "seeds": tuple(range(runs)),
+        "reached": reached,
+        "runs": runs,
+        "time_median": 2.0,
+        "time_low": 1.0,
+        "time_high": 3.0,
+        "steps_median": 110.0,
+        "steps_low": 90.0,
+        "steps_high": 130.0,
+    }
+    return Confirmed(**{**values, **changes})
+
+
+def make_curve(
+    sizes: Sequence[float], steps: Sequence[float], spread: float = 0.1, **changes: Any
+) -> Curve:
+    """Return S*(B) at these batch sizes with an interval of so much on either side."""
+    values: Mapping[str, Any] = {
+        "batch_size": tuple(sizes),
+        "steps": tuple(steps),
+        "low": tuple((1.0 - spread) * value for value in steps),
+        "high": tuple((1.0 + spread) * value for value in steps),
+        "lr_low": (0.05,) * len(sizes),
+        "lr": (0.1,) * len(sizes),
+        "lr_high": (0.2,) * len(sizes),
+        "seconds_per_step": None,
+    }
+    return Curve(**{**values, **changes})
+
+
+def make_baseline(**changes: Any) -> BaselineResult:
+    """Return a baseline that reached the target."""
+    values: Mapping[str, Any] = {
+        "number": 0,
+        "batch_size": 16,
+        "lr": 0.1,
+        "hyperparameters": {},
+        "status": "reached",
+        "steps": 500,
+        "seconds": 5.0,
+        "value": 0.1,
+        "telling_target": None,
+        "runs": 0,
+        "reached": 0,
+    }
+    return BaselineResult(**{**values, **changes})
+
+
+def make_plan(devices: int, efficiency: float = 1.0) -> DevicePlan:
+    """Return the plan for so many devices."""
+    return DevicePlan(
+        devices=devices,
+        device_batch_size=1,
+        batch_size=devices,
+        lr=1.0,
+        steps=1.0,
+        seconds_per_step=1.0,
+        seconds=1.0,
+        seconds_low=1.0,
+        seconds_high=1.0,
+        device_seconds=float(devices),
+        speed_up=devices * efficiency,
+        efficiency=efficiency,
+    )
+
+
+def make_growth(**changes: Any) -> Growth:
+    """Return how the critical batch size grows as the target gets harder."""
+    values: Mapping[str, Any] = {
+        "exponent": -4.31,
+        "low": -5.0,
+        "high": -3.5,
+        "level": 0.9,
+        "ideal": 0.0,
+        "start": 2.6,
+        "end": 2.0,
+    }
+    return Growth(**{**values, **changes})
+
+
+def make_noise_scale(noise_scale: float | None) -> MeasuredNoiseScale:
+    """Return a gradient noise scale with an interval from 91 to 110."""
+    return MeasuredNoiseScale(
+        noise_scale=noise_scale,
+        low=91.0,
+        high=110.0,
+        level=0.9,
+        trials=5,
+        steps=100,
+        undetermined=None if noise_scale is not None else "|G|^2 does not differ from 0",
+        ratio_to_critical=None,
+        ratio_to_fit=None,
+    )
+
+
+# Options and recipes
 
 
 def options_of(*arguments: str) -> StudyOptions:

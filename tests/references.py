@@ -30,10 +30,10 @@ SAMPLERS = ("frontier", "tpe", "random")
 OBJECTIVES = ("time", "steps", "both", "curve")
 TRAINED = ("digits", "airfoil")
 # Of what trains: parts of keys that are left out.
-MEASURED = ("second", "time", "version", "device", "scale_out", "pareto")
+MEASURED = ("second", "time", "version", "schema", "device", "scale_out", "pareto")
 
 
-def numbers(value: Any, leave_out: tuple[str, ...] = ("version",)) -> list[str]:
+def numbers(value: Any, leave_out: tuple[str, ...] = ("version", "schema")) -> list[str]:
     """Return all numbers in nested lists and mappings, sorted, as text that keeps every bit."""
     if isinstance(value, dict):
         kept = (item for key, item in value.items() if not any(part in key for part in leave_out))
@@ -89,7 +89,7 @@ def replayed(folder: Path, table: str, sampler: str, objective: str) -> dict[str
         f"search.objective={objective}",
         "search.trials=24",
     )
-    return study(folder, ("version",), "+workload=replay", *options)
+    return study(folder, ("version", "schema"), "+workload=replay", *options)
 
 
 def trained(folder: Path, workload: str, options: list[str]) -> dict[str, Any]:

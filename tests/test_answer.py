@@ -1,11 +1,20 @@
 """What a study answers, in words: of whole studies, of what is not known, and of what went wrong."""
 
-from dataclasses import asdict, replace
+from dataclasses import replace
 
 import pytest
-from toolbox import best_of, hand_critical, make_trial
+from builders import (
+    changed,
+    hand_critical,
+    make_growth,
+    make_law,
+    make_noise_scale,
+    make_plan,
+    result_of,
+)
+from toolbox import make_trial
 
-from bstune.core.records import Budget, Target
+from bstune.core.records import Budget
 from bstune.report.answer import (
     MAX_LINES,
     WIDTH,
@@ -16,47 +25,22 @@ from bstune.report.answer import (
     trust,
     verdict,
 )
-from bstune.study.critical import NextTrial
-from bstune.study.summary import summarize
+from bstune.result import (
+    DevicePlans,
+    Exponent,
+    Load,
+    NextTrial,
+    NotRunAgain,
+    SearchPlan,
+    SeedScatter,
+)
 
-TARGET = Target("val/error", 0.1, "min")
 LUCKY, STEADY = make_trial(0, 64, 0.1, steps=400), make_trial(1, 256, 0.4, steps=420)
-SEARCH = {"trials": 32, "replicates": 3, "limit": None}
-EXPONENT = {
-    "exponent": 0.22,
-    "low": 0.16,
-    "high": 0.27,
-    "start": 4,
-    "end": 1024,
-    "reached": 9,
-    "octaves": 7.0,
-    "identified": True,
-    "rules": {"none": 0.0, "sqrt": 0.5, "linear": 1.0},
-    "below_b_crit": None,
-}
+SEARCH = SearchPlan(trials=32, replicates=3, limit=None)
 
 
 def fresh(number, steps=440, of=LUCKY, **changes):
     return make_trial(number, of.batch_size, of.lr, steps=steps, replicate_of=of.number, **changes)
-
-
-def summary_of(
-    trials, target=TARGET, critical=None, budget=None, stop_reason=None, exponent=None, **more
-):
-    """Return a study's mapping as report.py completes it."""
-    found = summarize(
-        trials, target, "no fit", exponent, stop_reason, critical, best_of(trials), budget
-    )
-    use = next((name for name in ("best_by_time", "best_by_steps") if found[name]), None)
-    return {
-        "study": "s",
-        "workload": "digits",
-        "use": use,
-        "search": SEARCH,
-        "notes": [],
-        **found,
-        **more,
-    }
 
 
 def texts(summary, label):
@@ -66,21 +50,17 @@ def texts(summary, label):
 CONFIRMED = [LUCKY, STEADY, make_trial(2, 4096, 0.8, steps=90, tau=0.1)]
 CONFIRMED += [fresh(3 + i, steps) for i, steps in enumerate((440, 460, 480))]
 CONFIRMED += [fresh(6 + i, steps, STEADY) for i, steps in enumerate((430, 450, 410))]
-WHOLE = summary_of(
+WHOLE = result_of(
     CONFIRMED,
     critical=hand_critical(67.0, 41.0, 110.0, 5, 1114),
     stop_reason="the plan is done: search.trials=32",
-    exponent=EXPONENT,
+    lr_exponent=make_law(),
     train="bstune +workload=digits trial.batch_size=256 trial.lr=0.4",
-    load={"low": 1.0, "high": 1.4},
-    seed_scatter={"scatter": 0.17, "low": 0.1, "high": 0.2, "level": 0.9},
-    scale_out={
-        "ideal": [
-            {"devices": n, "efficiency": share}
-            for n, share in ((1, 1.0), (2, 0.62), (4, 0.39), (8, 0.2))
-        ],
-        "with_all_reduce": [],
-    },
+    load=Load(low=1.0, high=1.4),
+    seed_scatter=SeedScatter(scatter=0.17, low=0.1, high=0.2, level=0.9),
+    scale_out=DevicePlans(
+        ideal=tuple(make_plan(n, share) for n, share in ((1, 1.0), (2, 0.62), (4, 0.39), (8, 0.2)))
+    ),
 )
 
 
@@ -108,17 +88,6 @@ def test_a_whole_study_reads_as_one_block():
     assert answer(WHOLE).headline == headline
 
 
-GROWTH = {
-    "exponent": -4.31,
-    "low": -5.0,
-    "high": -3.5,
-    "level": 0.9,
-    "ideal": 0.0,
-    "from": 2.6,
-    "to": 2.0,
-}
-
-
 @pytest.mark.parametrize(
     ("changes", "expected"),
     [
@@ -141,20 +110,23 @@ GROWTH = {
     ],
 )
 def test_how_the_critical_batch_size_grows_with_the_target(changes, expected):
-    found = list(texts({**WHOLE, "over_target_growth": GROWTH | changes}, "CRITICAL"))
+    found = list(texts(changed(WHOLE, over_target_growth=make_growth(**changes)), "CRITICAL"))
     assert found[2].startswith(expected)
 
 
 def test_batch_sizes_are_said_in_tokens_where_an_example_has_some():
-    found = {**WHOLE, "tokens": 64}
+    found = changed(WHOLE, tokens=64)
     assert texts(found, "USE")[0] == "batch size 256 (16,384 tokens), learning rate 0.4"
     assert texts(found, "CRITICAL")[0] == "batch size 67 (90%: 41 to 110), 4300 tokens"
-    assert texts(found | {"critical": asdict(hand_critical(None, 450.0, None))}, "CRITICAL")[
-        0
-    ].endswith("above 450)")
+    assert texts(changed(found, critical=hand_critical(None, 450.0, None)), "CRITICAL")[0].endswith(
+        "above 450)"
+    )
 
 
-NARROWER = (NextTrial(8, 0.011, 2310.0, 12.3), NextTrial(4096, 0.5, 81.0, None))
+NARROWER = (
+    NextTrial(batch_size=8, lr=0.011, steps=2310.0, seconds=12.3),
+    NextTrial(batch_size=4096, lr=0.5, steps=81.0, seconds=None),
+)
 
 
 @pytest.mark.parametrize(
@@ -185,8 +157,8 @@ NARROWER = (NextTrial(8, 0.011, 2310.0, 12.3), NextTrial(4096, 0.5, 81.0, None))
     ],
 )
 def test_the_critical_batch_size_and_its_regimes(critical, text, regimes):
-    summary = summary_of([LUCKY, STEADY], critical=critical)
-    assert critical_text(summary["critical"]) == text
+    summary = result_of([LUCKY, STEADY], critical=critical)
+    assert critical_text(summary.critical) == text
     expected = [f"batch size {text}"] + [] * (regimes is None)
     assert list(texts(summary, "CRITICAL")) == expected + ([] if regimes is None else [regimes])
     found = answer(summary).headline
@@ -194,23 +166,20 @@ def test_the_critical_batch_size_and_its_regimes(critical, text, regimes):
 
 
 def test_one_batch_size_tells_nothing_of_a_curve():
-    summary = summary_of([LUCKY], critical=hand_critical(None, None, None, 64, 64))
+    summary = result_of([LUCKY], critical=hand_critical(None, None, None, 64, 64))
     assert texts(summary, "CRITICAL") == ("not known, as batch size 64 alone reached the target",)
     assert not {"range", "coverage"} & {one.name for one in trust(summary)}
 
 
 def test_what_else_is_known_of_the_critical_batch_size():
-    critical = replace(
-        hand_critical(300.0, None, 480.0), b_opt=40.0, b_opt_low=30.0, b_opt_high=55.0
-    )
-    noise = {"noise_scale": 99.4, "low": 91.0, "high": 110.0, "level": 0.9}
-    found = texts(summary_of([LUCKY], critical=critical) | {"noise_scale": noise}, "CRITICAL")
-    assert found[2:] == (
+    critical = hand_critical(300.0, None, 480.0, b_opt=40.0, b_opt_low=30.0, b_opt_high=55.0)
+    known = result_of([LUCKY], critical=critical, noise_scale=make_noise_scale(99.4))
+    assert texts(known, "CRITICAL")[2:] == (
         "fewest examples at batch size 40 (90%: 30 to 55); smaller batches need more of them",
         "gradient noise scale 99 (90%: 91 to 110), a hint at it",
     )
-    undetermined = noise | {"noise_scale": None}
-    assert len(texts(summary_of([LUCKY]) | {"noise_scale": undetermined}, "CRITICAL")) == 0
+    undetermined = changed(known, noise_scale=make_noise_scale(None))
+    assert len(texts(undetermined, "CRITICAL")) == 3
 
 
 CENSORED = {"status": "censored", "steps": 800}
@@ -243,8 +212,8 @@ CENSORED = {"status": "censored", "steps": 800}
     ],
 )
 def test_a_winner_is_shown_by_its_fresh_seeds(runs, text, warning):
-    summary = summary_of([LUCKY, *runs])
-    assert expected_text(summary["best_by_time"]) == text
+    summary = result_of([LUCKY, *runs])
+    assert expected_text(summary.best_by_time) == text
     assert texts(summary, "USE")[1] == text
     assert texts(summary, "WARNING") == (() if warning is None else (warning,))
     seeds = next(one for one in trust(summary) if one.name == "seeds")
@@ -253,20 +222,19 @@ def test_a_winner_is_shown_by_its_fresh_seeds(runs, text, warning):
 
 def test_hyperparameters_horizon_and_test_metrics_stand_with_the_winner():
     trial = make_trial(0, 64, hyperparameters={"momentum": 0.9}, horizon=500)
-    found = texts(summary_of([trial], test={"best_by_time": {"test/error": 0.1012}}), "USE")
+    found = texts(result_of([trial], test={"best_by_time": {"test/error": 0.1012}}), "USE")
     assert found[0] == "batch size 64, learning rate 0.1, momentum 0.9, a schedule of 500 steps"
     assert found[2] == "test/error 0.101 of one run, on data that took no part in the choice"
 
 
 def test_test_metrics_of_the_other_winner_are_not_shown():
     assert (
-        len(texts(summary_of(CONFIRMED, test={"best_by_steps": {"test/error": 0.1012}}), "USE"))
-        == 2
+        len(texts(result_of(CONFIRMED, test={"best_by_steps": {"test/error": 0.1012}}), "USE")) == 2
     )
 
 
 def test_a_study_for_steps_says_which_point_is_the_fastest():
-    summary = summary_of(CONFIRMED) | {"use": "best_by_steps"}
+    summary = result_of(CONFIRMED, use="best_by_steps")
     assert texts(summary, "USE")[0] == "batch size 4096, learning rate 0.8"
     assert texts(summary, "FASTEST") == (
         "4.30 s at batch size 256, learning rate 0.4 (3 of 3 fresh seeds)",
@@ -318,25 +286,25 @@ FLAT = make_trial(1, 64, status="censored", steps=100, history=((10, 0.5), (50, 
     ],
 )
 def test_advice_follows_the_cause(trials, why, change):
-    summary = summary_of(trials, budget=Budget(400, 1))
+    summary = result_of(trials, budget=Budget(400, 1))
     assert texts(summary, "WHY") == (why,)
     assert texts(summary, "TRY")[0].startswith(change)
     assert texts(summary, "RESULT")[0].startswith(
         f"val/error <= 0.1 was not reached in {len(trials)} run"
     )
     assert not {"USE", "CRITICAL", "FEWEST"} & {label for label, _ in answer(summary).lines}
-    limited = summary | {"search": SEARCH | {"limit": "search.seconds"}}
+    limited = changed(summary, search=changed(SEARCH, limit="search.seconds"))
     assert ("more of search.seconds" in texts(limited, "TRY")[0]) == (trials == [STOPPED])
 
 
 def test_the_closest_value_is_named_with_its_trial():
     closest = make_trial(7, 256, 0.4, status="censored", history=((300, 0.1324),))
-    found = texts(summary_of([STOPPED, closest]), "RESULT")
+    found = texts(result_of([STOPPED, closest]), "RESULT")
     assert found == (
         "val/error <= 0.1 was not reached in 2 runs; the closest was 0.132, at batch size 256, learning rate 0.4, "
         "after 300 steps (trial 7)",
     )
-    assert texts(summary_of([]), "RESULT") == (
+    assert texts(result_of([]), "RESULT") == (
         "no trial has run, so val/error <= 0.1 was not reached",
     )
 
@@ -367,6 +335,10 @@ def test_what_an_interval_says_of_the_rules(low, high, text):
     )
 
 
+LAW = make_law(exponent=0.5, low=0.4, high=0.6, end=67.0)
+BELOW = Exponent(**{name: getattr(LAW, name) for name in Exponent.model_fields})
+
+
 @pytest.mark.parametrize(
     ("changes", "text"),
     [
@@ -380,18 +352,14 @@ def test_what_an_interval_says_of_the_rules(low, high, text):
             "not known: 2 trials over 1.0 octaves of batch size reached the target",
         ),
         (
-            {"identified": False, "reached": 2, "octaves": None},
-            "not known: 2 trials reached the target",
-        ),
-        (
-            {"below_b_crit": EXPONENT | {"exponent": 0.5, "low": 0.4, "high": 0.6, "end": 67.0}},
+            {"below_b_crit": BELOW},
             "grew as B^0.22 (0.16 to 0.27): slower than the square root; up to the critical batch size grew as "
             "B^0.50 (0.40 to 0.60): the square root fits",
         ),
     ],
 )
 def test_how_the_learning_rate_grew(changes, text):
-    assert texts(summary_of([LUCKY], exponent=EXPONENT | changes), "LR") == (text,)
+    assert texts(result_of([LUCKY], lr_exponent=make_law(**changes)), "LR") == (text,)
 
 
 @pytest.mark.parametrize(
@@ -410,16 +378,16 @@ def test_how_the_learning_rate_grew(changes, text):
     ],
 )
 def test_what_would_tell_more(changes, actions):
-    critical = replace(hand_critical(100.0, 90.0, 120.0), **changes)
+    critical = changed(hand_critical(100.0, 90.0, 120.0), **changes)
     assert (
-        list(dict(answer(summary_of(CONFIRMED, critical=critical)).actions).get("more", ()))
+        list(dict(answer(result_of(CONFIRMED, critical=critical)).actions).get("more", ()))
         == actions
     )
 
 
 def test_what_was_not_run_again_is_advised():
-    left = {"batch_size": 32, "lr": 0.3, "candidates": 2}
-    summary = summary_of([LUCKY], not_run_again=left, search=SEARCH | {"replicates": 0})
+    left = NotRunAgain(batch_size=32, lr=0.3, candidates=2)
+    summary = result_of([LUCKY], not_run_again=left, search=changed(SEARCH, replicates=0))
     assert dict(answer(summary).actions)["more"] == (
         "search.replicates=3 runs the winner again on fresh seeds",
         "search.candidates=3 runs batch size 32, learning rate 0.3 again too, predicted to be better",
@@ -427,10 +395,8 @@ def test_what_was_not_run_again_is_advised():
 
 
 def test_devices_are_named_only_where_there_is_a_plan():
-    assert (
-        texts(WHOLE | {"scale_out": {"ideal": [{"devices": 1, "efficiency": 1.0}]}}, "DEVICES")
-        == ()
-    )
+    one_device = DevicePlans(ideal=(make_plan(1),))
+    assert texts(changed(WHOLE, scale_out=one_device), "DEVICES") == ()
 
 
 TESTED = {"best_by_time": {"test/error": 0.04, "test/loss": 0.15}}
@@ -439,11 +405,11 @@ NAMES = ("two words/and a path", "<b>bold</b> & co", "[red]markup[/red]", "gr√∂√
 
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize(
-    "base", [WHOLE, summary_of([]), summary_of([STOPPED] * 3)], ids=["whole", "none", "stopped"]
+    "base", [WHOLE, result_of([]), result_of([STOPPED] * 3)], ids=["whole", "none", "stopped"]
 )
 def test_the_block_has_at_most_25_lines_of_120_columns_whatever_is_in_it(base, name):
-    notes = [f"note {i} with {name[:60]} " + "and more words " * 12 for i in range(30)]
-    found = answer(base | {"workload": name, "notes": notes})
+    notes = tuple(f"note {i} with {name[:60]} " + "and more words " * 12 for i in range(30))
+    found = answer(changed(base, workload=name, notes=notes))
     report = [("report", (f"outputs/{name}/report.html",))]
     lines = block(found, report)
     assert max(len(lines), len(block(found, report, 80))) <= MAX_LINES
@@ -455,22 +421,22 @@ def test_the_block_has_at_most_25_lines_of_120_columns_whatever_is_in_it(base, n
 
 
 def test_on_a_narrow_terminal_lines_that_the_page_has_are_left_out_and_named():
-    critical = hand_critical(67.0, 41.0, 110.0, 5, 1114)
-    more = {
-        "critical": asdict(replace(critical, b_opt=12.0, b_opt_low=8.0, b_opt_high=20.0)),
-        "test": TESTED,
-    }
-    missed = {**WHOLE["best_by_time"]["confirmed"], "reached": 2}
-    more |= {
-        name: WHOLE[name] | {"confirmed": missed} for name in ("best_by_time", "best_by_steps")
-    }
+    critical = hand_critical(67.0, 41.0, 110.0, 5, 1114, b_opt=12.0, b_opt_low=8.0, b_opt_high=20.0)
+    missed = changed(WHOLE.best_by_time.confirmed, reached=2)
+    whole = changed(
+        WHOLE,
+        critical=critical,
+        test=TESTED,
+        best_by_time=changed(WHOLE.best_by_time, confirmed=missed),
+        best_by_steps=changed(WHOLE.best_by_steps, confirmed=missed),
+    )
     places = [
         ("report", ("report",)),
         ("files", ("files",)),
         ("compare", ("compare",)),
         ("MLflow", ("ui", "page")),
     ]
-    lines = block(answer(WHOLE | more), places, 80)
+    lines = block(answer(whole), places, 80)
     assert len(lines) <= MAX_LINES
     assert "PAGE      RUNS, LR, FEWEST, DEVICES, more: in report.html" in lines
     assert not any(line.startswith(("RUNS", "LR", "more")) for line in lines)
@@ -487,8 +453,8 @@ def test_what_took_the_steps_is_said_where_it_is_not_what_the_option_asks_for():
             ("lean", "Lightning's: Mine has backward", "Lightning's: protocol.fast=off", None)
         )
     ]
-    summary = summary_of(trials)
-    assert summary["training_loops"] == {
+    summary = result_of(trials)
+    assert summary.training_loops == {
         "Lightning's: Mine has backward": 1,
         "Lightning's: protocol.fast=off": 1,
         "lean": 1,

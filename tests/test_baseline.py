@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from builders import options_of, prepared_study
+from builders import make_baseline, options_of, prepared_study, result_of
 from rich.console import Console
 from toolbox import make_result, table_rows, write_rows
 
@@ -20,7 +20,7 @@ from bstune.study.baseline import (
     baseline_runs,
     due_seed,
     first_steps,
-    gain_row,
+    gain_of,
     telling_target,
 )
 from bstune.study.plan import FIRST_REPLICATE, SearchBudget
@@ -75,8 +75,9 @@ FIRST_LOOK = make_result(steps=36, steps_low=0, history=((36, 0.08),))
 def test_a_target_that_is_met_at_the_first_look_has_one_that_tells(trial, target, ideal, value):
     found = telling_target(trial, target, ideal)
     assert found == (value if value is None else pytest.approx(value))
-    baseline = {"batch_size": 64, "lr": 0.1, "status": "reached", "steps": 36}
-    warnings = dict(answer({"baseline": baseline | {"telling_target": found}}).lines).get("WARNING")
+    warnings = dict(answer(result_of([], baseline=make_baseline(telling_target=found))).lines).get(
+        "WARNING"
+    )
     assert (warnings is None) == (value is None)
 
 
@@ -163,16 +164,16 @@ def test_it_runs_on_each_of_the_winners_seeds_that_it_lacks():
 def test_the_gain_is_the_mean_ratio_on_the_same_seeds():
     trial, runs = at(256, 0.3, 40, 50, 60, 70)
     own, again = at(64, 0.1, 999, 200, 240, 280, first=10)
-    gain = gain_row(BaselineRuns(own, again), Winner(trial, 50.0, runs), "time", 0.1)
-    assert gain["ratio"] == pytest.approx(4.0, rel=0.02)
-    assert gain["seeds"] == 3
-    assert gain["low"] < 4.0 < gain["high"]
-    assert gain["high"] / gain["ratio"] == pytest.approx(gain["ratio"] / gain["low"])
+    gain = gain_of(BaselineRuns(own, again), Winner(trial, 50.0, runs), "time", 0.1)
+    assert gain.ratio == pytest.approx(4.0, rel=0.02)
+    assert gain.seeds == 3
+    assert gain.low < 4.0 < gain.high
+    assert gain.high / gain.ratio == pytest.approx(gain.ratio / gain.low)
     slower = [replace(run, seconds_per_step=0.03) for run in runs]
-    by_time = gain_row(BaselineRuns(own, again), Winner(trial, 50.0, tuple(slower)), "time", 0.1)
-    assert by_time["ratio"] == pytest.approx(gain["ratio"] / 3.0)
-    by_steps = gain_row(BaselineRuns(own, again), Winner(trial, 50.0, tuple(slower)), "steps", 0.1)
-    assert by_steps["ratio"] == pytest.approx(gain["ratio"])
+    by_time = gain_of(BaselineRuns(own, again), Winner(trial, 50.0, tuple(slower)), "time", 0.1)
+    assert by_time.ratio == pytest.approx(gain.ratio / 3.0)
+    by_steps = gain_of(BaselineRuns(own, again), Winner(trial, 50.0, tuple(slower)), "steps", 0.1)
+    assert by_steps.ratio == pytest.approx(gain.ratio)
 
 
 @pytest.mark.parametrize(
@@ -187,20 +188,20 @@ def test_the_gain_is_the_mean_ratio_on_the_same_seeds():
 def test_a_baseline_that_missed_the_target_bounds_the_gain(own, ratio):
     trial, runs = at(256, 0.3, 50, 50, 50)
     missed = replace(make_result(number=9, batch_size=64, lr=0.1, seconds_per_step=0.01), **own)
-    gain = gain_row(BaselineRuns(missed), Winner(trial, 50.0, runs), "time", 0.1)
+    gain = gain_of(BaselineRuns(missed), Winner(trial, 50.0, runs), "time", 0.1)
     if ratio is None:
         assert gain is None
     else:
-        assert gain["ratio"] == pytest.approx(ratio, rel=0.02)
-        assert gain["at_least"]
+        assert gain.ratio == pytest.approx(ratio, rel=0.02)
+        assert gain.at_least
 
 
 def test_there_is_no_gain_over_itself_nor_of_a_winner_that_mostly_misses():
     trial, runs = at(64, 0.1, 50, 50, 50)
-    assert gain_row(BaselineRuns(trial), Winner(trial, 50.0, runs), "time", 0.1) is None
+    assert gain_of(BaselineRuns(trial), Winner(trial, 50.0, runs), "time", 0.1) is None
     other, fresh = at(256, 0.3, 40, 40, 40)
     missed = tuple(replace(run, status="censored") for run in fresh)
-    assert gain_row(BaselineRuns(trial), Winner(other, 40.0, missed), "time", 0.1) is None
+    assert gain_of(BaselineRuns(trial), Winner(other, 40.0, missed), "time", 0.1) is None
 
 
 @pytest.mark.parametrize("seeds", [1, 3, 10])
@@ -216,8 +217,8 @@ def test_its_interval_covers_as_often_as_it_says(seeds, true, said):
         )
         own, again = at(64, 0.1, 999, *steps[0].round().astype(int).tolist(), first=20)
         trial, runs = at(256, 0.3, 999, *steps[1].round().astype(int).tolist())
-        gain = gain_row(BaselineRuns(own, again), Winner(trial, 1000.0, runs), "steps", said)
-        covered += gain["low"] <= 4.0 <= gain["high"]
+        gain = gain_of(BaselineRuns(own, again), Winner(trial, 1000.0, runs), "steps", said)
+        covered += gain.low <= 4.0 <= gain.high
     assert covered / count > 0.8
     if true <= said:
         assert covered / count > 0.87
@@ -275,13 +276,13 @@ def test_a_study_begins_with_the_baseline_and_says_the_gain(run):
     first = found.trials[0]
     assert (first.batch_size, first.lr) == (32, found.prepared.options.scaling.lr)
     assert first.status == "reached"
-    winner = found.summary["best_by_time"]
-    if winner["batch_size"] != 32:
+    winner = found.result.best_by_time
+    if winner.batch_size != 32:
         own = [trial for trial in found.trials if trial.replicate_of == 0]
-        assert {trial.seed for trial in own} == set(winner["confirmed"]["seeds"])
-        truth = (200 + 40_000 / 32) / (200 + 40_000 / winner["batch_size"])
-        assert found.summary["gain"]["ratio"] == pytest.approx(truth, rel=0.02)
-    assert "GAIN" in dict(answer(found.summary).lines)
+        assert {trial.seed for trial in own} == set(winner.confirmed.seeds)
+        truth = (200 + 40_000 / 32) / (200 + 40_000 / winner.batch_size)
+        assert found.result.gain.ratio == pytest.approx(truth, rel=0.02)
+    assert "GAIN" in dict(answer(found.result).lines)
 
 
 @pytest.mark.parametrize("baseline", [True, False])
@@ -290,14 +291,14 @@ def test_few_points_end_with_an_answer(run, baseline):
     found = run(
         Laws(lambda size: 4500), "search.trials=3", f"search.baseline={str(baseline).lower()}"
     )
-    assert found.summary["use"] is not None
+    assert found.result.use is not None
     assert max(trial.steps for trial in found.trials) <= 5000
 
 
 def test_a_budget_binds_and_the_search_ends_where_it_is_too_small(run):
     """The target lies beyond every trial's budget: no more than three are brought to its end."""
     found = run(Laws(lambda size: 50_000), "search.trials=4", "search.baseline=false")
-    assert found.summary["use"] is None
+    assert found.result.use is None
     assert max(trial.steps for trial in found.trials) == 5000
     assert sum(trial.steps == 5000 for trial in found.trials) == 3
 

@@ -1,6 +1,5 @@
 """Studies side by side: made ones of a known law, and whatever a folder may hold."""
 
-import json
 import math
 import subprocess
 import sys
@@ -8,93 +7,60 @@ import sys
 import numpy as np
 import pytest
 from browser import awaited, errors, opened_browser, resize
+from builders import changed, hand_critical, make_confirmed, make_curve, result_of
 from mlflow import MlflowClient
+from toolbox import make_trial
 
 from bstune.core.errors import StudyError
 from bstune.report.compare import collapse, compare, compared, pairs, read_studies
 from bstune.report.compare_figure import INCHES_WIDE, paint_comparison
 from bstune.report.compare_page import comparison_page
 from bstune.report.drawing import figure_of
-from bstune.report.study_folder import completed
+from bstune.report.rows import curve_point
+from bstune.result import Spend
 
 ODD = 'a b/<b>é</b> & "ü" $x^2$ 日本'
 SIZES = np.geomspace(8, 4096, 19)
 
 
 def summary(study="a", b_crit=100.0, low=50.0, high=200.0, s_min=80.0, bend=0.0, **changes):
-    """Return the curve.json of a study whose S*(B) is the law times B^bend, with an interval of 10%."""
-    curve = None
+    """Return the result of a study whose S*(B) is the law times B^bend, with an interval of 10%."""
+    curve, points = None, ()
     if b_crit is not None:
         steps = s_min * (1 + b_crit / SIZES) * SIZES**bend
-        curve = {"batch_size": SIZES.tolist(), "steps": steps.tolist()}
-        curve |= {"low": (0.9 * steps).tolist(), "high": (1.1 * steps).tolist()}
-    points = [] if curve is None else [
-        {"batch_size": round(size), "lr": 0.1, "steps": round(value), "time_to_target": 0.01 * value, "censored": False}
-        for size, value in zip(curve["batch_size"][::3], curve["steps"][::3], strict=True)
-    ]  # fmt: skip
-    fresh = {
-        "reached": 3,
-        "runs": 3,
-        "time_low": 1.0,
-        "time_high": 3.0,
-        "steps_low": 90,
-        "steps_high": 130,
-    }
-    winner = {
-        "number": 4,
-        "batch_size": 128,
-        "lr": 0.1,
-        "steps": 110,
-        "time_to_target": 2.0,
-        "confirmed": fresh,
-    }
-    critical = {
-        "b_crit": b_crit,
-        "b_crit_low": low,
-        "b_crit_high": high,
-        "s_min": s_min,
-        "level": 0.9,
-    }
-    critical |= {"smallest": 8, "largest": 4096}
-    whole = {
+        curve = make_curve(SIZES.tolist(), steps.tolist())
+        points = tuple(
+            point(size, value) for size, value in zip(SIZES[::3], steps[::3], strict=True)
+        )
+    trial = make_trial(4, 128, 0.1, steps=110, device="cpu (1 thread)")
+    made = result_of([trial])
+    fresh = make_confirmed()
+    winner = changed(made.best_by_time, steps=110.0, time_to_target=2.0, confirmed=fresh)
+    known = {
         "study": study,
-        "workload": "digits",
         "target": "val/loss <= 0.1",
-        "devices": ["cpu (1 thread)"],
-    }
-    whole |= {
         "points": points,
         "curve": curve,
-        "critical": critical,
-        "use": "best_by_time",
+        "critical": hand_critical(b_crit, low, high, 8, 4096, s_min=s_min),
         "best_by_time": winner,
+        "best_by_steps": None,
+        "spend": Spend(runs=40, seconds=12.0, examples=1000),
     }
-    return {**whole, "spend": {"runs": 40, "seconds": 12.0, "examples": 1000}, **changes}
+    return changed(made, **{**known, **changes})
+
+
+def point(size, steps, **changes):
+    return curve_point(make_trial(0, round(size), 0.1, steps=round(steps), **changes))
 
 
 def studies(*summaries):
-    return [compared(completed(one), f"outputs/{i}") for i, one in enumerate(summaries)]
+    return [compared(one, f"outputs/{i}") for i, one in enumerate(summaries)]
 
 
-UNREACHED = {"points": [], "curve": None, "critical": None, "best_by_time": None, "use": None}
-ONE_SIZE = {
-    "points": [
-        {"batch_size": 8, "lr": 0.1, "steps": 90, "time_to_target": None, "censored": False}
-    ],
-    "curve": None,
-}
-ALL_STOPPED = UNREACHED | {
-    "points": [{"batch_size": 8, "lr": 0.1, "steps": None, "steps_low": 90, "censored": True}]
-}
-FEW = {
-    "reached": 2,
-    "runs": 3,
-    "time_low": 1.0,
-    "time_high": None,
-    "steps_low": 90,
-    "steps_high": None,
-}
-OLD = {"study": "old", "workload": "digits", "points": ONE_SIZE["points"]}
+UNREACHED = {"points": (), "curve": None, "critical": None, "best_by_time": None, "use": None}
+ONE_SIZE = {"points": (point(8, 90, tau=None),), "curve": None}
+ALL_STOPPED = UNREACHED | {"points": (point(8, 90, status="censored"),)}
+FEW = make_confirmed(2, time_high=None, steps_high=None)
 
 
 @pytest.mark.parametrize(
@@ -189,7 +155,7 @@ def test_of_three_equal_ones_two_differ_as_often_as_it_says():
         (UNREACHED, "reached"),
         (ALL_STOPPED, "reached"),
         (ONE_SIZE, "at one batch size"),
-        ({"best_by_time": summary()["best_by_time"] | {"confirmed": FEW}}, "2 of 3"),
+        ({"best_by_time": changed(summary().best_by_time, confirmed=FEW)}, "2 of 3"),
     ],
 )
 def test_what_a_study_lacks_is_said_beside_what_there_is(changes, note, tmp_path):
@@ -202,7 +168,7 @@ def test_what_a_study_lacks_is_said_beside_what_there_is(changes, note, tmp_path
 
 
 def test_names_are_text_and_differ():
-    changed = summary(ODD, workload=ODD, target="val/acc >= 0.9", devices=["H200"])
+    changed = summary(ODD, workload=ODD, target="val/acc >= 0.9", devices=("H200",))
     found = compare(studies(summary(), changed, changed, summary("c" * 300), summary("$x^2$ 日本")))
     names = [study.name for study in found.studies]
     assert names[:3] == ["a", f"{ODD} (outputs/1)", f"{ODD} (outputs/2)"]
@@ -253,7 +219,7 @@ def folders(tmp_path, monkeypatch):
             folder.mkdir(parents=True)
             if text is not None:
                 (folder / "curve.json").write_text(
-                    text if isinstance(text, str) else json.dumps(text)
+                    text if isinstance(text, str) else text.to_json()
                 )
         return [f"outputs/{name}" for name in texts]
 
@@ -261,11 +227,16 @@ def folders(tmp_path, monkeypatch):
 
 
 def test_what_is_no_study_is_left_out_with_a_line(folders):
-    paths = folders(a=summary("a"), empty=None, half='{"study": ', list="[]", old=OLD)
-    (a, old), left_out = read_studies([*paths, "outputs/a/", "outputs/a/curve.json"])
-    assert (a.name, old.name, old.target, old.critical) == ("a", "old", "?", "not known")
-    assert [line.startswith("left out: outputs/") for line in left_out] == [True] * 3
-    found = compare([a, old], left_out)
+    other = summary("other").to_json().replace('"schema_number": 1', '"schema_number": 0')
+    paths = folders(a=summary("a"), empty=None, half='{"study": ', list="[]", other=other)
+    (a,), left_out = read_studies([*paths, "outputs/a/", "outputs/a/curve.json"])
+    assert a.name == "a"
+    assert [line.startswith("left out: outputs/") for line in left_out] == [True] * 4
+    assert left_out[3] == (
+        "left out: outputs/other/curve.json has schema 0, and this version of bstune reads 1: "
+        "run the same command under another name, study=NAME"
+    )
+    found = compare([a], left_out)
     assert all(line.split("outputs/")[1][:4] in comparison_page(found) for line in left_out)
     with pytest.raises(
         StudyError, match=r"no study to compare\nleft out: outputs/empty has no curve.json"
@@ -330,9 +301,9 @@ def test_studies_are_read_back_from_mlflow(bstune, tmp_path, capfd, monkeypatch)
     client = MlflowClient(uri)
     experiment = client.create_experiment(ODD, artifact_location=str(tmp_path / "artifacts"))
     for name, kind, text in (
-        ("a", "study", json.dumps(summary("a"))),
-        ("b", "study", json.dumps(summary("b", 900.0, 800.0, 1000.0))),
-        ("a", "study", json.dumps(summary("a"))),
+        ("a", "study", summary("a").to_json()),
+        ("b", "study", summary("b", 900.0, 800.0, 1000.0).to_json()),
+        ("a", "study", summary("a").to_json()),
         ("running", "study", None),
         ("half", "study", '{"study": '),
         ("list", "study", "[]"),
@@ -348,7 +319,7 @@ def test_studies_are_read_back_from_mlflow(bstune, tmp_path, capfd, monkeypatch)
     assert out.count("a (MLflow run ") >= 2
     assert [
         " ".join(out.split()).count(text)
-        for text in ("no curve.json", "is not JSON", "holds no study", "trial 0")
+        for text in ("no curve.json", "is not JSON", "is no file of this version", "trial 0")
     ] == [1, 1, 1, 0]
     assert (tmp_path / "shown/comparison.html").exists()
     monkeypatch.setenv("OTHER_MLFLOW", "http://me:hidden-word@127.0.0.1:9")
@@ -380,7 +351,10 @@ def test_the_page_draws_its_charts_in_a_browser_and_asks_nothing_of_the_network(
     bstune, folders, tmp_path
 ):
     folders(
-        a=summary(ODD), b=summary("b", 900.0, 800.0, 1000.0), c=summary("c", **UNREACHED), d=OLD
+        a=summary(ODD),
+        b=summary("b", 900.0, 800.0, 1000.0),
+        c=summary("c", **UNREACHED),
+        d=summary("d", **ONE_SIZE),
     )
     assert bstune("compare", *(f"outputs/{name}" for name in "abcd"))[0] == 0
     drawn = "return [...document.querySelectorAll('figure.chart')].every(one => one.querySelector('svg.main-svg'))"

@@ -3,11 +3,13 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from builders import changed
 from toolbox import make_result
 
 from bstune.core.records import Target
 from bstune.core.step_time import StepTime, StepTimes
 from bstune.report.answer import critical_text
+from bstune.result import CriticalAtTarget
 from bstune.search.acquisition import most_telling
 from bstune.search.observations import Observation, Posterior, likelihood_data
 from bstune.search.posterior import B_CRIT, B_OPT, LEVEL, draw_prior, make_prior
@@ -150,9 +152,7 @@ def test_an_end_that_the_prior_sets_is_open(sizes, above, known):
         == known
     )
     assert (found.s_min is None, found.e_min is None) == (not known[2], not known[0])
-    assert critical_text(vars(found)).endswith(
-        "(90%: above 70)" if known[0] else "open at both ends)"
-    )
+    assert critical_text(found).endswith("(90%: above 70)" if known[0] else "open at both ends)")
 
 
 def test_nothing_reached_gives_nothing():
@@ -258,10 +258,10 @@ def test_b_crit_over_targets_that_enough_trials_passed():
         return posterior_of(1000.0 * target.value, spread=0.3)
 
     rows = over_targets(done, TARGET, 0.0, infer)
-    assert [row["b_crit"] for row in rows] == pytest.approx(
-        [1000.0 * row["target"] for row in rows], rel=0.03
+    assert [row.b_crit for row in rows] == pytest.approx(
+        [1000.0 * row.target for row in rows], rel=0.03
     )
-    assert {row["passed"] for row in rows} == {8}
+    assert {row.passed for row in rows} == {8}
     assert all(before > after for before, after in zip(asked[0], asked[-1], strict=True))
 
 
@@ -269,8 +269,14 @@ def rows_of(b_crit, width=1.2, values=(2.0, 2.2, 2.4, 2.6)):
     """Return B_crit at targets, each with an interval of a factor."""
     middles = [(value, b_crit(value)) for value in values]
     return [
-        {"target": t, "b_crit": b, "b_crit_low": b / width, "b_crit_high": b * width}
-        for t, b in middles
+        CriticalAtTarget(
+            target=target,
+            passed=9,
+            b_crit=middle,
+            b_crit_low=middle / width,
+            b_crit_high=middle * width,
+        )
+        for target, middle in middles
     ]
 
 
@@ -281,14 +287,14 @@ def test_the_exponent_of_a_power_of_the_distance_and_its_sign(ideal, exponent):
         rows_of(lambda target: 30.0 * abs(target - ideal) ** exponent, values=(2.0, 2.5, 3.0, 4.0)),
         ideal,
     )
-    assert found["exponent"] == pytest.approx(exponent, abs=1e-6)
-    assert (found["from"], found["to"], found["ideal"]) == (4.0, 2.0, ideal)
-    assert found["low"] < exponent < found["high"]
-    assert (found["low"] > 0, found["high"] < 0) == (exponent > 1, exponent < -1)
+    assert found.exponent == pytest.approx(exponent, abs=1e-6)
+    assert (found.start, found.end, found.ideal) == (4.0, 2.0, ideal)
+    assert found.low < exponent < found.high
+    assert (found.low > 0, found.high < 0) == (exponent > 1, exponent < -1)
     # The line through four points: sigma of a point over the root of the sum of squares of what is centred.
     x = np.log(np.abs(np.array([2.0, 2.5, 3.0, 4.0]) - ideal))
     half = math.log(1.2) / np.sqrt(((x - x.mean()) ** 2).sum())
-    assert found["high"] - exponent == pytest.approx(half, rel=1e-6)
+    assert found.high - exponent == pytest.approx(half, rel=1e-6)
 
 
 def test_a_wide_interval_weighs_little_and_scatter_widens_what_is_said():
@@ -296,18 +302,19 @@ def test_a_wide_interval_weighs_little_and_scatter_widens_what_is_said():
         return 300.0 * target**-4.0
 
     rows = rows_of(law)
-    off = {"target": 2.8, "b_crit": 900.0, "b_crit_low": 9.0, "b_crit_high": 90_000.0}
-    assert growth([*rows, off], 0.0)["exponent"] == pytest.approx(-4.0, abs=0.1)
-    narrow, scattered = growth(rows_of(law, 1.01), 0.0), [dict(row) for row in rows_of(law, 1.01)]
-    scattered[1]["b_crit"] *= 1.5
+    off = CriticalAtTarget(target=2.8, passed=9, b_crit=900.0, b_crit_low=9.0, b_crit_high=90_000.0)
+    assert growth([*rows, off], 0.0).exponent == pytest.approx(-4.0, abs=0.1)
+    scattered = rows_of(law, 1.01)
+    narrow = growth(scattered, 0.0)
+    scattered[1] = changed(scattered[1], b_crit=1.5 * scattered[1].b_crit)
     found = growth(scattered, 0.0)
-    assert found["high"] - found["low"] > 5 * (narrow["high"] - narrow["low"])
+    assert found.high - found.low > 5 * (narrow.high - narrow.low)
 
 
 def test_fewer_than_three_targets_with_both_ends_tell_no_growth():
     rows = rows_of(lambda target: 30.0)
     for k, name in enumerate(("b_crit", "b_crit_low", "b_crit_high")):
-        rows[k][name] = None
+        rows[k] = changed(rows[k], **{name: None})
         assert (growth(rows, 0.0) is None) == (k > 0)
     assert growth([rows[3]] * 5, 0.0) is None
     assert growth([], 0.0) is None

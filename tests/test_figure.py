@@ -4,31 +4,20 @@ import random
 import struct
 import subprocess
 import sys
-from dataclasses import replace
 from itertools import chain, combinations, pairwise
 
 import matplotlib
 import numpy as np
 import pytest
+from builders import changed, hand_critical, make_confirmed, make_curve, make_law, result_of
 from matplotlib.collections import LineCollection, PathCollection
-from toolbox import best_of, hand_critical, make_trial
+from toolbox import make_trial
 
-from bstune.core.records import Target
 from bstune.report.answer import answer
 from bstune.report.drawing import GUIDE, Label, figure_of, log_axis, place_labels
 from bstune.report.figure import SLOPE_TEXT, USE_TEXT, curve_figure, draw_curve
-from bstune.study.summary import summarize
 
-TARGET = Target("val/error", 0.1, "min")
-RULES = {"none": 0.0, "sqrt": 0.5, "linear": 1.0}
-EXPONENT = {
-    "exponent": 0.5,
-    "low": 0.4,
-    "high": 0.6,
-    "identified": True,
-    "end": 9e9,
-    "rules": RULES,
-}
+LAW = make_law(exponent=0.5, low=0.4, high=0.6, end=9e9)
 
 
 def simulated(n=40, seed=1, largest=8192, budget=8000, all_censored=False, with_delta=True):
@@ -67,50 +56,49 @@ def summed(trials, critical=None, name="digits", **further):
     """Return the summary of trials that follow the law of simulated(), as far as they reached the target."""
     sizes = [trial.batch_size for trial in trials if trial.reached]
     timed = all(trial.seconds_per_step for trial in trials if trial.reached)
-    curve = None
+    known = {}
     if sizes:
         x = np.unique(np.geomspace(min(sizes), max(sizes), 20).round())
-        bands = {"steps": 100.0 * (1.0 + 300.0 / x), "lr": 0.1 * np.sqrt(x / 256)}
-        bands |= {"low": 0.9 * bands["steps"], "high": 1.1 * bands["steps"]}
-        bands |= {"batch_size": x, "lr_low": 0.7 * bands["lr"], "lr_high": 1.4 * bands["lr"]}
-        curve = {key: values.tolist() for key, values in bands.items()}
-        curve["seconds_per_step"] = (0.004 + x / 40000).tolist() if timed else [None] * len(x)
+        lr = 0.1 * np.sqrt(x / 256)
+        known["curve"] = make_curve(
+            x.tolist(),
+            (100.0 * (1.0 + 300.0 / x)).tolist(),
+            lr_low=tuple((0.7 * lr).tolist()),
+            lr=tuple(lr.tolist()),
+            lr_high=tuple((1.4 * lr).tolist()),
+            seconds_per_step=tuple((0.004 + x / 40000).tolist()) if timed else None,
+        )
+        known["lr_exponent"] = LAW
         critical = critical or hand_critical(300.0, 190.0, 480.0, min(sizes), max(sizes))
-    best = best_of(trials)
-    found = summarize(
-        trials, TARGET, "no fit", EXPONENT if sizes else None, critical=critical, best=best
-    )
-    use = next((key for key in ("best_by_time", "best_by_steps") if found[key]), None)
-    reference = {"batch_size": 256, "lr": 0.1, "rule": "sqrt"}
-    return found | {"workload": name, "use": use, "curve": curve, "reference": reference} | further
+    return result_of(trials, critical=critical, workload=name, **known, **further)
 
 
-def fresh_range(summary, reached=3):
-    """Return the summary with fresh runs of its winners around what was predicted of them."""
-    rows = {}
+def fresh_range(result, reached=3):
+    """Return the result with fresh runs of its winners around what was predicted of them."""
+    winners = {}
     for name in ("best_by_time", "best_by_steps"):
-        row = summary[name]
-        ends = {f"{of}_{end}": row[key] * by for of, key in (("time", "time_to_target"), ("steps", "steps"))
-                for end, by in (("low", 0.8), ("high", 1.5))}  # fmt: skip
-        rows[name] = {**row, "confirmed": {"reached": reached, "runs": 3, **ends}}
-    return summary | rows
+        winner = getattr(result, name)
+        seconds, steps = winner.time_to_target, winner.steps
+        fresh = make_confirmed(
+            reached,
+            time_low=0.8 * seconds,
+            time_high=1.5 * seconds,
+            steps_low=0.8 * steps,
+            steps_high=1.5 * steps,
+        )
+        winners[name] = changed(winner, confirmed=fresh)
+    return changed(result, **winners)
 
 
-def no_seed_reached(summary):
-    winner = summary["best_by_time"]
-    missed = dict.fromkeys(("time_low", "time_high", "steps_low", "steps_high")) | {
-        "reached": 0,
-        "runs": 3,
-    }
-    return summary | {
-        "best_by_time": {**winner, "steps": None, "time_to_target": None, "confirmed": missed}
-    }
+def no_seed_reached(result):
+    ends = dict.fromkeys(("time_low", "time_high", "steps_low", "steps_high"))
+    missed = make_confirmed(0, **ends)
+    winner = changed(result.best_by_time, steps=None, time_to_target=None, confirmed=missed)
+    return changed(result, best_by_time=winner)
 
 
 def u_shaped(trials):
-    critical = replace(
-        hand_critical(300.0, 190.0, 480.0), b_opt=30.0, b_opt_low=20.0, b_opt_high=50.0
-    )
+    critical = hand_critical(300.0, 190.0, 480.0, b_opt=30.0, b_opt_low=20.0, b_opt_high=50.0)
     return summed(trials, critical)
 
 
@@ -127,7 +115,7 @@ STUDIES = {
     "undetermined": (RICH, summed(RICH, hand_critical(None, None, None))),
     "beyond the plot": (RICH, summed(RICH, hand_critical(1e6, 9e5, None))),
     "few": (few := simulated(4, seed=2), summed(few)),
-    "names": (RICH, summed(RICH, name=LONG) | {"target": r"val_$\loss$_é <= 0.1"}),
+    "names": (RICH, changed(summed(RICH, name=LONG), target=r"val_$\loss$_é <= 0.1")),
     "all stopped": (STOPPED, summed(STOPPED)),
     "one batch size": (same := [make_trial(i, 64, 0.05 * 2**i, steps=300 + 40 * i) for i in range(5)], summed(same)),
     "one trial": ([make_trial()], summed([make_trial()])),
@@ -209,25 +197,23 @@ def test_the_title_is_the_answer_and_the_panels_have_curve_points_and_winners():
         "digits · ", ""
     )
     left, right, rates, _ = figure.axes
-    curve = summary["curve"]
+    curve = summary.curve
     steps, seconds = (axes.lines[0].get_ydata() for axes in (left, right))
-    assert steps == pytest.approx(curve["steps"])
-    assert seconds == pytest.approx(np.multiply(curve["steps"], curve["seconds_per_step"]))
-    reached = [point for point in summary["points"] if not point["censored"]]
+    assert steps == pytest.approx(curve.steps)
+    assert seconds == pytest.approx(np.multiply(curve.steps, curve.seconds_per_step))
+    reached = [point for point in summary.points if not point.censored]
     points = shown_marks(left)["fewest examples near its batch size;\nbar: last miss to first hit"]
-    assert points.get_offsets().tolist() == [
-        [point["batch_size"], point["steps"]] for point in reached
-    ]
+    assert points.get_offsets().tolist() == [[point.batch_size, point.steps] for point in reached]
     others = shown_marks(left)["other trial that reached the target"]
-    assert len(others.get_offsets()) == summary["statuses"]["reached"] - len(reached)
+    assert len(others.get_offsets()) == summary.statuses["reached"] - len(reached)
     texts = {axes: [text.get_text() for text in axes.texts] for axes in (left, right, rates)}
     assert SLOPE_TEXT in texts[left]
     assert "critical batch size\n300 (90%: 190 to 480)" in texts[left]
     assert {"a constant rate", "the square root", "linear scaling"} == set(texts[rates])
-    use, star = summary["best_by_time"], shown_marks(right)[USE_TEXT]
-    assert star.get_offsets().tolist() == [[use["batch_size"], use["time_to_target"]]]
+    use, star = summary.best_by_time, shown_marks(right)[USE_TEXT]
+    assert star.get_offsets().tolist() == [[use.batch_size, use.time_to_target]]
     assert any(
-        text.startswith("use: ") and f"\nB = {use['batch_size']}, lr = " in text
+        text.startswith("use: ") and f"\nB = {use.batch_size}, lr = " in text
         for text in texts[right]
     )
     guide = next(line for line in left.lines if line.get_linestyle() == "--").get_xydata()
@@ -241,11 +227,11 @@ def test_the_title_is_the_answer_and_the_panels_have_curve_points_and_winners():
 
 def test_a_winner_that_no_fresh_seed_confirms_is_shown_with_a_warning():
     summary = STUDIES["no seed reached"][1]
-    use, right = summary["best_by_time"], curve_figure(*STUDIES["no seed reached"]).axes[1]
+    use, right = summary.best_by_time, curve_figure(*STUDIES["no seed reached"]).axes[1]
     assert any(
         "use: not known\n(only 0 of 3 fresh seeds)" in text.get_text() for text in right.texts
     )
-    single = [use["batch_size"], use["single_run"]["time_to_target"]]
+    single = [use.batch_size, use.single_run.time_to_target]
     assert shown_marks(right)[USE_TEXT].get_offsets().tolist() == [single]
 
 
@@ -277,7 +263,7 @@ def test_stopped_trials_are_shown_only_where_they_bound_the_curve():
     assert marks["stopped before the target: it takes more"].get_offsets().tolist() == [[200, 400]]
     marks = shown_marks(curve_figure(*STUDIES["all stopped"]).axes[0])
     assert len(marks["stopped before the target: it takes more"].get_offsets()) == len(
-        STUDIES["all stopped"][1]["points"]
+        STUDIES["all stopped"][1].points
     )
 
 
@@ -324,12 +310,20 @@ def test_the_curve_is_written_as_a_png_and_as_svg_and_nothing_else(tmp_path):
 
 def test_a_figure_needs_no_display_and_an_import_no_matplotlib(tmp_path):
     code = (
-        "import sys, pathlib, bstune.study.summary as s, bstune.report.figure as f\n"
-        "from bstune.core.records import Target\n"
+        "import sys, pathlib\n"
+        "import bstune.study.summary, bstune.report.figure as f\n"
         "loaded = {'matplotlib', 'torch', 'lightning'} & sys.modules.keys()\n"
-        "summary = s.summarize([], Target('val/error', 0.1, 'min'), 'no points')\n"
-        "f.draw_curve([], summary, pathlib.Path(sys.argv[1]))\n"
+        "text = pathlib.Path(sys.argv[2]).read_text()\n"
+        "from bstune.report.schema import read_result\n"
+        "f.draw_curve([], read_result(text, 'it'), pathlib.Path(sys.argv[1]))\n"
         "print(loaded | {'matplotlib.pyplot', 'torch', 'lightning'} & sys.modules.keys())"
     )
-    command = [sys.executable, "-c", code, str(tmp_path / "curve.png")]
+    (tmp_path / "curve.json").write_text(result_of([]).to_json())
+    command = [
+        sys.executable,
+        "-c",
+        code,
+        str(tmp_path / "curve.png"),
+        str(tmp_path / "curve.json"),
+    ]
     assert subprocess.run(command, capture_output=True, text=True, check=True).stdout == "set()\n"

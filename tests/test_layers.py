@@ -11,7 +11,7 @@ SWEEPS = ROOT.parent / "sweeps"
 LAYERS = (
     "core",
     "system",
-    "options",
+    "options result",
     "recipe",
     "config choices hydra_recipe search",
     "report",
@@ -80,7 +80,7 @@ def offenders(path, text):
             "report shows plain data": own == "report"
             and (
                 module.split(".")[0] in HEAVY
-                or other in RANK.keys() - {"core", "system", "search", "report"}
+                or other in RANK.keys() - {"core", "system", "result", "search", "report"}
             ),
             "only tracking imports mlflow": module.split(".")[0] == "mlflow"
             and not path.startswith("tracking/"),
@@ -88,6 +88,11 @@ def offenders(path, text):
             and not path.startswith(KNOW_HYDRA),
             "core computes with numpy and scipy alone": own == "core"
             and module.split(".")[0] not in CORE_PACKAGES,
+            "results are typed by pydantic and core alone": own == "result"
+            and (
+                module.split(".")[0] not in CORE_PACKAGES - {"numpy", "scipy"} | {"pydantic"}
+                or other not in (None, "core")
+            ),
             "inside a function without a comment": late and not commented,
         }
         yield from (

@@ -1,12 +1,11 @@
-import json
 import math
 
 import numpy as np
 import pytest
 from builders import prepared_study
 
-from bstune.core.records import dump_json
 from bstune.core.step_time import StepTime, StepTimes
+from bstune.result import LearningRateLaw
 from bstune.search.observations import Observation, Posterior, likelihood_data
 from bstune.search.posterior import B_CRIT, BEND, EXPONENT, NOISE, SHIFT, make_prior
 from bstune.study.model import (
@@ -81,7 +80,7 @@ def test_the_scatter_over_seeds_is_the_noise_of_the_draws():
     theta = draws(prior, np.zeros(101))
     theta[:, NOISE] = np.linspace(math.log(0.05), math.log(0.2), 101)
     low, high = 0.05 * 4**0.05, 0.05 * 4**0.95
-    assert seed_scatter(posterior_of(prior, theta)) == pytest.approx(
+    assert seed_scatter(posterior_of(prior, theta)).model_dump() == pytest.approx(
         {"scatter": 0.1, "low": low, "high": high, "level": 0.9}
     )
 
@@ -89,14 +88,15 @@ def test_the_scatter_over_seeds_is_the_noise_of_the_draws():
 def test_exponent_and_interval_are_quantiles_of_the_draws():
     exponents = np.linspace(-0.1, 0.1, 101) + 0.12
     whole = fitted(exponents, b_crit=256.0)
-    for row, end, reached in ((whole, HIGH, 6), (whole["below_b_crit"], 256.0, 5)):
-        assert (row["exponent"], row["low"], row["high"]) == pytest.approx((0.62, 0.53, 0.71))
-        assert (row["start"], row["end"]) == pytest.approx((LOW, end))
-        assert (row["reached"], row["identified"]) == (reached, True)
+    for row, end, reached in ((whole, HIGH, 6), (whole.below_b_crit, 256.0, 5)):
+        assert (row.exponent, row.low, row.high) == pytest.approx((0.62, 0.53, 0.71))
+        assert (row.start, row.end) == pytest.approx((LOW, end))
+        assert (row.reached, row.identified) == (reached, True)
         alone = (0.5 - NORMAL90 * SIGMA, 0.5 + NORMAL90 * SIGMA)
-        assert (row["prior_low"], row["prior_high"]) == pytest.approx(alone, abs=0.04)
-    assert whole["level"] == 0.9
-    assert fitted(exponents, b_crit=256.0) == whole == json.loads(dump_json(whole))
+        assert (row.prior_low, row.prior_high) == pytest.approx(alone, abs=0.04)
+    assert whole.level == 0.9
+    assert fitted(exponents, b_crit=256.0) == whole
+    assert LearningRateLaw.model_validate_json(whole.model_dump_json()) == whole
 
 
 @pytest.mark.parametrize(
@@ -111,7 +111,7 @@ def test_exponent_and_interval_are_quantiles_of_the_draws():
 )
 def test_below_b_crit_it_takes_an_octave_and_three_trials(b_crit, sizes, reached):
     row = fitted([0.0, 0.01], sizes, b_crit=b_crit)
-    assert (row["below_b_crit"] and row["below_b_crit"]["reached"]) == reached
+    assert (row.below_b_crit and row.below_b_crit.reached) == reached
 
 
 @pytest.mark.parametrize(
@@ -120,21 +120,19 @@ def test_below_b_crit_it_takes_an_octave_and_three_trials(b_crit, sizes, reached
 def test_an_interval_as_wide_as_the_priors_identifies_nothing(share, identified):
     half = NORMAL90 * SIGMA * share / 0.9
     row = fitted(np.linspace(-half, half, 1001))
-    assert row["identified"] is identified
+    assert row.identified is identified
 
 
 def test_reached_trials_at_one_end_identify_nothing():
     for sizes, identified in (((8, 16, 128), True), ((8, 16, 96), False), ((64,) * 6, False)):
-        assert fitted([0.0, 0.01], sizes)["identified"] is identified
+        assert fitted([0.0, 0.01], sizes).identified is identified
 
 
 def test_without_a_critical_batch_size_none_is_spoken_of_and_its_rules_are_left_out():
     row = fitted([0.0, 0.01], b_crit=None)
-    assert row["below_b_crit"] is None
-    assert (
-        row["rules"] == rule_exponents(LOW, HIGH, None) == {"none": 0.0, "sqrt": 0.5, "linear": 1.0}
-    )
-    assert set(fitted([0.0, 0.01])["below_b_crit"]["rules"]) == {
+    assert row.below_b_crit is None
+    assert row.rules == rule_exponents(LOW, HIGH, None) == {"none": 0.0, "sqrt": 0.5, "linear": 1.0}
+    assert set(fitted([0.0, 0.01]).below_b_crit.rules) == {
         "none",
         "sqrt",
         "linear",
@@ -163,8 +161,8 @@ def test_exponents_of_the_five_rules(noise_scale, expected):
 @pytest.mark.parametrize(("sizes", "count"), [((), 0), ((8,), 1), ((8, 64), 2)])
 def test_too_few_reached_trials_identify_nothing(sizes, count):
     row = fitted([0.0, 0.01], sizes)
-    assert (row["identified"], row["reached"]) == (False, count)
-    assert fitted([0.0], (8, 64, 512), "censored")["reached"] == 0
+    assert (row.identified, row.reached) == (False, count)
+    assert fitted([0.0], (8, 64, 512), "censored").reached == 0
     assert [fitted([0.0], high=high) for high in (8, 15)] == [None, None]
 
 

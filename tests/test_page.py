@@ -1,40 +1,36 @@
 import json
 import math
 import re
-from dataclasses import asdict, replace
+from dataclasses import replace
 from html.parser import HTMLParser
 
 import pytest
-from toolbox import best_of, hand_critical, make_trial
+from builders import changed, hand_critical, make_curve, make_growth, make_law, make_plan, result_of
+from toolbox import make_trial
 
-from bstune.core.records import Budget, Target
 from bstune.report.charts import CURVE_POINTS
 from bstune.report.page import study_page, write_page
-from bstune.report.study_folder import StudyFolder, completed
-from bstune.study.summary import summarize
+from bstune.report.schema import HardwareFile, checked
+from bstune.report.study_folder import StudyFiles, StudyFolder
+from bstune.result import CriticalAtTarget, DevicePlans, Reference
 
-TARGET = Target("val/error", 0.1, "min")
 NASTY = "</script><script>alert(1)</script><b>x</b> \"'& ü/批"
 SIZES = (16, 64, 256, 1024)
-CURVE = {
-    "batch_size": [16.0, 128.0, 1024.0],
-    **{
-        name: [at * s for s in (700.0, 150.0, 80.0)]
-        for name, at in (("low", 0.9), ("steps", 1.0), ("high", 1.1))
-    },
-    "seconds_per_step": [0.01, 0.01, 0.02],
-    **{
-        name: [at * lr for lr in (0.1, 0.3, 0.5)]
-        for name, at in (("lr_low", 0.5), ("lr", 1.0), ("lr_high", 2.0))
-    },
-}
+CURVE = make_curve(
+    (16.0, 128.0, 1024.0),
+    (700.0, 150.0, 80.0),
+    seconds_per_step=(0.01, 0.01, 0.02),
+    lr_low=(0.05, 0.15, 0.25),
+    lr=(0.1, 0.3, 0.5),
+    lr_high=(0.2, 0.6, 1.0),
+)
 HARDWARE = {
     "device": "cpu",
     "precision": "32-true",
     "high": 1024,
     "ceiling": {
         "smallest": 16,
-        "at": {"limit": 2**30},
+        "at": {"batch_size": 1024, "limit": 2**30},
         "model": {"base": 1e8, "per_example": 1e4},
         "probes": [{"batch_size": 16, "outcome": "fits", "peak_bytes": 2**27}],
     },
@@ -74,22 +70,16 @@ class Page(HTMLParser):
             self._tag = ""
 
 
+def hardware_of(**changes):
+    return checked(HardwareFile, json.dumps({**HARDWARE, **changes}), "hardware.json")
+
+
 def study_of(trials, critical=None, path="/nowhere", notes=(), hardware=None, **changes):
-    """Return the study of these trials, its summary as a study's is, with ``changes``."""
-    best = best_of(trials) if any(trial.reached for trial in trials) else None
-    summary = summarize(
-        trials, TARGET, "no fit", critical=critical, best=best, budget=Budget(100, 10_000)
-    )
-    values = {"study": "s", "workload": "w", **summary, **changes}
-    return StudyFolder(
-        path,
-        completed(values),
-        tuple(trials),
-        hardware,
-        {"seed": 0},
-        {"best_by_time": {"lr": 1}},
-        notes,
-    )
+    """Return the study of these trials, its result as a study's is, with ``changes``."""
+    result = result_of(trials, critical=critical, **{"workload": "w", **changes})
+    best = {"best_by_time": {"lr": 1}}
+    files = StudyFiles(path, tuple(trials), hardware, {"seed": 0}, best, tuple(notes))
+    return StudyFolder(result, files)
 
 
 def whole_study(**changes):
@@ -100,27 +90,16 @@ def whole_study(**changes):
     trials += [make_trial(5, 64, status="censored", steps=150, steps_low=150, resumed_from=4)]
     trials += [make_trial(6, 16, lr=9.0, status="diverged", steps=3, steps_low=3)]
     trials += [make_trial(7, 64, steps=170, replicate_of=1)]
-    rows = [{"target": 0.2, "passed": 9, "b_crit": 70.0, "b_crit_low": 50.0, "b_crit_high": None}]
-    plan = dict.fromkeys(
-        ("devices", "batch_size", "device_batch_size", "steps", "lr", "seconds", "device_seconds"),
-        1,
-    )
-    plan |= {
-        "seconds_low": 1,
-        "seconds_high": 1,
-        "seconds_per_step": 1,
-        "speed_up": 1.0,
-        "efficiency": 1.0,
-    }
+    row = CriticalAtTarget(target=0.2, passed=9, b_crit=70.0, b_crit_low=50.0, b_crit_high=None)
     known = {
         "curve": CURVE,
-        "over_target": rows,
-        "scale_out": {"ideal": [plan], "with_all_reduce": []},
+        "over_target": (row,),
+        "scale_out": DevicePlans(ideal=(make_plan(1),)),
+        "reference": Reference(batch_size=64, lr=0.2, rule="sqrt"),
+        "lr_exponent": make_law(),
     }
-    known |= {"reference": {"batch_size": 64, "lr": 0.2, "rule": "sqrt"}}
-    return study_of(
-        trials, hand_critical(100.0, 60.0, 150.0), hardware=HARDWARE, **{**known, **changes}
-    )
+    critical = hand_critical(100.0, 60.0, 150.0)
+    return study_of(trials, critical, hardware=hardware_of(), **{**known, **changes})
 
 
 def test_a_whole_study_shows_all_that_is_known():
@@ -157,15 +136,7 @@ def test_a_whole_study_shows_all_that_is_known():
 
 
 def test_how_the_critical_batch_size_grows_is_said_below_its_chart():
-    growth = {
-        "exponent": -4.3,
-        "low": -5.0,
-        "high": -3.5,
-        "level": 0.9,
-        "ideal": 0.0,
-        "from": 0.2,
-        "to": 0.1,
-    }
+    growth = make_growth(exponent=-4.3, start=0.2, end=0.1)
     said = (
         "It rises as the target gets harder: as val/error^-4.3 (90%: -5.0 to -3.5) from 0.2 to 0.1."
     )
@@ -199,9 +170,8 @@ def test_how_the_critical_batch_size_grows_is_said_below_its_chart():
     ],
 )
 def test_what_is_open_of_the_critical_batch_size_is_drawn_open(critical, shapes, name, said):
-    whole = study_page(
-        replace(study := whole_study(), summary=study.summary | {"critical": asdict(critical)})
-    )
+    study = whole_study()
+    whole = study_page(replace(study, result=changed(study.result, critical=critical)))
     layout = Page(whole).charts[0]["layout"]
     assert [one["type"] for one in layout.get("shapes", ())] == shapes
     assert [one["text"] for one in layout.get("annotations", ())] == (
@@ -216,7 +186,7 @@ def test_what_is_open_of_the_critical_batch_size_is_drawn_open(critical, shapes,
 
 
 def test_a_curve_that_was_not_timed_is_shown_in_steps_alone():
-    found = Page(study_page(whole_study(curve={**CURVE, "seconds_per_step": [None] * 3})))
+    found = Page(study_page(whole_study(curve=changed(CURVE, seconds_per_step=None))))
     assert "S*(B), all trials" in found.names
     assert "S*(B) tau(B)" not in found.names
     assert "form" not in found.tags
@@ -245,7 +215,7 @@ def test_learning_curves_are_joined_and_thinned():
     "place", ["workload", "study", "target", "metric", "devices", "notes", "stop_reason"]
 )
 def test_a_name_in_the_summary_is_text(place):
-    value = [NASTY] if place in ("devices", "notes") else NASTY
+    value = (NASTY,) if place in ("devices", "notes") else NASTY
     assert_text(study_page(whole_study(**{place: value})), shown=place not in ("study", "metric"))
 
 
@@ -258,7 +228,7 @@ def test_a_name_in_a_trial_or_a_file_is_text():
     study = study_of(
         trials,
         notes=(NASTY,),
-        hardware={**HARDWARE, "device": NASTY, "derived": {"advice": [NASTY]}},
+        hardware=hardware_of(device=NASTY, derived={"advice": [NASTY]}),
     )
     assert_text(study_page(study))
 
@@ -300,25 +270,6 @@ def test_what_there_is_is_shown(trials, absent):
     assert "Glossary" in found.headings
     for one in found.charts:
         assert one["data"]
-
-
-def test_a_study_of_a_former_version_is_shown_with_what_it_has():
-    row = {
-        "number": 0,
-        "batch_size": 64,
-        "lr": 0.1,
-        "hyperparameters": {},
-        "steps": 40,
-        "time_to_target": 0.4,
-    }
-    old = {"study": "s", "workload": "w", "target": "e <= 1", "points": [], "best_by_time": row}
-    old |= {"critical": {"b_crit": 60.0, "smallest": 8, "largest": 64}, "hardware": None}
-    study = StudyFolder(
-        "/nowhere", completed(old), (), None, None, None, ("trials.jsonl is missing",)
-    )
-    found = Page(study_page(study))
-    assert "trials.jsonl is missing" in found.texts
-    assert any("64" in text for text in found.texts)
 
 
 def test_the_page_of_200_trials_is_small(tmp_path):

@@ -361,27 +361,3 @@ def test_a_measured_noise_scale_is_the_middle_of_a_wide_prior_and_a_given_one_co
     assert b_crit(unsure, noise_scale=50.0) == (pytest.approx(50.0), math.log(4.0))
     for scales in ([], [100.0] * 3, LOST):
         assert b_crit(trials(scales)) == (pytest.approx(2**MIDDLE), math.log(6.0))
-
-
-def test_the_row_of_the_report():
-    found = trials([100.0, 100.0, 100.0, 100.0])
-    row = model.noise_scale_row(found, 50.0, 200.0)
-    values = {
-        "noise_scale": 100.0,
-        "low": 100.0,
-        "high": 100.0,
-        "ratio_to_critical": 2.0,
-        "ratio_to_fit": 0.5,
-    }
-    rest = {"level": 0.9, "trials": 4, "steps": 16, "undetermined": None}
-    assert row == rest | {name: pytest.approx(value) for name, value in values.items()}
-    row = model.noise_scale_row(found, None, None)
-    assert (row["ratio_to_critical"], row["ratio_to_fit"]) == (None, None)
-    for scales, reason in (
-        ([100.0], "4 trials that reach the target are needed"),
-        (LOST, "|G|^2 does not differ from 0"),
-    ):
-        row = model.noise_scale_row(trials(scales), 50.0, 200.0)
-        assert [row[name] for name in (*values, "undetermined") if name != "low"] == [None] * 4 + [
-            reason
-        ]

@@ -12,7 +12,7 @@ from bstune.search.sampler import FrontierSampler
 from bstune.study.replicates import (
     Winner,
     candidates,
-    confirmed_row,
+    confirmed,
     find_best,
     left_out,
     next_replicate,
@@ -230,14 +230,13 @@ def test_spread_over_fresh_runs(steps, spread):
         again(FAST, n or 500, number=i, status="reached" if n else "censored")[0]
         for i, n in enumerate(steps, 1)
     ]
-    row = confirmed_row(runs)
-    names = ("median", "low", "high")
-    assert [row[f"steps_{name}"] for name in names] == list(spread)
-    assert [row[f"time_{name}"] for name in names] == [
+    row = confirmed(runs)
+    assert [row.steps_median, *row.ends("steps")] == list(spread)
+    assert [row.time_median, *row.ends("time")] == [
         None if n is None else pytest.approx(0.01 * n) for n in spread
     ]
-    assert (row["runs"], row["reached"]) == (len(steps), len(steps) - steps.count(None))
-    assert row["seeds"] == [9001 + i for i in range(len(steps))]
+    assert (row.runs, row.reached) == (len(steps), len(steps) - steps.count(None))
+    assert row.seeds == tuple(9001 + i for i in range(len(steps)))
 
 
 def test_candidates_are_the_best_single_runs_and_all_that_ran_again():
@@ -262,7 +261,7 @@ def test_the_order_of_the_trials_does_not_matter():
         "one fast replicate is no more than the prediction that it is part of"
     )
     assert found == find_best(trials[::-1], {1: 130.0}, "time", "time", 3, 3)
-    assert math.isclose(confirmed_row(found.runs)["time_median"], 1.21)
+    assert math.isclose(confirmed(found.runs).time_median, 1.21)
 
 
 @pytest.mark.parametrize(
@@ -283,7 +282,7 @@ def test_what_misses_the_target_more_often_than_not_does_not_win_over_what_reach
     trials += again(sure, 310, 320, 330)
     assert best(trials) == (unsure if wins else sure)
     alone = find_best([unsure, *runs], {}, "time", "time", 3, 3)
-    assert (alone.trial, confirmed_row(alone.runs)["reached"]) == (unsure, 2 if wins else 1), (
+    assert (alone.trial, confirmed(alone.runs).reached) == (unsure, 2 if wins else 1), (
         "and alone says so"
     )
 

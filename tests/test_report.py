@@ -6,6 +6,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import yaml
+from builders import result_of
 from recorded.draw import recorded
 from rich.console import Console
 from toolbox import make_result, make_trial
@@ -15,14 +16,14 @@ from bstune.report.answer import answer, trust
 from bstune.study.replicates import Winner
 from bstune.study.report import (
     best_yaml,
-    curve_rows,
-    load,
+    curve_of,
     missing_in_trials,
     places,
     show,
     train_command,
 )
 from bstune.study.scale_out import step_times
+from bstune.study.summary import load
 from bstune.system.files import Output
 
 
@@ -86,7 +87,7 @@ def test_a_machine_whose_steps_differ_is_said(ratios, steps, said):
         )
         for i, ratio in enumerate(ratios)
     ]
-    noisy = [one for one in trust({"load": load(trials)}) if not one.good]
+    noisy = [one for one in trust(result_of([], load=load(trials))) if not one.good]
     assert [one.text for one in noisy] == [
         "seconds: noisy machine (trials' steps, over the survey's, differ by 40%)"
     ] * said
@@ -94,15 +95,16 @@ def test_a_machine_whose_steps_differ_is_said(ratios, steps, said):
 
 def test_the_curves_seconds_per_step_are_the_trials_where_the_objective_is_steps():
     trials, posterior, _ = recorded()
+    trials = sorted(trials, key=lambda trial: trial.batch_size)
     sizes = [float(trial.batch_size) for trial in trials]
     assert posterior.tau(np.array(sizes)) == pytest.approx(sizes)  # costs are in examples
     band = CurveBand(*[np.array(sizes)] * 4)
-    rows = curve_rows(posterior, band, step_times(posterior, 1024, None))
-    assert rows["seconds_per_step"] == pytest.approx(
+    curve = curve_of(posterior, band, step_times(posterior, 1024, None))
+    assert curve.seconds_per_step == pytest.approx(
         [trial.seconds_per_step for trial in trials], rel=0.1
     )
-    assert rows["batch_size"] == sizes
-    assert curve_rows(posterior, band, None)["seconds_per_step"] == [None] * len(sizes)
+    assert list(curve.batch_size) == sizes
+    assert curve_of(posterior, band, None).seconds_per_step is None
     untimed = replace(posterior, observations=())
     assert step_times(untimed, 1024, None) is None
     assert step_times(untimed, 1024, lambda size: 0.5)(np.array([64.0])) == 0.5
@@ -131,18 +133,19 @@ def test_paths_are_printed_unbroken_and_as_they_are_typed(tmp_path, monkeypatch)
     for path in (files.curve, files.report, tmp_path / "outputs" / "other" / "curve.json"):
         path.parent.mkdir(parents=True, exist_ok=True)
         path.touch()
-    out, summary = StringIO(), {"workload": "[red]digits[/red]", "train": f"bstune study='{name}'"}
+    train = f"bstune 'study={name}'"
+    out, summary = StringIO(), result_of([], workload="[red]digits[/red]", train=train)
     show(
         answer(summary),
         Console(file=out, width=80),
         places(files, ["mlflow ui", "http://127.0.0.1:5000"]),
     )
     assert out.getvalue().splitlines()[1:] == [
-        "[red]digits[/red]",
+        "[red]digits[/red] · val/error <= 0.1 · 0 runs",
         "",
-        "RESULT    no trial has run, so the target was not reached",
+        "RESULT    no trial has run, so val/error <= 0.1 was not reached",
         "",
-        f"train it  bstune study='{name}'",
+        f"train it  bstune 'study={name}'",
         f"report    'outputs/{name}/report.html'",
         f"files     'outputs/{name}'/{{curve.json}}",
         "compare   bstune compare outputs/*",

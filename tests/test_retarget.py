@@ -82,7 +82,7 @@ def test_what_continues_a_trial_that_met_the_target_is_left_out():
 
 def test_its_own_target_has_the_answer_that_the_study_gave(folder):
     told = json.loads((folder / "curve.json").read_text())
-    found = at_target(Output(folder), None).summary
+    found = json.loads(at_target(Output(folder), None).result.to_json())
     for name in (
         "target",
         "points",
@@ -93,7 +93,7 @@ def test_its_own_target_has_the_answer_that_the_study_gave(folder):
         "curve",
         "statuses",
     ):
-        assert json.loads(json.dumps(found[name])) == told[name], name
+        assert found[name] == told[name], name
     assert {**found["critical"], "next_trials": []} == {**told["critical"], "next_trials": []}
 
 
@@ -101,8 +101,8 @@ def test_an_easier_target_is_answered_from_the_histories(folder, capsys):
     retarget.main([str(folder), "target=0.2"])
     printed = capsys.readouterr().out
     found = at_target(Output(folder), 0.2)
-    assert found.summary["target"] == "val/error <= 0.2"
-    for trial in found.trials:
+    assert found.result.target == "val/error <= 0.2"
+    for trial in found.files.trials:
         if trial.reached:
             values = dict(trial.history)
             assert (
@@ -111,11 +111,11 @@ def test_an_easier_target_is_answered_from_the_histories(folder, capsys):
                 < min([v for s, v in values.items() if s < trial.steps], default=1.0)
             )
     own = json.loads((folder / "curve.json").read_text())
-    assert found.summary["statuses"]["reached"] >= own["statuses"]["reached"]
-    assert found.summary["best_by_time"]["steps"] < own["best_by_time"]["steps"]
+    assert found.result.statuses["reached"] >= own["statuses"]["reached"]
+    assert found.result.best_by_time.steps < own["best_by_time"]["steps"]
     assert "val/error <= 0.2" in printed
     assert "<!doctype html>" in (folder / "report-0.2.html").read_text()
-    assert found.summary["over_target"][-1]["target"] == 0.14
+    assert found.result.over_target[-1].target == 0.14
     assert not list(folder.glob("*.partial"))
 
 

@@ -3,13 +3,14 @@ import math
 from dataclasses import replace
 
 import pytest
+from builders import hand_critical, result_of
 from recorded.draw import recorded
-from toolbox import best_of, hand_critical, make_trial
+from toolbox import best_of, make_trial
 
 from bstune.core.curve import fit_curve, frontier_points
-from bstune.core.records import Budget, Target, dump_json
-from bstune.report.rows import WINNERS
-from bstune.study.summary import pareto_front, summarize
+from bstune.core.records import Budget, Target
+from bstune.result import SingleRun, StudyResult
+from bstune.study.summary import noise_scale, pareto_front
 
 TARGET = Target("val/error", 0.1, "min")
 
@@ -23,34 +24,30 @@ def test_summary_on_points_of_the_curve_itself():
     ]
     fit = fit_curve(frontier_points(trials))
     critical = hand_critical(300.0, 250.0, 350.0, 8, 8192)
-    summary = summarize(reversed(trials), TARGET, fit, critical=critical, best=best_of(trials))
-    assert (summary["target"], summary["unreached"], summary["trials"]) == (
+    summary = result_of(reversed(trials), fit=fit, critical=critical)
+    assert (summary.target, summary.unreached, summary.trials) == (
         "val/error <= 0.1",
         None,
         7,
     )
-    assert summary["statuses"] == {
+    assert summary.statuses == {
         "reached": 7,
         "censored": 0,
         "diverged": 0,
         "oom": 0,
         "failed": 0,
     }
-    assert [point["batch_size"] for point in summary["points"]] == list(sizes)
-    point = summary["points"][3]
-    assert (point["number"], point["steps_low"], point["steps"]) == (3, 318, 334)
-    assert (point["time_low"], point["time_to_target"]) == pytest.approx(
-        (318 * 0.0072, 334 * 0.0072)
-    )
-    assert (point["examples_low"], point["examples"]) == (318 * 128, 334 * 128)
-    assert summary["fit"]["b_crit"] == pytest.approx(300.0, rel=0.02)
+    assert [point.batch_size for point in summary.points] == list(sizes)
+    point = summary.points[3]
+    assert (point.number, point.steps_low, point.steps) == (3, 318, 334)
+    assert (point.time_low, point.time_to_target) == pytest.approx((318 * 0.0072, 334 * 0.0072))
+    assert (point.examples_low, point.examples) == (318 * 128, 334 * 128)
+    assert summary.fit.b_crit == pytest.approx(300.0, rel=0.02)
     names = ["perfect scaling", "diminishing returns", "maximal data parallelism"]
-    assert [row["name"] for row in summary["regimes"]] == names
-    bounds = (summary["regimes"][1]["from"], summary["regimes"][1]["to"])
+    assert [row.name for row in summary.regimes] == names
+    bounds = (summary.regimes[1].start, summary.regimes[1].end)
     assert bounds == pytest.approx((300.0 / 9, 300.0 * 9))
-    assert summary["best_by_time"]["number"] == min(
-        range(7), key=lambda i: trials[i].time_to_target
-    )
+    assert summary.best_by_time.number == min(range(7), key=lambda i: trials[i].time_to_target)
     fields = (
         "number",
         "seed",
@@ -64,9 +61,10 @@ def test_summary_on_points_of_the_curve_itself():
     fields += ("time_to_target",)
     single = {name: getattr(trials[6], name) for name in ("steps", "time_to_target")}
     row = {name: getattr(trials[6], name) for name in fields}
-    assert summary["best_by_steps"] == {**row, "confirmed": None, "single_run": single}
-    assert (summary["lr_exponent"], summary["stop_reason"], summary["continued"]) == (None, None, 0)
-    assert json.loads(dump_json(summary))["points"][0]["batch_size"] == 8
+    assert summary.best_by_steps.model_dump() == {**row, "confirmed": None, "single_run": single}
+    assert (summary.lr_exponent, summary.stop_reason, summary.continued) == (None, None, 0)
+    assert json.loads(summary.to_json())["points"][0]["batch_size"] == 8
+    assert StudyResult.model_validate_json(summary.to_json()) == summary
 
 
 @pytest.mark.parametrize(
@@ -83,12 +81,12 @@ def test_summary_on_points_of_the_curve_itself():
 )
 def test_slope_at_the_small_end(steps, used, slope, error):
     trials = [make_trial(i, size, steps=count) for i, (size, count) in enumerate(steps.items())]
-    found = summarize([*trials, make_trial(9, 8, status="diverged")], TARGET, "no fit")["small_end"]
+    found = result_of([*trials, make_trial(9, 8, status="diverged")]).small_end
     if used is None:
         assert found is None
         return
-    assert (found["batch_sizes"], found["slope"]) == (used, pytest.approx(slope))
-    assert found["standard_error"] == (error if error is None else pytest.approx(error, abs=1e-7))
+    assert (found.batch_sizes, found.slope) == (tuple(used), pytest.approx(slope))
+    assert found.standard_error == (error if error is None else pytest.approx(error, abs=1e-7))
 
 
 CLOSE = make_trial(0, 64, status="censored", history=((10, 0.5), (400, 0.2)))
@@ -144,16 +142,23 @@ UPWARDS = Target("val/accuracy", 0.9, "max")
     ],
 )
 def test_why_no_trial_reached_the_target(trials, target, expected):
-    summary = summarize(trials, target, "too few points", budget=Budget(300, 1))
+    summary = result_of(trials, target, Budget(300, 1), fit="too few points")
     names = ("best_by_time", "best_by_steps", "fit", "fit_note", "regimes")
     reached = any(trial.reached for trial in trials)
-    assert reached or [summary[name] for name in names] == [None, None, None, "too few points", []]
-    found = summary["unreached"]
-    assert (
-        found is expected is None
-        or expected.items() <= {name: found[name] for name in expected}.items()
-    )
-    json.loads(dump_json(summary))
+    assert reached or [getattr(summary, name) for name in names] == [
+        None,
+        None,
+        None,
+        "too few points",
+        (),
+    ]
+    found = summary.unreached
+    if expected is None:
+        assert found is None
+    else:
+        values = found.model_dump()
+        assert expected == {name: values[name] for name in expected}
+    assert StudyResult.model_validate_json(summary.to_json()) == summary
 
 
 def test_censored_point_has_a_lower_end_only():
@@ -161,14 +166,14 @@ def test_censored_point_has_a_lower_end_only():
         make_trial(0, 64, status="censored", steps_low=200),
         make_trial(1, 64, status="censored", steps_low=390),
     ]
-    (point,) = summarize(trials, TARGET, "no fit")["points"]
-    assert (point["number"], point["censored"]) == (1, True)
-    assert (point["steps_low"], point["time_low"], point["examples_low"]) == (
+    (point,) = result_of(trials).points
+    assert (point.number, point.censored) == (1, True)
+    assert (point.steps_low, point.time_low, point.examples_low) == (
         390,
         pytest.approx(3.9),
         390 * 64,
     )
-    assert (point["steps"], point["time_to_target"], point["examples"]) == (None, None, None)
+    assert (point.steps, point.time_to_target, point.examples) == (None, None, None)
 
 
 LUCKY, STEADY = make_trial(0, 64, 0.1, steps=400), make_trial(1, 256, 0.4, steps=420)
@@ -205,31 +210,31 @@ CONFIRMED += [fresh(6 + i, steps, STEADY) for i, steps in enumerate((430, 450, 4
     ],
 )
 def test_winners(trials, expected):
-    summary = summarize(trials, TARGET, "no fit", best=best_of(trials))
-    for name, number in zip(("best_by_time", "best_by_steps"), expected, strict=True):
-        assert (summary[name] and summary[name]["number"]) == number
+    summary = result_of(trials)
+    found = (summary.best_by_time, summary.best_by_steps)
+    assert [one and one.number for one in found] == expected
 
 
 def test_what_fresh_seeds_gave_is_reported_of_a_winner_and_else_what_is_predicted():
     best = best_of(CONFIRMED)
     best["steps"] = replace(best["steps"], steps=96.4)
-    summary = summarize(CONFIRMED, TARGET, "no fit", best=best)
-    winner, single = summary["best_by_time"], summary["best_by_steps"]
-    row = winner["confirmed"]
-    assert (row["seeds"], row["reached"], row["runs"]) == ([1006, 1007, 1008], 3, 3)
-    assert (winner["steps"], row["steps_median"], row["steps_low"], row["steps_high"]) == (
+    summary = result_of(CONFIRMED, best=best)
+    winner, single = summary.best_by_time, summary.best_by_steps
+    row = winner.confirmed
+    assert (row.seeds, row.reached, row.runs) == ((1006, 1007, 1008), 3, 3)
+    assert (winner.steps, row.steps_median, row.steps_low, row.steps_high) == (
         430,
         430,
         410,
         450,
     )
-    times = [winner["time_to_target"], *(row[f"time_{name}"] for name in ("median", "low", "high"))]
+    times = [winner.time_to_target, row.time_median, *row.ends("time")]
     assert times == pytest.approx([4.3, 4.3, 4.1, 4.5])
-    assert winner["single_run"] == {"steps": 420, "time_to_target": 4.2}
+    assert winner.single_run == SingleRun(steps=420, time_to_target=4.2)
     # a point of its own, that no fresh run stood at
-    assert (single["confirmed"], single["steps"], single["single_run"]["steps"]) == (None, 96.4, 90)
-    assert single["time_to_target"] == pytest.approx(9.64)
-    json.loads(dump_json(summary))
+    assert (single.confirmed, single.steps, single.single_run.steps) == (None, 96.4, 90)
+    assert single.time_to_target == pytest.approx(9.64)
+    assert StudyResult.model_validate_json(summary.to_json()) == summary
 
 
 def stopped(number, resumed_from=None, **changes):
@@ -257,11 +262,11 @@ def stopped(number, resumed_from=None, **changes):
     ],
 )
 def test_a_trial_that_was_continued_counts_once(trials, statuses, continued):
-    summary = summarize(trials, TARGET, "no fit")
-    assert {status: n for status, n in summary["statuses"].items() if n} == statuses
-    assert (summary["trials"], summary["continued"]) == (sum(statuses.values()), continued)
-    assert summary["spend"]["runs"] == summary["trials"]
-    assert summary["spend"]["seconds"] == pytest.approx(
+    summary = result_of(trials)
+    assert {status: n for status, n in summary.statuses.items() if n} == statuses
+    assert (summary.trials, summary.continued) == (sum(statuses.values()), continued)
+    assert summary.spend.runs == summary.trials
+    assert summary.spend.seconds == pytest.approx(
         sum(trial.train_seconds + trial.eval_seconds + trial.startup_seconds for trial in trials)
     )
 
@@ -281,18 +286,51 @@ def test_pareto_front(trials, front):
     ]
     some.append(make_trial(9, status="censored", steps=1, tau=0.001))
     assert [found.number for found in pareto_front(some)] == front
-    assert [row["number"] for row in summarize(some, TARGET, "no fit")["pareto"]] == front
+    assert [row.number for row in result_of(some).pareto] == front
 
 
 def test_the_readmes_numbers_follow_from_the_recorded_trials():
     trials, _, summary = recorded()
-    assert summary["statuses"]["reached"] == len(trials) == 13
-    critical = summary["critical"]
-    assert critical["b_crit"] == pytest.approx(340, rel=0.15)  # other draws, on another machine
-    assert 45 < critical["b_crit_low"] < 80
-    assert summary["fit"]["noise"] == pytest.approx(0.29, abs=0.005)
-    assert [summary[name]["batch_size"] for name in WINNERS] == [60, 807]
-    assert summary["small_end"]["batch_sizes"] == [39, 60, 93, 133]
-    assert summary["small_end"]["slope"] == pytest.approx(-1.07, abs=0.005)
-    front = [(row["batch_size"], row["steps"]) for row in summary["pareto"]]
+    assert summary.statuses["reached"] == len(trials) == 13
+    critical = summary.critical
+    assert critical.b_crit == pytest.approx(340, rel=0.15)  # other draws, on another machine
+    assert 45 < critical.b_crit_low < 80
+    assert summary.fit.noise == pytest.approx(0.29, abs=0.005)
+    assert [summary.best_by_time.batch_size, summary.best_by_steps.batch_size] == [60, 807]
+    assert summary.small_end.batch_sizes == (39, 60, 93, 133)
+    assert summary.small_end.slope == pytest.approx(-1.07, abs=0.005)
+    front = [(row.batch_size, row.steps) for row in summary.pareto]
     assert front == [(60, 667), (220, 319), (613, 316), (779, 223)]
+
+
+def measured(estimates, number=0):
+    """Return a trial that measured these pairs of |G|^2 and tr Sigma."""
+    rows = tuple((step, *pair) for step, pair in enumerate(estimates, start=1))
+    return make_trial(number, noise_scale=rows)
+
+
+def test_the_noise_scale_stands_beside_both_critical_batch_sizes():
+    trials = [measured([(1.0, 100.0)] * 4, number) for number in range(4)]
+    found = noise_scale(trials, 50.0, 200.0)
+    assert (found.noise_scale, found.low, found.high) == pytest.approx((100.0, 100.0, 100.0))
+    assert (found.level, found.trials, found.steps, found.undetermined) == (0.9, 4, 16, None)
+    assert (found.ratio_to_critical, found.ratio_to_fit) == pytest.approx((2.0, 0.5))
+    alone = noise_scale(trials, None, None)
+    assert (alone.ratio_to_critical, alone.ratio_to_fit) == (None, None)
+    assert noise_scale([make_trial()], 50.0, 200.0) is None
+
+
+@pytest.mark.parametrize(
+    ("trials", "reason"),
+    [
+        ([measured([(1.0, 100.0)] * 4)], "4 trials that reach the target are needed"),
+        (
+            [measured([((-1.0) ** i, 100.0)] * 4, i) for i in range(8)],
+            "|G|^2 does not differ from 0",
+        ),
+    ],
+)
+def test_why_there_is_no_noise_scale(trials, reason):
+    found = noise_scale(trials, 50.0, 200.0)
+    assert (found.noise_scale, found.high, found.undetermined) == (None, None, reason)
+    assert (found.ratio_to_critical, found.ratio_to_fit) == (None, None)

@@ -14,7 +14,6 @@ import sys
 import threading
 import time
 import zlib
-from collections.abc import Mapping
 from dataclasses import replace
 from itertools import count
 from pathlib import Path
@@ -22,11 +21,11 @@ from types import SimpleNamespace
 
 import mlflow
 import pytest
-from builders import options_of
+from builders import changed, hand_critical, make_confirmed, make_curve, options_of, result_of
 from mlflow import MlflowClient
 from mlflow.entities import Run, ViewType
 from mlflow.store.tracking.sqlalchemy_store import SqlAlchemyStore
-from toolbox import FakeTime, entries, make_result
+from toolbox import FakeTime, entries, make_result, make_trial
 
 from bstune.config import mlflow_options
 from bstune.core.noise_scale import moving_estimate
@@ -38,6 +37,8 @@ from bstune.options import (
     WorkloadOptions,
     with_option,
 )
+from bstune.report.rows import curve_point
+from bstune.result import StudyResult
 from bstune.system.files import Output
 from bstune.system.terminal import filtered
 from bstune.tracking.address import opening, tracking_uri
@@ -637,41 +638,26 @@ def test_a_request_that_was_repeated_leaves_nothing_twice(uri, monkeypatch):
     assert [run.info.status for run in runs(uri, "trial")] == ["FINISHED"]
 
 
-FRESH = {
-    "time_low": 0.9,
-    "time_high": None,
-    "steps_low": 90,
-    "steps_high": None,
-    "reached": 2,
-    "runs": 3,
-}
-BEST = {
-    "number": 0,
-    "batch_size": 32,
-    "lr": 0.1,
-    "steps": 100,
-    "time_to_target": 1.0,
-    "confirmed": FRESH,
-}
-COLUMNS = ("batch_size", "steps", "time_to_target", "examples", "censored")
-POINTS = [
-    (32, 1000, 2.0, 32000, False),
-    (64, 512, None, 32768, False),
-    (64, 600, 3.0, 38400, False),
-]
-POINTS += [(128, None, None, None, True)]
-SUMMARY = {
-    "use": "best_by_time",
-    "best_by_time": BEST,
-    "critical": {"b_crit": 181.5, "b_crit_low": 90.0, "b_crit_high": None},
-    "test": {"best_by_time": {"test/error": 0.1, "other": 2.0}},
-    "points": [dict(zip(COLUMNS, point, strict=True)) for point in POINTS],
-    "curve": {"batch_size": [32.0, 64.4], "steps": [990.0, 600.0], "seconds_per_step": [0.5, None]},
-}
-UNREACHED = {"use": None, "critical": None, "test": {}, "points": [], "curve": None}
+FRESH = make_confirmed(2, time_low=0.9, time_high=None, steps_low=90.0, steps_high=None)
+POINTS = (
+    make_trial(0, 32, steps=1000, tau=0.002),
+    make_trial(1, 64, steps=512, tau=None),
+    make_trial(2, 64, steps=600, tau=0.005),
+    make_trial(3, 128, status="censored"),
+)
+WON = result_of([make_trial(0, 32, 0.1, steps=100)])
+SUMMARY = changed(
+    WON,
+    best_by_time=changed(WON.best_by_time, confirmed=FRESH),
+    critical=hand_critical(181.5, 90.0, None),
+    test={"best_by_time": {"test/error": 0.1, "other": 2.0}},
+    points=tuple(curve_point(trial) for trial in POINTS),
+    curve=make_curve((32.0, 64.4), (990.0, 600.0), seconds_per_step=(0.5, 0.7)),
+)
+UNREACHED = result_of([])
 
 
-def finish(tracking: Tracking, summary: Mapping[str, object] = SUMMARY) -> None:
+def finish(tracking: Tracking, summary: StudyResult = SUMMARY) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("bstune.tracking.runs.answer", lambda summary: None)
         patch.setattr(
@@ -688,7 +674,7 @@ def test_results_are_metrics_of_the_study(uri):
     assert points(uri, parent, "curve/steps_to_target") == [(32, 1000.0), (64, 512.0)]
     assert points(uri, parent, "curve/time_to_target") == [(32, 2.0), (64, 3.0)]
     assert points(uri, parent, "curve/steps_to_target_fit") == [(32, 990.0), (64, 600.0)]
-    assert points(uri, parent, "curve/time_to_target_fit") == [(32, 495.0)]
+    assert points(uri, parent, "curve/time_to_target_fit") == [(32, 495.0), (64, 420.0)]
     assert points(uri, parent, "curve/examples_to_target_fit") == [(32, 31680.0), (64, 38400.0)]
     others = {
         name: value for name, value in parent.data.metrics.items() if not name.startswith("curve/")

@@ -9,6 +9,7 @@ import sys
 import threading
 import warnings
 from contextlib import chdir
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -340,8 +341,8 @@ def test_an_integer_stays_one_in_replicates_reports_and_the_winners_training(tun
     assert "failed" not in set(result.trials.status)
     result.train(**QUIET)
     assert {type(width) for width in widths} == {int}
-    summary = read_study(result.folder).summary
-    found = [row["hyperparameters"]["hidden"] for row in summary["points"]]
+    points = read_study(result.folder).result.points
+    found = [point.hyperparameters["hidden"] for point in points]
     assert {type(width) for width in found} == {int}
 
 
@@ -389,9 +390,10 @@ def test_no_trial_reached_the_target(tune):
     assert trainer.global_step == 2
 
 
-def test_no_trial_has_a_value_of_the_metric(tune, monkeypatch):
+def test_no_trial_has_a_value_of_the_metric(tune):
     result = tune(trials=1, budget=bstune.Budget(steps=2))
-    monkeypatch.setitem(result.findings.summary, "so_far", None)
+    without = result.summary.model_copy(update={"so_far": None})
+    result = replace(result, findings=replace(result.findings, result=without))
     with pytest.raises(StudyError, match=r"val_loss <= 1\.5 was not reached in 1 run"):
         _ = result.best
     with pytest.raises(StudyError, match=r"val_loss <= 1\.5 was not reached in 1 run"):

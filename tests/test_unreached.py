@@ -2,12 +2,13 @@
 
 import numpy as np
 import pytest
+from builders import make_baseline, result_of
 from test_acquisition import inferred
 from toolbox import make_trial
 
 from bstune.core.records import Target
 from bstune.report.answer import answer
-from bstune.study.unreached import so_far_row
+from bstune.study.unreached import best_so_far
 
 TARGET = Target("val/error", 0.1, "min")
 ACCURACY = Target("val/accuracy", 0.9, "max")
@@ -23,18 +24,18 @@ def falling(number, steps_to_target, last_step, tau=0.01, batch_size=64, **chang
 
 def so_far(trials, baseline=None, target=TARGET):
     posterior = inferred(trials, target=target, ideal=0.0 if target.mode == "min" else 1.0)
-    return so_far_row(trials, target, baseline, posterior)
+    return best_so_far(trials, target, baseline, posterior)
 
 
 def test_the_closest_is_named_with_what_it_came_to_and_is_predicted_to_take():
     near, far = falling(0, 2000, 500), falling(1, 9000, 500, batch_size=16)
     row = so_far([near, far])
-    assert (row["number"], row["batch_size"], row["seed"]) == (0, 64, 1000)
-    assert (row["value"], row["steps"], row["seconds"]) == (pytest.approx(0.2), 500, 5.0)
+    assert (row.number, row.batch_size, row.seed) == (0, 64, 1000)
+    assert (row.value, row.steps, row.seconds) == (pytest.approx(0.2), 500, 5.0)
     # The error of a square root's law meets the target at 2,000 steps; histories seen so far slow down.
-    assert 1000 < row["predicted_steps"] < 8000
-    assert row["predicted_seconds"] == pytest.approx(0.01 * row["predicted_steps"])
-    assert row["compared"] is None
+    assert 1000 < row.predicted_steps < 8000
+    assert row.predicted_seconds == pytest.approx(0.01 * row.predicted_steps)
+    assert row.compared is None
 
 
 @pytest.mark.parametrize(
@@ -54,7 +55,7 @@ def test_the_closest_is_named_with_what_it_came_to_and_is_predicted_to_take():
 )
 def test_nothing_is_predicted_of_a_history_that_does_not_tell(trial):
     row = so_far([trial])
-    assert (row["value"], row["predicted_steps"], row["predicted_seconds"]) == (0.5, None, None)
+    assert (row.value, row.predicted_steps, row.predicted_seconds) == (0.5, None, None)
 
 
 def test_the_baseline_stands_beside_it_at_equal_seconds():
@@ -70,7 +71,7 @@ def test_the_baseline_stands_beside_it_at_equal_seconds():
     )
     # The baseline ends after 2 s, when the other stands at its step 200, past its best.
     expected = {"seconds": 2.0, "value": 0.3, "baseline_value": 0.5}
-    assert so_far([baseline, best], baseline)["compared"] == expected
+    assert so_far([baseline, best], baseline).compared.model_dump() == expected
 
 
 @pytest.mark.parametrize(
@@ -87,13 +88,13 @@ def test_nothing_is_compared_without_both_values(changes):
     best = make_trial(1, status="censored", steps=400, history=((100, 0.4), (400, 0.2)))
     settings = {"batch_size": 32, "tau": 0.01, "status": "censored", "history": ((100, 0.5),)}
     baseline = make_trial(0, steps=100, **(settings | changes))
-    assert so_far([baseline, best], baseline)["compared"] is None
+    assert so_far([baseline, best], baseline).compared is None
 
 
 def test_a_metric_that_rises_has_its_largest_value():
     trial = make_trial(0, status="censored", steps=100, history=((50, 0.7), (100, 0.6)))
     row = so_far([trial], target=ACCURACY)
-    assert (row["value"], row["steps"]) == (0.7, 50)
+    assert (row.value, row.steps) == (0.7, 50)
 
 
 def test_there_is_none_where_a_trial_reached_the_target_or_has_no_metric():
@@ -104,12 +105,9 @@ def test_there_is_none_where_a_trial_reached_the_target_or_has_no_metric():
 def test_the_answer_says_it():
     best, baseline = falling(0, 2000, 500), falling(1, 9000, 500, batch_size=16)
     row = so_far([best, baseline], baseline)
-    summary = {
-        "trials": 2,
-        "baseline": {"batch_size": 16, "lr": 0.1, "status": "censored", "steps": 500},
-        "so_far": row,
-    }
+    own = make_baseline(status="censored")
+    summary = result_of([best, baseline], baseline=own, so_far=row)
     lines = dict(answer(summary).lines)
     assert "0.2" in lines["GAIN"][0]
-    assert f"{row['compared']['baseline_value']:.3f}" in lines["GAIN"][0]
-    assert f"{round(row['predicted_steps'])} steps" in lines["RESULT"][1]
+    assert f"{row.compared.baseline_value:.3f}" in lines["GAIN"][0]
+    assert f"{round(row.predicted_steps)} steps" in lines["RESULT"][1]

@@ -25,7 +25,6 @@ from bstune.hardware.memory import Ceiling, MemoryModel, Outcome, ProbeResult
 from bstune.hardware.roofline import AffineCost, DeviceLimits, LayerCost, StepCost
 from bstune.hardware.survey import Survey
 from bstune.hardware.timing import Measured, StepTiming
-from bstune.study.critical import CriticalBatch
 from bstune.study.replicates import Winner, winners
 
 EVERY_STEP = EvaluationSchedule(ratio=1.0001, share=1.0, cost=1e-9, near=1.5)
@@ -178,21 +177,6 @@ def make_trial(
 def best_of(trials: Sequence[TrialResult]) -> dict[Merit, Winner]:
     """Return the winners of a study for time with three replicates, each trial predicted to do what it did."""
     return winners(trials, {}, "time", 3, 2)
-
-
-def hand_critical(
-    b_crit: float | None,
-    low: float | None,
-    high: float | None,
-    smallest: int = 16,
-    largest: int = 4096,
-) -> CriticalBatch:
-    """Return a critical batch size with this interval, of S = 100 (1 + B_crit/B)."""
-    below, above = (None, None) if b_crit is None else (b_crit / 9, b_crit * 9)
-    e_min = None if b_crit is None else 100.0 * b_crit
-    return CriticalBatch(
-        b_crit, low, high, 0.9, 100.0, e_min, None, None, None, below, above, smallest, largest, ()
-    )
 
 
 def data_root(folder: str) -> str:

@@ -1,20 +1,39 @@
-"""What a study answers, in words: all of them, from ``curve.json``'s mapping.
+"""What a study answers, in words: all of them, from its result.
 
-The console, the figure's title, the pages, comparisons and MLflow's note take their words from here. What a study does
-not know is left out.
+    answer(result).headline
+
+Each line of the answer is a function of the result, in the table ``LINES`` or ``ACTIONS``. The
+console, the figure's title, the pages, comparisons and MLflow's note take their words from here.
+What a study does not know is left out.
 """
 
 import textwrap
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from bstune.report.rows import REGIMES, WINNERS, Row, winner_to_use
+from bstune.core.records import Merit
+from bstune.result import (
+    MAXIMAL_DATA_PARALLELISM,
+    PERFECT_SCALING,
+    AtEqualSeconds,
+    BaselineResult,
+    Confirmed,
+    CriticalAtTarget,
+    CriticalBatchSize,
+    Exponent,
+    Growth,
+    StudyResult,
+    Unreached,
+    WinnerResult,
+)
 from bstune.system.console import format_count, format_number, format_seconds, plural, time_unit
 
-Line = tuple[
-    str, tuple[str, ...]
-]  # a label, and texts: the second one and further ones stand below the first
-WIDTH, INDENT, MAX_LINES = 120, 10, 25  # of the block that the console shows
+Line = tuple[str, tuple[str, ...]]
+"""A label, and texts: the second one and further ones stand below the first."""
+# Of the block that the console shows: columns, those of a label, lines.
+WIDTH = 120
+INDENT = 10
+MAX_LINES = 25
 STATUS_WORDS = {
     "reached": "reached",
     "censored": "stopped",
@@ -31,25 +50,17 @@ RULE_WORDS = {
 }
 POWERS = ("none", "sqrt", "linear")
 PREDICTED = "predicted, not run again on fresh seeds"
-NARROW, NARROW_ENOUGH = (
-    1.5,
-    3.0,
-)  # times its low end: an interval this narrow is good, and good enough
+# Times its low end: an interval this narrow is good, and good enough.
+NARROW = 1.5
+NARROW_ENOUGH = 3.0
 NOISY = 0.2  # by how much steps at one batch size may differ on a quiet machine
 HALF = 0.5  # efficiency: the first number of devices below it is the last that is named
 MORE = 4  # times what was spent, where more of it is the advice
 LIGHTNINGS = "Lightning's: "  # begins the name of a training loop that is not bstune's
 NOT_CAPTURED = "lean, not graph: "  # and of one whose steps were to be captured
 NOTES_LEFT = "and {} in curve.json"
-SPARE = (
-    "RUNS",
-    "LR",
-    "FASTEST",
-    "FEWEST",
-    "DEVICES",
-    "more",
-    "TRUST",
-)  # left out in this order, if there is no room
+# Left out in this order, if there is no room.
+SPARE = ("RUNS", "LR", "FASTEST", "FEWEST", "DEVICES", "more", "TRUST")
 
 
 @dataclass(frozen=True)
@@ -78,63 +89,30 @@ class Answer:
     actions: tuple[Line, ...]
 
 
-def answer(summary: Row) -> Answer:
-    """Return what a study answers, from the mapping of its ``curve.json``."""
-    use, other = _winners(summary)
-    lines: dict[str, Iterable[str | None]] = {
-        "USE": []
-        if use is None
-        else [_point_text(use, summary.get("tokens")), expected_text(use), _test_text(summary)],
-        "GAIN": [_gain_text(summary)],
-        "WARNING": [
-            *(text for one in (use, other) if (text := _warning(one))),
-            _first_look_text(summary.get("baseline")),
-        ],
-        "RESULT": [unreached_text(summary), _predicted_text(summary)] if use is None else [],
-        "WHY": [_cause(summary)[0]] if use is None else [],
-        "TRY": [_cause(summary)[1]] if use is None else [],
-        "CRITICAL": _critical_texts(summary),
-        _other_label(summary): [] if other is None else [_other_text(summary, other)],
-        "LR": [] if use is None else [_lr_text(summary.get("lr_exponent") or {})],
-        "DEVICES": [_devices_text(summary)],
-        "RUNS": [_runs_text(summary)],
-        "TRUST": ["; ".join(one.text for one in trust(summary))],
-        "NOTE": [*(summary.get("notes") or ()), *_loop_notes(summary)],
-    }
-    actions: dict[str, list[str | None]] = {
-        "train it": [summary.get("train")],
-        "more": list(_more(summary)) if use is not None else [],
-    }
-    title = [
-        summary.get("workload"),
-        summary.get("target"),
-        *map(device_text, summary.get("devices") or ()),
-    ]
-    title += [plural(summary["trials"], "run")] if "trials" in summary else []
+def answer(result: StudyResult) -> Answer:
+    """Put into words what a study answers."""
+    title = [result.workload, result.target, *map(device_text, result.devices)]
+    title.append(plural(result.trials, "run"))
     return Answer(
-        " · ".join(str(one) for one in title if one),
-        _headline(summary),
-        _only(lines),
-        _only(actions),
+        " · ".join(part for part in title if part),
+        _headline(result),
+        _only(LINES, result),
+        _only(ACTIONS, result),
     )
 
 
-def _loop_notes(summary: Row) -> Iterator[str]:
-    """Yield why another loop took the steps of trials than the option asks for."""
-    for name in summary.get("training_loops") or ():
-        if name.startswith(LIGHTNINGS) and "protocol.fast" not in name:
-            yield f"Lightning's own loop took the steps, not the lean one: {name.removeprefix(LIGHTNINGS)}"
-        elif name.startswith(NOT_CAPTURED):
-            yield f"steps were not captured as a CUDA graph: {name.removeprefix(NOT_CAPTURED)}"
-
-
-def _only(lines: Mapping[str, Iterable[str | None]]) -> tuple[Line, ...]:
-    texts = {label: tuple(text for text in some if text) for label, some in lines.items()}
-    return tuple((label, some) for label, some in texts.items() if some)
+def _only(lines: "Lines", result: StudyResult) -> tuple[Line, ...]:
+    """Give the lines that have a text."""
+    found = list[Line]()
+    for label, tell in lines:
+        texts = tuple(text for text in tell(result) if text)
+        if texts:
+            found.append((label, texts))
+    return tuple(found)
 
 
 def block(found: Answer, further: Sequence[Line] = (), width: int = WIDTH) -> list[str]:
-    """Return an answer as at most 25 lines of the console, of so many columns.
+    """Give an answer as at most 25 lines of the console, of so many columns.
 
     ``further`` are paths and commands: they are not broken, nor is the command that trains the winner.
     """
@@ -150,20 +128,19 @@ def block(found: Answer, further: Sequence[Line] = (), width: int = WIDTH) -> li
 def _block(
     found: Answer, further: Sequence[Line], width: int, left_out: Sequence[str]
 ) -> list[str]:
-    answered = [
-        line
-        for one in found.lines
-        if one[0] not in ("NOTE", *left_out)
-        for line in _rows(*one, width)
-    ]
-    answered += _rows("PAGE", [f"{', '.join(left_out)}: in report.html"], width) if left_out else []
-    notes = next((texts for label, texts in found.lines if label == "NOTE"), ())
-    actions = [one for one in found.actions if one[0] not in left_out]
-    done = [
-        line
-        for one in (*actions, *further)
-        for line in _rows(*one, width if one[0] == "more" else None)
-    ]
+    answered = list[str]()
+    notes: Sequence[str] = ()
+    for label, texts in found.lines:
+        if label == "NOTE":
+            notes = texts
+        elif label not in left_out:
+            answered += _rows(label, texts, width)
+    if left_out:
+        answered += _rows("PAGE", [f"{', '.join(left_out)}: in report.html"], width)
+    done = list[str]()
+    for label, texts in (*found.actions, *further):
+        if label not in left_out:
+            done += _rows(label, texts, width if label == "more" else None)
     fixed = [*_wrapped(found.title, width), "", *answered]
     kept = len(notes)
     while kept and len(fixed) + len(_notes(notes, kept, width)) + 1 + len(done) > MAX_LINES:
@@ -172,76 +149,101 @@ def _block(
 
 
 def _notes(notes: Sequence[str], kept: int, width: int) -> list[str]:
-    left = [NOTES_LEFT.format(plural(len(notes) - kept, "further note" if kept else "note"))] * (
-        kept < len(notes)
-    )
-    return _rows("NOTE", (*notes[:kept], *left), width) if notes else []
+    shown = list(notes[:kept])
+    if kept < len(notes):
+        what = "further note" if kept else "note"
+        shown.append(NOTES_LEFT.format(plural(len(notes) - kept, what)))
+    return _rows("NOTE", shown, width)
 
 
 def _rows(label: str, texts: Sequence[str], width: int | None) -> list[str]:
     """Return a labelled line with its texts below each other, wrapped to the width; None: not wrapped."""
-    rows = (
-        texts
-        if width is None
-        else [row for text in texts for row in _wrapped(text, width - INDENT)]
-    )
-    return [f"{label if i == 0 else '':<{INDENT}}{row}" for i, row in enumerate(rows)]
+    rows = list[str]()
+    for text in texts:
+        rows += [text] if width is None else _wrapped(text, width - INDENT)
+    labels = [label, *[""] * len(rows)]
+    return [f"{labels[i]:<{INDENT}}{row}" for i, row in enumerate(rows)]
 
 
 def _wrapped(text: str, width: int) -> list[str]:
     return textwrap.wrap(text, width, break_long_words=False, break_on_hyphens=False)
 
 
-def _winners(summary: Row) -> tuple[Row | None, Row | None]:
-    """Return the winner by the study's objective, and the other one if it is another point."""
-    first, use = winner_to_use(summary)
-    other = next((summary.get(name) for name in WINNERS if name != first), None)
-    if use is None or other is None or other["number"] == use["number"]:
-        return use, None
-    return use, other
-
-
-def _headline(summary: Row) -> str:
-    use, _ = _winners(summary)
-    name = summary.get("workload", "study")
+def _headline(result: StudyResult) -> str:
+    use = result.winner
     if use is None:
-        return f"{name}: {unreached_text(summary)}"
-    text = f"{name}: use B = {format_count(use['batch_size'])}, lr = {format_number(use['lr'])}"
-    critical = summary.get("critical") or {}
-    low, high = critical.get("b_crit_low"), critical.get("b_crit_high")
-    if critical.get("b_crit") is None:
+        return f"{result.workload}: {unreached_text(result)}"
+    place = f"B = {format_count(use.batch_size)}, lr = {format_number(use.lr)}"
+    text = f"{result.workload}: use {place}"
+    critical = result.critical
+    if critical is None or critical.b_crit is None:
         return f"{text}; up to where more pays is not known"
-    ends = f"{format_number(low, 2)} to {format_number(high, 2)}"
-    span = ends if None not in (low, high) else interval_text(critical, "b_crit").partition(": ")[2]
-    return f"{text}; more pays up to B = {format_number(critical['b_crit'], 2)} ({span})"
+    if critical.is_open:
+        span = interval_text(critical).partition(": ")[2]
+    else:
+        low, high = critical.b_crit_low, critical.b_crit_high
+        span = f"{format_number(low, 2)} to {format_number(high, 2)}"
+    return f"{text}; more pays up to B = {format_number(critical.b_crit, 2)} ({span})"
 
 
 def device_text(device: str) -> str:
-    """Return ``cpu, 1 thread`` for ``cpu (1 thread)``."""
-    return "replayed" if device == "replay" else device.replace(" (", ", ").removesuffix(")")
+    """Write ``cpu, 1 thread`` for ``cpu (1 thread)``."""
+    if device == "replay":
+        return "replayed"
+    return device.replace(" (", ", ").removesuffix(")")
 
 
-def _point_text(winner: Row, tokens: int | None = None) -> str:
-    """Return ``batch size 204, learning rate 1.13``, with further hyper-parameters and the horizon if there are any.
+def _use(result: StudyResult) -> Iterator[str | None]:
+    """Give the winner, what it takes, and its metrics on the test set."""
+    use = result.winner
+    if use is None:
+        return
+    yield winner_text(use, result.tokens)
+    yield expected_text(use)
+    # The other winner's metrics are not those of this point.
+    metrics = {} if result.use is None else result.test.get(result.use, {})
+    values = ", ".join(f"{name} {format_number(value)}" for name, value in metrics.items())
+    if values:
+        yield f"{values} of one run, on data that took no part in the choice"
+
+
+def winner_text(winner: WinnerResult, tokens: int | None = None) -> str:
+    """Write ``batch size 204, learning rate 1.13``, with further hyper-parameters and the horizon if there are any.
 
     ``tokens``: of an example, where it has some; then ``batch size 204 (13,056 tokens)``.
     """
-    others = [
-        f"{name} {format_number(value)}"
-        for name, value in (winner.get("hyperparameters") or {}).items()
-    ]
-    if winner.get("horizon") is not None:
-        others.append(f"a schedule of {plural(winner['horizon'], 'step')}")
-    size, rate = format_count(winner["batch_size"]), format_number(winner["lr"])
-    size += f" ({format_count(winner['batch_size'] * tokens)} tokens)" if tokens else ""
-    return ", ".join([f"batch size {size}", f"learning rate {rate}", *others])
+    return _point_text(winner.batch_size, winner.lr, winner.hyperparameters, winner.horizon, tokens)
 
 
-def expected_text(winner: Row) -> str:
-    """Return what a winner takes: ``613 ms, 53 steps (3 of 3 fresh seeds: 480 to 737 ms, 48 to 88 steps)``."""
-    fresh, seconds, steps = winner["confirmed"], winner["time_to_target"], winner["steps"]
-    middle = [] if seconds is None else [format_seconds(seconds)]
-    middle += [] if steps is None else [plural(round(steps), "step")]
+def _baseline_text(baseline: BaselineResult) -> str:
+    return _point_text(baseline.batch_size, baseline.lr, baseline.hyperparameters)
+
+
+def _point_text(
+    batch_size: int,
+    lr: float,
+    hyperparameters: Mapping[str, float | None],
+    horizon: int | None = None,
+    tokens: int | None = None,
+) -> str:
+    size = f"batch size {format_count(batch_size)}"
+    if tokens is not None:
+        size += f" ({format_count(batch_size * tokens)} tokens)"
+    parts = [size, f"learning rate {format_number(lr)}"]
+    parts += [f"{name} {format_number(value)}" for name, value in hyperparameters.items()]
+    if horizon is not None:
+        parts.append(f"a schedule of {plural(horizon, 'step')}")
+    return ", ".join(parts)
+
+
+def expected_text(winner: WinnerResult) -> str:
+    """Write what a winner takes: ``613 ms, 53 steps (3 of 3 fresh seeds: 480 to 737 ms, 48 to 88 steps)``."""
+    middle = list[str]()
+    if winner.time_to_target is not None:
+        middle.append(format_seconds(winner.time_to_target))
+    if winner.steps is not None:
+        middle.append(plural(round(winner.steps), "step"))
+    fresh = winner.confirmed
     if fresh is None:
         return f"{', '.join(middle)} ({PREDICTED})"
     reached = fresh_text(fresh)
@@ -253,247 +255,346 @@ def expected_text(winner: Row) -> str:
     return f"{', '.join(middle)} ({reached}: {', '.join(ranges)})"
 
 
-def fresh_text(fresh: Row) -> str:
-    """Return ``3 of 3 fresh seeds``."""
-    return f"{fresh['reached']} of {plural(fresh['runs'], 'fresh seed')}"
+def fresh_text(fresh: Confirmed) -> str:
+    """Write ``3 of 3 fresh seeds``."""
+    return f"{fresh.reached} of {plural(fresh.runs, 'fresh seed')}"
 
 
-def range_text(name: str, fresh: Row) -> str | None:
-    """Return ``480 to 737 ms``, or ``48 to 88 steps``, over fresh seeds; None where none reached the target."""
-    low, high = fresh.get(f"{name}_low"), fresh.get(f"{name}_high")
+def range_text(merit: Merit, fresh: Confirmed) -> str | None:
+    """Write ``480 to 737 ms``, or ``48 to 88 steps``, over fresh seeds; None where none reached the target."""
+    low, high = fresh.ends(merit)
     if low is None:
         return None
-    (scale, unit), text = (
-        (time_unit(low), format_number) if name == "time" else ((1.0, "steps"), format_count)
-    )
+    scale, unit = time_unit(low) if merit == "time" else (1.0, "steps")
+    number = format_number if merit == "time" else format_count
     if high is None:
-        return f"{text(low / scale)} {unit} and more"
-    return f"{text(low / scale)}{f' to {text(high / scale)}' if high > low else ''} {unit}"
+        return f"{number(low / scale)} {unit} and more"
+    text = number(low / scale)
+    if high > low:
+        text += f" to {number(high / scale)}"
+    return f"{text} {unit}"
 
 
-def _warning(winner: Row | None) -> str | None:
-    fresh = None if winner is None else winner["confirmed"]
-    if winner is None or fresh is None or fresh["reached"] == fresh["runs"]:
-        return None
-    return f"only {fresh_text(fresh)} reached the target at {_point_text(winner)}"
-
-
-def _first_look_text(baseline: Row | None) -> str | None:
-    """Return that the target is too easy to tell batch sizes apart, and one that would; None where it is not."""
-    value = (baseline or {}).get("telling_target")
-    if baseline is None or value is None:
-        return None
-    return (
-        f"your {_point_text(baseline)} met the target at its first look, after "
-        f"{plural(baseline['steps'], 'step')}, where batch sizes differ little: a harder target "
-        f"tells more, such as workload.target.value={format_number(value, 2)}"
-    )
-
-
-def _test_text(summary: Row) -> str | None:
-    tests = summary.get("test") or {}
-    metrics: Row = (
-        tests.get(winner_to_use(summary)[0]) or {}
-    )  # the other winner's are not those of this point
-    values = ", ".join(f"{name} {format_number(value)}" for name, value in metrics.items())
-    return f"{values} of one run, on data that took no part in the choice" if values else None
-
-
-def _other_label(summary: Row) -> str:
-    return "FASTEST" if summary.get("use") == "best_by_steps" else "FEWEST"
-
-
-def _other_text(summary: Row, winner: Row) -> str:
-    """Return ``46 steps at batch size 660, learning rate 1.34 (3 of 3 fresh seeds)``."""
-    fresh = winner["confirmed"]
-    how = "predicted" if fresh is None else fresh_text(fresh)
-    by_time = _other_label(summary) == "FASTEST"
-    value = winner["time_to_target"] if by_time else winner["steps"]
-    if value is None:
-        return f"{_point_text(winner)} ({how})"
-    text = format_seconds(value) if by_time else plural(round(value), "step")
-    return f"{text} at {_point_text(winner)} ({how})"
-
-
-def _gain_text(summary: Row) -> str | None:
-    """Return how much faster the winner is than the user's own configuration; None where there is none to compare."""
-    baseline, gain = summary.get("baseline"), summary.get("gain")
-    if not baseline:
-        return None
-    own = f"your {_point_text(baseline)}"
-    use, _ = _winners(summary)
-    if use is None and (compared := (summary.get("so_far") or {}).get("compared")):
-        return _compared_text(compared, own)
+def _gain(result: StudyResult) -> Iterator[str | None]:
+    """How much faster the winner is than the user's own configuration, or why that is not known."""
+    baseline, gain = result.baseline, result.gain
+    if baseline is None:
+        return
+    own = f"your {_baseline_text(baseline)}"
+    use, so_far = result.winner, result.so_far
+    if use is None and so_far is not None and so_far.compared is not None:
+        yield _compared_text(so_far.compared, own)
+        return
     if gain is None:
-        return _no_gain_text(baseline, use, own)
-    better = "as fast as" if gain["merit"] == "time" else "fewer steps than"
-    ratio = format_number(gain["ratio"], 3 if gain["ratio"] < 2.0 else 2)
-    if gain["at_least"]:
-        return f"at least {ratio} times {better} {own}, stopped before the target"
-    ends = f"{format_number(gain['low'], 2)} to {format_number(gain['high'], 2)}"
-    span = f"{gain['level']:.0%}: {ends}"
-    if gain["low"] <= 1.0:
-        return f"not shown to be faster than {own}: keep what you have ({ratio} times, {span})"
-    return f"{ratio} times {better} {own} ({span})"
+        yield _no_gain_text(baseline, use, own)
+        return
+    better = "as fast as" if gain.merit == "time" else "fewer steps than"
+    ratio = format_number(gain.ratio, 3 if gain.ratio < 2.0 else 2)
+    if gain.at_least or gain.low is None:
+        yield f"at least {ratio} times {better} {own}, stopped before the target"
+        return
+    ends = f"{format_number(gain.low, 2)} to {format_number(gain.high, 2)}"
+    span = f"{gain.level:.0%}: {ends}"
+    if gain.low <= 1.0:
+        yield f"not shown to be faster than {own}: keep what you have ({ratio} times, {span})"
+    else:
+        yield f"{ratio} times {better} {own} ({span})"
 
 
-def _compared_text(compared: Row, own: str) -> str:
-    """Return what the closest point and the user's own had come to after as many seconds of training."""
-    value, of_baseline = (format_number(compared[name], 3) for name in ("value", "baseline_value"))
-    seconds = format_seconds(compared["seconds"])
+def _compared_text(compared: AtEqualSeconds, own: str) -> str:
+    """Tell what the closest point and the user's own had come to after as many seconds of training."""
+    value = format_number(compared.value, 3)
+    of_baseline = format_number(compared.baseline_value, 3)
+    seconds = format_seconds(compared.seconds)
     return f"after {seconds} of training the closest point was at {value}, {own} at {of_baseline} (one run each)"
 
 
-def _predicted_text(summary: Row) -> str | None:
-    """Return what the closest point is predicted to take to the target; None where there is none."""
-    so_far = summary.get("so_far")
-    if not so_far:
-        return None
-    if so_far["predicted_steps"] is None:
-        return "whether it would meet the target cannot be told from its history"
-    parts = [plural(round(so_far["predicted_steps"]), "step")]
-    if so_far["predicted_seconds"] is not None:
-        parts.append(f"{format_seconds(so_far['predicted_seconds'])} of training")
-    return f"that point is predicted to meet the target after about {', '.join(parts)}"
-
-
-def _no_gain_text(baseline: Row, use: Row | None, own: str) -> str | None:
-    """Return why there is no gain, and what the user's own configuration came to."""
-    status = baseline["status"]
-    if status in ("diverged", "oom"):
-        words = "ran out of memory" if status == "oom" else "diverged"
-        return f"not known: {own} {words} after {plural(baseline['steps'], 'step')}"
+def _no_gain_text(baseline: BaselineResult, use: WinnerResult | None, own: str) -> str | None:
+    """Why there is no gain, and what the user's own configuration came to."""
+    after = plural(baseline.steps, "step")
+    if baseline.status == "oom":
+        return f"not known: {own} ran out of memory after {after}"
+    if baseline.status == "diverged":
+        return f"not known: {own} diverged after {after}"
     if use is None:
         return None
-    same = use["batch_size"] == baseline["batch_size"] and use["lr"] == baseline["lr"]
-    if same:
+    if use.batch_size == baseline.batch_size and use.lr == baseline.lr:
         return f"none: {own} is the best that was found"
-    return f"not known: {own} {STATUS_WORDS[status]} after {plural(baseline['steps'], 'step')}"
+    return f"not known: {own} {STATUS_WORDS[baseline.status]} after {after}"
 
 
-def critical_text(critical: Row) -> str:
-    """Return ``67 (90%: 41 to 110)``: B_crit in examples and its interval."""
-    value = critical["b_crit"]
-    return f"{'undetermined' if value is None else format_number(value, 2)} ({interval_text(critical, 'b_crit')})"
-
-
-def interval_text(row: Row, name: str) -> str:
-    """Return ``90%: 41 to 110``, ``90%: above 41``, ..."""
-    low, high = (row.get(f"{name}_{end}") for end in ("low", "high"))
-    if low is None and high is None:
-        return f"{row['level']:.0%} interval open at both ends"
-    if low is None or high is None:
-        end = (
-            f"above {format_number(low, 2)}" if high is None else f"below {format_number(high, 2)}"
+def _warnings(result: StudyResult) -> Iterator[str | None]:
+    """Winners that some fresh seeds missed, and a target that is too easy to tell batch sizes apart."""
+    for winner in (result.winner, result.other_winner):
+        if winner is None or winner.confirmed is None or winner.confirmed.all_reached:
+            continue
+        yield f"only {fresh_text(winner.confirmed)} reached the target at {winner_text(winner)}"
+    baseline = result.baseline
+    if baseline is not None and baseline.telling_target is not None:
+        yield (
+            f"your {_baseline_text(baseline)} met the target at its first look, after "
+            f"{plural(baseline.steps, 'step')}, where batch sizes differ little: a harder target "
+            f"tells more, such as workload.target.value={format_number(baseline.telling_target, 2)}"
         )
-    else:
-        end = f"{format_number(low, 2)} to {format_number(high, 2)}"
-    return f"{row['level']:.0%}: {end}"
 
 
-def _critical_texts(summary: Row) -> Iterator[str]:
-    critical = summary.get("critical")
-    if not critical:
+def _result(result: StudyResult) -> Iterator[str | None]:
+    """Say that the target was not reached, and what the closest point is predicted to take."""
+    if result.winner is not None:
         return
-    if critical["smallest"] == critical["largest"]:
-        yield f"not known, as batch size {format_count(critical['smallest'])} alone reached the target"
+    yield unreached_text(result)
+    so_far = result.so_far
+    if so_far is None:
         return
-    tokens = summary.get("tokens")
-    counted = tokens is not None and critical["b_crit"] is not None
-    said = (
-        f", {format_count(float(format_number(critical['b_crit'] * tokens, 2)))} tokens"
-        if counted
-        else ""
-    )
-    yield f"batch size {critical_text(critical)}{said}"
-    if critical["b_crit"] is not None:
-        yield regimes_text(summary.get("regimes") or (), critical)
-    if critical.get("b_opt") is not None:
-        opt = f"{format_number(critical['b_opt'], 2)} ({interval_text(critical, 'b_opt')})"
+    if so_far.predicted_steps is None:
+        yield "whether it would meet the target cannot be told from its history"
+        return
+    parts = [plural(round(so_far.predicted_steps), "step")]
+    if so_far.predicted_seconds is not None:
+        parts.append(f"{format_seconds(so_far.predicted_seconds)} of training")
+    yield f"that point is predicted to meet the target after about {', '.join(parts)}"
+
+
+def unreached_text(result: StudyResult) -> str:
+    """Write that the target was not reached, and the closest value."""
+    if not result.trials:
+        return f"no trial has run, so {result.target} was not reached"
+    missed = f"{result.target} was not reached in {plural(result.trials, 'run')}"
+    closest = None if result.unreached is None else result.unreached.closest
+    if closest is None:
+        return missed
+    size, rate = format_count(closest.batch_size), format_number(closest.lr)
+    after = f"after {plural(closest.steps, 'step')} (trial {closest.number})"
+    value = format_number(closest.value)
+    return f"{missed}; the closest was {value}, at batch size {size}, learning rate {rate}, {after}"
+
+
+def unreached_advice(result: StudyResult) -> str:
+    """Write that the target was not reached, why, and what to try, in one line."""
+    cause = _cause(result)
+    texts = [unreached_text(result)]
+    if cause.why:
+        texts.append(cause.why)
+    if cause.change:
+        texts.append(f"try {cause.change}")
+    return "; ".join(texts)
+
+
+def _why(result: StudyResult) -> Iterator[str | None]:
+    """Why no trial reached the target."""
+    if result.winner is None:
+        yield _cause(result).why
+
+
+def _try(result: StudyResult) -> Iterator[str | None]:
+    """Tell what to change where no trial reached the target."""
+    if result.winner is None:
+        yield _cause(result).change
+
+
+@dataclass(frozen=True)
+class _Cause:
+    """Why no trial reached the target, and what to change; None where that is not known."""
+
+    why: str | None = None
+    change: str | None = None
+
+
+def _cause(result: StudyResult) -> _Cause:
+    row, statuses = result.unreached, result.statuses
+    total = sum(statuses.values())
+    if row is None or row.stopped is None or not total:
+        return _Cause()
+    most = max(statuses, key=lambda status: statuses[status])
+    share = f"{statuses[most]} of {plural(total, 'trial')}"
+    if most == "failed":
+        why = f"{share} failed, the last one with {row.message}"
+        return _Cause(why, "mend what fails; the same command goes on")
+    if most == "oom":
+        return _Cause(f"{share} ran out of memory", "a smaller search.batch_size.high")
+    if most == "diverged" and row.smallest_diverged_lr is not None:
+        rate = format_number(row.smallest_diverged_lr / 10.0, 2)
+        return _Cause(f"{share} diverged", f"smaller learning rates: scaling.lr={rate}")
+    return _cause_of_stops(row, row.stopped, result)
+
+
+def _cause_of_stops(row: Unreached, ended: int, result: StudyResult) -> _Cause:
+    """Why trials that were stopped did not reach the target, by how many still improved."""
+    stopped = plural(ended, "stopped trial")
+    if 2 * row.improving < ended:
+        changes = ["another learning rate (scaling.lr), another model or schedule"]
+        if row.easier:
+            value = format_number(row.easier, 2)
+            changes.insert(0, f"an easier target (workload.target.value={value})")
+        still = ended - row.improving
+        why = f"{still} of {stopped} no longer improved when they were stopped"
+        return _Cause(why, " or ".join(changes))
+    if 2 * row.improving_at_budget >= row.improving:
+        why = f"{row.improving_at_budget} of {stopped} still improved at the end of their budget"
+        steps, examples = MORE * (row.budget_steps or 0), MORE * (row.budget_examples or 0)
+        return _Cause(why, f"a larger budget: budget.steps={steps} budget.examples={examples}")
+    why = f"{row.improving} of {stopped} still improved when the search ended and stopped them"
+    search = result.search
+    if search.limit:
+        return _Cause(why, f"more of {search.limit}: the same command continues them")
+    if not search.trials:
+        return _Cause(why, "more search.trials")
+    return _Cause(why, f"search.trials={MORE * search.trials}: the same command continues them")
+
+
+def _critical(result: StudyResult) -> Iterator[str | None]:
+    """Give the critical batch size, its regimes, its growth with the target, and the noise scale."""
+    critical = result.critical
+    if critical is None:
+        return
+    if critical.is_of_one_size:
+        size = format_count(critical.smallest)
+        yield f"not known, as batch size {size} alone reached the target"
+        return
+    text = f"batch size {critical_text(critical)}"
+    if result.tokens is not None and critical.b_crit is not None:
+        rounded = float(format_number(critical.b_crit * result.tokens, 2))
+        text += f", {format_count(rounded)} tokens"
+    yield text
+    if critical.b_crit is not None:
+        yield regimes_text(result, critical)
+    if critical.b_opt is not None:
+        opt = f"{format_number(critical.b_opt, 2)} ({b_opt_text(critical)})"
         yield f"fewest examples at batch size {opt}; smaller batches need more of them"
-    if summary.get("over_target_growth"):
-        yield growth_text(summary["over_target_growth"], str(summary.get("metric") or "metric"))
-    noise = summary.get("noise_scale") or {}
-    if noise.get("noise_scale") is not None:
-        ends = f"{noise['level']:.0%}: {format_number(noise['low'], 2)} to {format_number(noise['high'], 2)}"
-        yield f"gradient noise scale {format_number(noise['noise_scale'], 2)} ({ends}), a hint at it"
+    if result.over_target_growth is not None:
+        yield growth_text(result.over_target_growth, result.metric)
+    noise = result.noise_scale
+    if noise is not None and noise.noise_scale is not None:
+        ends = f"{noise.level:.0%}: {format_number(noise.low, 2)} to {format_number(noise.high, 2)}"
+        value = format_number(noise.noise_scale, 2)
+        yield f"gradient noise scale {value} ({ends}), a hint at it"
 
 
-def growth_text(row: Row, metric: str) -> str:
-    """Return ``rises as the target gets harder: as val/loss^-4.3 (90%: -5.1 to -3.5) from 2.6 to 2``."""
-    how = "rises" if row["high"] < 0.0 else "falls" if row["low"] > 0.0 else "shows no sure change"
-    base = metric if row["ideal"] == 0.0 else f"|{metric} - {row['ideal']:g}|"
-    ends = f"{row['level']:.0%}: {row['low']:z.1f} to {row['high']:z.1f}"
-    span = f"from {format_number(row['from'])} to {format_number(row['to'])}"
-    return f"{how} as the target gets harder: as {base}^{row['exponent']:z.1f} ({ends}) {span}"
+def critical_text(critical: CriticalBatchSize | CriticalAtTarget) -> str:
+    """Write ``67 (90%: 41 to 110)``: B_crit in examples and its interval."""
+    value = "undetermined"
+    if critical.b_crit is not None:
+        value = format_number(critical.b_crit, 2)
+    return f"{value} ({interval_text(critical)})"
 
 
-def regimes_text(regimes: Sequence[Row], critical: Row) -> str:
-    """Return up to where twice the batch halves the steps, and from where on it gains nothing, if that was seen."""
-    low, high = (
-        critical.get("perfect_scaling_below"),
-        critical.get("maximal_data_parallelism_above"),
-    )
-    seen = {row["name"] for row in regimes}
-    texts = []
-    if REGIMES[0] in seen:
-        texts.append(f"below {format_number(low, 2)} twice the batch halves the steps")
-    if REGIMES[2] in seen:
-        texts.append(f"above {format_number(high, 2)} it gains nothing")
-        texts[-1] = (
-            texts[-1] if len(texts) == 2 else texts[-1].replace("it gains", "a larger batch gains")
-        )
-    if len(texts) == 2:
-        return "; ".join(texts)
-    names = {REGIMES[0]: "where it halves the steps", REGIMES[2]: "where it gains nothing"}
-    missing = " or ".join(text for name, text in names.items() if name not in seen)
-    span = f"{format_count(critical['smallest'])} to {format_count(critical['largest'])}"
-    texts.append(
-        f"sizes {span} do not show {missing if texts else missing.replace('it', 'twice the batch', 1)}"
-    )
-    return "; ".join(texts)
+def interval_text(critical: CriticalBatchSize | CriticalAtTarget) -> str:
+    """Write ``90%: 41 to 110``, ``90%: above 41``, ...: the interval of B_crit."""
+    return _interval_text(critical.b_crit_low, critical.b_crit_high, critical.level)
 
 
-def _lr_text(row: Row) -> str | None:
-    """Return ``grew as B^0.22 (0.16 to 0.27): slower than the square root``."""
-    if not row:
-        return None
-    below = row.get("below_b_crit")
-    texts = [_exponent_text(row)]
-    if row.get("identified") and below and below["identified"] and below["end"] < row["end"]:
-        texts.append(f"up to the critical batch size {_exponent_text(below)}")
-    return "; ".join(texts)
+def b_opt_text(critical: CriticalBatchSize) -> str:
+    """Write the interval of the batch size with the fewest examples."""
+    return _interval_text(critical.b_opt_low, critical.b_opt_high, critical.level)
 
 
-def _exponent_text(row: Row) -> str:
-    if not row["identified"]:
-        trials = plural(row["reached"], "trial")
-        over = (
-            f" over {row['octaves']:.1f} octaves of batch size"
-            if row.get("octaves") is not None
-            else ""
-        )
-        return f"not known: {trials}{over} reached the target"
-    verb = "fell" if row["exponent"] < 0.0 else "grew"
-    power = f"{verb} as B^{row['exponent']:z.2f} ({row['low']:z.2f} to {row['high']:z.2f})"
+def _interval_text(low: float | None, high: float | None, level: float) -> str:
+    if low is None and high is None:
+        return f"{level:.0%} interval open at both ends"
+    if low is None:
+        return f"{level:.0%}: below {format_number(high, 2)}"
+    if high is None:
+        return f"{level:.0%}: above {format_number(low, 2)}"
+    return f"{level:.0%}: {format_number(low, 2)} to {format_number(high, 2)}"
+
+
+def growth_text(growth: Growth, metric: str) -> str:
+    """Write ``rises as the target gets harder: as val/loss^-4.3 (90%: -5.1 to -3.5) from 2.6 to 2``."""
+    how = "shows no sure change"
+    if growth.high < 0.0:
+        how = "rises"
+    elif growth.low > 0.0:
+        how = "falls"
+    base = metric if growth.ideal == 0.0 else f"|{metric} - {growth.ideal:g}|"
+    ends = f"{growth.level:.0%}: {growth.low:z.1f} to {growth.high:z.1f}"
+    span = f"from {format_number(growth.start)} to {format_number(growth.end)}"
+    return f"{how} as the target gets harder: as {base}^{growth.exponent:z.1f} ({ends}) {span}"
+
+
+def regimes_text(result: StudyResult, critical: CriticalBatchSize) -> str:
+    """Write up to where twice the batch halves the steps, and from where on it gains nothing, if that was seen."""
+    below = format_number(critical.perfect_scaling_below, 2)
+    above = format_number(critical.maximal_data_parallelism_above, 2)
+    halves = f"below {below} twice the batch halves the steps"
+    span = f"{format_count(critical.smallest)} to {format_count(critical.largest)}"
+    is_small_seen = result.has_regime(PERFECT_SCALING)
+    is_large_seen = result.has_regime(MAXIMAL_DATA_PARALLELISM)
+    if is_small_seen and is_large_seen:
+        return f"{halves}; above {above} it gains nothing"
+    if is_small_seen:
+        return f"{halves}; sizes {span} do not show where it gains nothing"
+    if is_large_seen:
+        gains = f"above {above} a larger batch gains nothing"
+        return f"{gains}; sizes {span} do not show where it halves the steps"
     return (
-        f"{power}: {verdict(row['low'], row['high'], row['rules'])}" if row.get("rules") else power
+        f"sizes {span} do not show where twice the batch halves the steps or where it gains nothing"
     )
+
+
+def _fewest(result: StudyResult) -> Iterator[str | None]:
+    """Give the point with the fewest steps, where another one is to use."""
+    winner = result.other_winner
+    if winner is not None and result.use != "best_by_steps":
+        value = None if winner.steps is None else plural(round(winner.steps), "step")
+        yield _other_text(winner, value)
+
+
+def _fastest(result: StudyResult) -> Iterator[str | None]:
+    """Give the point with the least time, where another one is to use."""
+    winner = result.other_winner
+    if winner is not None and result.use == "best_by_steps":
+        seconds = winner.time_to_target
+        yield _other_text(winner, None if seconds is None else format_seconds(seconds))
+
+
+def _other_text(winner: WinnerResult, value: str | None) -> str:
+    """Write ``46 steps at batch size 660, learning rate 1.34 (3 of 3 fresh seeds)``."""
+    how = "predicted" if winner.confirmed is None else fresh_text(winner.confirmed)
+    if value is None:
+        return f"{winner_text(winner)} ({how})"
+    return f"{value} at {winner_text(winner)} ({how})"
+
+
+def _lr(result: StudyResult) -> Iterator[str | None]:
+    """Write ``grew as B^0.22 (0.16 to 0.27): slower than the square root``."""
+    law = result.lr_exponent
+    if result.winner is None or law is None:
+        return
+    text = _exponent_text(law)
+    below = law.below_b_crit
+    if law.identified and below is not None and below.identified and below.end < law.end:
+        text += f"; up to the critical batch size {_exponent_text(below)}"
+    yield text
+
+
+def _exponent_text(law: Exponent) -> str:
+    if not law.identified:
+        trials = plural(law.reached, "trial")
+        return (
+            f"not known: {trials} over {law.octaves:.1f} octaves of batch size reached the target"
+        )
+    verb = "fell" if law.exponent < 0.0 else "grew"
+    power = f"{verb} as B^{law.exponent:z.2f} ({law.low:z.2f} to {law.high:z.2f})"
+    if not law.rules:
+        return power
+    return f"{power}: {verdict(law.low, law.high, law.rules)}"
 
 
 def verdict(low: float, high: float, exponents: Mapping[str, float]) -> str:
-    """Return which scaling rules fit an interval of the exponent, as a phrase; ``exponents`` are those of the rules."""
+    """Write which scaling rules fit an interval of the exponent, as a phrase; ``exponents`` are those of the rules."""
     ordered = sorted(exponents.items(), key=lambda item: item[1])
     fitting = [RULE_WORDS[name] for name, exponent in ordered if low <= exponent <= high]
     if len(fitting) > 1:
-        return f"{', '.join(fitting[:-1])} and {fitting[-1]} {'both' if len(fitting) == 2 else 'all'} fit"
+        all_of_them = "both" if len(fitting) == 2 else "all"
+        return f"{', '.join(fitting[:-1])} and {fitting[-1]} {all_of_them} fit"
     if fitting:
         return f"{fitting[0]} fits"
-    powers = [
-        (name, exponent) for name, exponent in ordered if name in POWERS
-    ]  # which everybody knows
-    below = [name for name, exponent in powers if exponent < low]
-    above = [name for name, exponent in powers if exponent > high]
+    # The powers are the rules that everybody knows.
+    below = list[str]()
+    above = list[str]()
+    for name, exponent in ordered:
+        if name in POWERS:
+            (below if exponent < low else above).append(name)
     if not above:
         return f"faster than {RULE_WORDS[below[-1]]}"
     if not below or below[-1] == "none":
@@ -501,190 +602,162 @@ def verdict(low: float, high: float, exponents: Mapping[str, float]) -> str:
     return f"between {RULE_WORDS[below[-1]]} and {RULE_WORDS[above[0]]}"
 
 
-def _devices_text(summary: Row) -> str | None:
-    """Return ``2 at 62% efficiency, 4 at 39%``; None where there is no plan."""
-    plans = summary.get("scale_out") or {}
-    rows = [
-        row
-        for row in plans.get("with_all_reduce") or plans.get("ideal") or ()
-        if row["devices"] > 1
-    ]
+def _devices(result: StudyResult) -> Iterator[str | None]:
+    """Write ``2 at 62% efficiency, 4 at 39%``."""
+    rows = [row for row in result.scale_out.told if row.devices > 1]
     if not rows:
-        return None
-    pay = [row for row in rows if row["efficiency"] >= HALF]
-    shown = [*pay[-2:], *[row for row in rows if row["efficiency"] < HALF][:1]]
-    texts = [f"{row['devices']} at {row['efficiency']:.0%}" for row in shown]
+        return
+    paying = [row for row in rows if row.efficiency >= HALF]
+    others = [row for row in rows if row.efficiency < HALF]
+    texts = [f"{row.devices} at {row.efficiency:.0%}" for row in (*paying[-2:], *others[:1])]
     texts[0] += " efficiency"
-    link = "with the" if plans.get("with_all_reduce") else "without an"
-    return f"{', '.join(texts)}, {link} all-reduce"
+    link = "with the" if result.scale_out.with_all_reduce else "without an"
+    yield f"{', '.join(texts)}, {link} all-reduce"
 
 
-def counts_text(summary: Row) -> str:
-    """Return ``37 reached the target, 26 stopped before, 4 diverged``."""
+def counts_text(result: StudyResult) -> str:
+    """Write ``37 reached the target, 26 stopped before, 4 diverged``."""
     words = STATUS_WORDS | {"reached": "reached the target", "censored": "stopped before"}
     return ", ".join(
-        f"{format_count(n)} {words[status]}" for status, n in summary["statuses"].items() if n
+        f"{format_count(count)} {words[status]}"
+        for status, count in result.statuses.items()
+        if count
     )
 
 
-def _runs_text(summary: Row) -> str | None:
-    if "statuses" not in summary:
+def _runs(result: StudyResult) -> Iterator[str | None]:
+    """Tell what became of the trials, and what ended the search."""
+    texts = (counts_text(result), result.stop_reason)
+    yield "; ".join(text for text in texts if text)
+
+
+def _trust(result: StudyResult) -> Iterator[str | None]:
+    """How far the answer can be trusted."""
+    yield "; ".join(one.text for one in trust(result))
+
+
+def trust(result: StudyResult) -> tuple[Trust, ...]:
+    """Tell what tells how far the answer can be trusted, as far as it is known."""
+    found = (_range(result), _coverage(result), _seeds(result), _noise(result))
+    return tuple(one for one in found if one)
+
+
+def _range(result: StudyResult) -> Trust | None:
+    critical = result.critical
+    if critical is None or critical.is_of_one_size:
         return None
-    return "; ".join(text for text in (counts_text(summary), summary.get("stop_reason")) if text)
+    sizes = {point.batch_size for point in result.points if not point.censored}
+    sizes |= {critical.smallest, critical.largest}
+    ends = f"{format_count(min(sizes))} to {format_count(max(sizes))}"
+    span = f"curve: {plural(len(sizes), 'size')} over {ends}"
+    low, high = critical.b_crit_low, critical.b_crit_high
+    if low is None or high is None:
+        return Trust("range", f"{span}, an open interval", False)
+    if high <= NARROW_ENOUGH * low:
+        return Trust("range", f"{span}, good", True)
+    return Trust("range", f"{span}, an interval of {format_number(high / low, 2)} times", False)
 
 
-def trust(summary: Row) -> tuple[Trust, ...]:
-    """Return what tells how far the answer can be trusted, as far as it is known."""
-    return tuple(
-        one
-        for one in (_range(summary), _coverage(summary), _seeds(summary), _noise(summary))
-        if one
-    )
-
-
-def _range(summary: Row) -> Trust | None:
-    critical = summary.get("critical")
-    if not critical or critical["smallest"] == critical["largest"]:
+def _coverage(result: StudyResult) -> Trust | None:
+    if result.critical is None or result.critical.b_crit is None:
         return None
-    sizes = {point["batch_size"] for point in summary.get("points") or () if not point["censored"]}
-    sizes |= {critical["smallest"], critical["largest"]}
-    low, high = critical.get("b_crit_low"), critical.get("b_crit_high")
-    good = None not in (low, high) and high <= NARROW_ENOUGH * low
-    span = f"{plural(len(sizes), 'size')} over {format_count(min(sizes))} to {format_count(max(sizes))}"
-    width = (
-        "an open interval"
-        if None in (low, high)
-        else f"an interval of {format_number(high / low, 2)} times"
-    )
-    return Trust("range", f"curve: {span}, {'good' if good else width}", good)
+    missing = list[str]()
+    if not result.has_regime(PERFECT_SCALING):
+        missing.append("small")
+    if not result.has_regime(MAXIMAL_DATA_PARALLELISM):
+        missing.append("large")
+    if not missing:
+        return Trust("coverage", "both its ends seen", True)
+    if len(missing) == 1:
+        return Trust("coverage", f"its {missing[0]} end not seen", False)
+    return Trust("coverage", "neither end seen", False)
 
 
-def _coverage(summary: Row) -> Trust | None:
-    critical, seen = summary.get("critical"), {row["name"] for row in summary.get("regimes") or ()}
-    if not critical or critical.get("b_crit") is None:
+def _seeds(result: StudyResult) -> Trust | None:
+    if result.winner is None:
         return None
-    missing = [
-        end for end, name in (("small", REGIMES[0]), ("large", REGIMES[2])) if name not in seen
-    ]
-    text = {
-        0: "both its ends seen",
-        1: f"its {missing[0] if missing else ''} end not seen",
-        2: "neither end seen",
-    }
-    return Trust("coverage", text[len(missing)], not missing)
-
-
-def _seeds(summary: Row) -> Trust | None:
-    use, _ = _winners(summary)
-    if use is None:
-        return None
-    fresh, scatter = use["confirmed"], summary.get("seed_scatter")
+    fresh, scatter = result.winner.confirmed, result.seed_scatter
     text = "winner not run again" if fresh is None else f"winner: {fresh_text(fresh)}"
-    differ = f", steps scatter by {scatter['scatter']:.0%}" if scatter else ""
-    return Trust("seeds", text + differ, fresh is not None and fresh["reached"] == fresh["runs"])
+    if scatter is not None:
+        text += f", steps scatter by {scatter.scatter:.0%}"
+    return Trust("seeds", text, fresh is not None and fresh.all_reached)
 
 
-def _noise(summary: Row) -> Trust | None:
-    machine = summary.get("load")
-    if not machine:
+def _noise(result: StudyResult) -> Trust | None:
+    if result.load is None:
         return None
-    ratio = machine["high"] / machine["low"]
-    noisy = ratio > 1.0 + NOISY
+    ratio = result.load.high / result.load.low
     much = f"{ratio - 1.0:.0%}" if ratio < 2.0 else f"a factor of {ratio:.1f}"
     what = f"trials' steps, over the survey's, differ by {much}"
-    return Trust("noise", f"seconds: {f'noisy machine ({what})' if noisy else what}", not noisy)
+    if ratio > 1.0 + NOISY:
+        return Trust("noise", f"seconds: noisy machine ({what})", False)
+    return Trust("noise", f"seconds: {what}", True)
 
 
-def unreached_text(summary: Row) -> str:
-    """Return that the target was not reached, and the closest value."""
-    target, count = summary.get("target", "the target"), plural(summary.get("trials", 0), "run")
-    if not summary.get("trials"):
-        return f"no trial has run, so {target} was not reached"
-    closest = (summary.get("unreached") or {}).get("closest")
-    if closest is None:
-        return f"{target} was not reached in {count}"
-    value, number = format_number(closest["value"]), closest["number"]
-    where = f"batch size {format_count(closest['batch_size'])}, learning rate {format_number(closest['lr'])}"
-    after = plural(closest["steps"], "step")
-    return f"{target} was not reached in {count}; the closest was {value}, at {where}, after {after} (trial {number})"
+def _notes_of(result: StudyResult) -> Iterator[str | None]:
+    """Give the result's notes, and why another loop took the steps of trials than the option asks for."""
+    yield from result.notes
+    for name in result.training_loops:
+        if name.startswith(LIGHTNINGS) and "protocol.fast" not in name:
+            yield f"Lightning's own loop took the steps, not the lean one: {name.removeprefix(LIGHTNINGS)}"
+        elif name.startswith(NOT_CAPTURED):
+            yield f"steps were not captured as a CUDA graph: {name.removeprefix(NOT_CAPTURED)}"
 
 
-def unreached_advice(summary: Row) -> str:
-    """Return that the target was not reached, why, and what to try, in one line."""
-    why, change = _cause(summary)
-    texts = (unreached_text(summary), why, change and f"try {change}")
-    return "; ".join(text for text in texts if text)
+def _train(result: StudyResult) -> Iterator[str | None]:
+    """Give the command that trains the winner."""
+    yield result.train
 
 
-def _cause(summary: Row) -> tuple[str | None, str | None]:
-    """Return why no trial reached the target, and what to change."""
-    row = summary.get("unreached")
-    statuses = summary.get("statuses") or {}
-    total = sum(statuses.values())
-    if not row or row.get("stopped") is None or not total:
-        return None, None
-    most = max(statuses, key=lambda status: statuses[status])
-    share = f"{statuses[most]} of {plural(total, 'trial')}"
-    if most == "failed":
-        return (
-            f"{share} failed, the last one with {row['message']}",
-            "mend what fails; the same command goes on",
-        )
-    if most == "oom":
-        return f"{share} ran out of memory", "a smaller search.batch_size.high"
-    if most == "diverged":
-        rate = format_number(row["smallest_diverged_lr"] / 10.0, 2)
-        return f"{share} diverged", f"smaller learning rates: scaling.lr={rate}"
-    ended, improving, spent = row["stopped"], row["improving"], row["improving_at_budget"]
-    if 2 * improving < ended:
-        easier = (
-            f"an easier target (workload.target.value={format_number(row['easier'], 2)})"
-            if row["easier"]
-            else ""
-        )
-        rates = "another learning rate (scaling.lr), another model or schedule"
-        why = f"{ended - improving} of {plural(ended, 'stopped trial')} no longer improved when they were stopped"
-        return why, " or ".join(text for text in (easier, rates) if text)
-    if 2 * spent >= improving:
-        why = (
-            f"{spent} of {plural(ended, 'stopped trial')} still improved at the end of their budget"
-        )
-        steps, examples = MORE * row["budget_steps"], MORE * row["budget_examples"]
-        return why, f"a larger budget: budget.steps={steps} budget.examples={examples}"
-    trials = (summary.get("search") or {}).get("trials")
-    why = f"{improving} of {plural(ended, 'stopped trial')} still improved when the search ended and stopped them"
-    limits = summary.get("search") or {}
-    if limits.get("limit"):
-        return why, f"more of {limits['limit']}: the same command continues them"
-    return (
-        why,
-        f"search.trials={MORE * trials}: the same command continues them"
-        if trials
-        else "more search.trials",
-    )
-
-
-def _more(summary: Row) -> Iterator[str]:
-    """Yield what would narrow the interval, or show more, as options of the same command."""
-    critical, search = summary.get("critical") or {}, summary.get("search") or {}
-    if not search:
+def _more(result: StudyResult) -> Iterator[str | None]:
+    """Tell what would narrow the interval, or show more, as options of the same command."""
+    if result.winner is None:
         return
-    low, high = critical.get("b_crit_low"), critical.get("b_crit_high")
-    open_ended = low is None or high is None
-    if critical.get("note"):
-        yield critical["note"]
-    if critical.get("next_trials") or (low and high and high > NARROW * low):
-        sizes = " and ".join(
-            format_count(one["batch_size"]) for one in (critical.get("next_trials") or ())[:2]
-        )
-        at = f" (first at batch sizes {sizes})" if sizes else ""
-        what = "closes" if open_ended else "narrows"
-        yield f"search.trials={2 * search['trials']} {what} the interval{at}"
-    if search.get("replicates") == 0:
+    search, critical = result.search, result.critical
+    if critical is not None:
+        yield critical.note
+        yield _narrower(critical, search.trials)
+    if search.replicates == 0:
         yield "search.replicates=3 runs the winner again on fresh seeds"
-    if summary.get("not_run_again"):
-        row = summary["not_run_again"]
+    left = result.not_run_again
+    if left is not None:
         yield (
-            f"search.candidates={row['candidates'] + 1} runs batch size {format_count(row['batch_size'])}, "
-            f"learning rate {format_number(row['lr'])} again too, predicted to be better"
+            f"search.candidates={left.candidates + 1} runs batch size {format_count(left.batch_size)}, "
+            f"learning rate {format_number(left.lr)} again too, predicted to be better"
         )
+
+
+def _narrower(critical: CriticalBatchSize, trials: int) -> str | None:
+    """Tell what would close or narrow the interval; None where it is narrow."""
+    low, high = critical.b_crit_low, critical.b_crit_high
+    is_wide = low is not None and high is not None and high > NARROW * low
+    if not critical.next_trials and not is_wide:
+        return None
+    what = "closes" if critical.is_open else "narrows"
+    text = f"search.trials={2 * trials} {what} the interval"
+    if critical.next_trials:
+        sizes = " and ".join(format_count(one.batch_size) for one in critical.next_trials[:2])
+        text += f" (first at batch sizes {sizes})"
+    return text
+
+
+Lines = Sequence[tuple[str, Callable[[StudyResult], Iterable[str | None]]]]
+# The lines of the answer, in the order in which they are read; one without a text is left out.
+LINES: Lines = (
+    ("USE", _use),
+    ("GAIN", _gain),
+    ("WARNING", _warnings),
+    ("RESULT", _result),
+    ("WHY", _why),
+    ("TRY", _try),
+    ("CRITICAL", _critical),
+    ("FEWEST", _fewest),
+    ("FASTEST", _fastest),
+    ("LR", _lr),
+    ("DEVICES", _devices),
+    ("RUNS", _runs),
+    ("TRUST", _trust),
+    ("NOTE", _notes_of),
+)
+# What to do with the answer.
+ACTIONS: Lines = (("train it", _train), ("more", _more))

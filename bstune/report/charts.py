@@ -1,10 +1,10 @@
 """The charts of a study's page, each as HTML; empty where there is nothing to show."""
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from bstune.core.records import TrialResult
+from bstune.core.records import Merit, TrialResult
 from bstune.core.scaling import linear, none, sqrt
 from bstune.report.answer import (
     STATUS_WORDS,
@@ -14,8 +14,9 @@ from bstune.report.answer import (
     interval_text,
 )
 from bstune.report.html import axis, chart, label, paragraph, text
-from bstune.report.rows import WINNERS, Row
+from bstune.report.schema import HardwareFile
 from bstune.report.study_folder import StudyFolder
+from bstune.result import WINNERS, CriticalAtTarget, CriticalBatchSize, Curve, StudyResult
 from bstune.system.console import format_count, format_number, format_seconds, plural
 
 CURVE_POINTS = 48  # of a learning curve, at most: the page is to stay small
@@ -23,10 +24,9 @@ CURVE_POINTS = 48  # of a learning curve, at most: the page is to stay small
 
 def curves(study: StudyFolder) -> str:
     """Return steps and time to target over batch size."""
-    summary = study.summary
     steps = _frontier(study, "steps", lambda trial: trial.steps, "steps to target S")
     seconds = ""
-    if any(trial.seconds_per_step for trial in study.trials):
+    if any(trial.seconds_per_step for trial in study.files.trials):
         seconds = _frontier(
             study,
             "time",
@@ -35,83 +35,81 @@ def curves(study: StudyFolder) -> str:
         )
     if not steps + seconds:
         return ""
-    critical = summary["critical"]
-    caption = (
-        f"Shaded: the critical batch size, {critical_text(critical)}."
-        if _has_interval(critical)
-        else ""
-    )
+    caption = ""
+    critical = _shown_critical(study.result)
+    if critical is not None:
+        caption = f"Shaded: the critical batch size, {critical_text(critical)}."
     stopped = "Hollow triangles are trials that were stopped: they need more steps than that."
     return f'<div class="pair">{steps}{seconds}</div>{paragraph(f"{caption} {stopped}".strip(), "faint")}'
 
 
 def _frontier(
-    study: StudyFolder, merit: str, value: Callable[[TrialResult], float], title: str
+    study: StudyFolder, merit: Merit, value: Callable[[TrialResult], float], title: str
 ) -> str:
     """Return the chart of steps or of time to target over batch size."""
-    summary, trials = study.summary, study.trials
+    result, trials = study.result, study.files.trials
     reached = [trial for trial in trials if trial.reached]
     stopped = [trial for trial in trials if trial.status == "censored" and trial.steps_low > 0]
     traces: list[dict[str, Any]] = []
-    curve = summary["curve"]
-    if curve and (merit == "steps" or is_timed(curve)):
-        tau = curve["seconds_per_step"] if merit == "time" else [1.0] * len(curve["batch_size"])
-        low, middle, high = (
-            [a * b for a, b in zip(curve[name], tau, strict=True)]
-            for name in ("low", "steps", "high")
-        )
-        traces += _band(curve["batch_size"], low, high, "90% band")
-        hover = [
-            f"B = {format_count(b)}: {_merit_text(merit, s)}"
-            for b, s in zip(curve["batch_size"], middle, strict=True)
-        ]
-        traces.append(
-            _line(
-                curve["batch_size"],
-                middle,
-                "S*(B), all trials" if merit == "steps" else "S*(B) tau(B)",
-                hover,
-            )
-        )
-        if merit == "steps":
-            fewest = min(b * s for b, s in zip(curve["batch_size"], middle, strict=True))
-            ends = [curve["batch_size"][0], curve["batch_size"][-1]]
-            name = "twice the batch, half the steps"
-            traces.append(
-                _line(ends, [fewest / size for size in ends], name, None, "--faint", "dash")
-            )
+    traces += _curve_traces(result.curve, merit)
     traces.append(_dots(reached, value, "reached the target", "--blue"))
     traces.append(_dots(stopped, value, "stopped before it", "--grey", "triangle-up-open"))
-    if (winner := _star(summary, merit)) is not None:
+    winner = _star(result, merit)
+    if winner is not None:
         traces.append(winner)
-    values, shown = (
-        [value(trial) for trial in reached],
-        _range([trial.batch_size for trial in reached], 0.12),
-    )
+    values = [value(trial) for trial in reached]
+    shown = _range([trial.batch_size for trial in reached], 0.12)
     layout = {
         "xaxis": axis("batch size B (examples)", **shown),
         "yaxis": axis(title, **_range(values, 0.15)),
     }
-    if _has_interval(summary["critical"]) and shown:
-        layout |= _critical_marks(summary["critical"], [10.0**end for end in shown["range"]])
+    critical = _shown_critical(result)
+    if critical is not None and shown:
+        layout |= _critical_marks(critical, [10.0**end for end in shown["range"]])
     return chart(traces, layout)
 
 
-def is_timed(curve: Row | None) -> bool:
-    """Return whether the curve has seconds per step."""
-    return bool(curve) and None not in curve["seconds_per_step"]  # type: ignore[index]
+def _curve_traces(curve: Curve | None, merit: Merit) -> list[dict[str, Any]]:
+    """S*(B), or S*(B) tau(B), with its band; none where it is not known."""
+    if curve is None:
+        return []
+    tau = curve.seconds_per_step
+    if merit == "steps":
+        tau = (1.0,) * len(curve.batch_size)
+    if tau is None:
+        return []
+    low, middle, high = (
+        [steps * seconds for steps, seconds in zip(values, tau, strict=True)]
+        for values in (curve.low, curve.steps, curve.high)
+    )
+    pairs = list(zip(curve.batch_size, middle, strict=True))
+    hover = [f"B = {format_count(size)}: {_merit_text(merit, value)}" for size, value in pairs]
+    name = "S*(B), all trials" if merit == "steps" else "S*(B) tau(B)"
+    traces = _band(curve.batch_size, low, high, "90% band")
+    traces.append(_line(curve.batch_size, middle, name, hover))
+    if merit == "steps":
+        fewest = min(size * steps for size, steps in pairs)
+        ends = [curve.batch_size[0], curve.batch_size[-1]]
+        slope = [fewest / size for size in ends]
+        traces.append(
+            _line(ends, slope, "twice the batch, half the steps", None, "--faint", "dash")
+        )
+    return traces
 
 
-def _has_interval(critical: Row | None) -> bool:
-    """Return whether the trials set an end of the critical batch size's interval; one batch size says nothing of it."""
-    if not critical or critical["smallest"] == critical["largest"]:
-        return False
-    return critical["b_crit_low"] is not None or critical["b_crit_high"] is not None
+def _shown_critical(result: StudyResult) -> CriticalBatchSize | None:
+    """Give the critical batch size where the trials set an end of its interval; one batch size says nothing of it."""
+    critical = result.critical
+    if critical is None or critical.is_of_one_size:
+        return None
+    if critical.b_crit_low is None and critical.b_crit_high is None:
+        return None
+    return critical
 
 
-def _critical_marks(critical: Row, ends: Sequence[float]) -> dict[str, Any]:
+def _critical_marks(critical: CriticalBatchSize, ends: Sequence[float]) -> dict[str, Any]:
     """Return the layout's line and span of the critical batch size, its name in place; an open one reaches the ends."""
-    value, low, high = (critical[name] for name in ("b_crit", "b_crit_low", "b_crit_high"))
+    value, low, high = critical.b_crit, critical.b_crit_low, critical.b_crit_high
     tall = {"yref": "paper", "y0": 0, "y1": 1, "layer": "below"}
     span = {
         "x0": low or ends[0],
@@ -130,13 +128,11 @@ def _critical_marks(critical: Row, ends: Sequence[float]) -> dict[str, Any]:
                 "line": {"color": "--purple", "width": 2},
             }
         )
-    name = (
-        interval_text(critical, "b_crit").partition(": ")[2]
-        if value is None
-        else format_number(value, 2)
-    )
+    name = interval_text(critical).partition(": ")[2]
+    if value is not None:
+        name = format_number(value, 2)
     # plotly takes a shape's x as it is and an annotation's as its logarithm
-    at = math.log10(min(max(value or low or high, ends[0]), ends[1]))
+    at = math.log10(min(max(value or low or high or ends[0], ends[0]), ends[1]))
     note = {
         "x": at,
         "y": 1,
@@ -148,23 +144,22 @@ def _critical_marks(critical: Row, ends: Sequence[float]) -> dict[str, Any]:
     return {"shapes": shapes, "annotations": [note | {"text": f"B_crit {name}"}]}
 
 
-def _star(summary: Row, merit: str) -> dict[str, Any] | None:
+def _star(result: StudyResult, merit: Merit) -> dict[str, Any] | None:
     """Return the winner by a merit with its range over fresh seeds."""
-    key, criterion = next((key, one) for key, one in WINNERS.items() if one.merit == merit)
-    winner = summary[key]
-    if winner is None or winner[criterion.field] is None:
+    winner = result.winner_by(merit)
+    value = None if winner is None else winner.expected(merit)
+    if winner is None or value is None:
         return None
-    value, fresh = winner[criterion.field], winner["confirmed"] or {}
-    ends = [fresh.get(f"{merit}_{end}") for end in ("high", "low")]
+    low, high = (None, None) if winner.confirmed is None else winner.confirmed.ends(merit)
     words = [
-        criterion.heading,
-        f"B = {format_count(winner['batch_size'])}, lr = {format_number(winner['lr'])}",
+        next(one.heading for one in WINNERS.values() if one.merit == merit),
+        f"B = {format_count(winner.batch_size)}, lr = {format_number(winner.lr)}",
     ]
     star: dict[str, Any] = {
         "type": "scatter",
         "mode": "markers",
         "name": f"best by {merit}",
-        "x": [winner["batch_size"]],
+        "x": [winner.batch_size],
         "y": [value],
         "marker": {
             "symbol": "star",
@@ -175,12 +170,12 @@ def _star(summary: Row, merit: str) -> dict[str, Any] | None:
         "hoverinfo": "text",
         "text": "<br>".join(map(label, [*words, expected_text(winner)])),
     }
-    if None not in ends:
+    if low is not None and high is not None:
         bars = {
             "type": "data",
             "symmetric": False,
-            "array": [ends[0] - value],
-            "arrayminus": [value - ends[1]],
+            "array": [high - value],
+            "arrayminus": [value - low],
         }
         star["error_y"] = bars | {"color": "--vermilion"}
     return star
@@ -299,21 +294,21 @@ def _range(values: Iterable[float], pad: float) -> dict[str, Any]:
 
 def learning_rates(study: StudyFolder) -> str:
     """Return the learning rates of all trials over batch size, the best one, and the scaling rules."""
-    summary, trials = study.summary, study.trials
+    result, trials = study.result, study.files.trials
     if not trials:
         return ""
     traces: list[dict[str, Any]] = []
-    curve, reference = summary["curve"], summary["reference"]
-    if curve and curve.get("lr"):
-        sizes = curve["batch_size"]
-        traces += _band(sizes, curve["lr_low"], curve["lr_high"], "90% band")
+    curve, reference = result.curve, result.reference
+    if curve is not None:
+        sizes = curve.batch_size
+        traces += _band(sizes, curve.lr_low, curve.lr_high, "90% band")
         hover = [
             f"B = {format_count(b)}: lr = {format_number(lr)}"
-            for b, lr in zip(sizes, curve["lr"], strict=True)
+            for b, lr in zip(sizes, curve.lr, strict=True)
         ]
-        traces.append(_line(sizes, curve["lr"], "best learning rate", hover))
-        for rule in (none, sqrt, linear) if reference else ():
-            rates = [rule(size, reference["batch_size"], reference["lr"]) for size in sizes]
+        traces.append(_line(sizes, curve.lr, "best learning rate", hover))
+        for rule in (none, sqrt, linear):
+            rates = [rule(size, reference.batch_size, reference.lr) for size in sizes]
             traces.append(_line(sizes, rates, f"rule {rule.__name__}", None, "--faint", "dot", 1.2))
     kinds = (
         ("reached", "--blue", "circle"),
@@ -328,44 +323,49 @@ def learning_rates(study: StudyFolder) -> str:
         "xaxis": axis("batch size B (examples)"),
         "yaxis": axis("learning rate", **_range(reached, 0.25)),
     }
-    exponent = summary["lr_exponent"]
-    caption = (
-        "" if exponent is None else "Dotted: the scaling rules through the workload's reference."
-    )
-    return chart(traces, layout, caption if reference and curve else "")
+    caption = ""
+    if result.lr_exponent is not None and curve is not None:
+        caption = "Dotted: the scaling rules through the workload's reference."
+    return chart(traces, layout, caption)
 
 
-def over_target(summary: Row) -> str:
+def over_target(result: StudyResult) -> str:
     """Return the critical batch size at each target where it is known, or why it is not."""
-    critical, rows = summary["critical"], list(summary["over_target"])
-    goal = summary.get("goal")
+    critical, goal, metric = result.critical, result.goal, result.metric
+    rows = list(result.over_target)
     if not rows:
-        note = summary["over_target_note"]
-        return (
-            paragraph(f"Only known at the study's own target: {note}.") if critical and note else ""
+        note = result.over_target_note
+        if critical is None or not note:
+            return ""
+        return paragraph(f"Only known at the study's own target: {note}.")
+    if critical is not None:
+        own = CriticalAtTarget(
+            target=goal,
+            passed=result.statuses["reached"],
+            b_crit=critical.b_crit,
+            b_crit_low=critical.b_crit_low,
+            b_crit_high=critical.b_crit_high,
         )
-    if critical and goal is not None:
-        rows.append({"target": goal, "passed": summary["statuses"].get("reached", 0), **critical})
+        rows.append(own)
     # Of several rows at one target the last one counts.
-    known = {row["target"]: row for row in rows if row["b_crit"] is not None}
-    seen = [known[value] for value in sorted(known)]
-    values = [row["b_crit"] for row in seen]
-    up, down = (
-        [
-            0.0 if row[f"b_crit_{end}"] is None else abs(row[f"b_crit_{end}"] - row["b_crit"])
-            for row in seen
-        ]
-        for end in ("high", "low")
-    )
-    metric = str(summary.get("metric") or "target")
-    hover = [
-        f"{metric} {format_number(row['target'])}: {critical_text(row)}; passed by {plural(row['passed'], 'trial')}"
-        for row in seen
-    ]
+    known = {row.target: row for row in rows}
+    seen = list[CriticalAtTarget]()
+    values, up, down = list[float](), list[float](), list[float]()
+    hover = list[str]()
+    for target in sorted(known):
+        row = known[target]
+        if row.b_crit is None:
+            continue
+        seen.append(row)
+        values.append(row.b_crit)
+        up.append(0.0 if row.b_crit_high is None else abs(row.b_crit_high - row.b_crit))
+        down.append(0.0 if row.b_crit_low is None else abs(row.b_crit_low - row.b_crit))
+        passed = f"passed by {plural(row.passed, 'trial')}"
+        hover.append(f"{metric} {format_number(target)}: {critical_text(row)}; {passed}")
     trace = {
         "type": "scatter",
         "mode": "lines+markers",
-        "x": [row["target"] for row in seen],
+        "x": [row.target for row in seen],
         "y": values,
         "error_y": {
             "type": "data",
@@ -376,7 +376,7 @@ def over_target(summary: Row) -> str:
         },
         "line": {"color": "--purple", "dash": "dot"},
         "marker": {
-            "size": [12 if row["target"] == goal else 8 for row in seen],
+            "size": [12 if row.target == goal else 8 for row in seen],
             "color": "--purple",
         },
         "hoverinfo": "text",
@@ -387,16 +387,18 @@ def over_target(summary: Row) -> str:
         "xaxis": axis(f"target: {metric}", log=False),
         "yaxis": axis("critical batch size (examples)"),
     }
-    found = summary["over_target_growth"]
+    found = result.over_target_growth
     caption = "From the same histories, at targets that enough trials passed; the large dot is this page's target."
-    caption += f" It {growth_text(found, metric)}." if found else ""
+    caption += f" It {growth_text(found, metric)}." if found is not None else ""
     return chart([trace], layout, caption, height=360)
 
 
 def learning_curves(study: StudyFolder) -> str:
     """Return the metric over steps, a line a trial: a trial that was continued is the last of its parts."""
-    continued = {trial.resumed_from for trial in study.trials if trial.status != "failed"}
-    shown = [trial for trial in study.trials if trial.number not in continued and trial.history]
+    continued = {trial.resumed_from for trial in study.files.trials if trial.status != "failed"}
+    shown = [
+        trial for trial in study.files.trials if trial.number not in continued and trial.history
+    ]
     if not shown:
         return ""
     sizes = [math.log(trial.batch_size) for trial in shown]
@@ -418,7 +420,7 @@ def learning_curves(study: StudyFolder) -> str:
                 "showlegend": False,
             }
         )
-    metric, goal = str(study.summary.get("metric") or "metric"), study.summary.get("goal")
+    metric, goal = study.result.metric, study.result.goal
     positive = all(value > 0 for trial in shown for _, value in trial.history if value is not None)
     # one that diverged, or its start, would leave the others no room
     near = [
@@ -433,7 +435,7 @@ def learning_curves(study: StudyFolder) -> str:
         "xaxis": axis("optimizer steps"),
         "yaxis": axis(metric, log=positive, **ends),
     }
-    if goal is not None and (goal > 0 or not positive):
+    if goal > 0 or not positive:
         line = {"type": "line", "xref": "paper", "x0": 0, "x1": 1, "y0": goal, "y1": goal}
         layout["shapes"] = [line | {"line": {"color": "--ink", "width": 1, "dash": "dash"}}]
     smallest, largest = (
@@ -457,12 +459,12 @@ def _thinned(history: Sequence[tuple[int, float | None]]) -> list[tuple[int, flo
 
 def progress(study: StudyFolder) -> str:
     """Return the best time, or steps, so far over what the search has spent."""
-    if not any(trial.reached for trial in study.trials):
+    if not any(trial.reached for trial in study.files.trials):
         return ""
-    in_seconds = any(trial.time_to_target is not None for trial in study.trials)
+    in_seconds = any(trial.time_to_target is not None for trial in study.files.trials)
     spent, best, total = list[float](), list[float | None](), 0.0
     values = list[float | None]()
-    for trial in study.trials:
+    for trial in study.files.trials:
         total += trial.train_seconds + trial.eval_seconds + trial.startup_seconds
         value = (
             trial.time_to_target if in_seconds else float(trial.steps) if trial.reached else None
@@ -474,7 +476,7 @@ def progress(study: StudyFolder) -> str:
         values.append(value)
     pairs = [
         (trial, x, y)
-        for trial, x, y in zip(study.trials, spent, values, strict=True)
+        for trial, x, y in zip(study.files.trials, spent, values, strict=True)
         if y is not None
     ]
     traces = [
@@ -496,37 +498,36 @@ def progress(study: StudyFolder) -> str:
     return chart(traces, layout, height=360)
 
 
-def hardware(hardware: Mapping[str, Any] | None) -> str:
+def hardware(hardware: HardwareFile | None) -> str:
     """Return what the survey found; empty where there was none."""
     if hardware is None:
         return ""
-    derived = hardware.get("derived") or {}
-    advice = "".join(f"<li>{text(line)}</li>" for line in derived.get("advice") or ())
-    facts = paragraph(f"{hardware.get('device', '?')} in {hardware.get('precision', '?')}")
+    advice = "".join(f"<li>{text(line)}</li>" for line in hardware.derived.advice)
+    facts = paragraph(f"{hardware.device} in {hardware.precision}")
     charts = [_step_times(hardware), _memory(hardware), _roofline(hardware)]
     return f'{facts}<ul>{advice}</ul><div class="pair">{"".join(charts)}</div>'
 
 
-def _step_times(hardware: Mapping[str, Any]) -> str:
-    timings = (hardware.get("measured") or {}).get("timings") or []
+def _step_times(hardware: HardwareFile) -> str:
+    timings = hardware.measured.timings
     if not timings:
         return ""
-    sizes = [row["batch_size"] for row in timings]
+    sizes = [row.batch_size for row in timings]
     hover = [
-        f"B = {format_count(row['batch_size'])}: {format_seconds(row['seconds'])}, "
-        f"{format_number(row['batch_size'] / row['seconds'])} examples a second"
+        f"B = {format_count(row.batch_size)}: {format_seconds(row.seconds)}, "
+        f"{format_number(row.batch_size / row.seconds)} examples a second"
         for row in timings
     ]
     bars = {"type": "data", "symmetric": False, "color": "--blue"}
-    bars["array"] = [row["high"] - row["seconds"] for row in timings]
-    bars["arrayminus"] = [row["seconds"] - row["low"] for row in timings]
-    measured = _line(sizes, [row["seconds"] for row in timings], "measured, with quartiles", hover)
+    bars["array"] = [row.high - row.seconds for row in timings]
+    bars["arrayminus"] = [row.seconds - row.low for row in timings]
+    measured = _line(sizes, [row.seconds for row in timings], "measured, with quartiles", hover)
     traces = [measured | {"mode": "lines+markers", "error_y": bars}]
-    if all(row.get("bare") for row in timings):
+    if all(row.bare for row in timings):
         traces.append(
             _line(
                 sizes,
-                [row["bare"] for row in timings],
+                [row.bare for row in timings],
                 "without the framework",
                 None,
                 "--grey",
@@ -537,52 +538,51 @@ def _step_times(hardware: Mapping[str, Any]) -> str:
     return chart(traces, layout, height=380)
 
 
-def _memory(hardware: Mapping[str, Any]) -> str:
-    ceiling = hardware.get("ceiling") or {}
-    probes = [one for one in ceiling.get("probes") or () if one.get("peak_bytes")]
-    if not probes:
-        return ""
+def _memory(hardware: HardwareFile) -> str:
+    ceiling = hardware.ceiling
     mebi = 2.0**20
-    hover = [
-        f"B = {format_count(one['batch_size'])}: {format_count(one['peak_bytes'] / mebi)} MiB, {one['outcome']}"
-        for one in probes
-    ]
-    dots = _line(
-        [one["batch_size"] for one in probes],
-        [one["peak_bytes"] / mebi for one in probes],
-        "probes",
-        hover,
-    )
+    sizes, taken, hover = list[int](), list[float](), list[str]()
+    for probe in ceiling.probes:
+        if not probe.peak_bytes:
+            continue
+        size, mebibytes = probe.batch_size, probe.peak_bytes / mebi
+        sizes.append(size)
+        taken.append(mebibytes)
+        hover.append(f"B = {format_count(size)}: {format_count(mebibytes)} MiB, {probe.outcome}")
+    if not sizes:
+        return ""
+    dots = _line(sizes, taken, "probes", hover)
     traces = [dots | {"mode": "markers", "marker": {"size": 9, "color": "--blue"}}]
-    model, ends = ceiling.get("model"), [ceiling["smallest"], hardware["high"]]
-    if model:
-        line = [(model["base"] + model["per_example"] * size) / mebi for size in ends]
+    model, ends = ceiling.model, [ceiling.smallest, hardware.high]
+    if model is not None:
+        line = [(model.base + model.per_example * size) / mebi for size in ends]
         traces.append(_line(ends, line, "base + B x an example's"))
-    limit = ceiling["at"]["limit"] / mebi
-    traces.append(_line(ends, [limit, limit], "limit", None, "--vermilion", "dash"))
+    if ceiling.at.limit is not None:
+        limit = ceiling.at.limit / mebi
+        traces.append(_line(ends, [limit, limit], "limit", None, "--vermilion", "dash"))
     layout = {"xaxis": axis("batch size B (examples)"), "yaxis": axis("memory (MiB)")}
     return chart(traces, layout, height=380)
 
 
-def _roofline(hardware: Mapping[str, Any]) -> str:
-    limits = hardware.get("limits")
-    rows = [
-        row for row in (hardware.get("derived") or {}).get("achieved") or () if row.get("intensity")
-    ]
-    if not limits or not rows:
+def _roofline(hardware: HardwareFile) -> str:
+    limits = hardware.limits
+    if limits is None:
         return ""
-    peak, ridge = (
-        limits["flops_per_second"] / 1e9,
-        limits["flops_per_second"] / limits["bytes_per_second"],
-    )
-    at = [row["intensity"] for row in rows]
+    peak = limits.flops_per_second / 1e9
+    ridge = limits.flops_per_second / limits.bytes_per_second
+    at, reached, hover = list[float](), list[float](), list[str]()
+    for row in hardware.derived.achieved:
+        if not row.intensity:
+            continue
+        rate = row.share_of_peak * peak
+        at.append(row.intensity)
+        reached.append(rate)
+        share = f"{row.share_of_peak:.1%} of the peak"
+        hover.append(f"B = {format_count(row.batch_size)}: {format_number(rate)} GFLOP/s, {share}")
+    if not at:
+        return ""
     corners = sorted({min(ridge, *at) / 2.0, ridge, max(ridge, *at) * 2.0})
-    roof = [min(peak, limits["bytes_per_second"] / 1e9 * x) for x in corners]
-    reached = [row["share_of_peak"] * peak for row in rows]
-    hover = [
-        f"B = {format_count(row['batch_size'])}: {format_number(rate)} GFLOP/s, {row['share_of_peak']:.1%} of the peak"
-        for row, rate in zip(rows, reached, strict=True)
-    ]
+    roof = [min(peak, limits.bytes_per_second / 1e9 * x) for x in corners]
     steps = _line(at, reached, "whole step, measured", hover, "--purple")
     traces = [
         _line(corners, roof, "what the device can do", None, "--ink"),

@@ -21,15 +21,15 @@ from dataclasses import dataclass, replace
 from itertools import combinations
 from pathlib import Path
 from statistics import NormalDist
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from bstune.core.errors import StudyError
 from bstune.report.answer import answer, critical_text, device_text, expected_text
-from bstune.report.rows import Summary, winner_to_use
-from bstune.report.study_folder import completed, read_study
+from bstune.report.schema import read_result
+from bstune.report.study_folder import read_study
+from bstune.result import StudyResult
 from bstune.system.console import format_count, format_number, format_seconds, plural
 from bstune.system.files import Output
 
@@ -235,107 +235,108 @@ def read_studies(paths: Sequence[str]) -> tuple[list[Compared], list[str]]:
             continue
         file = Output(Path(path)).curve.resolve() if Path(path).is_dir() else Path(path).resolve()
         if file not in seen:
-            studies.append(compared(study.summary, path))
+            studies.append(compared(study.result, path))
         seen.add(file)
     return studies, left_out
 
 
+@dataclass(frozen=True)
+class LoggedCurve:
+    """What a run of MLflow holds of a study: the text of its ``curve.json``, or why there is none."""
+
+    run: str
+    text: str | None
+    missing: str = ""
+
+
 def logged_studies(
-    logged: Sequence[tuple[str, str | dict[str, Any]]],
+    logged: Sequence[LoggedCurve],
 ) -> tuple[list[Compared], list[str]]:
-    """Return the studies of (run, summary or why there is none), and a line for each without a summary."""
+    """Return the studies that MLflow has, and a line for each run without a result."""
     studies = list[Compared]()
     left_out = list[str]()
-    for run, found in logged:
-        if isinstance(found, str):
-            left_out.append(f"left out: {run}: {found}")
+    for one in logged:
+        if one.text is None:
+            left_out.append(f"left out: {one.run}: {one.missing}")
             continue
         try:
-            studies.append(compared(completed(found, "its curve.json"), run))
+            studies.append(compared(read_result(one.text, "its curve.json"), one.run))
         except StudyError as error:
-            left_out.append(f"left out: {run}: {error}")
+            left_out.append(f"left out: {one.run}: {error}")
     return studies, left_out
 
 
-def compared(summary: Summary, source: str) -> Compared:
-    """Return a study from the content of its ``curve.json``, with all its keys (see ``study_folder.completed``)."""
-    critical, exponent = summary["critical"] or {}, summary["lr_exponent"] or {}
-    spend = summary.get("spend") or {}
+def compared(result: StudyResult, source: str) -> Compared:
+    """Take of a study's result what a comparison shows; ``source``: the folder or run that it was read from."""
+    critical, law, curve = result.critical, result.lr_exponent, result.curve
     points = [
-        Point(row["batch_size"], row["steps"], row.get("time_to_target"))
-        for row in summary["points"]
-        if row["steps"]
+        Point(point.batch_size, point.steps, point.time_to_target)
+        for point in result.points
+        if point.steps
     ]
     points.sort(key=lambda point: point.batch_size)
-    ends: dict[str, Any] = {
-        name: critical.get(name) for name in ("b_crit", "b_crit_low", "b_crit_high")
-    }
-    identified = bool(exponent.get("identified"))
-    parts = [plural(spend["runs"], "run")] if "runs" in spend else []
-    parts += [format_seconds(spend["seconds"])] if "seconds" in spend else []
+    none = np.empty(0)
+    seconds = none
+    if curve is not None and curve.seconds_per_step is not None:
+        seconds = np.array(curve.steps) * np.array(curve.seconds_per_step)
+    has_critical = critical is not None and any((critical.low, critical.value, critical.high))
+    is_identified = law is not None and law.identified
+    exponent_text = "not known"
+    if law is not None and law.identified:
+        exponent_text = f"{law.exponent:z.2f} ({law.low:z.2f} to {law.high:z.2f})"
+    spend = f"{plural(result.spend.runs, 'run')}, {format_seconds(result.spend.seconds)}"
     return Compared(
-        name=str(summary["study"]),
+        name=result.study,
         source=source,
-        workload=str(summary["workload"]),
-        target=str(summary["target"]),
-        device=", ".join(map(device_text, summary["devices"])) or "-",
+        workload=result.workload,
+        target=result.target,
+        device=", ".join(map(device_text, result.devices)) or "-",
         points=tuple(points),
-        **_curve(summary),
-        **ends,
-        level=critical.get("level", LEVEL),
-        critical=critical_text(critical) if any(ends.values()) else "not known",
-        s_min=critical.get("s_min"),
-        exponent=exponent["exponent"] if identified else None,
-        exponent_text=f"{exponent['exponent']:z.2f} ({exponent['low']:z.2f} to {exponent['high']:z.2f})"
-        if identified
-        else "not known",
-        spend_seconds=spend.get("seconds"),
-        spend=", ".join(parts) or "-",
-        use=_use(summary),
-        notes=tuple(_notes(summary, points)),
+        batch_size=none if curve is None else np.array(curve.batch_size),
+        steps=none if curve is None else np.array(curve.steps),
+        steps_low=none if curve is None else np.array(curve.low),
+        steps_high=none if curve is None else np.array(curve.high),
+        seconds=seconds,
+        b_crit=None if critical is None else critical.b_crit,
+        b_crit_low=None if critical is None else critical.b_crit_low,
+        b_crit_high=None if critical is None else critical.b_crit_high,
+        level=LEVEL if critical is None else critical.level,
+        critical=critical_text(critical) if critical and has_critical else "not known",
+        s_min=None if critical is None else critical.s_min,
+        exponent=law.exponent if law and is_identified else None,
+        exponent_text=exponent_text,
+        spend_seconds=result.spend.seconds,
+        spend=spend,
+        use=_use(result),
+        notes=tuple(_notes(result, points)),
     )
 
 
-def _curve(summary: Summary) -> dict[str, Any]:
-    """Return S*(B) and its interval, by the names of the fields; empty where a study has none, as an older one."""
-    fields = {
-        "batch_size": "batch_size",
-        "steps": "steps",
-        "steps_low": "low",
-        "steps_high": "high",
-    }
-    curve = summary["curve"] or dict.fromkeys(fields.values(), ())
-    found = {name: np.array(curve[key], dtype=np.float64) for name, key in fields.items()}
-    tau = np.array(
-        curve.get("seconds_per_step", ()), dtype=np.float64
-    )  # not a number where it is not known
-    return {
-        **found,
-        "seconds": found["steps"] * tau if tau.size and np.isfinite(tau).all() else np.empty(0),
-    }
-
-
-def _use(summary: Summary) -> Use | None:
+def _use(result: StudyResult) -> Use | None:
     """Return what a study says to use; None where nothing reached the target."""
-    _, row = winner_to_use(summary)
-    if row is None:
+    winner = result.winner
+    if winner is None:
         return None
-    fresh = row["confirmed"] or {}
-    ends = (fresh.get("time_low"), fresh.get("time_high"))
-    runs = (fresh.get("reached", 0), fresh.get("runs", 0))
+    fresh = winner.confirmed
+    low, high = (None, None) if fresh is None else fresh.ends("time")
     return Use(
-        row["batch_size"], row["lr"], row["time_to_target"], *ends, *runs, expected_text(row)
+        batch_size=winner.batch_size,
+        lr=winner.lr,
+        seconds=winner.time_to_target,
+        low=low,
+        high=high,
+        reached=0 if fresh is None else fresh.reached,
+        runs=0 if fresh is None else fresh.runs,
+        text=expected_text(winner),
     )
 
 
-def _notes(summary: Summary, points: Sequence[Point]) -> list[str]:
+def _notes(result: StudyResult, points: Sequence[Point]) -> list[str]:
     """Return what a reader has to know of a study."""
-    lines = [
-        text
-        for name, texts in answer(summary).lines
-        if name in ("WARNING", "RESULT")
-        for text in texts
-    ]
+    lines = list[str]()
+    for name, texts in answer(result).lines:
+        if name in ("WARNING", "RESULT"):
+            lines += texts
     if points and points[0].batch_size == points[-1].batch_size:
         lines.append("the target was reached at one batch size, so there is no curve")
     return lines

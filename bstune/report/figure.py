@@ -1,6 +1,6 @@
 """The figure ``curve.png``: steps and time to target, and the learning rate, over batch size.
 
-It is drawn from ``curve.json``'s mapping and the trials' records; its words are those of ``answer.py``. matplotlib is
+It is drawn from a study's result and the trials' records; its words are those of ``answer.py``. matplotlib is
 imported in functions here, once a figure is drawn: it takes 0.4 s.
 """
 
@@ -15,13 +15,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from bstune.core.records import TrialResult
+from bstune.core.records import Merit, TrialResult
 from bstune.report.answer import (
     RULE_WORDS,
     answer,
+    b_opt_text,
     critical_text,
     fresh_text,
-    interval_text,
     range_text,
 )
 from bstune.report.drawing import (
@@ -40,7 +40,8 @@ from bstune.report.drawing import (
     place_labels,
     save_figure,
 )
-from bstune.report.rows import WINNERS, Row, Summary, trial_row
+from bstune.report.rows import Mark, marks, shown_trials
+from bstune.result import INTERVAL_LEVEL, WINNERS, CurvePoint, StudyResult, WinnerName, WinnerResult
 from bstune.system.console import format_count, format_number, format_seconds, plural, time_unit
 
 if TYPE_CHECKING:
@@ -65,63 +66,61 @@ POWERS = {"none": 0.0, "sqrt": 0.5, "linear": 1.0}  # of the batch size, by the 
 
 @dataclass(frozen=True)
 class _Quantity:
-    """What a panel shows over batch size: fields of a row and of its fresh seeds, and the unit."""
+    """What a panel shows over batch size: seconds or steps, in which unit, and in words."""
 
-    merit: str
-    value: str
-    low: str
-    winner: str
+    merit: Merit
     unit: float
     text: Callable[[float], str]
 
 
-def draw_curve(trials: Sequence[TrialResult], summary: Summary, *paths: Path) -> None:
+@dataclass(frozen=True)
+class _Band:
+    """S(B), or S(B) x tau(B), with its band on its batch sizes."""
+
+    batch_size: NDArray[np.float64]
+    low: NDArray[np.float64]
+    middle: NDArray[np.float64]
+    high: NDArray[np.float64]
+
+
+def draw_curve(trials: Sequence[TrialResult], result: StudyResult, *paths: Path) -> None:
     """Write ``curve.png``, 900 pixels wide, and ``curve.svg``, by the suffix of each path."""
     save_figure(
-        lambda figure: _paint(figure, trials, summary),
+        lambda figure: _paint(figure, trials, result),
         FIGURE_INCHES,
         *paths,
         dots_per_inch=PAGE_DPI,
     )
 
 
-def curve_figure(trials: Sequence[TrialResult], summary: Summary) -> "Figure":
+def curve_figure(trials: Sequence[TrialResult], result: StudyResult) -> "Figure":
     """Return what :func:`draw_curve` writes."""
-    return figure_of(lambda figure: _paint(figure, trials, summary), FIGURE_INCHES, PAGE_DPI)
+    return figure_of(lambda figure: _paint(figure, trials, result), FIGURE_INCHES, PAGE_DPI)
 
 
-def _paint(figure: "Figure", trials: Sequence[TrialResult], summary: Summary) -> None:
+def _paint(figure: "Figure", trials: Sequence[TrialResult], result: StudyResult) -> None:
     panels = figure.subplots(2, 2, gridspec_kw={"height_ratios": [1.0, 0.72]})
     left, right, rates, key = panels.flat
-    rows = [trial_row(trial) for trial in trials if trial.reached or trial.status == "censored"]
-    reached = [row for row in rows if not row["censored"]]
-    x_limits = _sizes(
-        [row["batch_size"] for row in reached or rows] or [trial.batch_size for trial in trials],
-        summary,
-    )
-    times = [row["time_to_target"] or row["time_low"] for row in reached or rows]
+    points = shown_trials(trials)
+    reached = [point for point in points if not point.censored]
+    sizes = [point.batch_size for point in reached or points]
+    x_limits = _sizes(sizes or [trial.batch_size for trial in trials], result)
+    times = [point.time_to_target or point.time_low for point in reached or points]
     unit, unit_name = time_unit(min((time for time in times if time), default=1.0))
-    steps = _Quantity(
-        "steps",
-        "steps",
-        "steps_low",
-        "best_by_steps",
-        1.0,
-        lambda value: plural(round(value), "step"),
-    )
-    time = _Quantity("time", "time_to_target", "time_low", "best_by_time", unit, format_seconds)
+    steps = _Quantity("steps", 1.0, lambda value: plural(round(value), "step"))
+    time = _Quantity("time", unit, format_seconds)
     headed = {
-        left: f"steps to {summary.get('target', 'target')}, S(B)",
+        left: f"steps to {result.target}, S(B)",
         right: f"time to target, S(B) x tau(B), {unit_name} of training",
-        rates: textwrap.fill(f"learning rate {_lr_text(summary)}", PANEL_WIDTH),
+        rates: textwrap.fill(f"learning rate {_lr_text(result)}", PANEL_WIDTH),
     }
     labels = {
-        left: [*_draw_panel(left, rows, summary, steps, x_limits), *_draw_guides(left, summary)],
+        left: [*_draw_panel(left, points, result, steps, x_limits), *_draw_guides(left, result)],
         right: [
-            *_draw_panel(right, rows, summary, time, x_limits),
-            *_draw_critical(right, summary, named=False),
+            *_draw_panel(right, points, result, time, x_limits),
+            *_draw_critical(right, result, named=False),
         ],
-        rates: _draw_rates(rates, trials, summary, x_limits),
+        rates: _draw_rates(rates, trials, result, x_limits),
     }
     for axes, title in headed.items():
         axes.set_title(title, loc="left", fontsize=SIZE, parse_math=False)
@@ -129,7 +128,7 @@ def _paint(figure: "Figure", trials: Sequence[TrialResult], summary: Summary) ->
         axes.tick_params(labelsize=SMALL)
         axes.grid(color=INK, alpha=0.07, linewidth=0.6)
     _draw_key(key, (left, right, rates))
-    _set_title(figure, summary)
+    _set_title(figure, result)
     _place(figure, labels)
 
 
@@ -151,10 +150,10 @@ def _place(figure: "Figure", labels: dict["Axes", list[Label]]) -> None:
     figure.set_layout_engine("none")  # the places are those of this layout
 
 
-def _set_title(figure: "Figure", summary: Summary) -> None:
+def _set_title(figure: "Figure", result: StudyResult) -> None:
     """Make the answer the title, broken where it would be wider than the figure; what was asked stands below it."""
-    found = answer(summary)
-    asked = found.title.removeprefix(f"{summary.get('workload')} · ")
+    found = answer(result)
+    asked = found.title.removeprefix(f"{result.workload} · ")
     title = figure.suptitle("", x=0.01, ha="left", fontsize=TITLE_SIZE, parse_math=False)
     for width in TITLE_WIDTHS:
         title.set_text("\n".join(textwrap.fill(line, width) for line in (found.headline, asked)))
@@ -162,18 +161,18 @@ def _set_title(figure: "Figure", summary: Summary) -> None:
             break
 
 
-def _lr_text(summary: Summary) -> str:
+def _lr_text(result: StudyResult) -> str:
     """Return what is known of the best learning rate over batch size, its first sentence."""
     text = next(
-        (texts[0] for label, texts in answer(summary).lines if label == "LR"), "of the trials"
+        (texts[0] for label, texts in answer(result).lines if label == "LR"), "of the trials"
     )
     return text.partition("; ")[0]
 
 
-def _sizes(sizes: Sequence[float], summary: Summary) -> tuple[float, float]:
+def _sizes(sizes: Sequence[float], result: StudyResult) -> tuple[float, float]:
     """Return the limits of the batch sizes: of what reached the target, and B_crit where it is near."""
     sizes = sizes or [1.0]
-    b_crit = (summary.get("critical") or {}).get("b_crit")
+    b_crit = None if result.critical is None else result.critical.b_crit
     near = (
         [b_crit] if b_crit is not None and min(sizes) / NEAR <= b_crit <= max(sizes) * NEAR else []
     )
@@ -182,116 +181,149 @@ def _sizes(sizes: Sequence[float], summary: Summary) -> tuple[float, float]:
 
 def _draw_panel(
     axes: "Axes",
-    rows: Sequence[Row],
-    summary: Summary,
+    trials: Sequence[CurvePoint],
+    result: StudyResult,
     shown: _Quantity,
     x_limits: tuple[float, float],
 ) -> list[Label]:
     """Draw the trials, the curve with its band, and the winners; return their labels."""
     log_axis(axes, "x", x_limits)
-    reached = [row for row in rows if row[shown.value]]
-    bounds = [row for row in rows if row["censored"] and row[shown.low]]
-    curve = _curve(summary, shown.merit == "time")
-    stars = _stars(summary, shown)
-    values = [row[shown.value] for row in reached] or [row[shown.low] for row in bounds]
-    values += [] if curve is None else curve["steps"].tolist()
-    values += [value for star in stars for value in (star.value, star.low, star.high) if value]
+    all_marks = marks(trials, shown.merit)
+    curve = _curve(result, shown.merit)
+    stars = _stars(result, shown)
+    values = _heights(all_marks, curve, stars)
     if not values:
-        _say(
-            axes,
-            "no seconds were measured"
-            if rows and shown.merit == "time"
-            else "no trial got far enough to show",
-        )
+        reason = "no trial got far enough to show"
+        if trials and shown.merit == "time":
+            reason = "no seconds were measured"
+        _say(axes, reason)
         return []
     limits = log_limits([value / shown.unit for value in values], (0.14, 0.06))
     log_axis(axes, "y", limits)
-    points = summary.get("points") or []
-    hits = [row for row in points if row.get(shown.value)]
-    taken = {row["number"] for row in hits}
-    _dots(axes, [row for row in reached if row["number"] not in taken], shown)
+    points = marks(result.points, shown.merit)
+    taken = {point.number for point in points if point.value}
+    _draw_dots(axes, [mark for mark in all_marks if mark.number not in taken], shown)
     if curve is not None:
-        x, (low, middle, high) = (
-            curve["batch_size"],
-            (curve[name] / shown.unit for name in ("low", "steps", "high")),
+        _draw_band(axes, curve, result, shown)
+    _draw_hits(axes, points, shown)
+    _draw_bounds(axes, points, curve, shown, limits, x_limits)
+    return [star.draw(axes, shown) for star in stars]
+
+
+def _heights(trials: Sequence[Mark], curve: _Band | None, stars: Sequence["_Star"]) -> list[float]:
+    """All that a panel has to have room for: where no trial reached the target, what did not suffice."""
+    values = [mark.value for mark in trials if mark.value]
+    if not values:
+        values = [mark.low for mark in trials if not mark.reached and mark.low]
+    if curve is not None:
+        values += curve.middle.tolist()
+    for star in stars:
+        values += [value for value in (star.value, star.low, star.high) if value]
+    return values
+
+
+def _draw_dots(axes: "Axes", trials: Sequence[Mark], shown: _Quantity) -> None:
+    """Draw trials that reached the target, those on the frontier left out."""
+    sizes, heights = list[int](), list[float]()
+    for mark in trials:
+        if mark.value:
+            sizes.append(mark.batch_size)
+            heights.append(mark.value / shown.unit)
+    if sizes:
+        name = "other trial that reached the target"
+        axes.scatter(
+            sizes, heights, s=12, color=GREY, alpha=0.75, linewidths=0, zorder=2, label=name
         )
-        axes.fill_between(x, low, high, color=BLUE, alpha=0.18, linewidth=0, zorder=1.5)
-        name = f"S(B) by all trials, {(summary.get('critical') or {}).get('level', 0.9):.0%} band"
-        axes.plot(x, middle, color=BLUE, linewidth=1.8, zorder=3, label=name)
-    ends = [
-        [(row.get(name) or row[shown.value]) / shown.unit for row in hits]
-        for name in (shown.low, shown.value)
-    ]
-    sizes = [row["batch_size"] for row in hits]
-    axes.vlines(sizes, ends[0], ends[1], colors=INK, linewidth=1.4, zorder=5.5)
-    if hits:
+
+
+def _draw_band(axes: "Axes", curve: _Band, result: StudyResult, shown: _Quantity) -> None:
+    low, high = curve.low / shown.unit, curve.high / shown.unit
+    axes.fill_between(curve.batch_size, low, high, color=BLUE, alpha=0.18, linewidth=0, zorder=1.5)
+    level = INTERVAL_LEVEL if result.critical is None else result.critical.level
+    name = f"S(B) by all trials, {level:.0%} band"
+    middle = curve.middle / shown.unit
+    axes.plot(curve.batch_size, middle, color=BLUE, linewidth=1.8, zorder=3, label=name)
+
+
+def _draw_hits(axes: "Axes", points: Sequence[Mark], shown: _Quantity) -> None:
+    """Draw the frontier's points that reached the target, with a bar from the last miss."""
+    sizes, misses, hits = list[int](), list[float](), list[float]()
+    for point in points:
+        if point.value:
+            sizes.append(point.batch_size)
+            misses.append((point.low or point.value) / shown.unit)
+            hits.append(point.value / shown.unit)
+    axes.vlines(sizes, misses, hits, colors=INK, linewidth=1.4, zorder=5.5)
+    if sizes:
         style: dict[str, Any] = {
             "facecolor": INK,
             "edgecolor": "white",
             "linewidths": 0.8,
             "zorder": 5,
         }
-        axes.scatter(sizes, ends[1], s=30, label=POINT_TEXT, **style)
-    telling = [
-        row
-        for row in points
-        if row["censored"] and row.get(shown.low) and _tells(row, curve, shown)
-    ]
-    telling = [row for row in telling if limits[0] <= row[shown.low] / shown.unit <= limits[1]]
-    telling = [row for row in telling if x_limits[0] <= row["batch_size"] <= x_limits[1]]
-    if telling:
-        at = (
-            [row["batch_size"] for row in telling],
-            [row[shown.low] / shown.unit for row in telling],
-        )
-        style = {"facecolors": "none", "edgecolors": INK, "linewidths": 0.8, "zorder": 4}
-        axes.scatter(
-            *at, marker=_arrow(), s=240, label="stopped before the target: it takes more", **style
-        )
-    return [star.draw(axes, shown) for star in stars]
+        axes.scatter(sizes, hits, s=30, label=POINT_TEXT, **style)
 
 
-def _dots(axes: "Axes", rows: Sequence[Row], shown: _Quantity) -> None:
-    if rows:
-        at = [row["batch_size"] for row in rows], [row[shown.value] / shown.unit for row in rows]
-        axes.scatter(
-            *at,
-            s=12,
-            color=GREY,
-            alpha=0.75,
-            linewidths=0,
-            zorder=2,
-            label="other trial that reached the target",
-        )
+def _draw_bounds(
+    axes: "Axes",
+    points: Sequence[Mark],
+    curve: _Band | None,
+    shown: _Quantity,
+    limits: tuple[float, float],
+    x_limits: tuple[float, float],
+) -> None:
+    """Draw the frontier's stopped trials within the panel that tell more than the band does."""
+    sizes, heights = list[int](), list[float]()
+    for point in points:
+        if point.reached or not point.low or not _tells(point.batch_size, point.low, curve):
+            continue
+        height = point.low / shown.unit
+        is_inside = x_limits[0] <= point.batch_size <= x_limits[1]
+        if is_inside and limits[0] <= height <= limits[1]:
+            sizes.append(point.batch_size)
+            heights.append(height)
+    if sizes:
+        style: dict[str, Any] = {
+            "facecolors": "none",
+            "edgecolors": INK,
+            "linewidths": 0.8,
+            "zorder": 4,
+        }
+        name = "stopped before the target: it takes more"
+        axes.scatter(sizes, heights, marker=_arrow(), s=240, label=name, **style)
 
 
-def _curve(summary: Summary, in_seconds: bool) -> dict[str, NDArray[np.float64]] | None:
+def _curve(result: StudyResult, merit: Merit) -> _Band | None:
     """Return S(B), or S(B) x tau(B), with its band on its batch sizes; None where it is not known."""
-    curve = summary.get("curve")
-    if (
-        not curve
-        or len(curve["batch_size"]) < 2
-        or (in_seconds and None in (curve.get("seconds_per_step") or (None,)))
-    ):
+    curve = result.curve
+    if curve is None or len(curve.batch_size) < 2:
         return None
-    factor = np.array(curve["seconds_per_step"]) if in_seconds else 1.0
-    bands = {name: np.array(curve[name]) * factor for name in ("low", "steps", "high")}
-    return {"batch_size": np.array(curve["batch_size"]), **bands}
+    factor: NDArray[np.float64] | float = 1.0
+    if merit == "time":
+        if curve.seconds_per_step is None:
+            return None
+        factor = np.array(curve.seconds_per_step)
+    return _Band(
+        np.array(curve.batch_size),
+        np.array(curve.low) * factor,
+        np.array(curve.steps) * factor,
+        np.array(curve.high) * factor,
+    )
 
 
-def _tells(row: Row, curve: dict[str, NDArray[np.float64]] | None, shown: _Quantity) -> bool:
+def _tells(batch_size: int, low: float, curve: _Band | None) -> bool:
     """Return whether a stopped trial went on past what the band says anyway."""
     if curve is None:
         return True
-    at = np.interp(math.log(row["batch_size"]), np.log(curve["batch_size"]), curve["low"])
-    return bool(row[shown.low] >= at)
+    at = np.interp(math.log(batch_size), np.log(curve.batch_size), curve.low)
+    return bool(low >= at)
 
 
 @dataclass(frozen=True)
 class _Star:
     """A winner in a panel: what is expected of it, and the range over fresh seeds; None where it is not known."""
 
-    winner: Row
+    winner: WinnerResult
     heading: str
     chosen: bool  # by the study's objective
     value: float
@@ -300,7 +332,7 @@ class _Star:
     how: str
 
     def draw(self, axes: "Axes", shown: _Quantity) -> Label:
-        x, y = self.winner["batch_size"], self.value / shown.unit
+        x, y = self.winner.batch_size, self.value / shown.unit
         if self.low is not None and self.high is not None:
             low, high = self.low / shown.unit, self.high / shown.unit
             axes.vlines([x], [low], [high], colors=VERMILION, linewidth=1.6, zorder=5.8)
@@ -308,36 +340,44 @@ class _Star:
         axes.scatter(
             [x], [y], marker="*", s=150, facecolor=face, edgecolor=VERMILION, zorder=6, label=label
         )
-        place = f"B = {format_count(x)}, lr = {format_number(self.winner['lr'])}"
-        expected = shown.text(self.value) if self.winner.get(shown.value) else "not known"
+        place = f"B = {format_count(x)}, lr = {format_number(self.winner.lr)}"
+        expected = "not known"
+        if self.winner.expected(shown.merit):
+            expected = shown.text(self.value)
         text = "\n".join([f"{self.heading}: {expected}", f"({self.how})", place])
         return Label(text, np.array([[x, y]]), VERMILION)
 
 
-def _stars(summary: Summary, shown: _Quantity) -> list[_Star]:
+def _stars(result: StudyResult, shown: _Quantity) -> list[_Star]:
     """Return the winner by the study's objective, and this panel's own if it is another."""
-    names = dict.fromkeys(
-        name for name in (summary.get("use"), shown.winner) if name and summary.get(name)
-    )
-    rows = {summary[name]["number"]: (name, summary[name]) for name in reversed(names)}
-    stars = []
-    for name, winner in reversed(rows.values()):
-        fresh = winner.get("confirmed")
-        low, high = (
-            None if fresh is None else fresh.get(f"{shown.merit}_{end}") for end in ("low", "high")
-        )
-        # where half of the fresh seeds missed the target, the star stands at the best of them, or at the trial itself
-        value = winner.get(shown.value) or low or (winner.get("single_run") or {}).get(shown.value)
-        if not value:
-            continue
-        how = "predicted" if fresh is None else range_text(shown.merit, fresh) or fresh_text(fresh)
-        if fresh is not None and fresh["reached"] < fresh["runs"]:
-            how = f"only {fresh_text(fresh)}"
-        chosen = name == summary.get("use")
-        stars.append(
-            _Star(winner, "use" if chosen else WINNERS[name].heading, chosen, value, low, high, how)
-        )
+    stars = list[_Star]()
+    use = result.winner
+    if result.use is not None and use is not None:
+        stars += _star(result.use, use, True, shown)
+    own = next(name for name, one in WINNERS.items() if one.merit == shown.merit)
+    winner = result.winner_by(shown.merit)
+    if winner is not None and (use is None or winner.number != use.number):
+        stars += _star(own, winner, False, shown)
     return stars
+
+
+def _star(
+    name: WinnerName, winner: WinnerResult, chosen: bool, shown: _Quantity
+) -> Iterator[_Star]:
+    """Yield the star of a winner, if there is a place for it."""
+    fresh = winner.confirmed
+    low, high = (None, None) if fresh is None else fresh.ends(shown.merit)
+    # Where half of the fresh seeds missed the target, the star stands at the best of them, or at the trial itself.
+    value = winner.expected(shown.merit) or low or winner.of_single_run(shown.merit)
+    if not value:
+        return
+    how = "predicted"
+    if fresh is not None:
+        how = range_text(shown.merit, fresh) or fresh_text(fresh)
+        if not fresh.all_reached:
+            how = f"only {fresh_text(fresh)}"
+    heading = "use" if chosen else WINNERS[name].heading
+    yield _Star(winner, heading, chosen, value, low, high, how)
 
 
 def _arrow() -> "Outline":
@@ -351,13 +391,15 @@ def _arrow() -> "Outline":
     return Outline.make_compound_path(circle, Outline(corners, codes))
 
 
-def _draw_guides(axes: "Axes", summary: Summary) -> list[Label]:
+def _draw_guides(axes: "Axes", result: StudyResult) -> list[Label]:
     """Draw B_crit, the slope of perfect scaling, and the batch size with the fewest examples; return their labels."""
-    labels = _draw_critical(axes, summary, named=True)
-    critical, curve = summary.get("critical") or {}, _curve(summary, in_seconds=False)
-    reached = [row["examples"] for row in summary.get("points") or () if row.get("examples")]
+    labels = _draw_critical(axes, result, named=True)
+    critical, curve = result.critical, _curve(result, "steps")
+    reached = [point.examples for point in result.points if point.examples]
     if len(reached) > 1:
-        examples = critical.get("e_min") or reached[0]
+        examples: float = reached[0]
+        if critical is not None and critical.e_min is not None:
+            examples = critical.e_min
         limits = axes.get_xlim(), axes.get_ylim()
         x = np.geomspace(*limits[0], 200)
         axes.plot(x, examples / x, color=INK, linewidth=0.8, linestyle="--", zorder=1.6, gid=GUIDE)
@@ -365,30 +407,24 @@ def _draw_guides(axes: "Axes", summary: Summary) -> list[Label]:
         inside = (examples / x > limits[1][0]) & (examples / x < limits[1][1])
         if inside.any():
             labels.append(Label(SLOPE_TEXT, np.stack([x, examples / x], axis=-1)[inside], INK))
-    b_opt = critical.get("b_opt")
-    if b_opt is not None and curve is not None:
-        y = float(
-            np.exp(np.interp(math.log(b_opt), np.log(curve["batch_size"]), np.log(curve["steps"])))
-        )
+    if critical is not None and critical.b_opt is not None and curve is not None:
+        b_opt = critical.b_opt
+        log_steps = np.interp(math.log(b_opt), np.log(curve.batch_size), np.log(curve.middle))
+        y = float(np.exp(log_steps))
         axes.scatter([b_opt], [y], marker="D", s=34, facecolor="white", edgecolor=BLUE, zorder=5.2)
-        text = (
-            f"fewest examples: B = {format_number(b_opt, 2)}\n({interval_text(critical, 'b_opt')})"
-        )
+        text = f"fewest examples: B = {format_number(b_opt, 2)}\n({b_opt_text(critical)})"
         labels.append(Label(text, np.array([[b_opt, y]]), BLUE))
     return labels
 
 
-def _draw_critical(axes: "Axes", summary: Summary, named: bool) -> list[Label]:
+def _draw_critical(axes: "Axes", result: StudyResult, named: bool) -> list[Label]:
     """Draw B_crit with its interval; return its label, at the upper end of its line."""
-    critical = summary.get("critical")
-    if (
-        critical is None
-        or not axes.has_data()
-        or critical.get("smallest") == critical.get("largest")
-    ):
-        return []  # one batch size says nothing of it
+    critical = result.critical
+    # One batch size says nothing of it.
+    if critical is None or not axes.has_data() or critical.is_of_one_size:
+        return []
     (left, right), (bottom, top) = axes.get_xlim(), axes.get_ylim()
-    value, low, high = (critical.get(name) for name in ("b_crit", "b_crit_low", "b_crit_high"))
+    value, low, high = critical.b_crit, critical.b_crit_low, critical.b_crit_high
     if value is not None:
         axes.axvline(value, color=PURPLE, linewidth=1.3, zorder=2.5, gid=GUIDE)
     if low is not None or high is not None:
@@ -404,20 +440,22 @@ def _draw_critical(axes: "Axes", summary: Summary, named: bool) -> list[Label]:
 
 
 def _draw_rates(
-    axes: "Axes", trials: Sequence[TrialResult], summary: Summary, x_limits: tuple[float, float]
+    axes: "Axes", trials: Sequence[TrialResult], result: StudyResult, x_limits: tuple[float, float]
 ) -> list[Label]:
     """Draw learning rates over batch size: what reached the target, the best one, and rules through its middle."""
     log_axis(axes, "x", x_limits)
-    curve, reference = summary.get("curve") or {}, summary.get("reference")
+    curve = result.curve
     reached = [trial for trial in trials if trial.reached]
     shown = reached or [trial for trial in trials if trial.status == "censored"] or trials
-    rates = [trial.lr for trial in shown] + list(curve.get("lr") or ())
+    rates = [trial.lr for trial in shown]
+    if curve is not None:
+        rates += curve.lr
     if not rates:
         _say(axes, "no trial has run")
         return []
     limits = log_limits(rates, (0.1, 0.1))
     log_axis(axes, "y", limits)
-    points = {row["number"] for row in summary.get("points") or () if not row["censored"]}
+    points = {point.number for point in result.points if not point.censored}
     kinds: list[tuple[list[TrialResult], dict[str, Any]]] = [
         ([one for one in reached if one.number not in points],
          {"s": 12, "color": GREY, "alpha": 0.75, "linewidths": 0}),
@@ -432,26 +470,26 @@ def _draw_rates(
         kept = [one for one in some if limits[0] <= one.lr <= limits[1]]
         if kept:
             axes.scatter([one.batch_size for one in kept], [one.lr for one in kept], **style)
-    start = None if not reference else (reference["batch_size"], reference["lr"])
-    if curve.get("lr"):
-        x = np.array(curve["batch_size"])
+    start, lr = result.reference.batch_size, result.reference.lr
+    if curve is not None:
+        x = np.array(curve.batch_size)
         axes.fill_between(
-            x, curve["lr_low"], curve["lr_high"], color=BLUE, alpha=0.18, linewidth=0, zorder=1.5
+            x, curve.lr_low, curve.lr_high, color=BLUE, alpha=0.18, linewidth=0, zorder=1.5
         )
-        axes.plot(x, curve["lr"], color=BLUE, linewidth=1.8, zorder=3)
-        start = x[len(x) // 2], curve["lr"][len(x) // 2]
-    use = summary.get(summary.get("use") or "")
-    if use:
+        axes.plot(x, curve.lr, color=BLUE, linewidth=1.8, zorder=3)
+        start, lr = x[len(x) // 2], curve.lr[len(x) // 2]
+    use = result.winner
+    if use is not None:
         axes.scatter(
-            [use["batch_size"]],
-            [use["lr"]],
+            [use.batch_size],
+            [use.lr],
             marker="*",
             s=150,
             facecolor=VERMILION,
             edgecolor=VERMILION,
             zorder=6,
         )
-    return [] if start is None else list(_draw_rules(axes, *start))
+    return list(_draw_rules(axes, start, lr))
 
 
 def _draw_rules(axes: "Axes", start: float, lr: float) -> Iterator[Label]:

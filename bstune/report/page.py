@@ -10,8 +10,8 @@ from bstune.core.records import TrialResult
 from bstune.report import charts
 from bstune.report.answer import STATUS_WORDS, Answer, Trust, answer, trust
 from bstune.report.html import Cell, Section, json_script, page, paragraph, table, text
-from bstune.report.rows import Row
 from bstune.report.study_folder import StudyFolder
+from bstune.result import Curve, StudyResult
 from bstune.system.console import format_count, format_number, format_seconds, plural
 from bstune.system.files import write_text
 
@@ -45,23 +45,26 @@ def write_page(study: StudyFolder, path: Path) -> None:
 
 def study_page(study: StudyFolder) -> str:
     """Return the page of a study as HTML."""
-    found = answer(study.summary)
+    result, beside = study.result, study.files
+    found = answer(result)
     sections = [
-        Section("", _answer(found, trust(study.summary), study.notes)),
+        Section("", _answer(found, trust(result), beside.notes)),
         Section("Steps and time to target", charts.curves(study)),
         Section("Learning rate", charts.learning_rates(study)),
-        Section("Critical batch size over the target", charts.over_target(study.summary)),
+        Section("Critical batch size over the target", charts.over_target(result)),
         Section("Learning curves", charts.learning_curves(study)),
         Section("Progress of the search", charts.progress(study)),
-        Section("Hardware", charts.hardware(study.hardware)),
-        Section("Several devices", _devices(study.summary)),
-        Section("Trials", _trials(study.trials)),
+        Section("Hardware", charts.hardware(beside.hardware)),
+        Section("Several devices", _devices(result)),
+        Section("Trials", _trials(beside.trials)),
         Section("Config and versions", _config(study)),
         Section("Glossary", _glossary()),
     ]
     calculator = files(__package__).joinpath("calculator.js").read_text(encoding="utf-8")
     shown = [section for section in sections if section.body]
-    return page(found.title, shown, [calculator] if charts.is_timed(study.summary["curve"]) else [])
+    curve = result.curve
+    is_timed = curve is not None and curve.seconds_per_step is not None
+    return page(found.title, shown, [calculator] if is_timed else [])
 
 
 def _answer(found: Answer, trusted: Sequence[Trust], notes: Sequence[str]) -> str:
@@ -82,10 +85,9 @@ def _answer(found: Answer, trusted: Sequence[Trust], notes: Sequence[str]) -> st
     return f'{warnings}<dl class="answer">{rows}</dl><ul class="badges">{badges}</ul>{actions}'
 
 
-def _devices(summary: Row) -> str:
-    plans, curve = summary["scale_out"] or {}, summary["curve"]
-    rows = plans.get("with_all_reduce") or plans.get("ideal")
-    if not rows:
+def _devices(result: StudyResult) -> str:
+    plans, curve = result.scale_out, result.curve
+    if not plans.told:
         return ""
     heads = (
         "devices",
@@ -100,32 +102,30 @@ def _devices(summary: Row) -> str:
     )
     cells = [
         (
-            Cell(format_count(row["devices"]), row["devices"]),
-            Cell(format_count(row["batch_size"]), row["batch_size"]),
-            Cell(format_count(row["device_batch_size"]), row["device_batch_size"]),
-            Cell(format_number(row["lr"]), row["lr"]),
-            Cell(format_count(row["steps"]), row["steps"]),
-            Cell(format_seconds(row["seconds"]), row["seconds"]),
-            Cell(format_number(row["speed_up"]), row["speed_up"]),
-            Cell(f"{row['efficiency']:.0%}", row["efficiency"]),
-            Cell(format_seconds(row["device_seconds"]), row["device_seconds"]),
+            Cell(format_count(row.devices), row.devices),
+            Cell(format_count(row.batch_size), row.batch_size),
+            Cell(format_count(row.device_batch_size), row.device_batch_size),
+            Cell(format_number(row.lr), row.lr),
+            Cell(format_count(row.steps), row.steps),
+            Cell(format_seconds(row.seconds), row.seconds),
+            Cell(format_number(row.speed_up), row.speed_up),
+            Cell(f"{row.efficiency:.0%}", row.efficiency),
+            Cell(format_seconds(row.device_seconds), row.device_seconds),
         )
-        for row in rows
+        for row in plans.told
     ]
     link = (
         "with the all-reduce that the config states"
-        if plans.get("with_all_reduce")
+        if plans.with_all_reduce
         else "without an all-reduce"
     )
     words = paragraph(f"Predicted from S*(B) and tau(B), each device as fast as this one, {link}.")
-    return (
-        words
-        + (_calculator(curve) if charts.is_timed(curve) else "")
-        + table(heads, cells, sortable=False)
-    )
+    if curve is not None and curve.seconds_per_step is not None:
+        words += _calculator(curve)
+    return words + table(heads, cells, sortable=False)
 
 
-def _calculator(curve: Row) -> str:
+def _calculator(curve: Curve) -> str:
     """Return a form that says what so many devices can do; ``calculator.js`` computes it."""
     fields = (
         ("devices", "devices", 4),
@@ -138,7 +138,12 @@ def _calculator(curve: Row) -> str:
         for name, words, value in fields
     )
     data = json_script(
-        {name: curve[name] for name in ("batch_size", "steps", "seconds_per_step", "lr")}
+        {
+            "batch_size": curve.batch_size,
+            "steps": curve.steps,
+            "seconds_per_step": curve.seconds_per_step,
+            "lr": curve.lr,
+        }
     )
     return f'<form id="calculator">{inputs}{data}</form><output for="calculator" aria-live="polite"></output>'
 
@@ -198,18 +203,18 @@ def _trial_cells(
 
 def _config(study: StudyFolder) -> str:
     parts = []
-    versions = {name: one for trial in study.trials for name, one in trial.versions.items()}
+    versions = {name: one for trial in study.files.trials for name, one in trial.versions.items()}
     if versions:
         parts.append(
             paragraph(", ".join(f"{name} {version}" for name, version in sorted(versions.items())))
         )
-    loops = study.summary["training_loops"]
+    loops = study.result.training_loops
     if loops:
         counts = ", ".join(f"{name} ({plural(count, 'trial')})" for name, count in loops.items())
         parts.append(paragraph(f"training loop: {counts}"))
     for name, values in (
-        ("the winners (best.yaml)", study.best),
-        ("the whole config (config.yaml)", study.config),
+        ("the winners (best.yaml)", study.files.best),
+        ("the whole config (config.yaml)", study.files.config),
     ):
         if values is not None:
             dumped = yaml.safe_dump(values, sort_keys=False, allow_unicode=True)

@@ -1,53 +1,63 @@
-"""The names and rows of ``curve.json``, a study's results in one mapping, which ``study/`` writes and this shows."""
+"""The rows that charts draw, prepared once: trials and winners by what they take to the target."""
 
-from collections.abc import Mapping
-from typing import Any, NamedTuple
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 from bstune.core.records import Merit, TrialResult
-
-Summary = dict[str, Any]
-Row = Mapping[str, Any]
+from bstune.result import CurvePoint
 
 
-class Criterion(NamedTuple):
-    """What a winner is best by, a heading, and the field of its row with the value that is expected."""
+@dataclass(frozen=True)
+class Mark:
+    """A trial as a panel of steps or of seconds shows it."""
 
-    merit: Merit
-    heading: str
-    field: str
-
-
-WINNERS = {
-    "best_by_time": Criterion("time", "least time", "time_to_target"),
-    "best_by_steps": Criterion("steps", "fewest steps", "steps"),
-}
-REGIMES = ("perfect scaling", "diminishing returns", "maximal data parallelism")
-
-
-def winner_to_use(summary: Row) -> tuple[str | None, Row | None]:
-    """Return the winner by the study's objective and its key."""
-    name = summary.get("use")
-    return name, summary.get(name) if name else None
+    number: int
+    """The trial's number."""
+    batch_size: int
+    """Examples of a step."""
+    reached: bool
+    """Whether it met the target; else it was stopped before."""
+    value: float | None
+    """Steps, or seconds of training, to the target; None where it missed it or was not timed."""
+    low: float | None
+    """Those that did not suffice."""
 
 
-def trial_row(trial: TrialResult) -> dict[str, Any]:
-    """Return a trial as a row of ``curve.json``'s points: both ends of its interval, null where there is none."""
-    kept = (
-        "batch_size",
-        "lr",
-        "delta",
-        "hyperparameters",
-        "number",
-        "steps_low",
-        "seconds_per_step",
-        "time_to_target",
+def curve_point(trial: TrialResult) -> CurvePoint:
+    """Give a trial as a point of a result: both ends of its interval, None where there is none."""
+    seconds_per_step = trial.seconds_per_step
+    time_low = None
+    if seconds_per_step is not None:
+        time_low = trial.steps_low * seconds_per_step
+    return CurvePoint(
+        number=trial.number,
+        batch_size=trial.batch_size,
+        lr=trial.lr,
+        delta=trial.delta,
+        hyperparameters=dict(trial.hyperparameters),
+        steps_low=trial.steps_low,
+        steps=trial.steps if trial.reached else None,
+        seconds_per_step=seconds_per_step,
+        time_to_target=trial.time_to_target,
+        time_low=time_low,
+        examples_low=trial.steps_low * trial.batch_size,
+        examples=trial.examples if trial.reached else None,
+        censored=not trial.reached,
     )
-    tau, reached = trial.seconds_per_step, trial.reached
-    return {
-        **{name: getattr(trial, name) for name in kept},
-        "censored": not reached,
-        "steps": trial.steps if reached else None,
-        "time_low": None if tau is None else trial.steps_low * tau,
-        "examples_low": trial.steps_low * trial.batch_size,
-        "examples": trial.examples if reached else None,
-    }
+
+
+def marks(points: Sequence[CurvePoint], merit: Merit) -> list[Mark]:
+    """Points as a panel of seconds (merit ``time``) or of steps shows them."""
+    shown = list[Mark]()
+    for point in points:
+        value: float | None = point.steps
+        low: float | None = point.steps_low
+        if merit == "time":
+            value, low = point.time_to_target, point.time_low
+        shown.append(Mark(point.number, point.batch_size, not point.censored, value, low))
+    return shown
+
+
+def shown_trials(trials: Sequence[TrialResult]) -> list[CurvePoint]:
+    """Give the trials that reached the target or were stopped before it, as points."""
+    return [curve_point(trial) for trial in trials if trial.reached or trial.status == "censored"]

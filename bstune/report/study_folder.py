@@ -5,58 +5,71 @@ checked against what they may hold (:mod:`bstune.report.schema`) before anything
 that a folder names is imported or called here.
 """
 
-import json
-from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from bstune.core.errors import BstuneError, InputError, RecordError, StudyError
-from bstune.core.records import TrialResult, dump_json
-from bstune.report.rows import Summary
-from bstune.report.schema import CurveFile, HardwareFile, checked
+from bstune.core.records import TrialResult
+from bstune.report.schema import HardwareFile, checked, read_result
+from bstune.result import StudyResult
 from bstune.system.files import Output
-from bstune.system.inputs import TEXT_LIMIT, parse_json, parse_yaml, read_text
+from bstune.system.inputs import TEXT_LIMIT, parse_yaml, read_text
 
 YAML_LIMIT = 500_000  # bytes of config.yaml and best.yaml, which the page shows whole
 
 
 @dataclass(frozen=True)
-class StudyFolder:
-    """What a study left: None for each file that is missing or cannot be read, and then a line in ``notes``."""
+class StudyFiles:
+    """What lies beside a study's result.
 
-    path: Path  # the folder
-    summary: Summary  # curve.json, with all keys of bstune.report.schema.CurveFile
-    trials: tuple[
-        TrialResult, ...
-    ]  # in order of their numbers; empty where there is no file of them
-    hardware: Mapping[str, Any] | None  # None without a note: the hardware was not surveyed
-    config: Mapping[str, Any] | None  # its references as such
+    None stands for each file that is missing or cannot be read, and then there is a line in ``notes``.
+    """
+
+    path: Path
+    """The folder."""
+    trials: tuple[TrialResult, ...]
+    """In order of their numbers; empty where there is no file of them."""
+    hardware: HardwareFile | None
+    """None without a note: the hardware was not surveyed."""
+    config: Mapping[str, Any] | None
+    """Its references as such."""
     best: Mapping[str, Any] | None
+    """The content of ``best.yaml``."""
     notes: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class StudyFolder:
+    """A study: its result, and what lies beside it."""
+
+    result: StudyResult
+    files: StudyFiles
 
 
 def read_study(path: str | Path) -> StudyFolder:
     """Read a study from its folder, or from its ``curve.json`` alone; StudyError where neither can be read."""
     path = Path(path)
-    files = Output(path.parent if path.is_file() else path)
+    folder = path.parent if path.is_file() else path
+    files = Output(folder)
     if path.is_file() and path != files.curve:
         # What lies beside a file of another name may be another study's.
-        return StudyFolder(path, _read_summary(path), (), None, None, None, ())
-    return replace(read_files(files), summary=_read_summary(files.curve))
+        alone = StudyFiles(path, (), None, None, None, ())
+        return StudyFolder(read_curve(path), alone)
+    return StudyFolder(read_curve(files.curve), read_files(files))
 
 
-def read_files(files: Output) -> StudyFolder:
-    """Read what there is in a study's folder, which need not have a ``curve.json``: the summary is then empty."""
+def read_files(files: Output) -> StudyFiles:
+    """Read what there is in a study's folder beside its ``curve.json``."""
     notes = list[str]()
     hardware = None
     if files.survey.exists():
-        hardware = _read(files.survey, _hardware, notes)
-    config = _read(files.config, parse_yaml, notes)
-    best = _read(files.best, parse_yaml, notes)
-    summary = _read_summary(files.curve) if files.curve.exists() else completed({"points": []})
+        hardware = _read_hardware(files.survey, notes)
+    config = _read_yaml(files.config, notes)
+    best = _read_yaml(files.best, notes)
     trials = read_trials(files.trials, notes)
-    return StudyFolder(files.root, summary, trials, hardware, config, best, tuple(notes))
+    return StudyFiles(files.root, trials, hardware, config, best, tuple(notes))
 
 
 def read_trials(path: Path, notes: list[str]) -> tuple[TrialResult, ...]:
@@ -88,15 +101,8 @@ def _check_order(trial: TrialResult, taken: Collection[int]) -> None:
             raise RecordError(f"trial {trial.number} cannot follow on trial {before}")
 
 
-def completed(values: object, what: str = "curve.json") -> Summary:
-    """Give a summary as it comes back from a ``curve.json``: as JSON has it, checked, with all keys.
-
-    StudyError, with ``what``, where it is none.
-    """
-    return checked(CurveFile, json.loads(dump_json(values)), what)
-
-
-def _read_summary(path: Path) -> Summary:
+def read_curve(path: Path) -> StudyResult:
+    """Read a ``curve.json``; StudyError says why it cannot be read and what to do."""
     if not path.exists():
         folder = path.parent
         why = "a study writes it at its end"
@@ -108,24 +114,30 @@ def _read_summary(path: Path) -> Summary:
             why = "its study has not ended: run the command that began it again"
         raise StudyError(f"{folder} has no curve.json ({why})")
     try:
-        return completed(parse_json(read_text(path, "the results"), str(path)), str(path))
+        text = read_text(path, "the results")
     except InputError as error:
         raise StudyError(str(error)) from error
+    return read_result(text, str(path))
 
 
-def _hardware(text: str, what: str) -> Mapping[str, Any]:
-    return checked(HardwareFile, parse_json(text, what), what)
-
-
-def _read(
-    path: Path, parse: Callable[[str, str], Any], notes: list[str]
-) -> Mapping[str, Any] | None:
-    """Read a file that holds a mapping; None, with a line in ``notes``, where it cannot be read."""
-    text = _text(path, notes, YAML_LIMIT if path.suffix == ".yaml" else TEXT_LIMIT)
+def _read_hardware(path: Path, notes: list[str]) -> HardwareFile | None:
+    text = _text(path, notes)
     if text is None:
         return None
     try:
-        values = parse(text, path.name)
+        return checked(HardwareFile, text, path.name)
+    except BstuneError as error:
+        notes.append(f"{error}: left out")
+        return None
+
+
+def _read_yaml(path: Path, notes: list[str]) -> Mapping[str, Any] | None:
+    """Read a file that holds a mapping; None, with a line in ``notes``, where it cannot be read."""
+    text = _text(path, notes, YAML_LIMIT)
+    if text is None:
+        return None
+    try:
+        values = parse_yaml(text, path.name)
     except BstuneError as error:
         notes.append(f"{error}: left out")
         return None

@@ -30,13 +30,12 @@ trials.
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy.special import log_ndtr
 
-from bstune.core.noise_scale import MIN_BLOCKS, NoiseScaleEstimate, estimate_noise_scale
+from bstune.core.noise_scale import NoiseScaleEstimate, estimate_noise_scale
 from bstune.core.records import TrialResult
 from bstune.search.horizon import HORIZON_NORMAL, Ends, log_shortest
 
@@ -431,31 +430,3 @@ def noise_scale_prior(trials: Iterable[TrialResult]) -> tuple[float | None, floa
     if found is None or found.low is None or found.high is None:
         return None, 0.0
     return found.noise_scale, 0.5 * math.log(found.high / found.low)
-
-
-def noise_scale_row(
-    trials: Iterable[TrialResult], b_crit: float | None, fit_b_crit: float | None
-) -> dict[str, Any] | None:
-    """Return the measured noise scale and its ratios to B_crit for ``curve.json``; None where none was measured."""
-    # The prior of the posterior's B_crit was the noise scale itself: only the ratio to the fit is of two measurements.
-    measured = measured_noise_scale(trials)
-    if measured is None:
-        return None
-    estimate, steps = measured
-    value, few = estimate.noise_scale, f"{MIN_BLOCKS} trials that reach the target are needed"
-    undetermined = few if estimate.measurements < MIN_BLOCKS else "|G|^2 does not differ from 0"
-
-    def ratio(b_crit: float | None) -> float | None:
-        return None if value is None or b_crit is None else value / b_crit
-
-    return {
-        "noise_scale": value,
-        "low": estimate.low,
-        "high": estimate.high,
-        "level": estimate.level,
-        "trials": estimate.measurements,
-        "steps": steps,
-        "undetermined": undetermined if value is None else None,
-        "ratio_to_critical": ratio(b_crit),
-        "ratio_to_fit": ratio(fit_b_crit),
-    }

@@ -15,12 +15,11 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean, variance
-from typing import Any
 
 from bstune.core.records import Merit, Target, TrialResult, TrialSpec
 from bstune.core.search_space import Space, Tunable
 from bstune.options import StudyOptions, option_at
-from bstune.study.critical import NOMINAL
+from bstune.result import INTERVAL_LEVEL, BaselineResult, Gain, finite
 from bstune.study.plan import MEANS_SHARE, SearchBudget, is_baseline_replicate
 from bstune.study.replicates import Winner, same_point
 from bstune.trial.backend import chooses_batch_sizes
@@ -146,10 +145,10 @@ def due_seed(
     return None
 
 
-def gain_row(
+def gain_of(
     runs: BaselineRuns | None, winner: Winner | None, merit: Merit, scatter: float
-) -> dict[str, Any] | None:
-    """Return how many times as fast the winner is as the baseline, with its interval, as ``curve.json`` has it.
+) -> Gain | None:
+    """How many times as fast the winner is as the baseline, with its interval.
 
     ``at_least``: the baseline was stopped before the target, so that the gain is no less than the ratio. None where
     the two cannot be compared: one of them has no run that tells, or they are the same point.
@@ -173,15 +172,15 @@ def gain_row(
     ratio = math.exp(mine - theirs)
     if ratio <= 1.0:
         return None
-    return {
-        "ratio": ratio,
-        "low": None,
-        "high": None,
-        "level": NOMINAL,
-        "merit": merit,
-        "seeds": 0,
-        "at_least": True,
-    }
+    return Gain(
+        ratio=ratio,
+        low=None,
+        high=None,
+        level=INTERVAL_LEVEL,
+        merit=merit,
+        seeds=0,
+        at_least=True,
+    )
 
 
 def telling_target(first: TrialResult, target: Target, ideal: float | None) -> float | None:
@@ -199,27 +198,30 @@ def telling_target(first: TrialResult, target: Target, ideal: float | None) -> f
     return value + (value - target.value) if ideal is None else (value + ideal) / 2.0
 
 
-def baseline_row(
+def baseline_result(
     runs: BaselineRuns | None, target: Target, ideal: float | None
-) -> dict[str, Any] | None:
-    """Return what the baseline came to, as ``curve.json`` has it; ``ideal``: the best value of the metric, if any."""
+) -> BaselineResult | None:
+    """Tell what the baseline came to; ``ideal``: the best value of the metric, if any."""
     if runs is None:
         return None
     first = runs.first
     last = next((value for _, value in reversed(first.history) if value is not None), None)
-    return {
-        "number": first.number,
-        "batch_size": first.batch_size,
-        "lr": first.lr,
-        "hyperparameters": dict(first.hyperparameters),
-        "status": first.status,
-        "steps": first.steps,
-        "seconds": None if first.seconds_per_step is None else first.steps * first.seconds_per_step,
-        "value": last,
-        "telling_target": telling_target(first, target, ideal),
-        "runs": len(runs.again),
-        "reached": sum(run.reached for run in runs.again),
-    }
+    seconds = None
+    if first.seconds_per_step is not None:
+        seconds = first.steps * first.seconds_per_step
+    return BaselineResult(
+        number=first.number,
+        batch_size=first.batch_size,
+        lr=first.lr,
+        hyperparameters=dict(first.hyperparameters),
+        status=first.status,
+        steps=first.steps,
+        seconds=seconds,
+        value=finite(last),
+        telling_target=finite(telling_target(first, target, ideal)),
+        runs=len(runs.again),
+        reached=sum(run.reached for run in runs.again),
+    )
 
 
 def _pairs(
@@ -259,26 +261,24 @@ def _expected_log_merit(winner: Winner, own: Sequence[TrialResult], merit: Merit
     return None if seconds is None else math.log(winner.steps * seconds)
 
 
-def _interval(
-    differences: Sequence[float], scatter: float, merit: Merit, seeds: int
-) -> dict[str, Any]:
+def _interval(differences: Sequence[float], scatter: float, merit: Merit, seeds: int) -> Gain:
     from scipy.stats import t  # a quarter of a second, which only a report needs
 
     count = len(differences)
     own = variance(differences) * (count - 1) if count > 1 else 0.0
     degrees = count - 1 + POSTERIOR_DEGREES
     squared = (own + POSTERIOR_DEGREES * 2.0 * scatter**2) / degrees
-    half = float(t.ppf(0.5 + 0.5 * NOMINAL, degrees)) * math.sqrt(squared / count)
+    half = float(t.ppf(0.5 + 0.5 * INTERVAL_LEVEL, degrees)) * math.sqrt(squared / count)
     middle = fmean(differences)
-    return {
-        "ratio": math.exp(middle),
-        "low": math.exp(middle - half),
-        "high": math.exp(middle + half),
-        "level": NOMINAL,
-        "merit": merit,
-        "seeds": seeds,
-        "at_least": False,
-    }
+    return Gain(
+        ratio=math.exp(middle),
+        low=math.exp(middle - half),
+        high=math.exp(middle + half),
+        level=INTERVAL_LEVEL,
+        merit=merit,
+        seeds=seeds,
+        at_least=False,
+    )
 
 
 def baseline_spec(

@@ -7,9 +7,8 @@ the target is not claimed, nor is an end of the interval that the prior sets and
 """
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,13 +16,20 @@ from scipy.special import ndtr, ndtri
 
 from bstune.core.curve import SLOPE_RATIO, batch_at
 from bstune.core.records import Target, TrialResult
+from bstune.result import (
+    INTERVAL_LEVEL,
+    CriticalAtTarget,
+    CriticalBatchSize,
+    Growth,
+    NextTrial,
+    finite,
+)
 from bstune.search.acquisition import b_crit_quantiles, log_b_crit, most_telling
 from bstune.search.observations import Posterior
 from bstune.search.posterior import B_CRIT, B_OPT, LEVEL, Prior, draw_prior
 from bstune.system.console import format_count, plural
 
-NOMINAL = 0.9  # coverage of ...
-INTERVAL = (0.05, 0.95)  # ... the interval of B_crit's posterior; search.precision stops by it
+INTERVAL = (0.05, 0.95)  # of B_crit's posterior, INTERVAL_LEVEL wide; search.precision stops by it
 ROOM = 2.0  # times the largest batch size that reached the target, and of the smallest: as far as the curve is claimed
 END_ODDS = 2.0  # least Bayes factor against what lies beyond an end of the interval; the prior's own end has 1
 PRIOR_DRAWS = 2000
@@ -48,40 +54,7 @@ FINE, MAX_COARSE = (
 )  # last miss over first hit, and the share of them whose evaluations may be further apart
 
 
-@dataclass(frozen=True)
-class NextTrial:
-    """A trial that would narrow the interval: steps are those that the posterior expects to the target."""
-
-    batch_size: int
-    lr: float
-    steps: float
-    seconds: float | None
-
-
-@dataclass(frozen=True)
-class CriticalBatch:
-    """B_crit in examples and what goes with it; None is what the batch sizes that reached the target leave open."""
-
-    b_crit: float | None
-    b_crit_low: float | None
-    b_crit_high: float | None
-    level: float  # nominal coverage of the interval
-    s_min: float | None  # fewest steps, at unlimited batch size
-    e_min: float | None  # fewest examples
-    b_opt: (
-        float | None
-    )  # batch size with the fewest examples; None where the trials ask for no small-batch term
-    b_opt_low: float | None
-    b_opt_high: float | None
-    perfect_scaling_below: float | None  # B_crit/9 without a small-batch term: the slope is -0.9
-    maximal_data_parallelism_above: float | None  # 9 B_crit: the slope is -0.1
-    smallest: int  # batch size that reached the target
-    largest: int
-    next_trials: tuple[NextTrial, ...]  # that would narrow a wide interval
-    note: str | None = None  # what no trial of this search would show
-
-
-def critical_batch(posterior: Posterior, in_seconds: bool = True) -> CriticalBatch | None:
+def critical_batch(posterior: Posterior, in_seconds: bool = True) -> CriticalBatchSize | None:
     """Return the critical batch size by all trials; None where none reached the target."""
     sizes = [round(2.0**one.x) for one in posterior.observations if one.status == "reached"]
     if not sizes:
@@ -112,17 +85,13 @@ def critical_batch(posterior: Posterior, in_seconds: bool = True) -> CriticalBat
     below = sum(end < bottom / ROOM for end in (low, high)) if smallest <= bottom * ROOM else 0
     above = sum(end > top * ROOM for end in (low, high)) if largest >= top / ROOM else 0
     wide = ends_open > below + above or (ends_open == 0 and high > NARROW * low)
-    rows = most_telling(posterior, NEXT_TRIALS) if wide else ()
-    options = ["a smaller search.batch_size.low"] * (below > 0) + [
-        "a larger search.batch_size.high"
-    ] * (above > 0)
-    return CriticalBatch(
+    return CriticalBatchSize(
         b_crit=b_crit,
         b_crit_low=claimed_low,
         b_crit_high=claimed_high,
-        level=NOMINAL,
-        s_min=None if claimed_high is None else float(np.median(s_min)),
-        e_min=None if claimed_low is None else float(np.median(fewest)),
+        level=INTERVAL_LEVEL,
+        s_min=None if claimed_high is None else finite(float(np.median(s_min))),
+        e_min=None if claimed_low is None else finite(float(np.median(fewest))),
         b_opt=None if b_opt is None else claimed(b_opt[1]),
         b_opt_low=None if b_opt is None else claimed(b_opt[0]),
         b_opt_high=None if b_opt is None else claimed(b_opt[2]),
@@ -134,19 +103,39 @@ def critical_batch(posterior: Posterior, in_seconds: bool = True) -> CriticalBat
         else batch_at(b_crit, small_batch, SLOPE_RATIO),
         smallest=smallest,
         largest=largest,
-        next_trials=tuple(
-            NextTrial(
-                round(2.0**x),
-                2.0**z,
-                steps,
-                steps * float(posterior.tau(np.exp2(x))) if in_seconds else None,
-            )
-            for x, z, steps in rows
-        ),
-        note=f"the interval reaches beyond the search: {' and '.join(options)} would show more"
-        if options
-        else None,
+        next_trials=_next_trials(posterior, in_seconds) if wide else (),
+        note=_beyond_search(below > 0, above > 0),
     )
+
+
+def _next_trials(posterior: Posterior, in_seconds: bool) -> tuple[NextTrial, ...]:
+    """Trials that would narrow the interval, the most telling one for its cost first."""
+    trials = list[NextTrial]()
+    for log_size, log_lr, steps in most_telling(posterior, NEXT_TRIALS):
+        seconds = None
+        if in_seconds:
+            seconds = steps * float(posterior.tau(np.exp2(log_size)))
+        trials.append(
+            NextTrial(
+                batch_size=round(2.0**log_size),
+                lr=2.0**log_lr,
+                steps=steps,
+                seconds=seconds,
+            )
+        )
+    return tuple(trials)
+
+
+def _beyond_search(below: bool, above: bool) -> str | None:
+    """Tell what no trial of this search would show, in words: ends of the interval beyond its range."""
+    options = list[str]()
+    if below:
+        options.append("a smaller search.batch_size.low")
+    if above:
+        options.append("a larger search.batch_size.high")
+    if not options:
+        return None
+    return f"the interval reaches beyond the search: {' and '.join(options)} would show more"
 
 
 def _set_by_trials(prior: Prior, low: float, middle: float, high: float) -> tuple[bool, bool]:
@@ -250,27 +239,33 @@ def over_targets(
     target: Target,
     ideal: float | None,
     infer: Callable[[Sequence[TrialResult], Target], Posterior],
-) -> list[dict[str, Any]]:
-    """Return B_crit with its interval at easier targets, from the same histories: it grows as the target gets harder.
+) -> list[CriticalAtTarget]:
+    """B_crit with its interval at easier targets, from the same histories: it grows as the target gets harder.
 
     (Kaplan et al. 2020, arXiv 2001.08361, section 5.1; McCandlish et al. 2018.)
     """
-    rows = []
+    rows = list[CriticalAtTarget]()
     for easier in easier_targets(done, target, ideal):
         passed = [passing(trial, easier) for trial in done]
         found = critical_batch(infer(passed, easier))
         if found is not None:
-            ends = {
-                "b_crit": found.b_crit,
-                "b_crit_low": found.b_crit_low,
-                "b_crit_high": found.b_crit_high,
-            }
-            rows.append({"target": easier.value, "passed": len(_passed(done, easier)), **ends})
+            rows.append(at_target_value(found, easier.value, len(_passed(done, easier))))
     return rows
 
 
-def growth(rows: Iterable[Mapping[str, Any]], ideal: float) -> dict[str, float] | None:
-    """Return the exponent k of B_crit ~ d^k over the distance d of targets from the ideal value, with its interval.
+def at_target_value(critical: CriticalBatchSize, target: float, passed: int) -> CriticalAtTarget:
+    """Give a critical batch size as one of several over the target's value, which ``passed`` trials met."""
+    return CriticalAtTarget(
+        target=target,
+        passed=passed,
+        b_crit=critical.b_crit,
+        b_crit_low=critical.b_crit_low,
+        b_crit_high=critical.b_crit_high,
+    )
+
+
+def growth(rows: Iterable[CriticalAtTarget], ideal: float) -> Growth | None:
+    """Give the exponent k of B_crit ~ d^k over the distance d of targets from the ideal value, with its interval.
 
     Of a loss, whose ideal value is 0, it is Kaplan et al. 2020, arXiv 2001.08361, eq. 5.3: B_crit = B*/L^(1/alpha),
     where k = -1/alpha = -4.76. It is a least-squares line of log B_crit over log d, weighted by the intervals of
@@ -278,36 +273,36 @@ def growth(rows: Iterable[Mapping[str, Any]], ideal: float) -> dict[str, float] 
     errors go together and the interval is rather too wide than too narrow.
 
     Args:
-        rows: each with ``target``, ``b_crit``, ``b_crit_low`` and ``b_crit_high``; one where any is None is left out.
+        rows: a row whose interval has an open end is left out; of several at one target the last one counts.
         ideal: the metric's best value.
 
     Returns:
-        ``exponent``, ``low``, ``high``, ``level``, ``ideal``, and the targets of the most and the least distance,
-        ``from`` and ``to``; None for fewer than three different targets with an interval.
+        None for fewer than three different targets with an interval.
     """
-    names = ("b_crit_low", "b_crit", "b_crit_high")
-    there = {row["target"]: row for row in rows if None not in (row[name] for name in names)}
-    if len(there) < MIN_GROWTH:
+    ends = dict[float, tuple[float, float, float]]()
+    for row in rows:
+        if row.b_crit_low is None or row.b_crit is None or row.b_crit_high is None:
+            continue
+        ends[row.target] = (row.b_crit_low, row.b_crit, row.b_crit_high)
+    if len(ends) < MIN_GROWTH:
         return None
-    distance = {value: abs(value - ideal) for value in there}
+    distance = {value: abs(value - ideal) for value in ends}
     x = np.log(list(distance.values()))
-    low, y, high = np.log([[row[name] for row in there.values()] for name in names])
+    low, y, high = np.log(np.ascontiguousarray(np.transpose(list(ends.values()))))
     z = float(ndtri(INTERVAL[1]))
     weight = (2.0 * z / np.maximum(high - low, 1e-6)) ** 2
-    away, gap = (values - np.average(values, weights=weight) for values in (x, y))
+    away = x - np.average(x, weights=weight)
+    gap = y - np.average(y, weights=weight)
     spread = float(weight @ away**2)
     slope = float(weight @ (away * gap)) / spread
     scatter = float(weight @ (gap - slope * away) ** 2) / (len(x) - 2)
     error = z * math.sqrt(max(1.0, scatter) / spread)
-    ends = {
-        "from": max(distance, key=distance.__getitem__),
-        "to": min(distance, key=distance.__getitem__),
-    }
-    return {
-        "exponent": slope,
-        "low": slope - error,
-        "high": slope + error,
-        "level": NOMINAL,
-        "ideal": ideal,
-        **ends,
-    }
+    return Growth(
+        exponent=slope,
+        low=slope - error,
+        high=slope + error,
+        level=INTERVAL_LEVEL,
+        ideal=ideal,
+        start=max(distance, key=distance.__getitem__),
+        end=min(distance, key=distance.__getitem__),
+    )

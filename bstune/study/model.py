@@ -7,7 +7,7 @@ arithmetic, stands beside it: an exponent that the trials do not narrow is not i
 
 import math
 from collections.abc import Collection, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -16,10 +16,11 @@ from numpy.typing import NDArray
 from bstune.core.records import Target, TrialResult
 from bstune.core.scaling import linear, none, saturating, sqrt, surge
 from bstune.options import ReplayedWorkload
+from bstune.result import INTERVAL_LEVEL, Exponent, LearningRateLaw, SeedScatter
 from bstune.search.observations import Posterior, ideal_value
 from bstune.search.posterior import NOISE, Prior, draw_prior, optimum
 from bstune.search.sampler import FrontierSampler
-from bstune.study.critical import INTERVAL, NOMINAL
+from bstune.study.critical import INTERVAL
 from bstune.study.prepare import PreparedStudy
 from bstune.study.storage import distributions
 
@@ -94,28 +95,12 @@ def study_posterior(
     return posterior
 
 
-def seed_scatter(posterior: Posterior) -> dict[str, float]:
+def seed_scatter(posterior: Posterior) -> SeedScatter:
     """Return the scatter of log S from seed to seed, one standard deviation: its median and interval."""
     low, middle, high = np.exp(
         np.quantile(posterior.theta[:, NOISE], (INTERVAL[0], 0.5, INTERVAL[1]))
     ).tolist()
-    return {"scatter": middle, "low": low, "high": high, "level": NOMINAL}
-
-
-@dataclass(frozen=True)
-class LrExponent:
-    """The exponent of lr*(B) over batch sizes from ``start`` to ``end``: its median, its and the prior's interval."""
-
-    exponent: float
-    low: float
-    high: float
-    prior_low: float
-    prior_high: float
-    start: float
-    end: float
-    reached: int  # trials there that reached the target
-    octaves: float  # between the smallest and the largest batch size of them
-    identified: bool  # whether they narrow the prior, over enough of the range
+    return SeedScatter(scatter=middle, low=low, high=high, level=INTERVAL_LEVEL)
 
 
 def fit_lr_exponent(
@@ -124,45 +109,63 @@ def fit_lr_exponent(
     high: float,
     b_crit: float | None,
     noise_scale: float | None = None,
-) -> dict[str, Any] | None:
-    """Return the exponent of lr*(B), and that below B_crit, as a row of ``curve.json``; None for less than an octave.
+) -> LearningRateLaw | None:
+    """Give the exponent of lr*(B), and that below B_crit; None for less than an octave.
 
     The rules that take a noise scale get ``b_crit`` where there is none (McCandlish et al. 2018, section 2); without
     either they are left out.
     """
     if high < MIN_SPAN * low:
         return None
-    whole = _exponent(posterior, low, high)
+    scale = noise_scale or b_crit
+    whole = _exponent(posterior, low, high, scale)
     edge = 0.0 if b_crit is None else min(high, b_crit)
-    below = _exponent(posterior, low, edge) if edge >= MIN_SPAN * low else None
+    below = None
+    if edge >= MIN_SPAN * low:
+        below = _exponent(posterior, low, edge, scale)
     if below is not None and below.reached < MIN_REACHED:
         below = None
-    scale = noise_scale or b_crit
-    return {
-        **_row(whole, scale),
-        "below_b_crit": None if below is None else _row(below, scale),
-        "level": NOMINAL,
-    }
+    return LearningRateLaw(
+        exponent=whole.exponent,
+        low=whole.low,
+        high=whole.high,
+        prior_low=whole.prior_low,
+        prior_high=whole.prior_high,
+        start=whole.start,
+        end=whole.end,
+        reached=whole.reached,
+        octaves=whole.octaves,
+        identified=whole.identified,
+        rules=whole.rules,
+        below_b_crit=below,
+        level=INTERVAL_LEVEL,
+    )
 
 
-def _row(one: LrExponent, noise_scale: float | None) -> dict[str, Any]:
-    return {**asdict(one), "rules": rule_exponents(one.start, one.end, noise_scale)}
-
-
-def _exponent(posterior: Posterior, start: float, end: float) -> LrExponent:
+def _exponent(
+    posterior: Posterior, start: float, end: float, noise_scale: float | None
+) -> Exponent:
     theta, prior = posterior.theta, posterior.prior
-    low, middle, high = np.quantile(
-        slopes(theta, prior, start, end), (INTERVAL[0], 0.5, INTERVAL[1])
-    ).tolist()
+    quantiles = (INTERVAL[0], 0.5, INTERVAL[1])
+    low, middle, high = np.quantile(slopes(theta, prior, start, end), quantiles).tolist()
     draws = draw_prior(prior, PRIOR_DRAWS, np.random.default_rng(0))
     prior_low, prior_high = np.quantile(slopes(draws, prior, start, end), INTERVAL).tolist()
     logs = [one.x for one in posterior.observations if one.status == "reached"]
     there = [x for x in logs if math.log2(start) <= x <= math.log2(end) + 1e-9]
     octaves = max(there) - min(there) if there else 0.0
     enough = len(there) >= MIN_REACHED and octaves >= MIN_SHARE * math.log2(end / start)
-    identified = enough and high - low < MIN_SHRINKAGE * (prior_high - prior_low)
-    return LrExponent(
-        middle, low, high, prior_low, prior_high, start, end, len(there), octaves, identified
+    return Exponent(
+        exponent=middle,
+        low=low,
+        high=high,
+        prior_low=prior_low,
+        prior_high=prior_high,
+        start=start,
+        end=end,
+        reached=len(there),
+        octaves=octaves,
+        identified=enough and high - low < MIN_SHRINKAGE * (prior_high - prior_low),
+        rules=rule_exponents(start, end, noise_scale),
     )
 
 

@@ -17,9 +17,9 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
-from typing import Any
 
 from bstune.core.records import Merit, Objective, TrialResult
+from bstune.result import Confirmed, finite
 from bstune.search.observations import FAILURE_FACTOR
 from bstune.study.plan import is_baseline_replicate
 
@@ -165,22 +165,26 @@ def candidates(
     return list(kept.values())
 
 
-def confirmed_row(runs: Sequence[TrialResult]) -> dict[str, Any] | None:
-    """Return, as ``curve.json`` has it, how many replicates reached the target, and the spread over all; None of none.
+def confirmed(runs: Sequence[TrialResult]) -> Confirmed | None:
+    """How many replicates reached the target, and the spread over all; None of none.
 
-    A run that did not reach it takes longer than any that did: then the maximum is null, and maybe the median.
+    A run that did not reach it takes longer than any that did: then the maximum is None, and maybe the median.
     """
     if not runs:
         return None
-    times = [run.time_to_target for run in runs]
-    steps = [float(run.steps) if run.reached else None for run in runs]
-    return {
-        "seeds": [run.seed for run in runs],
-        "reached": sum(run.reached for run in runs),
-        "runs": len(runs),
-        **_spread("time", times),
-        **_spread("steps", steps),
-    }
+    times = _spread([run.time_to_target for run in runs])
+    steps = _spread([float(run.steps) if run.reached else None for run in runs])
+    return Confirmed(
+        seeds=tuple(run.seed for run in runs),
+        reached=sum(run.reached for run in runs),
+        runs=len(runs),
+        time_median=times.middle,
+        time_low=times.low,
+        time_high=times.high,
+        steps_median=steps.middle,
+        steps_low=steps.low,
+        steps_high=steps.high,
+    )
 
 
 def time_order(trial: TrialResult) -> tuple[float, int, int]:
@@ -267,9 +271,17 @@ def _replicate_merit(run: TrialResult, candidate: TrialResult, merit: Merit) -> 
     return run.steps * unit if run.reached else max(run.steps * unit, first)
 
 
-def _spread(name: str, values: Sequence[float | None]) -> dict[str, float | None]:
+@dataclass(frozen=True)
+class _Spread:
+    """Median, least and most of what runs took; None for what lies beyond all that was run."""
+
+    middle: float | None
+    low: float | None
+    high: float | None
+
+
+def _spread(values: Sequence[float | None]) -> _Spread:
     missing_last = [math.inf if value is None else value for value in values]
-    spread = {"median": median(missing_last), "low": min(missing_last), "high": max(missing_last)}
-    return {
-        f"{name}_{key}": value if math.isfinite(value) else None for key, value in spread.items()
-    }
+    return _Spread(
+        finite(median(missing_last)), finite(min(missing_last)), finite(max(missing_last))
+    )

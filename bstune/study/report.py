@@ -6,7 +6,7 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import chdir
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,20 +18,32 @@ from rich.console import Console
 from rich.text import Text
 
 from bstune.core.curve import CurveBand, CurveError, CurveFit, fit_curve, frontier_points
-from bstune.core.records import Merit, TrialResult, TrialSpec, dump_json
+from bstune.core.records import Merit, TrialResult, TrialSpec
 from bstune.options import overrides
 from bstune.report.answer import INDENT, WIDTH, Answer, Line, answer, block
 from bstune.report.figure import draw_curve
 from bstune.report.page import write_page
-from bstune.report.rows import WINNERS, Summary
 from bstune.report.study_folder import read_study
+from bstune.result import (
+    WINNERS,
+    CriticalAtTarget,
+    CriticalBatchSize,
+    Curve,
+    DevicePlans,
+    NotRunAgain,
+    Reference,
+    SearchPlan,
+    StudyResult,
+    WinnerName,
+    finite,
+)
 from bstune.search.acquisition import best_learning_rates, steps_band
 from bstune.search.observations import Posterior, fresh_horizons, fresh_steps
-from bstune.study.baseline import baseline_row, baseline_runs, gain_row
+from bstune.study.baseline import baseline_result, baseline_runs, gain_of
 from bstune.study.critical import (
     INTERVAL,
     ROOM,
-    CriticalBatch,
+    at_target_value,
     critical_batch,
     growth,
     no_easier_target,
@@ -47,10 +59,17 @@ from bstune.study.model import (
 )
 from bstune.study.prepare import PreparedStudy
 from bstune.study.replicates import MERITS, Winner, left_out, winners
-from bstune.study.scale_out import ScaleOut, draw_scale_out, scale_out, scale_out_table, step_times
+from bstune.study.scale_out import draw_scale_out, scale_out, scale_out_table, step_times
 from bstune.study.storage import TESTS, results, trained_by
-from bstune.study.summary import summarize, winner_row
-from bstune.study.unreached import so_far_row
+from bstune.study.summary import (
+    Analysis,
+    Asked,
+    OverTarget,
+    summarize,
+    winner_result,
+    winner_to_use,
+)
+from bstune.study.unreached import best_so_far
 from bstune.system.console import format_count, format_number, plural
 from bstune.system.failures import optional
 from bstune.system.files import Output, is_own, write_text
@@ -60,7 +79,6 @@ if TYPE_CHECKING:
     from bstune.tracking.runs import Tracking
 
 TARGET_PARTICLES = 400  # of the posterior at each easier target
-MIN_TIMED = 10  # trials, each of as many steps, that say how far steps at one batch size differ
 CURVE_LADDER = 48  # batch sizes at which the fitted curve is sent to MLflow
 MIN_WIDTH = 80  # columns of the answer: a narrower terminal breaks its lines itself
 OF_A_STUDY = (
@@ -77,12 +95,25 @@ OF_A_STUDY = (
 
 @dataclass(frozen=True)
 class Findings:
-    """A study, its trials, what ``curve.json`` says of them, and S*(B); None where nothing reached the target."""
+    """A study, its trials, its result, and S*(B); None where nothing reached the target."""
 
     prepared: PreparedStudy
     trials: list[TrialResult]
-    summary: Summary
+    result: StudyResult
     band: CurveBand | None
+
+
+@dataclass(frozen=True)
+class Analysed:
+    """What the posterior of a study's trials says, and the band that its curve is drawn from."""
+
+    analysis: Analysis
+    band: CurveBand | None
+
+    @property
+    def best(self) -> Mapping[Merit, Winner]:
+        """The winners that there are."""
+        return self.analysis.best
 
 
 def report_study(
@@ -104,47 +135,75 @@ def report_study(
     missing = [*missing, *missing_in_trials(done)]
     if sampled is None or sampled[0] != done:
         sampled = done, study_posterior(prepared, done, REPORT_PARTICLES)
-    summary, band, best = summary_of(prepared, done, sampled[1], stop_reason, missing)
+    analysed = analyse(prepared, done, sampled[1], missing)
+    best = analysed.best
+    over_target = OverTarget()
     with optional("no critical batch size at easier targets", missing):
-        summary |= _over_target(prepared, done, summary["critical"])
-    summary["test"] = _test_winners(prepared, study, best, missing)
-    if arguments is not None:
-        summary["arguments"] = _again(arguments)
-    if summary["use"] is not None and arguments is not None:
-        summary["train"] = train_command(best[WINNERS[summary["use"]].merit], arguments, prepared)
+        over_target = _over_target(prepared, done, analysed.analysis.critical)
+    test = _test_winners(prepared, study, best, missing)
     notes = [*prepared.caveats, *_elsewhere(prepared, study, best)]
-    summary["notes"] = [*notes, *missing]
-    write_text(files.curve, dump_json(summary, indent=2) + "\n")
+    result = summarize(
+        done,
+        asked_of(prepared, stop_reason),
+        analysed.analysis,
+        stop_reason=stop_reason,
+        over_target=over_target,
+        test=test,
+        arguments=None if arguments is None else _again(arguments),
+        train=_train(prepared, best, arguments),
+        notes=[*notes, *missing],
+    )
+    write_text(files.curve, result.to_json())
     write_text(files.best, best_yaml(best, arguments, prepared))
     # What follows takes seconds, and MLflow's server may take longer: the answer comes before it.
-    show(answer(summary), console)
+    show(answer(result), console)
     answered = len(missing)
     with optional("no figure of the curve", missing):
-        draw_curve(done, summary, files.figure, files.vector_figure)
+        draw_curve(done, result, files.figure, files.vector_figure)
     if prepared.options.hardware.scale_out.show:
-        _show_plan(prepared, summary, missing, console)
+        _show_plan(prepared, result, missing, console)
     if len(missing) > answered:
-        summary["notes"] = [*notes, *missing]
-        write_text(files.curve, dump_json(summary, indent=2) + "\n")
+        result = result.with_notes([*notes, *missing])
+        write_text(files.curve, result.to_json())
     with optional("no page of the study", missing):
         write_page(read_study(files.root), files.report)
     mlflow: Sequence[str] = ()
     if tracking is not None:
         with optional("MLflow lacks the results", missing):
-            mlflow = _track(prepared, tracking, summary)
-    summary["notes"] = [*notes, *missing]  # of what failed since, too
+            mlflow = _track(prepared, tracking, result)
+    result = result.with_notes([*notes, *missing])  # of what failed since, too
     show_places(places(files, mlflow), missing[answered:], console)
-    return Findings(prepared, done, summary, band)
+    return Findings(prepared, done, result, analysed.band)
 
 
-def summary_of(
+def asked_of(prepared: PreparedStudy, stop_reason: str | None) -> Asked:
+    """Tell what a study was asked for, and the option that ended its search."""
+    options, budget = prepared.options, prepared.budget
+    return Asked(
+        study=options.study,
+        workload=options.workload.name,
+        tokens=options.workload.tokens,
+        objective=budget.objective,
+        target=prepared.protocol.target,
+        budget=prepared.protocol.budget,
+        search=SearchPlan(
+            trials=budget.trials, replicates=budget.replicates, limit=_limit(stop_reason)
+        ),
+        reference=Reference(
+            batch_size=options.scaling.batch_size,
+            lr=options.scaling.lr,
+            rule=options.scaling.rule["_target_"].rpartition(".")[2],
+        ),
+    )
+
+
+def analyse(
     prepared: PreparedStudy,
     done: Sequence[TrialResult],
     posterior: Posterior,
-    stop_reason: str | None,
     missing: list[str],
-) -> tuple[Summary, CurveBand | None, dict[Merit, Winner]]:
-    """Return the content of ``curve.json``, S*(B), and the winners, of trials and their posterior.
+) -> Analysed:
+    """Tell what trials and their posterior say: the critical batch size, S*(B), the winners and what follows.
 
     Nothing is trained, written or printed. ``missing`` gets a line for each part that fails.
     """
@@ -166,81 +225,53 @@ def summary_of(
         posterior, space.low, space.high, b_crit, options.scaling.noise_scale
     )
     band = None if critical is None else _band(posterior, critical)
-    ideal, real = _plan(prepared, posterior, critical, missing)
+    plans = _plan(prepared, posterior, critical, missing)
     use = MERITS[budget.objective][0]
     runs = baseline_runs(done, prepared.baseline)
     scatter = seed_scatter(posterior)
-    merits = sorted(WINNERS, key=lambda name: WINNERS[name].merit not in MERITS[budget.objective])
-    rule = options.scaling.rule["_target_"].rpartition(".")[2]
-    summary = {
-        "study": options.study,
-        "workload": options.workload.name,
-        "tokens": options.workload.tokens,
-        "objective": budget.objective,
-        **summarize(
-            done,
-            target,
-            _fit(done),
-            exponent,
-            stop_reason,
-            critical,
-            best,
-            prepared.protocol.budget,
-        ),
-        "use": next((name for name in merits if WINNERS[name].merit in best), None),
-        "train": None,
-        "arguments": None,
-        "search": {
-            "trials": budget.trials,
-            "replicates": budget.replicates,
-            "limit": _limit(stop_reason),
-        },
-        "reference": {
-            "batch_size": options.scaling.batch_size,
-            "lr": options.scaling.lr,
-            "rule": rule,
-        },
-        "curve": None
-        if band is None
-        else curve_rows(
-            posterior, band, step_times(posterior, space.high, prepared.backend.step_time)
-        ),
-        "load": load(done),
-        "seed_scatter": None if critical is None else scatter,
-        "baseline": baseline_row(runs, target, ideal_of(prepared)),
-        "so_far": so_far_row(done, target, None if runs is None else runs.first, posterior),
-        "gain": gain_row(runs, best.get(use), use, scatter["scatter"]),
-        "not_run_again": _not_run_again(left_out(*ranking), budget.candidates),
-        "over_target": [],
-        "over_target_note": None,
-        "over_target_growth": None,
-        "test": {},
-        "scale_out": {
-            "ideal": [asdict(row) for row in ideal],
-            "with_all_reduce": [asdict(row) for row in real],
-        },
-        "notes": [],
-    }
-    return summary, band, best
+    curve = None
+    if band is not None:
+        tau = step_times(posterior, space.high, prepared.backend.step_time)
+        curve = curve_of(posterior, band, tau)
+    analysis = Analysis(
+        fit=_fit(done),
+        critical=critical,
+        best=best,
+        lr_exponent=exponent,
+        curve=curve,
+        seed_scatter=None if critical is None else scatter,
+        baseline=baseline_result(runs, target, ideal_of(prepared)),
+        so_far=best_so_far(done, target, None if runs is None else runs.first, posterior),
+        gain=gain_of(runs, best.get(use), use, scatter.scatter),
+        not_run_again=_not_run_again(left_out(*ranking), budget.candidates),
+        scale_out=plans,
+    )
+    return Analysed(analysis, band)
 
 
-def curve_rows(
+def curve_of(
     posterior: Posterior,
     band: CurveBand,
     tau: Callable[[NDArray[np.float64]], NDArray[np.float64]] | None,
-) -> dict[str, list[float | None]]:
-    """Return S*(B), tau(B) and the best learning rate with its interval, on the curve's ladder of batch sizes.
+) -> Curve:
+    """S*(B), tau(B) and the best learning rate with its interval, on the curve's ladder of batch sizes.
 
     ``tau`` in seconds is not the posterior's, which counts examples where the objective is steps; None: not timed.
     """
-    rates = best_learning_rates(posterior, band.batch_size, INTERVAL)
-    named = {"batch_size": band.batch_size, "steps": band.steps, "low": band.low, "high": band.high}
-    named |= dict(zip(("lr_low", "lr", "lr_high"), rates, strict=True))
-    seconds = [None] * len(band.batch_size) if tau is None else tau(band.batch_size).tolist()
-    return {
-        **{name: values.tolist() for name, values in named.items()},
-        "seconds_per_step": seconds,
-    }
+    lr_low, lr, lr_high = best_learning_rates(posterior, band.batch_size, INTERVAL)
+    seconds_per_step = None
+    if tau is not None:
+        seconds_per_step = tuple(tau(band.batch_size).tolist())
+    return Curve(
+        batch_size=tuple(band.batch_size.tolist()),
+        steps=tuple(band.steps.tolist()),
+        low=tuple(band.low.tolist()),
+        high=tuple(band.high.tolist()),
+        lr_low=tuple(lr_low.tolist()),
+        lr=tuple(lr.tolist()),
+        lr_high=tuple(lr_high.tolist()),
+        seconds_per_step=seconds_per_step,
+    )
 
 
 def _limit(stop_reason: str | None) -> str | None:
@@ -293,44 +324,44 @@ def show_places(places: Sequence[Line], missing: Sequence[str], console: Console
 
 
 def _show_plan(
-    prepared: PreparedStudy, summary: Summary, missing: list[str], console: Console
+    prepared: PreparedStudy, result: StudyResult, missing: list[str], console: Console
 ) -> None:
     """Draw and print the plan for several devices, if there is one."""
-    ideal, real = ([ScaleOut(**row) for row in rows] for rows in summary["scale_out"].values())
-    if not ideal:
+    plans, critical = result.scale_out, result.critical
+    if not plans.ideal or critical is None:
         return
     with optional("no figure of the plan for several devices", missing):
-        draw_scale_out(ideal, real, summary["workload"], prepared.files.scale_out)
-    link, largest = (
-        "with the" if real else "without an",
-        format_count(round(ROOM * summary["critical"]["largest"])),
-    )
+        draw_scale_out(
+            plans.ideal, plans.with_all_reduce, result.workload, prepared.files.scale_out
+        )
+    link = "with the" if plans.with_all_reduce else "without an"
+    largest = format_count(round(ROOM * critical.largest))
     title = f"several devices, each as fast as this one, {link} all-reduce\n(up to B = {largest})"
-    console.print(scale_out_table(real or ideal, title))
+    console.print(scale_out_table(plans.told, title))
 
 
 def _plan(
     prepared: PreparedStudy,
     posterior: Posterior,
-    critical: CriticalBatch | None,
+    critical: CriticalBatchSize | None,
     missing: list[str],
-) -> tuple[list[ScaleOut], list[ScaleOut]]:
-    """Return the plan for several devices, without an all-reduce and with it; it starts from the seconds of one.
+) -> DevicePlans:
+    """Give the plan for several devices; it starts from the seconds of one.
 
     There is none where an end of the critical batch size's interval is open: the curve does not allow it.
     """
-    ideal, real = list[ScaleOut](), list[ScaleOut]()
     if critical is None or prepared.options.devices > 1:
-        return ideal, real
-    if critical.b_crit_low is None or critical.b_crit_high is None:
+        return DevicePlans()
+    if critical.is_open:
         if prepared.options.hardware.scale_out.show:
             missing.append(
                 "no plan for several devices: the critical batch size's interval has an open end"
             )
-        return ideal, real
+        return DevicePlans()
+    plans = DevicePlans()
     with optional("no plan for several devices", missing):
-        ideal, real = scale_out(prepared, posterior, round(ROOM * critical.largest))
-    return ideal, real
+        plans = scale_out(prepared, posterior, round(ROOM * critical.largest))
+    return plans  # noqa: RET504 (empty where that failed)
 
 
 def _fit(done: Sequence[TrialResult]) -> CurveFit | str:
@@ -341,11 +372,13 @@ def _fit(done: Sequence[TrialResult]) -> CurveFit | str:
         return str(error)
 
 
-def _not_run_again(left: Winner | None, max_candidates: int) -> dict[str, Any] | None:
-    """Return the point, predicted to be better than the winner, that ``search.candidates`` kept from fresh seeds."""
+def _not_run_again(left: Winner | None, max_candidates: int) -> NotRunAgain | None:
+    """Give the point, predicted to be better than the winner, that ``search.candidates`` kept from fresh seeds."""
     if left is None:
         return None
-    return {"batch_size": left.trial.batch_size, "lr": left.trial.lr, "candidates": max_candidates}
+    return NotRunAgain(
+        batch_size=left.trial.batch_size, lr=left.trial.lr, candidates=max_candidates
+    )
 
 
 def missing_in_trials(done: Sequence[TrialResult]) -> list[str]:
@@ -356,12 +389,12 @@ def missing_in_trials(done: Sequence[TrialResult]) -> list[str]:
     return [f"{message} (in {plural(count, 'trial')})" for message, count in messages.items()]
 
 
-def _track(prepared: PreparedStudy, tracking: "Tracking", summary: Summary) -> tuple[str, ...]:
+def _track(prepared: PreparedStudy, tracking: "Tracking", result: StudyResult) -> tuple[str, ...]:
     """Send the results and files to MLflow; return what opens its page of the studies."""
     files = prepared.files
     kept = [files.figure, files.trials, files.curve, files.best, files.config]
     kept += [files.vector_figure, files.report, files.scale_out, files.survey, files.roofline]
-    tracking.finish_study(summary, [path for path in kept if path.exists()])
+    tracking.finish_study(result, [path for path in kept if path.exists()])
     return tracking.opening
 
 
@@ -379,7 +412,7 @@ def _elsewhere(
     ]
 
 
-def _band(posterior: Posterior, critical: CriticalBatch) -> CurveBand:
+def _band(posterior: Posterior, critical: CriticalBatchSize) -> CurveBand:
     """Return S*(B) where the study looked: between the batch sizes that reached the target."""
     ratio = critical.largest / critical.smallest
     ladder = sorted(
@@ -389,15 +422,13 @@ def _band(posterior: Posterior, critical: CriticalBatch) -> CurveBand:
 
 
 def _over_target(
-    prepared: PreparedStudy, done: Sequence[TrialResult], critical: Mapping[str, Any] | None
-) -> dict[str, Any]:
-    """Return B_crit at easier targets and how it grows, or why there is none, as ``curve.json`` has them."""
-    target, ideal, horizon = (
-        prepared.protocol.target,
-        sampler_context(prepared)["ideal"],
-        prepared.backend.horizon,
-    )
-    rows: list[dict[str, Any]] = []
+    prepared: PreparedStudy, done: Sequence[TrialResult], critical: CriticalBatchSize | None
+) -> OverTarget:
+    """B_crit at easier targets and how it grows, or why there is none."""
+    target = prepared.protocol.target
+    ideal = sampler_context(prepared)["ideal"]
+    horizon = prepared.backend.horizon
+    rows = list[CriticalAtTarget]()
     if not horizon:
         rows = over_targets(
             [trial for trial in done if trial.status != "failed"],
@@ -408,26 +439,14 @@ def _over_target(
     note = None if rows else no_easier_target(target, ideal, horizon)
     found = None
     if ideal is not None and critical is not None:
-        found = growth([*rows, {"target": target.value, **critical}], ideal)
-    return {"over_target": rows, "over_target_note": note, "over_target_growth": found}
-
-
-def load(done: Sequence[TrialResult]) -> dict[str, float] | None:
-    """Return between what trials' own seconds per step, over the survey's, lie: the middle 80% of trials.
-
-    None where there was no survey, or too few trials were long enough to be timed.
-    """
-    timed = [trial for trial in done if trial.steps >= MIN_TIMED]
-    pairs = [(trial.measured_seconds_per_step, trial.seconds_per_step) for trial in timed]
-    ratios = sorted(measured / tau for measured, tau in pairs if measured is not None and tau)
-    if len(ratios) < MIN_TIMED:
-        return None
-    return {"low": ratios[len(ratios) // 10], "high": ratios[-1 - len(ratios) // 10]}
+        reached = sum(trial.reached for trial in done)
+        found = growth([*rows, at_target_value(critical, target.value, reached)], ideal)
+    return OverTarget(rows, note, found)
 
 
 def _test_winners(
     prepared: PreparedStudy, study: optuna.Study, best: Mapping[Merit, Winner], missing: list[str]
-) -> dict[str, dict[str, float]]:
+) -> dict[WinnerName, dict[str, float | None]]:
     """Return the winners' metrics on the test set; each trial is tested once, however often the study goes on.
 
     Where the user's code fails there, a line says so.
@@ -451,7 +470,11 @@ def _test_winners(
         for name, one in WINNERS.items()
         if one.merit in best
     }
-    return {name: tests[number] for name, number in numbers.items() if number in tests}
+    found = dict[WinnerName, dict[str, float | None]]()
+    for name, number in numbers.items():
+        if number in tests:
+            found[name] = {metric: finite(value) for metric, value in tests[number].items()}
+    return found
 
 
 def best_yaml(
@@ -478,7 +501,7 @@ def best_yaml(
         own += overrides(prepared.options, trial.hyperparameters)
         checkpoint = prepared.files.checkpoint(trial.number)
         values[name] = {
-            **winner_row(best[criterion.merit]),
+            **winner_result(best[criterion.merit]).model_dump(mode="json"),
             "checkpoint": str(checkpoint.absolute()) if is_own(checkpoint) else None,
             "command": None
             if arguments is None
@@ -489,6 +512,16 @@ def best_yaml(
     if names:
         comment = f"# The commands read the environment: first set {', '.join(names)}.\n"
     return comment + yaml.safe_dump(redact_values(values), sort_keys=False)
+
+
+def _train(
+    prepared: PreparedStudy, best: Mapping[Merit, Winner], arguments: Sequence[str] | None
+) -> str | None:
+    """Give the command that trains the winner to use; None without a winner, or of Python objects."""
+    use = winner_to_use(prepared.budget.objective, best)
+    if use is None or arguments is None:
+        return None
+    return train_command(best[WINNERS[use].merit], arguments, prepared)
 
 
 def train_command(winner: Winner, arguments: Sequence[str], prepared: PreparedStudy) -> str:

@@ -3,7 +3,6 @@
 import base64
 import html
 import io
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
@@ -15,8 +14,8 @@ from bstune.recipe import Recipe
 from bstune.report.answer import answer, block, unreached_advice
 from bstune.report.figure import curve_figure
 from bstune.report.page import write_page
-from bstune.report.rows import WINNERS
 from bstune.report.study_folder import read_study
+from bstune.result import Best, CriticalInterval, Gain, StudyResult
 from bstune.study.replicates import MERITS
 from bstune.study.report import Findings
 from bstune.trial.plain import fit
@@ -31,56 +30,12 @@ if TYPE_CHECKING:
 ALT = "steps and time to target over batch size"
 
 
-@dataclass(frozen=True)
-class Best:
-    """The winner by the study's objective: the least time, or the fewest steps, to the target.
-
-    ``steps`` and ``time_to_target`` (seconds of training) are those to expect of a fresh seed: the median over its runs
-    on fresh seeds, or predicted; None where half of these missed the target. ``number`` and ``seed`` are its trial's.
-    Where no trial of the study reached the target, ``reached`` is False: this is the point that came closest to it, and
-    what it takes is predicted from its history, or None.
-    """
-
-    batch_size: int
-    lr: float
-    hyperparameters: Mapping[str, float]
-    steps: float | None
-    time_to_target: float | None
-    horizon: int | None  # steps after which its schedule ends; None where none does
-    number: int
-    seed: int
-    reached: bool = True
-
-
-@dataclass(frozen=True)
-class CriticalBatchSize:
-    """The critical batch size in examples, and its 90% interval; None where the trials do not determine it."""
-
-    value: float | None
-    low: float | None
-    high: float | None
-
-
-@dataclass(frozen=True)
-class Gain:
-    """How many times as fast as the reference (in as many times fewer steps) the winner is, with its 90% interval.
-
-    ``at_least``: the reference was stopped before the target, so that ``ratio`` is the least that it can be, and has
-    no interval.
-    """
-
-    ratio: float
-    low: float | None
-    high: float | None
-    at_least: bool
-
-
 @dataclass(frozen=True, repr=False)
 class Result:
     """A study's results, as far as it has gone: the same call of :func:`bstune.tune` continues it.
 
     Args:
-        findings: the study, its trials, the content of ``curve.json``, and the curve.
+        findings: the study, its trials, its result, and the curve.
         recipe: of what it trains; None: nothing.
     """
 
@@ -93,51 +48,27 @@ class Result:
         return self.findings.prepared.files.root
 
     @property
-    def summary(self) -> Mapping[str, Any]:
+    def summary(self) -> StudyResult:
         """The content of ``curve.json``."""
-        return self.findings.summary
+        return self.findings.result
 
     @property
     def best(self) -> Best:
         """The winner, or the best point so far; StudyError where no trial has a value of the metric."""
-        row = self.summary[self._criterion]
-        if row is not None:
-            steps, seconds = row["steps"], row["time_to_target"]
-        else:
-            row = self.summary["so_far"]
-            if row is None:
-                raise StudyError(unreached_advice(self.summary))
-            steps, seconds = row["predicted_steps"], row["predicted_seconds"]
-        return Best(
-            batch_size=row["batch_size"],
-            lr=row["lr"],
-            hyperparameters=row["hyperparameters"],
-            steps=steps,
-            time_to_target=seconds,
-            horizon=row["horizon"],
-            number=row["number"],
-            seed=row["seed"],
-            reached=self.summary[self._criterion] is not None,
-        )
-
-    @property
-    def _criterion(self) -> str:
-        merit = MERITS[self.findings.prepared.budget.objective][0]
-        return next(name for name, criterion in WINNERS.items() if criterion.merit == merit)
+        best = self.summary.best_by(MERITS[self.findings.prepared.budget.objective][0])
+        if best is None:
+            raise StudyError(unreached_advice(self.summary))
+        return best
 
     @property
     def gain(self) -> Gain | None:
         """How many times as fast the winner is as the reference; None where they cannot be compared."""
-        row = self.summary.get("gain")
-        return None if row is None else Gain(row["ratio"], row["low"], row["high"], row["at_least"])
+        return self.summary.gain
 
     @property
-    def critical_batch_size(self) -> CriticalBatchSize:
+    def critical_batch_size(self) -> CriticalInterval:
         """The batch size up to which more data parallelism pays, over all trials."""
-        row = self.summary["critical"] or {}
-        return CriticalBatchSize(
-            *(row.get(name) for name in ("b_crit", "b_crit_low", "b_crit_high"))
-        )
+        return self.summary.critical or CriticalInterval()
 
     @cached_property
     def curve(self) -> "pandas.DataFrame":
@@ -177,7 +108,7 @@ class Result:
 
     def plot(self) -> "Figure":
         """Return ``curve.png`` as a matplotlib figure, which a notebook shows."""
-        return curve_figure(self.findings.trials, dict(self.summary))
+        return curve_figure(self.findings.trials, self.summary)
 
     def report(self, path: str | Path) -> Path:
         """Write the study's page, one HTML file that needs no network, and return its path."""

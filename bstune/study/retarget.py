@@ -16,15 +16,16 @@ from bstune.core.step_time import fit_step_model
 from bstune.options import ReplayedWorkload, with_option
 from bstune.report.answer import answer
 from bstune.report.page import write_page
-from bstune.report.rows import Row
-from bstune.report.study_folder import StudyFolder, completed, read_files, read_study
+from bstune.report.study_folder import StudyFiles, StudyFolder, read_curve, read_files, read_study
+from bstune.result import CriticalAtTarget, StudyResult
 from bstune.search.acquisition import best_learning_rate, steps_band
 from bstune.search.observations import Posterior
-from bstune.study.critical import INTERVAL, passing, too_few_passed
+from bstune.study.critical import INTERVAL, at_target_value, passing, too_few_passed
 from bstune.study.folder_config import options_of_folder
 from bstune.study.model import REPORT_PARTICLES, study_posterior
 from bstune.study.prepare import PreparedStudy, search_budget
-from bstune.study.report import show, summary_of
+from bstune.study.report import analyse, asked_of, show
+from bstune.study.summary import OverTarget, summarize
 from bstune.system.console import format_count, format_number, format_seconds, plain_console
 from bstune.system.files import Output
 from bstune.system.terminal import ArgumentParser
@@ -60,9 +61,9 @@ def main(arguments: list[str]) -> None:
     study, page = _study(options.study, goal, options.trust)
     write_page(study, page)
     console = plain_console()
-    for note in study.notes:
+    for note in study.files.notes:
         console.print(note, soft_wrap=True, highlight=False, markup=False)
-    show(answer(study.summary), console, [("report", (shlex.quote(str(page)),))])
+    show(answer(study.result), console, [("report", (shlex.quote(str(page)),))])
 
 
 def _goal(argument: str) -> float:
@@ -87,13 +88,13 @@ def _study(path: Path, goal: float | None, trust: bool) -> tuple[StudyFolder, Pa
         return at_target(files, goal, trust), files.root / f"report-{goal:g}.html"
     if files.curve.exists() or not files.trials.exists():
         study = read_study(path)
-        told = study.summary["trials"] + study.summary["continued"]
+        told = study.result.trials + study.result.continued
         # Of more trials it has gone on since, and was cut short or still runs.
-        if len(study.trials) <= told:
+        if len(study.files.trials) <= told:
             return study, files.report
     study = at_target(files, None, trust)
-    notes = ("the study has not ended: this is what its trials say so far", *study.notes)
-    return replace(study, notes=notes), files.report
+    notes = ("the study has not ended: this is what its trials say so far", *study.files.notes)
+    return replace(study, files=replace(study.files, notes=notes)), files.report
 
 
 def at_target(files: Output, goal: float | None, trust: bool = False) -> StudyFolder:
@@ -107,6 +108,7 @@ def at_target(files: Output, goal: float | None, trust: bool = False) -> StudyFo
         raise StudyError(
             f"{files.root} does not tell what its trials were: {'; '.join(found.notes)}"
         )
+    told = read_curve(files.curve) if files.curve.exists() else None
     try:
         prepared, own = _prepared(files, found, goal, trust)
     except (ConfigError, TableError) as error:
@@ -118,19 +120,25 @@ def at_target(files: Output, goal: float | None, trust: bool = False) -> StudyFo
             f"{files.root}: its schedules end with the trial, so that what they did before {own} "
             f"tells nothing of {target}: run that, workload.target.value={target.value:g}"
         )
-    trials = list(found.trials) if target == own else ended_at(found.trials, target)
+    is_own = target == own
+    trials = list(found.trials) if is_own else ended_at(found.trials, target)
     posterior = study_posterior(prepared, trials, REPORT_PARTICLES)
-    summary, _, _ = summary_of(prepared, trials, posterior, None, notes)
-    if target == own:
-        summary["notes"] = [*prepared.caveats, *notes]
-        return replace(found, summary=completed(summary), trials=tuple(trials))
-    notes = [*_what_to_run(prepared, trials, posterior, found.summary["arguments"]), *notes]
-    summary["notes"] = [*prepared.caveats, *notes]
-    summary["over_target"] = _over_target(found, own)
-    summary["over_target_growth"] = found.summary["over_target_growth"]
-    if summary["unreached"] is not None:  # why a trial was stopped was another target
-        summary["unreached"] = {"closest": summary["unreached"]["closest"]}
-    return replace(found, summary=completed(summary), trials=tuple(trials), best=None)
+    analysis = analyse(prepared, trials, posterior, notes).analysis
+    over_target = OverTarget()
+    if not is_own:
+        arguments = None if told is None else told.arguments
+        notes = [*_what_to_run(prepared, trials, posterior, arguments), *notes]
+        over_target = _over_target(told, own)
+    result = summarize(
+        trials,
+        asked_of(prepared, None),
+        analysis,
+        sought=is_own,
+        over_target=over_target,
+        notes=[*prepared.caveats, *notes],
+    )
+    best = found.best if is_own else None
+    return StudyFolder(result, replace(found, trials=tuple(trials), best=best))
 
 
 def ended_at(trials: Sequence[TrialResult], target: Target) -> list[TrialResult]:
@@ -152,17 +160,18 @@ def ended_at(trials: Sequence[TrialResult], target: Target) -> list[TrialResult]
     return ended
 
 
-def _over_target(found: StudyFolder, own: Target) -> list[Row]:
-    """Return the critical batch sizes that the study has found at its own target and at easier ones."""
-    critical, rows = found.summary["critical"], list[Row](found.summary["over_target"])
-    reached = found.summary["statuses"]["reached"]
-    return (
-        rows if critical is None else [*rows, {"target": own.value, "passed": reached, **critical}]
-    )
+def _over_target(told: StudyResult | None, own: Target) -> OverTarget:
+    """Give the critical batch sizes that the study has found at its own target and at easier ones."""
+    if told is None:
+        return OverTarget()
+    rows = list[CriticalAtTarget](told.over_target)
+    if told.critical is not None:
+        rows.append(at_target_value(told.critical, own.value, told.statuses["reached"]))
+    return OverTarget(rows, None, told.over_target_growth)
 
 
 def _prepared(
-    files: Output, found: StudyFolder, goal: float | None, trust: bool
+    files: Output, found: StudyFiles, goal: float | None, trust: bool
 ) -> tuple[PreparedStudy, Target]:
     """Return the study as its files describe it, to be asked and not to be run, and its own target."""
     assert found.config is not None  # noqa: S101 (the caller has looked)
@@ -177,10 +186,9 @@ def _prepared(
     backend.horizon = any(trial.horizon is not None for trial in found.trials)
     space = make_space(options, backend.lr_range)
     if found.hardware is not None:
-        ceiling = found.hardware["ceiling"]
-        space = replace(
-            space, low=ceiling["smallest"], high=min(space.high, ceiling["at"]["batch_size"])
-        )
+        ceiling = found.hardware.ceiling
+        high = min(space.high, ceiling.at.batch_size)
+        space = replace(space, low=ceiling.smallest, high=high)
     prepared = PreparedStudy(
         options=options,
         recipe=None,
@@ -200,15 +208,13 @@ def _prepared(
     return prepared, own
 
 
-def _surveyed(found: StudyFolder) -> TrialBackend:
+def _surveyed(found: StudyFiles) -> TrialBackend:
     """Return a backend that knows the seconds per step that the survey measured, or else those of the trials."""
     if found.hardware is not None:
-        pairs = [
-            (row["batch_size"], row["seconds"]) for row in found.hardware["measured"]["timings"]
-        ]
+        pairs = [(row.batch_size, row.seconds) for row in found.hardware.measured.timings]
     else:
-        pairs = sorted({trial.batch_size: trial.seconds_per_step for trial in found.trials}.items())
-    pairs = [(size, seconds) for size, seconds in pairs if seconds]
+        measured = {trial.batch_size: trial.seconds_per_step for trial in found.trials}
+        pairs = [(size, seconds) for size, seconds in sorted(measured.items()) if seconds]
     backend = TrialBackend()
     backend.step_time = fit_step_model(pairs) if len(pairs) > 1 else None  # type: ignore[assignment]
     return backend

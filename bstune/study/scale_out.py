@@ -9,7 +9,6 @@ depends on B alone (the learning rate is at its best for B, and normalisation se
 import math
 import textwrap
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -35,6 +34,7 @@ from bstune.report.drawing import (
     place_labels,
     save_figure,
 )
+from bstune.result import DevicePlan, DevicePlans
 from bstune.search.acquisition import best_learning_rate, steps_band
 from bstune.search.observations import Posterior
 from bstune.study.critical import INTERVAL
@@ -50,28 +50,8 @@ FIGURE_INCHES = PAGE_INCHES, 4.2
 TITLE_WIDTH = 105  # in letters
 
 
-@dataclass(frozen=True)
-class ScaleOut:
-    """The best that a number of devices can do; the seconds' interval is from the curve's band alone."""
-
-    devices: int
-    device_batch_size: int
-    batch_size: int
-    lr: float
-    steps: float
-    seconds_per_step: float
-    seconds: float
-    seconds_low: float
-    seconds_high: float
-    device_seconds: float
-    speed_up: float  # the best time of one device over the time
-    efficiency: float  # speed-up over devices
-
-
-def scale_out(
-    prepared: PreparedStudy, posterior: Posterior, largest: int
-) -> tuple[list[ScaleOut], list[ScaleOut]]:
-    """Return the plan without an all-reduce, and the one with the all-reduce that the config states (empty if none).
+def scale_out(prepared: PreparedStudy, posterior: Posterior, largest: int) -> DevicePlans:
+    """Give the plan without an all-reduce, and the one with the all-reduce that the config states (empty if none).
 
     No batch is larger than ``largest``, as far as the curve is claimed.
     """
@@ -83,7 +63,7 @@ def scale_out(
     ]
     tau = step_times(posterior, space.high, backend.step_time)
     if tau is None:
-        return [], []
+        return DevicePlans()
     reduce = settings.all_reduce
     planned = partial(
         plan,
@@ -95,15 +75,18 @@ def scale_out(
         overlap=reduce.overlap,
         max_examples=min(largest, backend.train_examples or largest),
     )
+    ideal = tuple(planned())
     if reduce.seconds is not None:
         alpha, beta = fit_sync(
             [(int(count), float(seconds)) for count, seconds in reduce.seconds.items()]
         )
-        return planned(), planned(lambda count: sync_seconds(count, alpha, beta))
+        real = planned(lambda count: sync_seconds(count, alpha, beta))
+        return DevicePlans(ideal=ideal, with_all_reduce=tuple(real))
     if reduce.bytes_per_second is not None and backend.gradient_bytes is not None:
         link = (float(backend.gradient_bytes), reduce.bytes_per_second, reduce.latency)
-        return planned(), planned(lambda count: ring_all_reduce(count, *link))
-    return planned(), []
+        real = planned(lambda count: ring_all_reduce(count, *link))
+        return DevicePlans(ideal=ideal, with_all_reduce=tuple(real))
+    return DevicePlans(ideal=ideal)
 
 
 def step_times(
@@ -136,7 +119,7 @@ def plan(
     all_reduce_seconds: Callable[[int], float] = lambda devices: 0.0,
     overlap: float = 1.0,
     max_examples: int | None = None,
-) -> list[ScaleOut]:
+) -> list[DevicePlan]:
     """Return the best that each number of devices can do, in rising order, as far as more of them are faster.
 
     There is none for one too many for the data. ``overlap`` is g: 1 for an all-reduce after the step, inf for one
@@ -156,7 +139,7 @@ def plan(
         [[iteration_seconds(one, wait, overlap) for one in tau] for wait in waits]
     )
     best = np.where(fits, steps * seconds_per_step, math.inf).argmin(axis=1)
-    rows: list[ScaleOut] = []
+    rows: list[DevicePlan] = []
     for i, (count, k) in enumerate(zip(counts, best.tolist(), strict=True)):
         if not fits[i, k]:
             break
@@ -166,7 +149,7 @@ def plan(
             continue  # the others would do better without some of them
         speed_up = (rows[0].seconds if rows else seconds) / seconds
         rows.append(
-            ScaleOut(
+            DevicePlan(
                 devices=count,
                 device_batch_size=sizes[k],
                 batch_size=count * sizes[k],
@@ -193,12 +176,12 @@ def candidates(ceiling: int, multiple: int, ratio: float) -> list[int]:
     return [*sizes, ceiling]
 
 
-def half_efficient(rows: Sequence[ScaleOut]) -> ScaleOut | None:
+def half_efficient(rows: Sequence[DevicePlan]) -> DevicePlan | None:
     """Return the first row whose efficiency is under 50%; None if there is none."""
     return next((row for row in rows if row.efficiency < HALF), None)
 
 
-def scale_out_table(rows: Sequence[ScaleOut], title: str) -> Table:
+def scale_out_table(rows: Sequence[DevicePlan], title: str) -> Table:
     """Return the plan as a table for 80 columns; the row where efficiency first falls under 50% is marked."""
     caption = f"{_caption(rows)}; cost is in device-seconds"
     table = Table(
@@ -237,7 +220,7 @@ def scale_out_table(rows: Sequence[ScaleOut], title: str) -> Table:
     return table
 
 
-def _caption(rows: Sequence[ScaleOut]) -> str:
+def _caption(rows: Sequence[DevicePlan]) -> str:
     half = half_efficient(rows)
     if half is None:
         return "efficiency stays at 50% or above"
@@ -246,7 +229,7 @@ def _caption(rows: Sequence[ScaleOut]) -> str:
 
 
 def draw_scale_out(
-    ideal: Sequence[ScaleOut], real: Sequence[ScaleOut], title: str, path: Path
+    ideal: Sequence[DevicePlan], real: Sequence[DevicePlan], title: str, path: Path
 ) -> None:
     """Write the plan's figure, without and (if not empty) with an all-reduce: time on the left, efficiency right."""
     save_figure(
@@ -258,7 +241,7 @@ def draw_scale_out(
 
 
 def _paint(
-    figure: "Figure", ideal: Sequence[ScaleOut], real: Sequence[ScaleOut], title: str
+    figure: "Figure", ideal: Sequence[DevicePlan], real: Sequence[DevicePlan], title: str
 ) -> None:
     left, right = figure.subplots(1, 2)
     scale, unit = time_unit(min(row.seconds for row in [*ideal, *real]))
@@ -309,14 +292,14 @@ def _paint(
     figure.set_layout_engine("none")  # the places are those of this layout
 
 
-def _half_label(half: ScaleOut, colour: str) -> Label:
+def _half_label(half: DevicePlan, colour: str) -> Label:
     place = f"B = {format_count(half.batch_size)}, lr = {format_number(half.lr)}"
     text = f"{format_count(half.devices)} devices: {half.efficiency:.0%}\n{place}"
     return Label(text, np.array([[half.devices, 100.0 * half.efficiency]]), colour)
 
 
 def _draw_rows(
-    left: "Axes", right: "Axes", rows: Sequence[ScaleOut], colour: str, scale: float
+    left: "Axes", right: "Axes", rows: Sequence[DevicePlan], colour: str, scale: float
 ) -> NDArray[np.float64]:
     """Draw a plan's time with its band, and its efficiency; return the points of its time, (n, 2)."""
     devices = [row.devices for row in rows]

@@ -1,98 +1,331 @@
-"""A study's results in one mapping, the content of ``curve.json``."""
+"""A study's result, built once: from its trials, what was asked of it and what their posterior says.
+
+result = summarize(trials, asked, analysis)
+"""
 
 import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict
-from typing import Any
+from dataclasses import dataclass, field
 
 import numpy as np
 
 from bstune.core.curve import CurveFit, FrontierPoint, frontier_points, log_slope
-from bstune.core.records import STATUSES, Budget, Merit, Target, TrialResult
-from bstune.report.rows import REGIMES, WINNERS, Row, Summary, trial_row
-from bstune.search.posterior import noise_scale_row
-from bstune.study.critical import CriticalBatch
-from bstune.study.replicates import Winner, confirmed_row, time_order
-from bstune.study.unreached import unreached_row
+from bstune.core.noise_scale import MIN_BLOCKS
+from bstune.core.records import STATUSES, Budget, Merit, Objective, Target, TrialResult
+from bstune.report.rows import curve_point
+from bstune.result import (
+    DIMINISHING_RETURNS,
+    MAXIMAL_DATA_PARALLELISM,
+    PERFECT_SCALING,
+    SCHEMA_NUMBER,
+    WINNERS,
+    BaselineResult,
+    CriticalAtTarget,
+    CriticalBatchSize,
+    Curve,
+    CurvePoint,
+    DevicePlans,
+    Fit,
+    Gain,
+    Growth,
+    LearningRateLaw,
+    Load,
+    MeasuredNoiseScale,
+    NotRunAgain,
+    ParetoTrial,
+    Reference,
+    Regime,
+    SearchPlan,
+    SeedScatter,
+    SingleRun,
+    SmallEnd,
+    SoFar,
+    Spend,
+    StudyResult,
+    WinnerName,
+    WinnerResult,
+)
+from bstune.search.posterior import measured_noise_scale
+from bstune.study.replicates import MERITS, Winner, confirmed, time_order
+from bstune.study.unreached import unreached_because
 
 SMALL_END_SPAN = 4.0  # the slope at the small end is taken over this factor of batch size, and at least three points
+MIN_TIMED = 10  # trials, each of as many steps, that say how far steps at one batch size differ
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What a study was asked for: it is known before any trial."""
+
+    study: str
+    """Its name."""
+    workload: str
+    """Its name."""
+    tokens: int | None
+    """Of an example, where it has some."""
+    objective: Objective
+    """What the search seeks."""
+    target: Target
+    """What its trials are to meet."""
+    budget: Budget
+    """Of one trial."""
+    search: SearchPlan
+    """The search's own budget."""
+    reference: Reference
+    """The pair that the scaling rule goes through."""
+
+
+@dataclass(frozen=True)
+class Analysis:
+    """What the posterior of all trials says; None and empty where it says nothing."""
+
+    fit: CurveFit | str
+    """The fit to the frontier's points, a diagnostic; or why there is none."""
+    critical: CriticalBatchSize | None = None
+    """The one answer that every trial informs."""
+    best: Mapping[Merit, Winner] = field(default_factory=dict)
+    """The winners that there are."""
+    lr_exponent: LearningRateLaw | None = None
+    curve: Curve | None = None
+    seed_scatter: SeedScatter | None = None
+    baseline: BaselineResult | None = None
+    so_far: SoFar | None = None
+    gain: Gain | None = None
+    not_run_again: NotRunAgain | None = None
+    scale_out: DevicePlans = DevicePlans()  # noqa: RUF009 (frozen)
+
+
+@dataclass(frozen=True)
+class OverTarget:
+    """The critical batch size at easier targets than the study's, and how it grows."""
+
+    rows: Sequence[CriticalAtTarget] = ()
+    note: str | None = None
+    """Why there are none."""
+    growth: Growth | None = None
 
 
 def summarize(
     trials: Iterable[TrialResult],
-    target: Target,
-    fit: CurveFit | str,
-    lr_exponent: Row | None = None,
+    asked: Asked,
+    analysis: Analysis,
+    *,
     stop_reason: str | None = None,
-    critical: CriticalBatch | None = None,
-    best: Mapping[Merit, Winner] | None = None,
-    budget: Budget | None = None,
-) -> Summary:
-    """Return the content of ``curve.json``: ``critical`` is the one answer that every trial informs, ``best`` wins.
+    sought: bool = True,
+    over_target: OverTarget = OverTarget(),
+    test: Mapping[WinnerName, Mapping[str, float | None]] | None = None,
+    arguments: Sequence[str] | None = None,
+    train: str | None = None,
+    notes: Sequence[str] = (),
+) -> StudyResult:
+    """Build a study's result.
 
-    ``fit``, the curve through the frontier's points or why there is none, and the noise scale are diagnostics.
-    ``budget``: of one trial.
+    Args:
+        trials: all that ended, in any order.
+        asked: what it was asked for.
+        analysis: what the posterior of these trials says.
+        stop_reason: what ended the search; None while it has not ended.
+        sought: whether the study sought this target; of another one it is not known why trials
+            were stopped.
+        over_target: the critical batch size at easier targets.
+        test: the winners' metrics on the test set.
+        arguments: the command line's that give the study again.
+        train: the command that trains the winner.
+        notes: what to know beside it.
     """
     trials = sorted(trials, key=lambda trial: trial.number)
     points = frontier_points(trials)
-    fitted = None if isinstance(fit, str) else fit
     last = _last_parts(trials)
-    rows: dict[str, Any] = dict.fromkeys(WINNERS)
-    rows |= {
-        name: winner_row(best[one.merit])
-        for name, one in WINNERS.items()
-        if best and one.merit in best
-    }
-    return {
-        "target": str(target),
-        "metric": target.metric,
-        "goal": target.value,
-        "mode": target.mode,
-        "devices": sorted({trial.device for trial in trials if trial.device}),
-        "training_loops": dict(
-            sorted(Counter(trial.training_loop for trial in trials if trial.training_loop).items())
-        ),
-        "stop_reason": stop_reason,
-        "trials": len(last),
-        "continued": len(trials) - len(last),
-        "spend": {
-            "runs": len(last),
-            "seconds": sum(
-                trial.train_seconds + trial.eval_seconds + trial.startup_seconds for trial in trials
-            ),
-            "examples": sum(trial.examples for trial in last),
-        },
-        "statuses": {status: sum(trial.status == status for trial in last) for status in STATUSES},
-        "unreached": unreached_row(trials, last, target, budget),
-        "points": [_point_row(point, trials) for point in points],
-        "critical": None if critical is None else asdict(critical),
-        "regimes": [] if critical is None else _regimes(critical),
-        "small_end": _small_end(points),
-        "fit": None
-        if fitted is None
-        else {k: v for k, v in asdict(fitted).items() if k != "points"},
-        "fit_note": fit if isinstance(fit, str) else fit.note,
-        "noise_scale": noise_scale_row(
+    critical = analysis.critical
+    fit = None if isinstance(analysis.fit, str) else fit_of(analysis.fit)
+    tested = {name: dict(metrics) for name, metrics in (test or {}).items()}
+    return StudyResult(
+        schema_number=SCHEMA_NUMBER,
+        study=asked.study,
+        workload=asked.workload,
+        tokens=asked.tokens,
+        objective=asked.objective,
+        target=str(asked.target),
+        metric=asked.target.metric,
+        goal=asked.target.value,
+        mode=asked.target.mode,
+        devices=tuple(sorted({trial.device for trial in trials if trial.device})),
+        training_loops=_training_loops(trials),
+        stop_reason=stop_reason,
+        trials=len(last),
+        continued=len(trials) - len(last),
+        spend=_spend(trials, last),
+        statuses=_statuses(last),
+        unreached=unreached_because(trials, last, asked.target, asked.budget, sought),
+        points=tuple(_curve_point(point, trials) for point in points),
+        critical=critical,
+        regimes=() if critical is None else regimes(critical),
+        small_end=_small_end(points),
+        fit=fit,
+        fit_note=analysis.fit if isinstance(analysis.fit, str) else analysis.fit.note,
+        noise_scale=noise_scale(
             trials,
             None if critical is None else critical.b_crit,
-            None if fitted is None else fitted.b_crit,
+            None if fit is None else fit.b_crit,
         ),
-        "lr_exponent": lr_exponent,
-        **rows,
-        "pareto": [_trial_row(trial) for trial in pareto_front(trials)],
-    }
+        lr_exponent=analysis.lr_exponent,
+        best_by_time=_winner(analysis.best, "time"),
+        best_by_steps=_winner(analysis.best, "steps"),
+        pareto=tuple(_pareto_trial(trial) for trial in pareto_front(trials)),
+        use=winner_to_use(asked.objective, analysis.best),
+        train=train,
+        arguments=None if arguments is None else tuple(arguments),
+        search=asked.search,
+        reference=asked.reference,
+        curve=analysis.curve,
+        load=load(trials),
+        seed_scatter=analysis.seed_scatter,
+        baseline=analysis.baseline,
+        so_far=analysis.so_far,
+        gain=analysis.gain,
+        not_run_again=analysis.not_run_again,
+        over_target=tuple(over_target.rows),
+        over_target_note=over_target.note,
+        over_target_growth=over_target.growth,
+        test=tested,
+        scale_out=analysis.scale_out,
+        notes=tuple(notes),
+    )
+
+
+def winner_to_use(objective: Objective, best: Mapping[Merit, Winner]) -> WinnerName | None:
+    """Give the winner by a study's objective; the other one where there is none by that."""
+    sought = MERITS[objective]
+    names = sorted(WINNERS, key=lambda name: WINNERS[name].merit not in sought)
+    return next((name for name in names if WINNERS[name].merit in best), None)
 
 
 def pareto_front(trials: Iterable[TrialResult]) -> list[TrialResult]:
     """Return the trials that no other beats both in steps and in time to target, from least time to fewest steps."""
+    timed = [trial for trial in trials if trial.time_to_target is not None]
     front: list[TrialResult] = []
-    for trial in sorted(
-        (trial for trial in trials if trial.time_to_target is not None), key=time_order
-    ):
+    for trial in sorted(timed, key=time_order):
         if not front or trial.steps < front[-1].steps:
             front.append(trial)
     return front
+
+
+def winner_result(winner: Winner) -> WinnerResult:
+    """Give a winner as a result has it: ``steps`` and ``time_to_target`` are those to expect of a fresh seed.
+
+    They are the median over its runs on fresh seeds (None where half of these missed the target), else predicted; those
+    of the trial itself, which may be lucky, are its ``single_run``.
+    """
+    trial = winner.trial
+    fresh = confirmed(winner.runs)
+    steps: float | None = winner.steps
+    seconds = None
+    if trial.seconds_per_step is not None:
+        seconds = winner.steps * trial.seconds_per_step
+    if fresh is not None:
+        steps = fresh.steps_median
+        seconds = fresh.time_median
+    return WinnerResult(
+        number=trial.number,
+        seed=trial.seed,
+        batch_size=trial.batch_size,
+        lr=trial.lr,
+        hyperparameters=dict(trial.hyperparameters),
+        horizon=winner.advised_horizon,
+        steps=steps,
+        seconds_per_step=trial.seconds_per_step,
+        time_to_target=seconds,
+        confirmed=fresh,
+        single_run=SingleRun(steps=trial.steps, time_to_target=trial.time_to_target),
+    )
+
+
+def fit_of(fit: CurveFit) -> Fit:
+    """Give the fit to the frontier's points as a result has it, without the points."""
+    return Fit(
+        law=fit.law,
+        s_min=fit.s_min,
+        b_crit=fit.b_crit,
+        b_crit_low=fit.b_crit_low,
+        b_crit_high=fit.b_crit_high,
+        b_opt=fit.b_opt,
+        b_opt_low=fit.b_opt_low,
+        b_opt_high=fit.b_opt_high,
+        e_min=fit.e_min,
+        perfect_scaling_below=fit.perfect_scaling_below,
+        maximal_data_parallelism_above=fit.maximal_data_parallelism_above,
+        level=fit.level,
+        noise=fit.noise,
+        note=fit.note,
+    )
+
+
+def noise_scale(
+    trials: Iterable[TrialResult], b_crit: float | None, fit_b_crit: float | None
+) -> MeasuredNoiseScale | None:
+    """Give the noise scale that trials measured and its ratios to B_crit; None where none was measured."""
+    # The prior of the posterior's B_crit was the noise scale itself: only the ratio to the fit is of two measurements.
+    measured = measured_noise_scale(trials)
+    if measured is None:
+        return None
+    estimate, steps = measured
+    undetermined = None
+    if estimate.noise_scale is None:
+        undetermined = "|G|^2 does not differ from 0"
+        if estimate.measurements < MIN_BLOCKS:
+            undetermined = f"{MIN_BLOCKS} trials that reach the target are needed"
+    return MeasuredNoiseScale(
+        noise_scale=estimate.noise_scale,
+        low=estimate.low,
+        high=estimate.high,
+        level=estimate.level,
+        trials=estimate.measurements,
+        steps=steps,
+        undetermined=undetermined,
+        ratio_to_critical=_ratio(estimate.noise_scale, b_crit),
+        ratio_to_fit=_ratio(estimate.noise_scale, fit_b_crit),
+    )
+
+
+def load(trials: Sequence[TrialResult]) -> Load | None:
+    """Between what trials' own seconds per step, over the survey's, lie: the middle 80% of trials.
+
+    None where there was no survey, or too few trials were long enough to be timed.
+    """
+    ratios = list[float]()
+    for trial in trials:
+        if trial.steps < MIN_TIMED or trial.measured_seconds_per_step is None:
+            continue
+        if trial.seconds_per_step:
+            ratios.append(trial.measured_seconds_per_step / trial.seconds_per_step)
+    if len(ratios) < MIN_TIMED:
+        return None
+    ratios.sort()
+    tenth = len(ratios) // 10
+    return Load(low=ratios[tenth], high=ratios[-1 - tenth])
+
+
+def regimes(critical: CriticalBatchSize) -> tuple[Regime, ...]:
+    """Give the regimes within the batch sizes that reached the target, from the smallest of these."""
+    low, high = critical.perfect_scaling_below, critical.maximal_data_parallelism_above
+    if low is None or high is None:
+        return ()
+    start, end = float(critical.smallest), float(critical.largest)
+    bounds = (
+        (PERFECT_SCALING, start, low),
+        (DIMINISHING_RETURNS, max(start, low), min(end, high)),
+        (MAXIMAL_DATA_PARALLELISM, high, end),
+    )
+    return tuple(
+        Regime(name=name, start=first, end=last) for name, first, last in bounds if first < last
+    )
+
+
+def _ratio(value: float | None, b_crit: float | None) -> float | None:
+    if value is None or b_crit is None:
+        return None
+    return value / b_crit
 
 
 def _last_parts(trials: Sequence[TrialResult]) -> list[TrialResult]:
@@ -101,88 +334,73 @@ def _last_parts(trials: Sequence[TrialResult]) -> list[TrialResult]:
     return [trial for trial in trials if trial.number not in continued]
 
 
-def _trial_row(trial: TrialResult) -> dict[str, Any]:
-    names = (
-        "number",
-        "seed",
-        "batch_size",
-        "lr",
-        "hyperparameters",
-        "horizon",
-        "steps",
-        "seconds_per_step",
+def _training_loops(trials: Sequence[TrialResult]) -> dict[str, int]:
+    counts = Counter(trial.training_loop for trial in trials if trial.training_loop)
+    return dict(sorted(counts.items()))
+
+
+def _spend(trials: Sequence[TrialResult], last: Sequence[TrialResult]) -> Spend:
+    seconds = sum(
+        trial.train_seconds + trial.eval_seconds + trial.startup_seconds for trial in trials
     )
-    return {name: getattr(trial, name) for name in (*names, "time_to_target")}
+    return Spend(runs=len(last), seconds=seconds, examples=sum(trial.examples for trial in last))
 
 
-def winner_row(winner: Winner) -> dict[str, Any]:
-    """Return a winner as ``curve.json`` has it: ``steps`` and ``time_to_target`` are those to expect of a fresh seed.
-
-    They are the median over its runs on fresh seeds (null where half of these missed the target), else predicted; those
-    of the trial itself, which may be lucky, are its ``single_run``.
-    """
-    row, tau = _trial_row(winner.trial), winner.trial.seconds_per_step
-    single = {name: row[name] for name in ("steps", "time_to_target")}
-    fresh = confirmed_row(winner.runs)
-    expected = {
-        "steps": winner.steps,
-        "time_to_target": None if tau is None else winner.steps * tau,
-    }
-    if fresh is not None:
-        expected = {"steps": fresh["steps_median"], "time_to_target": fresh["time_median"]}
-    return {
-        **row,
-        "horizon": winner.advised_horizon,
-        **expected,
-        "confirmed": fresh,
-        "single_run": single,
-    }
+def _statuses(last: Sequence[TrialResult]) -> dict[str, int]:
+    counts = Counter[str](trial.status for trial in last)
+    return {status: counts[status] for status in STATUSES}
 
 
-def _point_row(point: FrontierPoint, trials: Sequence[TrialResult]) -> dict[str, Any]:
-    status, field = ("censored", "steps_low") if point.censored else ("reached", "steps")
-    wanted = (point.batch_size, status, point.steps)
-    # The trials are in order of their numbers, as the frontier breaks ties.
-    return trial_row(
-        next(one for one in trials if (one.batch_size, one.status, getattr(one, field)) == wanted)
+def _winner(best: Mapping[Merit, Winner], merit: Merit) -> WinnerResult | None:
+    if merit not in best:
+        return None
+    return winner_result(best[merit])
+
+
+def _pareto_trial(trial: TrialResult) -> ParetoTrial:
+    return ParetoTrial(
+        number=trial.number,
+        seed=trial.seed,
+        batch_size=trial.batch_size,
+        lr=trial.lr,
+        hyperparameters=dict(trial.hyperparameters),
+        horizon=trial.horizon,
+        steps=trial.steps,
+        seconds_per_step=trial.seconds_per_step,
+        time_to_target=trial.time_to_target,
     )
 
 
-def _small_end(points: Sequence[FrontierPoint]) -> dict[str, Any] | None:
+def _curve_point(point: FrontierPoint, trials: Sequence[TrialResult]) -> CurvePoint:
+    """Give the frontier's point with all that its trial's record has."""
+    for trial in trials:
+        # The trials are in order of their numbers, as the frontier breaks ties.
+        steps = trial.steps_low if point.censored else trial.steps
+        status = "censored" if point.censored else "reached"
+        if (trial.batch_size, trial.status, steps) == (point.batch_size, status, point.steps):
+            return curve_point(trial)
+    raise LookupError(f"no trial is at the frontier's point {point}")
+
+
+def _small_end(points: Sequence[FrontierPoint]) -> SmallEnd | None:
     """Least squares of log S over log B over the smallest batch sizes that reached the target; None below two."""
     reached = [point for point in points if not point.censored and point.steps > 0]
     if len(reached) < 2:
         return None
-    near = [
-        point for point in reached if point.batch_size <= SMALL_END_SPAN * reached[0].batch_size
-    ]
-    near = near if len(near) > 2 else reached[:3]
+    largest = SMALL_END_SPAN * reached[0].batch_size
+    near = [point for point in reached if point.batch_size <= largest]
+    if len(near) < 3:
+        near = reached[:3]
     slope = log_slope(near)
-    x, y = (
-        np.log(values)
-        for values in zip(*((point.batch_size, point.steps) for point in near), strict=True)
-    )
+    x = np.log([point.batch_size for point in near])
+    y = np.log([point.steps for point in near])
     residual = y - y.mean() - slope * (x - x.mean())
     degrees = len(near) - 2
-    error = (
-        math.sqrt(residual @ residual / degrees / ((x - x.mean()) ** 2).sum())
-        if degrees > 0
-        else None
+    error = None
+    if degrees > 0:
+        error = math.sqrt(residual @ residual / degrees / ((x - x.mean()) ** 2).sum())
+    return SmallEnd(
+        slope=slope,
+        standard_error=error,
+        batch_sizes=tuple(round(point.batch_size) for point in near),
     )
-    return {
-        "slope": slope,
-        "standard_error": error,
-        "batch_sizes": [point.batch_size for point in near],
-    }
-
-
-def _regimes(critical: CriticalBatch) -> list[dict[str, Any]]:
-    """Return the regimes within the batch sizes that reached the target, and their bounds in examples."""
-    low, high = critical.perfect_scaling_below, critical.maximal_data_parallelism_above
-    if low is None or high is None:
-        return []
-    start, end = float(critical.smallest), float(critical.largest)
-    rows = zip(REGIMES, ((start, low), (max(start, low), min(end, high)), (high, end)), strict=True)
-    return [
-        {"name": name, "from": first, "to": last} for name, (first, last) in rows if first < last
-    ]

@@ -6,9 +6,9 @@ seconds of training: the closest that each has come to the target by then, one r
 
 import math
 from collections.abc import Sequence
-from typing import Any
 
 from bstune.core.records import Budget, Target, TrialResult
+from bstune.result import MAX_TEXT, AtEqualSeconds, ClosestTrial, SoFar, Unreached, finite
 from bstune.search.acquisition import predicted_steps
 from bstune.search.observations import Posterior
 
@@ -18,17 +18,25 @@ LEAST_EVALUATIONS = 3  # of a trial: fewer show no rate of its own, and nothing 
 CLEARLY_EASIER = 1.05  # times that distance: a target that the closest trial would have met
 
 
-def unreached_row(
+def unreached_because(
     trials: Sequence[TrialResult],
     last_parts: Sequence[TrialResult],
     target: Target,
-    budget: Budget | None,
-) -> dict[str, Any] | None:
-    """Return what tells why no trial reached the target; None if one did, or none has run.
+    budget: Budget,
+    sought: bool = True,
+) -> Unreached | None:
+    """Tell what tells why no trial reached the target; None if one did, or none has run.
 
     Of the trials that were stopped: how many still improved over the last half of their steps, and had spent their
-    budget by then. ``easier`` is a target that the closest value would have met. ``last_parts`` has of trials that
-    continue each other the last one.
+    budget by then. ``easier`` is a target that the closest value would have met.
+
+    Args:
+        trials: all parts of all trials.
+        last_parts: of trials that continue each other the last one.
+        target: the one that was not reached.
+        budget: of one trial.
+        sought: whether the study sought this target; of another one it is not known why trials
+            were stopped.
     """
     if not trials or any(trial.reached for trial in trials):
         return None
@@ -38,42 +46,40 @@ def unreached_row(
     if best is not None:
         trial, step, value = best
         easier = target.value + CLEARLY_EASIER * (value - target.value)
-        closest = {
-            "value": value,
-            "steps": step,
-            "number": trial.number,
-            "batch_size": trial.batch_size,
-            "lr": trial.lr,
-        }
+        closest = ClosestTrial(
+            value=value,
+            steps=step,
+            number=trial.number,
+            batch_size=trial.batch_size,
+            lr=trial.lr,
+        )
+    if not sought:
+        return Unreached(closest=closest)
     stopped = [trial for trial in last_parts if trial.status == "censored"]
     improving = [trial for trial in stopped if _improves(trial, target)]
-    ends = [
-        trial
-        for trial in improving
-        if budget is not None and trial.steps >= budget.last_step(trial.batch_size)
-    ]
-    return {
-        "closest": closest,
-        "easier": easier,
-        "stopped": len(stopped),
-        "improving": len(improving),
-        "improving_at_budget": len(ends),
-        "budget_steps": None if budget is None else budget.steps,
-        "budget_examples": None if budget is None else budget.examples,
-        "smallest_diverged_lr": min(
-            (trial.lr for trial in trials if trial.status == "diverged"), default=None
-        ),
-        "message": next((trial.message for trial in reversed(trials) if trial.message), None),
-    }
+    ends = [trial for trial in improving if trial.steps >= budget.last_step(trial.batch_size)]
+    diverged = [trial.lr for trial in trials if trial.status == "diverged"]
+    messages = [trial.message for trial in trials if trial.message]
+    return Unreached(
+        closest=closest,
+        easier=finite(easier),
+        stopped=len(stopped),
+        improving=len(improving),
+        improving_at_budget=len(ends),
+        budget_steps=budget.steps,
+        budget_examples=budget.examples,
+        smallest_diverged_lr=min(diverged, default=None),
+        message=messages[-1][:MAX_TEXT] if messages else None,
+    )
 
 
-def so_far_row(
+def best_so_far(
     trials: Sequence[TrialResult],
     target: Target,
     baseline: TrialResult | None,
     posterior: Posterior,
-) -> dict[str, Any] | None:
-    """Return the best point of a study that has not reached its target, as ``curve.json`` has it.
+) -> SoFar | None:
+    """Give the best point of a study that has not reached its target.
 
     ``steps`` and ``seconds`` are those of training at which it came to ``value``; what it is predicted to take to the
     target is None where its history does not tell. None where a trial reached the target, or none has a metric.
@@ -87,25 +93,26 @@ def so_far_row(
     predicted = None
     if sum(value is not None for _, value in trial.history) >= LEAST_EVALUATIONS:
         predicted = predicted_steps(posterior, trial.number)
-    seconds_per_step = trial.seconds_per_step
-    in_seconds = [
-        None if steps is None or seconds_per_step is None else steps * seconds_per_step
-        for steps in (step, predicted)
-    ]
-    return {
-        "number": trial.number,
-        "seed": trial.seed,
-        "batch_size": trial.batch_size,
-        "lr": trial.lr,
-        "hyperparameters": dict(trial.hyperparameters),
-        "horizon": trial.horizon,
-        "value": value,
-        "steps": step,
-        "seconds": in_seconds[0],
-        "predicted_steps": predicted,
-        "predicted_seconds": in_seconds[1],
-        "compared": None if baseline is None else _compared(trial, baseline, target),
-    }
+    return SoFar(
+        number=trial.number,
+        seed=trial.seed,
+        batch_size=trial.batch_size,
+        lr=trial.lr,
+        hyperparameters=dict(trial.hyperparameters),
+        horizon=trial.horizon,
+        value=value,
+        steps=step,
+        seconds=_seconds(step, trial),
+        predicted_steps=finite(predicted),
+        predicted_seconds=finite(_seconds(predicted, trial)),
+        compared=None if baseline is None else _compared(trial, baseline, target),
+    )
+
+
+def _seconds(steps: float | None, trial: TrialResult) -> float | None:
+    if steps is None or trial.seconds_per_step is None:
+        return None
+    return steps * trial.seconds_per_step
 
 
 def _closest(
@@ -121,8 +128,8 @@ def _closest(
     return min(seen, key=lambda entry: target.gap(entry[2]), default=None)
 
 
-def _compared(trial: TrialResult, baseline: TrialResult, target: Target) -> dict[str, float] | None:
-    """Return what a trial and the baseline had come to by the end of the shorter one of the two.
+def _compared(trial: TrialResult, baseline: TrialResult, target: Target) -> AtEqualSeconds | None:
+    """Tell what a trial and the baseline had come to by the end of the shorter one of the two.
 
     None where they are one point, one of them has no metric or no seconds, or the baseline did not train: that is said
     instead.
@@ -138,7 +145,7 @@ def _compared(trial: TrialResult, baseline: TrialResult, target: Target) -> dict
     of_baseline = _value_by(baseline, seconds, target)
     if value is None or of_baseline is None:
         return None
-    return {"seconds": seconds, "value": value, "baseline_value": of_baseline}
+    return AtEqualSeconds(seconds=seconds, value=value, baseline_value=of_baseline)
 
 
 def _value_by(trial: TrialResult, seconds: float, target: Target) -> float | None:

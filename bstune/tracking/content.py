@@ -5,7 +5,7 @@ import json
 import math
 import posixpath
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 from urllib.parse import urlencode
 
@@ -14,7 +14,7 @@ from mlflow.entities import Dataset, DatasetInput, InputTag, Metric
 from bstune.core.noise_scale import moving_estimate
 from bstune.core.records import TrialResult
 from bstune.options import TrainedWorkload, option_at
-from bstune.report.rows import Summary
+from bstune.result import CurvePoint, StudyResult
 from bstune.study.prepare import PreparedStudy
 from bstune.system.console import format_count, format_number
 from bstune.system.secrets import redact_values
@@ -54,10 +54,10 @@ _OPTIONS = {
     "precision": "precision",
     "devices": "devices",
 }
-_POINTS = {
-    "steps_to_target": "steps",
-    "time_to_target": "time_to_target",
-    "examples_to_target": "examples",
+_POINTS: Mapping[str, Callable[[CurvePoint], float | None]] = {
+    "steps_to_target": lambda point: point.steps,
+    "time_to_target": lambda point: point.time_to_target,
+    "examples_to_target": lambda point: point.examples,
 }
 
 
@@ -79,45 +79,53 @@ def study_params(prepared: PreparedStudy, commit: str | None) -> dict[str, str]:
     return {name: cut(str(value), PARAM_LENGTH) for name, value in values.items()}
 
 
-def study_values(summary: Summary) -> list[Value]:
+def study_values(result: StudyResult) -> list[Value]:
     """Return a study's metrics: its critical batch size, its winner on fresh seeds, its tests and its curves."""
-    critical, name = summary["critical"] or {}, summary["use"]
-    ends = {"value": "b_crit", "low": "b_crit_low", "high": "b_crit_high"}
-    named = {f"critical_batch/{end}": critical.get(key) for end, key in ends.items()}
-    if name is not None:
-        row = summary[name]
-        fresh = row["confirmed"] or {}
-        named |= {f"best/{field}": row[field] for field in ("batch_size", "lr", "steps")}
-        named["best/seconds"] = row["time_to_target"]
-        named |= {f"best/seconds_{end}": fresh.get(f"time_{end}") for end in ("low", "high")}
-        named["best/reached_of_n"] = fresh["reached"] / fresh["runs"] if fresh else None
-        tests = summary["test"].get(name, {})
-        named |= {f"test/{metric.removeprefix('test/')}": value for metric, value in tests.items()}
-    # Six digits, as columns show all that there are.
-    rounded = {
-        metric: None if value is None else float(f"{value:.6g}") for metric, value in named.items()
+    critical, winner = result.critical, result.winner
+    named: dict[str, float | None] = {
+        "critical_batch/value": None if critical is None else critical.value,
+        "critical_batch/low": None if critical is None else critical.low,
+        "critical_batch/high": None if critical is None else critical.high,
     }
-    return [*((metric, 0, value) for metric, value in rounded.items()), *_curves(summary)]
+    if winner is not None and result.use is not None:
+        fresh = winner.confirmed
+        low, high = (None, None) if fresh is None else fresh.ends("time")
+        named["best/batch_size"] = winner.batch_size
+        named["best/lr"] = winner.lr
+        named["best/steps"] = winner.steps
+        named["best/seconds"] = winner.time_to_target
+        named["best/seconds_low"] = low
+        named["best/seconds_high"] = high
+        named["best/reached_of_n"] = None if fresh is None else fresh.reached / fresh.runs
+        for metric, value in result.test.get(result.use, {}).items():
+            named[f"test/{metric.removeprefix('test/')}"] = value
+    values = list[Value]()
+    for name, number in named.items():
+        # Six digits, as columns show all that there are.
+        values.append((name, 0, None if number is None else float(f"{number:.6g}")))
+    return [*values, *_curves(result)]
 
 
-def _curves(summary: Summary) -> Iterator[Value]:
+def _curves(result: StudyResult) -> Iterator[Value]:
     """Yield the curves, whose step is the batch size: the frontier's points, and S*(B) as all trials have it."""
-    points = [point for point in summary["points"] if not point["censored"]]
-    for name, field in _POINTS.items():
-        finite = [
-            (point["batch_size"], point[field]) for point in points if point[field] is not None
-        ]
-        lowest = dict(
-            sorted(finite, key=lambda point: -point[1])
-        )  # of a batch size's, the last one stays
-        yield from ((f"curve/{name}", size, value) for size, value in sorted(lowest.items()))
-    fitted = summary["curve"]
-    if fitted is not None:
-        rows = zip(fitted["batch_size"], fitted["steps"], fitted["seconds_per_step"], strict=True)
-        for size, (steps, tau) in {round(size): rest for size, *rest in rows}.items():
-            yield "curve/steps_to_target_fit", size, steps
-            yield "curve/time_to_target_fit", size, None if tau is None else steps * tau
-            yield "curve/examples_to_target_fit", size, steps * size
+    for name, value_of in _POINTS.items():
+        lowest = dict[int, float]()
+        for point in result.points:
+            value = value_of(point)
+            if value is not None and value <= lowest.get(point.batch_size, math.inf):
+                lowest[point.batch_size] = value
+        for batch_size in sorted(lowest):
+            yield f"curve/{name}", batch_size, lowest[batch_size]
+    fitted = result.curve
+    if fitted is None:
+        return
+    # Of several batch sizes that round to one, the last counts.
+    places = {round(size): i for i, size in enumerate(fitted.batch_size)}
+    for batch_size, i in places.items():
+        steps, tau = fitted.steps[i], fitted.seconds_per_step
+        yield "curve/steps_to_target_fit", batch_size, steps
+        yield "curve/time_to_target_fit", batch_size, None if tau is None else steps * tau[i]
+        yield "curve/examples_to_target_fit", batch_size, steps * batch_size
 
 
 def note(answer: str, run_id: str, figure: str | None, trials_page: str) -> str:

@@ -3,7 +3,6 @@
 import os
 import tempfile
 from pathlib import Path
-from typing import Any
 
 from mlflow import MlflowClient
 from mlflow.entities import Run
@@ -11,8 +10,9 @@ from mlflow.store.tracking import SEARCH_MAX_RESULTS_THRESHOLD
 
 from bstune.config import mlflow_options
 from bstune.core.errors import ConfigError, InputError, StudyError
+from bstune.report.compare import LoggedCurve
 from bstune.system.files import Output
-from bstune.system.inputs import parse_json, read_text
+from bstune.system.inputs import read_text
 from bstune.system.secrets import remember
 from bstune.tracking.address import check_uri, database_path, tracking_uri
 from bstune.tracking.content import KIND
@@ -21,10 +21,8 @@ from bstune.tracking.exchange import FAILURES, short_requests
 CURVE = Output(Path()).curve.name
 
 
-def logged_summaries(
-    experiment: str, uri: str | None = None
-) -> list[tuple[str, str | dict[str, Any]]]:
-    """Return, of each study in an experiment, oldest first, its run and its summary, or why there is none.
+def logged_curves(experiment: str, uri: str | None = None) -> list[LoggedCurve]:
+    """Return, of each study in an experiment, oldest first, its run and its ``curve.json``, or why there is none.
 
     Args:
         experiment: name of MLflow's experiment.
@@ -49,9 +47,7 @@ def logged_summaries(
         with short_requests(settings), tempfile.TemporaryDirectory() as folder:
             client = MlflowClient(address)
             runs = _studies(client, experiment, address)
-            return [
-                (f"MLflow run {run.info.run_id[:8]}", _summary(client, run, folder)) for run in runs
-            ]
+            return [_curve(client, run, folder) for run in runs]
     except FAILURES as error:
         reason = str(error).strip().splitlines()
         raise StudyError(
@@ -74,14 +70,14 @@ def _studies(client: MlflowClient, experiment: str, address: str) -> list[Run]:
     return runs
 
 
-def _summary(client: MlflowClient, run: Run, folder: str) -> str | dict[str, Any]:
+def _curve(client: MlflowClient, run: Run, folder: str) -> LoggedCurve:
     """Return what a study's run holds of its results, or why there is nothing."""
+    name = f"MLflow run {run.info.run_id[:8]}"
     if not any(one.path == CURVE for one in client.list_artifacts(run.info.run_id)):
-        return f"no {CURVE}: it has not finished"
+        return LoggedCurve(name, None, f"no {CURVE}: it has not finished")
     os.environ["MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR"] = "false"  # it is of one small file
     path = Path(client.download_artifacts(run.info.run_id, CURVE, folder))
     try:
-        summary = parse_json(read_text(path, "its"), f"its {CURVE}")
+        return LoggedCurve(name, read_text(path, "its"))
     except InputError as error:
-        return str(error)
-    return summary if isinstance(summary, dict) else f"its {CURVE} holds no study"
+        return LoggedCurve(name, None, str(error))

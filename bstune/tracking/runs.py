@@ -27,7 +27,7 @@ from mlflow.store.tracking import SEARCH_MAX_RESULTS_THRESHOLD
 
 from bstune.core.records import TrialResult
 from bstune.report.answer import answer, block
-from bstune.report.rows import Summary
+from bstune.result import StudyResult
 from bstune.study.prepare import PreparedStudy
 from bstune.study.storage import STUDY_ID, results
 from bstune.system.files import is_own
@@ -106,7 +106,7 @@ class Tracking:
             work = partial(self._write_trial, result, round(1000 * time.time()))
             self._exchanges.run(f"send trial {result.number}", work, self._settings.seconds)
 
-    def finish_study(self, summary: Summary, artifacts: Sequence[Path]) -> None:
+    def finish_study(self, found: StudyResult, artifacts: Sequence[Path]) -> None:
         """Send a completed study's results to its run, and end that run; nothing if it has as many trials'.
 
         ``artifacts`` are files; the one with the suffix png that comes first is shown in the run's note.
@@ -114,11 +114,9 @@ class Tracking:
         if not self._exchanges.failed and self._parent.data.tags.get(RESULT_TRIALS) != str(
             len(self.sent)
         ):
-            self._exchanges.run(
-                "send the results", partial(self._write_results, summary, artifacts)
-            )
+            self._exchanges.run("send the results", partial(self._write_results, found, artifacts))
         if not self._exchanges.failed and CHECKPOINT not in self._parent.data.tags:
-            send = partial(self._write_checkpoint, summary)
+            send = partial(self._write_checkpoint, found)
             self._exchanges.run("send the winner's checkpoint", send)
 
     def _find(self) -> None:
@@ -247,7 +245,7 @@ class Tracking:
         self._client.set_tag(run_id, TRIALS, " ".join(str(one.number) for one in chain))
         self._whole[result.number] = run_id, start
 
-    def _write_results(self, summary: Summary, artifacts: Sequence[Path]) -> None:
+    def _write_results(self, found: StudyResult, artifacts: Sequence[Path]) -> None:
         client = self._client
         # Results of fewer trials, or half sent, perhaps still on their way.
         again = bool(self._parent.data.metrics) or RESULTS_BEGUN in self._parent.data.tags
@@ -256,14 +254,14 @@ class Tracking:
         client.set_tag(run_id, RESULTS_BEGUN, "true")
         self._describe_parent(parent)
         client.log_batch(
-            run_id, content.metrics(content.study_values(summary), round(1000 * time.time()))
+            run_id, content.metrics(content.study_values(found), round(1000 * time.time()))
         )
         for path in artifacts:
             client.log_artifact(run_id, str(path))
         figure = next((path.name for path in artifacts if path.suffix == ".png"), None)
         where = quote(f"tags.`{STUDY_TAG}` = '{self._tags[STUDY_TAG]}'")
         trials = f"#/experiments/{self._experiments['trial']}/runs?workflowType=machine_learning&searchFilter={where}"
-        text = "\n".join(block(answer(summary)))
+        text = "\n".join(block(answer(found)))
         client.set_tag(run_id, "mlflow.note.content", content.note(text, run_id, figure, trials))
         client.set_terminated(run_id, "FINISHED")
         client.set_tag(
@@ -273,11 +271,12 @@ class Tracking:
         self._make_only_parent(run_id)
         self._parent = client.get_run(run_id)
 
-    def _write_checkpoint(self, summary: Summary) -> None:
+    def _write_checkpoint(self, found: StudyResult) -> None:
         """Send the winner's checkpoint, if it is here: what trains it again stands in best.yaml."""
-        if summary["use"] is None:
+        winner = found.winner
+        if winner is None:
             return
-        checkpoint = self._prepared.files.checkpoint(summary[summary["use"]]["number"])
+        checkpoint = self._prepared.files.checkpoint(winner.number)
         if is_own(checkpoint):
             run_id = self._parent.info.run_id
             self._client.log_artifact(run_id, str(checkpoint))

@@ -103,9 +103,7 @@ def play(table: str, workers: int, seed: int, most: float) -> list[float]:
         while len(running) < workers:
             claimed = claim_free(study, 1000)
             context = sampler_context(prepared, ended_below_limit(study))
-            sampler = build_sampler(
-                prepared.options, prepared.budget, claimed.trial_index, context
-            )
+            sampler = build_sampler(prepared.options, prepared.budget, claimed.trial_index, context)
             trial, spec = ask(study, claimed, prepared.budget, prepared.space, sampler, True)
             parent = next((one for one in results(study) if one.number == spec.resumed_from), None)
             record = prepared.backend.run(spec, None, parent)

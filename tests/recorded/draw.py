@@ -9,27 +9,27 @@ import numpy as np
 from optuna.distributions import FloatDistribution, IntDistribution
 
 from bstune.core.curve import fit_curve, frontier_points
-from bstune.core.records import Target, TrialResult
+from bstune.core.records import Budget, Target, TrialResult
 from bstune.core.scaling import sqrt
 from bstune.report.figure import draw_curve
-from bstune.report.rows import Summary
+from bstune.result import Reference, SearchPlan, StudyResult
 from bstune.search.acquisition import steps_band
 from bstune.search.observations import Posterior, fresh_steps
 from bstune.search.sampler import FrontierSampler
 from bstune.study.critical import INTERVAL, critical_batch
 from bstune.study.model import MOVES, REPORT_PARTICLES, fit_lr_exponent
 from bstune.study.replicates import winners
-from bstune.study.report import curve_rows
+from bstune.study.report import curve_of
 from bstune.study.scale_out import step_times
-from bstune.study.summary import summarize
+from bstune.study.summary import Analysis, Asked, summarize
 
 FOLDER = Path(__file__).parent
 TARGET = Target("val/error", 0.1, "min")
 LOW, HIGH = 32, 1024
 
 
-def recorded() -> tuple[list[TrialResult], Posterior, Summary]:
-    """Return the trials, their posterior as a report draws it, and the summary."""
+def recorded() -> tuple[list[TrialResult], Posterior, StudyResult]:
+    """Return the trials, their posterior as a report draws it, and the result."""
     trials = [
         TrialResult.from_json(line)
         for line in (FOLDER / "fashion_cnn.jsonl").read_text().splitlines()
@@ -51,17 +51,28 @@ def recorded() -> tuple[list[TrialResult], Posterior, Summary]:
     fit, critical = fit_curve(frontier_points(trials)), critical_batch(posterior, in_seconds=False)
     best = winners(trials, fresh_steps(posterior), "steps", 3, 2)
     exponent = fit_lr_exponent(posterior, LOW, HIGH, None if critical is None else critical.b_crit)
-    summary = {"workload": "fashion_cnn", "use": "best_by_steps"}
-    return (
-        trials,
-        posterior,
-        summary | summarize(trials, TARGET, fit, exponent, critical=critical, best=best),
+    asked = Asked(
+        study="fashion_cnn",
+        workload="fashion_cnn",
+        tokens=None,
+        objective="steps",
+        target=TARGET,
+        budget=Budget(),
+        search=SearchPlan(trials=len(trials), replicates=3, limit=None),
+        reference=Reference(batch_size=128.0, lr=0.03, rule="sqrt"),
     )
+    sizes = sorted({round(size) for size in np.geomspace(39, 807, 49)})
+    band = steps_band(posterior, sizes, INTERVAL)
+    analysis = Analysis(
+        fit=fit,
+        critical=critical,
+        best=best,
+        lr_exponent=exponent,
+        curve=curve_of(posterior, band, step_times(posterior, HIGH, None)),
+    )
+    return trials, posterior, summarize(trials, asked, analysis)
 
 
 if __name__ == "__main__":
-    trials, posterior, summary = recorded()
-    sizes = sorted({round(size) for size in np.geomspace(39, 807, 49)})
-    band = steps_band(posterior, sizes, INTERVAL)
-    summary["curve"] = curve_rows(posterior, band, step_times(posterior, HIGH, None))
-    draw_curve(trials, summary, FOLDER / "fashion_cnn.png")
+    trials, posterior, result = recorded()
+    draw_curve(trials, result, FOLDER / "fashion_cnn.png")
