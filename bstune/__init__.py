@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from bstune.core.records import Budget, Target, TrialResult
     from bstune.core.scaling import lr_of
     from bstune.search.sampler import FrontierSampler
+    from bstune.study.result import load
     from bstune.study.study import Study
     from bstune.study.tune import survey, tune
     from bstune.trial.noise_scale import NoiseScale
@@ -34,6 +35,7 @@ __all__ = [
     "TrialResult",
     "__version__",
     "fit_curve",
+    "load",
     "lr_of",
     "survey",
     "tune",
@@ -49,6 +51,7 @@ _MODULES = {
     "Target": "bstune.core.records",
     "TrialResult": "bstune.core.records",
     "fit_curve": "bstune.core.curve",
+    "load": "bstune.study.result",
     "lr_of": "bstune.core.scaling",
     "survey": "bstune.study.tune",
     "tune": "bstune.study.tune",

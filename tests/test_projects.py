@@ -104,7 +104,7 @@ def begin_in_python(composed):
         survey=False,
         mlflow=False,
     )
-    return result.findings.trials
+    return result.records
 
 
 def module_at(recipe, lr):

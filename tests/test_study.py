@@ -61,9 +61,7 @@ def test_a_study_runs_as_tune_does(tmp_path):
         with chdir(tmp_path / name):
             found[name] = function(**arguments(**OBJECTS))
     first, second = found.values()
-    assert [*map(without_clock, first.findings.trials)] == [
-        *map(without_clock, second.findings.trials)
-    ]
+    assert [*map(without_clock, first.records)] == [*map(without_clock, second.records)]
     assert (first.best.batch_size, first.best.lr) == (second.best.batch_size, second.best.lr)
 
 
@@ -72,7 +70,7 @@ def test_a_study_of_a_command_line_is_the_commands(tmp_path, bstune):
     study = of_command_line(*REPLAY, "study=s")
     assert study.arguments == (*REPLAY, "study=s")
     result = study.run()
-    trials = result.findings.trials
+    trials = result.records
     assert trials == trials_of(tmp_path / "outputs" / "s")
     assert len(trials) == 3
     status, out, _ = bstune(*REPLAY, "study=s", "search.trials=4")
@@ -165,6 +163,6 @@ def test_studies_of_the_same_name_in_one_process_keep_their_objects(tmp_path):
     for width, result in results.items():
         module, _ = result.train(**QUIET)
         assert module.net[0].out_features == width
-    first = {width: without_clock(result.findings.trials[0]) for width, result in results.items()}
+    first = {width: without_clock(result.records[0]) for width, result in results.items()}
     assert first[8][:3] == first[24][:3]
     assert first[8] != first[24]

@@ -18,6 +18,7 @@ import numpy as np
 import optuna
 import pytest
 import torch
+from builders import result_of
 from hydra import initialize
 from hydra.core.global_hydra import GlobalHydra
 from hydra.version import getbase
@@ -192,18 +193,23 @@ FORMS = {
 
 @pytest.fixture
 def prepared(monkeypatch):
-    """Let tune() prepare its study, preflight included, and run none of its trials."""
+    """Let tune() prepare its study, preflight included, and run none of its trials: all that it prepares."""
+    studies = []
 
     def run(options, recipe, arguments, console, elapsed):
-        return Findings(prepare(options, recipe), [], {}, None)
+        studies.append(prepare(options, recipe))
+        return Findings(studies[-1], [], result_of([]))
 
     monkeypatch.setattr("bstune.study.study.run_options", run)
+    yield studies
+    for study in studies:
+        study.close()
 
 
 @pytest.mark.parametrize("form", FORMS)
-@pytest.mark.usefixtures("prepared")
-def test_what_it_takes(tune, form):
-    found = tune(**FORMS[form]).findings.prepared
+def test_what_it_takes(tune, form, prepared):
+    tune(**FORMS[form])
+    (found,) = prepared
     assert (found.space.low, found.space.high) == (16, 64)
     assert found.backend.train_examples == 1200
 
@@ -384,7 +390,7 @@ def test_no_trial_reached_the_target(tune):
     result = tune(trials=1, budget=bstune.Budget(steps=2))
     assert result.curve.empty
     assert result.critical_batch_size.value is None
-    best, (trial,) = result.best, result.findings.trials
+    best, (trial,) = result.best, result.records
     assert (best.reached, best.number, best.batch_size) == (False, 0, trial.batch_size)
     _, trainer = result.train(logger=False)
     assert trainer.global_step == 2
@@ -393,7 +399,7 @@ def test_no_trial_reached_the_target(tune):
 def test_no_trial_has_a_value_of_the_metric(tune):
     result = tune(trials=1, budget=bstune.Budget(steps=2))
     without = result.summary.model_copy(update={"so_far": None})
-    result = replace(result, findings=replace(result.findings, result=without))
+    result = replace(result, summary=without)
     with pytest.raises(StudyError, match=r"val_loss <= 1\.5 was not reached in 1 run"):
         _ = result.best
     with pytest.raises(StudyError, match=r"val_loss <= 1\.5 was not reached in 1 run"):
@@ -571,7 +577,7 @@ class Locked(Digits):
 
 @pytest.mark.usefixtures("prepared")
 def test_what_cannot_be_pickled_trains_in_this_process(tune, capsys):
-    options = tune(data=Locked(), workers=None, survey=None).findings.prepared.options
+    options = tune(data=Locked(), workers=None, survey=None).options
     assert (options.search.workers, options.hardware.enabled) == (0, False)
     assert (
         "module and data cannot be sent to another process (TypeError: cannot pickle '_thread.lock' object)"
@@ -599,7 +605,7 @@ def test_a_function_of_the_batch_size_is_called_with_it(tune):
 
 
 def test_no_command_joins_a_study_of_python_objects(tune):
-    options = tune(trials=1, name="alone").findings.prepared.options
+    options = tune(trials=1, name="alone").options
     with pytest.raises(
         ConfigError, match="the study 'alone' trains Python objects, which no command line has"
     ):
@@ -627,7 +633,7 @@ def test_a_notebook_shows_one_line(monkeypatch):
 
 
 SCRIPT = """
-import sys
+import json, sys
 sys.path.insert(0, {tests!r})
 import bstune, torch
 from test_tune import QUICK, Net, loaders
@@ -643,7 +649,7 @@ result = bstune.tune(
     options=[*QUICK, "hardware.seconds=2", "hardware.step_time.rungs=2", "hardware.ceilings.seconds=0.05"],
 )
 print("STATUSES", *result.trials.status)
-print("SURVEYED", result.findings.prepared.survey.ceiling.batch_size)
+print("SURVEYED", json.loads((result.folder / "hardware.json").read_text())["ceiling"]["at"]["batch_size"])
 """
 
 

@@ -349,14 +349,20 @@ def end(text, status):
 
 
 @pytest.mark.parametrize("place", PLACES)
-def test_os_exit_of_the_users_code_is_said_with_its_frames(
-    bstune, project, tmp_path, monkeypatch, place
-):
-    monkeypatch.setattr("bstune.__main__.os_exit_answered", partial(os_exit_answered, end))
+def test_os_exit_of_the_users_code_is_said_with_its_frames(bstune, project, tmp_path, place):
     project(place, "os._exit(0)")
+    status, _, err = bstune(*OPTIONS)
+    assert status == 1
+    assert "os._exit(0)" in err
+    assert f"  {tmp_path}/project.py:" in err
+
+
+def test_os_exit_in_the_commands_own_process_is_answered(bstune, project, tmp_path, monkeypatch):
+    monkeypatch.setattr("bstune.__main__.os_exit_answered", partial(os_exit_answered, end))
+    project("training_step", "os._exit(0)")
     leave = os._exit
     with pytest.raises(Ended) as ended:
-        bstune(*OPTIONS)
+        bstune(*OPTIONS, "search.workers=0")
     text, status = ended.value.args
     assert status == 1
     assert "os._exit(0)" in text

@@ -13,7 +13,7 @@ from bstune.config import read_yaml
 from bstune.core.errors import ConfigError
 from bstune.core.records import Budget, Target
 from bstune.core.search_space import MODULE
-from bstune.options import Node
+from bstune.options import Node, StudyOptions
 from bstune.trial.backend import OWNED
 from bstune.trial.python_recipe import PythonRecipe, Trial, data_module, module_builder
 
@@ -88,6 +88,19 @@ def given_study(given: GivenObjects) -> tuple[Node, PythonRecipe | None]:
         "given_trainer": {name: _in_words(value) for name, value in trainer.items()},
     }
     return workload, recipe
+
+
+def recipe_of(module: Module, data: Data, options: StudyOptions) -> PythonRecipe:
+    """Return a recipe of objects that train what a study's options state."""
+    reference = options.workload.reference
+    searched = options.workload.tunable
+    own_values = {name: _middle(searched[name].model_dump()) for name in options.search.tune}
+    return PythonRecipe(
+        module_builder(module, list(own_values)),
+        data_module(data, int(reference.batch_size)),
+        {},
+        own_values=own_values,
+    )
 
 
 def _recipe(

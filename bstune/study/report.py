@@ -95,25 +95,11 @@ OF_A_STUDY = (
 
 @dataclass(frozen=True)
 class Findings:
-    """A study, its trials, its result, and S*(B); None where nothing reached the target."""
+    """A study that has been run, its trials and its result."""
 
     prepared: PreparedStudy
     trials: list[TrialResult]
     result: StudyResult
-    band: CurveBand | None
-
-
-@dataclass(frozen=True)
-class Analysed:
-    """What the posterior of a study's trials says, and the band that its curve is drawn from."""
-
-    analysis: Analysis
-    band: CurveBand | None
-
-    @property
-    def best(self) -> Mapping[Merit, Winner]:
-        """The winners that there are."""
-        return self.analysis.best
 
 
 def report_study(
@@ -135,17 +121,17 @@ def report_study(
     missing = [*missing, *missing_in_trials(done)]
     if sampled is None or sampled[0] != done:
         sampled = done, study_posterior(prepared, done, REPORT_PARTICLES)
-    analysed = analyse(prepared, done, sampled[1], missing)
-    best = analysed.best
+    analysis = analyse(prepared, done, sampled[1], missing)
+    best = analysis.best
     over_target = OverTarget()
     with optional("no critical batch size at easier targets", missing):
-        over_target = _over_target(prepared, done, analysed.analysis.critical)
+        over_target = _over_target(prepared, done, analysis.critical)
     test = _test_winners(prepared, study, best, missing)
     notes = [*prepared.caveats, *_elsewhere(prepared, study, best)]
     result = summarize(
         done,
         asked_of(prepared, stop_reason),
-        analysed.analysis,
+        analysis,
         stop_reason=stop_reason,
         over_target=over_target,
         test=test,
@@ -173,7 +159,7 @@ def report_study(
             mlflow = _track(prepared, tracking, result)
     result = result.with_notes([*notes, *missing])  # of what failed since, too
     show_places(places(files, mlflow), missing[answered:], console)
-    return Findings(prepared, done, result, analysed.band)
+    return Findings(prepared, done, result)
 
 
 def asked_of(prepared: PreparedStudy, stop_reason: str | None) -> Asked:
@@ -202,7 +188,7 @@ def analyse(
     done: Sequence[TrialResult],
     posterior: Posterior,
     missing: list[str],
-) -> Analysed:
+) -> Analysis:
     """Tell what trials and their posterior say: the critical batch size, S*(B), the winners and what follows.
 
     Nothing is trained, written or printed. ``missing`` gets a line for each part that fails.
@@ -233,7 +219,7 @@ def analyse(
     if band is not None:
         tau = step_times(posterior, space.high, prepared.backend.step_time)
         curve = curve_of(posterior, band, tau)
-    analysis = Analysis(
+    return Analysis(
         fit=_fit(done),
         critical=critical,
         best=best,
@@ -246,7 +232,6 @@ def analyse(
         not_run_again=_not_run_again(left_out(*ranking), budget.candidates),
         scale_out=plans,
     )
-    return Analysed(analysis, band)
 
 
 def curve_of(

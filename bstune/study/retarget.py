@@ -86,15 +86,29 @@ def _study(path: Path, goal: float | None, trust: bool) -> tuple[StudyFolder, Pa
         raise StudyError(f"{path} is no study: give its output folder, such as outputs/digits")
     if goal is not None:
         return at_target(files, goal, trust), files.root / f"report-{goal:g}.html"
+    return study_so_far(path, trust), files.report
+
+
+def study_so_far(path: Path, trust: bool = False) -> StudyFolder:
+    """Read a study's folder: what it found, or of one that runs or was cut short what its trials say.
+
+    Args:
+        path: the folder, or its ``curve.json``.
+        trust: call what its config names, where the study has not ended.
+
+    Raises:
+        StudyError: where there is no study, or its files do not tell.
+    """
+    files = Output(path.parent if path.is_file() else path)
     if files.curve.exists() or not files.trials.exists():
         study = read_study(path)
         told = study.result.trials + study.result.continued
         # Of more trials it has gone on since, and was cut short or still runs.
         if len(study.files.trials) <= told:
-            return study, files.report
+            return study
     study = at_target(files, None, trust)
     notes = ("the study has not ended: this is what its trials say so far", *study.files.notes)
-    return replace(study, files=replace(study.files, notes=notes)), files.report
+    return replace(study, files=replace(study.files, notes=notes))
 
 
 def at_target(files: Output, goal: float | None, trust: bool = False) -> StudyFolder:
@@ -123,7 +137,7 @@ def at_target(files: Output, goal: float | None, trust: bool = False) -> StudyFo
     is_own = target == own
     trials = list(found.trials) if is_own else ended_at(found.trials, target)
     posterior = study_posterior(prepared, trials, REPORT_PARTICLES)
-    analysis = analyse(prepared, trials, posterior, notes).analysis
+    analysis = analyse(prepared, trials, posterior, notes)
     over_target = OverTarget()
     if not is_own:
         arguments = None if told is None else told.arguments

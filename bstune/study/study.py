@@ -8,6 +8,7 @@
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from os import PathLike
 from typing import TYPE_CHECKING, Any
 
@@ -208,8 +209,20 @@ class Study:
             quieten()
             with users_errors(), os_exit_answered():
                 findings = self.run_on(plain_console())
-        assert findings is not None  # noqa: S101 (no single trial is asked for)
-        return Result(findings, self.recipe)
+        if findings is None:
+            raise ConfigError(
+                "trial.batch_size and trial.lr ask for one trial, which has no study's result: "
+                "leave them out, or use the command line"
+            )
+        return Result.of(findings, self.recipe)
+
+    @property
+    def result(self) -> "Result":
+        """What the study has come to so far, of its output folder; StudyError where it has not begun."""
+        # pandas' and matplotlib's callers
+        from bstune.study.result import load
+
+        return replace(load(self.options.output), options=self.options, recipe=self.recipe)
 
     def run_on(
         self, console: Console, elapsed: Callable[[], float] | None = None

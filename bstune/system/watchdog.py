@@ -67,7 +67,7 @@ class Watch:
         seconds: that a training step or an evaluation may take.
         overrun: is called with the error's text once one has taken longer. Where it returns True, it is called again
             as long as the thread stands at the same place.
-        silence: seconds without a line, after which one says what is waited for.
+        silence: seconds without a line, after which one says what is waited for; None: ten.
         backstop: whether code that lets no other thread run may end the process.
         now: a clock of seconds; tests move it.
     """
@@ -79,7 +79,7 @@ class Watch:
         overrun: Callable[[str], bool | None],
         *,
         backstop: bool = False,
-        silence: float = LINE_SECONDS,
+        silence: float | None = None,
         now: Callable[[], float] = time.monotonic,
     ) -> None:
         self.seconds = STEP_SECONDS if seconds is None else seconds
@@ -89,7 +89,7 @@ class Watch:
             else "raise protocol.trial_seconds if it needs longer"
         )
         self._say, self._overrun, self._backstop, self._now = say, overrun, backstop, now
-        self._silence = silence
+        self._silence = LINE_SECONDS if silence is None else silence
         self._thread = threading.get_ident()  # whose frames are shown
         self._waits = [Wait("what trains to be loaded")]
         self._looked = self._printed = now()
@@ -190,14 +190,14 @@ def watching(
     say: Callable[[str], None],
     seconds: float | None,
     end: Callable[[str], NoReturn] | None = None,
-    silence: float = LINE_SECONDS,
+    silence: float | None = None,
 ) -> Iterator[Callable[[str], None]]:
     """Watch what is waited for meanwhile; the body prints its own lines by what it is given.
 
     ``seconds`` limit each training step and evaluation. In a command a longer one ends the process, in C code as well.
     In a process of the user's, such as a notebook, nothing is killed: the main thread is interrupted, as by Ctrl-C, and
     a UserCodeError raised; what stands in C code, or in another thread, is said and goes on. ``end`` ends a process
-    that is neither, with the message. ``silence``: seconds without a line, after which one says what is waited for.
+    that is neither, with the message. ``silence`` as :class:`Watch` takes it.
     """
     if end is None and interruption.is_installed():
         end = end_command
