@@ -20,6 +20,7 @@ from bstune.core.curve import CurveError, CurveFit, fit_curve, log_slope
 from bstune.core.errors import ConfigError, TableError
 from bstune.core.records import Target
 from bstune.report.drawing import INK, PURPLE, log_axis, log_limits
+from bstune.result import CriticalAtTarget
 from bstune.study.critical import FINE, MAX_COARSE, growth
 from bstune.sweeps.harness import Finding
 from bstune.sweeps.search_benchmark import find_sources, find_target
@@ -198,21 +199,31 @@ def sentence(rows: Sequence[Mapping[str, Any]]) -> str:
     texts = []
     for name in dict.fromkeys(row["table"] for row in rows):
         own = [row for row in rows if row["table"] == name]
-        found = growth(own, 0.0)
+        points = [
+            CriticalAtTarget(
+                target=row["target"],
+                passed=0,
+                b_crit=row["b_crit"],
+                b_crit_low=row["b_crit_low"],
+                b_crit_high=row["b_crit_high"],
+            )
+            for row in own
+        ]
+        found = growth(points, 0.0)
         if found is None:
             texts.append(f"{name}: too few targets have a critical batch size with both ends")
             continue
         sign = (
             "rises"
-            if found["high"] < 0
+            if found.high < 0
             else "falls"
-            if found["low"] > 0
+            if found.low > 0
             else "neither surely rises nor falls"
         )
-        ends = f"{format_number(found['from'])} to {format_number(found['to'])}"
+        ends = f"{format_number(found.start)} to {format_number(found.end)}"
         texts.append(
-            f"{name}: from {own[0]['metric']} {ends} B_crit {sign}, as its power {found['exponent']:.2f} "
-            f"({found['level']:.0%}: {found['low']:.2f} to {found['high']:.2f})"
+            f"{name}: from {own[0]['metric']} {ends} B_crit {sign}, as its power {found.exponent:.2f} "
+            f"({found.level:.0%}: {found.low:.2f} to {found.high:.2f})"
         )
     return "; ".join(texts) + "."
 

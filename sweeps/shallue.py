@@ -123,14 +123,17 @@ def row(study: Compared, result: StudyResult) -> dict[str, Any]:
 
     Slopes are those of log S*(B) over log B, over a factor of 4 at the small and at the large end of the batch sizes
     that reached the target: -1 is perfect scaling, 0 none. ``steps`` and ``examples`` are the least of a reached trial.
+    ``searched`` has what the winner's trial has of what was searched besides, such as a momentum.
     """
     small, large = end_slopes(study)
     sizes = [one.batch_size for one in study.points]
+    searched = {} if result.winner is None else dict(result.winner.hyperparameters)
     return {
         "study": study.name,
         "B_crit": study.critical,
         "slopes": "-" if small is None else f"{small:.2f}, {large:.2f}",
         "exponent of lr": study.exponent_text,
+        "searched": _searched_text(searched),
         "reached at B": f"{format_count(min(sizes))} to {format_count(max(sizes))}"
         if sizes
         else "-",
@@ -146,8 +149,15 @@ def row(study: Compared, result: StudyResult) -> dict[str, Any]:
             "slope_large": large,
             "target": study.target,
             "seconds": study.spend_seconds,
+            "searched": searched,
         },
     }
+
+
+def _searched_text(values: Mapping[str, float | None]) -> str:
+    """Return ``momentum 0.93``; a dash where nothing was searched besides batch size and learning rate."""
+    texts = [f"{name} {format_number(value)}" for name, value in values.items() if value is not None]
+    return ", ".join(texts) or "-"
 
 
 def end_slopes(study: Compared) -> tuple[float | None, float | None]:
