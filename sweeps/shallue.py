@@ -11,6 +11,7 @@ for more examples, so S*(B) over E(B) = B S*(B) is what a budget of examples buy
 
 import functools
 import re
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
