@@ -77,7 +77,7 @@ def test_a_study_of_a_command_line_is_the_commands(tmp_path, bstune):
     assert status == 0
     assert "continues after 3 trials" in out
     assert trials_of(tmp_path / "outputs" / "s")[:3] == trials
-    with pytest.raises(ConfigError, match="recorded runs have nothing to train"):
+    with pytest.raises(ConfigError, match="a study's folder holds no code"):
         result.train()
 
 
@@ -166,3 +166,31 @@ def test_studies_of_the_same_name_in_one_process_keep_their_objects(tmp_path):
     first = {width: without_clock(result.records[0]) for width, result in results.items()}
     assert first[8][:3] == first[24][:3]
     assert first[8] != first[24]
+
+
+def test_a_folder_is_opened_as_the_result_that_it_is(tmp_path):
+    study = bstune.Study(**arguments(**OBJECTS))
+    result = study.run()
+    opened = bstune.load(result.folder)
+    assert opened.summary == result.summary
+    assert opened.records == tuple(result.records)
+    assert opened.options.search == result.options.search
+    assert opened.best == result.best == study.result.best
+    assert opened.curve.equals(result.curve)
+    assert len(opened.study.trials) == len(result.records)
+    with pytest.raises(ConfigError, match="a study's folder holds no code"):
+        opened.train()
+    _, trainer = opened.train(Net, OBJECTS["data"], **QUIET)
+    assert trainer.global_step == next(
+        trial.steps for trial in opened.records if trial.number == opened.best.number
+    )
+
+
+def test_a_study_that_has_not_ended_is_opened_by_its_trials(tmp_path):
+    write_rows(tmp_path / "t.jsonl", table_rows())
+    result = of_command_line(*REPLAY, "study=s").run()
+    (result.folder / "curve.json").unlink()
+    opened = bstune.load(result.folder)
+    assert opened.records == tuple(result.records)
+    assert opened.best.batch_size == result.best.batch_size
+    assert "the study has not ended" in opened.notes[0]
