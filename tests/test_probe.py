@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from builders import options_and_recipe
 
+from bstune.config import compose
 from bstune.core.clock import Phase
 from bstune.core.errors import ConfigError, HardwareError
 from bstune.core.step_time import StepTime
@@ -141,7 +141,9 @@ def test_what_the_end_of_a_probe_means(messages, stopped, exitcode, errors, outc
 
 
 def digits(*overrides):
-    return options_and_recipe("workload=digits", "device=cpu", "precision=32-true", *overrides)
+    # Not by builders.py: a probe imports this module, and its imports take 30 MiB there.
+    composed = compose(["workload=digits", "device=cpu", "precision=32-true", *overrides])
+    return composed.options, composed.trained
 
 
 def probe_of(*overrides, mib=4096, seconds=60.0, model="bstune.workloads.models.mlp"):

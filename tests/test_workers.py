@@ -287,14 +287,16 @@ DIGITS = (
 DIGITS += ("hardware.enabled=true",)
 
 TRAINED = """
-import multiprocessing, os
+import os
 from pathlib import Path
 from bstune.workloads.classifier import Classifier
 
 
 class Dies(Classifier):
     def training_step(self, batch, batch_idx):
-        if multiprocessing.parent_process() is not None and not Path("once").exists():
+        # The study writes it before its first trial.
+        in_search = Path("outputs/digits/config.yaml").exists()
+        if in_search and not Path("once").exists():
             Path("once").touch()
             os._exit(5)
         return super().training_step(batch, batch_idx)
