@@ -25,7 +25,9 @@ class Does(Classifier):
     def __init__(self, *arguments, deeds, **options):
         super().__init__(*arguments, **options)
         self.deed = "nothing"
-        if multiprocessing.parent_process() is not None:
+        # The study writes it before its first trial, and after the first steps.
+        in_search = any(Path("outputs").glob("*/config.yaml"))
+        if in_search and multiprocessing.parent_process() is not None:
             with open("begun", "a") as begun:
                 begun.write(".")
                 self.deed = deeds[min(begun.tell(), len(deeds)) - 1]

@@ -66,7 +66,7 @@ def test_every_sweep_composes_and_its_experiment_takes_its_parameters(name, tmp_
     assert checked.result == Path("outputs/sweeps") / name / "result.json"
     assert "http" in checked.source
     assert set(checked.parameters) == set(checked.plain_parameters)
-    trains = name in ("dawnbench", "minibatch_sgd", "powers_of_two", "shallue_error")
+    trains = name in ("alignment", "dawnbench", "minibatch_sgd", "powers_of_two", "shallue_error")
     assert (checked.composed is not None) == trains
     if trains:
         assert isinstance(checked.composed.options, TrainedOptions)
