@@ -157,7 +157,9 @@ def row(study: Compared, result: StudyResult) -> dict[str, Any]:
 
 def _searched_text(values: Mapping[str, float | None]) -> str:
     """Return ``momentum 0.93``; a dash where nothing was searched besides batch size and learning rate."""
-    texts = [f"{name} {format_number(value)}" for name, value in values.items() if value is not None]
+    texts = [
+        f"{name} {format_number(value)}" for name, value in values.items() if value is not None
+    ]
     return ", ".join(texts) or "-"
 
 
