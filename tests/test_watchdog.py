@@ -317,6 +317,20 @@ def test_at_the_tunables_ends_too(bstune, project, tmp_path):
     assert " in hold: " in err
 
 
+def test_the_processes_one_timer_is_the_innermost_watchs(monkeypatch):
+    calls = []
+    timer = watchdog.faulthandler
+    monkeypatch.setattr(timer, "dump_traceback_later", lambda *_, **named: calls.append("set"))
+    monkeypatch.setattr(timer, "cancel_dump_traceback_later", lambda: calls.append("cancelled"))
+    outer = watchdog.Watch(print, None, end, backstop=True)
+    inner = watchdog.Watch(print, None, end, backstop=True)
+    monkeypatch.setattr(watchdog, "_watches", [outer, inner])
+    inner.begin(watchdog.Wait("a step", inner, steps=True))
+    outer.look()
+    inner.look()
+    assert calls == ["set", "set"]
+
+
 def test_slow_data_are_waited_for_and_said(bstune, project, monkeypatch):
     monkeypatch.setattr(watchdog, "LINE_SECONDS", 0.1)
     project("setup", "time.sleep(0.7)")

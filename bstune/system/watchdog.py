@@ -152,7 +152,12 @@ class Watch:
         )
 
     def _set_backstop(self, wait: Wait) -> None:
-        """Let a thread of C end the process should no look follow, as code that keeps Python's lock allows none."""
+        """Let a thread of C end the process should no look follow, as code that keeps Python's lock allows none.
+
+        The process has one such timer: it is the innermost watch's.
+        """
+        if _watches and _watches[-1] is not self:
+            return
         if self._backstop and wait.steps:
             faulthandler.dump_traceback_later(self.seconds + BACKSTOP_SECONDS, exit=True, file=2)
         elif self._backstop:
