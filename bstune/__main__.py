@@ -425,9 +425,7 @@ def worker(arguments: list[str]) -> None:
     # optuna, and to train lightning
     from bstune.study.study import Study
 
-    study = Study.joined(given["study"], url, arguments)
-    quieten(training=study.recipe is not None)
-    study.work_on(plain_console())
+    Study.join(given["study"], url, arguments, plain_console())
 
 
 def lightning(arguments: list[str]) -> None:

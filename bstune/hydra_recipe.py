@@ -158,7 +158,7 @@ def _with_targets(node: Node | DictConfig) -> Node | DictConfig:
     """Write ``class_path`` and ``init_args`` as ``_target_`` and the arguments beside it."""
     config = node if isinstance(node, DictConfig) else OmegaConf.create(node)
     if "class_path" not in OmegaConf.to_yaml(config):
-        return node
+        return config
     converted: DictConfig = OmegaConf.create(_targets(OmegaConf.to_container(config, resolve=True)))
     return converted
 

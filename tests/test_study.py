@@ -14,6 +14,7 @@ from toolbox import entries, make_spec, table_rows, trials_of, write_rows
 import bstune
 from bstune.core.errors import ConfigError
 from bstune.options import GivenOptions, ReplayedOptions, TrainedOptions
+from bstune.study.prepare import compose_checked
 from bstune.trial.loop import run_trial
 from bstune.trial.workload import load
 
@@ -40,7 +41,7 @@ def arguments(**changes):
 
 
 def of_command_line(*given):
-    return bstune.Study.from_command_line(given)
+    return bstune.Study.of(compose_checked(given), given)
 
 
 @pytest.fixture(autouse=True)

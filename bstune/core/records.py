@@ -198,6 +198,19 @@ class TrialResult:
             else None
         )
 
+    def again(self, max_steps: int | None = None) -> TrialSpec:
+        """Return the spec of the same trial, from its start."""
+        return TrialSpec(
+            number=self.number,
+            trial_index=self.trial_index,
+            batch_size=self.batch_size,
+            lr=self.lr,
+            delta=self.delta,
+            seed=self.seed,
+            max_steps=max_steps,
+            hyperparameters=self.hyperparameters,
+        )
+
     def after(self, steps: int) -> dict[str, Any]:
         """Return what the record says of its first ``steps`` steps: as fields, ``steps`` among them."""
         return {"steps": steps, "examples": steps * self.batch_size}

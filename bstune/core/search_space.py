@@ -27,6 +27,15 @@ class Tunable:
         """Return a value as the config takes it: an integer where it is one."""
         return round(value) if self.integer else value
 
+    @property
+    def middle(self) -> float:
+        """The middle of the range on the scale that is searched."""
+        low, high = self.searched(self.low), self.searched(self.high)
+        # Options refuse a log scale from 0 on, where they are checked.
+        has_logs = self.log and min(low, high) > 0
+        middle = math.sqrt(low * high) if has_logs else (low + high) / 2
+        return self.value(self.searched(middle))
+
     def searched(self, value: float) -> float:
         """Return what is searched in place of a value, and the value of what was searched: one less the other."""
         return 1.0 - value if self.complement else value

@@ -71,9 +71,7 @@ def _own_value(options: StudyOptions, tunable: Tunable) -> int | float:
     own = option_at(options, tunable.key)
     if isinstance(own, int | float) and not isinstance(own, bool):
         return tunable.value(own)
-    low, high = tunable.searched(tunable.low), tunable.searched(tunable.high)
-    middle = math.sqrt(low * high) if tunable.log else (low + high) / 2
-    return tunable.value(tunable.searched(middle))
+    return tunable.middle
 
 
 def is_baseline(trial: TrialResult, baseline: Baseline | None) -> bool:

@@ -1,6 +1,5 @@
 """What a study of Python objects is given, checked: its workload's options, and its recipe."""
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from numbers import Real
@@ -12,7 +11,7 @@ from lightning.pytorch import LightningDataModule, LightningModule
 from bstune.config import read_yaml
 from bstune.core.errors import ConfigError
 from bstune.core.records import Budget, Target
-from bstune.core.search_space import MODULE
+from bstune.core.search_space import MODULE, Tunable
 from bstune.options import Node, StudyOptions
 from bstune.trial.backend import OWNED
 from bstune.trial.python_recipe import PythonRecipe, Trial, data_module, module_builder
@@ -94,7 +93,9 @@ def recipe_of(module: Module, data: Data, options: StudyOptions) -> PythonRecipe
     """Return a recipe of objects that train what a study's options state."""
     reference = options.workload.reference
     searched = options.workload.tunable
-    own_values = {name: _middle(searched[name].model_dump()) for name in options.search.tune}
+    own_values = {
+        name: Tunable(name, **searched[name].model_dump()).middle for name in options.search.tune
+    }
     return PythonRecipe(
         module_builder(module, list(own_values)),
         data_module(data, int(reference.batch_size)),
@@ -111,7 +112,7 @@ def _recipe(
         return None
     values: dict[str, float] = {"batch_size": batch_size, "lr": lr, "seed": given.seed or 0}
     values["total_steps"] = given.budget.last_step(batch_size)
-    middles = {name: _middle(searched) for name, searched in tunable.items()}
+    middles = {name: Tunable(name, **searched).middle for name, searched in tunable.items()}
     recipe = PythonRecipe(
         module_builder(given.module, list(tunable)),
         data_module(given.data, batch_size),
@@ -181,14 +182,6 @@ def _tunable(name: str, value: Any) -> dict[str, Any]:
     raise ConfigError(
         f"tunable[{name!r}] must be (low, high) or a dict of {', '.join(sorted(TUNABLE))}, but got {value!r}"
     )
-
-
-def _middle(tunable: Mapping[str, Any]) -> float:
-    low, high = tunable["low"], tunable["high"]
-    if tunable["log"] and tunable.get("complement") and high < 1:
-        return 1.0 - math.sqrt((1.0 - low) * (1.0 - high))
-    value = math.sqrt(low * high) if tunable["log"] and low > 0 else (low + high) / 2
-    return round(value) if tunable["integer"] else value
 
 
 def _is_number(value: Any) -> bool:

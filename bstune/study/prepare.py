@@ -157,9 +157,8 @@ def prepare(
         protocol = make_protocol(options, recipe)
         backend = backend or ReplayBackend(options, protocol)
     budget = search_budget(options)
-    space = make_space(options)
-    if backend is not None:
-        space = make_space(options, backend.lr_range)
+    # What trains takes any learning rate.
+    space = make_space(options, TrialBackend.lr_range if backend is None else backend.lr_range)
     files = Output(Path(options.output).absolute())
     check_writable(files.root / "trials.jsonl", f"output={options.output}")
     build_sampler(options, budget, 0)
@@ -259,10 +258,10 @@ def _prepare_training(
     check_takes_rate(recipe)
     trials_log = TrialsLog(files.trials_log)
     is_study = trial is None and options.search.workers > 0
-    training: Training = TrainingHere(options, recipe, protocol, trials_log)
     processes = TrainingProcess(options, recipe, trials_log)
-    if is_study:
-        training = processes
+    training: Training = processes
+    if not is_study:
+        training = TrainingHere(options, recipe, protocol, trials_log)
     with watching(log, None, silence=OWN_SILENCE) as say, waiting_for("the process that trains"):
         backend, space, survey, notes = _try_and_survey(
             options, recipe, protocol, space, trial, budget, training, say

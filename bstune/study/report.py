@@ -18,7 +18,7 @@ from rich.console import Console
 from rich.text import Text
 
 from bstune.core.curve import CurveBand, CurveError, CurveFit, fit_curve, frontier_points
-from bstune.core.records import Merit, TrialResult, TrialSpec
+from bstune.core.records import Merit, TrialResult
 from bstune.options import overrides
 from bstune.report.answer import INDENT, WIDTH, Answer, Line, answer, block
 from bstune.report.figure import draw_curve
@@ -439,15 +439,13 @@ def _test_winners(
     tests: dict[str, dict[str, float]] = dict(study.user_attrs.get(TESTS, {}))
     for winner in best.values():
         trial = winner.trial
-        names = ("number", "trial_index", "batch_size", "lr", "delta", "seed", "hyperparameters")
-        spec = TrialSpec(**{name: getattr(trial, name) for name in names})
         if str(trial.number) in tests:
             continue
         with (
             optional(f"no test metrics of trial {trial.number}", missing),
             chdir("."),
         ):  # that code may leave the folder
-            if metrics := prepared.backend.test(spec, prepared.files):
+            if metrics := prepared.backend.test(trial.again(), prepared.files):
                 tests[str(trial.number)] = dict(metrics)
     study.set_user_attr(TESTS, tests)
     numbers = {

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bstune.core.errors import ConfigError, StudyError
-from bstune.core.records import TrialResult, TrialSpec
+from bstune.core.records import TrialResult
 from bstune.options import StudyOptions
 from bstune.recipe import Recipe
 from bstune.report.answer import answer, block, unreached_advice
@@ -184,16 +184,7 @@ class Result:
                 "bstune.Study takes them"
             )
         trial = next(trial for trial in self.records if trial.number == best.number)
-        spec = TrialSpec(
-            number=trial.number,
-            trial_index=trial.trial_index,
-            batch_size=trial.batch_size,
-            lr=trial.lr,
-            delta=trial.delta,
-            seed=trial.seed,
-            max_steps=best.horizon,
-            hyperparameters=trial.hyperparameters,
-        )
+        spec = trial.again(max_steps=best.horizon)
         with restored():
             workload, protocol = load_workload(options, recipe)
             steps = best.horizon or trial.steps

@@ -20,7 +20,7 @@ from bstune.core.records import Budget, Target
 from bstune.hydra_recipe import instantiate
 from bstune.options import GivenOptions, StudyOptions, with_option
 from bstune.recipe import Recipe
-from bstune.study.prepare import compose_checked, compose_joined, prepare
+from bstune.study.prepare import compose_joined, prepare
 from bstune.study.report import Findings
 from bstune.study.run import run as run_options
 from bstune.study.run import run_worker
@@ -166,20 +166,27 @@ class Study:
         return study
 
     @classmethod
-    def from_command_line(cls, arguments: Sequence[str]) -> "Study":
-        """Make the study of a command line's arguments, such as ``workload=digits``."""
-        return cls.of(compose_checked(arguments), arguments)
-
-    @classmethod
-    def joined(cls, name: str, storage: str, arguments: Sequence[str]) -> "Study":
-        """Make the study that another process runs, by its name in a storage.
+    def join(cls, name: str, storage: str, arguments: Sequence[str], console: Console) -> int:
+        """Run trials of a study that another process owns, until none is left; return how many.
 
         Args:
             name: of the study.
             storage: its URL.
             arguments: in which this machine differs from the study's own.
+            console: to print to.
         """
-        return cls.of(compose_joined(find_study(name, storage), arguments), arguments)
+
+        def say(line: str) -> None:
+            console.print(line, soft_wrap=True)
+
+        stored = find_study(name, storage)
+        own = cls.of(compose_joined(stored, arguments), arguments)
+        quieten(training=own.recipe is not None)
+        prepared = prepare(own.options, own.recipe, say)
+        try:
+            return run_worker(prepared, stored, console)
+        finally:
+            prepared.close()
 
     def run(self) -> "Result":
         """Search, or go on with it, write the report, and return the results.
@@ -234,19 +241,6 @@ class Study:
         if self.recipe is None and isinstance(self.options, GivenOptions):
             raise ConfigError("the study has no module to train: give module=... and data=...")
         return run_options(self.options, self.recipe, self.arguments, console, elapsed)
-
-    def work_on(self, console: Console) -> int:
-        """Run trials of the study, which another process owns, until none is left; return how many."""
-
-        def say(line: str) -> None:
-            console.print(line, soft_wrap=True)
-
-        study = find_study(self.options.study, self.options.storage)
-        prepared = prepare(self.options, self.recipe, say)
-        try:
-            return run_worker(prepared, study, console)
-        finally:
-            prepared.close()
 
     def __repr__(self) -> str:
         return f"Study({self.options.study!r}, workload={self.options.workload.name!r})"

@@ -17,13 +17,12 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 
-from bstune.core.errors import BstuneError, UserCodeError
+from bstune.core.errors import BstuneError
 from bstune.core.records import TrialProtocol, TrialResult, TrialSpec
 from bstune.options import StudyOptions
 from bstune.recipe import Recipe
 from bstune.system.console import quieten
-from bstune.system.exits import is_interruption, sys_exit_error
-from bstune.system.failures import described
+from bstune.system.exits import is_interruption, untrainable
 from bstune.system.files import Output, is_own
 from bstune.system.watchdog import waiting_for, watching
 from bstune.trial.backend import TrialBackend, make_space
@@ -278,11 +277,7 @@ def _users_errors() -> Iterator[None]:
     except (Exception, SystemExit) as error:
         if isinstance(error, SystemExit) and is_interruption(error):
             raise
-        shown = sys_exit_error(error) if isinstance(error, SystemExit) else error
-        message, frames = described(shown)
-        raise UserCodeError(
-            f"the workload cannot be trained: {message}\n{frames}".rstrip()
-        ) from error
+        raise untrainable(error) from error
 
 
 class TrainingProcess:

@@ -6,8 +6,9 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import NoReturn
 
+from bstune.core.errors import UserCodeError
 from bstune.system import interruption
-from bstune.system.failures import frame_lines, standing_frames
+from bstune.system.failures import described, frame_lines, standing_frames
 from bstune.system.secrets import redact
 
 
@@ -28,6 +29,13 @@ def sys_exit_error(error: SystemExit) -> RuntimeError:
     """Make an error of the user's own ``sys.exit``, ``exit`` or ``quit``, from the same place."""
     text = f"sys.exit({error.code!r}) was called"
     return RuntimeError(text).with_traceback(error.__traceback__)
+
+
+def untrainable(error: BaseException) -> UserCodeError:
+    """Make the command's error of what the user's code raised before any trial, with its frames."""
+    shown = sys_exit_error(error) if isinstance(error, SystemExit) else error
+    message, frames = described(shown)
+    return UserCodeError(f"the workload cannot be trained: {message}\n{frames}".rstrip())
 
 
 @contextmanager

@@ -29,7 +29,7 @@ from typing import Any, NoReturn, Protocol, Self
 from bstune.core.errors import BstuneError, UserCodeError
 from bstune.core.records import TrialResult, TrialSpec
 from bstune.system import interruption
-from bstune.system.exits import Terminated, os_exit_answered, sys_exit_error
+from bstune.system.exits import Terminated, os_exit_answered, sys_exit_error, untrainable
 from bstune.system.failures import described, in_users_code, note_users_code
 from bstune.system.files import Output, full_disk
 from bstune.system.openmp import SPIN, spin_shortly
@@ -684,9 +684,7 @@ def _answer(
         return train, Answer(error=error, cause=_users_cause(error))
     except BaseException as error:  # noqa: BLE001 (sys.exit too: whatever the user's code raises)
         shown = sys_exit_error(error) if isinstance(error, SystemExit) else error
-        message, frames = described(shown)
-        text = f"the workload cannot be trained: {message}\n{frames}".rstrip()
-        return train, Answer(error=UserCodeError(text), cause=_pickled(shown))
+        return train, Answer(error=untrainable(error), cause=_pickled(shown))
 
 
 # The watchdog's thread sends as well.
