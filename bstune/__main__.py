@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING
 from bstune.core.batch_split import split_batch, split_lines
 from bstune.core.clock import process_seconds
 from bstune.core.errors import BstuneError, ConfigError, Interrupted, StudyError, UserCodeError
-from bstune.core.scaling import lr_of
+from bstune.core.scaling import RULES, lr_of
 from bstune.system import interruption
 from bstune.system.console import plain_console, quieten
 from bstune.system.exits import is_interruption, os_exit_answered, sys_exit_error
@@ -540,15 +540,18 @@ def plan(arguments: list[str]) -> None:
     parser.add_argument(
         "--reference-batch-size", type=int, metavar="B0", help="that --lr belongs to (default: B)"
     )
-    rules = ("none", "sqrt", "linear", "saturating", "surge")
     parser.add_argument(
-        "--scaling", choices=rules, default="sqrt", help="the rule from B0 to B (default: sqrt)"
+        "--scaling",
+        choices=tuple(RULES),
+        default="sqrt",
+        help="the rule from B0 to B (default: sqrt)",
     )
-    parser.add_argument("--noise-scale", type=float, help="in examples, for saturating and surge")
+    noisy = [name for name, rule in RULES.items() if rule.takes_noise_scale]
+    parser.add_argument("--noise-scale", type=float, help=f"in examples, for {' and '.join(noisy)}")
     options = parser.parse_args(arguments)
     if options.lr is None and options.reference_batch_size is not None:
         parser.error("--reference-batch-size needs the learning rate that goes with it: give --lr")
-    if options.scaling in rules[3:] and options.noise_scale is None:
+    if options.scaling in noisy and options.noise_scale is None:
         parser.error(f"--scaling {options.scaling} needs --noise-scale, in examples")
     split = split_batch(options.batch_size, options.devices, options.memory_ceiling)
     lines = list(split_lines(split, options.memory_ceiling))

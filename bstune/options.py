@@ -19,7 +19,8 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError
 
-from bstune.core.records import Budget, CompileMode, FastMode, Objective, Target
+from bstune.core.objectives import Objective
+from bstune.core.records import Budget, CompileMode, FastMode, Target
 from bstune.core.search_space import BUDGET, HALF_LIVES, MODULE
 from bstune.system.files import expand_home
 

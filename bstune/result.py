@@ -18,7 +18,8 @@ from typing import Annotated, Literal, NamedTuple, TypeVar
 
 from pydantic import AfterValidator, BaseModel, Field, model_validator
 
-from bstune.core.records import STATUSES, Merit, Objective, dump_json
+from bstune.core.objectives import Objective
+from bstune.core.records import STATUSES, Merit, Status, dump_json
 
 SCHEMA_NUMBER = 1  # of curve.json: a change of its keys or of their meaning counts it up
 INTERVAL_LEVEL = 0.9  # nominal coverage of a result's intervals
@@ -509,7 +510,7 @@ class BaselineResult(Part, frozen=True):
     """The learning rate."""
     hyperparameters: Hyperparameters
     """The values that the config itself has of what else is searched."""
-    status: Literal["reached", "censored", "diverged", "oom", "failed"]
+    status: Status
     """How that run ended."""
     steps: Count
     """Steps to its end."""

@@ -21,7 +21,7 @@ from bstune.hardware.probe import (
     largest_in_time,
     measure_ceiling,
 )
-from bstune.trial.preflight import Findings
+from bstune.trial.preflight import PreflightFindings
 from bstune.workloads.models import mlp
 
 MiB = 2**20
@@ -221,7 +221,7 @@ def test_a_real_ceiling():
     [(0.0, None), (5.0, None), (50.0, 1), (10.0, 5), (500.0, 1)],  # of ten batches
 )
 def test_a_probe_reads_as_many_batches_as_take_seconds(seconds, batches):
-    tried = Findings(8, StepTime(0.0, 0.1), 4, (), seconds, 10)
+    tried = PreflightFindings(8, StepTime(0.0, 0.1), 4, (), seconds, 10)
     assert evaluated_batches(tried) == batches
     assert evaluated_batches(None) is None
 

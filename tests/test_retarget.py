@@ -2,12 +2,15 @@ import json
 import shutil
 
 import pytest
+import yaml
 from toolbox import make_trial, table_rows, trials_of, write_rows
 
 from bstune.__main__ import main
+from bstune.config import read_yaml
 from bstune.core.errors import ConfigError, StudyError
 from bstune.core.records import Target
 from bstune.study import retarget
+from bstune.study.folder_config import options_of_folder
 from bstune.study.retarget import at_target, ended_at
 from bstune.system.files import Output
 
@@ -199,6 +202,27 @@ def test_what_does_not_tell_enough_is_refused_in_one_line(folder, name, text, sa
         retarget.main([str(folder), "target=0.2"])
     assert said in str(error.value)
     assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("name", ["search.precision", "mlflow.retries", "protocol", "debug"])
+def test_an_option_that_came_after_the_folder_has_its_default(folder, name):
+    file = folder / "config.yaml"
+    values = yaml.safe_load(file.read_text())
+    section, _, option = name.partition(".")
+    if option:
+        del values[section][option]
+    else:
+        del values[section]
+    file.write_text(yaml.safe_dump(values))
+    options = options_of_folder(yaml.safe_load(file.read_text()), file)
+    default = read_yaml("config.yaml")[section]
+    found = getattr(options, section)
+    if option:
+        assert getattr(found, option) == default[option]
+    elif section == "protocol":
+        assert found.evaluation_ratio == default["evaluation_ratio"]
+    else:
+        assert found == default
 
 
 def test_schedules_that_end_with_the_trial_tell_nothing_of_another_target(folder):

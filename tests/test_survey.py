@@ -24,7 +24,7 @@ from bstune.hardware.survey import (
 )
 from bstune.study.tune import survey
 from bstune.trial.backend import make_protocol, make_space
-from bstune.trial.preflight import Findings
+from bstune.trial.preflight import PreflightFindings
 from bstune.trial.workload import build_workload, load_data
 from tests.toolbox import entries, make_survey
 
@@ -189,7 +189,7 @@ def test_a_batch_size_whose_steps_would_not_end_in_time_is_not_timed(
         "hardware.step_time.min_steps=3",
         "hardware.step_time.rungs=3",
     )
-    found = Findings(32, StepTime(0.0, seconds_per_example), 4, ())
+    found = PreflightFindings(32, StepTime(0.0, seconds_per_example), 4, ())
     device = torch.device("cpu")
     space, protocol = make_space(options), make_protocol(options, recipe)
     ceiling = replace(make_survey().ceiling, smallest=32)

@@ -97,8 +97,8 @@ def test_a_trial_ends_where_the_report_has_to_begin(elapsed, is_baseline, second
 def test_what_two_trials_would_have_needed_is_said(done, shortest, seconds):
     one = wall(30.0, limit=10.0)
     assert one.seconds_of_two(done, shortest) == pytest.approx(seconds)
-    assert f"search.wall_seconds={math.ceil(seconds)}" in one.sentence(done, 0.0, shortest)
-    assert "two trials" not in one.sentence([STOPPED, THIRD], 0.0, shortest)
+    assert f"search.wall_seconds={math.ceil(seconds)}" in one.end(done, 0.0, shortest).sentence
+    assert "two trials" not in one.end([STOPPED, THIRD], 0.0, shortest).sentence
 
 
 @pytest.mark.parametrize(

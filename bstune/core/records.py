@@ -26,9 +26,7 @@ from bstune.core.errors import ConfigError, RecordError
 
 Status = Literal["reached", "censored", "diverged", "oom", "failed"]
 STATUSES: tuple[str, ...] = get_args(Status)
-Objective = Literal["time", "steps", "both", "curve"]  # of a study
 Merit = Literal["time", "steps"]  # what a winner is best by
-OBJECTIVES: tuple[Objective, ...] = get_args(Objective)
 LARGEST = 1e15  # of counts and measurements in a record
 NEVER = 1e300  # a goal is a finite number, and far from this one
 LOOK_BACK = 1.25

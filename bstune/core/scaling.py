@@ -7,12 +7,12 @@ examples.
 
 import math
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from bstune.core.errors import ConfigError
 
-ScalingRule = Callable[
-    [float], float
-]  # a rule once its reference (and noise scale, where it takes one) is bound
+# A rule once its reference (and noise scale, where it takes one) is bound.
+ScalingRule = Callable[[float], float]
 
 
 def none(batch_size: float, reference_batch_size: float, reference_lr: float) -> float:
@@ -57,6 +57,37 @@ def surge(
     return reference_lr * hill(reference_batch_size) / hill(batch_size)
 
 
+@dataclass(frozen=True)
+class NamedRule:
+    """A rule as a user names it.
+
+    Args:
+        lr: the rule; of a batch size, the reference's batch size and rate, and its noise scale
+            where ``exponent`` is None.
+        words: what texts call it.
+        exponent: of B, where the rule is a power of it.
+    """
+
+    lr: Callable[..., float]
+    words: str
+    exponent: float | None
+
+    @property
+    def takes_noise_scale(self) -> bool:
+        """Whether the rule has a noise scale, in examples, where it turns."""
+        return self.exponent is None
+
+
+# Every rule that ships, by its name. A new one stands here and in a file of conf/scaling/.
+RULES = {
+    "none": NamedRule(none, "a constant rate", exponent=0.0),
+    "sqrt": NamedRule(sqrt, "the square root", exponent=0.5),
+    "linear": NamedRule(linear, "linear scaling", exponent=1.0),
+    "saturating": NamedRule(saturating, "the saturating rule", exponent=None),
+    "surge": NamedRule(surge, "the surge rule", exponent=None),
+}
+
+
 def lr_of(
     rule: str,
     batch_size: float,
@@ -67,18 +98,15 @@ def lr_of(
     """Return a rule's learning rate, the rule given by its name; ConfigError for another name, or what is not positive.
 
     Args:
-        rule: ``none``, ``sqrt``, ``linear``, or ``saturating`` and ``surge``, which take a noise scale.
+        rule: a name of ``RULES``.
         batch_size: in examples, to which the rate is scaled.
         reference_batch_size: of the pair that the rule passes through.
         reference_lr: of that pair.
-        noise_scale: in examples.
+        noise_scale: in examples, for the rules that take one.
     """
-    rules: dict[str, Callable[..., float]] = {"none": none, "sqrt": sqrt, "linear": linear}
-    noisy: dict[str, Callable[..., float]] = {"saturating": saturating, "surge": surge}
-    if rule not in rules | noisy:
-        raise ConfigError(
-            f"the scaling rule must be one of {', '.join(rules | noisy)}, but got {rule!r}"
-        )
+    named = RULES.get(rule)
+    if named is None:
+        raise ConfigError(f"the scaling rule must be one of {', '.join(RULES)}, but got {rule!r}")
     positive: dict[str, float | None] = {
         "batch size": batch_size,
         "reference batch size": reference_batch_size,
@@ -88,9 +116,9 @@ def lr_of(
     for name, value in positive.items():
         if value is not None and not (math.isfinite(value) and value > 0):
             raise ConfigError(f"the {name} must be a positive number, but got {value:g}")
-    if rule in noisy:
-        return noisy[rule](batch_size, reference_batch_size, reference_lr, noise_scale)
-    return rules[rule](batch_size, reference_batch_size, reference_lr)
+    if named.takes_noise_scale:
+        return named.lr(batch_size, reference_batch_size, reference_lr, noise_scale)
+    return named.lr(batch_size, reference_batch_size, reference_lr)
 
 
 def beta2_of(batch_size: float, half_life: float) -> float:

@@ -48,7 +48,7 @@ from bstune.system.secrets import redact
 from bstune.system.watchdog import waiting_for
 from bstune.trial.distributed import join
 from bstune.trial.loop import run_trial
-from bstune.trial.preflight import Findings
+from bstune.trial.preflight import PreflightFindings
 from bstune.trial.trainer import without_monitors
 from bstune.trial.workers import CONTEXT, lead_group, start_process, start_server
 from bstune.trial.workload import load
@@ -288,7 +288,7 @@ def _clock(
     return clock, total if limit is None else limit
 
 
-def evaluated_batches(tried: Findings | None) -> int | None:
+def evaluated_batches(tried: PreflightFindings | None) -> int | None:
     """Return how many validation batches a probe reads; None: all, as they take few seconds.
 
     The first batch takes as much memory as the others, but where a module keeps what it sees.
@@ -321,7 +321,7 @@ def measure_ceiling(
     limit: int | None,
     steps: int,
     seconds: float,
-    tried: Findings | None = None,
+    tried: PreflightFindings | None = None,
     wanted_seconds: float = math.inf,
     **search: Any,
 ) -> Ceiling:

@@ -45,7 +45,7 @@ from bstune.trial.graph import eager_steps
 from bstune.trial.loop import Workload
 from bstune.trial.preflight import (
     FEW_EXAMPLES,
-    Findings,
+    PreflightFindings,
     check_loaders,
     in_small_batches,
     preflight,
@@ -212,7 +212,7 @@ def measure(
     train_examples: int,
     build: Callable[[], Workload],
     log: Callable[[str], None],
-    tried: Findings | None = None,
+    tried: PreflightFindings | None = None,
 ) -> Survey:
     """Measure what the hardware allows for a workload, in this process but for the probes of memory.
 
@@ -233,7 +233,7 @@ def measure_with(
     space: Space,
     protocol: TrialProtocol,
     train_examples: int,
-    tried: Findings | None,
+    tried: PreflightFindings | None,
     time_steps: TimeSteps,
     log: Callable[[str], None],
 ) -> Survey:
@@ -295,7 +295,7 @@ def time_workload(
     space: Space,
     protocol: TrialProtocol,
     workload: Workload,
-    tried: Findings | None,
+    tried: PreflightFindings | None,
     ceiling: Ceiling,
     seconds: float,
 ) -> TimedSteps:
@@ -313,7 +313,9 @@ def time_workload(
     return TimedSteps(measured, limits, cost, misaligned, (*notes, *more))
 
 
-def _few_steps(workload: Workload, protocol: TrialProtocol, space: Space) -> Findings | None:
+def _few_steps(
+    workload: Workload, protocol: TrialProtocol, space: Space
+) -> PreflightFindings | None:
     """Return what a few steps show; None of a workload that can be trained, but not tuned."""
     alone = replace(protocol, devices=1)
     try:
@@ -471,7 +473,7 @@ def _time_ladder(
     ceiling: Ceiling,
     device: torch.device,
     seconds: float,
-    tried: Findings | None,
+    tried: PreflightFindings | None,
 ) -> tuple[timing.Measured, tuple[str, ...]]:
     """Time steps within ``seconds``; return what was measured, and notes."""
     step_time = options.hardware.step_time
@@ -542,7 +544,7 @@ def cached_survey(
     data: LightningDataModule,
     build: Callable[[], Workload],
     log: Callable[[str], None],
-    tried: Findings | None = None,
+    tried: PreflightFindings | None = None,
 ) -> tuple[Survey, bool]:
     """Return the cached survey of this workload, device and versions, or a new one, and whether it was cached.
 

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from bstune.core.records import Merit
+from bstune.core.scaling import RULES
 from bstune.result import (
     MAXIMAL_DATA_PARALLELISM,
     PERFECT_SCALING,
@@ -41,14 +42,6 @@ STATUS_WORDS = {
     "oom": "out of memory",
     "failed": "failed",
 }
-RULE_WORDS = {
-    "none": "a constant rate",
-    "sqrt": "the square root",
-    "linear": "linear scaling",
-    "saturating": "the saturating rule",
-    "surge": "the surge rule",
-}
-POWERS = ("none", "sqrt", "linear")
 PREDICTED = "predicted, not run again on fresh seeds"
 # Times its low end: an interval this narrow is good, and good enough.
 NARROW = 1.5
@@ -583,7 +576,7 @@ def _exponent_text(law: Exponent) -> str:
 def verdict(low: float, high: float, exponents: Mapping[str, float]) -> str:
     """Write which scaling rules fit an interval of the exponent, as a phrase; ``exponents`` are those of the rules."""
     ordered = sorted(exponents.items(), key=lambda item: item[1])
-    fitting = [RULE_WORDS[name] for name, exponent in ordered if low <= exponent <= high]
+    fitting = [RULES[name].words for name, exponent in ordered if low <= exponent <= high]
     if len(fitting) > 1:
         all_of_them = "both" if len(fitting) == 2 else "all"
         return f"{', '.join(fitting[:-1])} and {fitting[-1]} {all_of_them} fit"
@@ -593,13 +586,13 @@ def verdict(low: float, high: float, exponents: Mapping[str, float]) -> str:
     below = list[str]()
     above = list[str]()
     for name, exponent in ordered:
-        if name in POWERS:
+        if RULES[name].exponent is not None:
             (below if exponent < low else above).append(name)
     if not above:
-        return f"faster than {RULE_WORDS[below[-1]]}"
+        return f"faster than {RULES[below[-1]].words}"
     if not below or below[-1] == "none":
-        return f"slower than {RULE_WORDS[above[0]]}"
-    return f"between {RULE_WORDS[below[-1]]} and {RULE_WORDS[above[0]]}"
+        return f"slower than {RULES[above[0]].words}"
+    return f"between {RULES[below[-1]].words} and {RULES[above[0]].words}"
 
 
 def _devices(result: StudyResult) -> Iterator[str | None]:

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from bstune.core.records import Merit, TrialResult
-from bstune.core.scaling import linear, none, sqrt
+from bstune.core.scaling import RULES
 from bstune.report.answer import (
     STATUS_WORDS,
     critical_text,
@@ -307,9 +307,11 @@ def learning_rates(study: StudyFolder) -> str:
             for b, lr in zip(sizes, curve.lr, strict=True)
         ]
         traces.append(_line(sizes, curve.lr, "best learning rate", hover))
-        for rule in (none, sqrt, linear):
-            rates = [rule(size, reference.batch_size, reference.lr) for size in sizes]
-            traces.append(_line(sizes, rates, f"rule {rule.__name__}", None, "--faint", "dot", 1.2))
+        for name, rule in RULES.items():
+            if rule.exponent is None:
+                continue
+            rates = [rule.lr(size, reference.batch_size, reference.lr) for size in sizes]
+            traces.append(_line(sizes, rates, f"rule {name}", None, "--faint", "dot", 1.2))
     kinds = (
         ("reached", "--blue", "circle"),
         ("censored", "--grey", "triangle-up-open"),

@@ -16,8 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bstune.core.records import Merit, TrialResult
+from bstune.core.scaling import RULES
 from bstune.report.answer import (
-    RULE_WORDS,
     answer,
     b_opt_text,
     critical_text,
@@ -61,7 +61,6 @@ GROWTH, MAX_GROWTHS = (
 )  # of a panel's lower end, in shares of its height, until its labels have room
 USE_TEXT = "the one to use; bar: over fresh seeds, if any ran"
 SLOPE_TEXT = "twice the batch,\nhalf the steps"
-POWERS = {"none": 0.0, "sqrt": 0.5, "linear": 1.0}  # of the batch size, by the rules that are drawn
 
 
 @dataclass(frozen=True)
@@ -497,8 +496,10 @@ def _draw_rules(axes: "Axes", start: float, lr: float) -> Iterator[Label]:
     limits = axes.get_xlim(), axes.get_ylim()
     low, high = limits[1]
     x = np.geomspace(*limits[0], 100)
-    for rule, power in POWERS.items():
-        y = lr * (x / start) ** power
+    for rule in RULES.values():
+        if rule.exponent is None:
+            continue
+        y = lr * (x / start) ** rule.exponent
         axes.plot(x, y, color=INK, linewidth=0.8, linestyle=":", zorder=1.6, gid=GUIDE)
         far = (
             (y > low)
@@ -507,7 +508,7 @@ def _draw_rules(axes: "Axes", start: float, lr: float) -> Iterator[Label]:
         )
         far = far if far.any() else (y > low) & (y < high)
         if far.any():
-            yield Label(RULE_WORDS[rule], np.stack([x, y], axis=-1)[far], INK)
+            yield Label(rule.words, np.stack([x, y], axis=-1)[far], INK)
     axes.set(xlim=limits[0], ylim=limits[1])
 
 

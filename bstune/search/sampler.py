@@ -38,7 +38,8 @@ from optuna.study import StudyDirection
 from optuna.trial import FrozenTrial, TrialState
 
 from bstune.core.errors import ConfigError
-from bstune.core.records import OBJECTIVES, Objective, Target, TrialResult, TrialSpec
+from bstune.core.objectives import OBJECTIVES, Objective
+from bstune.core.records import Target, TrialResult, TrialSpec
 from bstune.search.acquisition import Array, Domain, Policy, Suggestion, suggest
 from bstune.search.observations import Posterior, infer, smoothed
 from bstune.search.posterior import make_prior, noise_scale_prior

@@ -47,7 +47,7 @@ def options_of_folder(
     Raises:
         StudyError: where they are no options of this version, or name code that is not bstune's.
     """
-    known = {name: value for name, value in values.items() if name in OPTION_NAMES}
+    known = _with_defaults(_options_among(values), _options_among(read_yaml("config.yaml")))
     workload = known.get("workload")
     # What a Trainer takes may be classes of the user's, which nobody needs here.
     known["trainer"] = {}
@@ -67,6 +67,28 @@ def options_of_folder(
         raise StudyError(_not_ours(file, mistake(name, first))) from error
     except RecursionError as error:
         raise StudyError(_not_ours(file, "its values lie too deep")) from error
+
+
+def _options_among(values: Mapping[str, object]) -> dict[str, object]:
+    return {name: value for name, value in values.items() if name in OPTION_NAMES}
+
+
+def _with_defaults(
+    values: Mapping[str, object], defaults: Mapping[str, object]
+) -> dict[str, object]:
+    """Add the defaults of options that came after a folder was written.
+
+    A default that refers to another option is left out: it has no value by itself.
+    """
+    filled = dict(values)
+    for name, default in defaults.items():
+        if isinstance(default, Mapping):
+            section = values.get(name, {})
+            if isinstance(section, Mapping):
+                filled[name] = _with_defaults(section, default)
+        elif name not in values and not (isinstance(default, str) and "${" in default):
+            filled[name] = default
+    return filled
 
 
 def _not_ours(file: Path, reason: str) -> str:

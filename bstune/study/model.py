@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bstune.core.records import Target, TrialResult
-from bstune.core.scaling import linear, none, saturating, sqrt, surge
+from bstune.core.scaling import RULES
 from bstune.options import ReplayedWorkload
 from bstune.result import INTERVAL_LEVEL, Exponent, LearningRateLaw, SeedScatter
 from bstune.search.observations import Posterior, ideal_value
@@ -178,12 +178,14 @@ def slopes(theta: Array, prior: Prior, low: float, high: float) -> Array:
 def rule_exponents(low: float, high: float, noise_scale: float | None) -> dict[str, float]:
     """Return the slope of each scaling rule's log lr over log B, by the same least squares, in rising order."""
     x = np.linspace(math.log2(low), math.log2(high), GRID)
-    # The three powers by their exponents, not by a sum of rounded logarithms: an interval may end there.
-    exponents = {none.__name__: 0.0, sqrt.__name__: 0.5, linear.__name__: 1.0}
-    for rule in (saturating, surge) if noise_scale is not None else ():
-        exponents[rule.__name__] = float(
-            _slope(x, np.log2([rule(2.0**size, 1.0, 1.0, noise_scale) for size in x]))
-        )
+    exponents = dict[str, float]()
+    for name, rule in RULES.items():
+        if rule.exponent is not None:
+            # Not by a sum of rounded logarithms: an interval may end there.
+            exponents[name] = rule.exponent
+        elif noise_scale is not None:
+            lrs = [rule.lr(2.0**size, 1.0, 1.0, noise_scale) for size in x]
+            exponents[name] = float(_slope(x, np.log2(lrs)))
     return dict(sorted(exponents.items(), key=lambda item: item[1]))
 
 

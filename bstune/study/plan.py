@@ -3,10 +3,12 @@
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 
-from bstune.core.records import Objective, TrialProtocol, TrialResult
+from bstune.core.objectives import Objective
+from bstune.core.records import TrialProtocol, TrialResult
 from bstune.core.search_space import Space
 from bstune.trial.backend import TrialBackend
 
@@ -16,6 +18,19 @@ RESCUE_SHARE = (
 )
 MEANS_SHARE = 0.125  # of a study's seconds: for the baseline's first run, and for its fresh seeds
 QUADRATURE = 64  # batch sizes at which the mean over log B is taken
+
+
+@dataclass(frozen=True)
+class SearchEnd:
+    """What ended a search.
+
+    Args:
+        sentence: it, for the user.
+        limit: the option whose seconds were spent; None where another end was reached.
+    """
+
+    sentence: str
+    limit: Literal["search.seconds", "search.wall_seconds"] | None = None
 
 
 @dataclass(frozen=True)
@@ -58,8 +73,8 @@ class SearchBudget:
     def _seed(self, trial_index: int, *purpose: int) -> int:
         return int(np.random.SeedSequence([self.seed, trial_index, *purpose]).generate_state(1)[0])
 
-    def spent(self, results: Iterable[TrialResult], continues: bool = False) -> str | None:
-        """Return the sentence that says that the seconds of training are spent; None if they are not.
+    def spent(self, results: Iterable[TrialResult], continues: bool = False) -> SearchEnd | None:
+        """Say that the seconds of training are spent; None if they are not.
 
         ``continues``: whether a stopped trial can go on, for which a share is kept while none has reached the target.
         """
@@ -71,7 +86,10 @@ class SearchBudget:
         share = 1.0 - RESCUE_SHARE if keeps else 1.0
         if train < share * self.seconds:
             return None
-        return f"stopped: search.seconds={self.seconds:g} of training are spent ({train:.1f} s)"
+        return SearchEnd(
+            f"stopped: search.seconds={self.seconds:g} of training are spent ({train:.1f} s)",
+            "search.seconds",
+        )
 
 
 def is_baseline_replicate(trial_index: int) -> bool:

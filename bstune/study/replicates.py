@@ -18,19 +18,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 
-from bstune.core.records import Merit, Objective, TrialResult
+from bstune.core.objectives import SOUGHT, Objective
+from bstune.core.records import Merit, TrialResult
 from bstune.result import Confirmed, finite
 from bstune.search.observations import FAILURE_FACTOR
 from bstune.study.plan import is_baseline_replicate
 
 Runs = Mapping[int, tuple[TrialResult, ...]]
 Predicted = Mapping[int, float]  # steps that a fresh seed is predicted to take, by a trial's number
-MERITS: Mapping[Objective, tuple[Merit, ...]] = {
-    "time": ("time",),
-    "curve": ("time",),
-    "steps": ("steps",),
-    "both": ("time", "steps"),
-}
 CANDIDATES = 8  # trials of the best single runs, which may win: their checkpoints are kept
 SAME_POINT = 0.2  # octaves: closer than this in both batch size and learning rate, two trials are at one point
 
@@ -75,7 +70,7 @@ def next_replicate(
     max_candidates: int,
 ) -> tuple[Winner, int] | None:
     """Return the point to run again, and which of its ``replicates`` is due, from 0; None when all is done."""
-    for merit in MERITS[objective]:
+    for merit in SOUGHT[objective].merits:
         best = find_best(trials, predicted, merit, objective, replicates, max_candidates)
         if best is not None and len(best.runs) < replicates:
             return best, len(best.runs)
@@ -116,7 +111,7 @@ def find_best(
         and not is_baseline_replicate(runs[trial.number][0].trial_index)
     ]
     if (
-        merit in MERITS[objective]
+        merit in SOUGHT[objective].merits
         and sum(_sought(one, trials, objective) == merit for one in begun) >= max_candidates
     ):
         points = [trial for trial in points if trial.number in runs]
@@ -224,7 +219,7 @@ def _points(
 
 def _sought(trial: TrialResult, trials: Sequence[TrialResult], objective: Objective) -> Merit:
     """Return the merit for which a trial was run again: that of the objective's by which its own run stands higher."""
-    merits = [merit for merit in MERITS[objective] if math.isfinite(_merit(trial, merit))]
+    merits = [merit for merit in SOUGHT[objective].merits if math.isfinite(_merit(trial, merit))]
     return min(merits, key=lambda merit: ranked(trials, merit).index(trial))
 
 

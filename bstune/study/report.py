@@ -18,6 +18,7 @@ from rich.console import Console
 from rich.text import Text
 
 from bstune.core.curve import CurveBand, CurveError, CurveFit, fit_curve, frontier_points
+from bstune.core.objectives import SOUGHT
 from bstune.core.records import Merit, TrialResult
 from bstune.options import overrides
 from bstune.report.answer import INDENT, WIDTH, Answer, Line, answer, block
@@ -57,8 +58,9 @@ from bstune.study.model import (
     seed_scatter,
     study_posterior,
 )
+from bstune.study.plan import SearchEnd
 from bstune.study.prepare import PreparedStudy
-from bstune.study.replicates import MERITS, Winner, left_out, winners
+from bstune.study.replicates import Winner, left_out, winners
 from bstune.study.scale_out import draw_scale_out, scale_out, scale_out_table, step_times
 from bstune.study.storage import TESTS, results, trained_by
 from bstune.study.summary import (
@@ -106,7 +108,7 @@ def report_study(
     prepared: PreparedStudy,
     study: optuna.Study,
     tracking: "Tracking | None",
-    stop_reason: str,
+    end: SearchEnd,
     arguments: Sequence[str] | None,
     console: Console,
     sampled: tuple[Sequence[TrialResult], Posterior] | None = None,
@@ -130,9 +132,9 @@ def report_study(
     notes = [*prepared.caveats, *_elsewhere(prepared, study, best)]
     result = summarize(
         done,
-        asked_of(prepared, stop_reason),
+        asked_of(prepared, end),
         analysis,
-        stop_reason=stop_reason,
+        stop_reason=end.sentence,
         over_target=over_target,
         test=test,
         arguments=None if arguments is None else _again(arguments),
@@ -162,7 +164,7 @@ def report_study(
     return Findings(prepared, done, result)
 
 
-def asked_of(prepared: PreparedStudy, stop_reason: str | None) -> Asked:
+def asked_of(prepared: PreparedStudy, end: SearchEnd | None) -> Asked:
     """Tell what a study was asked for, and the option that ended its search."""
     options, budget = prepared.options, prepared.budget
     return Asked(
@@ -173,7 +175,9 @@ def asked_of(prepared: PreparedStudy, stop_reason: str | None) -> Asked:
         target=prepared.protocol.target,
         budget=prepared.protocol.budget,
         search=SearchPlan(
-            trials=budget.trials, replicates=budget.replicates, limit=_limit(stop_reason)
+            trials=budget.trials,
+            replicates=budget.replicates,
+            limit=None if end is None else end.limit,
         ),
         reference=Reference(
             batch_size=options.scaling.batch_size,
@@ -212,7 +216,7 @@ def analyse(
     )
     band = None if critical is None else _band(posterior, critical)
     plans = _plan(prepared, posterior, critical, missing)
-    use = MERITS[budget.objective][0]
+    use = SOUGHT[budget.objective].merits[0]
     runs = baseline_runs(done, prepared.baseline)
     scatter = seed_scatter(posterior)
     curve = None
@@ -257,12 +261,6 @@ def curve_of(
         lr_high=tuple(lr_high.tolist()),
         seconds_per_step=seconds_per_step,
     )
-
-
-def _limit(stop_reason: str | None) -> str | None:
-    """Return the option that ended the search before its trials were through."""
-    found = re.match(r"stopped: (search\.\w*seconds)=", stop_reason or "")
-    return None if found is None else found[1]
 
 
 def places(files: Output, mlflow: Sequence[str]) -> list[Line]:

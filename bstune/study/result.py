@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bstune.core.errors import ConfigError, StudyError
+from bstune.core.objectives import SOUGHT
 from bstune.core.records import TrialResult
 from bstune.options import StudyOptions
 from bstune.recipe import Recipe
@@ -24,7 +25,6 @@ from bstune.report.page import write_page
 from bstune.report.study_folder import read_study
 from bstune.result import Best, CriticalInterval, Gain, StudyResult
 from bstune.study.folder_config import options_of_folder
-from bstune.study.replicates import MERITS
 from bstune.study.report import Findings
 from bstune.study.retarget import study_so_far
 from bstune.study.storage import find_study
@@ -84,7 +84,7 @@ class Result:
     @property
     def best(self) -> Best:
         """The winner, or the best point so far; StudyError where no trial has a value of the metric."""
-        best = self.summary.best_by(MERITS[self.summary.objective][0])
+        best = self.summary.best_by(SOUGHT[self.summary.objective].merits[0])
         if best is None:
             raise StudyError(unreached_advice(self.summary))
         return best

@@ -393,10 +393,10 @@ def run_study(
         interruption.enter(Stage.SEARCH)
         with progress.live or nullcontext(), heard(progress):
             search = Search(prepared, study, leases, tracking, progress.show)
-            stop_reason = search.run()
+            end = search.run()
         interruption.enter(Stage.REPORT)
         return report_study(
-            prepared, study, tracking, stop_reason, arguments, console, search.sampled, missing
+            prepared, study, tracking, end, arguments, console, search.sampled, missing
         )
 
 
@@ -429,8 +429,8 @@ def run_worker(prepared: PreparedStudy, study: optuna.Study, console: Console) -
         interruption.enter(Stage.SEARCH)
         with progress.live or nullcontext(), heard(progress):
             search = Search(prepared, study, leases, None, progress.show)
-            stop_reason = search.run()
-    console.print(f"{stop_reason}; {plural(search.ran, 'trial')} run here")
+            end = search.run()
+    console.print(f"{end.sentence}; {plural(search.ran, 'trial')} run here")
     return search.ran
 
 

@@ -14,7 +14,8 @@ import optuna
 from optuna.trial import FrozenTrial
 
 from bstune.core.errors import StudyError, UserCodeError
-from bstune.core.records import Objective, TrialResult, TrialSpec
+from bstune.core.objectives import SOUGHT, Objective
+from bstune.core.records import Merit, TrialResult, TrialSpec
 from bstune.search.acquisition import GIVEN_UP_AT, LEAST_GROWTH, MIN_STEPS, most_promising
 from bstune.search.observations import Posterior, fresh_horizons, fresh_steps
 from bstune.study.baseline import (
@@ -29,14 +30,14 @@ from bstune.study.duration import Runs, pace_of, replicates_to_come, seconds_to_
 from bstune.study.lease import Leases
 from bstune.study.model import REPORT_PARTICLES, sampler_context, study_posterior
 from bstune.study.patience import StorageGoneError
-from bstune.study.plan import MEANS_SHARE, is_baseline_replicate, searched
+from bstune.study.plan import MEANS_SHARE, SearchEnd, is_baseline_replicate, searched
 from bstune.study.prepare import PreparedStudy
-from bstune.study.replicates import MERITS, Winner, candidates, next_replicate, winners
+from bstune.study.replicates import Winner, candidates, next_replicate, winners
 from bstune.study.storage import (
     CUT_SHORT,
     DEVICE,
     OUTPUT,
-    Asked,
+    AskedTrial,
     ask,
     ask_continuation,
     ask_replicate,
@@ -109,32 +110,32 @@ class Search:
         )
         self._stops = prepared.backend.stops and stops_trials(prepared.options)
         self._gone = False  # whether the storage was waited for in vain
-        self._no_time: str | None = None  # why the last trial that was asked did not begin
+        self._no_time: SearchEnd | None = None  # why the last trial that was asked did not begin
         self._wall = WallTime(study, prepared.budget, prepared.elapsed, leases.own.role == "owner")
         self._times = study.user_attrs[DEVICE] == prepared.backend.device_kind
 
-    def run(self) -> str:
-        """Search, then run the winners again on fresh seeds; return what ended the search, as a line."""
+    def run(self) -> SearchEnd:
+        """Search, then run the winners again on fresh seeds; return what ended the search."""
         try:
-            stop_reason = self._run()
+            end = self._run()
         except StorageGoneError:  # asking it again would wait again
             raise
         except BaseException:  # a trial that was cut short is a record too
             self._leave()
             raise
         self._leave()
-        return stop_reason
+        return end
 
     def _leave(self) -> None:
         self._wall.keep()
         if self._files_kept_here:
             self._write_trials(results(self._study))
 
-    def _run(self) -> str:
+    def _run(self) -> SearchEnd:
         with cut_short(self._study, self._budget.objective, self._worker):
             with self._prepared.open_runner() as runner:
                 try:
-                    stop_reason = self._search(runner)
+                    end = self._search(runner)
                     if runner.count == 1:
                         self._replicate(runner)
                 except BaseException as error:
@@ -152,36 +153,37 @@ class Search:
             ):  # nothing beside them, so that their seconds are measured
                 with self._prepared.open_runner(1) as runner:
                     self._replicate(runner)
-        return stop_reason
+        return end
 
-    def _search(self, runner: Runner) -> str:
-        stop_reason: str | None = None
+    def _search(self, runner: Runner) -> SearchEnd:
+        end: SearchEnd | None = None
         while True:
             trials = self._read()
             done = self._write(trials)
             left = bool(free_indices(trials, self._budget.trials))
             if left:
-                stop_reason = stop_reason or self._stop_reason(done)
-            while left and stop_reason is None and runner.free:
+                end = end or self._end(done)
+            while left and end is None and runner.free:
                 asked = self._ask(done)
                 self._start(runner, asked)
                 left = asked is not None
-                stop_reason = stop_reason or self._no_time
+                end = end or self._no_time
             if runner.running:
                 with self._wall.trial():
                     finished = runner.wait()
                 self._store(finished)
             elif working(self._study) - {self._worker}:
                 time.sleep(WAIT_SECONDS)
-            elif not left or stop_reason is not None:
+            elif not left or end is not None:
                 rescue = self._rescue(done)
                 if rescue is None:
-                    return stop_reason or f"the plan is done: search.trials={self._budget.trials}"
+                    plan = self._budget.trials
+                    return end or SearchEnd(f"the plan is done: search.trials={plan}")
                 self._start(runner, rescue)
                 # Once one has reached the target, what was kept for it is free.
-                stop_reason = self._no_time = None
+                end = self._no_time = None
 
-    def _rescue(self, done: Sequence[TrialResult]) -> Asked | None:
+    def _rescue(self, done: Sequence[TrialResult]) -> AskedTrial | None:
         """Ask the most promising stopped trial to go on, where a search ends with nothing that reached the target.
 
         It goes on past the steps that are predicted of it, to its budget at most and within what is left of the study's
@@ -276,10 +278,10 @@ class Search:
 
     def _ask_baseline_again(
         self, done: Sequence[TrialResult], predicted: Mapping[int, float]
-    ) -> Asked | None:
+    ) -> AskedTrial | None:
         """Ask the baseline on the next of the winner's fresh seeds; None if there is none, or no time for it."""
         budget = self._budget
-        merit = MERITS[budget.objective][0]
+        merit = SOUGHT[budget.objective].merits[0]
         winner = winners(
             done, predicted, budget.objective, budget.replicates, budget.candidates
         ).get(merit)
@@ -327,7 +329,7 @@ class Search:
         )
         return self._wall.left > count * seconds
 
-    def _start(self, runner: Runner, asked: Asked | None) -> None:
+    def _start(self, runner: Runner, asked: AskedTrial | None) -> None:
         if asked is None:  # other processes have taken what was left
             return
         trial, spec = asked
@@ -376,7 +378,7 @@ class Search:
         """Keep a record beside a storage that is gone: the same command stores it there."""
         append_text(self._prepared.files.unstored, result.to_json() + "\n")
 
-    def _ask(self, done: Sequence[TrialResult]) -> Asked | None:
+    def _ask(self, done: Sequence[TrialResult]) -> AskedTrial | None:
         prepared, claimed = (
             self._prepared,
             claim_free(self._study, self._budget.trials, self._worker),
@@ -400,7 +402,7 @@ class Search:
         )
         return asked if not self._stops else self._within_time(asked, done)
 
-    def _within_time(self, asked: Asked, done: Sequence[TrialResult]) -> Asked | None:
+    def _within_time(self, asked: AskedTrial, done: Sequence[TrialResult]) -> AskedTrial | None:
         """Return a trial that ends while there is time for what has to follow; None if that leaves it too short."""
         backend = self._prepared.backend
         cost = self._cost(done)
@@ -408,7 +410,7 @@ class Search:
         max_steps = self._wall.max_steps(done, asked[1], cost, backend.step_time, reserve)
         if max_steps is None:
             give_up(self._study, asked)
-            self._no_time = self._wall.sentence(done, reserve, self._shortest(cost))
+            self._no_time = self._wall.end(done, reserve, self._shortest(cost))
             return None
         return shorten(asked, max_steps)
 
@@ -535,8 +537,8 @@ class Search:
         }
         write_text(self._prepared.files.trials, "".join(self._lines.values()))
 
-    def _stop_reason(self, done: Sequence[TrialResult]) -> str | None:
-        """Return the limit that ends the search, as a line; None while it goes on."""
+    def _end(self, done: Sequence[TrialResult]) -> SearchEnd | None:
+        """Return the limit that ends the search; None while it goes on."""
         spent = self._budget.spent(done, continues=self._stops)
         if spent is None and math.isfinite(self._wall.limit):
             cost = self._cost(done)
@@ -550,8 +552,8 @@ class Search:
         self._looked = len(first)
         return self._precise(first)
 
-    def _precise(self, searched: Sequence[TrialResult]) -> str | None:
-        """Return a line that B_crit's interval is within ``search.precision``; None if it is wider, or unset."""
+    def _precise(self, searched: Sequence[TrialResult]) -> SearchEnd | None:
+        """Say that B_crit's interval is within ``search.precision``; None if it is wider, or unset."""
         precision, reached = self._budget.precision, sum(trial.reached for trial in searched)
         if precision is None or reached < MIN_REACHED:
             return None
@@ -560,7 +562,7 @@ class Search:
         low, high = (None, None) if found is None else (found.b_crit_low, found.b_crit_high)
         if low is None or high is None or high / low >= precision:
             return None
-        return (
+        return SearchEnd(
             f"stopped: B_crit lies between {format_count(low)} and {format_count(high)}, "
             f"within search.precision={precision:g}"
         )
@@ -629,9 +631,10 @@ def worth_continuing(done: Sequence[TrialResult], objective: Objective) -> set[i
     def may_win(trial: TrialResult) -> bool:
         by_time = trial.steps * (trial.seconds_per_step or 0.0) < ABANDON_FACTOR * fastest
         by_steps = trial.steps < ABANDON_FACTOR * fewest
-        return {"time": by_time, "steps": by_steps, "both": by_time or by_steps, "curve": True}[
-            objective
-        ]
+        if objective == "curve":
+            return True
+        by_merit: dict[Merit, bool] = {"time": by_time, "steps": by_steps}
+        return any(by_merit[merit] for merit in SOUGHT[objective].merits)
 
     stopped = (
         trial

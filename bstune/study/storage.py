@@ -29,7 +29,8 @@ from optuna.trial import FrozenTrial, TrialState, create_trial
 from pydantic import TypeAdapter, ValidationError
 
 from bstune.core.errors import BstuneError, ConfigError, RecordError, StudyError
-from bstune.core.records import Objective, Target, TrialResult, TrialSpec, dump_json
+from bstune.core.objectives import SOUGHT, Objective
+from bstune.core.records import Target, TrialResult, TrialSpec, dump_json
 from bstune.core.search_space import Space
 from bstune.options import StudyOptions
 from bstune.search.acquisition import MIN_STEPS
@@ -89,15 +90,7 @@ TRIES = 2  # of one point, if its trials fail by themselves; then the sampler su
 CUT_SHORT = "the process ended before the trial did; it is asked again"
 REPORTED = 1  # step of the one value that is reported to Optuna
 REPLICATE_LIMIT = 2  # times the steps of the trial that it replicates, or those predicted
-METRIC_NAMES: Mapping[
-    Objective, list[str]
-] = {  # of the values that Optuna gets, for its dashboard and plots
-    "time": ["seconds to target"],
-    "steps": ["steps to target"],
-    "both": ["steps to target", "seconds to target"],
-    "curve": ["examples to target"],
-}
-Asked = tuple[optuna.Trial, TrialSpec]
+AskedTrial = tuple[optuna.Trial, TrialSpec]
 Trials = (
     optuna.Study | Sequence[FrozenTrial]
 )  # of a study, read now; or its trials as they were read before
@@ -137,7 +130,8 @@ def _create_or_load(
     storage: BaseStorage, name: str, objective: Objective, made: Mapping[str, Any]
 ) -> tuple[optuna.Study, bool]:
     """Return a study, and whether this process made it, with the attributes ``made``."""
-    directions = [StudyDirection.MINIMIZE] * (2 if objective == "both" else 1)
+    names = list(SOUGHT[objective].values)
+    directions = [StudyDirection.MINIMIZE] * len(names)
     try:
         study = optuna.create_study(study_name=name, storage=storage, directions=directions)
     except DuplicatedStudyError:
@@ -145,7 +139,7 @@ def _create_or_load(
         if not _being_made(study):
             return study, study.user_attrs.get(STUDY_ID) == made[STUDY_ID]
     with warnings.catch_warnings(action="ignore", category=ExperimentalWarning):
-        study.set_metric_names(METRIC_NAMES[objective])
+        study.set_metric_names(names)
     for key, value in made.items():
         study.set_user_attr(key, value)
     return study, True
@@ -461,7 +455,7 @@ def ask(
     sampler: BaseSampler,
     stops: bool,
     baseline: tuple[Baseline, int | None] | None = None,
-) -> Asked:
+) -> AskedTrial:
     """Ask the claimed trial, as the sampler suggests it or as it was asked before it was cut short.
 
     ``stops``: whether a trial can be stopped early and continued; else the sampler's limits count only as horizons.
@@ -517,7 +511,7 @@ def _ask_baseline(
     budget: SearchBudget,
     baseline: Baseline,
     max_steps: int | None,
-) -> Asked:
+) -> AskedTrial:
     """Ask the user's own configuration, which Optuna has at the nearest place within its ranges."""
     delta = space.delta(baseline.batch_size, baseline.lr)
     searched = space.searched(baseline.hyperparameters)
@@ -541,7 +535,7 @@ def ask_replicate(
     worker: str = "",
     horizon: int | None = None,
     seed_of: TrialResult | None = None,
-) -> Asked | None:
+) -> AskedTrial | None:
     """Claim a trial with all of another's hyperparameters, on a fresh seed; None if another process has claimed it.
 
     ``seed_of``: a winner's replicate, on whose seed the baseline runs.
@@ -577,7 +571,7 @@ def ask_replicate(
 
 def ask_continuation(
     study: optuna.Study, stopped: TrialResult, max_steps: int, space: Space, worker: str = ""
-) -> Asked | None:
+) -> AskedTrial | None:
     """Claim a trial that continues a stopped one, at an index of its own; None if another process has taken that."""
     indices = [trial.user_attrs.get(TRIAL_INDEX, 0) for trial in read(study)]
     last = max(index for index in indices if index < FIRST_REPLICATE)
@@ -596,7 +590,7 @@ def ask_continuation(
     return _stored(trial, spec)
 
 
-def give_up(study: optuna.Study, asked: Asked) -> None:
+def give_up(study: optuna.Study, asked: AskedTrial) -> None:
     """End a trial that was asked and will not run now: the same command asks it again when it has time."""
     _end(study, asked[0]._trial_id, TrialState.FAIL)
 
@@ -620,14 +614,14 @@ def _suggested(
 
 
 @patient
-def _stored(trial: optuna.Trial, spec: TrialSpec) -> Asked:
+def _stored(trial: optuna.Trial, spec: TrialSpec) -> AskedTrial:
     if spec.resumed_from is not None:
         trial.set_user_attr(RESUMED_FROM, spec.resumed_from)
     trial.set_user_attr(SPEC, dump_json(asdict(spec)))  # the last one: it is asked
     return trial, spec
 
 
-def shorten(asked: Asked, max_steps: int) -> Asked:
+def shorten(asked: AskedTrial, max_steps: int) -> AskedTrial:
     """Return a trial that was asked, to end after ``max_steps`` at most."""
     trial, spec = asked
     if spec.max_steps is not None and spec.max_steps <= max_steps:
@@ -718,7 +712,8 @@ def tell(
     shown |= {"steps": result.steps} if result.reached else {"stopped at step": result.steps}
     shown |= {} if seconds is None else {"seconds": seconds}
     # Two objectives have no value to report.
-    ranked = ranks_stopped and values and not result.reached and objective != "both"
+    has_one_value = len(SOUGHT[objective].values) == 1
+    ranked = ranks_stopped and values and not result.reached and has_one_value
     store = patient(trial.set_user_attr)
     try:
         if ranked:
@@ -752,19 +747,17 @@ def _end(
 
 
 def _tell(study: optuna.Study, trial_id: int, result: TrialResult, objective: Objective) -> None:
-    time_to_target, steps = result.time_to_target, float(result.steps)
     if result.status == "failed":
         _end(study, trial_id, TrialState.FAIL)
         return
-    by_objective: dict[Objective, list[float | None]] = {
-        "time": [time_to_target],
-        "steps": [steps],
-        "both": [steps, time_to_target],
-        "curve": [steps * result.batch_size],
-    }
-    # Seconds of another device than the study's do not count.
-    values = [value for value in by_objective[objective] if value is not None]
-    if result.reached and len(values) == len(by_objective[objective]):
+    sought = SOUGHT[objective].values
+    values = list[float]()
+    for value_of in sought.values():
+        value = value_of(result)
+        # Seconds of another device than the study's do not count.
+        if value is not None:
+            values.append(value)
+    if result.reached and len(values) == len(sought):
         _end(study, trial_id, TrialState.COMPLETE, values)
     else:  # it has no value: what it was stopped at is not one
         _end(study, trial_id, TrialState.PRUNED)

@@ -12,7 +12,8 @@ import numpy as np
 
 from bstune.core.curve import CurveFit, FrontierPoint, frontier_points, log_slope
 from bstune.core.noise_scale import MIN_BLOCKS
-from bstune.core.records import STATUSES, Budget, Merit, Objective, Target, TrialResult
+from bstune.core.objectives import SOUGHT, Objective
+from bstune.core.records import STATUSES, Budget, Merit, Target, TrialResult
 from bstune.report.rows import curve_point
 from bstune.result import (
     DIMINISHING_RETURNS,
@@ -47,7 +48,7 @@ from bstune.result import (
     WinnerResult,
 )
 from bstune.search.posterior import measured_noise_scale
-from bstune.study.replicates import MERITS, Winner, confirmed, time_order
+from bstune.study.replicates import Winner, confirmed, time_order
 from bstune.study.unreached import unreached_because
 
 SMALL_END_SPAN = 4.0  # the slope at the small end is taken over this factor of batch size, and at least three points
@@ -196,7 +197,7 @@ def summarize(
 
 def winner_to_use(objective: Objective, best: Mapping[Merit, Winner]) -> WinnerName | None:
     """Give the winner by a study's objective; the other one where there is none by that."""
-    sought = MERITS[objective]
+    sought = SOUGHT[objective].merits
     names = sorted(WINNERS, key=lambda name: WINNERS[name].merit not in sought)
     return next((name for name in names if WINNERS[name].merit in best), None)
 

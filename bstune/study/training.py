@@ -33,7 +33,7 @@ from bstune.trial.workers import Process, Workers
 if TYPE_CHECKING:
     from bstune.hardware.memory import Ceiling
     from bstune.hardware.survey import TimedSteps
-    from bstune.trial.preflight import Findings
+    from bstune.trial.preflight import PreflightFindings
     from bstune.trial.workload import LightningBackend
 
 Say = Callable[[str], None]
@@ -63,7 +63,7 @@ class Tried:
         survey_key: of the workload's survey in the cache; None: none is made.
     """
 
-    findings: "Findings"
+    findings: "PreflightFindings"
     device: str
     device_kind: str
     description: str
@@ -93,7 +93,7 @@ class TrainingService:
         self._recipe = recipe
         self._protocol = protocol
         self._backend: LightningBackend | None = None
-        self._tried: Findings | None = None
+        self._tried: PreflightFindings | None = None
 
     @property
     def backend(self) -> "LightningBackend":

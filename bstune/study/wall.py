@@ -18,10 +18,11 @@ import numpy as np
 import optuna
 from scipy.optimize import nnls
 
+from bstune.core.objectives import SOUGHT
 from bstune.core.records import TrialResult, TrialSpec
 from bstune.search.acquisition import LEAST_GROWTH, MIN_STEPS
-from bstune.study.plan import MEANS_SHARE, RESCUE_SHARE, SearchBudget, searched
-from bstune.study.replicates import MERITS, ranked
+from bstune.study.plan import MEANS_SHARE, RESCUE_SHARE, SearchBudget, SearchEnd, searched
+from bstune.study.replicates import ranked
 
 # Attributes of the study: when it would have begun if its commands had run without a break, and what they have taken.
 BEGAN, TAKEN = "bstune:began", "bstune:wall_seconds"
@@ -153,19 +154,19 @@ class WallTime:
 
     def spent(
         self, done: Sequence[TrialResult], cost: TrialCost, reserve: float, shortest: float
-    ) -> str | None:
-        """Return the sentence that says that a search has no time for another point; None if it has.
+    ) -> SearchEnd | None:
+        """Say that a search has no time for another point; None if it has.
 
-        ``shortest``: as in :meth:`sentence`.
+        ``shortest``: as in :meth:`end`.
         """
         walls = [trial.wall_seconds for trial in searched(done)]
         one_more = self.decision + (statistics.fmean(walls) if walls else cost.fixed)
         if self.left > reserve + one_more:
             return None
-        return self.sentence(done, reserve, shortest)
+        return self.end(done, reserve, shortest)
 
-    def sentence(self, done: Sequence[TrialResult], reserve: float, shortest: float) -> str:
-        """Return that no time is left for another point, and for what the rest is kept.
+    def end(self, done: Sequence[TrialResult], reserve: float, shortest: float) -> SearchEnd:
+        """Say that no time is left for another point, and for what the rest is kept.
 
         Where not even two trials had time it says how much they need; ``shortest`` are the wall seconds of the least
         trial that is worth its start.
@@ -174,9 +175,10 @@ class WallTime:
         if not best(done, self._budget):
             purpose = "to continue the most promising trial"
         kept = f", {min(reserve, self.left):.1f} s kept {purpose}" if self.left > 0.0 else ""
-        return (
+        return SearchEnd(
             f"stopped: search.wall_seconds={self.limit:g} leave no time for another point "
-            f"({self._taken():.1f} s taken{kept}){self._advice(done, shortest)}"
+            f"({self._taken():.1f} s taken{kept}){self._advice(done, shortest)}",
+            "search.wall_seconds",
         )
 
     def _advice(self, done: Sequence[TrialResult], shortest: float) -> str:
@@ -251,4 +253,6 @@ class WallTime:
 
 def best(done: Sequence[TrialResult], budget: SearchBudget) -> list[TrialResult]:
     """Return the reached trial that stands first by each merit of the objective."""
-    return [trials[0] for merit in MERITS[budget.objective] if (trials := ranked(done, merit))]
+    return [
+        trials[0] for merit in SOUGHT[budget.objective].merits if (trials := ranked(done, merit))
+    ]

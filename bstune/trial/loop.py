@@ -588,9 +588,9 @@ class _TargetLoop(Callback):
         self._each_epoch = self._has_epochs and looks_at_epochs(trainer, pl_module)
         self.clock.enter(Phase.TRAINING)
         if self.progress.state is not None:
-            self._resume(trainer, pl_module, self.progress.state)
+            self._resume(trainer, self.progress.state)
 
-    def _resume(self, trainer: Trainer, module: LightningModule, state: TrialState) -> None:
+    def _resume(self, trainer: Trainer, state: TrialState) -> None:
         """Go on as the trial that was not stopped: Lightning next steps the schedules that look at metrics."""
         self._frozen = state.frozen
         trainer.callback_metrics.update(state.metrics)

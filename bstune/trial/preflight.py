@@ -53,7 +53,7 @@ SLOW_STEPS = 2  # of a trial that slow: the first one may be at a warm-up's rate
 
 
 @dataclass(frozen=True)
-class Findings:
+class PreflightFindings:
     """What the short trials measured, and what the study does without."""
 
     smallest: int  # batch size that was trained
@@ -72,7 +72,7 @@ def preflight(
     *,
     continues: bool,
     survey: bool,
-) -> Findings:
+) -> PreflightFindings:
     """Refuse a workload that cannot be tuned, with what to change; the user's own errors are raised as they are.
 
     ``trial`` is the one to run instead of a study; ``continues``: trials are stopped and continued; ``survey``: one
@@ -114,7 +114,7 @@ def preflight(
             notes += _continuation_notes(short, other, state)
     if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         garbage_collection_cuda()
-    return Findings(
+    return PreflightFindings(
         smallest=small,
         step_time=_step_time(seconds),
         gradient_bytes=first.gradient_bytes,

@@ -107,14 +107,14 @@ class PythonRecipe:
             raise ConfigError(
                 f"module must return a LightningModule, but returned {type(module).__name__}"
             )
-        self._refuse_built(module, module, f"returned the same {type(module).__name__} as before")
+        self._refuse_built(module, f"returned the same {type(module).__name__} as before")
         for name, weight in module.named_parameters():
             if weight.requires_grad:
                 problem = f"returned {name} with the weights of another trial"
-                self._refuse_built(weight, module, problem)
+                self._refuse_built(weight, problem)
         return module
 
-    def _refuse_built(self, thing: Any, module: Any, problem: str) -> None:
+    def _refuse_built(self, thing: object, problem: str) -> None:
         """Refuse what an earlier trial's module had; remember it otherwise."""
         before = self._built.get(id(thing))
         if before is not None and before() is thing:

@@ -135,14 +135,14 @@ class Call:
 
 
 @dataclass(frozen=True)
-class Line:
+class SaidLine:
     """A line that a process has to say while it is asked for something."""
 
     text: str
 
 
 @dataclass(frozen=True)
-class Answer:
+class CallAnswer:
     """What a call came to: a value, or an error.
 
     Args:
@@ -443,7 +443,7 @@ class Process:
         while True:
             wait(self.handles, LOOK_SECONDS)
             message = self._message()
-            if isinstance(message, Line):
+            if isinstance(message, SaidLine):
                 say(message.text)
             elif message is not None:
                 return message.result()
@@ -452,11 +452,11 @@ class Process:
                 self.kill()  # what it has started
                 raise UserCodeError(f"the workload cannot be trained: {self._end()}")
 
-    def _message(self) -> Line | Answer | None:
+    def _message(self) -> SaidLine | CallAnswer | None:
         """Receive a message to a call, if one has come."""
         with suppress(EOFError, OSError, *PICKLE_ERRORS):
             if self.connection.poll():
-                message: Line | Answer = self.connection.recv()
+                message: SaidLine | CallAnswer = self.connection.recv()
                 return message
         return None
 
@@ -662,14 +662,14 @@ def _work(
 
 def _answer(
     call: Call, train: Train | None, open_train: Callable[[], Train], connection: Connection
-) -> tuple[Train | None, Answer]:
+) -> tuple[Train | None, CallAnswer]:
     """Answer a call in the process that it was sent to; what trains is opened by the first one."""
 
     def say(line: str) -> None:
-        _send(connection, Line(line))
+        _send(connection, SaidLine(line))
 
     def end(message: str) -> NoReturn:
-        _send(connection, Answer(error=UserCodeError(message)))
+        _send(connection, CallAnswer(error=UserCodeError(message)))
         leave(1)
 
     def end_exit(message: str, status: int) -> NoReturn:
@@ -679,19 +679,19 @@ def _answer(
     try:
         with os_exit_answered(end_exit), chdir("."):
             train = train or open_train()
-            return train, Answer(getattr(train, call.method)(*call.arguments, say=say, end=end))
+            return train, CallAnswer(getattr(train, call.method)(*call.arguments, say=say, end=end))
     except BstuneError as error:
-        return train, Answer(error=error, cause=_users_cause(error))
+        return train, CallAnswer(error=error, cause=_users_cause(error))
     except BaseException as error:  # noqa: BLE001 (sys.exit too: whatever the user's code raises)
         shown = sys_exit_error(error) if isinstance(error, SystemExit) else error
-        return train, Answer(error=untrainable(error), cause=_pickled(shown))
+        return train, CallAnswer(error=untrainable(error), cause=_pickled(shown))
 
 
 # The watchdog's thread sends as well.
 _sending = threading.Lock()
 
 
-def _send(connection: Connection, message: Line | Answer) -> None:
+def _send(connection: Connection, message: SaidLine | CallAnswer) -> None:
     with _sending:
         connection.send(message)
 
