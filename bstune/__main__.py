@@ -502,7 +502,7 @@ def fit(arguments: list[str]) -> None:
     parser.add_argument(
         "points",
         type=Path,
-        help="CSV file, or - for standard input: batch_size, steps, and optionally censored (0 or 1)",
+        help="CSV file, or - for standard input: batch_size, steps, and optionally stopped (0 or 1)",
     )
     parser.add_argument(
         "--law",

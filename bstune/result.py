@@ -1,7 +1,7 @@
 """A study's result: all that a finished study found, as one typed, frozen value.
 
     result = StudyResult.model_validate_json(path.read_text())
-    result.critical.b_crit if result.critical else None  # examples
+    result.critical_batch_size.value if result.critical_batch_size else None  # examples
 
 It is built once, at the end of a study. ``curve.json`` is its dump and reads back to an equal
 value; the console, the pages, the figures, comparisons and MLflow read its attributes.
@@ -21,7 +21,7 @@ from pydantic import AfterValidator, BaseModel, Field, model_validator
 from bstune.core.objectives import Objective
 from bstune.core.records import STATUSES, Merit, Status, dump_json
 
-SCHEMA_NUMBER = 1  # of curve.json: a change of its keys or of their meaning counts it up
+SCHEMA_NUMBER = 2  # of curve.json: a change of its keys or of their meaning counts it up
 INTERVAL_LEVEL = 0.9  # nominal coverage of a result's intervals
 # Of counts and measurements: beyond what any study reports, below where floats lose integers.
 LARGEST_COUNT = 1e15
@@ -124,7 +124,7 @@ class CurvePoint(Part, frozen=True):
     """Examples that did not suffice."""
     examples: Count | None
     """Examples to the target."""
-    censored: bool
+    stopped: bool
     """Whether it was stopped before the target."""
 
 
@@ -144,27 +144,12 @@ class NextTrial(Part, frozen=True):
 class CriticalInterval(Part, frozen=True):
     """A critical batch size with its interval, in examples; None is what the trials leave open."""
 
-    b_crit: Positive | None = None
+    value: Positive | None = None
     """Median over the posterior."""
-    b_crit_low: Positive | None = None
+    low: Positive | None = None
     """Lower end of the interval."""
-    b_crit_high: Positive | None = None
+    high: Positive | None = None
     """Upper end of the interval."""
-
-    @property
-    def value(self) -> float | None:
-        """The critical batch size in examples."""
-        return self.b_crit
-
-    @property
-    def low(self) -> float | None:
-        """The lower end of its interval, in examples."""
-        return self.b_crit_low
-
-    @property
-    def high(self) -> float | None:
-        """The upper end of its interval, in examples."""
-        return self.b_crit_high
 
 
 class CriticalBatchSize(CriticalInterval, frozen=True):
@@ -203,7 +188,7 @@ class CriticalBatchSize(CriticalInterval, frozen=True):
     @property
     def is_open(self) -> bool:
         """Whether an end of the interval is not determined."""
-        return self.b_crit_low is None or self.b_crit_high is None
+        return self.low is None or self.high is None
 
 
 class CriticalAtTarget(CriticalInterval, frozen=True):
@@ -249,11 +234,11 @@ class Fit(Part, frozen=True):
     """``two-terms`` or ``three-terms``."""
     s_min: Positive | None
     """Fewest steps."""
-    b_crit: NotNegative | None
+    critical_batch_size: NotNegative | None
     """Critical batch size in examples."""
-    b_crit_low: NotNegative | None
+    critical_batch_size_low: NotNegative | None
     """Lower end of its interval."""
-    b_crit_high: NotNegative | None
+    critical_batch_size_high: NotNegative | None
     """Upper end of its interval."""
     b_opt: NotNegative | None
     """Batch size with the fewest examples."""
@@ -747,7 +732,7 @@ class StudyResult(Part, frozen=True):
     """The target in words, such as ``val/loss <= 0.1``."""
     metric: Text
     """The target's metric."""
-    goal: Real
+    target_value: Real
     """The target's value."""
     mode: Literal["min", "max"]
     """Whether the metric falls or rises to it."""
@@ -769,7 +754,7 @@ class StudyResult(Part, frozen=True):
     """None where a trial reached the target, or none ran."""
     points: Items[CurvePoint]
     """The frontier's, from the smallest batch size."""
-    critical: CriticalBatchSize | None
+    critical_batch_size: CriticalBatchSize | None
     """None where no trial reached the target."""
     regimes: Items[Regime]
     """Those within the batch sizes that reached the target."""

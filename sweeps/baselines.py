@@ -381,7 +381,7 @@ class FrontierSearch(OptunaSearch):
 
     def tell(self, trial: optuna.Trial, last: int, result: TrialResult) -> None:
         """Tell the study the trial's result, with its record."""
-        if result.status == "censored" and result.steps < last:
+        if result.status == "stopped" and result.steps < last:
             self._exhausted.add(result.number)
         trial.set_user_attr(RECORD, result.to_json())
         super().tell(trial, last, result)
@@ -403,4 +403,4 @@ class FrontierSearch(OptunaSearch):
         """Return what a study would report: the posterior's median, None where that is not claimed."""
         posterior = self.sampler.posterior(self.study, particles=REPORT_PARTICLES, moves=MOVES)
         found = None if posterior is None else critical_batch(posterior)
-        return None if found is None else found.b_crit
+        return None if found is None else found.value

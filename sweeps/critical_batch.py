@@ -111,7 +111,7 @@ def row(table: Table, target: Target, level: float) -> dict[str, Any]:
     """Return what a table says at one target; CurveError where too few batch sizes reached it."""
     points = dense_points(table, target)
     fit = fit_curve(points, level)
-    reached = [point for point in points if not point.censored]
+    reached = [point for point in points if not point.stopped]
     exponent, low, high = lr_exponent(best_rates(table, target), level)
     return {
         "target": target.value,
@@ -119,7 +119,9 @@ def row(table: Table, target: Target, level: float) -> dict[str, Any]:
         "largest": reached[-1].batch_size,
         "slope_small": log_slope(reached[:END]),
         "slope_large": log_slope(reached[-END:]),
-        **{key: getattr(fit, key) for key in ("b_crit", "b_crit_low", "b_crit_high")},
+        "b_crit": fit.critical_batch_size,
+        "b_crit_low": fit.critical_batch_size_low,
+        "b_crit_high": fit.critical_batch_size_high,
         "lr_exponent": exponent,
         "lr_low": low,
         "lr_high": high,
@@ -203,9 +205,9 @@ def sentence(rows: Sequence[Mapping[str, Any]]) -> str:
             CriticalAtTarget(
                 target=row["target"],
                 passed=0,
-                b_crit=row["b_crit"],
-                b_crit_low=row["b_crit_low"],
-                b_crit_high=row["b_crit_high"],
+                value=row["b_crit"],
+                low=row["b_crit_low"],
+                high=row["b_crit_high"],
             )
             for row in own
         ]

@@ -333,7 +333,7 @@ def _referring(value: Any) -> Any:
 
 def accuracy(trial: TrialResult) -> float | None:
     """Return the accuracy at a trial's end; None if it did not reach it, as one that diverged."""
-    if trial.status != "censored" or not trial.history or trial.history[-1][1] is None:
+    if trial.status != "stopped" or not trial.history or trial.history[-1][1] is None:
         return None
     return round(1.0 - trial.history[-1][1], 12)  # 0.94 at an error of 0.06
 

@@ -92,7 +92,7 @@ class Search(Protocol):
     def b_crit(self, finished: Sequence[TrialResult]) -> float | None:
         """Return the estimate of B_crit, by the fit to frontier points; None if there is none."""
         try:
-            return fit_curve(frontier_points(finished)).b_crit
+            return fit_curve(frontier_points(finished)).critical_batch_size
         except CurveError:
             return None
 
@@ -229,7 +229,7 @@ def median_time(table: Table, batch_size: float, lr: float, target: Target) -> f
 def dense_points(table: Table, target: Target) -> list[FrontierPoint]:
     """Return the frontier of the table's cells, each with the median over its seeds of steps to target.
 
-    A cell of which half the runs miss the target counts as censored, at the last step that all of them ran.
+    A cell of which half the runs miss the target counts as stopped, at the last step that all of them ran.
     """
     medians = []
     for number, ((batch_size, lr), runs) in enumerate(table.cells.items()):
@@ -242,7 +242,7 @@ def dense_points(table: Table, target: Target) -> list[FrontierPoint]:
             if math.isfinite(steps)
             else "diverged"
             if any(run.diverged for run in runs)
-            else "censored"
+            else "stopped"
         )
         low = 0 if status == "reached" else last
         medians.append(replace(result, status=status, steps=last, steps_low=low))
@@ -260,14 +260,18 @@ def dense_b_crit(table: Table, target: Target) -> float | None:
         fit = fit_curve(points)
     except CurveError:
         return None
-    if fit.b_crit is None:
+    if fit.critical_batch_size is None:
         return None
     sizes, steps = np.array(
-        [(point.batch_size, point.steps) for point in points if not point.censored]
+        [(point.batch_size, point.steps) for point in points if not point.stopped]
     ).T
-    off = np.log(steps) - np.log(1.0 + fit.b_crit / sizes + ((fit.b_opt or 0.0) / sizes) ** 2)
+    off = np.log(steps) - np.log(
+        1.0 + fit.critical_batch_size / sizes + ((fit.b_opt or 0.0) / sizes) ** 2
+    )
     grid = np.linspace(math.log(sizes[0]) - BEYOND, math.log(sizes[-1]) + BEYOND, 400)
-    frontier = np.log1p(fit.b_crit / np.exp(grid)) + np.interp(grid, np.log(sizes), off)
+    frontier = np.log1p(fit.critical_batch_size / np.exp(grid)) + np.interp(
+        grid, np.log(sizes), off
+    )
     return math.exp(half_slope(grid, frontier[None])[0])
 
 
@@ -358,7 +362,7 @@ def _answer(spec: TrialSpec, benchmark: Benchmark, finished: Sequence[TrialResul
         if (
             resumed_from is None
             or (resumed_from.batch_size, resumed_from.lr, resumed_from.seed) != point
-            or resumed_from.status != "censored"
+            or resumed_from.status != "stopped"
         ):
             raise ConfigError(
                 f"trial {spec.number} continues trial {spec.resumed_from}, which is no stopped trial at batch size, "

@@ -90,9 +90,9 @@ def hand_critical(
 ) -> CriticalBatchSize:
     """Return a critical batch size with this interval, of S = 100 (1 + B_crit/B)."""
     values: Mapping[str, Any] = {
-        "b_crit": b_crit,
-        "b_crit_low": low,
-        "b_crit_high": high,
+        "value": b_crit,
+        "low": low,
+        "high": high,
         "level": 0.9,
         "s_min": 100.0,
         "e_min": None if b_crit is None else 100.0 * b_crit,

@@ -103,7 +103,7 @@ def synthetic_table(
     seeds: Sequence[int] = (0, 1),
     metric_noise: float = 0.0,
 ) -> Table:
-    """Return a table of runs that follow ``law``, censored at LONGEST times S*(B) steps."""
+    """Return a table of runs that follow ``law``, stopped at LONGEST times S*(B) steps."""
     return Table(tuple(_run(law, metric_noise, *cell) for cell in product(batch_sizes, lrs, seeds)))
 
 

@@ -91,7 +91,7 @@ def tried(number, batch_size, lr, max_steps=math.inf, resumed_from=None):
     """Return a trial that LAW answers, stopped at ``max_steps``."""
     needed, tau = LAW.steps(batch_size, lr), LAW.tau(batch_size)
     steps = 10 if needed is None else round(min(needed, max_steps))
-    status = "diverged" if needed is None else "reached" if needed <= max_steps else "censored"
+    status = "diverged" if needed is None else "reached" if needed <= max_steps else "stopped"
     made = {
         "number": number,
         "batch_size": batch_size,
@@ -129,7 +129,7 @@ def play(count, seed, answer=tried, **changes):
 def test_limits_grow_in_proportion_to_what_was_spent(resumable):
     def never(*arguments):
         result = tried(*arguments)
-        return replace(result, status="censored", steps=arguments[3], steps_low=arguments[3])
+        return replace(result, status="stopped", steps=arguments[3], steps_low=arguments[3])
 
     played = play(25, 0, never, resumable=resumable)
     share = max(POLICY.max_growth, POLICY.max_first_growth, 0.4)
@@ -229,7 +229,7 @@ def test_stopped_trials_are_continued_at_their_own_point():
     slow = inferred(
         [tried(0, 8, LAW.best_lr(8) / 64, 3.0 * LAW.frontier(8)), tried(1, 256, LAW.best_lr(256))]
     )
-    assert slow.observations[0].status == "censored"  # past the margin
+    assert slow.observations[0].status == "stopped"  # past the margin
     assert not resumed(stuck)[1] | resumed(slow)[1]
 
 
@@ -255,7 +255,7 @@ def test_no_batch_size_is_tried_beyond_one_that_ran_out_of_memory(
 ):
     trials = [
         tried(0, 24, LAW.best_lr(24)),
-        replace(tried(1, too_large, 0.1), status="oom", steps=0),
+        replace(tried(1, too_large, 0.1), status="out of memory", steps=0),
     ]
     options = {"domain": domain(snap), "policy": replace(POLICY, random_fraction=random_fraction)}
     sizes = {round(2.0 ** decided(inferred(trials), seed, **options).x) for seed in range(25)}
@@ -311,7 +311,9 @@ def test_chains_are_joined_and_paid_once_and_failures_passed_over():
     posterior = inferred(trials)
     assert [one.number for one in posterior.observations] == [2, 3]
     assert posterior.spent == pytest.approx(chain[2].steps * LAW.tau(128) + 50 * LAW.tau(64))
-    failed = [replace(tried(4, 64, 0.1), status=status, steps=0) for status in ("failed", "oom")]
+    failed = [
+        replace(tried(4, 64, 0.1), status=status, steps=0) for status in ("failed", "out of memory")
+    ]
     np.testing.assert_array_equal(inferred([*trials, *failed]).theta, posterior.theta)
     # Costs can be counted in examples, whatever the clock says.
     trials[3] = replace(trials[3], seconds_per_step=17.0, train_seconds=1e6)
@@ -326,7 +328,7 @@ def test_trials_that_repeat_a_recorded_run_count_as_one():
         replace(tried(i, *point), history=((5, 0.5), (6 + i, 0.4)))
         for i, point in enumerate(points)
     ]
-    assert [trial.status for trial in trials] == ["reached", "reached", "censored", "diverged"]
+    assert [trial.status for trial in trials] == ["reached", "reached", "stopped", "diverged"]
     silent = [
         replace(trials[3], number=4 + i, history=()) for i in range(2)
     ]  # nothing says that they are the same
@@ -455,7 +457,7 @@ def test_what_is_asked_tells_of_b_crit_for_its_cost():
 
 def test_a_stopped_trial_takes_what_its_own_history_says_as_far_as_it_says_it():
     stopped = [
-        replace(tried(number, 64, 0.05), status="censored", steps=500) for number in (30, 31, 32)
+        replace(tried(number, 64, 0.05), status="stopped", steps=500) for number in (30, 31, 32)
     ]
     posterior = learned([*around(curve().items()), *stopped])
     data, last = posterior.data, posterior.observations[-3:]
@@ -486,7 +488,7 @@ def test_a_stopped_trial_takes_what_its_own_history_says_as_far_as_it_says_it():
 @pytest.mark.parametrize("flat", [False, True])
 def test_a_trial_whose_metric_has_flattened_is_not_continued_for_the_curve(flat):
     size = 20
-    stopped = replace(tried(30, size, LAW.best_lr(size)), status="censored", steps=2800)
+    stopped = replace(tried(30, size, LAW.best_lr(size)), status="stopped", steps=2800)
     posterior = learned([*around(curve((64, 90, 128, 1024, 4096)).items()), stopped])
     seen = (*posterior.observations[:-1], replace(posterior.observations[-1], flat=flat))
     posterior = replace(posterior, observations=seen, spent=1e9)
@@ -497,7 +499,7 @@ def test_a_trial_whose_metric_has_flattened_is_not_continued_for_the_curve(flat)
 @pytest.mark.parametrize("steps", [30_000, 3_000_000])
 def test_a_trial_that_is_past_what_was_expected_of_it_is_given_up(steps):
     # As where a model overfits: its error rises for ever, and every continuation would be longer than all before.
-    stopped = replace(tried(30, 18, LAW.best_lr(18)), status="censored", steps=steps)
+    stopped = replace(tried(30, 18, LAW.best_lr(18)), status="stopped", steps=steps)
     posterior = learned([*around(curve().items()), stopped])
     assert asked(posterior, [math.log2(18), 4.5, 8.0, 11.0], [float(steps), 0.0, 0.0, 0.0])[0] != 0
 
@@ -532,7 +534,7 @@ def test_a_regime_in_which_nothing_has_reached_the_target_is_looked_at(sizes, al
         or (unseen_regime(posterior, candidates, running, *draws, allowed) or (None,))[0] != place
     )
     # A look that has cost too much already, like one at far too high a learning rate, is not followed by more.
-    dear = replace(posterior.observations[0], status="censored", steps=10**10, x=4.0)
+    dear = replace(posterior.observations[0], status="stopped", steps=10**10, x=4.0)
     posterior = replace(posterior, observations=(*posterior.observations, dear))
     found = unseen_regime(posterior, candidates, [], *draws, allowed)
     assert found is None or found[0] == 4  # the other end may be looked at

@@ -158,7 +158,7 @@ NARROWER = (
 )
 def test_the_critical_batch_size_and_its_regimes(critical, text, regimes):
     summary = result_of([LUCKY, STEADY], critical=critical)
-    assert critical_text(summary.critical) == text
+    assert critical_text(summary.critical_batch_size) == text
     expected = [f"batch size {text}"] + [] * (regimes is None)
     assert list(texts(summary, "CRITICAL")) == expected + ([] if regimes is None else [regimes])
     found = answer(summary).headline
@@ -182,7 +182,7 @@ def test_what_else_is_known_of_the_critical_batch_size():
     assert len(texts(undetermined, "CRITICAL")) == 3
 
 
-CENSORED = {"status": "censored", "steps": 800}
+CENSORED = {"status": "stopped", "steps": 800}
 
 
 @pytest.mark.parametrize(
@@ -242,8 +242,8 @@ def test_a_study_for_steps_says_which_point_is_the_fastest():
     assert texts(summary, "FEWEST") == ()
 
 
-STOPPED = make_trial(0, 64, status="censored", steps=100, history=((10, 0.5), (100, 0.2)))
-FLAT = make_trial(1, 64, status="censored", steps=100, history=((10, 0.5), (50, 0.201), (100, 0.2)))
+STOPPED = make_trial(0, 64, status="stopped", steps=100, history=((10, 0.5), (100, 0.2)))
+FLAT = make_trial(1, 64, status="stopped", steps=100, history=((10, 0.5), (50, 0.201), (100, 0.2)))
 
 
 @pytest.mark.parametrize(
@@ -274,7 +274,7 @@ FLAT = make_trial(1, 64, status="censored", steps=100, history=((10, 0.5), (50, 
             "smaller learning rates: scaling.lr=0.03",
         ),
         (
-            [make_trial(0, status="oom", history=())],
+            [make_trial(0, status="out of memory", history=())],
             "1 of 1 trial ran out of memory",
             "a smaller search.batch_size.high",
         ),
@@ -298,7 +298,7 @@ def test_advice_follows_the_cause(trials, why, change):
 
 
 def test_the_closest_value_is_named_with_its_trial():
-    closest = make_trial(7, 256, 0.4, status="censored", history=((300, 0.1324),))
+    closest = make_trial(7, 256, 0.4, status="stopped", history=((300, 0.1324),))
     found = texts(result_of([STOPPED, closest]), "RESULT")
     assert found == (
         "val/error <= 0.1 was not reached in 2 runs; the closest was 0.132, at batch size 256, learning rate 0.4, "
@@ -366,9 +366,9 @@ def test_how_the_learning_rate_grew(changes, text):
     ("changes", "actions"),
     [
         ({}, []),
-        ({"b_crit_high": 200.0}, ["search.trials=64 narrows the interval"]),
+        ({"high": 200.0}, ["search.trials=64 narrows the interval"]),
         (
-            {"b_crit_low": None, "next_trials": NARROWER},
+            {"low": None, "next_trials": NARROWER},
             ["search.trials=64 closes the interval (first at batch sizes 8 and 4096)"],
         ),
         (

@@ -231,7 +231,7 @@ def trial(callbacks, model, micro_batch_size=None, average=None):
     module = Classifier(copy.deepcopy(model), nn.CrossEntropyLoss(), momentum, SPEC.lr, **options)
     protocol = learning_protocol(STEPS, micro_batch_size=micro_batch_size)
     record, _ = train(SPEC, protocol, lambda spec: module)
-    assert (record.status, record.steps) == ("censored", STEPS)
+    assert (record.status, record.steps) == ("stopped", STEPS)
     return module.model
 
 

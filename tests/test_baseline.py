@@ -68,7 +68,7 @@ FIRST_LOOK = make_result(steps=36, steps_low=0, history=((36, 0.08),))
         (replace(FIRST_LOOK, history=((36, 11.0),)), REWARD, None, 12.0),
         (replace(FIRST_LOOK, history=((36, 11.0),)), REWARD, 20.0, 15.5),
         (replace(FIRST_LOOK, history=((18, 0.2), (36, 0.08))), ERROR, 0.0, None),  # it missed once
-        (replace(FIRST_LOOK, status="censored"), ERROR, 0.0, None),
+        (replace(FIRST_LOOK, status="stopped"), ERROR, 0.0, None),
         (replace(FIRST_LOOK, horizon=36), ERROR, 0.0, None),
     ],
 )
@@ -138,7 +138,7 @@ def test_its_first_run_takes_an_eighth_of_the_means(seconds, wall_seconds, steps
 
 
 def test_its_runs_are_found_among_the_trials():
-    first = make_result(number=0, trial_index=0, batch_size=64, lr=0.1, status="censored")
+    first = make_result(number=0, trial_index=0, batch_size=64, lr=0.1, status="stopped")
     continued = make_result(number=2, trial_index=2, resumed_from=0, batch_size=64, lr=0.1)
     again = make_result(
         number=5, trial_index=FIRST_REPLICATE, replicate_of=2, batch_size=64, lr=0.1
@@ -157,7 +157,7 @@ def test_it_runs_on_each_of_the_winners_seeds_that_it_lacks():
     found = BaselineRuns(own, (replace(again[0], seed=runs[1].seed),))
     assert due_seed(found, winner, math.inf) == (0, runs[0])
     assert due_seed(found, winner, own.time_to_target - 0.1) is None
-    assert due_seed(BaselineRuns(replace(own, status="censored")), winner, math.inf) is None
+    assert due_seed(BaselineRuns(replace(own, status="stopped")), winner, math.inf) is None
     assert due_seed(BaselineRuns(trial), winner, math.inf) is None, "it is the winner"
 
 
@@ -179,10 +179,10 @@ def test_the_gain_is_the_mean_ratio_on_the_same_seeds():
 @pytest.mark.parametrize(
     ("own", "ratio"),
     [
-        ({"status": "censored", "steps": 500}, 10.0),
-        ({"status": "censored", "steps": 40}, None),
+        ({"status": "stopped", "steps": 500}, 10.0),
+        ({"status": "stopped", "steps": 40}, None),
         ({"status": "diverged", "steps": 500}, None),
-        ({"status": "oom", "steps": 500}, None),
+        ({"status": "out of memory", "steps": 500}, None),
     ],
 )
 def test_a_baseline_that_missed_the_target_bounds_the_gain(own, ratio):
@@ -200,7 +200,7 @@ def test_there_is_no_gain_over_itself_nor_of_a_winner_that_mostly_misses():
     trial, runs = at(64, 0.1, 50, 50, 50)
     assert gain_of(BaselineRuns(trial), Winner(trial, 50.0, runs), "time", 0.1) is None
     other, fresh = at(256, 0.3, 40, 40, 40)
-    missed = tuple(replace(run, status="censored") for run in fresh)
+    missed = tuple(replace(run, status="stopped") for run in fresh)
     assert gain_of(BaselineRuns(trial), Winner(other, 40.0, missed), "time", 0.1) is None
 
 
@@ -248,7 +248,7 @@ class Laws(TrialBackend):
         is_reached = end >= needed
         return make_result(
             **spec.trial_fields(),
-            status="reached" if is_reached else "censored",
+            status="reached" if is_reached else "stopped",
             steps=end,
             steps_low=end - 1 if is_reached else end,
             history=history,

@@ -115,7 +115,7 @@ def test_a_branch_goes_on_from_weights_optimizer_and_rate(
         exponent,
     )
     assert record.steps == round(100 / batch_size)
-    assert record.status == "censored"
+    assert record.status == "stopped"
     assert [step for step, _ in record.history] == [record.steps]  # evaluated at the end alone
     assert start == pytest.approx(evaluated(module))
     (used,) = trainer.optimizers

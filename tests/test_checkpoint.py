@@ -178,7 +178,7 @@ def chain(
         files = {"state": folder / f"{part}.state", "resume": stopped}
         record, module = train(part_spec, protocol(), clock=clock(), **files, **options)
         records.append(record)
-        if record.status != "censored":
+        if record.status != "stopped":
             break
         stopped = Stopped(record, files["state"])
     return records, module
@@ -266,7 +266,7 @@ def test_a_trial_that_goes_on_is_the_uninterrupted_one_bit_for_bit(case, every, 
     """Nor does measuring the noise scale change it; the measurements go on as well."""
     options, limits = CASES[case], (1, 2, 23, 30, 59)  # at 30 an evaluation is due
     plain, untouched = train(SPEC, protocol_of(case), **options)
-    assert (plain.status, plain.steps, plain.noise_scale) == ("censored", STEPS, ())
+    assert (plain.status, plain.steps, plain.noise_scale) == ("stopped", STEPS, ())
     whole, reference = train(SPEC, protocol_of(case, every), **options)
     assert replace(whole, noise_scale=()) == plain
     assert same_weights(reference, untouched)
@@ -331,7 +331,7 @@ def test_on_cuda_its_generators_go_on_too(tmp_path):
 
 def test_a_limit_may_lie_past_the_budget():
     result, _ = train(replace(SPEC, max_steps=STEPS + 1))
-    assert (result.status, result.steps, result.steps_low) == ("censored", STEPS + 1, STEPS + 1)
+    assert (result.status, result.steps, result.steps_low) == ("stopped", STEPS + 1, STEPS + 1)
     assert result.history[-1][0] == STEPS + 1
 
 
@@ -339,7 +339,7 @@ def test_a_trial_out_of_time_ends_with_its_next_step_and_can_go_on(tmp_path):
     whole, reference = train(SPEC)
     state = tmp_path / "0.state"
     stopped, _ = train(replace(SPEC, max_seconds=0.0), state=state)
-    assert (stopped.status, stopped.steps, stopped.message) == ("censored", 1, None)
+    assert (stopped.status, stopped.steps, stopped.message) == ("stopped", 1, None)
     resume = Stopped(stopped, state)
     continued, module = train(replace(SPEC, number=2, resumed_from=1), resume=resume)
     assert_same(continued, module, whole, reference, [1])
@@ -386,10 +386,10 @@ class Ends(Classifier):
 @pytest.mark.parametrize(
     ("how", "status"),
     [
-        (None, "censored"),
-        ("stops", "censored"),
+        (None, "stopped"),
+        ("stops", "stopped"),
         ("diverges", "diverged"),
-        (torch.OutOfMemoryError("CUDA out of memory"), "oom"),
+        (torch.OutOfMemoryError("CUDA out of memory"), "out of memory"),
         (KeyboardInterrupt(), None),
     ],
 )

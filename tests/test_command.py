@@ -396,7 +396,7 @@ def test_fit_prints_the_curve_of_a_file(bstune, tmp_path):
     (tmp_path / "points.csv").write_text("\n".join(["batch_size,steps", *points]))
     status, out, err = bstune("fit", "points.csv")
     assert (status, err) == (0, "")
-    assert json.loads(out)["b_crit"] == pytest.approx(64, rel=0.1)
+    assert json.loads(out)["critical_batch_size"] == pytest.approx(64, rel=0.1)
     assert json.loads(out)["law"] == "two-terms"
     status, out, err = bstune("fit", "points.csv", "--law", "three-terms")
     assert (status, err, json.loads(out)["law"]) == (0, "", "three-terms")

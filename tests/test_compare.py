@@ -41,7 +41,7 @@ def summary(study="a", b_crit=100.0, low=50.0, high=200.0, s_min=80.0, bend=0.0,
         "target": "val/loss <= 0.1",
         "points": points,
         "curve": curve,
-        "critical": hand_critical(b_crit, low, high, 8, 4096, s_min=s_min),
+        "critical_batch_size": hand_critical(b_crit, low, high, 8, 4096, s_min=s_min),
         "best_by_time": winner,
         "best_by_steps": None,
         "spend": Spend(runs=40, seconds=12.0, examples=1000),
@@ -57,9 +57,15 @@ def studies(*summaries):
     return [compared(one, f"outputs/{i}") for i, one in enumerate(summaries)]
 
 
-UNREACHED = {"points": (), "curve": None, "critical": None, "best_by_time": None, "use": None}
+UNREACHED = {
+    "points": (),
+    "curve": None,
+    "critical_batch_size": None,
+    "best_by_time": None,
+    "use": None,
+}
 ONE_SIZE = {"points": (point(8, 90, tau=None),), "curve": None}
-ALL_STOPPED = UNREACHED | {"points": (point(8, 90, status="censored"),)}
+ALL_STOPPED = UNREACHED | {"points": (point(8, 90, status="stopped"),)}
 FEW = make_confirmed(2, time_high=None, steps_high=None)
 
 
@@ -233,7 +239,7 @@ def test_what_is_no_study_is_left_out_with_a_line(folders):
     assert a.name == "a"
     assert [line.startswith("left out: outputs/") for line in left_out] == [True] * 4
     assert left_out[3] == (
-        "left out: outputs/other/curve.json has schema 0, and this version of bstune reads 1: "
+        "left out: outputs/other/curve.json has schema 0, and this version of bstune reads 2: "
         "run the same command under another name, study=NAME"
     )
     found = compare([a], left_out)

@@ -287,7 +287,7 @@ def test_a_compiler_that_runs_out_of_memory_ends_the_trial_as_a_step_would(monke
 
     compile_with(monkeypatch, fail)
     result, _ = train()
-    assert result.status == "oom"
+    assert result.status == "out of memory"
     assert "CUDA out of memory" in result.message
 
 

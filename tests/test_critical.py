@@ -65,13 +65,13 @@ def posterior_of(
 def test_the_law_gives_its_own_numbers():
     found = critical_batch(posterior_of(200.0))
     assert (found.smallest, found.largest, found.level) == (8, 2048, pytest.approx(0.9))
-    assert (found.b_crit, found.s_min, found.e_min) == pytest.approx(
+    assert (found.value, found.s_min, found.e_min) == pytest.approx(
         (200.0, 100.0, 20_000.0), rel=0.02
     )
     ends = 200.0 * math.exp(-0.09), 200.0 * math.exp(0.09)
-    assert (found.b_crit_low, found.b_crit_high) == pytest.approx(ends, rel=0.02)
+    assert (found.low, found.high) == pytest.approx(ends, rel=0.02)
     assert (found.perfect_scaling_below, found.maximal_data_parallelism_above) == pytest.approx(
-        (found.b_crit / 9, found.b_crit * 9)
+        (found.value / 9, found.value * 9)
     )
     assert found.b_opt is None
     assert found.next_trials == ()  # it is narrow
@@ -100,7 +100,7 @@ def test_the_law_gives_its_own_numbers():
 )
 def test_what_lies_beyond_the_batch_sizes_that_reached_the_target_is_open(sizes, spread, known):
     found = critical_batch(posterior_of(200.0, sizes=sizes, spread=spread))
-    ends = (found.b_crit_low, found.b_crit, found.b_crit_high)
+    ends = (found.low, found.value, found.high)
     assert tuple(end is not None for end in ends) == known
     assert all(end is None or min(sizes) / 2 <= end <= max(sizes) * 2 for end in ends)
     assert (found.s_min is None, found.e_min is None) == (not known[2], not known[0])
@@ -125,7 +125,7 @@ def test_an_interval_beyond_the_search_asks_for_other_batch_sizes_and_no_trials(
         options and f"the interval reaches beyond the search: {options} would show more"
     )
     assert bool(found.next_trials) == (options is None)
-    assert found.b_crit is None
+    assert found.value is None
 
 
 @pytest.mark.parametrize(
@@ -147,16 +147,13 @@ def test_an_end_that_the_prior_sets_is_open(sizes, above, known):
     found = critical_batch(
         replace(posterior, theta=theta[np.exp(theta[:, B_CRIT] + MIDDLE) > above])
     )
-    assert (
-        tuple(end is not None for end in (found.b_crit_low, found.b_crit, found.b_crit_high))
-        == known
-    )
+    assert tuple(end is not None for end in (found.low, found.value, found.high)) == known
     assert (found.s_min is None, found.e_min is None) == (not known[2], not known[0])
     assert critical_text(found).endswith("(90%: above 70)" if known[0] else "open at both ends)")
 
 
 def test_nothing_reached_gives_nothing():
-    assert critical_batch(posterior_of(200.0, status="censored")) is None
+    assert critical_batch(posterior_of(200.0, status="stopped")) is None
 
 
 def test_a_small_batch_term_is_reported_where_the_trials_ask_for_it():
@@ -164,9 +161,9 @@ def test_a_small_batch_term_is_reported_where_the_trials_ask_for_it():
     assert (found.b_opt, found.b_opt_low, found.b_opt_high) == pytest.approx(
         (40.0, 40.0 * math.exp(-0.09), 40.0 * math.exp(0.09)), rel=0.02
     )
-    assert found.b_crit == pytest.approx(200.0, rel=0.02)  # its own, without the term
+    assert found.value == pytest.approx(200.0, rel=0.02)  # its own, without the term
     assert found.e_min == pytest.approx(100.0 * (200.0 + 2.0 * 40.0), rel=0.03)
-    assert found.maximal_data_parallelism_above > 9 * found.b_crit
+    assert found.maximal_data_parallelism_above > 9 * found.value
     ends = (
         critical_batch(posterior_of(200.0, 60.0, sizes=(8, 32))),
         critical_batch(posterior_of(200.0, 80.0, sizes=(8, 32))),
@@ -210,14 +207,14 @@ HISTORY = ((10, 0.5), (20, 0.3), (30, None), (40, 0.19), (50, 0.21), (60, 0.1))
         (0.25, 40, 30, "reached"),
         (0.2, 40, 30, "reached"),
         (0.1, 60, 50, "reached"),
-        (0.05, 77, 70, "censored"),  # as it stood
+        (0.05, 77, 70, "stopped"),  # as it stood
     ],
 )
 def test_a_record_at_an_easier_target(value, steps, steps_low, status):
-    trial = make_result(batch_size=32, status="censored", steps=77, steps_low=70, history=HISTORY)
+    trial = make_result(batch_size=32, status="stopped", steps=77, steps_low=70, history=HISTORY)
     found = passing(trial, replace(TARGET, value=value))
     assert (found.steps, found.steps_low, found.status) == (steps, steps_low, status)
-    assert status == "censored" or found.examples == 32 * steps
+    assert status == "stopped" or found.examples == 32 * steps
 
 
 def falling(number, batch_size, last):
@@ -258,7 +255,7 @@ def test_b_crit_over_targets_that_enough_trials_passed():
         return posterior_of(1000.0 * target.value, spread=0.3)
 
     rows = over_targets(done, TARGET, 0.0, infer)
-    assert [row.b_crit for row in rows] == pytest.approx(
+    assert [row.value for row in rows] == pytest.approx(
         [1000.0 * row.target for row in rows], rel=0.03
     )
     assert {row.passed for row in rows} == {8}
@@ -272,9 +269,9 @@ def rows_of(b_crit, width=1.2, values=(2.0, 2.2, 2.4, 2.6)):
         CriticalAtTarget(
             target=target,
             passed=9,
-            b_crit=middle,
-            b_crit_low=middle / width,
-            b_crit_high=middle * width,
+            value=middle,
+            low=middle / width,
+            high=middle * width,
         )
         for target, middle in middles
     ]
@@ -302,18 +299,18 @@ def test_a_wide_interval_weighs_little_and_scatter_widens_what_is_said():
         return 300.0 * target**-4.0
 
     rows = rows_of(law)
-    off = CriticalAtTarget(target=2.8, passed=9, b_crit=900.0, b_crit_low=9.0, b_crit_high=90_000.0)
+    off = CriticalAtTarget(target=2.8, passed=9, value=900.0, low=9.0, high=90_000.0)
     assert growth([*rows, off], 0.0).exponent == pytest.approx(-4.0, abs=0.1)
     scattered = rows_of(law, 1.01)
     narrow = growth(scattered, 0.0)
-    scattered[1] = changed(scattered[1], b_crit=1.5 * scattered[1].b_crit)
+    scattered[1] = changed(scattered[1], value=1.5 * scattered[1].value)
     found = growth(scattered, 0.0)
     assert found.high - found.low > 5 * (narrow.high - narrow.low)
 
 
 def test_fewer_than_three_targets_with_both_ends_tell_no_growth():
     rows = rows_of(lambda target: 30.0)
-    for k, name in enumerate(("b_crit", "b_crit_low", "b_crit_high")):
+    for k, name in enumerate(("value", "low", "high")):
         rows[k] = changed(rows[k], **{name: None})
         assert (growth(rows, 0.0) is None) == (k > 0)
     assert growth([rows[3]] * 5, 0.0) is None

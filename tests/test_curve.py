@@ -34,8 +34,8 @@ ZHANG = {
 }
 
 
-def point(batch_size, steps, censored=False):
-    return FrontierPoint(float(batch_size), float(steps), censored=censored, steps_low=None)
+def point(batch_size, steps, stopped=False):
+    return FrontierPoint(float(batch_size), float(steps), stopped=stopped, steps_low=None)
 
 
 def true_points(batch_sizes, s_min=S_MIN, b_crit=B_CRIT, b_opt=0.0):
@@ -75,22 +75,22 @@ FRONTIER = {
         [(64, 5, False, 1)],
     ),
     "a bound beside a reached trial is dropped": (
-        [trial(0, 64, 5), trial(1, 64, 9, "censored")],
+        [trial(0, 64, 5), trial(1, 64, 9, "stopped")],
         [(64, 5, False, 4)],
     ),
     "the largest bound on S x B, from its last evaluation": (
         [
-            trial(0, 64, 900, "censored", 10),
-            trial(1, 70, 40, "censored", 40),
-            trial(2, 64, 30, "censored", 30),
+            trial(0, 64, 900, "stopped", 10),
+            trial(1, 70, 40, "stopped", 40),
+            trial(2, 64, 30, "stopped", 30),
         ],
         [(70, 40, True, 40)],
     ),
-    "a trial never evaluated bounds nothing": ([trial(0, 64, 900, "censored", 0)], []),
+    "a trial never evaluated bounds nothing": ([trial(0, 64, 900, "stopped", 0)], []),
     "diverged, oom and failed say nothing": (
         [
             trial(0, 64, 900, "diverged"),
-            trial(1, 128, 900, "oom"),
+            trial(1, 128, 900, "out of memory"),
             trial(2, 256, 900, "failed"),
             trial(3, 1, 7),
         ],
@@ -103,7 +103,7 @@ FRONTIER = {
 def test_frontier_points(trials, expected):
     for order in (trials, trials[::-1]):
         found = frontier_points(iter(order))
-        assert [(p.batch_size, p.steps, p.censored, p.steps_low) for p in found] == expected
+        assert [(p.batch_size, p.steps, p.stopped, p.steps_low) for p in found] == expected
 
 
 @pytest.mark.parametrize(
@@ -119,11 +119,11 @@ def test_noiseless_points_return_the_parameters(batch_sizes, s_min, b_crit):
     points = true_points(batch_sizes, s_min, b_crit)
     fit = fit_curve(points)
     assert fit.s_min == pytest.approx(s_min, rel=2e-3)
-    assert fit.b_crit == pytest.approx(b_crit, rel=2e-3)
+    assert fit.critical_batch_size == pytest.approx(b_crit, rel=2e-3)
     assert fit.e_min == pytest.approx(s_min * b_crit, rel=2e-3)
-    assert fit.b_crit_low < b_crit < fit.b_crit_high
-    assert fit.perfect_scaling_below == pytest.approx(fit.b_crit / 9)
-    assert fit.maximal_data_parallelism_above == pytest.approx(fit.b_crit * 9)
+    assert fit.critical_batch_size_low < b_crit < fit.critical_batch_size_high
+    assert fit.perfect_scaling_below == pytest.approx(fit.critical_batch_size / 9)
+    assert fit.maximal_data_parallelism_above == pytest.approx(fit.critical_batch_size * 9)
     assert (fit.law, fit.b_opt, fit.b_opt_low, fit.b_opt_high) == ("two-terms", None, None, None)
     assert fit.note == {3: f"{NOT_TESTED}; {ASSUMED}", 4: NOT_TESTED}.get(len(batch_sizes))
     assert fit.points == tuple(points)
@@ -134,8 +134,10 @@ def test_noiseless_points_with_a_small_batch_term_return_the_parameters(b_crit, 
     points = true_points(2.0 ** np.arange(4, 15), 50, b_crit, b_opt)
     fit = fit_curve(points)
     assert (fit.law, fit.note) == ("three-terms", None)
-    assert (fit.s_min, fit.b_crit, fit.b_opt) == pytest.approx((50, b_crit, b_opt), rel=2e-3)
-    assert fit.b_crit_low < b_crit < fit.b_crit_high
+    assert (fit.s_min, fit.critical_batch_size, fit.b_opt) == pytest.approx(
+        (50, b_crit, b_opt), rel=2e-3
+    )
+    assert fit.critical_batch_size_low < b_crit < fit.critical_batch_size_high
     assert fit.b_opt_low < b_opt < fit.b_opt_high
     assert fit.e_min == pytest.approx(50 * (b_crit + 2 * b_opt), rel=1e-3)
     assert fit.e_min <= min(p.batch_size * p.steps for p in points) * 1.001
@@ -158,7 +160,13 @@ def test_two_terms_raise_no_false_alarm_and_three_are_found():
     assert [fit.law for fit in two] == ["two-terms"] * 12
     assert [fit.law for fit in three] == ["three-terms"] * 12
     assert (
-        sum((fit.b_crit_low or 0) <= B_CRIT <= (fit.b_crit_high or math.inf) for fit in three) >= 10
+        sum(
+            (fit.critical_batch_size_low or 0)
+            <= B_CRIT
+            <= (fit.critical_batch_size_high or math.inf)
+            for fit in three
+        )
+        >= 10
     )
     assert sum(fit.b_opt_low <= 340.0 <= (fit.b_opt_high or math.inf) for fit in three) >= 10
 
@@ -169,15 +177,19 @@ def test_the_law_may_be_chosen_and_what_is_doubtful_is_said():
     unneeded = fit_curve(true_points(NINE), law="three-terms")
     assert (unneeded.law, unneeded.b_opt, unneeded.b_opt_low) == ("three-terms", None, None)
     assert 0 < unneeded.b_opt_high < 100
-    assert unneeded.b_crit == pytest.approx(B_CRIT, rel=0.02)
+    assert unneeded.critical_batch_size == pytest.approx(B_CRIT, rel=0.02)
     rng = np.random.default_rng(0)
     doubtful = [noisy_points(rng, NINE, 0.2, b_opt=140.0) for _ in range(8)]
     for fit, one in ((fit_curve(one), one) for one in doubtful):
         two, three = (fit_curve(one, law=law) for law in ("two-terms", "three-terms"))
         if fit.note is not None and "may waste" in fit.note:
-            assert fit.b_crit == two.b_crit
-            assert fit.b_crit_low == min(two.b_crit_low, three.b_crit_low)
-            assert fit.b_crit_high == max(two.b_crit_high, three.b_crit_high)
+            assert fit.critical_batch_size == two.critical_batch_size
+            assert fit.critical_batch_size_low == min(
+                two.critical_batch_size_low, three.critical_batch_size_low
+            )
+            assert fit.critical_batch_size_high == max(
+                two.critical_batch_size_high, three.critical_batch_size_high
+            )
             return
     raise AssertionError("no curve was doubtful")
 
@@ -185,7 +197,7 @@ def test_the_law_may_be_chosen_and_what_is_doubtful_is_said():
 def test_b_opt_is_open_above_where_b_crit_is():
     points = [point(B, 1e6 / B * (1 + 64 / B)) for B in 2.0 ** np.arange(3, 10)]  # S_min is 0
     fit = fit_curve(points)
-    assert (fit.law, fit.s_min, fit.b_crit, fit.b_opt, fit.b_opt_high) == (
+    assert (fit.law, fit.s_min, fit.critical_batch_size, fit.b_opt, fit.b_opt_high) == (
         "three-terms",
         None,
         None,
@@ -200,7 +212,7 @@ def test_b_opt_is_open_above_where_b_crit_is():
 def reference_deviance(points, b_crit=None, s_min=None, b_opt=0.0):
     """The least deviance, written again from the model with scipy's densities and minimiser; free where None."""
     size, steps = np.array([(p.batch_size, p.steps) for p in points]).T
-    censored, share = np.array([p.censored for p in points]), curve.OUTLIER_SHARE
+    stopped, share = np.array([p.stopped for p in points]), curve.OUTLIER_SHARE
 
     def deviance(parameters):
         log_sigma, log_e, log_b, log_o = parameters
@@ -213,7 +225,7 @@ def reference_deviance(points, b_crit=None, s_min=None, b_opt=0.0):
         off = np.log(steps) - (log_e - log_b + np.log1p(math.exp(log_b) / size + (o / size) ** 2))
         exact = (1 - share) * norm.pdf(off, 0, sigma) + share * norm.pdf(off, 0, wide)
         above = (1 - share) * norm.sf(off, 0, sigma) + share * norm.sf(off, 0, wide)
-        chance = np.where(censored, above, exact * math.sqrt(2 * math.pi))
+        chance = np.where(stopped, above, exact * math.sqrt(2 * math.pi))
         prior = curve.PRIOR_WEIGHT * (log_sigma + curve.PRIOR_NOISE**2 / (2 * sigma**2))
         return 2 * prior - 2 * np.log(chance).sum()
 
@@ -228,18 +240,18 @@ def reference_deviance(points, b_crit=None, s_min=None, b_opt=0.0):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("censored", [(), (0, 6), (8,)])
-def test_the_ends_are_where_a_reference_likelihood_falls_by_the_stated_amount(censored):
+@pytest.mark.parametrize("stopped", [(), (0, 6), (8,)])
+def test_the_ends_are_where_a_reference_likelihood_falls_by_the_stated_amount(stopped):
     steps = S_MIN * (1 + B_CRIT / NINE) * np.exp(0.1 * np.random.default_rng(5).standard_normal(9))
     steps[3] *= 3  # an outlier, so that the mixture matters
-    steps[list(censored)] *= 0.8
-    points = [point(B, S, i in censored) for i, (B, S) in enumerate(zip(NINE, steps, strict=True))]
+    steps[list(stopped)] *= 0.8
+    points = [point(B, S, i in stopped) for i, (B, S) in enumerate(zip(NINE, steps, strict=True))]
     fit = fit_curve(points)
-    n = 9 - len(censored) + curve.PRIOR_WEIGHT
+    n = 9 - len(stopped) + curve.PRIOR_WEIGHT
     t = curve.stdtrit(n - 2, 0.95)
     least = reference_deviance(points)
-    assert reference_deviance(points, fit.b_crit) == pytest.approx(least, abs=1e-3)
-    for end in (fit.b_crit_low, fit.b_crit_high):
+    assert reference_deviance(points, fit.critical_batch_size) == pytest.approx(least, abs=1e-3)
+    for end in (fit.critical_batch_size_low, fit.critical_batch_size_high):
         assert reference_deviance(points, end) - least == pytest.approx(
             n * math.log(1 + t**2 / (n - 2)), abs=0.02
         )
@@ -248,15 +260,17 @@ def test_the_ends_are_where_a_reference_likelihood_falls_by_the_stated_amount(ce
 @pytest.mark.slow
 def test_the_ends_of_three_terms_are_where_a_reference_likelihood_falls_likewise():
     points = noisy_points(np.random.default_rng(2), NINE, 0.1, b_opt=250.0)
-    points[4] = replace(points[4], steps=points[4].steps * 0.8, censored=True)
+    points[4] = replace(points[4], steps=points[4].steps * 0.8, stopped=True)
     fit = fit_curve(points)
     assert fit.law == "three-terms"
     n, t = 8 + curve.PRIOR_WEIGHT, curve.stdtrit(6.0, 0.95)
     least = reference_deviance(points, b_opt=None)
-    assert reference_deviance(points, fit.b_crit, b_opt=fit.b_opt) == pytest.approx(least, abs=2e-3)
+    assert reference_deviance(points, fit.critical_batch_size, b_opt=fit.b_opt) == pytest.approx(
+        least, abs=2e-3
+    )
     for b_crit, b_opt in (
-        (fit.b_crit_low, None),
-        (fit.b_crit_high, None),
+        (fit.critical_batch_size_low, None),
+        (fit.critical_batch_size_high, None),
         (None, fit.b_opt_low),
         (None, fit.b_opt_high),
     ):
@@ -267,18 +281,23 @@ def test_the_ends_of_three_terms_are_where_a_reference_likelihood_falls_likewise
 def test_published_points_of_an_85m_language_model_whose_scale_scales_the_fit():
     points = [point(B, S) for B, S in ZHANG.items()] + [point(32, 60000, True)]
     fit = fit_curve(points)
-    assert 2000 < fit.b_crit < 2500
-    assert 1700 < fit.b_crit_low < 2000
-    assert 2500 < fit.b_crit_high < 2800
+    assert 2000 < fit.critical_batch_size < 2500
+    assert 1700 < fit.critical_batch_size_low < 2000
+    assert 2500 < fit.critical_batch_size_high < 2800
     wider = fit_curve(points, 0.99)
-    assert wider.b_crit_low < fit.b_crit_low < fit.b_crit_high < wider.b_crit_high
+    assert (
+        wider.critical_batch_size_low
+        < fit.critical_batch_size_low
+        < fit.critical_batch_size_high
+        < wider.critical_batch_size_high
+    )
     scaled = fit_curve(
         [replace(p, batch_size=p.batch_size * 37.0, steps=p.steps * 0.01) for p in points]
     )
     for name, factor in {
-        "b_crit": 37,
-        "b_crit_low": 37,
-        "b_crit_high": 37,
+        "critical_batch_size": 37,
+        "critical_batch_size_low": 37,
+        "critical_batch_size_high": 37,
         "s_min": 0.01,
         "e_min": 0.37,
     }.items():
@@ -292,13 +311,17 @@ def test_one_bad_point_moves_the_fit_little_and_bounds_only_where_they_say_somet
         bad = [
             replace(p, steps=p.steps * (factor if j == i else 1.0)) for j, p in enumerate(points)
         ]
-        assert fit_curve(bad).b_crit == pytest.approx(B_CRIT, rel=0.02), (i, factor)
+        assert fit_curve(bad).critical_batch_size == pytest.approx(B_CRIT, rel=0.02), (i, factor)
     low_bounds = fit_curve([*points, point(5.0, 10.0, True), point(1e5, 1.0, True)])
-    assert low_bounds.b_crit == pytest.approx(fit_curve(points).b_crit, rel=1e-3)
+    assert low_bounds.critical_batch_size == pytest.approx(
+        fit_curve(points).critical_batch_size, rel=1e-3
+    )
     small = true_points(NINE[:5])  # up to B_crit/2
     bounded = fit_curve([*small, point(16 * B_CRIT, 0.9 * S_MIN, True)])
-    assert bounded.b_crit_high < 0.8 * fit_curve(small).b_crit_high
-    assert bounded.b_crit_low == pytest.approx(fit_curve(small).b_crit_low, rel=0.1)
+    assert bounded.critical_batch_size_high < 0.8 * fit_curve(small).critical_batch_size_high
+    assert bounded.critical_batch_size_low == pytest.approx(
+        fit_curve(small).critical_batch_size_low, rel=0.1
+    )
 
 
 OPEN_BELOW = "no point near or below B_crit, so it has no lower end: run batch sizes below 1024"
@@ -327,18 +350,26 @@ UNDETERMINED = {
 )
 def test_what_the_points_do_not_determine_is_left_open(steps, found, ends, note):
     fit = fit_curve([point(B, S) for B, S in steps.items()])
-    assert (fit.b_crit, fit.perfect_scaling_below, fit.note) == (None, None, note)
+    assert (fit.critical_batch_size, fit.perfect_scaling_below, fit.note) == (None, None, note)
     for name in ("s_min", "e_min"):
         expected = pytest.approx(found[name], rel=1e-2) if name in found else None
         assert getattr(fit, name) == expected
-    assert fit.b_crit_low is None if ends[0] is None else fit.b_crit_low > ends[0]
-    assert fit.b_crit_high is None if ends[1] is None else fit.b_crit_high < ends[1]
+    assert (
+        fit.critical_batch_size_low is None
+        if ends[0] is None
+        else fit.critical_batch_size_low > ends[0]
+    )
+    assert (
+        fit.critical_batch_size_high is None
+        if ends[1] is None
+        else fit.critical_batch_size_high < ends[1]
+    )
 
 
 def test_a_bend_within_the_noise_leaves_b_crit_open():
     points = [point(B, 32000 / B * (1 + B / 1000)) for B in (1, 2, 4, 8, 16, 32)]
     fit = fit_curve(points)
-    assert fit.b_crit is None
+    assert fit.critical_batch_size is None
     assert fit.e_min == pytest.approx(
         math.exp(np.mean([math.log(p.steps * p.batch_size) for p in points])), rel=1e-3
     )
@@ -393,7 +424,12 @@ def test_points_that_contradict_the_law_have_no_b_crit(points, laws, note):
 
 def test_fewest_examples_are_open_where_b_opt_alone_would_decide_them():
     fit = fit_curve([point(B, 1e7 / B**2) for B in (8, 16, 32, 64, 128)])
-    assert (fit.law, fit.b_crit_low, fit.b_opt_high, fit.e_min) == ("three-terms", None, None, None)
+    assert (fit.law, fit.critical_batch_size_low, fit.b_opt_high, fit.e_min) == (
+        "three-terms",
+        None,
+        None,
+        None,
+    )
 
 
 TOO_FEW = "at least 3 points that reached the target"
@@ -446,7 +482,7 @@ CASES = {
     "around B_crit": (2.0 ** np.arange(-5, 4), 0, 1.0, "finite"),
     "up to B_crit/2": (2.0 ** np.arange(-6, 0), 0, 1.0, None),
     "below B_crit/30": (2.0 ** np.arange(-5, 1) / 31, 0, 1.0, "open above"),
-    "two censored": (2.0 ** np.arange(-5, 4), 2, 1.0, "finite"),
+    "two stopped": (2.0 ** np.arange(-5, 4), 2, 1.0, "finite"),
     "one point 3 times too high": (2.0 ** np.arange(-5, 4), 0, 3.0, "finite"),
     "one point 3 times too low": (2.0 ** np.arange(-5, 4), 0, 1 / 3.0, None),
     "above 50 B_crit": (50 * 2.0 ** np.arange(6), 0, 1.0, "open below"),
@@ -479,7 +515,9 @@ def test_the_interval_covers_b_crit_as_often_as_it_says(ratios, bounds, factor, 
                 for i, (B, S) in enumerate(zip(batch_sizes, steps, strict=True))
             ]
         )
-        intervals.append((fit.b_crit_low or 0.0, fit.b_crit_high or math.inf))
+        intervals.append(
+            (fit.critical_batch_size_low or 0.0, fit.critical_batch_size_high or math.inf)
+        )
     low, high = np.array(intervals).T
     covered = (low <= B_CRIT) & (high >= B_CRIT)
     finite = (low > 0) & np.isfinite(high)
@@ -502,7 +540,7 @@ GOOD_FILES = {
         3,
         0,
     ),
-    "censored": ("batch_size,steps,censored\n1,9,TRUE\n2,9,0\n4,7,false\n9,6,0\n", 4, 1),
+    "stopped": ("batch_size,steps,stopped\n1,9,TRUE\n2,9,0\n4,7,false\n9,6,0\n", 4, 1),
     "floats, quotes, carriage returns": (
         'batch_size,steps\r\n"16",1e3\r\n64,3.5e2\r\n256.5,2e2\r\n',
         3,
@@ -511,11 +549,11 @@ GOOD_FILES = {
 }
 
 
-@pytest.mark.parametrize(("text", "points", "censored"), GOOD_FILES.values(), ids=GOOD_FILES.keys())
-def test_points_are_read_from_a_file(text, points, censored):
+@pytest.mark.parametrize(("text", "points", "stopped"), GOOD_FILES.values(), ids=GOOD_FILES.keys())
+def test_points_are_read_from_a_file(text, points, stopped):
     found = parse_points(text, "points.csv")
-    assert (len(found), sum(p.censored for p in found)) == (points, censored)
-    assert fit_curve(found).b_crit > 0
+    assert (len(found), sum(p.stopped for p in found)) == (points, stopped)
+    assert fit_curve(found).critical_batch_size > 0
 
 
 HEAD = "batch_size,steps\n"
@@ -536,8 +574,8 @@ BAD_FILES = {
     "too short a line": (HEAD + "1\n" + ROWS, "line 2: needs 2 values"),
     "too long a line": (HEAD + "1,2,3\n" + ROWS, "line 2: needs 2 values"),
     "unknown flag": (
-        "batch_size,steps,censored\n1,2,maybe\n",
-        "line 2: censored must be .* but got 'maybe'",
+        "batch_size,steps,stopped\n1,2,maybe\n",
+        "line 2: stopped must be .* but got 'maybe'",
     ),
     "open quote": (HEAD + '1,"2\n' + ROWS, "not a CSV file"),
 }

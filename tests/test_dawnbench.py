@@ -94,7 +94,7 @@ def untrained(sweep, **changes):
         seen.append((workload, spec, protocol))
         steps = protocol.budget.steps
         values = {
-            "status": "censored",
+            "status": "stopped",
             "steps": steps,
             "history": ((steps, 0.1 + 0.001 * spec.number),),
             **changes,
@@ -168,9 +168,9 @@ def test_a_trial_is_evaluated_at_its_end_alone_and_its_schedule_ends_there(check
     finding, printed = run(checked("sweep.experiment.seeds=[3]"))
     for row, steps in zip(finding.rows, (12, 24, 24), strict=True):
         (trial,) = row["trials"]
-        assert (trial["status"], row["steps"], row["n"]) == ("censored", steps, 1)
+        assert (trial["status"], row["steps"], row["n"]) == ("stopped", steps, 1)
         assert 0.05 < trial["accuracy"] <= 1.0
-        assert f"{row['rung']}, seed 3: accuracy {trial['accuracy']:.4f}, censored" in printed
+        assert f"{row['rung']}, seed 3: accuracy {trial['accuracy']:.4f}, stopped" in printed
     rungs, left_out = climbed(checked())
     assert left_out == {}
     evaluations, built = [], []
@@ -379,7 +379,7 @@ def test_the_last_rungs_are_the_recipes_of_their_sources(shipped):
 
 def trial(seed, error, **changes):
     values = {
-        "status": "censored",
+        "status": "stopped",
         "steps": 10,
         "history": ((10, error),),
         "seconds_per_step": 0.5,
@@ -417,7 +417,7 @@ def test_rows():
         pytest.approx(1 / 3),
     )  # of all seeds: it did not get there
     assert (second["pairs"]["n"], second["difference"]) == (2, pytest.approx(0.015))
-    assert [one["status"] for one in second["trials"]] == ["censored", "diverged", "censored"]
+    assert [one["status"] for one in second["trials"]] == ["stopped", "diverged", "stopped"]
     errors = [
         [0.30, 0.32, 0.29, 0.33],
         [0.28, 0.31, 0.27, 0.31],

@@ -59,7 +59,7 @@ def test_a_trial_on_two_devices_is_that_on_one(kind, micro_batch_size, tmp_path)
         assert (
             (two.status, two.steps, two.examples)
             == (one.status, one.steps, one.examples)
-            == ("censored", 12, 12 * spec.batch_size)
+            == ("stopped", 12, 12 * spec.batch_size)
         )
         assert [step for step, _ in two.history] == [step for step, _ in one.history]
         assert [value for _, value in two.history] == pytest.approx(
@@ -76,7 +76,7 @@ def test_a_trial_on_two_devices_is_that_on_one(kind, micro_batch_size, tmp_path)
 @pytest.mark.parametrize(
     ("kind", "lowest", "status", "message"),
     [
-        ("memory", -1.0, "oom", "CUDA out of memory. Tried to allocate 2.00 GiB"),
+        ("memory", -1.0, "out of memory", "CUDA out of memory. Tried to allocate 2.00 GiB"),
         ("error", -1.0, "failed", r"LookupError: no such thing \(ranks.py:\d+\)"),
         ("death", -1.0, "failed", "its process ended with status 7"),
         ("loss", -1.0, "diverged", r"the training loss is nan at step \d+"),
@@ -84,11 +84,11 @@ def test_a_trial_on_two_devices_is_that_on_one(kind, micro_batch_size, tmp_path)
         (
             "stop",
             -1.0,
-            "censored",
+            "stopped",
             r"the training was stopped at step \d+: by the module or a call-back",
         ),
         ("reached by the first", 0.0, "reached", ""),
-        ("reached by the second", 0.0, "censored", ""),
+        ("reached by the second", 0.0, "stopped", ""),
     ],
 )
 def test_what_one_device_alone_meets_ends_the_trial_on_both(
@@ -107,7 +107,7 @@ def test_what_one_device_alone_meets_ends_the_trial_on_both(
         assert found.steps == next(step for step, _ in found.history if step > 2)
     if kind == "error":
         assert "ranks.py" in first.frames
-    assert second.result().status == "censored", "the next trial has its two processes"
+    assert second.result().status == "stopped", "the next trial has its two processes"
     assert not list(tmp_path.glob("*.partial"))
 
 
@@ -332,7 +332,7 @@ def test_python_objects_on_two_devices(tmp_path, monkeypatch):
         options=["devices=2", "search.replicates=0", "device=cpu"],
     )
     assert set(result.trials["device"]) == {"2 x cpu (1 thread)"}
-    assert not set(result.trials["status"]) & {"failed", "oom"}
+    assert not set(result.trials["status"]) & {"failed", "out of memory"}
 
 
 @pytest.mark.slow

@@ -97,7 +97,7 @@ def test_a_segment_waits_for_nothing_but_what_is_listed():
         name: listed for name, (_, listed) in CASES.items()
     }
     trials = {name: seen[name] for name, case in cases.items() if not case.get("surveys")}
-    assert {(one["status"], one["steps"]) for one in trials.values()} == {("censored", STEPS)}
+    assert {(one["status"], one["steps"]) for one in trials.values()} == {("stopped", STEPS)}
     for name, one in trials.items():
         # At the edges of the segments, of which a trial's warm-up is one, and around what is measured beside them.
         trials_of_case = 2 if cases[name].get("resumes") else 1

@@ -36,12 +36,12 @@ def simulated(n=40, seed=1, largest=8192, budget=8000, all_censored=False, with_
             "tau": 0.004 + batch_size / 40000,
         }
         if batch_size > 6000:
-            ends = {"status": "oom", "steps": 0, "steps_low": 0, "tau": None}
+            ends = {"status": "out of memory", "steps": 0, "steps_low": 0, "tau": None}
         elif delta > 2.1:
             ends |= {"status": "diverged", "steps": 37, "steps_low": 20}
         elif all_censored or steps > budget:
             ends |= {
-                "status": "censored",
+                "status": "stopped",
                 "steps": min(budget, steps),
                 "steps_low": min(budget, steps),
             }
@@ -120,9 +120,9 @@ STUDIES = {
     "one batch size": (same := [make_trial(i, 64, 0.05 * 2**i, steps=300 + 40 * i) for i in range(5)], summed(same)),
     "one trial": ([make_trial()], summed([make_trial()])),
     "first evaluation hit": (first := [make_trial(steps=1, steps_low=0)], summed(first)),
-    "no step time": (untimed := [make_trial(tau=None), make_trial(1, 128, status="censored", tau=None)],
+    "no step time": (untimed := [make_trial(tau=None), make_trial(1, 128, status="stopped", tau=None)],
                      summed(untimed)),
-    "nothing measured": (oom := [make_trial(status="oom", steps=0, steps_low=0, tau=None)], summed(oom)),
+    "nothing measured": (oom := [make_trial(status="out of memory", steps=0, steps_low=0, tau=None)], summed(oom)),
     "none": ([], summed([])),
 }  # fmt: skip
 
@@ -201,7 +201,7 @@ def test_the_title_is_the_answer_and_the_panels_have_curve_points_and_winners():
     steps, seconds = (axes.lines[0].get_ydata() for axes in (left, right))
     assert steps == pytest.approx(curve.steps)
     assert seconds == pytest.approx(np.multiply(curve.steps, curve.seconds_per_step))
-    reached = [point for point in summary.points if not point.censored]
+    reached = [point for point in summary.points if not point.stopped]
     points = shown_marks(left)["fewest examples near its batch size;\nbar: last miss to first hit"]
     assert points.get_offsets().tolist() == [[point.batch_size, point.steps] for point in reached]
     others = shown_marks(left)["other trial that reached the target"]
@@ -245,20 +245,20 @@ def test_stopped_trials_are_shown_only_where_they_bound_the_curve():
     trials = [
         make_trial(0, 64, steps=500),
         make_trial(1, 512, steps=150),
-        make_trial(2, 64, 9.0, "censored", 300),
+        make_trial(2, 64, 9.0, "stopped", 300),
     ]
     trials += [
-        make_trial(3, 200, 0.1, "censored", 900, 900),
-        make_trial(4, 300, 0.1, "censored", 3, 3),
+        make_trial(3, 200, 0.1, "stopped", 900, 900),
+        make_trial(4, 300, 0.1, "stopped", 3, 3),
     ]
     trials += [
-        make_trial(5, 8, 0.1, "censored", 700, 700)
+        make_trial(5, 8, 0.1, "stopped", 700, 700)
     ]  # beyond the batch sizes that reached the target
     marks = shown_marks(curve_figure(trials, summed(trials)).axes[0])
     assert (
         "stopped before the target: it takes more" not in marks
     )  # 900 steps at B = 200 are no news where 500 were enough
-    trials[3] = make_trial(3, 200, 0.1, "censored", 400, 400)
+    trials[3] = make_trial(3, 200, 0.1, "stopped", 400, 400)
     marks = shown_marks(curve_figure(trials, summed(trials)).axes[0])
     assert marks["stopped before the target: it takes more"].get_offsets().tolist() == [[200, 400]]
     marks = shown_marks(curve_figure(*STUDIES["all stopped"]).axes[0])

@@ -112,7 +112,7 @@ def finish(base, command, monkeypatch):
     (base / "outputs" / "s" / "hardware.json").write_text(survey_json(make_survey()))
     monkeypatch.chdir(base)
     record = {"batch_size": 8, "lr": 0.04, "seed": 0, "steps": [1], "metric": [0.5]}
-    write_rows(base / "r.jsonl.runs", [record | {"seconds_per_step": 0.1, "status": "censored"}])
+    write_rows(base / "r.jsonl.runs", [record | {"seconds_per_step": 0.1, "status": "stopped"}])
     settings = {"budget.steps": 3}
     (base / "r.jsonl.settings").write_text(json.dumps(settings))
     shutil.copy(base / "points.csv", base / "odd.csv")

@@ -461,7 +461,10 @@ def test_a_capture_that_runs_out_of_memory_ends_the_trial_as_a_step_would(monkey
     error = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB")
     monkeypatch.setattr(graph, "record", partial(fail, error=error))
     result, _ = learners.train(make_spec(16), learners.learning_protocol(20, fast="graph"))
-    assert (result.status, result.message) == ("oom", "CUDA out of memory. Tried to allocate 2 GiB")
+    assert (result.status, result.message) == (
+        "out of memory",
+        "CUDA out of memory. Tried to allocate 2 GiB",
+    )
 
 
 ALL = ("digits", "fashion_cnn", "cifar_mlp", *SMALL)

@@ -57,7 +57,7 @@ def trial(number, size, lr, horizon, power=0.5, share=1.0, shortest=None):
     steps = horizon if horizon < shortest else round(shortest ** (1 - share) * horizon**share)
     value = 0.1 * (shortest / horizon) ** power if steps == horizon else 0.1
     return make_result(
-        number=number, batch_size=size, lr=lr, status="reached" if horizon >= shortest else "censored", steps=steps,
+        number=number, batch_size=size, lr=lr, status="reached" if horizon >= shortest else "stopped", steps=steps,
         steps_low=steps, horizon=horizon, history=((steps, value),), seconds_per_step=LAW.tau(size), trial_index=number,
         train_seconds=steps * LAW.tau(size),
     )  # fmt: skip
@@ -145,17 +145,17 @@ def test_a_horizon_of_least_cost_within_limits():
 @pytest.mark.parametrize(
     ("status", "steps", "history", "excess", "early", "bound"),
     [
-        ("censored", 100, ((50, 0.5), (100, 0.2)), math.log(2.0), 0.0, False),
+        ("stopped", 100, ((50, 0.5), (100, 0.2)), math.log(2.0), 0.0, False),
         (
-            "censored",
+            "stopped",
             100,
             ((50, 0.2), (100, 0.5)),
             math.log(2.0),
             0.0,
             False,
         ),  # the nearest that it came
-        ("censored", 100, ((100, 0.1),), 0.003, 0.0, False),  # it missed by the metric's rounding
-        ("censored", 100, (), 0.0, 0.0, True),  # without a metric it is a bound
+        ("stopped", 100, ((100, 0.1),), 0.003, 0.0, False),  # it missed by the metric's rounding
+        ("stopped", 100, (), 0.0, 0.0, True),  # without a metric it is a bound
         ("reached", 100, ((100, 0.08),), math.log(0.8), 0.0, False),
         ("reached", 80, ((80, 0.05),), 0.0, math.log(0.8), False),
         ("diverged", 100, ((100, 0.9),), 0.0, 0.0, False),
@@ -171,7 +171,7 @@ def test_how_a_trial_ends_its_horizon(status, steps, history, excess, early, bou
         pytest.approx(early),
     )
     assert (bool(data.bound[0]), data.y[0]) == (bound, math.log(steps))
-    assert data.least[0] == (math.log(100) if status == "censored" and not bound else -math.inf)
+    assert data.least[0] == (math.log(100) if status == "stopped" and not bound else -math.inf)
 
 
 def test_without_a_horizon_nothing_of_it_is_there():

@@ -131,7 +131,7 @@ def test_no_value_is_read_on_the_host(reads, workload, precision, micro):
     noise = "2" if micro == "null" else "null"
     options = (f"protocol.micro_batch_size={micro}", f"protocol.noise_scale_every={noise}")
     result = train(workload, Watching(*reads), overrides=(f"precision={precision}", *options))
-    assert (result.status, result.steps) == ("censored", 8)
+    assert (result.status, result.steps) == ("stopped", 8)
     assert len(result.history) > 1
     assert bool(result.noise_scale) == (micro == "null")
 
@@ -157,4 +157,4 @@ def test_nothing_waits_for_a_cuda_device(workload, precision):
         result = train(workload, clock, "cuda", overrides=(f"precision={precision}",))
     finally:
         mode("default")
-    assert (result.status, result.steps) == ("censored", 8)
+    assert (result.status, result.steps) == ("stopped", 8)

@@ -113,7 +113,7 @@ def test_each_workload_trains_two_steps_on_files_of_its_format(name, root, reque
     workload, protocol = load(options, recipe)
     assert (workload.train_examples, workload.validation_examples) == (8, 4)
     result = run_trial(workload, make_spec(6, 0.01), replace(protocol, budget=Budget(2, 1)))
-    assert (result.status, result.steps, result.message) == ("censored", 2, None)
+    assert (result.status, result.steps, result.message) == ("stopped", 2, None)
     assert 0.0 <= result.history[-1][1] <= 1.0
 
 

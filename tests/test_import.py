@@ -47,6 +47,6 @@ def test_public_names():
     points = [
         bstune.FrontierPoint(size, 100 * (1 + 64 / size), False, None) for size in (16, 64, 256)
     ]
-    assert bstune.fit_curve(points).b_crit == pytest.approx(64)
+    assert bstune.fit_curve(points).critical_batch_size == pytest.approx(64)
     with pytest.raises(AttributeError, match="no attribute 'nope'"):
         bstune.nope  # noqa: B018

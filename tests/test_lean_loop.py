@@ -586,4 +586,4 @@ def test_a_record_without_a_step_names_no_loop():
             raise torch.OutOfMemoryError("too large")
 
     record, _ = run(Breaks)
-    assert (record.status, record.training_loop) == ("oom", None)
+    assert (record.status, record.training_loop) == ("out of memory", None)

@@ -54,10 +54,10 @@ FIFTY = "the gradients overflowed in 50 steps in a row"
     ("metric", "ending", "message"),
     [
         (from_step(7), ("reached", 7, 6), None),
-        (never, ("censored", 20, 20), None),
+        (never, ("stopped", 20, 20), None),
         # From 0.9 at the start to 0.1 are 0.8: diverged lies above 0.1 + 2 x 0.8.
         (from_step(3, 1.71), ("diverged", 3, 3), "val/error is 1.71 at step 3, far past its start"),
-        (from_step(3, 1.69), ("censored", 20, 20), None),
+        (from_step(3, 1.69), ("stopped", 20, 20), None),
         (from_step(3, math.nan), ("diverged", 3, 3), "val/error is not finite at step 3"),
         (from_step(3, math.inf), ("diverged", 3, 3), "val/error is not finite at step 3"),
         (from_step(3, -math.inf), ("diverged", 3, 3), "val/error is not finite at step 3"),
@@ -95,13 +95,13 @@ def test_a_trial_ends_by_its_metric(metric, ending, message):
 def test_budget_ends_once_steps_and_examples_are_both_spent(batch_size, steps, examples, last):
     protocol = make_protocol(steps, examples, evaluation_schedule=SCHEDULE)
     result = count(Counting(never), make_spec(batch_size), protocol)
-    assert (result.status, result.steps, result.steps_low) == ("censored", last, last)
+    assert (result.status, result.steps, result.steps_low) == ("stopped", last, last)
     assert result.history[-1] == (last, 0.9)  # the last step is always evaluated
     assert result.message is None
     assert count(Counting(from_step(last)), make_spec(batch_size), protocol).status == "reached"
 
 
-@pytest.mark.parametrize(("metric", "status", "low"), [(0.9, "censored", 6), (0.05, "reached", 0)])
+@pytest.mark.parametrize(("metric", "status", "low"), [(0.9, "stopped", 6), (0.05, "reached", 0)])
 def test_a_module_that_stops_early_is_evaluated_then(metric, status, low):
     module = Counting(from_step(1, metric))
 
@@ -221,7 +221,7 @@ def out_of_memory(spec=None):
 )
 def test_oom(stage, fail, text):
     result = count(fails_in(stage, fail), protocol=make_protocol(noise_scale_every=1))
-    assert result.status == "oom"
+    assert result.status == "out of memory"
     assert text in result.message
     assert "\n" not in result.message
     assert (result.steps, result.steps_low) == ((3, 3) if stage == "training" else (3, 2))
@@ -231,7 +231,7 @@ def test_oom(stage, fail, text):
 def test_oom_before_the_first_step():
     result, _ = train(build=out_of_memory)
     assert (result.status, result.steps, result.history, result.seconds_per_step) == (
-        "oom",
+        "out of memory",
         0,
         (),
         None,
@@ -395,9 +395,9 @@ def test_a_target_that_is_met_before_training_is_a_mistake(value, mode):
     ("later", "limits", "status"),
     [
         # 0.9 on nine batches and 0.0 on the first are 0.81, so that 0.1 + 2 x 0.71 is far past it.
-        (1.51, {}, "censored"),
+        (1.51, {}, "stopped"),
         (1.53, {}, "diverged"),
-        (0.9, {"limit_val_batches": 1}, "censored"),  # as where steps are only timed
+        (0.9, {"limit_val_batches": 1}, "stopped"),  # as where steps are only timed
     ],
 )
 def test_the_start_is_measured_on_all_validation_data(later, limits, status):
@@ -430,7 +430,7 @@ def test_an_evaluation_that_does_not_log_the_metric_tells_nothing():
         logs(batch, batch_idx) if module.weight % 3 == 1 else None
     )
     result = count(module, protocol=make_protocol(5))
-    assert (result.status, result.steps, result.steps_low) == ("censored", 5, 4)
+    assert (result.status, result.steps, result.steps_low) == ("stopped", 5, 4)
     module = Counting(never, gradient=lambda batch: math.nan if batch == 4 else 1.0)
     logs = module.validation_step
     module.validation_step = lambda batch, batch_idx: (
@@ -474,9 +474,9 @@ def test_a_metric_that_is_not_logged_is_named_with_those_that_are():
             1.0,
             "reached",
         ),  # read as a double, 0.1 in float32 would miss
-        (501, Target("val/error", 0.1, "min"), 1.0, "censored"),
+        (501, Target("val/error", 0.1, "min"), 1.0, "stopped"),
         (4500, Target("val/error", 0.9, "max"), 0.1, "reached"),
-        (4499, Target("val/error", 0.9, "max"), 0.1, "censored"),
+        (4499, Target("val/error", 0.9, "max"), 0.1, "stopped"),
     ],
 )
 def test_a_tenth_in_float32_is_a_tenth(correct, target, start, status):
@@ -534,7 +534,7 @@ def test_micro_batches_are_refused_where_lightning_does_not_accumulate():
     protocol = make_protocol(micro_batch_size=4)
     with pytest.raises(ConfigError, match=r"manual optimization.*protocol.micro_batch_size=null"):
         count(TwoOptimizers(never), make_spec(10), protocol)
-    assert count(TwoOptimizers(never), make_spec(4), protocol).status == "censored"
+    assert count(TwoOptimizers(never), make_spec(4), protocol).status == "stopped"
 
 
 # Repetition
@@ -642,7 +642,11 @@ def test_a_trial_that_fails_keeps_the_time_it_took():
     fake = FakeTime()
     module = timed(fake, lambda batch: 1.0 if batch < 5 else out_of_memory())
     result = count(module, clock=TrialClock(fake))
-    assert (result.status, result.train_seconds, result.eval_seconds) == ("oom", 5.0, 60.0)
+    assert (result.status, result.train_seconds, result.eval_seconds) == (
+        "out of memory",
+        5.0,
+        60.0,
+    )
 
 
 # The noise scale
@@ -692,7 +696,7 @@ def test_the_noise_scale_is_measured_every_few_steps_and_is_no_training_time():
 def test_a_batch_that_is_too_small_to_split_is_not_measured(warned):
     for batch_size in (1, 2, 3):
         result, _ = measured(1, batch_size)
-        assert (result.status, result.noise_scale) == ("censored", ())
+        assert (result.status, result.noise_scale) == ("stopped", ())
     assert warned() == []
     assert measured(1, 4)[0].noise_scale != ()
     assert measured(1, 3, micro_batch_size=2)[0].noise_scale != ()  # nothing is split
@@ -744,7 +748,7 @@ def test_a_trial_goes_on_where_its_gradients_cannot_be_measured(micro, warned):
     protocol, build = learning_protocol(12, micro_batch_size=micro), partial(learner, kind=Sparse)
     plain, reference = train(make_spec(8), protocol, build)
     result, module = train(make_spec(8), replace(protocol, noise_scale_every=3), build)
-    assert (result.status, result.steps, result.history) == ("censored", 12, plain.history)
+    assert (result.status, result.steps, result.history) == ("stopped", 12, plain.history)
     assert result.noise_scale == ()
     assert same_weights(module, reference)
     assert not any(parameter._backward_hooks for parameter in module.parameters())

@@ -89,8 +89,8 @@ def test_each_trial_runs_through_its_epochs_and_full_batches_descend_as_in_numpy
     ):  # 2.5 epochs of 30 are 75 examples
         assert one["curve"]["steps"][-1] == steps
         assert [(trial["seed"], trial["status"]) for trial in one["trials"]] == [
-            (3, "censored"),
-            (4, "censored"),
+            (3, "stopped"),
+            (4, "stopped"),
         ]
         tau = float(np.median([trial["seconds_per_step"] for trial in one["trials"]]))
         assert one["ms_per_step"] == pytest.approx(1e3 * tau)
@@ -138,7 +138,7 @@ def test_rows_that_come_one_by_one_are_the_same_rows_and_what_they_cost_is_said(
 
 def row_of(*histories, taus=(0.1, 0.1, 0.1), level=0.25):
     trials = [
-        make_result(seed=seed, seconds_per_step=taus[seed], history=history, status="censored")
+        make_result(seed=seed, seconds_per_step=taus[seed], history=history, status="stopped")
         for seed, history in enumerate(histories)
     ]
     return row(Series("x", 5, 0.1, 2.0), trials, level)

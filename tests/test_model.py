@@ -162,7 +162,7 @@ def test_exponents_of_the_five_rules(noise_scale, expected):
 def test_too_few_reached_trials_identify_nothing(sizes, count):
     row = fitted([0.0, 0.01], sizes)
     assert (row.identified, row.reached) == (False, count)
-    assert fitted([0.0], (8, 64, 512), "censored").reached == 0
+    assert fitted([0.0], (8, 64, 512), "stopped").reached == 0
     assert [fitted([0.0], high=high) for high in (8, 15)] == [None, None]
 
 

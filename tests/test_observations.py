@@ -188,10 +188,10 @@ def test_steps_since_the_last_evaluation_count_as_done():
             False,
         ),  # the middle of its interval
         ("diverged", None, 0.0, 0.0, 0.0, False),
-        ("censored", None, 0.0, 0.0, 0.0, True),  # not extrapolated: S is above the steps done
-        ("censored", 0.5, 0.2, 0.5, 0.5, False),
-        ("censored", 4.0, 3.5, 0.0, 4.0, True),  # far and unsure: a bound, below the estimate
-        ("censored", 4.0, 9.0, 0.0, 0.0, True),
+        ("stopped", None, 0.0, 0.0, 0.0, True),  # not extrapolated: S is above the steps done
+        ("stopped", 0.5, 0.2, 0.5, 0.5, False),
+        ("stopped", 4.0, 3.5, 0.0, 4.0, True),  # far and unsure: a bound, below the estimate
+        ("stopped", 4.0, 9.0, 0.0, 0.0, True),
     ],
 )
 def test_the_likelihood_of_an_observation(status, log_factor, spread, low, high, bound):
@@ -223,11 +223,11 @@ def test_a_trial_that_reached_the_target_at_its_first_evaluation_is_an_estimate(
     [
         ([("reached", 0.1)], 0.05),
         ([("reached", 0.1), ("reached", 0.1)], 0.1 * 2 / 3),
-        ([("reached", 0.1), ("censored", 0.5)], 0.6 / 3),
+        ([("reached", 0.1), ("stopped", 0.5)], 0.6 / 3),
         ([("reached", 0.0), ("diverged", 9.0)], math.log(4.0) / 3),
         ([("reached", -0.4)], -0.2),
         ([("reached", -0.4), ("reached", 0.1), ("reached", 0.1)], -0.2 / 4),
-        ([("censored", 0.1)], None),
+        ([("stopped", 0.1)], None),
     ],
 )
 def test_what_a_fresh_seed_is_predicted_to_take_in_closed_form(runs, log_steps):

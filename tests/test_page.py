@@ -86,11 +86,11 @@ def whole_study(**changes):
     trials = [
         make_trial(i, size, steps=round(60 * (1 + 100 / size))) for i, size in enumerate(SIZES)
     ]
-    trials += [make_trial(4, 64, status="censored", steps=90, steps_low=90)]
-    trials += [make_trial(5, 64, status="censored", steps=150, steps_low=150, resumed_from=4)]
+    trials += [make_trial(4, 64, status="stopped", steps=90, steps_low=90)]
+    trials += [make_trial(5, 64, status="stopped", steps=150, steps_low=150, resumed_from=4)]
     trials += [make_trial(6, 16, lr=9.0, status="diverged", steps=3, steps_low=3)]
     trials += [make_trial(7, 64, steps=170, replicate_of=1)]
-    row = CriticalAtTarget(target=0.2, passed=9, b_crit=70.0, b_crit_low=50.0, b_crit_high=None)
+    row = CriticalAtTarget(target=0.2, passed=9, value=70.0, low=50.0, high=None)
     known = {
         "curve": CURVE,
         "over_target": (row,),
@@ -171,7 +171,7 @@ def test_how_the_critical_batch_size_grows_is_said_below_its_chart():
 )
 def test_what_is_open_of_the_critical_batch_size_is_drawn_open(critical, shapes, name, said):
     study = whole_study()
-    whole = study_page(replace(study, result=changed(study.result, critical=critical)))
+    whole = study_page(replace(study, result=changed(study.result, critical_batch_size=critical)))
     layout = Page(whole).charts[0]["layout"]
     assert [one["type"] for one in layout.get("shapes", ())] == shapes
     assert [one["text"] for one in layout.get("annotations", ())] == (
@@ -179,7 +179,7 @@ def test_what_is_open_of_the_critical_batch_size_is_drawn_open(critical, shapes,
     )
     assert ("Shaded: the critical batch" in whole) == (said is not None)
     assert said is None or said in whole
-    if shapes and critical.b_crit_high is None:
+    if shapes and critical.high is None:
         assert math.log10(layout["shapes"][0]["x1"]) == pytest.approx(
             layout["xaxis"]["range"][1], abs=1e-4
         )
@@ -195,7 +195,7 @@ def test_a_curve_that_was_not_timed_is_shown_in_steps_alone():
 def test_learning_curves_are_joined_and_thinned():
     history = tuple((step, 1.0 / step) for step in range(1, 2000))
     trials = [
-        make_trial(0, 64, status="censored", steps=90, steps_low=90),
+        make_trial(0, 64, status="stopped", steps=90, steps_low=90),
         make_trial(1, 64, resumed_from=0),
     ]
     trials += [make_trial(2, 128, steps=1999, history=history)]
@@ -249,7 +249,7 @@ def assert_text(whole, shown=True):
             {"Learning curves"},
         ),
         (
-            [make_trial(i, 2**i, status="censored", steps=9, steps_low=9) for i in range(5)],
+            [make_trial(i, 2**i, status="stopped", steps=9, steps_low=9) for i in range(5)],
             {"Progress of the search"},
         ),
         (

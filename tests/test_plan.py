@@ -102,9 +102,9 @@ def test_a_limit_in_seconds_binds_with_one_trial_on_top(limit, expected):
     [
         (10, [], None),
         (10, [("failed", 5.0)], None),  # says nothing of the others
-        (10, [("reached", 4.0), ("censored", 6.0)], 8 * 5.0),
+        (10, [("reached", 4.0), ("stopped", 6.0)], 8 * 5.0),
         (10, [("reached", 4.0), ("failed", 100.0)], 9 * 4.0),
-        (10, [("diverged", 1.0), ("oom", 2.0), ("reached", 6.0)], 7 * 3.0),
+        (10, [("diverged", 1.0), ("out of memory", 2.0), ("reached", 6.0)], 7 * 3.0),
         (2, [("reached", 4.0)] * 3, 0.0),
     ],
 )
@@ -114,7 +114,7 @@ def test_remaining_seconds(trials, done, expected, make_result):
     assert remaining == (None if expected is None else pytest.approx(expected))
     if done == [
         ("reached", 4.0),
-        ("censored", 6.0),
+        ("stopped", 6.0),
     ]:  # what continues a trial is no further point, but costs
         assert (
             remaining_seconds(

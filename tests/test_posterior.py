@@ -331,7 +331,7 @@ def test_a_trial_is_a_block_in_units_of_its_trace():
 
 
 def test_trials_that_did_not_measure_the_whole_way_do_not_count():
-    found, others = trials([100.0, 120.0, 140.0, 160.0]), trials([1.0, 2.0], status="censored")
+    found, others = trials([100.0, 120.0, 140.0, 160.0]), trials([1.0, 2.0], status="stopped")
     for measured in (
         (),
         steps_of(9.0)[:1],

@@ -99,7 +99,7 @@ def test_a_parent_whose_state_is_no_use_is_trained_again_from_the_start(
     assert (result.number, result.resumed_from, result.status, result.steps) == (
         1,
         None,
-        "censored",
+        "stopped",
         25,
     )
     # The damaged one would be tried again and again; an emptied one might be anybody's.
@@ -128,7 +128,7 @@ def test_a_trial_leaves_the_users_files_as_they_are(
     easy = replace(backend.protocol, target=replace(backend.protocol.target, value=0.9))
     monkeypatch.setattr(backend, "protocol", easy)
     reached = backend.run(replace(SPEC, number=1), output, None)
-    assert (stopped.status, reached.status) == ("censored", "reached")
+    assert (stopped.status, reached.status) == ("stopped", "reached")
     assert [path.read_text() for path in theirs] == ["the user's"] * 2
     assert backend.resumable(0, output) == bool(end)
     assert is_own(output.checkpoint(1)) == bool(end)

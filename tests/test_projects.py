@@ -286,7 +286,7 @@ def check_equal(name, composed, build_both, folder):
             protocol, budget=Budget(STEPS, 1), target=target, divergence=1e9, noise_scale_every=4
         )
         record = run_trial(replace(workload, build_module=build), spec, protocol)
-    assert (record.status, record.steps) == ("censored", STEPS), record.message
+    assert (record.status, record.steps) == ("stopped", STEPS), record.message
     module = fit(name, own, spec, workload, build_both, folder)
     trained, expected = modules[-1].state_dict(), module.state_dict()
     assert trained.keys() == expected.keys()

@@ -43,7 +43,7 @@ def test_a_trial_is_what_its_own_trainer_makes_of_the_same_batches():
         trainer={**TRAINER, "gradient_clip_val": 0.5, "callbacks": [stopping, RichProgressBar()]}
     )
     record, module = run(Plateau, protocol=protocol, data=Data())
-    assert (record.status, record.steps, record.message) == ("censored", STEPS, None)
+    assert (record.status, record.steps, record.message) == ("stopped", STEPS, None)
     assert isinstance(module.trainer, pytorch_lightning.Trainer)
     assert isinstance(module.trainer.datamodule, Data)
     assert same_weights(module, fit(Plateau, gradient_clip_val=0.5))

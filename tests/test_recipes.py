@@ -217,6 +217,6 @@ def test_each_learns_from_cifar10_when_it_is_narrow(name, bstune, tmp_path):
     status, _, err = bstune(f"+workload={name}", *options, *sizes)
     assert status == 0, err
     record = next(tmp_path.rglob("trial.json")).read_text()
-    assert '"status": "censored"' in record
+    assert '"status": "stopped"' in record
     assert '"steps": 20' in record
     assert '"horizon": 20' in record

@@ -76,7 +76,7 @@ def test_a_grid_is_recorded_resumed_and_replayed(trained, record, tmp_path, monk
     assert entries(folder) == ["t.jsonl"]
     assert entries(tmp_path) == ["grids"], "nothing else is written"
     assert len(trained) == 8
-    assert {record.status for record in trained} == {"reached", "censored"}
+    assert {record.status for record in trained} == {"reached", "stopped"}
 
     runs = {(run.batch_size, run.lr, run.seed): run for run in read_table(folder / "t.jsonl").runs}
     assert len(runs) == 8
@@ -105,7 +105,7 @@ def test_steps_to_any_target_survive_the_thinning(tmp_path):
             (int(step), float(value)) for step, value in zip(steps, metric, strict=True)
         )
         runs.append(
-            fake("censored", int(steps[-1]), history, seed=seed, batch_size=8 + 8 * (seed % 2))
+            fake("stopped", int(steps[-1]), history, seed=seed, batch_size=8 + 8 * (seed % 2))
         )
     write_table(tmp_path / "t.jsonl", rows_of_study(runs))
     found = {(run.batch_size, run.seed): run for run in read_table(tmp_path / "t.jsonl").runs}
@@ -128,15 +128,15 @@ def test_a_step_takes_the_median_time_of_its_batch_size(tmp_path):
 
 
 def test_of_a_study_what_can_be_used_is_recorded(record, tmp_path):
-    stopped = fake("censored", 20, ((10, 0.5), (20, 0.3)), number=1)
+    stopped = fake("stopped", 20, ((10, 0.5), (20, 0.3)), number=1)
     study = [
         fake(batch_size=16, lr=0.2),
         stopped,
         fake(number=2, resumed_from=1),  # continues it: one run, not two
         fake("failed", 0, (), None, number=3, batch_size=16),
-        fake("oom", 10, ((10, 0.5),), number=4, batch_size=512),
+        fake("out of memory", 10, ((10, 0.5),), number=4, batch_size=512),
         fake("diverged", 10, ((10, None),), number=5, batch_size=16, lr=9.0),
-        fake("censored", 20, ((10, 0.5), (20, math.nan)), number=6, batch_size=16, lr=0.01),
+        fake("stopped", 20, ((10, 0.5), (20, math.nan)), number=6, batch_size=16, lr=0.01),
     ]
     path = write_rows(tmp_path / "trials.jsonl", [trial.to_json() for trial in study])
     assert record(tmp_path / "t.jsonl", "--trials", path)[0] == 0
@@ -175,7 +175,8 @@ def test_a_table_that_could_not_be_replayed_is_not_written(tmp_path):
         match=r"1 usable runs at 1 batch size\(s\): a table needs two batch sizes or more",
     ):
         write_table(
-            tmp_path / "t.jsonl", rows_of_study([fake(), fake("oom", 0, (), None, batch_size=16)])
+            tmp_path / "t.jsonl",
+            rows_of_study([fake(), fake("out of memory", 0, (), None, batch_size=16)]),
         )
     assert entries(tmp_path) == []
 
@@ -266,7 +267,7 @@ def test_a_grid_leaves_out_a_batch_size_that_does_not_fit_and_records_the_metric
         return (
             fake(history=rises, **point)
             if spec.batch_size < 512
-            else fake("oom", 10, ((10, 0.5),), **point)
+            else fake("out of memory", 10, ((10, 0.5),), **point)
         )
 
     earlier = {
@@ -277,7 +278,7 @@ def test_a_grid_leaves_out_a_batch_size_that_does_not_fit_and_records_the_metric
         "metric": [0.5],
         "seconds_per_step": 0.1,
     }
-    write_rows(tmp_path / "t.jsonl.runs", [earlier | {"status": "censored"}])
+    write_rows(tmp_path / "t.jsonl.runs", [earlier | {"status": "stopped"}])
     record_grid([(8, 0.1, 0), (16, 0.1, 0), (512, 0.1, 0)], train, tmp_path / "t.jsonl")
     table = read_table(tmp_path / "t.jsonl")
     assert [(run.batch_size, run.metric) for run in table.runs] == [

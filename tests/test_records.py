@@ -42,9 +42,9 @@ def test_impossible_targets_are_refused():
     "changes",
     [
         {},
-        {"status": "censored", "history": ((10, None), (20, 0.5)), "delta": None},
+        {"status": "stopped", "history": ((10, None), (20, 0.5)), "delta": None},
         {
-            "status": "oom",
+            "status": "out of memory",
             "steps": 0,
             "seconds_per_step": None,
             "history": (),
@@ -131,7 +131,7 @@ def test_what_is_no_json_object_is_refused(text):
 def test_time_to_target():
     assert make_result().time_to_target == 1.0
     assert (
-        make_result(status="censored").time_to_target
+        make_result(status="stopped").time_to_target
         is make_result(seconds_per_step=None).time_to_target
         is None
     )

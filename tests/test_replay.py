@@ -153,20 +153,20 @@ def test_a_history_is_the_nearest_corners_with_its_steps_rescaled():
     [
         ((8, 0.1), 10_000, "reached", 100, 80, 5),
         ((8, 0.1), 100, "reached", 100, 80, 5),
-        ((8, 0.1), 99, "censored", 99, 99, 4),  # a bound: the history has no evaluation at its end
-        ((8, 0.1), 1, "censored", 1, 1, 0),
-        ((8, 0.4), 10_000, "censored", 300, 300, 5),  # past a record's end it is censored there
-        ((8, 0.4), 250, "censored", 250, 250, 4),
+        ((8, 0.1), 99, "stopped", 99, 99, 4),  # a bound: the history has no evaluation at its end
+        ((8, 0.1), 1, "stopped", 1, 1, 0),
+        ((8, 0.4), 10_000, "stopped", 300, 300, 5),  # past a record's end it is stopped there
+        ((8, 0.4), 250, "stopped", 250, 250, 4),
         ((32, 0.4), 10_000, "diverged", 50, 50, 5),
         ((32, 0.4), 50, "diverged", 50, 50, 5),
-        ((32, 0.4), 49, "censored", 49, 49, 4),
+        ((32, 0.4), 49, "stopped", 49, 49, 4),
         ((32, 0.1), 10_000, "diverged", 1, 1, 0),  # before its first evaluation
     ],
 )
 def test_what_a_trial_comes_to(point, last_step, status, steps, steps_low, evaluations):
-    at_once, censored = Run(32, 0.1, 0, (), (), 0.01, True), run(8, 0.4, hit=None, end=300)
+    at_once, stopped = Run(32, 0.1, 0, (), (), 0.01, True), run(8, 0.4, hit=None, end=300)
     table = Table(
-        (run(8, 0.1, hit=100), censored, run(32, 0.4, hit=None, end=50, diverged=True), at_once)
+        (run(8, 0.1, hit=100), stopped, run(32, 0.4, hit=None, end=50, diverged=True), at_once)
     )
     result = replay(table, spec(*point), TARGET, last_step)
     assert (result.status, result.steps, result.steps_low) == (status, steps, steps_low)

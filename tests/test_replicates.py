@@ -53,13 +53,13 @@ FAST, FEW = trial(0, 100), trial(1, 50, 1024, tau=0.1)
     ("trials", "options", "expected"),
     [
         ([], {}, None),
-        ([trial(0, status="censored"), trial(1, status="diverged")], {}, None),
+        ([trial(0, status="stopped"), trial(1, status="diverged")], {}, None),
         ([trial(0, tau=None)], {}, None),  # has no time
         ([trial(0, tau=None)], {"objective": "steps"}, (0, 0)),
         ([trial(0)], {"seeds": 0}, None),
         ([trial(0)], {"max_candidates": 0}, None),
         *(
-            ([FAST, FEW, trial(2, 20, status="censored")], {"objective": objective}, (first, 0))
+            ([FAST, FEW, trial(2, 20, status="stopped")], {"objective": objective}, (first, 0))
             for objective, first in (("time", 0), ("curve", 0), ("both", 0), ("steps", 1))
         ),
         (
@@ -80,8 +80,8 @@ def test_the_first_candidate_has_the_least_merit(trials, options, expected):
         (["reached"], 1),
         (["reached", "failed"], 1),  # asked again
         (["failed", "failed"], 0),
-        (["reached", "censored"], 2),
-        (["diverged", "oom", "censored"], None),
+        (["reached", "stopped"], 2),
+        (["diverged", "out of memory", "stopped"], None),
         (["reached", "failed", "reached", "failed", "reached"], None),
     ],
 )
@@ -96,7 +96,7 @@ def test_replicates_follow_each_other_until_all_are_finished(statuses, due):
 
 def test_a_fresh_run_that_was_continued_is_one_replicate():
     parts = [
-        *again(FAST, 50, number=1, status="censored"),
+        *again(FAST, 50, number=1, status="stopped"),
         *again(FAST, 110, number=2, resumed_from=1),
     ]
     assert asked([FAST, *parts]) == (0, 1)
@@ -184,13 +184,13 @@ def test_both_confirms_by_time_first_then_by_steps():
     ("others", "status", "steps", "rival", "other_wins"),
     [
         (100, "reached", 130, 120, False),
-        (100, "censored", 200, 120, True),  # a bound, of 200: the mean of 100, 100 and 200 is 126
+        (100, "stopped", 200, 120, True),  # a bound, of 200: the mean of 100, 100 and 200 is 126
         (100, "diverged", 5, 120, True),  # its steps bound nothing: 4 x 100
-        (100, "oom", 0, 120, True),
-        (100, "censored over its horizon", 100, 120, True),  # nor do these: its schedule has ended
+        (100, "out of memory", 0, 120, True),
+        (100, "stopped over its horizon", 100, 120, True),  # nor do these: its schedule has ended
         (
             125,
-            "censored",
+            "stopped",
             20,
             112,
             True,
@@ -208,7 +208,12 @@ def test_what_a_run_short_of_the_target_counts_as(
         steps if status.endswith("horizon") else None,
     )
     short = again(
-        FAST, steps, number=4, status=status.split()[0], seconds_per_step=tau, horizon=horizon
+        FAST,
+        steps,
+        number=4,
+        status=status.removesuffix(" horizon"),
+        seconds_per_step=tau,
+        horizon=horizon,
     )
     trials = [FAST, other, *again(FAST, others, others), *short, *again(other, rival, rival, rival)]
     assert best(trials, objective) == (other if other_wins else FAST)
@@ -227,7 +232,7 @@ def test_what_a_run_short_of_the_target_counts_as(
 )
 def test_spread_over_fresh_runs(steps, spread):
     runs = [
-        again(FAST, n or 500, number=i, status="reached" if n else "censored")[0]
+        again(FAST, n or 500, number=i, status="reached" if n else "stopped")[0]
         for i, n in enumerate(steps, 1)
     ]
     row = confirmed(runs)
@@ -267,9 +272,9 @@ def test_the_order_of_the_trials_does_not_matter():
 @pytest.mark.parametrize(
     ("fresh", "wins"),
     [
-        ([(50, "reached"), (90, "reached"), (90, "censored")], True),
-        ([(50, "reached"), (90, "censored"), (90, "censored")], False),  # once in three
-        ([(50, "reached"), (90, "diverged"), (90, "censored")], False),
+        ([(50, "reached"), (90, "reached"), (90, "stopped")], True),
+        ([(50, "reached"), (90, "stopped"), (90, "stopped")], False),  # once in three
+        ([(50, "reached"), (90, "diverged"), (90, "stopped")], False),
     ],
 )
 def test_what_misses_the_target_more_often_than_not_does_not_win_over_what_reaches_it(fresh, wins):
@@ -352,9 +357,7 @@ def test_a_horizon_that_most_fresh_runs_missed_the_target_with_is_not_advised(
     own, fresh, reached, advised
 ):
     runs = tuple(
-        replace(
-            trial(1 + i, horizon=fresh, replicate_of=0), status="reached" if met else "censored"
-        )
+        replace(trial(1 + i, horizon=fresh, replicate_of=0), status="reached" if met else "stopped")
         for i, met in enumerate(reached)
     )
     winner = Winner(trial(0, horizon=own), 100.0, runs, predicted_horizon=fresh)

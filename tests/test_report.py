@@ -117,7 +117,7 @@ def test_what_trials_went_on_without_is_said_once():
     )
     trials = [make_trial(i, message=eagerly) for i in range(2)]
     trials += [
-        make_trial(2, status="censored", message=noise),
+        make_trial(2, status="stopped", message=noise),
         make_trial(3, status="failed", message="ValueError"),
     ]
     assert missing_in_trials([*trials, make_trial(4)]) == [

@@ -51,7 +51,7 @@ def folder(studied, tmp_path, monkeypatch):
         (0.2, "reached", 20, 10),
         (0.15, "reached", 20, 10),
         (0.1, "reached", 40, 20),
-        (0.05, "censored", 40, 40),
+        (0.05, "stopped", 40, 40),
     ],
 )
 def test_a_trial_ends_where_it_first_met_the_target(goal, status, steps, steps_low):
@@ -64,9 +64,9 @@ def test_a_trial_ends_where_it_first_met_the_target(goal, status, steps, steps_l
 
 def test_what_continues_a_trial_that_met_the_target_is_left_out():
     parts = [
-        make_trial(0, status="censored", steps=20, steps_low=20, history=HISTORY[:3]),
+        make_trial(0, status="stopped", steps=20, steps_low=20, history=HISTORY[:3]),
         make_trial(
-            1, status="censored", steps=30, steps_low=30, history=HISTORY[:3], resumed_from=0
+            1, status="stopped", steps=30, steps_low=30, history=HISTORY[:3], resumed_from=0
         ),
         make_trial(2, steps=40, steps_low=20, history=HISTORY, resumed_from=1),
         make_trial(3, status="diverged", steps=5, steps_low=5, history=((5, 9.0),)),
@@ -76,8 +76,8 @@ def test_what_continues_a_trial_that_met_the_target_is_left_out():
         (3, "diverged"),
     ]
     assert [(one.number, one.status) for one in ended_at(parts, TARGET)] == [
-        (0, "censored"),
-        (1, "censored"),
+        (0, "stopped"),
+        (1, "stopped"),
         (2, "reached"),
         (3, "diverged"),
     ]
@@ -97,7 +97,10 @@ def test_its_own_target_has_the_answer_that_the_study_gave(folder):
         "statuses",
     ):
         assert found[name] == told[name], name
-    assert {**found["critical"], "next_trials": []} == {**told["critical"], "next_trials": []}
+    assert {**found["critical_batch_size"], "next_trials": []} == {
+        **told["critical_batch_size"],
+        "next_trials": [],
+    }
 
 
 def test_an_easier_target_is_answered_from_the_histories(folder, capsys):
@@ -204,7 +207,7 @@ def test_what_does_not_tell_enough_is_refused_in_one_line(folder, name, text, sa
     assert "\n" not in str(error.value)
 
 
-@pytest.mark.parametrize("name", ["search.precision", "mlflow.retries", "protocol", "debug"])
+@pytest.mark.parametrize("name", ["search.precision", "mlflow.retries", "mlflow", "debug"])
 def test_an_option_that_came_after_the_folder_has_its_default(folder, name):
     file = folder / "config.yaml"
     values = yaml.safe_load(file.read_text())
@@ -219,8 +222,8 @@ def test_an_option_that_came_after_the_folder_has_its_default(folder, name):
     found = getattr(options, section)
     if option:
         assert getattr(found, option) == default[option]
-    elif section == "protocol":
-        assert found.evaluation_ratio == default["evaluation_ratio"]
+    elif section == "mlflow":
+        assert found.retries == default["retries"]
     else:
         assert found == default
 

@@ -170,7 +170,7 @@ def test_a_schedule_with_a_horizon_is_never_continued(bstune, tmp_path, sampler,
     for spec, trial in zip(specs, trials, strict=True):
         longest = max(60, math.ceil(6000 / trial.batch_size))
         assert trial.horizon == (spec.max_steps or longest) <= longest
-        assert trial.steps == trial.horizon or trial.status != "censored"
+        assert trial.steps == trial.horizon or trial.status != "stopped"
         assert chosen or spec.max_steps is None
         assert (
             chosen
@@ -241,7 +241,7 @@ def test_a_budget_of_one_step_is_no_budget_of_steps(budget, text):
 def test_one_live_line_on_a_terminal(capsys):
     console = Console(width=100, force_terminal=True)
     trials = [
-        make_trial(0, status="censored"),
+        make_trial(0, status="stopped"),
         make_trial(1, 256, steps=80),
         make_trial(2, 64, tau=None),
     ]
@@ -266,7 +266,7 @@ def test_one_live_line_on_a_terminal(capsys):
             "trial 3  point 4 of 5  B 64  lr 0.1  reached at val/error 0.0995 after 400 steps, 4.00 s",
         ),
         (
-            {"status": "censored", "resumed_from": 1, "horizon": 500},
+            {"status": "stopped", "resumed_from": 1, "horizon": 500},
             "trial 3  continues 1  B 64  lr 0.1  stopped at val/error 0.0995 after 400 steps of 500",
         ),
         (
@@ -278,7 +278,7 @@ def test_one_live_line_on_a_terminal(capsys):
             "trial 3  point 4 of 5  B 64  lr 0.1  momentum 0.9  diverged after 400 steps",
         ),
         (
-            {"status": "oom", "history": ()},
+            {"status": "out of memory", "history": ()},
             "trial 3  point 4 of 5  B 64  lr 0.1  out of memory after 400 steps",
         ),
     ],
@@ -290,7 +290,7 @@ def test_a_trial_as_a_line(changes, line):
 def test_what_trials_went_on_without_is_said_once_and_why_they_failed_each_time(capsys):
     without, failed = "the noise scale is not measured", "ValueError: no"
     trials = [
-        make_trial(0, status="censored", message=without),
+        make_trial(0, status="stopped", message=without),
         make_trial(1, status="failed", message=failed, history=()),
         make_trial(2, message=without),
         make_trial(3, status="failed", message=failed, history=()),
@@ -361,14 +361,14 @@ def test_a_record_that_ended_is_not_continued(bstune, tmp_path, outputs):
     short = {
         t.number
         for t, limit in zip(trials, limits, strict=True)
-        if t.status == "censored" and t.steps < limit
+        if t.status == "stopped" and t.steps < limit
     }
     assert short, "no record ended ahead of its trial's limit: the test proves nothing"
     assert not short & {trial.resumed_from for trial in trials}
     assert all(trial.train_seconds > 0 for trial in trials)
 
 
-def stopped(number, steps=10, status="censored", **changes):
+def stopped(number, steps=10, status="stopped", **changes):
     return make_trial(number, steps=steps, status=status, **changes)
 
 
@@ -380,7 +380,7 @@ BEST = stopped(0, 100, "reached")  # 1 s
     [
         ([], set()),
         ([stopped(0, tau=None)], {0}),
-        ([stopped(0, status="diverged"), stopped(1, status="oom")], set()),
+        ([stopped(0, status="diverged"), stopped(1, status="out of memory")], set()),
         ([BEST, stopped(1, 119), stopped(2, 121)], {1, 2}),
         ([stopped(0), stopped(1, 20, resumed_from=0)], {1}),
         ([stopped(0), stopped(1, 20, "reached", resumed_from=0)], set()),
@@ -430,7 +430,7 @@ def test_a_study_from_end_to_end(bstune, outputs):
     trials = trials_of(folder)
     assert [trial.status for trial in trials] == ["reached"] * 30
     curve = json.loads((folder / "curve.json").read_text())
-    assert 16 < curve["fit"]["b_crit"] < 256
+    assert 16 < curve["fit"]["critical_batch_size"] < 256
     assert curve["test"] == {}
     best = yaml.safe_load((folder / "best.yaml").read_text())["best_by_time"]
     assert best["checkpoint"] is None

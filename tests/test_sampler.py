@@ -188,7 +188,7 @@ def test_a_history_that_is_reported_is_extrapolated():
         )  # a power law that reaches the target at step 3000
     study.tell(trial, state=TrialState.PRUNED)
     (one,) = sampler.posterior(study).observations
-    assert (one.status, one.steps) == ("censored", 1000)
+    assert (one.status, one.steps) == ("stopped", 1000)
     assert one.log_factor == pytest.approx(math.log(3.0), abs=one.spread)
 
 
@@ -413,14 +413,14 @@ def test_the_record_of_a_trial():
     record = make_result(number=7, steps=123)  # bstune's own is preferred
     trial = create_trial(**base, value=1.0, user_attrs={RECORD: record.to_json(), "steps": 5})
     assert trial_result(trial, coordinates_of(), "time") == record
-    # A pruned one is censored at its last report.
+    # A pruned one is stopped at its last report.
     history, seconds = {10: 0.5, 20: math.nan, 40: 0.3}, {"seconds_per_step": 0.5}
     trial = create_trial(
         **base, state=TrialState.PRUNED, intermediate_values=history, user_attrs=seconds
     )
     result = trial_result(trial, coordinates_of(), "time")
     assert (result.status, result.steps, result.steps_low, result.batch_size) == (
-        "censored",
+        "stopped",
         40,
         40,
         64,

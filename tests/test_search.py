@@ -179,7 +179,7 @@ def trial(status, message=None):
     ],
 )
 def test_how_many_failures_end_a_study(statuses, ends):
-    kinds = {"r": "reached", "d": "diverged", "o": "oom", "f": "failed", "c": "failed"}
+    kinds = {"r": "reached", "d": "diverged", "o": "out of memory", "f": "failed", "c": "failed"}
     done = [trial(kinds[one], CUT_SHORT if one == "c" else None) for one in statuses]
     if ends:
         with pytest.raises(StudyError, match=r"trials (all )?failed"):
@@ -301,6 +301,6 @@ def spec_at(spec, number, trial_index):
 )
 def test_a_trial_that_ran_out_of_time_can_go_on(changes, is_out):
     spec = TrialSpec(0, 0, 64, 0.1, None, 1, max_steps=100, max_seconds=5.0)
-    result = make_result(**({"status": "censored", "steps": 9, "wall_seconds": 5.1} | changes))
+    result = make_result(**({"status": "stopped", "steps": 9, "wall_seconds": 5.1} | changes))
     assert _is_out_of_time(spec, result) == is_out
     assert not _is_out_of_time(replace(spec, max_seconds=None), result)

@@ -268,7 +268,7 @@ def test_a_trial_whose_record_ended_is_not_continued():
     benchmark = posed(Table(tuple(runs)))
     search = FrontierSearch(benchmark.problem, 0)
     trials = first_trials(search, benchmark, 80)
-    ended = {trial.number for trial in trials if trial.status == "censored" and trial.steps == 40}
+    ended = {trial.number for trial in trials if trial.status == "stopped" and trial.steps == 40}
     ended = {
         number for number in ended if search.sampler.max_steps(number) > 40
     }  # the others ended where they should
@@ -419,10 +419,10 @@ def folder(tmp_path, monkeypatch, write_table):
     shipped.mkdir()
     table = synthetic_table(Law(noise=0.1), (8, 32, 128, 512, 2048), (0.01, 0.03, 0.1, 0.3))
     for name in ("easy", "other"):
-        write_table(shipped / f"{name}.jsonl", table, "censored")
+        write_table(shipped / f"{name}.jsonl", table, "stopped")
         with (shipped / "tables.yaml").open("a") as index:
             index.write(f"{name}: {{metric: val/error, target: 0.1, command: make {name}}}\n")
-    write_table(tmp_path / "two.jsonl", synthetic_table(Law(), (8, 32), (0.03, 0.1)), "censored")
+    write_table(tmp_path / "two.jsonl", synthetic_table(Law(), (8, 32), (0.03, 0.1)), "stopped")
     monkeypatch.setattr("bstune.trial.replay.SHIPPED", shipped)
     monkeypatch.chdir(tmp_path)
     return shipped
@@ -520,7 +520,7 @@ def test_kept_runs_are_not_run_again(folder, tmp_path, monkeypatch, write_table)
     write_table(
         folder / "easy.jsonl",
         synthetic_table(Law(noise=0.2), (8, 128, 2048), (0.03, 0.1)),
-        "censored",
+        "stopped",
     )
     assert runs(seeds=1)[1] == both
     path.write_text("{}\n" + whole)

@@ -78,7 +78,7 @@ def test_a_continued_trial_pays_what_it_adds():
     assert (result.spent, result.path) == (1.6, ((1.6, 1.6),))
     trials = scripted_trials(*script)
     paid = [(trial.status, trial.steps, trial.train_seconds) for trial in trials]
-    assert paid == [("censored", 30, 30.0), ("censored", 60, 30.0), ("reached", 80, 20.0)]
+    assert paid == [("stopped", 30, 30.0), ("stopped", 60, 30.0), ("reached", 80, 20.0)]
     assert trials[-1].time_to_target == 80.0  # not the 20 s that it added
 
 
@@ -173,7 +173,7 @@ def test_dense_points_are_the_medians_of_the_cheapest_cells():
         recorded(160, 0.1, None, end=20, diverged=True),
     )
     points = search_problem.dense_points(Table(runs), TARGET)
-    assert [(p.batch_size, p.steps, p.censored) for p in points] == [
+    assert [(p.batch_size, p.steps, p.stopped) for p in points] == [
         (10, 100, False),
         (40, 250, True),
     ]

@@ -34,7 +34,7 @@ def law(workload, spec, protocol):
         (step, 1.0 / step + abs(spec.lr - 0.4) + 1e-3 * spec.seed) for step in range(5, end + 1, 5)
     ]
     return make_result(
-        batch_size=spec.batch_size, lr=spec.lr, seed=spec.seed, status="censored", history=history
+        batch_size=spec.batch_size, lr=spec.lr, seed=spec.seed, status="stopped", history=history
     )
 
 

@@ -99,11 +99,11 @@ def study(opened):
 
 
 def train(spec):
-    """B_crit = 100 and a penalty for delta off 0.5; far above it a trial diverges, far below it is censored."""
-    status = "diverged" if spec.delta > 2.5 else "censored" if spec.delta < -2.0 else "reached"
+    """B_crit = 100 and a penalty for delta off 0.5; far above it a trial diverges, far below it is stopped."""
+    status = "diverged" if spec.delta > 2.5 else "stopped" if spec.delta < -2.0 else "reached"
     steps = round(50 * (1 + 100 / spec.batch_size) * 2 ** min(abs(spec.delta - 0.5), 9))
     if spec.max_steps is not None and steps > spec.max_steps:
-        status, steps = "censored", spec.max_steps
+        status, steps = "stopped", spec.max_steps
     return make_result(
         **spec.trial_fields(),
         status=status,
@@ -186,7 +186,7 @@ def test_a_study_killed_and_continued_asks_the_same_trials(opened, name, killed_
     finish_abandoned(study, "steps", lambda worker: True)
     found += go_on(study, name)
     assert found == go_on(opened("whole"), name)
-    # Only the first ones: a GP, which does not see censored trials, may come back to one of them.
+    # Only the first ones: a GP, which does not see stopped trials, may come back to one of them.
     points = [
         (batch_size, delta)
         for _, batch_size, delta, _, _, resumed_from in found[:4]
@@ -230,21 +230,25 @@ def test_a_trial_whose_record_was_stored_is_not_lost(study):
         ("steps", "reached", "COMPLETE", [100.0]),
         ("both", "reached", "COMPLETE", [100.0, 2.0]),
         ("curve", "reached", "COMPLETE", [3200.0]),
-        ("both", "censored", "PRUNED", None),  # Optuna reports no values to two objectives
-        *(("steps", status, "PRUNED", None) for status in ("censored", "diverged", "oom")),
+        ("both", "stopped", "PRUNED", None),  # Optuna reports no values to two objectives
+        *(("steps", status, "PRUNED", None) for status in ("stopped", "diverged", "out of memory")),
         ("steps", "failed", "FAIL", None),
     ],
 )
 def test_what_optuna_stores(opened, objective, status, state, values):
     study = opened(objective=objective)
-    history = () if status == "oom" else ((90, 0.4), (100, 0.25))
+    history = () if status == "out of memory" else ((90, 0.4), (100, 0.25))
     result = make_result(status=status, steps=100, seconds_per_step=0.02, history=history)
     tell(study, asked(study, 0)[0], result, objective, TARGET)
     trial = study.get_trials()[0]
     assert trial.state.name == state
     assert TrialResult.from_json(trial.user_attrs[RECORD]) == result
     assert trial.values == values, "a stopped trial has none"
-    gap = {} if status in ("reached", "oom") or objective == "both" else {1: pytest.approx(0.15)}
+    gap = (
+        {}
+        if status in ("reached", "out of memory") or objective == "both"
+        else {1: pytest.approx(0.15)}
+    )
     assert trial.intermediate_values == gap
     shown = {name: value for name, value in trial.user_attrs.items() if ":" not in name}
     reached = {"steps": 100, "seconds": 2.0} if status == "reached" else {"stopped at step": 100}
@@ -260,7 +264,7 @@ def test_what_optuna_stores(opened, objective, status, state, values):
 
 def test_optunas_own_tools_show_no_value_of_a_stopped_trial(opened):
     study = opened(objective="steps")
-    for index, status in enumerate(("reached", "censored", "diverged", "failed", "reached")):
+    for index, status in enumerate(("reached", "stopped", "diverged", "failed", "reached")):
         result = make_result(status=status, steps=100 + index, history=((90, 0.4), (100, 0.25)))
         tell(study, asked(study, index)[0], result, "steps", TARGET, ranks_stopped=False)
     frame = study.trials_dataframe()
@@ -272,7 +276,7 @@ def test_optunas_own_tools_show_no_value_of_a_stopped_trial(opened):
     assert frame["user_attrs_stopped at step"].dropna().tolist() == [101.0, 102.0, 103.0]
     assert frame["user_attrs_status"].tolist() == [
         "reached",
-        "censored",
+        "stopped",
         "diverged",
         "failed",
         "reached",
@@ -365,12 +369,12 @@ def test_a_limit_is_for_trials_that_can_be_stopped_and_their_sampler_chooses_eve
 
 
 def test_trials_that_ended_ahead_of_their_limit_go_no_further(study):
-    ends = ("censored", 20), ("censored", 19), ("reached", 19), ("diverged", 19)
+    ends = ("stopped", 20), ("stopped", 19), ("reached", 19), ("diverged", 19)
     for trial_index, (status, steps) in enumerate(ends):
         record = make_result(status=status, steps=steps)
         run(study, asked_with(study, trial_index, 20), lambda _, record=record: record)
     run(
-        study, asked(study, 4, "random"), lambda _: make_result(status="censored", steps=19)
+        study, asked(study, 4, "random"), lambda _: make_result(status="stopped", steps=19)
     )  # it had no limit
     assert ended_below_limit(study) == {1}
 

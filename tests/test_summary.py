@@ -32,9 +32,9 @@ def test_summary_on_points_of_the_curve_itself():
     )
     assert summary.statuses == {
         "reached": 7,
-        "censored": 0,
+        "stopped": 0,
         "diverged": 0,
-        "oom": 0,
+        "out of memory": 0,
         "failed": 0,
     }
     assert [point.batch_size for point in summary.points] == list(sizes)
@@ -42,7 +42,7 @@ def test_summary_on_points_of_the_curve_itself():
     assert (point.number, point.steps_low, point.steps) == (3, 318, 334)
     assert (point.time_low, point.time_to_target) == pytest.approx((318 * 0.0072, 334 * 0.0072))
     assert (point.examples_low, point.examples) == (318 * 128, 334 * 128)
-    assert summary.fit.b_crit == pytest.approx(300.0, rel=0.02)
+    assert summary.fit.critical_batch_size == pytest.approx(300.0, rel=0.02)
     names = ["perfect scaling", "diminishing returns", "maximal data parallelism"]
     assert [row.name for row in summary.regimes] == names
     bounds = (summary.regimes[1].start, summary.regimes[1].end)
@@ -89,11 +89,9 @@ def test_slope_at_the_small_end(steps, used, slope, error):
     assert found.standard_error == (error if error is None else pytest.approx(error, abs=1e-7))
 
 
-CLOSE = make_trial(0, 64, status="censored", history=((10, 0.5), (400, 0.2)))
-NOISY = make_trial(1, 256, 0.4, status="censored", history=((10, 0.6), (300, 0.1324), (400, None)))
-FLAT = make_trial(
-    2, 64, status="censored", steps=800, history=((10, 0.5), (400, 0.201), (800, 0.2))
-)
+CLOSE = make_trial(0, 64, status="stopped", history=((10, 0.5), (400, 0.2)))
+NOISY = make_trial(1, 256, 0.4, status="stopped", history=((10, 0.6), (300, 0.1324), (400, None)))
+FLAT = make_trial(2, 64, status="stopped", steps=800, history=((10, 0.5), (400, 0.201), (800, 0.2)))
 DIVERGED = make_trial(
     3, 64, 0.7, status="diverged", history=((10, 0.5), (20, None)), message="the loss is not finite"
 )
@@ -106,7 +104,7 @@ UPWARDS = Target("val/accuracy", 0.9, "max")
         ([], TARGET, None),
         ([make_trial()], TARGET, None),
         (
-            [make_trial(status="oom", history=())],
+            [make_trial(status="out of memory", history=())],
             TARGET,
             {"closest": None, "easier": None, "stopped": 0},
         ),
@@ -163,11 +161,11 @@ def test_why_no_trial_reached_the_target(trials, target, expected):
 
 def test_censored_point_has_a_lower_end_only():
     trials = [
-        make_trial(0, 64, status="censored", steps_low=200),
-        make_trial(1, 64, status="censored", steps_low=390),
+        make_trial(0, 64, status="stopped", steps_low=200),
+        make_trial(1, 64, status="stopped", steps_low=390),
     ]
     (point,) = result_of(trials).points
-    assert (point.number, point.censored) == (1, True)
+    assert (point.number, point.stopped) == (1, True)
     assert (point.steps_low, point.time_low, point.examples_low) == (
         390,
         pytest.approx(3.9),
@@ -238,7 +236,7 @@ def test_what_fresh_seeds_gave_is_reported_of_a_winner_and_else_what_is_predicte
 
 
 def stopped(number, resumed_from=None, **changes):
-    return make_trial(number, resumed_from=resumed_from, **{"status": "censored", **changes})
+    return make_trial(number, resumed_from=resumed_from, **{"status": "stopped", **changes})
 
 
 @pytest.mark.parametrize(
@@ -248,12 +246,12 @@ def stopped(number, resumed_from=None, **changes):
         ([stopped(0), make_trial(1, resumed_from=0)], {"reached": 1}, 1),
         (
             [stopped(0), stopped(1), stopped(2, 0), make_trial(3, resumed_from=2)],
-            {"reached": 1, "censored": 1},
+            {"reached": 1, "stopped": 1},
             2,
         ),
-        ([stopped(0), stopped(1, 0)], {"censored": 1}, 1),
+        ([stopped(0), stopped(1, 0)], {"stopped": 1}, 1),
         # a continuation that failed leaves the stopped trial as it was, and is asked again
-        ([stopped(0), stopped(1, 0, status="failed")], {"censored": 1, "failed": 1}, 0),
+        ([stopped(0), stopped(1, 0, status="failed")], {"stopped": 1, "failed": 1}, 0),
         (
             [stopped(0), stopped(1, 0, status="failed"), make_trial(2, resumed_from=0)],
             {"reached": 1, "failed": 1},
@@ -284,7 +282,7 @@ def test_pareto_front(trials, front):
     some = [
         make_trial(i, steps=steps, tau=seconds / steps) for i, (steps, seconds) in enumerate(trials)
     ]
-    some.append(make_trial(9, status="censored", steps=1, tau=0.001))
+    some.append(make_trial(9, status="stopped", steps=1, tau=0.001))
     assert [found.number for found in pareto_front(some)] == front
     assert [row.number for row in result_of(some).pareto] == front
 
@@ -292,9 +290,9 @@ def test_pareto_front(trials, front):
 def test_the_readmes_numbers_follow_from_the_recorded_trials():
     trials, _, summary = recorded()
     assert summary.statuses["reached"] == len(trials) == 13
-    critical = summary.critical
-    assert critical.b_crit == pytest.approx(340, rel=0.15)  # other draws, on another machine
-    assert 45 < critical.b_crit_low < 80
+    critical = summary.critical_batch_size
+    assert critical.value == pytest.approx(340, rel=0.15)  # other draws, on another machine
+    assert 45 < critical.low < 80
     assert summary.fit.noise == pytest.approx(0.29, abs=0.005)
     assert [summary.best_by_time.batch_size, summary.best_by_steps.batch_size] == [60, 807]
     assert summary.small_end.batch_sizes == (39, 60, 93, 133)

@@ -95,7 +95,7 @@ def composed(name, root, *options):
 def test_each_workload_trains_two_steps_on_files_of_its_format(name, corpora):
     workload, protocol = load(*composed(name, corpora))
     result = run_trial(workload, make_spec(6, 0.1), replace(protocol, budget=Budget(2, 1)))
-    assert (result.status, result.steps, result.message) == ("censored", 2, None)
+    assert (result.status, result.steps, result.message) == ("stopped", 2, None)
     assert 0.0 < result.history[-1][1] < 2 * np.log(400)
     assert workload.validation_examples == 20
 

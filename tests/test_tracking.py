@@ -430,7 +430,7 @@ def test_status_and_relations_of_trials(uri):
     tracking = opened(uri)
     changes = (
         {"status": "failed", "message": "m" * 9000},
-        {"status": "censored"},
+        {"status": "stopped"},
         {"replicate_of": 2},
     )
     for number, change in enumerate(changes):
@@ -438,7 +438,7 @@ def test_status_and_relations_of_trials(uri):
     children = runs(uri, "trial")
     assert [run.data.params.get("replicate_of") for run in children] == [None, None, "2"]
     assert [run.info.status for run in children] == ["FAILED", "FINISHED", "FINISHED"]
-    assert [run.data.tags["bstune.status"] for run in children] == ["failed", "censored", "reached"]
+    assert [run.data.tags["bstune.status"] for run in children] == ["failed", "stopped", "reached"]
     assert [len(run.data.tags.get("bstune.message", "")) for run in children] == [5000, 0, 0]
     for name in ("steps_to_target", "time_to_target"):
         assert [name in run.data.metrics for run in children] == [False, False, True]
@@ -448,9 +448,9 @@ def test_status_and_relations_of_trials(uri):
     ("changes", "name"),
     [
         ({}, "B 32 · lr 0.1 · reached 100 steps"),
-        ({"status": "censored", "steps": 12345}, "B 32 · lr 0.1 · stopped at 12,345 steps"),
+        ({"status": "stopped", "steps": 12345}, "B 32 · lr 0.1 · stopped at 12,345 steps"),
         ({"status": "diverged"}, "B 32 · lr 0.1 · diverged at 100 steps"),
-        ({"status": "oom"}, "B 32 · lr 0.1 · out of memory"),
+        ({"status": "out of memory"}, "B 32 · lr 0.1 · out of memory"),
         ({"status": "failed"}, "B 32 · lr 0.1 · failed"),
         ({"replicate_of": 0}, "B 32 · lr 0.1 · fresh seed · reached 100 steps"),
     ],
@@ -461,14 +461,14 @@ def test_names_of_trials(changes, name):
 
 PARTS = [  # of a trial that is stopped twice and continued
     {
-        "status": "censored",
+        "status": "stopped",
         "steps": 50,
         "steps_low": 50,
         "history": HISTORY[:1],
         "wall_seconds": 2.0,
     },
     {
-        "status": "censored",
+        "status": "stopped",
         "steps": 95,
         "steps_low": 95,
         "history": HISTORY[:2],
@@ -643,7 +643,7 @@ POINTS = (
     make_trial(0, 32, steps=1000, tau=0.002),
     make_trial(1, 64, steps=512, tau=None),
     make_trial(2, 64, steps=600, tau=0.005),
-    make_trial(3, 128, status="censored"),
+    make_trial(3, 128, status="stopped"),
 )
 WON = result_of([make_trial(0, 32, 0.1, steps=100)])
 SUMMARY = changed(
@@ -699,7 +699,7 @@ def test_results_are_metrics_of_the_study(uri):
 
 def test_a_study_that_never_reached_the_target_has_no_metrics(uri):
     tracking = opened(uri)
-    tracking.send_trial(trial(0, status="censored"))
+    tracking.send_trial(trial(0, status="stopped"))
     finish(tracking, UNREACHED)
     parent = parent_of(uri)
     assert (parent.data.metrics, parent.info.status) == ({}, "FINISHED")

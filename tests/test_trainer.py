@@ -147,7 +147,7 @@ def test_a_trial_is_what_fit_makes_of_the_same_batches(case):
     collate = as_dict if case == "dictionaries" else None
     record, module = run(kind, protocol=protocol_of(**protocol), collate=collate)
     assert (record.status, record.steps, record.message) == (
-        "censored",
+        "stopped",
         protocol.get("steps", STEPS),
         None,
     )
@@ -254,7 +254,7 @@ class SkipsAll(Regression):
 def test_a_trial_goes_on_to_its_last_step_however_short_the_module_makes_its_epochs():
     record, _ = run(Skips)
     assert (record.status, record.steps, record.steps_low, record.message) == (
-        "censored",
+        "stopped",
         STEPS,
         STEPS,
         None,
@@ -336,7 +336,7 @@ def test_a_trial_that_goes_on_is_the_uninterrupted_one_through_epochs(kind, micr
         record, module = run(kind, spec, protocol, state=state, resume=stopped)
         stopped = Stopped(record, state)
     assert same_weights(module, reference)
-    assert (record.steps, record.status) == (whole.steps, whole.status) == (STEPS, "censored")
+    assert (record.steps, record.status) == (whole.steps, whole.status) == (STEPS, "stopped")
     due = dict(whole.history)
     assert [pair for pair in record.history if pair[0] in due] == list(whole.history)
     assert {step for step, _ in record.history} == due.keys() | set(LIMITS)
@@ -374,8 +374,8 @@ def test_early_stopping_ends_the_trial_as_censored_and_starts_afresh_in_the_next
     stopping = EarlyStopping("val/error", patience=1, min_delta=1.0)
     records = [run(Regression, protocol=with_callbacks(stopping))[0] for _ in range(2)]
     assert [(record.status, record.steps) for record in records] == [
-        ("censored", 12),
-        ("censored", 12),
+        ("stopped", 12),
+        ("stopped", 12),
     ]
     assert [step for step, _ in records[0].history][
         -1

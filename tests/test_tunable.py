@@ -91,7 +91,7 @@ def test_a_sampler_that_chooses_no_horizon_searches_the_budget(bstune, tmp_path)
     )
     assert status == 0, errors
     trials = trials_of(tmp_path / "outputs" / "digits")
-    ended = [trial for trial in trials if trial.status == "censored"]
+    ended = [trial for trial in trials if trial.status == "stopped"]
     assert ended
     assert all(
         trial.steps == trial.horizon == -(-trial.hyperparameters["length"] // trial.batch_size)

@@ -18,7 +18,7 @@ def falling(number, steps_to_target, last_step, tau=0.01, batch_size=64, **chang
     """Return a stopped trial whose error falls as the square root of its steps, to 0.1 at ``steps_to_target``."""
     steps = np.unique(np.geomspace(10, last_step, 12).astype(int))
     history = tuple((int(step), 0.1 * (steps_to_target / step) ** 0.5) for step in steps)
-    settings = {"status": "censored", "steps": last_step, "steps_low": last_step}
+    settings = {"status": "stopped", "steps": last_step, "steps_low": last_step}
     return make_trial(number, batch_size, tau=tau, history=history, **(settings | changes))
 
 
@@ -41,11 +41,11 @@ def test_the_closest_is_named_with_what_it_came_to_and_is_predicted_to_take():
 @pytest.mark.parametrize(
     "trial",
     [
-        make_trial(0, status="censored", steps=400, history=((400, 0.5),)),
+        make_trial(0, status="stopped", steps=400, history=((400, 0.5),)),
         # Flat over all of its last half.
         make_trial(
             0,
-            status="censored",
+            status="stopped",
             steps=800,
             history=tuple((step, 0.5) for step in range(100, 801, 100)),
         ),
@@ -60,12 +60,12 @@ def test_nothing_is_predicted_of_a_history_that_does_not_tell(trial):
 
 def test_the_baseline_stands_beside_it_at_equal_seconds():
     baseline = make_trial(
-        0, 32, tau=0.02, status="censored", steps=100, history=((50, 0.6), (100, 0.5))
+        0, 32, tau=0.02, status="stopped", steps=100, history=((50, 0.6), (100, 0.5))
     )
     best = make_trial(
         1,
         tau=0.01,
-        status="censored",
+        status="stopped",
         steps=400,
         history=((100, 0.55), (150, 0.3), (200, 0.35), (400, 0.2)),
     )
@@ -85,27 +85,27 @@ def test_the_baseline_stands_beside_it_at_equal_seconds():
     ],
 )
 def test_nothing_is_compared_without_both_values(changes):
-    best = make_trial(1, status="censored", steps=400, history=((100, 0.4), (400, 0.2)))
-    settings = {"batch_size": 32, "tau": 0.01, "status": "censored", "history": ((100, 0.5),)}
+    best = make_trial(1, status="stopped", steps=400, history=((100, 0.4), (400, 0.2)))
+    settings = {"batch_size": 32, "tau": 0.01, "status": "stopped", "history": ((100, 0.5),)}
     baseline = make_trial(0, steps=100, **(settings | changes))
     assert so_far([baseline, best], baseline).compared is None
 
 
 def test_a_metric_that_rises_has_its_largest_value():
-    trial = make_trial(0, status="censored", steps=100, history=((50, 0.7), (100, 0.6)))
+    trial = make_trial(0, status="stopped", steps=100, history=((50, 0.7), (100, 0.6)))
     row = so_far([trial], target=ACCURACY)
     assert (row.value, row.steps) == (0.7, 50)
 
 
 def test_there_is_none_where_a_trial_reached_the_target_or_has_no_metric():
     assert so_far([make_trial(0)]) is None
-    assert so_far([make_trial(0, status="oom", history=())]) is None
+    assert so_far([make_trial(0, status="out of memory", history=())]) is None
 
 
 def test_the_answer_says_it():
     best, baseline = falling(0, 2000, 500), falling(1, 9000, 500, batch_size=16)
     row = so_far([best, baseline], baseline)
-    own = make_baseline(status="censored")
+    own = make_baseline(status="stopped")
     summary = result_of([best, baseline], baseline=own, so_far=row)
     lines = dict(answer(summary).lines)
     assert "0.2" in lines["GAIN"][0]

@@ -21,7 +21,7 @@ from bstune.study.wall import (
     fit_cost,
 )
 
-STOPPED = make_result(number=0, status="censored", steps=50, wall_seconds=2.0)
+STOPPED = make_result(number=0, status="stopped", steps=50, wall_seconds=2.0)
 REACHED = make_result(number=1, resumed_from=0, steps=100, wall_seconds=3.0)
 THIRD = make_result(number=2, steps=400, wall_seconds=5.5)
 BASELINE = make_result(number=3, steps=200, wall_seconds=5.5)

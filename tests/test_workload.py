@@ -283,7 +283,7 @@ def test_its_hooks_on_batches_are_called_and_it_is_not_set_up_again(kind, least)
     workload = foreign(kind)
     for _ in range(2):
         result = run_trial(workload, spec(16), make_protocol(3, target=NEVER))
-        assert (result.status, result.steps) == ("censored", 3)
+        assert (result.status, result.steps) == ("stopped", 3)
         assert [size for size, _ in Seeing.trained] == [16] * 3
         assert min(value for _, value in Seeing.trained) >= least
         assert set(Seeing.evaluated) == {least}

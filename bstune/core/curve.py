@@ -7,7 +7,7 @@ waste examples, and the error model are ours:
    B_ref) and v (B_ref/B_opt)^2 = 1 - p. p = 0 (S constant but for the third term) and p = 1 (S_min is 0) belong to the
    family, so that "B_crit is infinite" has a likelihood of its own and needs no large number in its place.
 2. The residuals of log S are normal with standard deviation sigma, or, with probability ``OUTLIER_SHARE``, off by a
-   further normal error of ``OUTLIER_SPREAD``: one bad point is outvoted and leaves sigma as it was. A censored point
+   further normal error of ``OUTLIER_SPREAD``: one bad point is outvoted and leaves sigma as it was. A stopped point
    contributes the probability that S exceeds its bound.
 3. sigma has a scaled inverse chi-square prior, as if ``PRIOR_WEIGHT`` residuals of size ``PRIOR_NOISE`` had been seen.
 4. An end of an interval is where the deviance (-2 log likelihood, all else profiled out) rises above its minimum by
@@ -65,11 +65,11 @@ class CurveError(BstuneError):
 
 @dataclass(frozen=True)
 class FrontierPoint:
-    """A point of S*(B) or, where ``censored``, a step at which the target was still missed: S > steps."""
+    """A point of S*(B) or, where ``stopped``, a step at which the target was still missed: S > steps."""
 
     batch_size: int | float
     steps: float  # the fit takes S to be this
-    censored: bool
+    stopped: bool
     steps_low: (
         float | None
     )  # the last step known to miss the target: S lies in (steps_low, steps]; None if unknown
@@ -83,9 +83,11 @@ class CurveFit:
     s_min: float | None  # fewest steps, at unlimited batch size; None where B_crit may be infinite
     # The most likely critical batch size, in examples. None where 0 or infinity is nearly as likely (deviance at most 1
     # higher: then even a 68% interval is open), and, as its ends, where the points contradict the law.
-    b_crit: float | None
-    b_crit_low: float | None  # end of its interval; None where every smaller value fits the points
-    b_crit_high: float | None  # likewise every larger one
+    critical_batch_size: float | None
+    critical_batch_size_low: (
+        float | None
+    )  # end of its interval; None where every smaller value fits the points
+    critical_batch_size_high: float | None  # likewise every larger one
     # The batch size with the fewest examples, likewise; of three terms only: of two, the smaller the fewer.
     b_opt: float | None
     b_opt_low: float | None
@@ -119,7 +121,7 @@ class _Observed:
 
     x: Array
     log_steps: Array
-    censored: NDArray[np.bool_]
+    stopped: NDArray[np.bool_]
     log_reference: float
 
 
@@ -149,7 +151,7 @@ class _Chosen:
 
 def frontier_points(trials: Iterable[TrialResult]) -> list[FrontierPoint]:
     """Return the reached trial of least S x B in each half octave floor(2 log2 B), else the bound largest in S x B."""
-    # That a censored trial bounds S* too, not only S at its own learning rate, is an assumption.
+    # That a stopped trial bounds S* too, not only S at its own learning rate, is an assumption.
 
     def rank(trial: TrialResult) -> tuple[bool, int, int, int]:
         examples = trial.batch_size * (trial.steps if trial.reached else -trial.steps_low)
@@ -157,7 +159,7 @@ def frontier_points(trials: Iterable[TrialResult]) -> list[FrontierPoint]:
 
     octaves: dict[int, list[TrialResult]] = {}
     for trial in trials:
-        if trial.reached or (trial.status == "censored" and trial.steps_low > 0):
+        if trial.reached or (trial.status == "stopped" and trial.steps_low > 0):
             # floor(log2(B^2)) in integers: 2 log2 B in floats can fall on the wrong side of an edge
             octaves.setdefault((trial.batch_size**2).bit_length() - 1, []).append(trial)
     best = [min(octaves[octave], key=rank) for octave in sorted(octaves)]
@@ -173,7 +175,7 @@ def fit_curve(points: Iterable[FrontierPoint], level: float = 0.90, law: str = "
     """Return the fit of S*(B) in log S, with profile-likelihood intervals for B_crit and B_opt.
 
     Args:
-        points: batch sizes in examples and steps to target. Three or more that are not censored, at two or more batch
+        points: batch sizes in examples and steps to target. Three or more that are not stopped, at two or more batch
             sizes, and any number of bounds; the third term takes four, at three batch sizes.
         level: nominal coverage of the intervals, between 0 and 1.
         law: ``two-terms``, ``three-terms``, or ``auto``: three where the points ask for them.
@@ -213,9 +215,9 @@ def fit_curve(points: Iterable[FrontierPoint], level: float = 0.90, law: str = "
     fit = CurveFit(
         law=chosen.law,
         s_min=None if open_above else math.exp(log_s_min),
-        b_crit=b_crit,
-        b_crit_low=low,
-        b_crit_high=high,
+        critical_batch_size=b_crit,
+        critical_batch_size_low=low,
+        critical_batch_size_high=high,
         b_opt=b_opt if three and not open_above and chosen.gain > min(1.0, rise) else None,
         b_opt_low=b_opt_low,
         b_opt_high=b_opt_high,
@@ -240,7 +242,7 @@ def fit_curve(points: Iterable[FrontierPoint], level: float = 0.90, law: str = "
 
 def log_slope(points: Iterable[FrontierPoint]) -> float:
     """Return the slope of log S over log B by ordinary least squares, bounds left out; -1 is perfect scaling."""
-    reached = [point for point in points if not point.censored]
+    reached = [point for point in points if not point.stopped]
     x, y = (
         _log((p.batch_size for p in reached), "batch_size"),
         _log((p.steps for p in reached), "steps"),
@@ -295,13 +297,13 @@ def _observe(points: tuple[FrontierPoint, ...]) -> _Observed:
         _log((p.batch_size for p in points), "batch_size"),
         _log((p.steps for p in points), "steps"),
     )
-    censored = np.array([point.censored for point in points], dtype=np.bool_)
-    reached, sizes = int((~censored).sum()), np.unique(log_batch[~censored]).size
+    stopped = np.array([point.stopped for point in points], dtype=np.bool_)
+    reached, sizes = int((~stopped).sum()), np.unique(log_batch[~stopped]).size
     if reached < 3 or sizes < 2:
         known = [
             f"{over}{_span(p.steps for p in some)} steps to target at batch size {_span(p.batch_size for p in some)}"
             for over, stopped in (("", False), ("more than ", True))
-            if (some := [point for point in points if point.censored == stopped])
+            if (some := [point for point in points if point.stopped == stopped])
         ]
         got = f"{reached} at {sizes}: known is {' and '.join(known) or 'nothing'}; run more batch sizes to the target"
         raise CurveError(
@@ -311,8 +313,8 @@ def _observe(points: tuple[FrontierPoint, ...]) -> _Observed:
         raise CurveError(
             f"the curve takes at most {MAX_POINTS} points, but got {len(points)}: keep the best per B"
         )
-    log_reference = float(log_batch[~censored].mean())
-    return _Observed(log_batch - log_reference, log_steps, censored, log_reference)
+    log_reference = float(log_batch[~stopped].mean())
+    return _Observed(log_batch - log_reference, log_steps, stopped, log_reference)
 
 
 def _span(values: Iterable[float]) -> str:
@@ -322,7 +324,7 @@ def _span(values: Iterable[float]) -> str:
 
 def _choose_law(observed: _Observed, law: str, level: float) -> _Chosen:
     """Return the fit of two terms, or that of three where ``law`` asks for it or, if that is auto, the points do."""
-    reached, sizes = int((~observed.censored).sum()), np.unique(observed.x[~observed.censored]).size
+    reached, sizes = int((~observed.stopped).sum()), np.unique(observed.x[~observed.stopped]).size
     testable = reached >= 4 and sizes >= 3
     if law == "three-terms" and not testable:
         got = f"{reached} at {sizes}: run more, or fit two terms"
@@ -361,7 +363,7 @@ def _choose_law(observed: _Observed, law: str, level: float) -> _Chosen:
 
 def _note(fit: CurveFit, doubt: str | None) -> str | None:
     """Return what is not known, and what to run for it."""
-    reached = sum(not point.censored for point in fit.points)
+    reached = sum(not point.stopped for point in fit.points)
     assumed = reached - (2 if fit.law == "two-terms" else 3) < 2
     notes = [
         doubt,
@@ -371,14 +373,16 @@ def _note(fit: CurveFit, doubt: str | None) -> str | None:
         f"the points scatter by a factor of {math.exp(fit.noise):.1f}: repeat them"
         if fit.noise > SCATTER
         else None,
-        _ends_note(fit.points, fit.b_crit_low is None, fit.b_crit_high is None),
+        _ends_note(
+            fit.points, fit.critical_batch_size_low is None, fit.critical_batch_size_high is None
+        ),
     ]
     return "; ".join(note for note in notes if note) or None
 
 
 def _contradiction(observed: _Observed, third_term: bool) -> str | None:
     """Return what no curve of the law explains: a slope of log S over log B above 0 or, of two terms, below -1."""
-    x, y = observed.x[~observed.censored], observed.log_steps[~observed.censored]
+    x, y = observed.x[~observed.stopped], observed.log_steps[~observed.stopped]
     slope = float(x @ y / (x @ x))  # x is 0 in the mean
     residual, degrees = y - y.mean() - slope * x, x.size - 2 + PRIOR_WEIGHT
     error = math.sqrt((residual @ residual + PRIOR_WEIGHT * PRIOR_NOISE**2) / degrees / (x @ x))
@@ -396,7 +400,7 @@ def _rise(observed: _Observed, terms: int, level: float) -> float:
         raise CurveError(
             f"the level of an interval must be between 0 and 1, such as 0.9, but got {level}"
         )
-    n = float((~observed.censored).sum()) + PRIOR_WEIGHT
+    n = float((~observed.stopped).sum()) + PRIOR_WEIGHT
     t = stdtrit(n - terms, (1.0 + level) / 2.0)
     return float(n * np.log1p(t * t / (n - terms)))
 
@@ -407,16 +411,16 @@ def _shape(odds: Array, small: Array, x: Array) -> Array:
     return np.asarray(np.logaddexp(two, small[..., None] - 2.0 * x))
 
 
-def _deviance(gap: Array, censored: NDArray[np.bool_], log_sigma: Array) -> Array:
+def _deviance(gap: Array, stopped: NDArray[np.bool_], log_sigma: Array) -> Array:
     """Return -2 log likelihood up to a constant, shape (m, k), for errors of log S (m, k, n) and log_sigma (m, k)."""
     sigma = np.exp(log_sigma)[..., None]
     wide = np.hypot(sigma, OUTLIER_SPREAD)
-    square = gap[..., ~censored] ** 2
+    square = gap[..., ~stopped] ** 2
     core = math.log1p(-OUTLIER_SHARE) - log_sigma[..., None] - square / (2.0 * sigma**2)
     bad = math.log(OUTLIER_SHARE) - np.log(wide) - square / (2.0 * wide**2)
     likelihood = np.logaddexp(core, bad).sum(-1)
-    if censored.any():  # the probability that S exceeds the bound
-        over = gap[..., censored]
+    if stopped.any():  # the probability that S exceeds the bound
+        over = gap[..., stopped]
         core = math.log1p(-OUTLIER_SHARE) + log_ndtr(-over / sigma)
         likelihood += np.logaddexp(core, math.log(OUTLIER_SHARE) + log_ndtr(-over / wide)).sum(-1)
     prior = PRIOR_WEIGHT * (log_sigma + 0.5 * (PRIOR_NOISE / sigma[..., 0]) ** 2)
@@ -441,7 +445,7 @@ def _profile(
     shape = _shape(odds, third, observed.x)  # (m, k, n)
     if log_height is None:
         height = np.quantile(
-            (observed.log_steps - shape)[..., ~observed.censored], np.linspace(0.0, 1.0, 9), axis=-1
+            (observed.log_steps - shape)[..., ~observed.stopped], np.linspace(0.0, 1.0, 9), axis=-1
         )
         height = np.moveaxis(height, 0, -1).reshape(odds.size, -1)
         third, shape = np.repeat(third, 9, axis=1), np.repeat(shape, 9, axis=1)
@@ -457,7 +461,7 @@ def _profile(
     step = 0.6
     for turn in range(22 if small is not None else 34):
         deviance = _deviance(
-            observed.log_steps - shape - height[..., None], observed.censored, log_sigma
+            observed.log_steps - shape - height[..., None], observed.stopped, log_sigma
         )
         k = deviance.argmin(1)
         best = _Profile(
@@ -597,7 +601,7 @@ def _ends_note(points: tuple[FrontierPoint, ...], no_low: bool, no_high: bool) -
 
 
 def parse_points(text: str, file: str) -> list[FrontierPoint]:
-    """Parse a CSV file's text: columns batch_size, steps and optionally censored; others are ignored.
+    """Parse a CSV file's text: columns batch_size, steps and optionally stopped; others are ignored.
 
     ``file`` names it in messages. CurveError for text that cannot be used.
     """
@@ -612,12 +616,8 @@ def parse_points(text: str, file: str) -> list[FrontierPoint]:
 
 def _parse(reader: "csv.DictReader[str]", file: str) -> Iterator[FrontierPoint]:
     header = [name.strip() for name in reader.fieldnames or ()]
-    if (
-        header.count("batch_size") != 1
-        or header.count("steps") != 1
-        or header.count("censored") > 1
-    ):
-        needs = "needs the columns batch_size and steps, and may have censored, each once, but got"
+    if header.count("batch_size") != 1 or header.count("steps") != 1 or header.count("stopped") > 1:
+        needs = "needs the columns batch_size and steps, and may have stopped, each once, but got"
         raise CurveError(
             f"{file}, line 1: {needs} {','.join(header)[:80]!r}: name the columns in the first line"
         )
@@ -629,14 +629,12 @@ def _parse(reader: "csv.DictReader[str]", file: str) -> Iterator[FrontierPoint]:
                 f"{place}: needs {len(header)} values, as line 1 has columns: fix or drop the line"
             )
         size, steps = (_number(row[name], name, place) for name in ("batch_size", "steps"))
-        flag = row.get("censored", "0").strip().lower()
+        flag = row.get("stopped", "0").strip().lower()
         if flag not in FLAGS:
-            raise CurveError(
-                f"{place}: censored must be 0, 1, true or false, but got {flag[:80]!r}"
-            )
+            raise CurveError(f"{place}: stopped must be 0, 1, true or false, but got {flag[:80]!r}")
         batch_size = int(size) if size.is_integer() else size
         yield FrontierPoint(
-            batch_size, steps, censored=FLAGS[flag], steps_low=steps if FLAGS[flag] else None
+            batch_size, steps, stopped=FLAGS[flag], steps_low=steps if FLAGS[flag] else None
         )
 
 

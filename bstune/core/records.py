@@ -24,7 +24,7 @@ from typing import Any, Literal, get_args
 
 from bstune.core.errors import ConfigError, RecordError
 
-Status = Literal["reached", "censored", "diverged", "oom", "failed"]
+Status = Literal["reached", "stopped", "diverged", "out of memory", "failed"]
 STATUSES: tuple[str, ...] = get_args(Status)
 Merit = Literal["time", "steps"]  # what a winner is best by
 LARGEST = 1e15  # of counts and measurements in a record
@@ -116,8 +116,8 @@ class TrialResult:
         lr: learning rate.
         delta: log2(lr / rule(batch_size)); None where no rule was used.
         seed: of the initial weights, the order of the data and the augmentation.
-        status: ``reached``; ``censored`` (out of steps or stopped early: right-censored); or how the trial failed.
-        steps: optimizer steps applied until the first evaluation that met the target, or run if censored; those of
+        status: ``reached``; ``stopped`` (out of steps or stopped early: a bound from below); or how the trial failed.
+        steps: optimizer steps applied until the first evaluation that met the target, or run if stopped; those of
             the trial that it continues are counted.
         steps_low: step of the last evaluation that missed the target (0 if none): S lies in (steps_low, steps] where
             the target was reached, above steps_low where it was not.

@@ -254,7 +254,9 @@ def _run(
     except BstuneError as error:
         sender.send(ConfigError(str(error)))
         return
-    out_of_memory = (result.message or "out of memory") if result.status == "oom" else None
+    out_of_memory = (
+        (result.message or "out of memory") if result.status == "out of memory" else None
+    )
     sender.send(
         clock.result(
             batch_size, limit, out_of_memory, enforced=not probe.on_cpu and probe.limit is None

@@ -54,7 +54,7 @@ def shared_steps(options: StudyOptions, recipe: Recipe, warmup_steps: int) -> It
                 workers.start(spec, Output(Path()), None)
                 finished = workers.wait()
             result = finished.result()
-            if result.status != "censored" or result.seconds_per_step is None:
+            if result.status != "stopped" or result.seconds_per_step is None:
                 reason = f"{result.message or 'its module stopped it'} (status {result.status}, step {result.steps})"
                 raise HardwareError(
                     f"batch size {batch_size} cannot be trained on {devices} devices: {reason}\n"

@@ -37,9 +37,9 @@ INDENT = 10
 MAX_LINES = 25
 STATUS_WORDS = {
     "reached": "reached",
-    "censored": "stopped",
+    "stopped": "stopped",
     "diverged": "diverged",
-    "oom": "out of memory",
+    "out of memory": "out of memory",
     "failed": "failed",
 }
 PREDICTED = "predicted, not run again on fresh seeds"
@@ -168,15 +168,15 @@ def _headline(result: StudyResult) -> str:
         return f"{result.workload}: {unreached_text(result)}"
     place = f"B = {format_count(use.batch_size)}, lr = {format_number(use.lr)}"
     text = f"{result.workload}: use {place}"
-    critical = result.critical
-    if critical is None or critical.b_crit is None:
+    critical = result.critical_batch_size
+    if critical is None or critical.value is None:
         return f"{text}; up to where more pays is not known"
     if critical.is_open:
         span = interval_text(critical).partition(": ")[2]
     else:
-        low, high = critical.b_crit_low, critical.b_crit_high
+        low, high = critical.low, critical.high
         span = f"{format_number(low, 2)} to {format_number(high, 2)}"
-    return f"{text}; more pays up to B = {format_number(critical.b_crit, 2)} ({span})"
+    return f"{text}; more pays up to B = {format_number(critical.value, 2)} ({span})"
 
 
 def device_text(device: str) -> str:
@@ -305,7 +305,7 @@ def _compared_text(compared: AtEqualSeconds, own: str) -> str:
 def _no_gain_text(baseline: BaselineResult, use: WinnerResult | None, own: str) -> str | None:
     """Why there is no gain, and what the user's own configuration came to."""
     after = plural(baseline.steps, "step")
-    if baseline.status == "oom":
+    if baseline.status == "out of memory":
         return f"not known: {own} ran out of memory after {after}"
     if baseline.status == "diverged":
         return f"not known: {own} diverged after {after}"
@@ -403,7 +403,7 @@ def _cause(result: StudyResult) -> _Cause:
     if most == "failed":
         why = f"{share} failed, the last one with {row.message}"
         return _Cause(why, "mend what fails; the same command goes on")
-    if most == "oom":
+    if most == "out of memory":
         return _Cause(f"{share} ran out of memory", "a smaller search.batch_size.high")
     if most == "diverged" and row.smallest_diverged_lr is not None:
         rate = format_number(row.smallest_diverged_lr / 10.0, 2)
@@ -437,7 +437,7 @@ def _cause_of_stops(row: Unreached, ended: int, result: StudyResult) -> _Cause:
 
 def _critical(result: StudyResult) -> Iterator[str | None]:
     """Give the critical batch size, its regimes, its growth with the target, and the noise scale."""
-    critical = result.critical
+    critical = result.critical_batch_size
     if critical is None:
         return
     if critical.is_of_one_size:
@@ -445,11 +445,11 @@ def _critical(result: StudyResult) -> Iterator[str | None]:
         yield f"not known, as batch size {size} alone reached the target"
         return
     text = f"batch size {critical_text(critical)}"
-    if result.tokens is not None and critical.b_crit is not None:
-        rounded = float(format_number(critical.b_crit * result.tokens, 2))
+    if result.tokens is not None and critical.value is not None:
+        rounded = float(format_number(critical.value * result.tokens, 2))
         text += f", {format_count(rounded)} tokens"
     yield text
-    if critical.b_crit is not None:
+    if critical.value is not None:
         yield regimes_text(result, critical)
     if critical.b_opt is not None:
         opt = f"{format_number(critical.b_opt, 2)} ({b_opt_text(critical)})"
@@ -466,14 +466,14 @@ def _critical(result: StudyResult) -> Iterator[str | None]:
 def critical_text(critical: CriticalBatchSize | CriticalAtTarget) -> str:
     """Write ``67 (90%: 41 to 110)``: B_crit in examples and its interval."""
     value = "undetermined"
-    if critical.b_crit is not None:
-        value = format_number(critical.b_crit, 2)
+    if critical.value is not None:
+        value = format_number(critical.value, 2)
     return f"{value} ({interval_text(critical)})"
 
 
 def interval_text(critical: CriticalBatchSize | CriticalAtTarget) -> str:
     """Write ``90%: 41 to 110``, ``90%: above 41``, ...: the interval of B_crit."""
-    return _interval_text(critical.b_crit_low, critical.b_crit_high, critical.level)
+    return _interval_text(critical.low, critical.high, critical.level)
 
 
 def b_opt_text(critical: CriticalBatchSize) -> str:
@@ -610,7 +610,7 @@ def _devices(result: StudyResult) -> Iterator[str | None]:
 
 def counts_text(result: StudyResult) -> str:
     """Write ``37 reached the target, 26 stopped before, 4 diverged``."""
-    words = STATUS_WORDS | {"reached": "reached the target", "censored": "stopped before"}
+    words = STATUS_WORDS | {"reached": "reached the target", "stopped": "stopped before"}
     return ", ".join(
         f"{format_count(count)} {words[status]}"
         for status, count in result.statuses.items()
@@ -636,14 +636,14 @@ def trust(result: StudyResult) -> tuple[Trust, ...]:
 
 
 def _range(result: StudyResult) -> Trust | None:
-    critical = result.critical
+    critical = result.critical_batch_size
     if critical is None or critical.is_of_one_size:
         return None
-    sizes = {point.batch_size for point in result.points if not point.censored}
+    sizes = {point.batch_size for point in result.points if not point.stopped}
     sizes |= {critical.smallest, critical.largest}
     ends = f"{format_count(min(sizes))} to {format_count(max(sizes))}"
     span = f"curve: {plural(len(sizes), 'size')} over {ends}"
-    low, high = critical.b_crit_low, critical.b_crit_high
+    low, high = critical.low, critical.high
     if low is None or high is None:
         return Trust("range", f"{span}, an open interval", False)
     if high <= NARROW_ENOUGH * low:
@@ -652,7 +652,7 @@ def _range(result: StudyResult) -> Trust | None:
 
 
 def _coverage(result: StudyResult) -> Trust | None:
-    if result.critical is None or result.critical.b_crit is None:
+    if result.critical_batch_size is None or result.critical_batch_size.value is None:
         return None
     missing = list[str]()
     if not result.has_regime(PERFECT_SCALING):
@@ -706,7 +706,7 @@ def _more(result: StudyResult) -> Iterator[str | None]:
     """Tell what would narrow the interval, or show more, as options of the same command."""
     if result.winner is None:
         return
-    search, critical = result.search, result.critical
+    search, critical = result.search, result.critical_batch_size
     if critical is not None:
         yield critical.note
         yield _narrower(critical, search.trials)
@@ -722,7 +722,7 @@ def _more(result: StudyResult) -> Iterator[str | None]:
 
 def _narrower(critical: CriticalBatchSize, trials: int) -> str | None:
     """Tell what would close or narrow the interval; None where it is narrow."""
-    low, high = critical.b_crit_low, critical.b_crit_high
+    low, high = critical.low, critical.high
     is_wide = low is not None and high is not None and high > NARROW * low
     if not critical.next_trials and not is_wide:
         return None

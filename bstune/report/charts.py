@@ -49,7 +49,7 @@ def _frontier(
     """Return the chart of steps or of time to target over batch size."""
     result, trials = study.result, study.files.trials
     reached = [trial for trial in trials if trial.reached]
-    stopped = [trial for trial in trials if trial.status == "censored" and trial.steps_low > 0]
+    stopped = [trial for trial in trials if trial.status == "stopped" and trial.steps_low > 0]
     traces: list[dict[str, Any]] = []
     traces += _curve_traces(result.curve, merit)
     traces.append(_dots(reached, value, "reached the target", "--blue"))
@@ -99,17 +99,17 @@ def _curve_traces(curve: Curve | None, merit: Merit) -> list[dict[str, Any]]:
 
 def _shown_critical(result: StudyResult) -> CriticalBatchSize | None:
     """Give the critical batch size where the trials set an end of its interval; one batch size says nothing of it."""
-    critical = result.critical
+    critical = result.critical_batch_size
     if critical is None or critical.is_of_one_size:
         return None
-    if critical.b_crit_low is None and critical.b_crit_high is None:
+    if critical.low is None and critical.high is None:
         return None
     return critical
 
 
 def _critical_marks(critical: CriticalBatchSize, ends: Sequence[float]) -> dict[str, Any]:
     """Return the layout's line and span of the critical batch size, its name in place; an open one reaches the ends."""
-    value, low, high = critical.b_crit, critical.b_crit_low, critical.b_crit_high
+    value, low, high = critical.value, critical.low, critical.high
     tall = {"yref": "paper", "y0": 0, "y1": 1, "layer": "below"}
     span = {
         "x0": low or ends[0],
@@ -314,7 +314,7 @@ def learning_rates(study: StudyFolder) -> str:
             traces.append(_line(sizes, rates, f"rule {name}", None, "--faint", "dot", 1.2))
     kinds = (
         ("reached", "--blue", "circle"),
-        ("censored", "--grey", "triangle-up-open"),
+        ("stopped", "--grey", "triangle-up-open"),
         ("diverged", "--vermilion", "x"),
     )
     for status, color, symbol in kinds:
@@ -333,7 +333,7 @@ def learning_rates(study: StudyFolder) -> str:
 
 def over_target(result: StudyResult) -> str:
     """Return the critical batch size at each target where it is known, or why it is not."""
-    critical, goal, metric = result.critical, result.goal, result.metric
+    critical, goal, metric = result.critical_batch_size, result.target_value, result.metric
     rows = list(result.over_target)
     if not rows:
         note = result.over_target_note
@@ -344,9 +344,9 @@ def over_target(result: StudyResult) -> str:
         own = CriticalAtTarget(
             target=goal,
             passed=result.statuses["reached"],
-            b_crit=critical.b_crit,
-            b_crit_low=critical.b_crit_low,
-            b_crit_high=critical.b_crit_high,
+            value=critical.value,
+            low=critical.low,
+            high=critical.high,
         )
         rows.append(own)
     # Of several rows at one target the last one counts.
@@ -356,12 +356,12 @@ def over_target(result: StudyResult) -> str:
     hover = list[str]()
     for target in sorted(known):
         row = known[target]
-        if row.b_crit is None:
+        if row.value is None:
             continue
         seen.append(row)
-        values.append(row.b_crit)
-        up.append(0.0 if row.b_crit_high is None else abs(row.b_crit_high - row.b_crit))
-        down.append(0.0 if row.b_crit_low is None else abs(row.b_crit_low - row.b_crit))
+        values.append(row.value)
+        up.append(0.0 if row.high is None else abs(row.high - row.value))
+        down.append(0.0 if row.low is None else abs(row.low - row.value))
         passed = f"passed by {plural(row.passed, 'trial')}"
         hover.append(f"{metric} {format_number(target)}: {critical_text(row)}; {passed}")
     trace = {
@@ -422,7 +422,7 @@ def learning_curves(study: StudyFolder) -> str:
                 "showlegend": False,
             }
         )
-    metric, goal = study.result.metric, study.result.goal
+    metric, goal = study.result.metric, study.result.target_value
     positive = all(value > 0 for trial in shown for _, value in trial.history if value is not None)
     # one that diverged, or its start, would leave the others no room
     near = [

@@ -268,7 +268,7 @@ def logged_studies(
 
 def compared(result: StudyResult, source: str) -> Compared:
     """Take of a study's result what a comparison shows; ``source``: the folder or run that it was read from."""
-    critical, law, curve = result.critical, result.lr_exponent, result.curve
+    critical, law, curve = result.critical_batch_size, result.lr_exponent, result.curve
     points = [
         Point(point.batch_size, point.steps, point.time_to_target)
         for point in result.points
@@ -297,9 +297,9 @@ def compared(result: StudyResult, source: str) -> Compared:
         steps_low=none if curve is None else np.array(curve.low),
         steps_high=none if curve is None else np.array(curve.high),
         seconds=seconds,
-        b_crit=None if critical is None else critical.b_crit,
-        b_crit_low=None if critical is None else critical.b_crit_low,
-        b_crit_high=None if critical is None else critical.b_crit_high,
+        b_crit=None if critical is None else critical.value,
+        b_crit_low=None if critical is None else critical.low,
+        b_crit_high=None if critical is None else critical.high,
         level=LEVEL if critical is None else critical.level,
         critical=critical_text(critical) if critical and has_critical else "not known",
         s_min=None if critical is None else critical.s_min,

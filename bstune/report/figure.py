@@ -101,7 +101,7 @@ def _paint(figure: "Figure", trials: Sequence[TrialResult], result: StudyResult)
     panels = figure.subplots(2, 2, gridspec_kw={"height_ratios": [1.0, 0.72]})
     left, right, rates, key = panels.flat
     points = shown_trials(trials)
-    reached = [point for point in points if not point.censored]
+    reached = [point for point in points if not point.stopped]
     sizes = [point.batch_size for point in reached or points]
     x_limits = _sizes(sizes or [trial.batch_size for trial in trials], result)
     times = [point.time_to_target or point.time_low for point in reached or points]
@@ -171,7 +171,7 @@ def _lr_text(result: StudyResult) -> str:
 def _sizes(sizes: Sequence[float], result: StudyResult) -> tuple[float, float]:
     """Return the limits of the batch sizes: of what reached the target, and B_crit where it is near."""
     sizes = sizes or [1.0]
-    b_crit = None if result.critical is None else result.critical.b_crit
+    b_crit = None if result.critical_batch_size is None else result.critical_batch_size.value
     near = (
         [b_crit] if b_crit is not None and min(sizes) / NEAR <= b_crit <= max(sizes) * NEAR else []
     )
@@ -238,7 +238,9 @@ def _draw_dots(axes: "Axes", trials: Sequence[Mark], shown: _Quantity) -> None:
 def _draw_band(axes: "Axes", curve: _Band, result: StudyResult, shown: _Quantity) -> None:
     low, high = curve.low / shown.unit, curve.high / shown.unit
     axes.fill_between(curve.batch_size, low, high, color=BLUE, alpha=0.18, linewidth=0, zorder=1.5)
-    level = INTERVAL_LEVEL if result.critical is None else result.critical.level
+    level = (
+        INTERVAL_LEVEL if result.critical_batch_size is None else result.critical_batch_size.level
+    )
     name = f"S(B) by all trials, {level:.0%} band"
     middle = curve.middle / shown.unit
     axes.plot(curve.batch_size, middle, color=BLUE, linewidth=1.8, zorder=3, label=name)
@@ -393,7 +395,7 @@ def _arrow() -> "Outline":
 def _draw_guides(axes: "Axes", result: StudyResult) -> list[Label]:
     """Draw B_crit, the slope of perfect scaling, and the batch size with the fewest examples; return their labels."""
     labels = _draw_critical(axes, result, named=True)
-    critical, curve = result.critical, _curve(result, "steps")
+    critical, curve = result.critical_batch_size, _curve(result, "steps")
     reached = [point.examples for point in result.points if point.examples]
     if len(reached) > 1:
         examples: float = reached[0]
@@ -418,12 +420,12 @@ def _draw_guides(axes: "Axes", result: StudyResult) -> list[Label]:
 
 def _draw_critical(axes: "Axes", result: StudyResult, named: bool) -> list[Label]:
     """Draw B_crit with its interval; return its label, at the upper end of its line."""
-    critical = result.critical
+    critical = result.critical_batch_size
     # One batch size says nothing of it.
     if critical is None or not axes.has_data() or critical.is_of_one_size:
         return []
     (left, right), (bottom, top) = axes.get_xlim(), axes.get_ylim()
-    value, low, high = critical.b_crit, critical.b_crit_low, critical.b_crit_high
+    value, low, high = critical.value, critical.low, critical.high
     if value is not None:
         axes.axvline(value, color=PURPLE, linewidth=1.3, zorder=2.5, gid=GUIDE)
     if low is not None or high is not None:
@@ -445,7 +447,7 @@ def _draw_rates(
     log_axis(axes, "x", x_limits)
     curve = result.curve
     reached = [trial for trial in trials if trial.reached]
-    shown = reached or [trial for trial in trials if trial.status == "censored"] or trials
+    shown = reached or [trial for trial in trials if trial.status == "stopped"] or trials
     rates = [trial.lr for trial in shown]
     if curve is not None:
         rates += curve.lr
@@ -454,7 +456,7 @@ def _draw_rates(
         return []
     limits = log_limits(rates, (0.1, 0.1))
     log_axis(axes, "y", limits)
-    points = {point.number for point in result.points if not point.censored}
+    points = {point.number for point in result.points if not point.stopped}
     kinds: list[tuple[list[TrialResult], dict[str, Any]]] = [
         ([one for one in reached if one.number not in points],
          {"s": 12, "color": GREY, "alpha": 0.75, "linewidths": 0}),

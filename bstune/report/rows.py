@@ -42,7 +42,7 @@ def curve_point(trial: TrialResult) -> CurvePoint:
         time_low=time_low,
         examples_low=trial.steps_low * trial.batch_size,
         examples=trial.examples if trial.reached else None,
-        censored=not trial.reached,
+        stopped=not trial.reached,
     )
 
 
@@ -54,10 +54,10 @@ def marks(points: Sequence[CurvePoint], merit: Merit) -> list[Mark]:
         low: float | None = point.steps_low
         if merit == "time":
             value, low = point.time_to_target, point.time_low
-        shown.append(Mark(point.number, point.batch_size, not point.censored, value, low))
+        shown.append(Mark(point.number, point.batch_size, not point.stopped, value, low))
     return shown
 
 
 def shown_trials(trials: Sequence[TrialResult]) -> list[CurvePoint]:
     """Give the trials that reached the target or were stopped before it, as points."""
-    return [curve_point(trial) for trial in trials if trial.reached or trial.status == "censored"]
+    return [curve_point(trial) for trial in trials if trial.reached or trial.status == "stopped"]

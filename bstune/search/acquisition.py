@@ -230,7 +230,7 @@ def most_promising(
     stopped = tuple(
         one
         for one in posterior.observations
-        if one.status == "censored"
+        if one.status == "stopped"
         and not one.stuck
         and one.steps < budget(2.0**one.x)
         and resumable(one.number)
@@ -252,7 +252,7 @@ def predicted_steps(posterior: Posterior, number: int) -> float | None:
     None where its own history says nothing of that: it is too short, or has become flat.
     """
     found = next((one for one in posterior.observations if one.number == number), None)
-    if found is None or found.status != "censored" or found.log_factor is None or found.flat:
+    if found is None or found.status != "stopped" or found.log_factor is None or found.flat:
         return None
     return float(_median_steps(posterior, _to_be_continued((found,)))[0])
 
@@ -289,7 +289,7 @@ def _candidates(
     """Return the trials to be continued, and new points along the posterior's optima and around the best trials."""
     taken = {resumed_from for _, _, resumed_from in pending}
     most = math.inf if incumbent is None or maps else 0.95 * policy.stop_factor * incumbent
-    stopped = [one for one in posterior.observations if one.status == "censored" and not one.stuck]
+    stopped = [one for one in posterior.observations if one.status == "stopped" and not one.stuck]
     stopped = [one for one in stopped if not (maps and one.flat)]
     stopped = [one for one in stopped if one.steps < budget(2.0**one.x)]
     stopped = [
@@ -485,7 +485,7 @@ def unseen_regime(
     expected = np.exp(np.minimum(np.median(steps, axis=0), 50.0))
     to_go = np.maximum(expected - candidates.done, 0.1 * expected) * posterior.tau(np.exp2(x))
     to_go[candidates.done >= GIVEN_UP_AT * expected] = np.inf
-    stopped = [one for one in posterior.observations if one.status == "censored"]
+    stopped = [one for one in posterior.observations if one.status == "stopped"]
     sizes = np.array([one.x for one in stopped])
     costs = np.array([one.steps for one in stopped]) * posterior.tau(np.exp2(sizes))
     cost = np.full(

@@ -104,7 +104,7 @@ def infer(
 
     Unless trials are ``independent``, those of one history count as one: on a table they repeat a recorded run.
     """
-    usable = [trial for trial in trials if trial.status in ("reached", "censored", "diverged")]
+    usable = [trial for trial in trials if trial.status in ("reached", "stopped", "diverged")]
     resumed = {trial.resumed_from for trial in usable}
     last = [trial for trial in usable if trial.number not in resumed]
     curves = {
@@ -133,7 +133,7 @@ def infer(
         for t in trials
     )
     too_large = min(
-        (trial.batch_size for trial in trials if trial.status == "oom"), default=math.inf
+        (trial.batch_size for trial in trials if trial.status == "out of memory"), default=math.inf
     )
     data = likelihood_data(observations, prior)
     if not independent:
@@ -159,7 +159,7 @@ def _observation(
         )
 
     log_factor, spread, flat = None, 0.0, False
-    if trial.status == "censored" and curves[trial.number]:
+    if trial.status == "stopped" and curves[trial.number]:
         recent = _recent(curves[trial.number])
         flat = recent is not None and recent[1] > FAR * (recent[0] + 2.0 * recent[2])
         similar = [
@@ -198,7 +198,7 @@ def likelihood_data(observations: Sequence[Observation], prior: Prior) -> Likeli
     for i, one in enumerate(observations):
         done, least = math.log(one.steps), -math.inf
         if misfits is not None:
-            missed = one.status == "censored"
+            missed = one.status == "stopped"
             values = done, float(misfits[i]), missed and one.excess is None
             least = done if missed and one.excess is not None else -math.inf
         elif one.status == "reached":

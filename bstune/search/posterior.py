@@ -22,7 +22,7 @@ The model of log S is
 
 The posterior of the parameters is sampled by sequential Monte Carlo: particles from the prior, tempered to the
 likelihood, moved by Metropolis steps at each temperature. Reached trials are normal in log S with an
-outlier mixture, censored ones are bounds (or estimates above their bound, where their history can be extrapolated), and
+outlier mixture, stopped ones are bounds (or estimates above their bound, where their history can be extrapolated), and
 a diverged one means a large penalty. The draws depend on the data and the generator alone: the same study asks the same
 trials.
 """

@@ -537,7 +537,7 @@ def trial_result(
     )
     return TrialResult.unmeasured(
         spec,
-        "reached" if complete else trial.user_attrs.get("status", "censored"),
+        "reached" if complete else trial.user_attrs.get("status", "stopped"),
         steps=steps,
         steps_low=steps - 1 if complete else steps,
         examples=steps * spec.batch_size,

@@ -162,7 +162,7 @@ def gain_of(
         return _interval(differences, scatter, merit, len(pairs))
     mine = _log_merit(runs.first, merit)
     theirs = _expected_log_merit(winner, own, merit)
-    if mine is None or theirs is None or runs.first.status in ("diverged", "oom"):
+    if mine is None or theirs is None or runs.first.status in ("diverged", "out of memory"):
         return None
     if runs.first.reached:
         return _interval([mine - theirs], scatter, merit, 0)

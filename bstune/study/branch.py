@@ -244,7 +244,7 @@ def _losses(done: Sequence[Branch], seed: int, own: int, target: Target) -> dict
     gaps = {
         one.batch_size: math.inf if one.value is None else target.gap(one.value)
         for one in done
-        if one.seed == seed and one.status != "oom"
+        if one.seed == seed and one.status != "out of memory"
     }
     return {size: gap - gaps[own] for size, gap in gaps.items()}
 
@@ -299,7 +299,7 @@ def branch_lines(found: Branches) -> list[str]:
         line = f"batch size {size} {no_more} ({LEVEL:.0%}: {ends}, over {plural(seeds, 'seed')})"
     start = "" if found.start is None else f", from {format_number(found.start)} at the checkpoint"
     lines = [f"LARGEST   {line}{start}"]
-    if any(one.status == "oom" for one in found.branches):
+    if any(one.status == "out of memory" for one in found.branches):
         lines.append(
             "MEMORY    what does not fit is left out: protocol.micro_batch_size=N accumulates it"
         )

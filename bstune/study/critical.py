@@ -86,9 +86,9 @@ def critical_batch(posterior: Posterior, in_seconds: bool = True) -> CriticalBat
     above = sum(end > top * ROOM for end in (low, high)) if largest >= top / ROOM else 0
     wide = ends_open > below + above or (ends_open == 0 and high > NARROW * low)
     return CriticalBatchSize(
-        b_crit=b_crit,
-        b_crit_low=claimed_low,
-        b_crit_high=claimed_high,
+        value=b_crit,
+        low=claimed_low,
+        high=claimed_high,
         level=INTERVAL_LEVEL,
         s_min=None if claimed_high is None else finite(float(np.median(s_min))),
         e_min=None if claimed_low is None else finite(float(np.median(fewest))),
@@ -258,9 +258,9 @@ def at_target_value(critical: CriticalBatchSize, target: float, passed: int) -> 
     return CriticalAtTarget(
         target=target,
         passed=passed,
-        b_crit=critical.b_crit,
-        b_crit_low=critical.b_crit_low,
-        b_crit_high=critical.b_crit_high,
+        value=critical.value,
+        low=critical.low,
+        high=critical.high,
     )
 
 
@@ -281,9 +281,9 @@ def growth(rows: Iterable[CriticalAtTarget], ideal: float) -> Growth | None:
     """
     ends = dict[float, tuple[float, float, float]]()
     for row in rows:
-        if row.b_crit_low is None or row.b_crit is None or row.b_crit_high is None:
+        if row.low is None or row.value is None or row.high is None:
             continue
-        ends[row.target] = (row.b_crit_low, row.b_crit, row.b_crit_high)
+        ends[row.target] = (row.low, row.value, row.high)
     if len(ends) < MIN_GROWTH:
         return None
     distance = {value: abs(value - ideal) for value in ends}

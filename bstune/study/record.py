@@ -32,7 +32,7 @@ from bstune.trial.replay import COLUMNS
 THINNING_RATIO = 1.12  # of the recorded steps, but for those that brought a new best value
 METRIC_DIGITS = 6  # so many that rounding takes no value past a target
 SECONDS_DIGITS = 4  # of seconds per step: far below the noise from run to run
-USABLE = ("reached", "censored", "diverged")  # an out-of-memory or failed trial bounds no steps
+USABLE = ("reached", "stopped", "diverged")  # an out-of-memory or failed trial bounds no steps
 FROZEN = ("workload.", "protocol.", "trainer.", "precision", "device", "compile", *HALF_LIVES)
 
 Point = tuple[int, float, int]  # batch size, learning rate and seed

@@ -256,7 +256,7 @@ def _confirmed_merit(candidate: TrialResult, runs: Sequence[TrialResult], merit:
 def _replicate_merit(run: TrialResult, candidate: TrialResult, merit: Merit) -> float:
     """Return a replicate's merit, or what it counts as where it did not reach the target."""
     first = _merit(candidate, merit)
-    if run.status in ("diverged", "oom") or (run.horizon is not None and not run.reached):
+    if run.status in ("diverged", "out of memory") or (run.horizon is not None and not run.reached):
         return (
             FAILURE_FACTOR * first
         )  # its steps bound nothing: after its horizon's end there is no going on

@@ -210,7 +210,7 @@ def analyse(
         for merit, winner in winners(*ranking).items()
     }
     critical = critical_batch(posterior, budget.objective != "steps")
-    b_crit = None if critical is None else critical.b_crit
+    b_crit = None if critical is None else critical.value
     exponent = fit_lr_exponent(
         posterior, space.low, space.high, b_crit, options.scaling.noise_scale
     )
@@ -310,7 +310,7 @@ def _show_plan(
     prepared: PreparedStudy, result: StudyResult, missing: list[str], console: Console
 ) -> None:
     """Draw and print the plan for several devices, if there is one."""
-    plans, critical = result.scale_out, result.critical
+    plans, critical = result.scale_out, result.critical_batch_size
     if not plans.ideal or critical is None:
         return
     with optional("no figure of the plan for several devices", missing):
@@ -367,7 +367,7 @@ def _not_run_again(left: Winner | None, max_candidates: int) -> NotRunAgain | No
 def missing_in_trials(done: Sequence[TrialResult]) -> list[str]:
     """Return a line for each thing that trials went on without, such as the noise scale, and in how many."""
     messages = Counter(
-        trial.message for trial in done if trial.message and trial.status in ("reached", "censored")
+        trial.message for trial in done if trial.message and trial.status in ("reached", "stopped")
     )
     return [f"{message} (in {plural(count, 'trial')})" for message, count in messages.items()]
 

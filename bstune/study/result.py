@@ -97,7 +97,7 @@ class Result:
     @property
     def critical_batch_size(self) -> CriticalInterval:
         """The batch size up to which more data parallelism pays, over all trials."""
-        return self.summary.critical or CriticalInterval()
+        return self.summary.critical_batch_size or CriticalInterval()
 
     @cached_property
     def curve(self) -> "pandas.DataFrame":

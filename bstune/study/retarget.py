@@ -169,7 +169,7 @@ def ended_at(trials: Sequence[TrialResult], target: Target) -> list[TrialResult]
         if record is not trial:
             beyond.add(trial.number)
         elif trial.reached:
-            record = replace(trial, status="censored", steps_low=trial.steps)
+            record = replace(trial, status="stopped", steps_low=trial.steps)
         ended.append(record)
     return ended
 
@@ -179,8 +179,8 @@ def _over_target(told: StudyResult | None, own: Target) -> OverTarget:
     if told is None:
         return OverTarget()
     rows = list[CriticalAtTarget](told.over_target)
-    if told.critical is not None:
-        rows.append(at_target_value(told.critical, own.value, told.statuses["reached"]))
+    if told.critical_batch_size is not None:
+        rows.append(at_target_value(told.critical_batch_size, own.value, told.statuses["reached"]))
     return OverTarget(rows, None, told.over_target_growth)
 
 

@@ -156,7 +156,7 @@ def budget_text(budget: Budget) -> str:
     return f"{steps} and {examples}"
 
 
-WENT_ON = ("reached", "censored")  # statuses of trials that no error ended
+WENT_ON = ("reached", "stopped")  # statuses of trials that no error ended
 
 
 class Progress:

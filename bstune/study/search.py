@@ -196,7 +196,7 @@ class Search:
         ended = [
             trial
             for trial in searched(done)
-            if trial.status == "censored"
+            if trial.status == "stopped"
             and trial.steps >= prepared.protocol.last_step(trial.batch_size)
         ]
         is_timed = budget.seconds is not None or budget.wall_seconds is not None
@@ -559,7 +559,7 @@ class Search:
             return None
         posterior = study_posterior(self._prepared, searched, PRECISION_PARTICLES)
         found = critical_batch(posterior)
-        low, high = (None, None) if found is None else (found.b_crit_low, found.b_crit_high)
+        low, high = (None, None) if found is None else (found.low, found.high)
         if low is None or high is None or high / low >= precision:
             return None
         return SearchEnd(
@@ -572,7 +572,7 @@ def _is_out_of_time(spec: TrialSpec, result: TrialResult) -> bool:
     """Return whether its wall time ended a trial, rather than itself: then it can go on."""
     return (
         spec.max_seconds is not None
-        and result.status == "censored"
+        and result.status == "stopped"
         and result.message is None
         and result.wall_seconds > spec.max_seconds
     )
@@ -639,7 +639,7 @@ def worth_continuing(done: Sequence[TrialResult], objective: Objective) -> set[i
     stopped = (
         trial
         for trial in searched(done)
-        if trial.status == "censored" and trial.number not in resumed
+        if trial.status == "stopped" and trial.number not in resumed
     )
     last = sorted(stopped, key=lambda trial: (may_win(trial), trial.number))
     return {trial.number for trial in last[-MAX_STATES:]}

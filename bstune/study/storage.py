@@ -323,7 +323,7 @@ def _spec(trial: FrozenTrial) -> TrialSpec:
 
 
 def ended_below_limit(trials: Trials) -> set[int]:
-    """Return the numbers of the censored trials that ended below their limit, as where a recorded run ends."""
+    """Return the numbers of the stopped trials that ended below their limit, as where a recorded run ends."""
     numbers = set()
     for trial in read(trials):
         if (
@@ -332,7 +332,7 @@ def ended_below_limit(trials: Trials) -> set[int]:
             and SPEC in trial.user_attrs
         ):
             max_steps, result = _spec(trial).max_steps, _record(trial.user_attrs[RECORD])
-            if result.status == "censored" and max_steps is not None and result.steps < max_steps:
+            if result.status == "stopped" and max_steps is not None and result.steps < max_steps:
                 numbers.add(trial.number)
     return numbers
 

@@ -149,7 +149,7 @@ def summarize(
         objective=asked.objective,
         target=str(asked.target),
         metric=asked.target.metric,
-        goal=asked.target.value,
+        target_value=asked.target.value,
         mode=asked.target.mode,
         devices=tuple(sorted({trial.device for trial in trials if trial.device})),
         training_loops=_training_loops(trials),
@@ -160,15 +160,15 @@ def summarize(
         statuses=_statuses(last),
         unreached=unreached_because(trials, last, asked.target, asked.budget, sought),
         points=tuple(_curve_point(point, trials) for point in points),
-        critical=critical,
+        critical_batch_size=critical,
         regimes=() if critical is None else regimes(critical),
         small_end=_small_end(points),
         fit=fit,
         fit_note=analysis.fit if isinstance(analysis.fit, str) else analysis.fit.note,
         noise_scale=noise_scale(
             trials,
-            None if critical is None else critical.b_crit,
-            None if fit is None else fit.b_crit,
+            None if critical is None else critical.value,
+            None if fit is None else fit.critical_batch_size,
         ),
         lr_exponent=analysis.lr_exponent,
         best_by_time=_winner(analysis.best, "time"),
@@ -247,9 +247,9 @@ def fit_of(fit: CurveFit) -> Fit:
     return Fit(
         law=fit.law,
         s_min=fit.s_min,
-        b_crit=fit.b_crit,
-        b_crit_low=fit.b_crit_low,
-        b_crit_high=fit.b_crit_high,
+        critical_batch_size=fit.critical_batch_size,
+        critical_batch_size_low=fit.critical_batch_size_low,
+        critical_batch_size_high=fit.critical_batch_size_high,
         b_opt=fit.b_opt,
         b_opt_low=fit.b_opt_low,
         b_opt_high=fit.b_opt_high,
@@ -376,8 +376,8 @@ def _curve_point(point: FrontierPoint, trials: Sequence[TrialResult]) -> CurvePo
     """Give the frontier's point with all that its trial's record has."""
     for trial in trials:
         # The trials are in order of their numbers, as the frontier breaks ties.
-        steps = trial.steps_low if point.censored else trial.steps
-        status = "censored" if point.censored else "reached"
+        steps = trial.steps_low if point.stopped else trial.steps
+        status = "stopped" if point.stopped else "reached"
         if (trial.batch_size, trial.status, steps) == (point.batch_size, status, point.steps):
             return curve_point(trial)
     raise LookupError(f"no trial is at the frontier's point {point}")
@@ -385,7 +385,7 @@ def _curve_point(point: FrontierPoint, trials: Sequence[TrialResult]) -> CurvePo
 
 def _small_end(points: Sequence[FrontierPoint]) -> SmallEnd | None:
     """Least squares of log S over log B over the smallest batch sizes that reached the target; None below two."""
-    reached = [point for point in points if not point.censored and point.steps > 0]
+    reached = [point for point in points if not point.stopped and point.steps > 0]
     if len(reached) < 2:
         return None
     largest = SMALL_END_SPAN * reached[0].batch_size

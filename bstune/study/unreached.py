@@ -55,7 +55,7 @@ def unreached_because(
         )
     if not sought:
         return Unreached(closest=closest)
-    stopped = [trial for trial in last_parts if trial.status == "censored"]
+    stopped = [trial for trial in last_parts if trial.status == "stopped"]
     improving = [trial for trial in stopped if _improves(trial, target)]
     ends = [trial for trial in improving if trial.steps >= budget.last_step(trial.batch_size)]
     diverged = [trial.lr for trial in trials if trial.status == "diverged"]
@@ -136,7 +136,7 @@ def _compared(trial: TrialResult, baseline: TrialResult, target: Target) -> AtEq
     """
     if (trial.batch_size, trial.lr) == (baseline.batch_size, baseline.lr):
         return None
-    if baseline.status in ("diverged", "oom"):
+    if baseline.status in ("diverged", "out of memory"):
         return None
     if trial.seconds_per_step is None or baseline.seconds_per_step is None:
         return None

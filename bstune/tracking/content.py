@@ -32,10 +32,10 @@ _SECONDS = (
 )  # of a trial without those it continues
 _ENDS = {
     "reached": "reached {} steps",
-    "censored": "stopped at {} steps",
+    "stopped": "stopped at {} steps",
     "diverged": "diverged at {} steps",
 }
-_ENDS |= {"oom": "out of memory", "failed": "failed"}
+_ENDS |= {"out of memory": "out of memory", "failed": "failed"}
 # Parameters of a study by the options that they are of; the whole config is an artifact.
 _OPTIONS = {
     "workload": "workload.name",
@@ -81,7 +81,7 @@ def study_params(prepared: PreparedStudy, commit: str | None) -> dict[str, str]:
 
 def study_values(result: StudyResult) -> list[Value]:
     """Return a study's metrics: its critical batch size, its winner on fresh seeds, its tests and its curves."""
-    critical, winner = result.critical, result.winner
+    critical, winner = result.critical_batch_size, result.winner
     named: dict[str, float | None] = {
         "critical_batch/value": None if critical is None else critical.value,
         "critical_batch/low": None if critical is None else critical.low,

@@ -192,12 +192,12 @@ def branch(
     )
     built = replace(workload, build_module=lambda spec: goes_on.attach(workload.build_module(own)))
     record = run_trial(built, replace(own, batch_size=batch_size), protocol)
-    if record.status == "censored" and record.steps < steps:
+    if record.status == "stopped" and record.steps < steps:
         raise ConfigError(
             f"a branch at batch size {batch_size} ended after {record.steps} of its {steps} steps: "
             f"{record.message or 'something stopped its Trainer'}"
         )
-    if record.status == "censored" and (not record.history or record.history[-1][0] < steps):
+    if record.status == "stopped" and (not record.history or record.history[-1][0] < steps):
         raise ConfigError(
             f"the module does not log {protocol.target.metric} at the end of a branch at batch size {batch_size}, "
             f"after {steps} steps: log it in each validation, or give other --examples"

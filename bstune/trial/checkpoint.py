@@ -123,7 +123,7 @@ def _add_comment(archive: io.BytesIO, comment: bytes) -> None:
 
 @dataclass(frozen=True)
 class Stopped:
-    """A censored trial that can be resumed, and the file with its state."""
+    """A stopped trial that can be resumed, and the file with its state."""
 
     record: TrialResult
     state: Path

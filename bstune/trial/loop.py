@@ -131,7 +131,7 @@ def run_trial(
 
     ``horizon`` is the number of steps that the Trainer names as its own, and ends after; None: the budget's, whenever
     the trial ends, so that a trial stopped early has the schedules of one that is not. ``checkpoint`` gets
-    the weights that reached the target, ``state`` the training state of a censored trial; a StateError says, before
+    the weights that reached the target, ``state`` the training state of a stopped trial; a StateError says, before
     anything is done, that the trial cannot be resumed but can start afresh.
     """
     resumed_from = None if resume is None else resume.record.number
@@ -152,7 +152,7 @@ def run_trial(
         raise
     except Exception as error:
         if is_out_of_memory(error):
-            progress.status, progress.message = "oom", first_line(error)
+            progress.status, progress.message = "out of memory", first_line(error)
         elif (lost := loop.not_finite()) is not None:
             progress.diverge(f"{first_line(error)} at step {progress.steps}: {lost}")
         else:
@@ -165,7 +165,7 @@ def run_trial(
         compiling.end()
     clock.enter(Phase.CLOSING)
     # A Trainer and its module refer to each other: the device's memory would wait for Python's collector.
-    if progress.status == "oom" or torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+    if progress.status == "out of memory" or torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         garbage_collection_cuda()
     return _record(loop, compiling.failed)
 
@@ -247,7 +247,7 @@ def _train(
             finally:
                 if distributed.is_first():
                     partial.unlink(missing_ok=True)
-        if progress.status == "censored" and loop.writer is not None:
+        if progress.status == "stopped" and loop.writer is not None:
             loop.writer.keep()
 
 
@@ -313,7 +313,7 @@ class _Progress:
         validation_examples: int,
         resume: Stopped | None,
     ) -> None:
-        self.status: Status = "censored"
+        self.status: Status = "stopped"
         self.message: str | None = None
         self.steps = self.steps_low = 0
         self.history: list[tuple[int, float | None]] = []
@@ -372,7 +372,7 @@ class _Progress:
             self.status, self.message = "reached", None
             return
         elif self.steps >= self.last_step:
-            self.status, self.message = "censored", None
+            self.status, self.message = "stopped", None
         else:
             self.ended = False
             if self.steps < self.due_step:
@@ -387,7 +387,7 @@ class _Progress:
         if not math.isfinite(loss):
             self.diverge(f"the training loss is {loss} at step {self.steps}")
         elif self.ended:
-            self.status, self.message = "censored", None
+            self.status, self.message = "stopped", None
         elif self.steps >= self.due_step and not stopped:
             self.due_step = self._next_due()
 
@@ -465,7 +465,7 @@ class _TargetLoop(Callback):
     def explain_end(self, trainer: Trainer) -> None:
         """Note what ended a trial that neither an evaluation nor its last step ended."""
         progress = self.progress
-        if progress.ended or progress.status != "censored":
+        if progress.ended or progress.status != "stopped":
             return
         if not trainer.should_stop and (
             progress.steps == progress.first_step or trainer.max_epochs == 1
@@ -680,7 +680,7 @@ class _TargetLoop(Callback):
             if (
                 self.writer is not None
                 and progress.steps >= progress.last_step
-                and progress.status == "censored"
+                and progress.status == "stopped"
             ):
                 epoch = accumulated(trainer, pl_module) if self._has_epochs else {}
                 self._take_state(self.writer, pl_module, batches, trainer.callback_metrics, epoch)

@@ -192,7 +192,7 @@ def replay(
         if reached
         else "diverged"
         if outcome.diverged and steps == outcome.end
-        else "censored"
+        else "stopped"
     )
     history = tuple((step, value) for step, value in outcome.history if step <= steps)
     missed = [step for step, value in history if not target.reached(value)]

@@ -579,7 +579,7 @@ class _Team:
         return [
             rank
             for rank in self._ranks
-            if rank in ends and ends[rank] not in ("reached", "censored")
+            if rank in ends and ends[rank] not in ("reached", "stopped")
         ]
 
     def _look(self, seconds: float) -> list[Process]:

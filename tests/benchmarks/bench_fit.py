@@ -65,7 +65,9 @@ def simulate(
             for size, one in zip(sizes.tolist(), steps.tolist(), strict=True)
         ]
         fits.append(fit_curve(points))
-    low, high = np.array([interval(fit.b_crit_low, fit.b_crit_high) for fit in fits]).T
+    low, high = np.array(
+        [interval(fit.critical_batch_size_low, fit.critical_batch_size_high) for fit in fits]
+    ).T
     width = np.divide(high, low, out=np.full(curves, math.inf), where=low > 0)
     covered = float(((low <= B_CRIT) & (high >= B_CRIT)).mean())
     three = [interval(fit.b_opt_low, fit.b_opt_high) for fit in fits if fit.law == "three-terms"]

@@ -101,7 +101,7 @@ class HorizonLaw:
         value = min(self.floor + (TARGET - self.floor) * height, START)
         if horizon < shortest:
             value = max(value, math.nextafter(TARGET, 1.0))
-            return self._record(spec, "censored", horizon, horizon, ((horizon, value),), tau)
+            return self._record(spec, "stopped", horizon, horizon, ((horizon, value),), tau)
         met = min(max(1, round(shortest ** (1.0 - self.share) * horizon**self.share)), horizon)
         value = min(value, TARGET) if met == horizon else TARGET
         return self._record(spec, "reached", met, horizon, ((met, value),), tau)

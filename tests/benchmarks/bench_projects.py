@@ -100,7 +100,7 @@ def study_of(name: str, seed: int, options: list[str], core: int, folder: Path, 
     stopped = [
         {"steps": trial["steps"], "from": steps.get(trial["resumed_from"], 0)}
         for trial in trials
-        if trial["status"] == "censored"
+        if trial["status"] == "stopped"
     ]
     best = summary[summary["use"]] if summary["use"] else None
     row = {

@@ -50,7 +50,7 @@ def recorded() -> tuple[list[TrialResult], Posterior, StudyResult]:
     )
     fit, critical = fit_curve(frontier_points(trials)), critical_batch(posterior, in_seconds=False)
     best = winners(trials, fresh_steps(posterior), "steps", 3, 2)
-    exponent = fit_lr_exponent(posterior, LOW, HIGH, None if critical is None else critical.b_crit)
+    exponent = fit_lr_exponent(posterior, LOW, HIGH, None if critical is None else critical.value)
     asked = Asked(
         study="fashion_cnn",
         workload="fashion_cnn",
