@@ -207,7 +207,7 @@ def test_what_does_not_tell_enough_is_refused_in_one_line(folder, name, text, sa
     assert "\n" not in str(error.value)
 
 
-@pytest.mark.parametrize("name", ["search.precision", "mlflow.retries", "mlflow", "debug"])
+@pytest.mark.parametrize("name", ["search.precision", "mlflow.retries", "prior", "debug"])
 def test_an_option_that_came_after_the_folder_has_its_default(folder, name):
     file = folder / "config.yaml"
     values = yaml.safe_load(file.read_text())
@@ -222,8 +222,8 @@ def test_an_option_that_came_after_the_folder_has_its_default(folder, name):
     found = getattr(options, section)
     if option:
         assert getattr(found, option) == default[option]
-    elif section == "mlflow":
-        assert found.retries == default["retries"]
+    elif section == "prior":
+        assert found.level_sigma == default["level_sigma"]
     else:
         assert found == default
 
