@@ -12,7 +12,7 @@ from bstune.core.errors import ConfigError
 from bstune.hardware.roofline import TensorCoreMisalignment
 from bstune.report.drawing import save_figure
 from bstune.sweeps import alignment
-from bstune.sweeps.alignment import input_shapes, layer_like, padded_shape, row_of, run, sentence
+from bstune.sweeps.alignment import input_shapes, layer_like, padded_shape, row_of, sentence
 from bstune.sweeps.harness import check_sweep, compose_sweep
 
 # Of a sweep: a change elsewhere seldom breaks it, and CI runs it.
@@ -102,7 +102,7 @@ def test_the_sentence_is_computed():
 def found(*options):
     options = ("workload=digits", "device=cpu", *options)
     checked = check_sweep("alignment", compose_sweep("alignment", options))
-    return run(checked.config, Console(), **checked.parameters)
+    return checked.find(Console())
 
 
 def test_real_layers_of_a_workload_are_timed(tmp_path):

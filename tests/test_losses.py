@@ -28,10 +28,10 @@ def test_squared_error(logits, labels, loss):
 def test_the_sweep_of_losses_composes_each_of_its_studies():
     experiment = compose_sweep("losses", ()).sweep.experiment
     losses = [
-        compose([*experiment.common, *own]).workload.module.loss
+        compose([*experiment.common, *own]).options.workload.module["loss"]
         for own in experiment.studies.values()
     ]
-    assert [(loss._target_, loss.get("label_smoothing")) for loss in losses] == [
+    assert [(loss["_target_"], loss.get("label_smoothing")) for loss in losses] == [
         ("torch.nn.CrossEntropyLoss", 0.0),
         ("torch.nn.CrossEntropyLoss", 0.1),
         ("bstune.workloads.losses.SquaredError", None),

@@ -230,7 +230,7 @@ def test_linear_regression_recovers_what_all_data_give(sizes, parts, weights):
         gradients = (x * (x @ module.weight - y)[:, None]).numpy()
     squared, trace = (gradients.mean(axis=0) ** 2).sum(), gradients.var(axis=0).sum()
     if weights == "examples":
-        weight_micro_batches(module, sum(sizes), sizes[0])
+        weight_micro_batches(module, sizes, sum(sizes))
     callback = NoiseScale(every=1, parts=parts, window=300, level=0.99, weights=weights)
     fit(module, drawn(sizes, 300), callback, accumulate_grad_batches=len(sizes))
     steps, *terms = np.array(callback.measurements).T

@@ -18,7 +18,7 @@ def opened(tmp_path_factory):
     """Return a browser, and the page of a study whose every name is markup."""
     folder = tmp_path_factory.mktemp("page")
     study = whole_study(
-        **dict.fromkeys(("study", "workload", "target", "metric"), NASTY), devices=[NASTY]
+        **dict.fromkeys(("study", "workload", "target", "metric"), NASTY), devices=(NASTY,)
     )
     named = {
         "device": NASTY,
@@ -26,8 +26,9 @@ def opened(tmp_path_factory):
         "versions": {NASTY: NASTY},
         "hyperparameters": {NASTY: 1.0},
     }
-    trials = tuple(replace(trial, **named) for trial in study.trials)
-    write_page(replace(study, trials=trials, notes=(NASTY,)), folder / "report.html")
+    trials = tuple(replace(trial, **named) for trial in study.files.trials)
+    beside = replace(study.files, trials=trials, notes=(NASTY,))
+    write_page(replace(study, files=beside), folder / "report.html")
     with opened_browser(folder / "profile", 1280, 900) as driver:
         yield driver, (folder / "report.html").as_uri()
 

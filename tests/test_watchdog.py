@@ -125,7 +125,7 @@ def command(tmp_path, project):
         )
         if "error: " in ended.stderr:  # ended by a signal, or by C code alone, it leaves them
             assert [path.name for path in temporary.glob("bstune-*")] == []
-        return ended.returncode, ended.stderr
+        return ended.returncode, ended.stdout + ended.stderr
 
     with ExitStack() as stack:
         yield run

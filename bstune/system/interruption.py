@@ -18,6 +18,7 @@ from contextlib import contextmanager, suppress
 from enum import Enum
 from multiprocessing import forkserver
 from multiprocessing.process import BaseProcess
+from pathlib import Path
 from types import FrameType
 from typing import NoReturn
 
@@ -65,10 +66,18 @@ def is_installed() -> bool:
     return _installed
 
 
+def _own_folders(process_id: int) -> str:
+    """How the names of a process's temporary folders begin."""
+    return f"bstune-{process_id}-"
+
+
 @contextmanager
-def temporary_folder(prefix: str) -> Iterator[str]:
-    """Make a temporary folder that is removed at the end, by force or not."""
-    with tempfile.TemporaryDirectory(prefix=prefix) as folder:
+def temporary_folder() -> Iterator[str]:
+    """Make a temporary folder that is removed at the end, by force or not.
+
+    What a process leaves that was killed, :func:`kill` removes.
+    """
+    with tempfile.TemporaryDirectory(prefix=_own_folders(os.getpid())) as folder:
         _folders.add(folder)
         try:
             yield folder
@@ -142,13 +151,15 @@ def end(text: str, status: int) -> NoReturn:
 
 
 def kill(process: BaseProcess) -> None:
-    """Kill a process, and those that the user's code has started in its group."""
+    """Kill a process and those that the user's code has started in its group, and remove its folders."""
     process.kill()
-    if process.pid:
-        with suppress(
-            ProcessLookupError
-        ):  # none is left, or it has just been forked and leads no group yet
-            os.killpg(process.pid, signal.SIGKILL)
+    if not process.pid:
+        return
+    # None is left, or it has just been forked and leads no group yet.
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    for folder in Path(tempfile.gettempdir()).glob(f"{_own_folders(process.pid)}*"):
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def _kill_server() -> None:

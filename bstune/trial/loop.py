@@ -219,7 +219,7 @@ def _train(
     if state is not None:
         loop.writer = StateWriter(state, stream_of(train), loop.clock)
     arguments = lengths(train, len(sizes), loop.longest, module.automatic_optimization)
-    with temporary_folder("bstune-") as folder, _discarding(loop.writer):
+    with temporary_folder() as folder, _discarding(loop.writer):
         trainer = make_trainer(
             protocol.trainer,
             module,

@@ -101,7 +101,7 @@ def preflight(
     if large != small and not (survey and is_slow):
         seconds[large] = short.run(large, space.lr(large, lowest)).seconds
     notes = [*manual_notes(first, protocol)]
-    with temporary_folder("bstune-preflight-") as folder:
+    with temporary_folder() as folder:
         state = Path(folder) / "stopped.ckpt"
         last_step = first.compared_steps if continues else None
         spec = replace(first.spec, lr=space.lr(small, 0.0), max_steps=last_step)
