@@ -16,9 +16,10 @@ import sys
 import tempfile
 import textwrap
 import traceback
-from collections.abc import Sequence
-from contextlib import nullcontext, redirect_stdout, suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext, redirect_stdout, suppress
 from dataclasses import asdict
+from importlib.metadata import version
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -62,6 +63,8 @@ VERBS = {  # each is called with what stands after it, and raises what ends it
     "branch": "bstune.study.branch:main",
     "sweep": "bstune.sweeps.harness:main",
 }
+JSON = "--json"
+JSON_VERBS = ("tune", "lightning", "report", "fit")
 HYDRAS_OWN = {
     *(
         "--help",
@@ -123,13 +126,14 @@ Examples
 
 Options that matter most
   search.objective=time                                  time, steps, both, or curve (the critical batch size)
-  search.trials=64 search.wall_seconds=600               how many points are tried; how long it may take
+  search.trials=64 search.wall_seconds=600               how many configurations are tried; how long it may take
   search.batch_size.low=8 search.batch_size.high=1024    where it looks
-  workload.target.value=0.1                              what has to be reached
+  target=0.1                                             what has to be reached
   device=auto precision=32-true devices=1 sampler=frontier scaling=sqrt mlflow.enabled=true
 
 Workloads: {workloads}
-All options with their values: bstune --cfg job +workload=NAME; Hydra's own: bstune --hydra-help.
+With --json standard output is the result alone. All options with their values:
+bstune --cfg job +workload=NAME; Hydra's own: bstune --hydra-help.
 """
 
 
@@ -165,14 +169,17 @@ def main() -> int:
     0; 1 for an error of the user's code, or of bstune's; 2 for what cannot be used; 130 or 143 if interrupted.
     """
     given = sys.argv[1:]
+    if given == ["--version"]:
+        write_out(f"bstune {version('bstune')}")
+        return 0
     verb = given.pop(0) if given and given[0] in VERBS else "tune"
     try:
         module, function = VERBS[verb].split(":")
         _check_working_directory()
         remember_environment()
         check_secrets(given)
-        with filtered(), os_exit_answered():
-            getattr(importlib.import_module(module), function)(given)
+        with _json_on_stdout(verb, given) as write_json, filtered(), os_exit_answered():
+            write_json(getattr(importlib.import_module(module), function)(given))
     except Interrupted as error:
         explain(error)
         return interruption.status() or error.exit_status
@@ -194,6 +201,38 @@ def main() -> int:
             any(one.lower() in ("debug=true", "debug=1") for one in given),
         )
     return 0
+
+
+@contextmanager
+def _json_on_stdout(verb: str, given: list[str]) -> Iterator[Callable[[str | None], None]]:
+    """Take ``--json`` out of the arguments, and yield what writes a verb's JSON.
+
+    Where it was asked for, standard output gets the JSON alone, and all that is printed meanwhile,
+    by other processes too, goes to standard error.
+    """
+    if JSON not in given:
+        yield lambda text: None
+        return
+    if verb not in JSON_VERBS:
+        raise ConfigError(f"{JSON} is of {', '.join(JSON_VERBS)}: leave it out")
+    given.remove(JSON)
+    sys.stdout.flush()
+    kept = os.dup(1)
+    os.dup2(2, 1)
+
+    def write(text: str | None) -> None:
+        sys.stdout.flush()
+        os.dup2(kept, 1)
+        if text is None:
+            raise ConfigError(f"there is no JSON of this: {JSON} is of one study or one trial")
+        write_out(text.rstrip())
+
+    try:
+        yield write
+    finally:
+        sys.stdout.flush()
+        os.dup2(kept, 1)
+        os.close(kept)
 
 
 def _check_working_directory() -> None:
@@ -261,18 +300,18 @@ def check_words(arguments: Sequence[str]) -> None:
         )
 
 
-def tune(arguments: list[str]) -> None:
-    """Run a study, or one trial; or do what is asked of Hydra's command line."""
+def tune(arguments: list[str]) -> str | None:
+    """Run a study, or one trial, and give its JSON; or do what is asked of Hydra's command line."""
     # hydra: a quarter of a second
     from bstune.config import (
         CONFIG_MODULE,
         CONFIG_NAME,
         HYDRA_VERSION,
         config_shown,
+        in_full,
         parse,
         plain_error,
         with_choices,
-        without_plus,
         workload_names,
     )
 
@@ -295,7 +334,7 @@ def tune(arguments: list[str]) -> None:
             ["--config-dir", str(Path(parsed.config_dir).absolute())] if parsed.config_dir else []
         )
         return run(composed, [*folder, *parsed.overrides])
-    arguments = with_choices(without_plus(arguments))
+    arguments = with_choices(in_full(arguments))
     sys.argv = [sys.argv[0], *arguments]  # Hydra reads it
     os.environ["HYDRA_FULL_ERROR"] = (
         "1"  # Hydra raises what it would print, so that it ends as everything else
@@ -326,6 +365,7 @@ def tune(arguments: list[str]) -> None:
         raise ConfigError(f"Hydra cannot run with these options: {cause(error)}") from error
     finally:
         sys.stdout.write(printable(config_shown(printed.getvalue())))
+    return None
 
 
 def _workload_named(arguments: Sequence[str]) -> str:
@@ -371,8 +411,8 @@ def _job_arguments() -> list[str]:
     return [*arguments, *hydra_config.overrides.task]
 
 
-def run(composed: "Composed", arguments: Sequence[str]) -> None:
-    """Run the study, or the one trial, that was composed; the arguments compose it again."""
+def run(composed: "Composed", arguments: Sequence[str]) -> str:
+    """Run the study, or the one trial, that was composed, and give its JSON; the arguments compose it again."""
     options = composed.options
     is_trained = composed.recipe is not None
     if is_trained:
@@ -390,11 +430,12 @@ def run(composed: "Composed", arguments: Sequence[str]) -> None:
         from bstune.study.study import Study  # 4 s and more, as said
 
     try:
-        Study.of(composed, arguments).run_on(plain_console(), process_seconds)
+        found = Study.of(composed, arguments).run_on(plain_console(), process_seconds)
     except (KeyboardInterrupt, SystemExit) as error:
         if not is_interruption(error):
             raise
         raise Interrupted(f"interrupted: {interruption.stage.value}") from error
+    return found.to_json()
 
 
 def worker(arguments: list[str]) -> None:
@@ -428,8 +469,8 @@ def worker(arguments: list[str]) -> None:
     Study.join(given["study"], url, arguments, plain_console())
 
 
-def lightning(arguments: list[str]) -> None:
-    """Make a workload of a config file of LightningCLI, and tune it."""
+def lightning(arguments: list[str]) -> str | None:
+    """Make a workload of a config file of LightningCLI, tune it, and give the study's JSON."""
     parser = ArgumentParser(
         prog="bstune lightning",
         description="Tunes what a config file of LightningCLI trains. The file becomes a workload, written to "
@@ -439,7 +480,7 @@ def lightning(arguments: list[str]) -> None:
         "config", type=Path, help="YAML file with trainer, model and data; - is standard input"
     )
     parser.add_argument(
-        "--target", required=True, help="val_loss=0.1, 'val_loss<=0.1' or 'val_acc>=0.9'"
+        "--target", help="val_loss=0.1, 'val_loss<=0.1' or 'val_acc>=0.9'; or target=val_loss=0.1"
     )
     for one in ("model", "data"):
         parser.add_argument(
@@ -451,6 +492,10 @@ def lightning(arguments: list[str]) -> None:
     parser.add_argument("--name", help="of the workload (default: the model's class)")
     parser.add_argument("overrides", nargs="*", metavar="OPTION=VALUE", help="options of bstune")
     options = parser.parse_intermixed_args(arguments)
+    if options.target is None:
+        options.target, options.overrides = _target_among(options.overrides)
+    if options.target is None:
+        parser.error("give the target: target=val_loss=0.1, 'target=val_acc>=0.9'")
     quieten()
     # 4 s, as above
     from yaml import safe_dump
@@ -487,14 +532,27 @@ def lightning(arguments: list[str]) -> None:
     write_out(
         "\n".join([f"{written}, made of {options.config}:", *(f"  {line}" for line in lines)])
     )
-    tune(["--config-dir", str(written.parent.parent), *composed])
+    return tune(["--config-dir", str(written.parent.parent), *composed])
 
 
-def fit(arguments: list[str]) -> None:
-    """Print the fit of a CSV file of points as JSON."""
+def _target_among(overrides: Sequence[str]) -> tuple[str | None, list[str]]:
+    """Take ``target=...`` out of options, and give what it says and the others."""
+    target = None
+    others = list[str]()
+    for option in overrides:
+        if option.startswith("target="):
+            target = option.removeprefix("target=")
+        else:
+            others.append(option)
+    return target, others
+
+
+def fit(arguments: list[str]) -> str:
+    """Print the fit of a CSV file of points as a sentence and a small table, and give its JSON."""
     # scipy, which a mistake need not wait for
     from bstune.core.curve import LAWS, fit_curve, parse_points
     from bstune.core.records import dump_json
+    from bstune.report.fit import fit_lines
 
     parser = ArgumentParser(
         prog="bstune fit", description="Fits S*(B) = S_min (1 + B_crit/B + (B_opt/B)^2) to points."
@@ -513,7 +571,9 @@ def fit(arguments: list[str]) -> None:
     options = parser.parse_args(arguments)
     text = read_text(options.points, "the CSV file")
     points = parse_points(text, one_line(str(options.points)))
-    write_out(dump_json(asdict(fit_curve(points, law=options.law)), indent=2))
+    found = fit_curve(points, law=options.law)
+    write_out("\n".join(fit_lines(found)))
+    return dump_json(asdict(found), indent=2)
 
 
 def plan(arguments: list[str]) -> None:

@@ -107,7 +107,7 @@ class Composed:
 def compose(arguments: Sequence[str], complete: Complete | None = None) -> Composed:
     """Compose a command line and check it; a ConfigError lists all of its mistakes."""
     parsed = parse(arguments)
-    options = without_plus(parsed.overrides)
+    options = in_full(parsed.overrides)
     if parsed.config_dir:
         if not Path(parsed.config_dir).is_dir():
             raise ConfigError(f"--config-dir {parsed.config_dir} is not a folder")
@@ -202,9 +202,13 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     return parser.parse_intermixed_args(list(arguments))
 
 
-def without_plus(arguments: Sequence[str]) -> list[str]:
-    """Return the arguments with ``workload=NAME`` for ``+workload=NAME``."""
-    return [re.sub(r"^\++workload=", "workload=", argument) for argument in arguments]
+def in_full(arguments: Sequence[str]) -> list[str]:
+    """Write out what may be said shorter: ``+workload=NAME``, and ``target=VALUE`` of the workload's target."""
+    full = list[str]()
+    for argument in arguments:
+        workload = re.sub(r"^\++workload=", "workload=", argument)
+        full.append(re.sub(r"^target=", "workload.target.value=", workload))
+    return full
 
 
 def with_choices(arguments: Sequence[str]) -> list[str]:

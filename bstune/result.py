@@ -89,7 +89,7 @@ class Part(BaseModel, strict=True, extra="forbid", frozen=True):
 class Spend(Part, frozen=True):
     """What the trials took."""
 
-    runs: Count
+    trials: Count
     """Trials, those in several parts counted once."""
     seconds: NotNegative
     """Seconds of training, evaluation and start-up."""
@@ -570,6 +570,23 @@ class SoFar(Part, frozen=True):
     """None where there is no baseline to compare."""
 
 
+class AsGood(Part, frozen=True):
+    """The batch sizes that are nearly as good as the best one, each at its best learning rate."""
+
+    merit: Merit
+    """Whether it is of seconds or of steps."""
+    within: Level
+    """By how much more than the least they may take; 0.1 is 10%."""
+    low: BatchSize
+    """The smallest of them, in examples."""
+    high: BatchSize
+    """The largest of them, in examples."""
+    lr_low: Positive
+    """The smallest of their best learning rates."""
+    lr_high: Positive
+    """The largest of their best learning rates."""
+
+
 class NotRunAgain(Part, frozen=True):
     """A point that is predicted to be better than the winner and got no fresh seeds."""
 
@@ -796,6 +813,8 @@ class StudyResult(Part, frozen=True):
     """None where a trial reached the target, or none has a metric."""
     gain: Gain | None
     """None where winner and baseline cannot be compared."""
+    as_good: AsGood | None
+    """None where no trial reached the target, or the curve has no seconds that it asks for."""
     not_run_again: NotRunAgain | None
     """None where ``search.candidates`` left nothing out."""
     over_target: Items[CriticalAtTarget]

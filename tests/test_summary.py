@@ -263,7 +263,7 @@ def test_a_trial_that_was_continued_counts_once(trials, statuses, continued):
     summary = result_of(trials)
     assert {status: n for status, n in summary.statuses.items() if n} == statuses
     assert (summary.trials, summary.continued) == (sum(statuses.values()), continued)
-    assert summary.spend.runs == summary.trials
+    assert summary.spend.trials == summary.trials
     assert summary.spend.seconds == pytest.approx(
         sum(trial.train_seconds + trial.eval_seconds + trial.startup_seconds for trial in trials)
     )

@@ -2,12 +2,11 @@
 
     answer(result).headline
 
-Each line of the answer is a function of the result, in the table ``LINES`` or ``ACTIONS``. The
+Each line of the answer is a function of the result, in the table ``LINES``, ``ACTIONS`` or ``DETAILS``. The
 console, the figure's title, the pages, comparisons and MLflow's note take their words from here.
 What a study does not know is left out.
 """
 
-import textwrap
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -27,21 +26,19 @@ from bstune.result import (
     Unreached,
     WinnerResult,
 )
-from bstune.system.console import format_count, format_number, format_seconds, plural, time_unit
+from bstune.system.console import (
+    WIDTH,
+    format_count,
+    format_number,
+    format_seconds,
+    plural,
+    time_unit,
+    wrapped,
+)
 
 Line = tuple[str, tuple[str, ...]]
 """A label, and texts: the second one and further ones stand below the first."""
-# Of the block that the console shows: columns, those of a label, lines.
-WIDTH = 120
-INDENT = 10
-MAX_LINES = 25
-STATUS_WORDS = {
-    "reached": "reached",
-    "stopped": "stopped",
-    "diverged": "diverged",
-    "out of memory": "out of memory",
-    "failed": "failed",
-}
+INDENT = 10  # columns of a label on the console
 PREDICTED = "predicted, not run again on fresh seeds"
 # Times its low end: an interval this narrow is good, and good enough.
 NARROW = 1.5
@@ -51,9 +48,7 @@ HALF = 0.5  # efficiency: the first number of devices below it is the last that 
 MORE = 4  # times what was spent, where more of it is the advice
 LIGHTNINGS = "Lightning's: "  # begins the name of a training loop that is not bstune's
 NOT_CAPTURED = "lean, not graph: "  # and of one whose steps were to be captured
-NOTES_LEFT = "and {} in curve.json"
-# Left out in this order, if there is no room.
-SPARE = ("RUNS", "LR", "FASTEST", "FEWEST", "DEVICES", "more", "TRUST")
+SHOWN_CAUTIONS = 3  # on the console; the page has all of them
 
 
 @dataclass(frozen=True)
@@ -70,27 +65,30 @@ class Answer:
     """A study's answer.
 
     Args:
-        title: what was asked: workload, target, device and number of runs.
+        title: what was asked: workload, target, device and number of trials.
         headline: the answer as one sentence.
-        lines: label and texts of what is known, in the order in which it is read.
-        actions: likewise, what to do with it: the command that trains the winner, and what would narrow the interval.
+        lines: label and texts of the answer, in the order in which it is read.
+        actions: label and texts of what to do next: a command, or what to change.
+        details: label and texts of what the page has besides.
     """
 
     title: str
     headline: str
     lines: tuple[Line, ...]
     actions: tuple[Line, ...]
+    details: tuple[Line, ...]
 
 
 def answer(result: StudyResult) -> Answer:
     """Put into words what a study answers."""
     title = [result.workload, result.target, *map(device_text, result.devices)]
-    title.append(plural(result.trials, "run"))
+    title.append(plural(result.trials, "trial"))
     return Answer(
         " · ".join(part for part in title if part),
         _headline(result),
         _only(LINES, result),
         _only(ACTIONS, result),
+        _only(DETAILS, result),
     )
 
 
@@ -104,79 +102,47 @@ def _only(lines: "Lines", result: StudyResult) -> tuple[Line, ...]:
     return tuple(found)
 
 
-def block(found: Answer, further: Sequence[Line] = (), width: int = WIDTH) -> list[str]:
-    """Give an answer as at most 25 lines of the console, of so many columns.
+def block(found: Answer, further: Sequence[str] = (), width: int = WIDTH) -> list[str]:
+    """Give an answer as lines of the console, of so many columns.
 
-    ``further`` are paths and commands: they are not broken, nor is the command that trains the winner.
+    ``further`` stands below NEXT, such as the page's path. Neither it nor a command is broken.
     """
-    lines = _block(found, further, width, ())
-    there = {label for label, _ in (*found.lines, *found.actions)}
-    spare = [label for label in SPARE if label in there]
-    for i in range(len(spare)):
-        if len(lines) > MAX_LINES:
-            lines = _block(found, further, width, spare[: i + 1])
-    return lines
-
-
-def _block(
-    found: Answer, further: Sequence[Line], width: int, left_out: Sequence[str]
-) -> list[str]:
-    answered = list[str]()
-    notes: Sequence[str] = ()
+    rows = [*wrapped(found.title, width), ""]
     for label, texts in found.lines:
-        if label == "NOTE":
-            notes = texts
-        elif label not in left_out:
-            answered += _rows(label, texts, width)
-    if left_out:
-        answered += _rows("PAGE", [f"{', '.join(left_out)}: in report.html"], width)
-    done = list[str]()
-    for label, texts in (*found.actions, *further):
-        if label not in left_out:
-            done += _rows(label, texts, width if label == "more" else None)
-    fixed = [*_wrapped(found.title, width), "", *answered]
-    kept = len(notes)
-    while kept and len(fixed) + len(_notes(notes, kept, width)) + 1 + len(done) > MAX_LINES:
-        kept -= 1
-    return [*fixed, *_notes(notes, kept, width), "", *done]
-
-
-def _notes(notes: Sequence[str], kept: int, width: int) -> list[str]:
-    shown = list(notes[:kept])
-    if kept < len(notes):
-        what = "further note" if kept else "note"
-        shown.append(NOTES_LEFT.format(plural(len(notes) - kept, what)))
-    return _rows("NOTE", shown, width)
+        shown = texts
+        if label == "CAUTION" and len(texts) > SHOWN_CAUTIONS:
+            left = len(texts) - SHOWN_CAUTIONS
+            shown = (*texts[:SHOWN_CAUTIONS], f"{left} more in the page")
+        rows += _rows(label, shown, width)
+    unbroken = list[str]()
+    for label, texts in found.actions:
+        if label == "NEXT":
+            unbroken += texts
+    rows += _rows("NEXT", [*unbroken, *further], None)
+    return rows
 
 
 def _rows(label: str, texts: Sequence[str], width: int | None) -> list[str]:
     """Return a labelled line with its texts below each other, wrapped to the width; None: not wrapped."""
     rows = list[str]()
     for text in texts:
-        rows += [text] if width is None else _wrapped(text, width - INDENT)
+        rows += [text] if width is None else wrapped(text, width - INDENT)
     labels = [label, *[""] * len(rows)]
     return [f"{labels[i]:<{INDENT}}{row}" for i, row in enumerate(rows)]
-
-
-def _wrapped(text: str, width: int) -> list[str]:
-    return textwrap.wrap(text, width, break_long_words=False, break_on_hyphens=False)
 
 
 def _headline(result: StudyResult) -> str:
     use = result.winner
     if use is None:
         return f"{result.workload}: {unreached_text(result)}"
-    place = f"B = {format_count(use.batch_size)}, lr = {format_number(use.lr)}"
-    text = f"{result.workload}: use {place}"
+    text = f"{result.workload}: use B = {format_count(use.batch_size)}"
     critical = result.critical_batch_size
-    if critical is None or critical.value is None:
-        return f"{text}; up to where more pays is not known"
-    if critical.is_open:
-        span = interval_text(critical).partition(": ")[2]
-    else:
-        low, high = critical.low, critical.high
-        span = f"{format_number(low, 2)} to {format_number(high, 2)}"
-    return f"{text}; more pays up to B = {format_number(critical.value, 2)} ({span})"
+    if critical is None or critical.is_of_one_size:
+        return f"{text}; critical batch size not known"
+    span = interval_text(critical).partition(": ")[2] or "open at both ends"
+    if critical.value is None:
+        return f"{text}; critical batch size undetermined ({span})"
+    return f"{text}; critical batch size {format_number(critical.value, 2)} ({span})"
 
 
 def device_text(device: str) -> str:
@@ -187,12 +153,16 @@ def device_text(device: str) -> str:
 
 
 def _use(result: StudyResult) -> Iterator[str | None]:
-    """Give the winner, what it takes, and its metrics on the test set."""
+    """Give the winner and what it takes; without one, the point that came closest."""
     use = result.winner
     if use is None:
+        yield from _unreached(result)
         return
-    yield winner_text(use, result.tokens)
-    yield expected_text(use)
+    yield f"{winner_text(use, result.tokens)}: {expected_text(use)}"
+
+
+def _test(result: StudyResult) -> Iterator[str | None]:
+    """Give the winner's metrics on the test set."""
     # The other winner's metrics are not those of this point.
     metrics = {} if result.use is None else result.test.get(result.use, {})
     values = ", ".join(f"{name} {format_number(value)}" for name, value in metrics.items())
@@ -313,29 +283,82 @@ def _no_gain_text(baseline: BaselineResult, use: WinnerResult | None, own: str) 
         return None
     if use.batch_size == baseline.batch_size and use.lr == baseline.lr:
         return f"none: {own} is the best that was found"
-    return f"not known: {own} {STATUS_WORDS[baseline.status]} after {after}"
+    return f"not known: {own} {baseline.status} after {after}"
 
 
-def _warnings(result: StudyResult) -> Iterator[str | None]:
-    """Winners that some fresh seeds missed, and a target that is too easy to tell batch sizes apart."""
+def _as_good(result: StudyResult) -> Iterator[str | None]:
+    """Give the batch sizes that are as good, as a range."""
+    found = result.as_good
+    if found is None or result.winner is None:
+        return
+    what = "time" if found.merit == "time" else "number of steps"
+    within = f"within {found.within:.0%} of the least {what}"
+    if found.low == found.high:
+        yield f"no other batch size that was tried is {within}"
+        return
+    sizes = f"batch sizes {format_count(found.low)} to {format_count(found.high)}"
+    rates = f"learning rates {format_number(found.lr_low)} to {format_number(found.lr_high)}"
+    yield f"{sizes} with {rates} ({within})"
+
+
+def _cautions(result: StudyResult) -> Iterator[str | None]:
+    """Give what would change the answer, the worst first; without a winner, why there is none."""
+    if result.winner is None:
+        yield _cause(result).why
+        return
+    yield from _missed(result)
+    yield from _not_run_again(result)
+    yield from _too_easy(result)
+    noise = _noise(result)
+    if noise is not None and not noise.good:
+        yield noise.text
+    yield from _open_interval(result)
+
+
+def _missed(result: StudyResult) -> Iterator[str | None]:
+    """Winners that some fresh seeds missed, or that had none."""
     for winner in (result.winner, result.other_winner):
         if winner is None or winner.confirmed is None or winner.confirmed.all_reached:
             continue
         yield f"only {fresh_text(winner.confirmed)} reached the target at {winner_text(winner)}"
-    baseline = result.baseline
-    if baseline is not None and baseline.telling_target is not None:
-        yield (
-            f"your {_baseline_text(baseline)} met the target at its first look, after "
-            f"{plural(baseline.steps, 'step')}, where batch sizes differ little: a harder target "
-            f"tells more, such as workload.target.value={format_number(baseline.telling_target, 2)}"
-        )
+    if result.search.replicates == 0:
+        yield "USE is one run's luck, too: search.replicates=3 runs it again on fresh seeds"
 
 
-def _result(result: StudyResult) -> Iterator[str | None]:
-    """Say that the target was not reached, and what the closest point is predicted to take."""
-    if result.winner is not None:
+def _not_run_again(result: StudyResult) -> Iterator[str | None]:
+    """Give a point that is predicted to be better and got no fresh seeds."""
+    left = result.not_run_again
+    if left is None:
         return
-    yield unreached_text(result)
+    point = f"batch size {format_count(left.batch_size)}, learning rate {format_number(left.lr)}"
+    more = left.candidates + 1
+    yield f"{point} may be better: search.candidates={more} runs it again on fresh seeds, too"
+
+
+def _too_easy(result: StudyResult) -> Iterator[str | None]:
+    """Tell of a target that is too easy to tell batch sizes apart."""
+    baseline = result.baseline
+    if baseline is None or baseline.telling_target is None:
+        return
+    value = format_number(baseline.telling_target, 2)
+    yield (
+        f"your {_baseline_text(baseline)} met the target at its first look, after "
+        f"{plural(baseline.steps, 'step')}, where batch sizes differ little: a harder target "
+        f"tells more, such as workload.target.value={value}"
+    )
+
+
+def _open_interval(result: StudyResult) -> Iterator[str | None]:
+    """Tell what would show a critical batch size whose interval is open."""
+    critical = result.critical_batch_size
+    if critical is None or critical.is_of_one_size or not critical.is_open:
+        return
+    yield f"the critical batch size is open at an end: {_narrower(critical, result.search.trials)}"
+
+
+def _unreached(result: StudyResult) -> Iterator[str | None]:
+    """Say that the target was not reached, and what the closest point is predicted to take."""
+    yield f"nothing yet: {unreached_text(result)}"
     so_far = result.so_far
     if so_far is None:
         return
@@ -352,7 +375,7 @@ def unreached_text(result: StudyResult) -> str:
     """Write that the target was not reached, and the closest value."""
     if not result.trials:
         return f"no trial has run, so {result.target} was not reached"
-    missed = f"{result.target} was not reached in {plural(result.trials, 'run')}"
+    missed = f"{result.target} was not reached in {plural(result.trials, 'trial')}"
     closest = None if result.unreached is None else result.unreached.closest
     if closest is None:
         return missed
@@ -371,18 +394,6 @@ def unreached_advice(result: StudyResult) -> str:
     if cause.change:
         texts.append(f"try {cause.change}")
     return "; ".join(texts)
-
-
-def _why(result: StudyResult) -> Iterator[str | None]:
-    """Why no trial reached the target."""
-    if result.winner is None:
-        yield _cause(result).why
-
-
-def _try(result: StudyResult) -> Iterator[str | None]:
-    """Tell what to change where no trial reached the target."""
-    if result.winner is None:
-        yield _cause(result).change
 
 
 @dataclass(frozen=True)
@@ -473,22 +484,23 @@ def critical_text(critical: CriticalBatchSize | CriticalAtTarget) -> str:
 
 def interval_text(critical: CriticalBatchSize | CriticalAtTarget) -> str:
     """Write ``90%: 41 to 110``, ``90%: above 41``, ...: the interval of B_crit."""
-    return _interval_text(critical.low, critical.high, critical.level)
+    return span_text(critical.low, critical.high, critical.level)
 
 
 def b_opt_text(critical: CriticalBatchSize) -> str:
     """Write the interval of the batch size with the fewest examples."""
-    return _interval_text(critical.b_opt_low, critical.b_opt_high, critical.level)
+    return span_text(critical.b_opt_low, critical.b_opt_high, critical.level)
 
 
-def _interval_text(low: float | None, high: float | None, level: float) -> str:
+def span_text(low: float | None, high: float | None, level: float, digits: int = 2) -> str:
+    """Write ``90%: 41 to 110``, or what is open of it."""
     if low is None and high is None:
         return f"{level:.0%} interval open at both ends"
     if low is None:
-        return f"{level:.0%}: below {format_number(high, 2)}"
+        return f"{level:.0%}: below {format_number(high, digits)}"
     if high is None:
-        return f"{level:.0%}: above {format_number(low, 2)}"
-    return f"{level:.0%}: {format_number(low, 2)} to {format_number(high, 2)}"
+        return f"{level:.0%}: above {format_number(low, digits)}"
+    return f"{level:.0%}: {format_number(low, digits)} to {format_number(high, digits)}"
 
 
 def growth_text(growth: Growth, metric: str) -> str:
@@ -596,37 +608,43 @@ def verdict(low: float, high: float, exponents: Mapping[str, float]) -> str:
 
 
 def _devices(result: StudyResult) -> Iterator[str | None]:
-    """Write ``2 at 62% efficiency, 4 at 39%``."""
+    """Give the critical batch size, and what further devices would be worth."""
+    critical = result.critical_batch_size
+    if critical is None or result.winner is None:
+        return
+    if critical.is_of_one_size:
+        size = format_count(critical.smallest)
+        yield f"critical batch size not known, as batch size {size} alone reached the target"
+        return
+    text = f"critical batch size {critical_text(critical)}"
+    plan = _plan_text(result)
+    yield text if plan is None else f"{text}: {plan}"
+
+
+def _plan_text(result: StudyResult) -> str | None:
+    """Write ``2 devices at 62% efficiency, 4 at 39%``."""
     rows = [row for row in result.scale_out.told if row.devices > 1]
     if not rows:
-        return
+        return None
     paying = [row for row in rows if row.efficiency >= HALF]
     others = [row for row in rows if row.efficiency < HALF]
-    texts = [f"{row.devices} at {row.efficiency:.0%}" for row in (*paying[-2:], *others[:1])]
-    texts[0] += " efficiency"
+    shown = (*paying[-2:], *others[:1])
+    texts = [f"{row.devices} at {row.efficiency:.0%}" for row in shown]
+    texts[0] = f"{shown[0].devices} devices at {shown[0].efficiency:.0%} efficiency"
     link = "with the" if result.scale_out.with_all_reduce else "without an"
-    yield f"{', '.join(texts)}, {link} all-reduce"
+    return f"{', '.join(texts)}, {link} all-reduce"
 
 
 def counts_text(result: StudyResult) -> str:
-    """Write ``37 reached the target, 26 stopped before, 4 diverged``."""
-    words = STATUS_WORDS | {"reached": "reached the target", "stopped": "stopped before"}
-    return ", ".join(
-        f"{format_count(count)} {words[status]}"
-        for status, count in result.statuses.items()
-        if count
-    )
+    """Write ``37 reached, 26 stopped, 4 diverged``."""
+    counts = [(status, count) for status, count in result.statuses.items() if count]
+    return ", ".join(f"{format_count(count)} {status}" for status, count in counts)
 
 
-def _runs(result: StudyResult) -> Iterator[str | None]:
+def _ends(result: StudyResult) -> Iterator[str | None]:
     """Tell what became of the trials, and what ended the search."""
     texts = (counts_text(result), result.stop_reason)
     yield "; ".join(text for text in texts if text)
-
-
-def _trust(result: StudyResult) -> Iterator[str | None]:
-    """How far the answer can be trusted."""
-    yield "; ".join(one.text for one in trust(result))
 
 
 def trust(result: StudyResult) -> tuple[Trust, ...]:
@@ -697,34 +715,30 @@ def _notes_of(result: StudyResult) -> Iterator[str | None]:
             yield f"steps were not captured as a CUDA graph: {name.removeprefix(NOT_CAPTURED)}"
 
 
-def _train(result: StudyResult) -> Iterator[str | None]:
-    """Give the command that trains the winner."""
-    yield result.train
+def _next(result: StudyResult) -> Iterator[str | None]:
+    """Give the command that trains the winner; without one, what to change."""
+    if result.winner is not None:
+        yield result.train or "result.train()"
+        return
+    change = _cause(result).change
+    if change is not None:
+        yield f"try {change}"
 
 
 def _more(result: StudyResult) -> Iterator[str | None]:
     """Tell what would narrow the interval, or show more, as options of the same command."""
-    if result.winner is None:
+    critical = result.critical_batch_size
+    if result.winner is None or critical is None or critical.is_of_one_size:
         return
-    search, critical = result.search, result.critical_batch_size
-    if critical is not None:
-        yield critical.note
-        yield _narrower(critical, search.trials)
-    if search.replicates == 0:
-        yield "search.replicates=3 runs the winner again on fresh seeds"
-    left = result.not_run_again
-    if left is not None:
-        yield (
-            f"search.candidates={left.candidates + 1} runs batch size {format_count(left.batch_size)}, "
-            f"learning rate {format_number(left.lr)} again too, predicted to be better"
-        )
+    yield critical.note
+    yield _narrower(critical, result.search.trials)
 
 
 def _narrower(critical: CriticalBatchSize, trials: int) -> str | None:
     """Tell what would close or narrow the interval; None where it is narrow."""
     low, high = critical.low, critical.high
     is_wide = low is not None and high is not None and high > NARROW * low
-    if not critical.next_trials and not is_wide:
+    if not critical.next_trials and not is_wide and not critical.is_open:
         return None
     what = "closes" if critical.is_open else "narrows"
     text = f"search.trials={2 * trials} {what} the interval"
@@ -739,18 +753,19 @@ Lines = Sequence[tuple[str, Callable[[StudyResult], Iterable[str | None]]]]
 LINES: Lines = (
     ("USE", _use),
     ("GAIN", _gain),
-    ("WARNING", _warnings),
-    ("RESULT", _result),
-    ("WHY", _why),
-    ("TRY", _try),
+    ("AS GOOD", _as_good),
+    ("DEVICES", _devices),
+    ("CAUTION", _cautions),
+)
+# What to do with the answer.
+ACTIONS: Lines = (("NEXT", _next), ("MORE", _more))
+# What the page has besides.
+DETAILS: Lines = (
     ("CRITICAL", _critical),
+    ("TEST", _test),
     ("FEWEST", _fewest),
     ("FASTEST", _fastest),
     ("LR", _lr),
-    ("DEVICES", _devices),
-    ("RUNS", _runs),
-    ("TRUST", _trust),
+    ("TRIALS", _ends),
     ("NOTE", _notes_of),
 )
-# What to do with the answer.
-ACTIONS: Lines = (("train it", _train), ("more", _more))

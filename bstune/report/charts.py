@@ -7,7 +7,6 @@ from typing import Any
 from bstune.core.records import Merit, TrialResult
 from bstune.core.scaling import RULES
 from bstune.report.answer import (
-    STATUS_WORDS,
     critical_text,
     expected_text,
     growth_text,
@@ -259,7 +258,7 @@ def _trial_lines(trial: TrialResult) -> list[str]:
     if trial.reached:
         steps = f"{format_count(trial.steps)} steps (missed at {format_count(trial.steps_low)})"
     else:
-        steps = f"{STATUS_WORDS[trial.status]}, after {format_count(trial.steps)} steps"
+        steps = f"{trial.status}, after {format_count(trial.steps)} steps"
     lines = [
         part_text(trial),
         ", ".join(
@@ -319,7 +318,7 @@ def learning_rates(study: StudyFolder) -> str:
     )
     for status, color, symbol in kinds:
         some = [trial for trial in trials if trial.status == status]
-        traces.append(_dots(some, lambda trial: trial.lr, STATUS_WORDS[status], color, symbol))
+        traces.append(_dots(some, lambda trial: trial.lr, status, color, symbol))
     reached = [trial.lr for trial in trials if trial.reached]
     layout = {
         "xaxis": axis("batch size B (examples)"),

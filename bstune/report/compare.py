@@ -284,7 +284,7 @@ def compared(result: StudyResult, source: str) -> Compared:
     exponent_text = "not known"
     if law is not None and law.identified:
         exponent_text = f"{law.exponent:z.2f} ({law.low:z.2f} to {law.high:z.2f})"
-    spend = f"{plural(result.spend.runs, 'run')}, {format_seconds(result.spend.seconds)}"
+    spend = f"{plural(result.spend.trials, 'trial')}, {format_seconds(result.spend.seconds)}"
     return Compared(
         name=result.study,
         source=source,

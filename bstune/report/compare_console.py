@@ -8,11 +8,11 @@ from rich.console import Console
 from rich.text import Text
 
 from bstune.core.errors import StudyError
-from bstune.report.answer import INDENT, WIDTH
+from bstune.report.answer import INDENT
 from bstune.report.compare import Comparison, Pair
 from bstune.report.compare_figure import draw_comparison
 from bstune.report.compare_page import comparison_page
-from bstune.system.console import plural
+from bstune.system.console import WIDTH, plural
 from bstune.system.files import check_writable, write_text
 
 PAGE, FIGURE = "comparison.html", "comparison.png"

@@ -8,7 +8,7 @@ import yaml
 
 from bstune.core.records import TrialResult
 from bstune.report import charts
-from bstune.report.answer import STATUS_WORDS, Answer, Trust, answer, trust
+from bstune.report.answer import Answer, Trust, answer, trust
 from bstune.report.html import Cell, Section, json_script, page, paragraph, table, text
 from bstune.report.study_folder import StudyFolder
 from bstune.result import Curve, StudyResult
@@ -189,7 +189,7 @@ def _trial_cells(
             for value in (trial.hyperparameters.get(name) for name in names)
         ),
         *([Cell(format_count(trial.horizon), trial.horizon)] if horizon else []),
-        STATUS_WORDS[trial.status],
+        trial.status,
         Cell(format_count(trial.steps), trial.steps),
         Cell(format_count(trial.steps_low), trial.steps_low),
         Cell(format_seconds(time), time),

@@ -21,7 +21,7 @@ from bstune.core.curve import CurveBand, CurveError, CurveFit, fit_curve, fronti
 from bstune.core.objectives import SOUGHT
 from bstune.core.records import Merit, TrialResult
 from bstune.options import overrides
-from bstune.report.answer import INDENT, WIDTH, Answer, Line, answer, block
+from bstune.report.answer import INDENT, Answer, answer, block
 from bstune.report.figure import draw_curve
 from bstune.report.page import write_page
 from bstune.report.study_folder import read_study
@@ -40,6 +40,7 @@ from bstune.result import (
 )
 from bstune.search.acquisition import best_learning_rates, steps_band
 from bstune.search.observations import Posterior, fresh_horizons, fresh_steps
+from bstune.study.as_good import as_good
 from bstune.study.baseline import baseline_result, baseline_runs, gain_of
 from bstune.study.critical import (
     INTERVAL,
@@ -72,7 +73,7 @@ from bstune.study.summary import (
     winner_to_use,
 )
 from bstune.study.unreached import best_so_far
-from bstune.system.console import format_count, format_number, plural
+from bstune.system.console import format_count, line_width, plural
 from bstune.system.failures import optional
 from bstune.system.files import Output, is_own, write_text
 from bstune.system.secrets import redact_values
@@ -82,7 +83,6 @@ if TYPE_CHECKING:
 
 TARGET_PARTICLES = 400  # of the posterior at each easier target
 CURVE_LADDER = 48  # batch sizes at which the fitted curve is sent to MLflow
-MIN_WIDTH = 80  # columns of the answer: a narrower terminal breaks its lines itself
 OF_A_STUDY = (
     "trial.",
     "search.",
@@ -102,6 +102,10 @@ class Findings:
     prepared: PreparedStudy
     trials: list[TrialResult]
     result: StudyResult
+
+    def to_json(self) -> str:
+        """Give the content of ``curve.json``."""
+        return self.result.to_json()
 
 
 def report_study(
@@ -144,7 +148,8 @@ def report_study(
     write_text(files.curve, result.to_json())
     write_text(files.best, best_yaml(best, arguments, prepared))
     # What follows takes seconds, and MLflow's server may take longer: the answer comes before it.
-    show(answer(result), console)
+    found = answer(result)
+    show(found, console)
     answered = len(missing)
     with optional("no figure of the curve", missing):
         draw_curve(done, result, files.figure, files.vector_figure)
@@ -160,7 +165,8 @@ def report_study(
         with optional("MLflow lacks the results", missing):
             mlflow = _track(prepared, tracking, result)
     result = result.with_notes([*notes, *missing])  # of what failed since, too
-    show_places(places(files, mlflow), missing[answered:], console)
+    said_next = any(label == "NEXT" for label, _ in found.actions)
+    show_places(places(files, mlflow), missing[answered:], console, said_next)
     return Findings(prepared, done, result)
 
 
@@ -223,6 +229,7 @@ def analyse(
     if band is not None:
         tau = step_times(posterior, space.high, prepared.backend.step_time)
         curve = curve_of(posterior, band, tau)
+    winner = best.get(use)
     return Analysis(
         fit=_fit(done),
         critical=critical,
@@ -232,7 +239,8 @@ def analyse(
         seed_scatter=None if critical is None else scatter,
         baseline=baseline_result(runs, target, ideal_of(prepared)),
         so_far=best_so_far(done, target, None if runs is None else runs.first, posterior),
-        gain=gain_of(runs, best.get(use), use, scatter.scatter),
+        gain=gain_of(runs, winner, use, scatter.scatter),
+        as_good=as_good(curve, None if winner is None else winner.trial, use),
         not_run_again=_not_run_again(left_out(*ranking), budget.candidates),
         scale_out=plans,
     )
@@ -263,16 +271,12 @@ def curve_of(
     )
 
 
-def places(files: Output, mlflow: Sequence[str]) -> list[Line]:
-    """Return where the results are, as lines of the console's block."""
-    root = _short(files.root)
-    own = (files.figure, files.vector_figure, files.curve, files.trials, files.best)
-    kept = [path.name for path in own if path.exists()]
-    places: list[Line] = [("report", (_short(files.report),))] if files.report.exists() else []
-    places.append(("files", (f"{root}/{{{','.join(kept)}}}",)))
+def places(files: Output, mlflow: Sequence[str]) -> list[str]:
+    """Give where the results are: the page, or the folder; the comparison; MLflow's view."""
+    found = [_short(files.report if files.report.exists() else files.root)]
     if any(path != files.curve for path in files.root.parent.glob("*/curve.json")):
-        places.append(("compare", (f"bstune compare {_short(files.root.parent)}/*",)))
-    return [*places, ("MLflow", tuple(mlflow))] if mlflow else places
+        found.append(f"bstune compare {_short(files.root.parent)}/*")
+    return [*found, *mlflow]
 
 
 def _short(path: Path) -> str:
@@ -281,28 +285,35 @@ def _short(path: Path) -> str:
     return shlex.quote(str(path.relative_to(here) if path.is_relative_to(here) else path))
 
 
-def show(found: Answer, console: Console, places: Sequence[Line] = ()) -> None:
-    """Print the answer, as at most 25 lines; its labels are bold on a terminal."""
-    width = max(MIN_WIDTH, min(WIDTH, console.width)) if console.is_terminal else WIDTH
-    rows = ["", *block(found, places, width)]
-    if not rows[-1]:
-        rows.pop()
+def show(found: Answer, console: Console, further: Sequence[str] = ()) -> None:
+    """Print the answer; its labels are bold on a terminal."""
+    rows = ["", *block(found, further, line_width(console))]
     lines = [Text(line) for line in rows]
-    for text in lines[2:]:  # below the title
-        style = "bold red" if text.plain.startswith("WARNING") else "bold"
-        text.stylize(style, 0, INDENT if text.plain[:1].strip() else 0)
+    # The title has no label.
+    for text in lines[2:]:
+        style = "bold red" if text.plain.startswith("CAUTION") else "bold"
+        is_labelled = bool(text.plain[:1].strip())
+        text.stylize(style, 0, INDENT if is_labelled else 0)
     console.print(Text("\n").join(lines), soft_wrap=True)
 
 
-def show_places(places: Sequence[Line], missing: Sequence[str], console: Console) -> None:
-    """Print where the results are, and what could not be made of them after the answer."""
-    rows = [Text("")]
-    for label, texts in [*places, *(("NOTE", (line,)) for line in missing)]:
-        for place, text in enumerate(texts):
-            start = label if place == 0 else ""
-            row = Text(f"{start:<{INDENT}}{text}")
-            row.stylize("bold", 0, INDENT)
-            rows.append(row)
+def show_places(
+    places: Sequence[str], missing: Sequence[str], console: Console, said_next: bool
+) -> None:
+    """Print where the results are, below NEXT, and what could not be made of them after the answer.
+
+    ``said_next``: whether the answer has begun with what comes next.
+    """
+    rows = list[Text]()
+    for place in places:
+        label = "" if rows or said_next else "NEXT"
+        row = Text(f"{label:<{INDENT}}{place}")
+        row.stylize("bold", 0, len(label))
+        rows.append(row)
+    for line in missing:
+        row = Text(f"{'NOTE':<{INDENT}}{line}")
+        row.stylize("bold", 0, INDENT)
+        rows.append(row)
     console.print(Text("\n").join(rows), soft_wrap=True)
 
 
@@ -508,14 +519,26 @@ def _train(
 def train_command(winner: Winner, arguments: Sequence[str], prepared: PreparedStudy) -> str:
     """Return the command that trains the winner's point, on the config's own seed, to the target."""
     trial, space = winner.trial, prepared.space
+    tunables = {one.name: one for one in space.tunables}
     kept = [one for one in _again(arguments) if not one.lstrip("+~").startswith(OF_A_STUDY)]
-    short = float(format_number(trial.lr).replace(",", ""))
-    lr = short if space.lr_low <= short <= space.lr_high else trial.lr
+    lr = rounded_within(trial.lr, space.lr_low, space.lr_high)
+    values = dict[str, float]()
+    for name, value in trial.hyperparameters.items():
+        one = tunables.get(name)
+        values[name] = value if one is None else rounded_within(value, one.low, one.high)
     own = [f"trial.batch_size={trial.batch_size}", f"trial.lr={lr!r}"]
     horizon = winner.advised_horizon
     if not prepared.backend.stops and horizon is not None:
         own += [f"budget.steps={horizon}", "budget.examples=1"]
-    return shlex.join(["bstune", *kept, *own, *overrides(prepared.options, trial.hyperparameters)])
+    return shlex.join(["bstune", *kept, *own, *overrides(prepared.options, values)])
+
+
+def rounded_within(value: float, low: float, high: float) -> float:
+    """Give a value with four digits, as it is shown; the value itself where that leaves its range."""
+    if isinstance(value, int):
+        return value
+    shown = float(f"{value:.3e}")
+    return shown if low <= shown <= high else value
 
 
 def _again(arguments: Sequence[str]) -> list[str]:

@@ -38,8 +38,8 @@ LADDER = 33  # batch sizes among which extrapolation seeks the best
 TOO_LOW = "2 to 4 times"
 
 
-def main(arguments: list[str]) -> None:
-    """Print a study's answer and write its page, for its own target or for another one."""
+def main(arguments: list[str]) -> str:
+    """Print a study's answer, write its page and give its JSON, for its own target or for another one."""
     parser = ArgumentParser(
         prog="bstune report",
         description="Prints the answer of a finished study and writes its page, report.html, without training. With "
@@ -63,7 +63,8 @@ def main(arguments: list[str]) -> None:
     console = plain_console()
     for note in study.files.notes:
         console.print(note, soft_wrap=True, highlight=False, markup=False)
-    show(answer(study.result), console, [("report", (shlex.quote(str(page)),))])
+    show(answer(study.result), console, [shlex.quote(str(page))])
+    return study.result.to_json()
 
 
 def _goal(argument: str) -> float:

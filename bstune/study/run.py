@@ -11,7 +11,6 @@ from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from textwrap import wrap
 from typing import Any
 
 import optuna
@@ -25,7 +24,6 @@ from bstune.core.errors import StudyError, UserCodeError
 from bstune.core.records import Budget, Target, TrialResult, TrialSpec
 from bstune.options import StudyOptions
 from bstune.recipe import Recipe
-from bstune.report.answer import STATUS_WORDS, WIDTH
 from bstune.search.each_batch_size import batch_sizes
 from bstune.study.folder_config import text_of_options
 from bstune.study.lease import Leases
@@ -45,7 +43,7 @@ from bstune.study.storage import (
     store_unstored,
 )
 from bstune.system import interruption
-from bstune.system.console import format_count, format_number, format_seconds, plural
+from bstune.system.console import format_count, format_number, format_seconds, plural, print_line
 from bstune.system.failures import optional
 from bstune.system.files import (
     Identity,
@@ -139,10 +137,7 @@ def plan_text(prepared: PreparedStudy, done: Sequence[TrialResult]) -> str:
         seconds = format_seconds(max_seconds(budget, space, prepared.protocol, prepared.backend))
         lines.append(f"  at most about {seconds} if every trial ran to its budget")
     lines += [f"  {note}" for note in prepared.notes]
-    folded = partial(
-        wrap, width=WIDTH, subsequent_indent="    ", break_long_words=False, break_on_hyphens=False
-    )
-    return "\n".join(row for line in lines for row in folded(line))
+    return "\n".join(lines)
 
 
 def budget_text(budget: Budget) -> str:
@@ -219,9 +214,11 @@ class Progress:
         new = [result for result in done if result.number not in shown]
         for result in new:
             points += result in searched([result]) and result.resumed_from is None
-            line = trial_line(result, self._target.metric, f"point {points} of {self._total}")
+            line = trial_line(
+                result, self._target.metric, f"configuration {points} of {self._total}"
+            )
             line += self._message(result) + (rest if result is new[-1] else "")
-            self.console.print(line, soft_wrap=True)
+            print_line(self.console, line)
             shown.add(result.number)
 
     def _message(self, result: TrialResult) -> str:
@@ -248,7 +245,8 @@ class Progress:
         self._waited += silence
         self._spoke = now
         return (
-            f"training, {self._points} of {self._total} points done, {format_seconds(self._waited)}"
+            f"training, {self._points} of {self._total} configurations tried, "
+            f"{format_seconds(self._waited)}"
         )
 
 
@@ -262,7 +260,7 @@ def heard(progress: Progress) -> Iterator[None]:
             line = progress.waiting_line(time.monotonic())
             if line is not None:
                 with suppress(OSError, ValueError):  # nobody reads what is printed any more
-                    progress.console.print(line, soft_wrap=True)
+                    print_line(progress.console, line)
 
     thread = threading.Thread(target=keep_saying, name="bstune-progress", daemon=True)
     thread.start()
@@ -278,7 +276,7 @@ def live_text(done: Sequence[TrialResult]) -> str:
     if not done:
         return "no trial yet"
     last, reached = done[-1], [trial for trial in done if trial.reached]
-    texts = [f"trial {last.number}: {_place(last)}, {STATUS_WORDS[last.status]}"]
+    texts = [f"trial {last.number}: {_place(last)}, {last.status}"]
     if reached:
         best = min(reached, key=lambda trial: (trial.time_to_target or math.inf, trial.steps))
         taken = (
@@ -318,7 +316,7 @@ def trial_line(result: TrialResult, metric: str, place: str = "") -> str:
         place,
         f"B {result.batch_size}  lr {format_number(result.lr)}{values}",
     ]
-    parts.append(f"{STATUS_WORDS[result.status]}{seen} after {steps}{time}")
+    parts.append(f"{result.status}{seen} after {steps}{time}")
     return "  ".join(part for part in parts if part)
 
 
@@ -328,8 +326,8 @@ def run(
     arguments: Sequence[str] | None,
     console: Console,
     elapsed: Callable[[], float] | None = None,
-) -> Findings | None:
-    """Prepare and run the study, or the one trial, that the options state; a study's findings are returned.
+) -> Findings | TrialResult:
+    """Prepare and run the study, or the one trial, that the options state.
 
     ``arguments`` of the command line compose the options again; None: none do, as the recipe is of Python objects.
     ``elapsed`` says how many seconds ago the command began; None: now.
@@ -337,7 +335,7 @@ def run(
     interruption.enter(Stage.PREPARATION)
     # One line on a terminal; a dumb one shows no live line, and gets plain ones.
     with console.status("preparing") if console.is_interactive else nullcontext() as status:
-        say = partial(console.print, soft_wrap=True)
+        say = partial(print_line, console)
         prepared = prepare(
             options,
             recipe,
@@ -347,8 +345,7 @@ def run(
     try:
         if prepared.trial is None:
             return run_study(prepared, arguments, console)
-        run_single(prepared, prepared.trial, console)
-        return None
+        return run_single(prepared, prepared.trial, console)
     finally:
         prepared.close()
 
@@ -367,7 +364,7 @@ def run_study(
     )
     identity = Identity.of(options.study, options.storage, study.user_attrs[STUDY_ID])
     leases = Leases(study, "owner", options.search.lease_seconds)
-    say, missing = partial(console.print, soft_wrap=True), list[str]()
+    say, missing = partial(print_line, console), list[str]()
     with leases.acquired(say), owned(files, identity):
         if again and again != study.user_attrs[ARGUMENTS]:
             study.set_user_attr(ARGUMENTS, again)  # of which a worker joins what goes on
@@ -417,7 +414,7 @@ def run_worker(prepared: PreparedStudy, study: optuna.Study, console: Console) -
         store_unstored(study, prepared.files)
         lives = [lease.name for lease in leases.others() if lease.role == "owner"]
         joins = f"joins study {study.study_name}, run by {', '.join(lives) or 'nobody now'}"
-        console.print(joins, soft_wrap=True)
+        print_line(console, joins)
         if prepared.backend.device_kind != study.user_attrs[DEVICE]:
             console.print(
                 f"its seconds are those of {study.user_attrs[DEVICE]}: trials on {prepared.backend.device_kind} give "

@@ -16,7 +16,7 @@ from rich.console import Console
 
 from bstune.config import Composed, compose_given
 from bstune.core.errors import BstuneError, ConfigError
-from bstune.core.records import Budget, Target
+from bstune.core.records import Budget, Target, TrialResult
 from bstune.hydra_recipe import instantiate
 from bstune.options import GivenOptions, StudyOptions, with_option
 from bstune.recipe import Recipe
@@ -25,7 +25,7 @@ from bstune.study.report import Findings
 from bstune.study.run import run as run_options
 from bstune.study.run import run_worker
 from bstune.study.storage import find_study
-from bstune.system.console import plain_console, quieten
+from bstune.system.console import plain_console, print_line, quieten
 from bstune.system.exits import os_exit_answered
 from bstune.system.failures import in_users_code
 from bstune.system.terminal import filtered
@@ -177,7 +177,7 @@ class Study:
         """
 
         def say(line: str) -> None:
-            console.print(line, soft_wrap=True)
+            print_line(console, line)
 
         stored = find_study(name, storage)
         own = cls.of(compose_joined(stored, arguments), arguments)
@@ -216,7 +216,7 @@ class Study:
             quieten()
             with users_errors(), os_exit_answered():
                 findings = self.run_on(plain_console())
-        if findings is None:
+        if isinstance(findings, TrialResult):
             raise ConfigError(
                 "trial.batch_size and trial.lr ask for one trial, which has no study's result: "
                 "leave them out, or use the command line"
@@ -233,8 +233,8 @@ class Study:
 
     def run_on(
         self, console: Console, elapsed: Callable[[], float] | None = None
-    ) -> Findings | None:
-        """Run as the command does, printing to a console; None of one trial in place of a study.
+    ) -> Findings | TrialResult:
+        """Run as the command does, printing to a console; one trial in place of a study gives its record.
 
         ``elapsed`` says how many seconds ago the command began; None: now.
         """

@@ -21,6 +21,7 @@ from bstune.result import (
     PERFECT_SCALING,
     SCHEMA_NUMBER,
     WINNERS,
+    AsGood,
     BaselineResult,
     CriticalAtTarget,
     CriticalBatchSize,
@@ -93,6 +94,7 @@ class Analysis:
     baseline: BaselineResult | None = None
     so_far: SoFar | None = None
     gain: Gain | None = None
+    as_good: AsGood | None = None
     not_run_again: NotRunAgain | None = None
     scale_out: DevicePlans = DevicePlans()  # noqa: RUF009 (frozen)
 
@@ -185,6 +187,7 @@ def summarize(
         baseline=analysis.baseline,
         so_far=analysis.so_far,
         gain=analysis.gain,
+        as_good=analysis.as_good,
         not_run_again=analysis.not_run_again,
         over_target=tuple(over_target.rows),
         over_target_note=over_target.note,
@@ -344,7 +347,7 @@ def _spend(trials: Sequence[TrialResult], last: Sequence[TrialResult]) -> Spend:
     seconds = sum(
         trial.train_seconds + trial.eval_seconds + trial.startup_seconds for trial in trials
     )
-    return Spend(runs=len(last), seconds=seconds, examples=sum(trial.examples for trial in last))
+    return Spend(trials=len(last), seconds=seconds, examples=sum(trial.examples for trial in last))
 
 
 def _statuses(last: Sequence[TrialResult]) -> dict[str, int]:

@@ -2,6 +2,8 @@
 
 import logging
 import math
+import re
+import textwrap
 import warnings
 from typing import TYPE_CHECKING
 
@@ -10,6 +12,11 @@ from bstune.system.terminal import safe_console
 if TYPE_CHECKING:
     from rich.console import Console
 
+# Columns of a line, at most and at least.
+WIDTH = 100
+MIN_WIDTH = 40
+NO_BREAK = "\N{NO-BREAK SPACE}"
+WITH_UNIT = re.compile(r"(\d) (ms|s|min|h|steps?|trials?|times)\b")
 LIGHTNING_LOGGERS = (
     "lightning.pytorch",
     "lightning.fabric",
@@ -18,8 +25,8 @@ LIGHTNING_LOGGERS = (
 )
 
 
-def format_number(value: float | None, digits: int = 3) -> str:
-    """Return ``value`` with ``digits`` significant digits: 0.0123, 57, 4600, 12,300, 1e-05; a dash for None."""
+def format_number(value: float | None, digits: int = 4) -> str:
+    """Return ``value`` with ``digits`` significant digits: 0.01234, 57, 4600, 12,340, 1e-05; a dash for None."""
     if value is None:
         return "-"
     rounded = float(f"{value:.{digits - 1}e}")
@@ -56,6 +63,36 @@ def time_unit(seconds: float) -> tuple[float, str]:
 def plural(count: int, noun: str) -> str:
     """Return ``1 trial``, ``2 trials``, ``12,345 trials``."""
     return f"{format_count(count)} {noun}{'s' * (count != 1)}"
+
+
+def line_width(console: "Console") -> int:
+    """Give the columns of a line: those of a terminal, at most and elsewhere ``WIDTH``."""
+    if not console.is_terminal:
+        return WIDTH
+    return max(MIN_WIDTH, min(WIDTH, console.width))
+
+
+def wrapped(text: str, width: int, indent: str = "") -> list[str]:
+    """Break a text between words, further rows indented; a path, a URL, a number with its unit stay whole."""
+    whole = WITH_UNIT.sub(f"\\1{NO_BREAK}\\2", text)
+    rows = textwrap.wrap(
+        whole,
+        width,
+        subsequent_indent=indent,
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
+    return [row.replace(NO_BREAK, " ") for row in rows]
+
+
+def print_line(console: "Console", line: str) -> None:
+    """Print a line, on a terminal broken between words, further rows of it indented."""
+    rows = [line]
+    if console.is_terminal:
+        rows = list[str]()
+        for part in line.splitlines():
+            rows += wrapped(part, line_width(console), indent="    ")
+    console.print("\n".join(rows), soft_wrap=True)
 
 
 def plain_console() -> "Console":
