@@ -16,8 +16,7 @@ from toolbox import make_trial
 
 from bstune.core.records import Budget
 from bstune.report.answer import (
-    MAX_LINES,
-    WIDTH,
+    SHOWN_CAUTIONS,
     answer,
     block,
     critical_text,
@@ -26,6 +25,7 @@ from bstune.report.answer import (
     verdict,
 )
 from bstune.result import (
+    AsGood,
     DevicePlans,
     Exponent,
     Load,
@@ -44,7 +44,8 @@ def fresh(number, steps=440, of=LUCKY, **changes):
 
 
 def texts(summary, label):
-    return dict(answer(summary).lines).get(label, ())
+    found = answer(summary)
+    return dict([*found.lines, *found.details, *found.actions]).get(label, ())
 
 
 CONFIRMED = [LUCKY, STEADY, make_trial(2, 4096, 0.8, steps=90, tau=0.1)]
@@ -57,6 +58,7 @@ WHOLE = result_of(
     lr_exponent=make_law(),
     train="bstune +workload=digits trial.batch_size=256 trial.lr=0.4",
     load=Load(low=1.0, high=1.4),
+    as_good=AsGood(merit="time", within=0.1, low=180, high=331, lr_low=0.31, lr_high=0.5123),
     seed_scatter=SeedScatter(scatter=0.17, low=0.1, high=0.2, level=0.9),
     scale_out=DevicePlans(
         ideal=tuple(make_plan(n, share) for n, share in ((1, 1.0), (2, 0.62), (4, 0.39), (8, 0.2)))
@@ -64,28 +66,22 @@ WHOLE = result_of(
 )
 
 
-def test_a_whole_study_reads_as_one_block():
-    assert block(answer(WHOLE), [("report", ("outputs/digits/report.html",))]) == [
-        "digits · val/error <= 0.1 · NVIDIA H200 · 9 runs",
+def test_a_whole_study_reads_as_six_lines():
+    assert block(answer(WHOLE), ["outputs/digits/report.html"], 80) == [
+        "digits · val/error <= 0.1 · NVIDIA H200 · 9 trials",
         "",
-        "USE       batch size 256, learning rate 0.4",
-        "          4.30 s, 430 steps (3 of 3 fresh seeds: 4.1 to 4.5 s, 410 to 450 steps)",
-        "CRITICAL  batch size 67 (90%: 41 to 110)",
-        "          below 7.4 twice the batch halves the steps; above 600 it gains nothing",
-        "FEWEST    90 steps at batch size 4096, learning rate 0.8 (predicted)",
-        "LR        grew as B^0.22 (0.16 to 0.27): slower than the square root",
-        "DEVICES   2 at 62% efficiency, 4 at 39%, without an all-reduce",
-        "RUNS      9 reached the target; the plan is done: search.trials=32",
-        "TRUST     curve: 5 sizes over 5 to 4096, good; both its ends seen; winner: 3 of 3 fresh seeds, "
-        "steps scatter by 17%;",
-        "          seconds: noisy machine (trials' steps, over the survey's, differ by 40%)",
-        "",
-        "train it  bstune +workload=digits trial.batch_size=256 trial.lr=0.4",
-        "more      search.trials=64 narrows the interval",
-        "report    outputs/digits/report.html",
+        "USE       batch size 256, learning rate 0.4: 4.30 s, 430 steps (3 of 3 fresh",
+        "          seeds: 4.1 to 4.5 s, 410 to 450 steps)",
+        "AS GOOD   batch sizes 180 to 331 with learning rates 0.31 to 0.5123 (within 10%",
+        "          of the least time)",
+        "DEVICES   critical batch size 67 (90%: 41 to 110): 2 devices at 62% efficiency,",
+        "          4 at 39%, without an all-reduce",
+        "CAUTION   seconds: noisy machine (trials' steps, over the survey's, differ by",
+        "          40%)",
+        "NEXT      bstune +workload=digits trial.batch_size=256 trial.lr=0.4",
+        "          outputs/digits/report.html",
     ]
-    headline = "digits: use B = 256, lr = 0.4; more pays up to B = 67 (41 to 110)"
-    assert answer(WHOLE).headline == headline
+    assert answer(WHOLE).headline == "digits: use B = 256; critical batch size 67 (41 to 110)"
 
 
 @pytest.mark.parametrize(
@@ -116,11 +112,11 @@ def test_how_the_critical_batch_size_grows_with_the_target(changes, expected):
 
 def test_batch_sizes_are_said_in_tokens_where_an_example_has_some():
     found = changed(WHOLE, tokens=64)
-    assert texts(found, "USE")[0] == "batch size 256 (16,384 tokens), learning rate 0.4"
+    assert texts(found, "USE")[0].startswith("batch size 256 (16,384 tokens), learning rate 0.4: ")
     assert texts(found, "CRITICAL")[0] == "batch size 67 (90%: 41 to 110), 4300 tokens"
-    assert texts(changed(found, critical=hand_critical(None, 450.0, None)), "CRITICAL")[0].endswith(
-        "above 450)"
-    )
+    assert texts(changed(found, critical_batch_size=hand_critical(None, 450.0, None)), "CRITICAL")[
+        0
+    ].endswith("above 450)")
 
 
 NARROWER = (
@@ -162,7 +158,7 @@ def test_the_critical_batch_size_and_its_regimes(critical, text, regimes):
     expected = [f"batch size {text}"] + [] * (regimes is None)
     assert list(texts(summary, "CRITICAL")) == expected + ([] if regimes is None else [regimes])
     found = answer(summary).headline
-    assert ("more pays up to B = 300 (" in found) != ("up to where more pays is not known" in found)
+    assert ("critical batch size 300 (" in found) == (critical.value is not None)
 
 
 def test_one_batch_size_tells_nothing_of_a_curve():
@@ -214,28 +210,28 @@ CENSORED = {"status": "stopped", "steps": 800}
 def test_a_winner_is_shown_by_its_fresh_seeds(runs, text, warning):
     summary = result_of([LUCKY, *runs])
     assert expected_text(summary.best_by_time) == text
-    assert texts(summary, "USE")[1] == text
-    assert texts(summary, "WARNING") == (() if warning is None else (warning,))
+    assert texts(summary, "USE") == (f"batch size 64, learning rate 0.1: {text}",)
+    assert (warning in texts(summary, "CAUTION")) == (warning is not None)
     seeds = next(one for one in trust(summary) if one.name == "seeds")
     assert seeds.good == (bool(runs) and warning is None)
 
 
 def test_hyperparameters_horizon_and_test_metrics_stand_with_the_winner():
     trial = make_trial(0, 64, hyperparameters={"momentum": 0.9}, horizon=500)
-    found = texts(result_of([trial], test={"best_by_time": {"test/error": 0.1012}}), "USE")
-    assert found[0] == "batch size 64, learning rate 0.1, momentum 0.9, a schedule of 500 steps"
-    assert found[2] == "test/error 0.101 of one run, on data that took no part in the choice"
+    tested = result_of([trial], test={"best_by_time": {"test/error": 0.1012}})
+    point = "batch size 64, learning rate 0.1, momentum 0.9, a schedule of 500 steps: "
+    assert texts(tested, "USE")[0].startswith(point)
+    assert texts(tested, "TEST")[0].startswith("test/error 0.1012 of one run")
 
 
 def test_test_metrics_of_the_other_winner_are_not_shown():
-    assert (
-        len(texts(result_of(CONFIRMED, test={"best_by_steps": {"test/error": 0.1012}}), "USE")) == 2
-    )
+    tested = result_of(CONFIRMED, test={"best_by_steps": {"test/error": 0.1012}})
+    assert texts(tested, "TEST") == ()
 
 
 def test_a_study_for_steps_says_which_point_is_the_fastest():
     summary = result_of(CONFIRMED, use="best_by_steps")
-    assert texts(summary, "USE")[0] == "batch size 4096, learning rate 0.8"
+    assert texts(summary, "USE")[0].startswith("batch size 4096, learning rate 0.8: ")
     assert texts(summary, "FASTEST") == (
         "4.30 s at batch size 256, learning rate 0.4 (3 of 3 fresh seeds)",
     )
@@ -287,26 +283,23 @@ FLAT = make_trial(1, 64, status="stopped", steps=100, history=((10, 0.5), (50, 0
 )
 def test_advice_follows_the_cause(trials, why, change):
     summary = result_of(trials, budget=Budget(400, 1))
-    assert texts(summary, "WHY") == (why,)
-    assert texts(summary, "TRY")[0].startswith(change)
-    assert texts(summary, "RESULT")[0].startswith(
-        f"val/error <= 0.1 was not reached in {len(trials)} run"
+    assert texts(summary, "CAUTION") == (why,)
+    assert texts(summary, "NEXT")[0].startswith(f"try {change}")
+    assert texts(summary, "USE")[0].startswith(
+        f"nothing yet: val/error <= 0.1 was not reached in {len(trials)} trial"
     )
-    assert not {"USE", "CRITICAL", "FEWEST"} & {label for label, _ in answer(summary).lines}
+    assert not {"AS GOOD", "DEVICES"} & {label for label, _ in answer(summary).lines}
     limited = changed(summary, search=changed(SEARCH, limit="search.seconds"))
-    assert ("more of search.seconds" in texts(limited, "TRY")[0]) == (trials == [STOPPED])
+    assert ("more of search.seconds" in texts(limited, "NEXT")[0]) == (trials == [STOPPED])
 
 
 def test_the_closest_value_is_named_with_its_trial():
     closest = make_trial(7, 256, 0.4, status="stopped", history=((300, 0.1324),))
-    found = texts(result_of([STOPPED, closest]), "RESULT")
-    assert found == (
-        "val/error <= 0.1 was not reached in 2 runs; the closest was 0.132, at batch size 256, learning rate 0.4, "
-        "after 300 steps (trial 7)",
+    found = texts(result_of([STOPPED, closest]), "USE")
+    assert found[0].endswith(
+        "the closest was 0.1324, at batch size 256, learning rate 0.4, after 300 steps (trial 7)"
     )
-    assert texts(result_of([]), "RESULT") == (
-        "no trial has run, so val/error <= 0.1 was not reached",
-    )
+    assert "no trial has run" in texts(result_of([]), "USE")[0]
 
 
 @pytest.mark.parametrize(
@@ -380,70 +373,79 @@ def test_how_the_learning_rate_grew(changes, text):
 def test_what_would_tell_more(changes, actions):
     critical = changed(hand_critical(100.0, 90.0, 120.0), **changes)
     assert (
-        list(dict(answer(result_of(CONFIRMED, critical=critical)).actions).get("more", ()))
+        list(dict(answer(result_of(CONFIRMED, critical=critical)).actions).get("MORE", ()))
         == actions
     )
 
 
-def test_what_was_not_run_again_is_advised():
+def test_cautions_are_what_would_change_the_answer_the_worst_first():
     left = NotRunAgain(batch_size=32, lr=0.3, candidates=2)
-    summary = result_of([LUCKY], not_run_again=left, search=changed(SEARCH, replicates=0))
-    assert dict(answer(summary).actions)["more"] == (
-        "search.replicates=3 runs the winner again on fresh seeds",
-        "search.candidates=3 runs batch size 32, learning rate 0.3 again too, predicted to be better",
+    missed = changed(WHOLE.best_by_time.confirmed, reached=2)
+    open_above = hand_critical(67.0, 41.0, None, 5, 1114)
+    whole = changed(
+        WHOLE,
+        not_run_again=left,
+        best_by_time=changed(WHOLE.best_by_time, confirmed=missed),
+        critical_batch_size=open_above,
     )
+    found = texts(whole, "CAUTION")
+    assert [text.split(":")[0].split(" may")[0] for text in found] == [
+        "only 2 of 3 fresh seeds reached the target at batch size 256, learning rate 0.4",
+        "batch size 32, learning rate 0.3",
+        "seconds",
+        "the critical batch size is open at an end",
+    ]
+    shown = "\n".join(block(answer(whole), [], 100))
+    assert found[SHOWN_CAUTIONS - 1] in shown
+    assert found[SHOWN_CAUTIONS] not in shown
+
+
+def test_without_a_caution_there_is_no_such_line():
+    quiet = changed(WHOLE, load=Load(low=1.0, high=1.1))
+    assert texts(quiet, "CAUTION") == ()
+
+
+@pytest.mark.parametrize(
+    ("changes", "text"),
+    [
+        ({"low": 256, "high": 256}, "no other batch size that was tried is within 10%"),
+        ({"merit": "steps"}, "batch sizes 180 to 331 with learning rates 0.31 to 0.5123 (within"),
+    ],
+)
+def test_what_is_as_good(changes, text):
+    found = changed(WHOLE, as_good=changed(WHOLE.as_good, **changes))
+    assert texts(found, "AS GOOD")[0].startswith(text)
+    assert ("number of steps" in texts(found, "AS GOOD")[0]) == ("merit" in changes)
 
 
 def test_devices_are_named_only_where_there_is_a_plan():
     one_device = DevicePlans(ideal=(make_plan(1),))
-    assert texts(changed(WHOLE, scale_out=one_device), "DEVICES") == ()
+    alone = changed(WHOLE, scale_out=one_device)
+    assert texts(alone, "DEVICES") == ("critical batch size 67 (90%: 41 to 110)",)
 
 
-TESTED = {"best_by_time": {"test/error": 0.04, "test/loss": 0.15}}
 NAMES = ("two words/and a path", "<b>bold</b> & co", "[red]markup[/red]", "größe 数据", "x" * 200)
+LABELS = ("USE", "GAIN", "AS GOOD", "DEVICES", "CAUTION", "NEXT")
 
 
+@pytest.mark.parametrize("width", [40, 60, 80, 100])
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize(
     "base", [WHOLE, result_of([]), result_of([STOPPED] * 3)], ids=["whole", "none", "stopped"]
 )
-def test_the_block_has_at_most_25_lines_of_120_columns_whatever_is_in_it(base, name):
+def test_the_block_has_six_labels_and_is_as_narrow_as_it_is_asked_to_be(base, name, width):
     notes = tuple(f"note {i} with {name[:60]} " + "and more words " * 12 for i in range(30))
-    found = answer(changed(base, workload=name, notes=notes))
-    report = [("report", (f"outputs/{name}/report.html",))]
-    lines = block(found, report)
-    assert max(len(lines), len(block(found, report, 80))) <= MAX_LINES
-    assert any("further notes in curve.json" in line for line in lines)
-    assert all(
-        len(line) <= WIDTH for line in lines if "x" * 100 not in line and "report" not in line
-    )
-    assert f"outputs/{name}/report.html" in "\n".join(lines)  # unbroken: it gets copied
-
-
-def test_on_a_narrow_terminal_lines_that_the_page_has_are_left_out_and_named():
-    critical = hand_critical(67.0, 41.0, 110.0, 5, 1114, b_opt=12.0, b_opt_low=8.0, b_opt_high=20.0)
-    missed = changed(WHOLE.best_by_time.confirmed, reached=2)
-    whole = changed(
-        WHOLE,
-        critical=critical,
-        test=TESTED,
-        best_by_time=changed(WHOLE.best_by_time, confirmed=missed),
-        best_by_steps=changed(WHOLE.best_by_steps, confirmed=missed),
-    )
-    places = [
-        ("report", ("report",)),
-        ("files", ("files",)),
-        ("compare", ("compare",)),
-        ("MLflow", ("ui", "page")),
-    ]
-    lines = block(answer(whole), places, 80)
-    assert len(lines) <= MAX_LINES
-    assert "PAGE      RUNS, LR, FEWEST, DEVICES, more: in report.html" in lines
-    assert not any(line.startswith(("RUNS", "LR", "more")) for line in lines)
-    assert all(
-        any(line.startswith(label) for line in lines)
-        for label in ("USE", "WARNING", "CRITICAL", "TRUST")
-    )
+    page = f"outputs/{name}/report.html"
+    lines = block(answer(changed(base, workload=name, notes=notes)), [page], width)
+    next_at = next(i for i, line in enumerate(lines) if line.startswith("NEXT"))
+    first = lines.index("") + 1
+    labels = {line[:10].strip() for line in lines[first:]} - {""}
+    assert labels <= set(LABELS)
+    longest_word = max(len(word) for word in name.split())
+    for line in lines[:next_at]:
+        assert len(line) <= max(width, longest_word)
+    # What is copied is not broken.
+    assert any(page in line for line in lines[next_at:])
 
 
 def test_what_took_the_steps_is_said_where_it_is_not_what_the_option_asks_for():
