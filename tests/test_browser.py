@@ -86,7 +86,7 @@ def test_a_studys_run_shows_the_answer_and_the_figure(studies, tmp_path):
         driver.get(run)
         note = awaited(driver, "return document.querySelector('pre')?.innerText")
         assert "USE" in note
-        assert "CRITICAL" in note
+        assert "DEVICES" in note
         picture = "return [...document.images].find(image => image.src.includes('curve.png'))?.naturalWidth"
         assert awaited(driver, picture) >= 900
         link = (

@@ -263,7 +263,7 @@ def test_one_live_line_on_a_terminal(capsys):
     [
         (
             {},
-            "trial 3  point 4 of 5  B 64  lr 0.1  reached at val/error 0.0995 after 400 steps, 4.00 s",
+            "trial 3  configuration 4 of 5  B 64  lr 0.1  reached at val/error 0.0995 after 400 steps, 4.00 s",
         ),
         (
             {"status": "stopped", "resumed_from": 1, "horizon": 500},
@@ -275,11 +275,11 @@ def test_one_live_line_on_a_terminal(capsys):
                 "message": "the loss is not finite",
                 "hyperparameters": {"momentum": 0.9},
             },
-            "trial 3  point 4 of 5  B 64  lr 0.1  momentum 0.9  diverged after 400 steps",
+            "trial 3  configuration 4 of 5  B 64  lr 0.1  momentum 0.9  diverged after 400 steps",
         ),
         (
             {"status": "out of memory", "history": ()},
-            "trial 3  point 4 of 5  B 64  lr 0.1  out of memory after 400 steps",
+            "trial 3  configuration 4 of 5  B 64  lr 0.1  out of memory after 400 steps",
         ),
     ],
 )
@@ -470,7 +470,7 @@ def test_what_did_not_run_again_is_said_and_the_posterior_of_a_finished_study_is
         line = json.loads(curve)["not_run_again"]
         assert (
             (line is not None)
-            == ("search.candidates=2 runs batch size" in out)
+            == ("search.candidates=2 runs it again" in out)
             == (candidates == 1)
         )
 

@@ -110,4 +110,4 @@ def test_the_answer_says_it():
     lines = dict(answer(summary).lines)
     assert "0.2" in lines["GAIN"][0]
     assert f"{row.compared.baseline_value:.3f}" in lines["GAIN"][0]
-    assert f"{round(row.predicted_steps)} steps" in lines["RESULT"][1]
+    assert f"{round(row.predicted_steps)} steps" in lines["USE"][1]

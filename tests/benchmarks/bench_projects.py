@@ -44,7 +44,7 @@ NAMES = (
 TO_GO = re.compile(r"about ([\d.,]+) (ms|s|min|h) to go$")
 UNITS = {"ms": 1e-3, "s": 1.0, "min": 60.0, "h": 3600.0}
 FRESH = 5  # seeds on which each pick is trained
-ANSWERS = ("USE", "RESULT")  # the labels that an answer begins with
+ANSWERS = ("USE",)  # the labels that an answer begins with
 
 
 def run(command: list[str], core: int, folder: Path, projects: Path) -> list[tuple[float, str]]:
