@@ -755,17 +755,43 @@ def test_an_experiment_links_to_its_pages_of_runs_unless_someone_described_it(ur
     assert kept["mlflow.note.content"] == "somebody's own"
 
 
+def view_state(uri: str, kind: str) -> dict[str, object]:
+    tags = MlflowClient(uri).get_experiment_by_name(EXPERIMENTS[kind]).tags
+    packed = json.loads(tags[VIEW])["state"].removeprefix("deflate;")
+    return json.loads(zlib.decompress(base64.b64decode(packed)))
+
+
+@pytest.mark.parametrize("kind", EXPERIMENTS)
+def test_the_columns_of_a_saved_view_are_what_runs_have(uri, kind):
+    tracking = opened(uri)
+    tracking.send_trial(trial(0))
+    finish(tracking)
+    state = view_state(uri, kind)
+    assert state["searchFilter"] == f"tags.`bstune.kind` = '{kind}'"
+    (run,) = runs(uri, kind)
+    fields = {"metrics": run.data.metrics, "params": run.data.params, "tags": run.data.tags}
+    columns = [column.split("`")[:2] for column in state["selectedColumns"]]
+    columns = [(field.rstrip("."), name) for field, name in columns]
+    missing = {name for field, name in columns if name not in fields.get(field, [name])}
+    # The interval is open at these ends, in this study.
+    assert (
+        missing
+        == {
+            "study": {"critical_batch_size/high", "best/seconds_high"},
+            "trial": set(),
+        }[kind]
+    )
+
+
 def test_the_saved_view_is_of_no_later_version_than_it_was_tried_with(uri):
     """A later one: look at the address that a study prints, then at tests/test_browser.py."""
     assert [*map(int, mlflow.__version__.split(".")[:3])] <= [3, 17, 2]
     client = MlflowClient(uri)
     experiment = client.get_experiment_by_name("bstune")
-    view = json.loads(experiment.tags[VIEW])
-    assert isinstance(view["createdAt"], int)
+    assert isinstance(json.loads(experiment.tags[VIEW])["createdAt"], int)
     # What MLflow's own dialogue refuses to save.
     assert len(experiment.tags[VIEW]) < 20_000
-    state = json.loads(zlib.decompress(base64.b64decode(view["state"].removeprefix("deflate;"))))
-    assert state["searchFilter"] == "tags.`bstune.kind` = 'study'"
+    state = view_state(uri, "study")
     charts = state["compareRunCharts"]
     lines = [chart for chart in charts if chart["type"] == "LINE"]
     assert {(chart["xAxisScaleType"], chart["scaleType"]) for chart in lines} == {("log", "log")}
@@ -780,10 +806,7 @@ def test_the_saved_view_is_of_no_later_version_than_it_was_tried_with(uri):
 def test_the_saved_view_shows_the_winner_first_and_has_a_chart_or_none_for_each_metric(uri):
     tracking = opened(uri)
     finish(tracking)
-    tags = MlflowClient(uri).get_experiment_by_name("bstune").tags
-    state = json.loads(
-        zlib.decompress(base64.b64decode(json.loads(tags[VIEW])["state"].removeprefix("deflate;")))
-    )
+    state = view_state(uri, "study")
     winner = ["best/batch_size", "best/lr", "best/seconds", "gain/ratio", "gain/low", "gain/high"]
     winner += [f"critical_batch_size/{name}" for name in ("value", "low", "high")]
     assert state["selectedColumns"][:9] == [f"metrics.`{name}`" for name in winner]

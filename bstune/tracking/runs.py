@@ -130,10 +130,12 @@ class Tracking:
         self._experiments = {"study": studies.experiment_id, "trial": trials.experiment_id}
         links = saved_view.links(studies.experiment_id, trials.experiment_id)
         tags = KIND_OF_EXPERIMENT | {NOTE: links}
-        view = {saved_view.TAG: saved_view.saved_view(round(1000 * time.time()))}
-        _add_tags(self._client, studies, tags | view)
-        _add_tags(self._client, trials, tags)
-        self._page = saved_view.page(self._experiments["study"])
+        now = round(1000 * time.time())
+        studies_view = {saved_view.TAG: saved_view.studies_view(now)}
+        trials_view = {saved_view.TAG: saved_view.trials_view(now)}
+        _add_tags(self._client, studies, tags | studies_view)
+        _add_tags(self._client, trials, tags | trials_view)
+        self._page = saved_view.page(studies.experiment_id, "CHART")
         # The newest with all its results: a newer one with half of them is what a process that died left.
         found = self._runs("study")
         parent = max(

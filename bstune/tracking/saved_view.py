@@ -1,4 +1,4 @@
-"""The view of an experiment that MLflow's pages open with: the studies' curves over each other.
+"""The views that MLflow's pages open with: the studies' curves over each other, and the trials.
 
 MLflow keeps a view that somebody shares as a tag of the experiment, which its pages read: the
 tag's name is the key in the address, its value the pages' own state. That is no documented
@@ -17,7 +17,6 @@ from typing import Any, Literal
 
 KEY = "bstune-2"  # a new one for a new view
 TAG = f"mlflow.sharedViewState.{KEY}"
-STUDIES = "tags.`bstune.kind` = 'study'"
 # A chart each, with its title: over the batch size, which is the metric's step.
 _CURVES = {
     "curve/steps_to_target_fit": "Steps to target over batch size",
@@ -48,6 +47,16 @@ _METRICS = {
     "best/reached_of_n": 145,
 }
 _PARAMS = {"workload": 140, "target": 140, "device": 100}
+_OF_TRIALS = {
+    "tags.`bstune.study`": 150,
+    "params.`batch_size`": 105,
+    "params.`lr`": 110,
+    "tags.`bstune.status`": 130,
+    "metrics.`steps_to_target`": 135,
+    "metrics.`time_to_target`": 135,
+    "metrics.`steps`": 90,
+    "params.`seed`": 90,
+}
 # MLflow adds a chart for each metric that is no chart's key, unless it was deleted.
 _DELETED = {"curve/examples_to_target", "curve/examples_to_target_fit", *_METRICS, *_BARS}
 # Names of columns in MLflow's pages.
@@ -63,28 +72,20 @@ def runs_page(experiment_id: str) -> str:
     return f"#/experiments/{experiment_id}/runs?workflowType=machine_learning"
 
 
-def page(experiment_id: str, mode: Literal["CHART", "TABLE"] = "CHART") -> str:
-    """Name the page of an experiment's studies: their curves, or their columns."""
+def page(experiment_id: str, mode: Literal["CHART", "TABLE"]) -> str:
+    """Name the page of an experiment in its view: the curves over each other, or the columns."""
     return f"{runs_page(experiment_id)}&compareRunsMode={mode}&viewStateShareKey={KEY}"
 
 
 def links(studies_id: str, trials_id: str) -> str:
     """Write the experiments' description in Markdown: all their pages show it, empty ones too."""
-    curves, table = page(studies_id), page(studies_id, "TABLE")
-    trials = runs_page(trials_id)
-    return f"Studies: [curves]({curves}) · [table]({table}). Trials: [runs]({trials})."
+    curves, table = page(studies_id, "CHART"), page(studies_id, "TABLE")
+    trials = page(trials_id, "TABLE")
+    return f"Studies: [curves]({curves}) · [table]({table}). Trials: [table]({trials})."
 
 
-def saved_view(milliseconds: int) -> str:
-    """Return the tag's value, made at this time."""
-    state = base64.b64encode(zlib.compress(json.dumps(_state()).encode(), 9)).decode()
-    times = {"createdAt": milliseconds, "updatedAt": milliseconds}
-    return json.dumps(
-        {"name": "bstune: curves over batch size", **times, "state": f"deflate;{state}"}
-    )
-
-
-def _state() -> dict[str, Any]:
+def studies_view(milliseconds: int) -> str:
+    """Give the tag's value in the experiment of studies, made at this time."""
     curves, answers = "bstune-curves", "bstune-answers"
     charts = [_line(curves, metric, title) for metric, title in _CURVES.items()]
     charts += [_bar(answers, metric, title) for metric, title in _BARS.items()]
@@ -92,11 +93,8 @@ def _state() -> dict[str, Any]:
     widths = {f"metrics.`{name}`": width for name, width in _METRICS.items()}
     widths |= {f"params.`{name}`": width for name, width in _PARAMS.items()}
     widths[_DATA] = 140
-    return {
-        "searchFilter": STUDIES,
-        "selectedColumns": list(widths),
-        "columnOrder": [_NAME, *widths, _CREATED],
-        "columnWidths": {_NAME: 320, **widths, _CREATED: 140},
+    state = _columns(widths) | {
+        "searchFilter": "tags.`bstune.kind` = 'study'",
         "runsHiddenMode": "FIRST_20_RUNS",
         "compareRunCharts": charts,
         "compareRunSections": [
@@ -105,6 +103,27 @@ def _state() -> dict[str, Any]:
         ],
         "isAccordionReordered": True,  # what MLflow adds, such as tests, comes last
         "hideEmptyCharts": True,
+    }
+    return _tag("bstune: curves over batch size", state, milliseconds)
+
+
+def trials_view(milliseconds: int) -> str:
+    """Give the tag's value in the experiment of trials, made at this time."""
+    state = _columns(_OF_TRIALS) | {"searchFilter": "tags.`bstune.kind` = 'trial'"}
+    return _tag("bstune: trials", state, milliseconds)
+
+
+def _tag(name: str, state: dict[str, Any], milliseconds: int) -> str:
+    packed = base64.b64encode(zlib.compress(json.dumps(state).encode(), 9)).decode()
+    times = {"createdAt": milliseconds, "updatedAt": milliseconds}
+    return json.dumps({"name": name, **times, "state": f"deflate;{packed}"})
+
+
+def _columns(widths: dict[str, int]) -> dict[str, Any]:
+    return {
+        "selectedColumns": list(widths),
+        "columnOrder": [_NAME, *widths, _CREATED],
+        "columnWidths": {_NAME: 310, **widths, _CREATED: 140},
     }
 
 
