@@ -33,4 +33,6 @@ def next_colour(taken: Sequence[str]) -> str:
     """
     colours = [colour.upper() for colour in taken]
     unused = [colour for colour in PALETTE if colour not in colours]
-    return unused[0] if unused else max(PALETTE, key=colours.index)
+    if unused:
+        return unused[0]
+    return max(PALETTE, key=colours.index)

@@ -49,13 +49,12 @@ _METRICS = {
 _PARAMS = {"workload": 140, "target": 140, "device": 100}
 _OF_TRIALS = {
     "tags.`bstune.study`": 150,
+    "tags.`bstune.status`": 130,
     "params.`batch_size`": 105,
     "params.`lr`": 110,
-    "tags.`bstune.status`": 130,
+    "metrics.`steps`": 90,
     "metrics.`steps_to_target`": 135,
     "metrics.`time_to_target`": 135,
-    "metrics.`steps`": 90,
-    "params.`seed`": 90,
 }
 # MLflow adds a chart for each metric that is no chart's key, unless it was deleted.
 _DELETED = {"curve/examples_to_target", "curve/examples_to_target_fit", *_METRICS, *_BARS}
