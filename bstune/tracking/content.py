@@ -83,8 +83,8 @@ def study_values(result: StudyResult) -> list[Value]:
     """Give a study's metrics: gain, critical batch size, winner on fresh seeds, tests and curves.
 
     Where the baseline was stopped before the target, ``gain/ratio`` is the least that it can be
-    and has no interval. The winner's are called ``best``: a
-    study in which no trial reached the target has a point to go on from, but no winner, and none.
+    and has no interval. A study in which no trial reached the target has no winner, and so none
+    of the metrics that begin with ``best/``.
     """
     critical, gain, winner = result.critical_batch_size, result.gain, result.winner
     named = dict[str, float | None]()
