@@ -67,8 +67,9 @@ def test_the_view_that_a_study_prints_shows_the_curves_over_each_other_on_log_ax
             lambda found: sum(len(chart["drawn"]) for chart in found) >= 4 * len(TABLES),
         )
         drawn = {chart["title"]: chart["drawn"] for chart in charts}
+        ends = ("over batch size", "of the best trials")
         assert {*drawn} == {
-            f"curve/{name}_to_target{fit}" for name in ("steps", "time") for fit in ("", "_fit")
+            f"{unit} to target {end}" for unit in ("Steps", "Seconds") for end in ends
         }
         for chart in charts:
             assert chart["axes"] == ["log", "log"]

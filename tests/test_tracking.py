@@ -5,6 +5,7 @@ import json
 import logging
 import math
 import os
+import re
 import shlex
 import shutil
 import socket
@@ -15,11 +16,12 @@ import threading
 import time
 import zlib
 from dataclasses import replace
-from itertools import count
+from itertools import combinations, count
 from pathlib import Path
 from types import SimpleNamespace
 
 import mlflow
+import numpy as np
 import pytest
 from builders import changed, hand_critical, make_confirmed, make_curve, options_of, result_of
 from mlflow import MlflowClient
@@ -38,14 +40,17 @@ from bstune.options import (
     with_option,
 )
 from bstune.report.rows import curve_point
-from bstune.result import StudyResult
+from bstune.result import Gain, StudyResult
 from bstune.system.files import Output
 from bstune.system.terminal import filtered
 from bstune.tracking.address import opening, tracking_uri
+from bstune.tracking.colours import PALETTE
 from bstune.tracking.content import note, trial_name
 from bstune.tracking.database import damage, make_database
 from bstune.tracking.exchange import Exchanges
 from bstune.tracking.runs import Tracking
+from bstune.tracking.saved_view import TAG as VIEW
+from bstune.tracking.saved_view import runs_page
 
 PYTHON = shlex.quote(sys.executable)
 EXPERIMENTS = {"study": "bstune", "trial": "bstune-trials"}
@@ -645,11 +650,13 @@ POINTS = (
     make_trial(2, 64, steps=600, tau=0.005),
     make_trial(3, 128, status="stopped"),
 )
+GAIN = Gain(ratio=2.4, low=1.7, high=3.39999999, level=0.9, merit="time", seeds=3, at_least=False)
 WON = result_of([make_trial(0, 32, 0.1, steps=100)])
 SUMMARY = changed(
     WON,
     best_by_time=changed(WON.best_by_time, confirmed=FRESH),
-    critical=hand_critical(181.5, 90.0, None),
+    critical_batch_size=hand_critical(181.5, 90.0, None),
+    gain=GAIN,
     test={"best_by_time": {"test/error": 0.1, "other": 2.0}},
     points=tuple(curve_point(trial) for trial in POINTS),
     curve=make_curve((32.0, 64.4), (990.0, 600.0), seconds_per_step=(0.5, 0.7)),
@@ -680,8 +687,11 @@ def test_results_are_metrics_of_the_study(uri):
         name: value for name, value in parent.data.metrics.items() if not name.startswith("curve/")
     }
     assert others == {
-        "critical_batch/value": 181.5,
-        "critical_batch/low": 90.0,
+        "gain/ratio": 2.4,
+        "gain/low": 1.7,
+        "gain/high": 3.4,
+        "critical_batch_size/value": 181.5,
+        "critical_batch_size/low": 90.0,
         "best/batch_size": 32,
         "best/lr": 0.1,
         "best/steps": 100,
@@ -697,6 +707,14 @@ def test_results_are_metrics_of_the_study(uri):
     ]
 
 
+def test_a_gain_that_is_the_least_it_can_be_has_no_interval(uri):
+    tracking = opened(uri)
+    least = changed(GAIN, low=None, high=None, seeds=0, at_least=True)
+    finish(tracking, changed(SUMMARY, gain=least))
+    metrics = parent_of(uri).data.metrics
+    assert {name for name in metrics if name.startswith("gain/")} == {"gain/ratio"}
+
+
 def test_a_study_that_never_reached_the_target_has_no_metrics(uri):
     tracking = opened(uri)
     tracking.send_trial(trial(0, status="stopped"))
@@ -709,35 +727,166 @@ def test_the_note_is_the_answer_as_text_with_the_figure_and_a_link_to_the_trials
     tracking = opened(uri)
     finish(tracking)
     written = parent_of(uri).data.tags["mlflow.note.content"]
-    assert written.startswith(
-        "````text\nUSE  batch size 32 ```\n\n<b>\n````\n\n[the study's trials](#/experiments/"
-    )
-    shown = note("n" * 9000, "abc", "a b.png", "#/x")
+    assert written.startswith("````text\nUSE  batch size 32 ```\n\n<b>\n````\n\n[")
+    assert linked(written) == [
+        f"{runs_page('2')}&searchFilter=tags.%60bstune.study_id%60%20%3D%20%27{STUDY}%27",
+        tracking.opening[-1].removeprefix("http://127.0.0.1:5000/"),
+    ]
+    shown = note("n" * 9000, "abc", "a b.png", "#/x", "#/y")
     assert len(shown) <= 5000
-    assert shown.endswith("(get-artifact?path=a+b.png&run_uuid=abc)\n\n[the study's trials](#/x)")
+    assert linked(shown) == ["get-artifact?path=a+b.png&run_uuid=abc", "#/x", "#/y"]
+
+
+def linked(markdown: str) -> list[str]:
+    return re.findall(r"\]\(([^)]*)\)", markdown)
+
+
+def test_an_experiment_links_to_its_pages_of_runs_unless_someone_described_it(uri):
+    client = MlflowClient(uri)
+    studies, trials = (client.get_experiment_by_name(name) for name in EXPERIMENTS.values())
+    written = studies.tags["mlflow.note.content"]
+    assert trials.tags["mlflow.note.content"] == written
+    pages = linked(written)
+    begin = [runs_page(studies.experiment_id)] * 2 + [runs_page(trials.experiment_id)]
+    assert [page.partition("&")[0] for page in pages] == begin
+    client.set_experiment_tag(studies.experiment_id, "mlflow.note.content", "somebody's own")
+    opened(uri)
+    kept = client.get_experiment(studies.experiment_id).tags
+    assert kept["mlflow.note.content"] == "somebody's own"
+
+
+def view_state(uri: str, kind: str) -> dict[str, object]:
+    tags = MlflowClient(uri).get_experiment_by_name(EXPERIMENTS[kind]).tags
+    packed = json.loads(tags[VIEW])["state"].removeprefix("deflate;")
+    return json.loads(zlib.decompress(base64.b64decode(packed)))
+
+
+@pytest.mark.parametrize("kind", EXPERIMENTS)
+def test_the_columns_of_a_saved_view_are_what_runs_have(uri, kind):
+    tracking = opened(uri)
+    tracking.send_trial(trial(0))
+    finish(tracking)
+    state = view_state(uri, kind)
+    assert state["searchFilter"] == f"tags.`bstune.kind` = '{kind}'"
+    (run,) = runs(uri, kind)
+    fields = {"metrics": run.data.metrics, "params": run.data.params, "tags": run.data.tags}
+    columns = [column.split("`")[:2] for column in state["selectedColumns"]]
+    columns = [(field.rstrip("."), name) for field, name in columns]
+    missing = {name for field, name in columns if name not in fields.get(field, [name])}
+    # The interval is open at these ends, in this study.
+    assert (
+        missing
+        == {
+            "study": {"critical_batch_size/high", "best/seconds_high"},
+            "trial": set(),
+        }[kind]
+    )
 
 
 def test_the_saved_view_is_of_no_later_version_than_it_was_tried_with(uri):
-    """A later one: look at the address that a study prints, then at tests/test_browser.py, then change it here."""
+    """A later one: look at the address that a study prints, then at tests/test_browser.py."""
     assert [*map(int, mlflow.__version__.split(".")[:3])] <= [3, 17, 2]
     client = MlflowClient(uri)
     experiment = client.get_experiment_by_name("bstune")
-    view = json.loads(experiment.tags["mlflow.sharedViewState.bstune-1"])
-    assert isinstance(view["createdAt"], int)
-    state = json.loads(zlib.decompress(base64.b64decode(view["state"].removeprefix("deflate;"))))
-    assert state["searchFilter"] == "tags.`bstune.kind` = 'study'"
-    lines = [chart for chart in state["compareRunCharts"] if chart["type"] == "LINE"]
+    assert isinstance(json.loads(experiment.tags[VIEW])["createdAt"], int)
+    # What MLflow's own dialogue refuses to save.
+    assert len(experiment.tags[VIEW]) < 20_000
+    state = view_state(uri, "study")
+    charts = state["compareRunCharts"]
+    lines = [chart for chart in charts if chart["type"] == "LINE"]
     assert {(chart["xAxisScaleType"], chart["scaleType"]) for chart in lines} == {("log", "log")}
     sections = {section["uuid"] for section in state["compareRunSections"]}
-    assert {chart["metricSectionId"] for chart in state["compareRunCharts"]} == sections
-    client.set_experiment_tag(
-        experiment.experiment_id, "mlflow.sharedViewState.bstune-1", "somebody's own"
-    )
+    assert {chart["metricSectionId"] for chart in charts} == sections
+    assert len({chart["uuid"] for chart in charts}) == len(charts)
+    client.set_experiment_tag(experiment.experiment_id, VIEW, "somebody's own")
     opened(uri)
-    assert (
-        client.get_experiment_by_name("bstune").tags["mlflow.sharedViewState.bstune-1"]
-        == "somebody's own"
-    )
+    assert client.get_experiment_by_name("bstune").tags[VIEW] == "somebody's own"
+
+
+def test_the_saved_view_shows_the_winner_first_and_has_a_chart_or_none_for_each_metric(uri):
+    tracking = opened(uri)
+    finish(tracking)
+    state = view_state(uri, "study")
+    winner = ["best/batch_size", "best/lr", "best/seconds", "gain/ratio", "gain/low", "gain/high"]
+    winner += [f"critical_batch_size/{name}" for name in ("value", "low", "high")]
+    assert state["selectedColumns"][:9] == [f"metrics.`{name}`" for name in winner]
+    # MLflow adds a chart of its own for a metric that is no chart's key.
+    charted = {chart["metricKey"] for chart in state["compareRunCharts"]}
+    sent = {name for name in parent_of(uri).data.metrics if not name.startswith("test/")}
+    assert sent <= charted
+
+
+def colour_of(uri: str, study: str) -> str:
+    return parent_of(uri, study).data.tags["mlflow.runColor"]
+
+
+def test_each_study_has_a_colour_of_its_own_which_a_user_may_change(uri):
+    names = [f"study-{i}" for i in range(len(PALETTE) - 1)]
+    for name in names:
+        opened(uri, name)
+    given = [colour_of(uri, name) for name in (STUDY, *names)]
+    assert given == list(PALETTE)
+    MlflowClient(uri).set_tag(parent_of(uri, names[0]).info.run_id, "mlflow.runColor", "#123456")
+    again = opened(uri, names[0])
+    again.send_trial(trial(0))
+    finish(again)
+    again.send_trial(trial(1))
+    finish(opened(uri, names[0]))
+    assert colour_of(uri, names[0]) == "#123456"
+    # Its first colour is free again; after that they repeat, the one that was given first first.
+    opened(uri, "free")
+    opened(uri, "repeats")
+    assert [colour_of(uri, name) for name in ("free", "repeats")] == [PALETTE[1], PALETTE[0]]
+
+
+def test_studies_that_begin_at_one_moment_part_their_colours_when_they_end(uri, monkeypatch):
+    with monkeypatch.context() as patch:
+        patch.setattr(Tracking, "_other_studies", lambda _: [])
+        trackings = [opened(uri, name) for name in ("first", "second")]
+    for tracking in trackings:
+        finish(tracking)
+    colours = [colour_of(uri, name) for name in (STUDY, "first", "second")]
+    assert len({*colours}) == 3
+
+
+# Machado, Oliveira and Fernandes 2009, severity 1, for linear RGB.
+COLOUR_BLINDNESS = {
+    "none": np.eye(3),
+    "protanopia": [
+        [0.152286, 1.052583, -0.204868],
+        [0.114503, 0.786281, 0.099216],
+        [-0.003882, -0.048116, 1.051998],
+    ],
+    "deuteranopia": [
+        [0.367322, 0.860646, -0.227968],
+        [0.280085, 0.672501, 0.047413],
+        [-0.011820, 0.042940, 0.968881],
+    ],
+    "tritanopia": [
+        [1.255528, -0.076749, -0.178779],
+        [-0.078411, 0.930809, 0.147602],
+        [0.004733, 0.691367, 0.303900],
+    ],
+}
+
+
+def lab(linear: np.ndarray) -> np.ndarray:
+    """CIE Lab of a colour in linear sRGB."""
+    to_xyz = [[0.4124, 0.3576, 0.1805], [0.2126, 0.7152, 0.0722], [0.0193, 0.1192, 0.9505]]
+    xyz = to_xyz @ np.clip(linear, 0, 1) / [0.9505, 1.0, 1.089]
+    x, y, z = np.where(xyz > 0.008856, np.cbrt(xyz), 7.787 * xyz + 16 / 116)
+    return np.array([116 * y - 16, 500 * (x - y), 200 * (y - z)])
+
+
+@pytest.mark.parametrize("seen", COLOUR_BLINDNESS)
+def test_colours_are_told_apart(seen):
+    colours = []
+    for name in PALETTE:
+        encoded = np.array([*bytes.fromhex(name.removeprefix("#"))]) / 255
+        linear = np.where(encoded <= 0.04045, encoded / 12.92, ((encoded + 0.055) / 1.055) ** 2.4)
+        colours.append(lab(COLOUR_BLINDNESS[seen] @ linear))
+    distances = [math.dist(*pair) for pair in combinations(colours, 2)]
+    assert min(distances) > 13.5
 
 
 def test_the_results_of_a_continued_study_are_written_anew(uri):

@@ -80,13 +80,22 @@ def study_params(prepared: PreparedStudy, commit: str | None) -> dict[str, str]:
 
 
 def study_values(result: StudyResult) -> list[Value]:
-    """Return a study's metrics: its critical batch size, its winner on fresh seeds, its tests and its curves."""
-    critical, winner = result.critical_batch_size, result.winner
-    named: dict[str, float | None] = {
-        "critical_batch/value": None if critical is None else critical.value,
-        "critical_batch/low": None if critical is None else critical.low,
-        "critical_batch/high": None if critical is None else critical.high,
-    }
+    """Give a study's metrics: gain, critical batch size, winner on fresh seeds, tests and curves.
+
+    Where the baseline was stopped before the target, ``gain/ratio`` is the least that it can be
+    and has no interval. A study in which no trial reached the target has no winner, and so none
+    of the metrics that begin with ``best/``.
+    """
+    critical, gain, winner = result.critical_batch_size, result.gain, result.winner
+    named = dict[str, float | None]()
+    if gain is not None:
+        named["gain/ratio"] = gain.ratio
+        named["gain/low"] = gain.low
+        named["gain/high"] = gain.high
+    if critical is not None:
+        named["critical_batch_size/value"] = critical.value
+        named["critical_batch_size/low"] = critical.low
+        named["critical_batch_size/high"] = critical.high
     if winner is not None and result.use is not None:
         fresh = winner.confirmed
         low, high = (None, None) if fresh is None else fresh.ends("time")
@@ -128,14 +137,14 @@ def _curves(result: StudyResult) -> Iterator[Value]:
         yield "curve/examples_to_target_fit", batch_size, steps * batch_size
 
 
-def note(answer: str, run_id: str, figure: str | None, trials_page: str) -> str:
-    """Return a study's description in Markdown: the answer as it is printed, the figure, a link to the trials."""
+def note(answer: str, run_id: str, figure: str | None, trials_page: str, studies_page: str) -> str:
+    """Write a study's description in Markdown: the answer as it is printed, the figure, links."""
     fence = "`" * max(3, 1 + max((len(run) for run in re.findall("`+", answer)), default=0))
     parts = [f"{fence}text\n{{}}\n{fence}"]
     if figure is not None:
         query = urlencode({"path": figure, "run_uuid": run_id})
         parts.append(f"![steps and seconds to target over batch size](get-artifact?{query})")
-    parts.append(f"[the study's trials]({trials_page})")
+    parts.append(f"[the study's trials]({trials_page}) · [all studies]({studies_page})")
     text = "\n\n".join(parts)
     return text.format(cut(answer, TAG_LENGTH - len(text)))
 

@@ -21,7 +21,7 @@ from urllib.parse import quote
 
 import optuna
 from mlflow import MlflowClient
-from mlflow.entities import Param, Run, RunTag
+from mlflow.entities import Experiment, Param, Run, RunTag
 from mlflow.exceptions import MlflowException
 from mlflow.store.tracking import SEARCH_MAX_RESULTS_THRESHOLD
 
@@ -31,7 +31,7 @@ from bstune.result import StudyResult
 from bstune.study.prepare import PreparedStudy
 from bstune.study.storage import STUDY_ID, results
 from bstune.system.files import is_own
-from bstune.tracking import content, saved_view
+from bstune.tracking import colours, content, saved_view
 from bstune.tracking.address import database_path, opening, tracking_uri
 from bstune.tracking.client import FilteringClient
 from bstune.tracking.content import KIND
@@ -47,8 +47,8 @@ RESULT_TRIALS = (
     "bstune.result_trials"  # how many trials the results in it are of; set once they are all there
 )
 CHECKPOINT = "bstune.checkpoint"  # on a study's run: the winner's, an artifact of this name
-# Pages that show experiments of this kind begin with their runs, others with traces.
-EXPERIMENT_TAGS = {"mlflow.experimentKind": "custom_model_development"}
+KIND_OF_EXPERIMENT = {"mlflow.experimentKind": "custom_model_development"}
+NOTE = "mlflow.note.content"  # of a run or an experiment: its description
 _log = logging.getLogger(__name__)
 
 
@@ -125,13 +125,17 @@ class Tracking:
             make_database(path)
         self._client = FilteringClient(self._uri)
         name = self._settings.experiment
-        view = {saved_view.TAG: saved_view.saved_view(round(1000 * time.time()))}
-        tags = {"study": EXPERIMENT_TAGS | view, "trial": EXPERIMENT_TAGS}
-        names = {"study": name, "trial": f"{name}-trials"}
-        self._experiments = {
-            kind: _experiment(self._client, self._uri, names[kind], tags[kind]) for kind in names
-        }
-        self._page = saved_view.page(self._experiments["study"])
+        studies = _experiment(self._client, self._uri, name)
+        trials = _experiment(self._client, self._uri, f"{name}-trials")
+        self._experiments = {"study": studies.experiment_id, "trial": trials.experiment_id}
+        links = saved_view.links(studies.experiment_id, trials.experiment_id)
+        tags = KIND_OF_EXPERIMENT | {NOTE: links}
+        now = round(1000 * time.time())
+        studies_view = {saved_view.TAG: saved_view.studies_view(now)}
+        trials_view = {saved_view.TAG: saved_view.trials_view(now)}
+        _add_tags(self._client, studies, tags | studies_view)
+        _add_tags(self._client, trials, tags | trials_view)
+        self._page = saved_view.page(studies.experiment_id, "CHART")
         # The newest with all its results: a newer one with half of them is what a process that died left.
         found = self._runs("study")
         parent = max(
@@ -139,7 +143,7 @@ class Tracking:
             key=lambda run: (RESULT_TRIALS in run.data.tags, run.info.start_time),
             default=None,
         )
-        self._parent = parent or self._create_parent()
+        self._parent = parent or self._create_parent(colours.next_colour(self._other_colours()))
         self._describe_parent(self._parent)
         for child in self._runs("trial"):
             if child.info.status in ("FINISHED", "FAILED"):
@@ -158,10 +162,35 @@ class Tracking:
             )
         )
 
-    def _create_parent(self) -> Run:
+    def _other_studies(self) -> list[Run]:
+        """Give the runs of other studies, the newest first, as many as colours may depend on."""
+        where = f"tags.`{STUDY_TAG}` != '{self._tags[STUDY_TAG]}' and tags.`{KIND}` = 'study'"
+        newest = ["start_time DESC"]
+        experiments, limit = [self._experiments["study"]], 5 * len(colours.PALETTE)
+        return list(
+            self._client.search_runs(experiments, where, max_results=limit, order_by=newest)
+        )
+
+    def _other_colours(self) -> list[str]:
+        return [run.data.tags.get(colours.TAG, "") for run in self._other_studies()]
+
+    def _part_colours(self, parent: Run) -> None:
+        """Take another colour, if a study that began at the same moment has taken the same."""
+        own = parent.data.tags.get(colours.TAG)
+        place = (parent.info.start_time, parent.info.run_id)
+        others = self._other_studies()
+        older = [run for run in others if (run.info.start_time, run.info.run_id) < place]
+        # Beyond these the colours repeat.
+        near = [run.data.tags.get(colours.TAG) for run in older[: len(colours.PALETTE) - 1]]
+        if own in near:
+            free = colours.next_colour(self._other_colours())
+            self._client.set_tag(parent.info.run_id, colours.TAG, free)
+
+    def _create_parent(self, colour: str) -> Run:
         backend = self._backend
         tags = self._run_tags("study", backend.device, backend.versions) | {
-            "bstune.metric": self._metric
+            "bstune.metric": self._metric,
+            colours.TAG: colour,
         }
         tags |= {"mlflow.source.git.commit": self._commit} if self._commit else {}
         name = content.study_name(self._prepared)
@@ -249,7 +278,13 @@ class Tracking:
         client = self._client
         # Results of fewer trials, or half sent, perhaps still on their way.
         again = bool(self._parent.data.metrics) or RESULTS_BEGUN in self._parent.data.tags
-        parent = self._create_parent() if again else self._parent
+        parent = self._parent
+        if again:
+            # The same colour as before; the tag may have been deleted in the UI.
+            own = parent.data.tags.get(colours.TAG)
+            parent = self._create_parent(own or colours.next_colour(self._other_colours()))
+        else:
+            self._part_colours(parent)
         run_id = parent.info.run_id
         client.set_tag(run_id, RESULTS_BEGUN, "true")
         self._describe_parent(parent)
@@ -260,9 +295,9 @@ class Tracking:
             client.log_artifact(run_id, str(path))
         figure = next((path.name for path in artifacts if path.suffix == ".png"), None)
         where = quote(f"tags.`{STUDY_TAG}` = '{self._tags[STUDY_TAG]}'")
-        trials = f"#/experiments/{self._experiments['trial']}/runs?workflowType=machine_learning&searchFilter={where}"
+        trials = f"{saved_view.runs_page(self._experiments['trial'])}&searchFilter={where}"
         text = "\n".join(block(answer(found)))
-        client.set_tag(run_id, "mlflow.note.content", content.note(text, run_id, figure, trials))
+        client.set_tag(run_id, NOTE, content.note(text, run_id, figure, trials, self._page))
         client.set_terminated(run_id, "FINISHED")
         client.set_tag(
             run_id, RESULT_TRIALS, str(len(self.sent))
@@ -302,23 +337,29 @@ class Tracking:
         return tags | ({} if message is None else {"bstune.message": message})
 
 
-def _experiment(client: MlflowClient, uri: str, name: str, tags: Mapping[str, str]) -> str:
-    """Return the id of the experiment with these tags, created where it is missing; a tag that is there stays."""
-    if (found := client.get_experiment_by_name(name)) is None:
-        # Left to MLflow, the artifacts of a database would lie below whatever the working directory is.
-        path = database_path(uri)
-        location = None if path is None else str(path.parent / "mlruns" / quote(name, safe=" "))
-        try:
-            return str(client.create_experiment(name, location, dict(tags)))
-        except (
-            MlflowException
-        ):  # another process has just made it, or this one, if the request was repeated
-            if (found := client.get_experiment_by_name(name)) is None:
-                raise
+def _experiment(client: MlflowClient, uri: str, name: str) -> Experiment:
+    """Find the experiment of this name, or create it."""
+    found = client.get_experiment_by_name(name)
+    if found is not None:
+        return found
+    # Left to MLflow, the artifacts of a database would lie below whatever the working directory is.
+    path = database_path(uri)
+    location = None if path is None else str(path.parent / "mlruns" / quote(name, safe=" "))
+    try:
+        return client.get_experiment(client.create_experiment(name, location))
+    except MlflowException:
+        # Another process has just made it, or this one, if the request was repeated.
+        found = client.get_experiment_by_name(name)
+        if found is None:
+            raise
+        return found
+
+
+def _add_tags(client: MlflowClient, experiment: Experiment, tags: Mapping[str, str]) -> None:
+    """Give an experiment the tags that it lacks; those that are there stay, as people change them."""
     for key, value in tags.items():
-        if key not in found.tags:
-            client.set_experiment_tag(found.experiment_id, key, value)
-    return str(found.experiment_id)
+        if key not in experiment.tags:
+            client.set_experiment_tag(experiment.experiment_id, key, value)
 
 
 def _git_commit() -> str | None:

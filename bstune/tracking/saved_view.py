@@ -1,83 +1,139 @@
-"""The view of an experiment that MLflow's pages open with: the studies' curves over each other, on log axes.
+"""The views that MLflow's pages open with: the studies' curves over each other, and the trials.
 
-MLflow keeps a view that somebody shares as a tag of the experiment, which its pages read: the tag's name is the key in
-the address, its value the pages' own state. That is no documented interface. Tried with mlflow 3.17.2: a later one that
-does not know the tag shows its usual page. A view that is there stays, as people change it.
+MLflow keeps a view that somebody shares as a tag of the experiment, which its pages read: the
+tag's name is the key in the address, its value the pages' own state. That is no documented
+interface. Tried with mlflow 3.17.2: a later one that does not know the tag shows its usual page.
+A view that is there stays, as people change it.
+
+What MLflow 3.17.2 cannot do: the axis of a metric's steps is called "Step", whatever a step is, and
+over another metric, whose name it would show, it cannot be logarithmic. So titles and the section
+name the batch size. A column has its metric's key above it, a legend has it after each run.
 """
 
 import base64
 import json
 import zlib
-from typing import Any
+from typing import Any, Literal
 
-KEY = "bstune-1"  # a new one for a new view
+KEY = "bstune-2"  # a new one for a new view
 TAG = f"mlflow.sharedViewState.{KEY}"
-STUDIES = "tags.`bstune.kind` = 'study'"
-# A chart each, whose title is the metric's name: over the batch size, which is the metric's step.
-_CURVES = [f"curve/{name}_to_target{fit}" for fit in ("_fit", "") for name in ("steps", "time")]
-_BARS = ("critical_batch/value", "best/batch_size", "best/seconds")
-_COLUMNS = [f"critical_batch/{name}" for name in ("value", "low", "high")]
-_COLUMNS += [
-    f"best/{name}"
-    for name in ("batch_size", "lr", "seconds", "seconds_low", "seconds_high", "reached_of_n")
-]
-_HIDDEN = ["curve/examples_to_target", "curve/examples_to_target_fit", "best/steps"]
-_HIDDEN += [name for name in _COLUMNS if name not in _BARS]
-_NAME, _CREATED = (
-    "attributes.`Run Name`",
-    "runDateAndNestInfo",
-)  # of columns, as MLflow's pages call them
+# A chart each, with its title: over the batch size, which is the metric's step.
+_CURVES = {
+    "curve/steps_to_target_fit": "Steps to target over batch size",
+    "curve/time_to_target_fit": "Seconds to target over batch size",
+    "curve/steps_to_target": "Steps to target of the best trials",
+    "curve/time_to_target": "Seconds to target of the best trials",
+}
+_BARS = {
+    "gain/ratio": "Gain: times as fast as the baseline",
+    "critical_batch_size/value": "Critical batch size",
+    "best/batch_size": "Batch size to use",
+    "best/seconds": "Seconds to target with it",
+}
+# Columns and their widths in pixels, in which their names are seen whole.
+_METRICS = {
+    "best/batch_size": 125,
+    "best/lr": 110,
+    "best/seconds": 110,
+    "gain/ratio": 95,
+    "gain/low": 90,
+    "gain/high": 95,
+    "critical_batch_size/value": 175,
+    "critical_batch_size/low": 170,
+    "critical_batch_size/high": 175,
+    "best/steps": 100,
+    "best/seconds_low": 140,
+    "best/seconds_high": 145,
+    "best/reached_of_n": 145,
+}
+_PARAMS = {"workload": 140, "target": 140, "device": 100}
+_OF_TRIALS = {
+    "tags.`bstune.study`": 150,
+    "tags.`bstune.status`": 130,
+    "params.`batch_size`": 105,
+    "params.`lr`": 110,
+    "metrics.`steps`": 90,
+    "metrics.`steps_to_target`": 135,
+    "metrics.`time_to_target`": 135,
+}
+# MLflow adds a chart for each metric that is no chart's key, unless it was deleted.
+_DELETED = {"curve/examples_to_target", "curve/examples_to_target_fit", *_METRICS, *_BARS}
+# Names of columns in MLflow's pages.
+_NAME, _CREATED, _DATA = "attributes.`Run Name`", "runDateAndNestInfo", "attributes.`Dataset`"
 
 
-def page(experiment_id: str) -> str:
-    """Return the page of an experiment's studies, relative to MLflow's address."""
-    query = f"workflowType=machine_learning&compareRunsMode=CHART&viewStateShareKey={KEY}"
-    return f"#/experiments/{experiment_id}/runs?{query}"
+def runs_page(experiment_id: str) -> str:
+    """Name the page of an experiment's runs, relative to MLflow's address.
+
+    Without the type of workflow MLflow 3.17.2 opens what the switch in its sidebar stands at, at
+    first "GenAI", whose pages show traces; it does not look at ``mlflow.experimentKind``.
+    """
+    return f"#/experiments/{experiment_id}/runs?workflowType=machine_learning"
 
 
-def saved_view(milliseconds: int) -> str:
-    """Return the tag's value, made at this time."""
-    state = base64.b64encode(zlib.compress(json.dumps(_state()).encode(), 9)).decode()
-    times = {"createdAt": milliseconds, "updatedAt": milliseconds}
-    return json.dumps(
-        {"name": "bstune: curves over batch size", **times, "state": f"deflate;{state}"}
-    )
+def page(experiment_id: str, mode: Literal["CHART", "TABLE"]) -> str:
+    """Name the page of an experiment in its view: the curves over each other, or the columns."""
+    return f"{runs_page(experiment_id)}&compareRunsMode={mode}&viewStateShareKey={KEY}"
 
 
-def _state() -> dict[str, Any]:
+def links(studies_id: str, trials_id: str) -> str:
+    """Write the experiments' description in Markdown: all their pages show it, empty ones too."""
+    curves, table = page(studies_id, "CHART"), page(studies_id, "TABLE")
+    trials = page(trials_id, "TABLE")
+    return f"Studies: [curves]({curves}) · [table]({table}). Trials: [table]({trials})."
+
+
+def studies_view(milliseconds: int) -> str:
+    """Give the tag's value in the experiment of studies, made at this time."""
     curves, answers = "bstune-curves", "bstune-answers"
-    charts = [_line(f"{curves}-{i}", curves, metric) for i, metric in enumerate(_CURVES)]
-    charts += [_bar(f"{answers}-{i}", answers, metric) for i, metric in enumerate(_BARS)]
-    # MLflow adds a chart for each metric without one, unless it was deleted.
-    charts += [
-        _bar(f"hidden-{i}", answers, metric) | {"deleted": True} for i, metric in enumerate(_HIDDEN)
-    ]
-    sections = {curves: "Curves", answers: "Critical batch size, and what to use"}
-    columns = [
-        *(f"metrics.`{name}`" for name in _COLUMNS),
-        *(f"params.`{name}`" for name in ("workload", "device")),
-    ]
-    columns += ["attributes.`Dataset`"]
-    return {
-        "searchFilter": STUDIES,
-        "selectedColumns": columns,
-        "columnOrder": [_NAME, *columns, _CREATED],
-        "columnWidths": {_NAME: 320, **dict.fromkeys(columns, 140), _CREATED: 140},
+    charts = [_line(curves, metric, title) for metric, title in _CURVES.items()]
+    charts += [_bar(answers, metric, title) for metric, title in _BARS.items()]
+    charts += [_deleted(answers, metric) for metric in sorted(_DELETED)]
+    widths = {f"metrics.`{name}`": width for name, width in _METRICS.items()}
+    widths |= {f"params.`{name}`": width for name, width in _PARAMS.items()}
+    widths[_DATA] = 140
+    state = _columns(widths) | {
+        "searchFilter": "tags.`bstune.kind` = 'study'",
         "runsHiddenMode": "FIRST_20_RUNS",
         "compareRunCharts": charts,
         "compareRunSections": [
-            {
-                "uuid": uuid,
-                "name": name,
-                "display": True,
-                "isReordered": True,
-                "columns": 2,
-                "cardHeight": 360,
-            }
-            for uuid, name in sections.items()
+            _section(curves, "Curves (Step = batch size)"),
+            _section(answers, "What to use"),
         ],
         "isAccordionReordered": True,  # what MLflow adds, such as tests, comes last
         "hideEmptyCharts": True,
+    }
+    return _tag("bstune: curves over batch size", state, milliseconds)
+
+
+def trials_view(milliseconds: int) -> str:
+    """Give the tag's value in the experiment of trials, made at this time."""
+    state = _columns(_OF_TRIALS) | {"searchFilter": "tags.`bstune.kind` = 'trial'"}
+    return _tag("bstune: trials", state, milliseconds)
+
+
+def _tag(name: str, state: dict[str, Any], milliseconds: int) -> str:
+    packed = base64.b64encode(zlib.compress(json.dumps(state).encode(), 9)).decode()
+    times = {"createdAt": milliseconds, "updatedAt": milliseconds}
+    return json.dumps({"name": name, **times, "state": f"deflate;{packed}"})
+
+
+def _columns(widths: dict[str, int]) -> dict[str, Any]:
+    return {
+        "selectedColumns": list(widths),
+        "columnOrder": [_NAME, *widths, _CREATED],
+        "columnWidths": {_NAME: 310, **widths, _CREATED: 140},
+    }
+
+
+def _section(uuid: str, name: str) -> dict[str, Any]:
+    return {
+        "uuid": uuid,
+        "name": name,
+        "display": True,
+        "isReordered": True,
+        "columns": 2,
+        "cardHeight": 360,
     }
 
 
@@ -91,11 +147,15 @@ def _chart(uuid: str, section: str) -> dict[str, Any]:
     }
 
 
-def _line(uuid: str, section: str, metric: str) -> dict[str, Any]:
-    return _chart(uuid, section) | {
+def _line(section: str, metric: str, title: str) -> dict[str, Any]:
+    return _chart(f"{section}-{metric}", section) | {
         "type": "LINE",
         "metricKey": metric,
         "selectedMetricKeys": [metric],
+        # The page of runs shows a title of one's own for what it takes for a system metric of a
+        # node, and the metric's key for others; nothing else there depends on it.
+        "displayName": title,
+        "nodeLevelSystemMetricConfiguration": {"metric": metric, "type": "node"},
         "xAxisKey": "step",
         "xAxisScaleType": "log",
         "scaleType": "log",
@@ -105,11 +165,19 @@ def _line(uuid: str, section: str, metric: str) -> dict[str, Any]:
         "lineSmoothness": 0,
         "range": {},
         "ignoreOutliers": False,
-        "displayPoints": True,
+        # Points stand for trials; a fitted curve has none.
+        "displayPoints": not metric.endswith("_fit"),
         "useGlobalXaxisKey": False,
         "useGlobalLineSmoothing": False,
     }
 
 
-def _bar(uuid: str, section: str, metric: str) -> dict[str, Any]:
-    return _chart(uuid, section) | {"type": "BAR", "metricKey": metric}
+def _bar(section: str, metric: str, title: str) -> dict[str, Any]:
+    # The title of a bar chart is its metric's key, unless another key tells where the values are.
+    keys = {"metricKey": title, "dataAccessKey": metric}
+    return _chart(f"{section}-{metric}", section) | {"type": "BAR", **keys}
+
+
+def _deleted(section: str, metric: str) -> dict[str, Any]:
+    chart = _chart(f"deleted-{metric}", section)
+    return chart | {"type": "BAR", "metricKey": metric, "deleted": True}
