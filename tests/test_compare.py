@@ -44,7 +44,7 @@ def summary(study="a", b_crit=100.0, low=50.0, high=200.0, s_min=80.0, bend=0.0,
         "critical_batch_size": hand_critical(b_crit, low, high, 8, 4096, s_min=s_min),
         "best_by_time": winner,
         "best_by_steps": None,
-        "spend": Spend(runs=40, seconds=12.0, examples=1000),
+        "spend": Spend(trials=40, seconds=12.0, examples=1000),
     }
     return changed(made, **{**known, **changes})
 

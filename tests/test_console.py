@@ -1,11 +1,23 @@
 import math
+from io import StringIO
 
-from bstune.system.console import format_count, format_number, format_seconds, plain_console, plural
+import pytest
+from rich.console import Console
+
+from bstune.system.console import (
+    format_count,
+    format_number,
+    format_seconds,
+    plain_console,
+    plural,
+    print_line,
+    wrapped,
+)
 
 
 def test_numbers_have_their_significant_digits():
     values = (None, 0.0, 0.01234, 1e-5, 0.1, 12345.0, 99999.0, math.nan)
-    texts = ["-", "0", "0.0123", "1e-05", "0.1", "12,300", "100,000", "nan"]
+    texts = ["-", "0", "0.01234", "1e-05", "0.1", "12,340", "100,000", "nan"]
     assert [format_number(value) for value in values] == texts
     assert [format_number(value, 2) for value in (57.4, 4613.0)] == ["57", "4600"]
 
@@ -35,3 +47,24 @@ def test_counts_are_exact():
 def test_names_are_printed_as_they_are(capsys):
     plain_console().print("größe [red]x[/red] :heart: <b> 12", soft_wrap=True)
     assert capsys.readouterr().out == "größe [red]x[/red] :heart: <b> 12\n"
+
+
+@pytest.mark.parametrize("width", [20, 40, 60])
+def test_a_number_stays_with_its_unit_and_a_path_whole(width):
+    text = "it took 12.3 ms and 400 steps; see outputs/a-very-long-name/of-a-study/report.html"
+    rows = wrapped(text, width)
+    assert " ".join(rows) == text
+    assert any("12.3 ms" in row for row in rows)
+    assert any("400 steps" in row for row in rows)
+    assert rows[-1] == text.split()[-1]
+    assert all(len(row) <= width for row in rows[:-1])
+
+
+@pytest.mark.parametrize("is_terminal", [True, False])
+def test_lines_are_broken_on_a_terminal_alone(is_terminal):
+    out = StringIO()
+    console = Console(file=out, width=50, force_terminal=is_terminal)
+    print_line(console, "word " * 40)
+    lines = out.getvalue().splitlines()
+    assert (len(lines) > 1) == is_terminal
+    assert (max(map(len, lines)) <= 50) == is_terminal

@@ -20,6 +20,7 @@ from bstune.study.report import (
     missing_in_trials,
     places,
     show,
+    show_places,
     train_command,
 )
 from bstune.study.scale_out import step_times
@@ -135,21 +136,17 @@ def test_paths_are_printed_unbroken_and_as_they_are_typed(tmp_path, monkeypatch)
         path.touch()
     train = f"bstune 'study={name}'"
     out, summary = StringIO(), result_of([], workload="[red]digits[/red]", train=train)
-    show(
-        answer(summary),
-        Console(file=out, width=80),
-        places(files, ["mlflow ui", "http://127.0.0.1:5000"]),
-    )
+    console = Console(file=out, width=80)
+    show(answer(summary), console, [train])
+    show_places(places(files, ["mlflow ui", "http://127.0.0.1:5000"]), [], console, True)
     assert out.getvalue().splitlines()[1:] == [
-        "[red]digits[/red] · val/error <= 0.1 · 0 runs",
+        "[red]digits[/red] · val/error <= 0.1 · 0 trials",
         "",
-        "RESULT    no trial has run, so val/error <= 0.1 was not reached",
-        "",
-        f"train it  bstune 'study={name}'",
-        f"report    'outputs/{name}/report.html'",
-        f"files     'outputs/{name}'/{{curve.json}}",
-        "compare   bstune compare outputs/*",
-        "MLflow    mlflow ui",
+        "USE       nothing yet: no trial has run, so val/error <= 0.1 was not reached",
+        f"NEXT      {train}",
+        f"          'outputs/{name}/report.html'",
+        "          bstune compare outputs/*",
+        "          mlflow ui",
         "          http://127.0.0.1:5000",
     ]
 
@@ -168,9 +165,9 @@ TRAIN = [
 @pytest.mark.parametrize(
     ("lr", "stops", "own"),
     [
-        (0.123456, True, "trial.lr=0.123"),
-        (0.123456, False, "trial.lr=0.123 budget.steps=130 budget.examples=1"),
-        (0.9999, True, "trial.lr=0.9999"),  # 1 is beyond what can be had
+        (0.123456, True, "trial.lr=0.1235"),
+        (0.123456, False, "trial.lr=0.1235 budget.steps=130 budget.examples=1"),
+        (0.99999, True, "trial.lr=0.99999"),  # 1 is beyond what can be had
     ],
 )
 def test_the_command_that_trains_the_winner_is_short(lr, stops, own):

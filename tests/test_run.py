@@ -196,7 +196,7 @@ def test_a_line_a_trial_in_the_order_in_which_they_end(capsys):
         progress.show([trials[number] for number in done], 60.0 * len(done))
     lines = capsys.readouterr().out.splitlines()
     assert [line.split("  ")[1] for line in lines] == [
-        "point 2 of 5", "continues 0", "point 3 of 5", "repeats 0 on a fresh seed"
+        "configuration 2 of 5", "continues 0", "configuration 3 of 5", "repeats 0 on a fresh seed"
     ]  # fmt: skip
     assert [line.split("  ")[0] for line in lines] == [
         "trial 2", "trial 1", "trial 4", "trial 3"
@@ -469,9 +469,7 @@ def test_what_did_not_run_again_is_said_and_the_posterior_of_a_finished_study_is
         assert (outputs / "replay" / "curve.json").read_text() == curve
         line = json.loads(curve)["not_run_again"]
         assert (
-            (line is not None)
-            == ("search.candidates=2 runs it again" in out)
-            == (candidates == 1)
+            (line is not None) == ("search.candidates=2 runs it again" in out) == (candidates == 1)
         )
 
 

@@ -357,7 +357,9 @@ def test_the_result_is_drawn_and_written(studied, tmp_path):
     assert len(result.plot().axes) >= 2
     path = result.report(tmp_path / "elsewhere.html")
     assert path.read_text() == (result.folder / "report.html").read_text()
-    assert repr(result).startswith(f"Result(Net: use B = {result.best.batch_size}, lr = ")
+    assert repr(result).startswith(
+        f"Result(Net: use B = {result.best.batch_size}; critical batch size "
+    )
 
 
 def test_the_winner_trains_again_to_the_same_weights(studied):
@@ -400,9 +402,9 @@ def test_no_trial_has_a_value_of_the_metric(tune):
     result = tune(trials=1, budget=bstune.Budget(steps=2))
     without = result.summary.model_copy(update={"so_far": None})
     result = replace(result, summary=without)
-    with pytest.raises(StudyError, match=r"val_loss <= 1\.5 was not reached in 1 run"):
+    with pytest.raises(StudyError, match=r"val_loss <= 1\.5 was not reached in 1 trial"):
         _ = result.best
-    with pytest.raises(StudyError, match=r"val_loss <= 1\.5 was not reached in 1 run"):
+    with pytest.raises(StudyError, match=r"val_loss <= 1\.5 was not reached in 1 trial"):
         result.train()
 
 

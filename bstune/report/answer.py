@@ -718,7 +718,7 @@ def _notes_of(result: StudyResult) -> Iterator[str | None]:
 def _next(result: StudyResult) -> Iterator[str | None]:
     """Give the command that trains the winner; without one, what to change."""
     if result.winner is not None:
-        yield result.train or "result.train()"
+        yield result.train
         return
     change = _cause(result).change
     if change is not None:

@@ -149,7 +149,9 @@ def report_study(
     write_text(files.best, best_yaml(best, arguments, prepared))
     # What follows takes seconds, and MLflow's server may take longer: the answer comes before it.
     found = answer(result)
-    show(found, console)
+    # A study of Python objects has no command.
+    in_python = ["result.train()"] if arguments is None and result.winner is not None else []
+    show(found, console, in_python)
     answered = len(missing)
     with optional("no figure of the curve", missing):
         draw_curve(done, result, files.figure, files.vector_figure)
@@ -165,7 +167,7 @@ def report_study(
         with optional("MLflow lacks the results", missing):
             mlflow = _track(prepared, tracking, result)
     result = result.with_notes([*notes, *missing])  # of what failed since, too
-    said_next = any(label == "NEXT" for label, _ in found.actions)
+    said_next = bool(in_python) or any(label == "NEXT" for label, _ in found.actions)
     show_places(places(files, mlflow), missing[answered:], console, said_next)
     return Findings(prepared, done, result)
 

@@ -61,7 +61,9 @@ def main(arguments: list[str]) -> str:
     study, page = _study(options.study, goal, options.trust)
     write_page(study, page)
     console = plain_console()
-    for note in study.files.notes:
+    # What it would take is the answer where the histories do not suffice.
+    made = study.result.notes if goal is not None else ()
+    for note in (*study.files.notes, *made):
         console.print(note, soft_wrap=True, highlight=False, markup=False)
     show(answer(study.result), console, [shlex.quote(str(page))])
     return study.result.to_json()
