@@ -216,23 +216,21 @@ def _json_on_stdout(verb: str, given: list[str]) -> Iterator[Callable[[str | Non
     if verb not in JSON_VERBS:
         raise ConfigError(f"{JSON} is of {', '.join(JSON_VERBS)}: leave it out")
     given.remove(JSON)
+    found = list[str | None]()
     sys.stdout.flush()
     kept = os.dup(1)
+    # What other processes print goes to where this one's descriptor leads.
     os.dup2(2, 1)
-
-    def write(text: str | None) -> None:
-        sys.stdout.flush()
-        os.dup2(kept, 1)
-        if text is None:
-            raise ConfigError(f"there is no JSON of this: {JSON} is of one study or one trial")
-        write_out(text.rstrip())
-
     try:
-        yield write
+        with redirect_stdout(sys.stderr):
+            yield found.append
     finally:
-        sys.stdout.flush()
         os.dup2(kept, 1)
         os.close(kept)
+    text = found[0]
+    if text is None:
+        raise ConfigError(f"there is no JSON of this: {JSON} is of one study or one trial")
+    write_out(text.rstrip())
 
 
 def _check_working_directory() -> None:

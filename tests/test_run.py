@@ -284,7 +284,7 @@ def test_one_live_line_on_a_terminal(capsys):
     ],
 )
 def test_a_trial_as_a_line(changes, line):
-    assert trial_line(make_trial(3, **changes), "val/error", "point 4 of 5") == line
+    assert trial_line(make_trial(3, **changes), "val/error", "configuration 4 of 5") == line
 
 
 def test_what_trials_went_on_without_is_said_once_and_why_they_failed_each_time(capsys):
