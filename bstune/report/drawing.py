@@ -30,7 +30,8 @@ STRIDE, MARGIN, LEADER = (
 LEADER_PARTS = np.linspace(0.0, 1.0, 25)
 GUIDE_COST = 12.0  # of a label over a piece of a guide, in points of distance
 # from Okabe and Ito's palette, which survives the common colour blindnesses
-BLUE, VERMILION, PURPLE, INK, GREY = "#0072B2", "#D55E00", "#AA4499", "#1a1a1a", "#9a9a9a"
+BLUE, VERMILION, PURPLE, GREEN = "#0072B2", "#D55E00", "#AA4499", "#009E73"
+INK, GREY = "#1a1a1a", "#9a9a9a"
 # For the letters that matplotlib's own font lacks, where the machine has one of these: Linux, macOS, Windows.
 FURTHER_FONTS = (
     "Noto Sans CJK JP",
