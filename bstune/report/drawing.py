@@ -107,7 +107,7 @@ def log_axis(axes: "Axes", name: str, limits: tuple[float, float], decimal: bool
     if name == "x" and not decimal:
         every, ticks = _batch_ticks(*limits)
     else:
-        every, ticks = _decimal_ticks(
+        every, ticks = decimal_ticks(
             *limits, fewest=3 if name == "x" else 4
         )  # beside each other they take more room
     axes.set(**{f"{name}scale": "log", f"{name}lim": limits})
@@ -137,7 +137,7 @@ def _batch_ticks(low: float, high: float) -> tuple[list[float], list[float]]:
     return every, sorted([*every, *halves])
 
 
-def _decimal_ticks(low: float, high: float, fewest: int) -> tuple[list[float], list[float]]:
+def decimal_ticks(low: float, high: float, fewest: int) -> tuple[list[float], list[float]]:
     """Return the round numbers from ``low`` to ``high``, and those that get a label: 1-3, 1-2-5, or finer."""
     decades = range(math.floor(math.log10(low)), math.floor(math.log10(high)) + 1)
 

@@ -163,7 +163,17 @@ def panel(trials: Sequence[TrialResult], result: StudyResult, merit: Merit) -> P
 
 def shown_trials(trials: Sequence[TrialResult]) -> list[CurvePoint]:
     """Give the trials that reached the target or were stopped before it, as points."""
-    return [curve_point(trial) for trial in trials if trial.reached or trial.status == "stopped"]
+    points = list[CurvePoint]()
+    for trial in last_parts(trials):
+        if trial.reached or trial.status == "stopped":
+            points.append(curve_point(trial))
+    return points
+
+
+def last_parts(trials: Sequence[TrialResult]) -> list[TrialResult]:
+    """Leave out the parts of trials that another one continues: what it came to holds for them, too."""
+    continued = {trial.resumed_from for trial in trials if trial.status != "failed"}
+    return [trial for trial in trials if trial.number not in continued]
 
 
 def mark_of(point: CurvePoint, merit: Merit) -> Mark:
@@ -264,8 +274,12 @@ def rate_lines(result: StudyResult, start: float, end: float) -> list[PowerLaw]:
         if rule.exponent is not None:
             lines.append(PowerLaw(name, rule.words, rule.exponent, batch_size, lr, start, end))
     law = result.lr_exponent
-    # Where the trials are, and no further: beyond them it is a guess.
     if law is not None and law.identified:
+        # Where the trials are, and no further: beyond them it is a guess.
+        low, high = law.start, law.end
+        if result.curve is not None:
+            low = max(low, result.curve.batch_size[0])
+            high = min(high, result.curve.batch_size[-1])
         words = f"the trials' own law, B^{law.exponent:z.2f}"
-        lines.append(PowerLaw(LAW, words, law.exponent, batch_size, lr, law.start, law.end))
+        lines.append(PowerLaw(LAW, words, law.exponent, batch_size, lr, low, high))
     return lines
