@@ -118,9 +118,9 @@ def test_a_chart_of_no_points_is_none():
     ("values", "changes", "dtick"),
     [
         ([1, 2000], {}, 1),
-        ([1, 900], {}, "D2"),
+        ([1, 200], {}, "D2"),
         ([26, 45, None, 0], {}, None),  # neither 20 nor 50 lies between
-        ([26, 45], {"range": [0, 3]}, "D2"),
+        ([26, 45], {"range": [0, 2.3]}, "D2"),
         ([1, 2000], {"range": [1.4, 1.6]}, None),
         ([None], {}, None),
     ],

@@ -408,7 +408,10 @@ def learning_rates(study: StudyFolder) -> str:
     through = "the study's reference"
     if curve is not None:
         through = "the best learning rate at the middle of the curve"
-    caption = f"The scaling rules and the trials' law go through one point: {through}."
+    what = "scaling rules"
+    if result.lr_exponent is not None and result.lr_exponent.identified:
+        what += " and the trials' own law"
+    caption = f"The {what} go through one point: {through}."
     return chart(traces, layout, caption, alt=_rates_text(study))
 
 
@@ -560,6 +563,7 @@ def learning_curves(study: StudyFolder) -> str:
         return ""
     metric, goal = study.result.metric, study.result.target_value
     classes = _size_classes(shown)
+    any_reached = any(trial.reached for trial in shown)
     traces = list[Trace]()
     for i, one in enumerate(classes):
         color, dash = CLASS_LOOKS[i]
@@ -567,7 +571,7 @@ def learning_curves(study: StudyFolder) -> str:
         ordered = sorted(one.trials, key=lambda trial: not trial.reached)
         for j, trial in enumerate(ordered):
             traces.append(
-                _learning_curve(trial)
+                _learning_curve(trial, is_faint=any_reached and not trial.reached)
                 | {
                     "name": one.name,
                     "legendgroup": str(i),
@@ -584,20 +588,22 @@ def learning_curves(study: StudyFolder) -> str:
         layout |= _target_line(goal, scale["log"])
     missed = sum(not trial.reached for trial in shown)
     caption = ""
-    if missed:
+    if missed == len(shown):
+        caption = "None reached the target (dashed line)."
+    elif missed:
         caption = f"Faint: {plural(missed, 'trial')} that did not reach the target (dashed line)."
     return chart(traces, layout, caption, height=460, alt=_curves_text(study, shown, classes))
 
 
-def _learning_curve(trial: TrialResult) -> Trace:
-    """Give a trial's metric over its steps; one that missed the target is faint."""
+def _learning_curve(trial: TrialResult, is_faint: bool) -> Trace:
+    """Give a trial's metric over its steps."""
     history = _thinned([pair for pair in trial.history if pair[0] > 0])
     return {
         "type": "scatter",
         "mode": "lines",
         "x": [step for step, _ in history],
         "y": [value for _, value in history],
-        "opacity": 0.95 if trial.reached else 0.35,
+        "opacity": 0.35 if is_faint else 0.95,
         "hoverinfo": "x+y+text",
         "text": "<br>".join(map(label, _trial_lines(trial))),
     }

@@ -26,7 +26,7 @@ from bstune.system.secrets import json_without_known
 DIGITS = 5  # of the numbers in charts: finer than a pixel
 # Of a logarithmic axis, in decades: beyond them it has ticks at 20, 50, 100, and at 10, 100.
 WIDE = 2.0
-VERY_WIDE = 3.0
+VERY_WIDE = 2.5
 LEVEL = 4  # of gzip: 0.1 s for plotly's 4.8 MB, which become 2.0 as text; 0.3 MB more at level 1, 0.1 less at 9
 HEIGHT = 430  # pixels of a chart on a screen
 STATIC_HEIGHT = 350.0  # pixels of its picture
@@ -200,7 +200,7 @@ def json_script(values: Any) -> str:
 def axis(title: str, log: bool = True, **changes: Any) -> dict[str, Any]:
     """Return an axis of a chart, its title as text; ``changes`` are plotly's."""
     return {
-        "title": {"text": label(title)},
+        "title": {"text": label(title), "standoff": 10},
         "type": "log" if log else "linear",
         "gridcolor": "--grid",
         "linecolor": "--line",
@@ -218,11 +218,12 @@ def table(
     rows: Iterable[Sequence[Cell | str]],
     sortable: bool = True,
     name: str = "table",
+    wrapped: bool = False,
 ) -> str:
     """Give a table, which is scrolled in a box of its own; a cell that is a string is words, which stand at the left.
 
     ``sortable``: the page's script makes its heads buttons. ``name``: what the box is called, for those who reach it by
-    the keyboard.
+    the keyboard. ``wrapped``: what its cells say may take several lines, so that all columns are seen.
     """
     cells = [[_as_cell(cell) for cell in row] for row in rows]
     kinds = list[str]()
@@ -233,7 +234,12 @@ def table(
         f'<th scope="col"{kind}>{text(one)}</th>' for one, kind in zip(heads, kinds, strict=True)
     )
     body = "\n".join("<tr>" + "".join(map(_cell, row, kinds)) + "</tr>" for row in cells)
-    tag = '<table class="sortable">' if sortable else "<table>"
+    looks = list[str]()
+    if sortable:
+        looks.append("sortable")
+    if wrapped:
+        looks.append("wrapped")
+    tag = f'<table class="{" ".join(looks)}">' if looks else "<table>"
     box = f'<div class="scroll tall" tabindex="0" role="group" aria-label="{text(name)}">'
     return f"{box}{tag}<thead><tr>{head}</tr></thead><tbody>\n{body}\n</tbody></table></div>"
 
