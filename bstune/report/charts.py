@@ -623,6 +623,8 @@ def _metric_axis(trials: Sequence[TrialResult], goal: float) -> dict[str, Any]:
     if is_log:
         return {"log": True, **_range(near, 0.05)}
     pad = 0.05 * max(max(near) - min(near), 1e-9)
+    if not math.isfinite(pad):
+        return {"log": False}
     return {"log": False, "range": [min(near) - pad, max(near) + pad]}
 
 

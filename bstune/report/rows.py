@@ -4,6 +4,7 @@ shown = panel(trials, result, "steps")
 shown.stars[0].value  # steps to expect at the winner to use
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -13,6 +14,7 @@ from bstune.result import WINNERS, CriticalBatchSize, CurvePoint, StudyResult, W
 
 YOURS = "yours"  # what charts call the baseline
 USE = "use"  # and the winner by the study's objective
+LARGEST_LOG = 600.0  # of a learning rate, natural
 LAW = "law"  # the name of the line that has the trials' own exponent
 
 
@@ -122,7 +124,9 @@ class PowerLaw:
 
     def at(self, batch_size: float) -> float:
         """Give the learning rate at a batch size."""
-        return float(self.lr * (batch_size / self.batch_size) ** self.exponent)
+        grown = self.exponent * math.log(batch_size / self.batch_size)
+        # A folder may come from anybody: what is beyond floats stays at their ends.
+        return math.exp(max(-LARGEST_LOG, min(LARGEST_LOG, math.log(self.lr) + grown)))
 
 
 def curve_point(trial: TrialResult) -> CurvePoint:

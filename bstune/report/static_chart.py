@@ -23,6 +23,8 @@ LEGEND_LINE = 20.0  # pixels of its height
 SAMPLE = 30.0  # pixels of a legend's sample and the room beside it
 LOG_PAD = 0.06  # of an axis whose range is not stated, in shares of its span
 LEAST_SPAN = 0.3  # of a logarithmic axis, in decades
+MANY_DECADES = 6.0  # of a logarithmic axis: with more of them its ticks are powers of ten
+LARGEST = 1e300  # of a value, so that no span of two overflows
 TICKS = 5  # of a linear axis, at least
 # Of lines, in pixels; those without a name here are solid.
 DASHES = {"dot": "2 3", "dash": "7 4", "dashdot": "8 3 2 3", "longdash": "13 5"}
@@ -71,8 +73,7 @@ class _Axis:
         if self.kind == "category":
             shown = [(float(i), _shortened(name)) for i, name in enumerate(self.names)]
         elif self.kind == "log":
-            _, values = decimal_ticks(10.0**self.low, 10.0**self.high, 4)
-            shown = [(math.log10(value), format_number(value, 4)) for value in values]
+            shown = _log_ticks(self.low, self.high)
         else:
             shown = [
                 (value, format_number(value, 4)) for value in _round_values(self.low, self.high)
@@ -135,7 +136,7 @@ def _number(value: Any, kind: str, names: Sequence[str]) -> float | None:
     if value is None or not math.isfinite(value):
         return None
     if kind != "log":
-        return float(value)
+        return float(max(-LARGEST, min(LARGEST, value)))
     if value <= 0.0:
         return None
     return math.log10(value)
@@ -176,6 +177,16 @@ def _bar_ends(trace: Trace, name: str) -> list[float]:
     for value, up, down in zip(trace[name], bars["array"], bars["arrayminus"], strict=True):
         ends += [value + up, value - down]
     return ends
+
+
+def _log_ticks(low: float, high: float) -> list[tuple[float, str]]:
+    """Give ticks from ``low`` to ``high``, logarithms to base 10: 1-2-5, or powers of ten over many decades."""
+    if high - low <= MANY_DECADES:
+        _, values = decimal_ticks(10.0**low, 10.0**high, 4)
+        return [(math.log10(value), format_number(value, 4)) for value in values]
+    step = math.ceil((high - low) / MANY_DECADES)
+    powers = range(math.ceil(low), math.floor(high) + 1, step)
+    return [(float(power), f"1e{power}") for power in powers]
 
 
 def _round_values(low: float, high: float) -> list[float]:
