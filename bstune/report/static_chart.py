@@ -357,7 +357,9 @@ def _symbol(trace: Trace, point: Point, size: float) -> str:
     marker = trace.get("marker", {})
     name = marker.get("symbol", "circle")
     kind = name.removesuffix("-open")
-    colour = _colour(marker.get("color", "--blue"))
+    # A mark without a colour of its own has that of its line.
+    of_line = trace.get("line", {}).get("color", "--blue")
+    colour = _colour(marker.get("color", of_line))
     x, y = point
     half = size / 2.0
     style = f"fill:{colour}"
