@@ -105,6 +105,17 @@ def test_a_command_is_copied(driver):
     assert taken == driver.find_element("css selector", "pre.command").text
 
 
+def test_heads_are_words_while_a_page_is_printed(driver):
+    heads = "return document.querySelectorAll('table.sortable th button').length"
+    count = driver.execute_script(heads)
+    assert count > 10
+    driver.execute_script("dispatchEvent(new Event('beforeprint'))")
+    assert driver.execute_script(heads) == 0
+    assert driver.execute_script("return document.querySelector('table.sortable th').innerText")
+    driver.execute_script("dispatchEvent(new Event('afterprint'))")
+    assert driver.execute_script(heads) == count
+
+
 SEEN = """
 const seen = (one) => { const box = one.getBoundingClientRect(); return box.width > 50 && box.height > 5; };
 return [...document.querySelectorAll(arguments[0])].map(seen);

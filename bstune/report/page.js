@@ -66,6 +66,9 @@ for (const table of document.querySelectorAll("table.sortable")) {
       table.tBodies[0].append(...sorted(table, column, falls ? -1 : 1));
     });
     head.replaceChildren(sort);
+    // On paper Chromium repeats a table's head on each page only if no control is in it.
+    addEventListener("beforeprint", () => head.replaceChildren(sort.textContent));
+    addEventListener("afterprint", () => head.replaceChildren(sort));
   });
 }
 
