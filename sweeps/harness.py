@@ -30,7 +30,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from bstune.config import Composed, compose_known, validate, without_plus
+from bstune.config import Composed, compose_known, in_full, validate
 from bstune.core.errors import ConfigError, InputError, Interrupted, StudyError
 from bstune.core.records import dump_json
 from bstune.hydra_recipe import instantiate
@@ -155,7 +155,7 @@ def compose_sweep(name: str, options: Sequence[str]) -> DictConfig:
     """Return the config of a sweep, composed but not checked."""
     if name not in sweep_names():
         raise ConfigError(f"there is no sweep {name!r}; sweeps: {', '.join(sweep_names())}")
-    config, unknown = compose_known(SWEEP_MODULE, name, without_plus(options))
+    config, unknown = compose_known(SWEEP_MODULE, name, in_full(options))
     if unknown:
         raise ConfigError(
             "\n".join(f"unknown option {option}; --help lists the options" for option in unknown)

@@ -1,6 +1,7 @@
 """Studies side by side: made ones of a known law, and whatever a folder may hold."""
 
 import math
+import re
 import subprocess
 import sys
 
@@ -9,15 +10,23 @@ import pytest
 from browser import awaited, errors, opened_browser, resize
 from builders import changed, hand_critical, make_confirmed, make_curve, result_of
 from mlflow import MlflowClient
+from test_page import Page
 from toolbox import make_trial
 
 from bstune.core.errors import StudyError
-from bstune.report.compare import collapse, compare, compared, pairs, read_studies
+from bstune.report.compare import (
+    collapse,
+    compare,
+    compared,
+    gain_text,
+    pairs,
+    read_studies,
+)
 from bstune.report.compare_figure import INCHES_WIDE, paint_comparison
 from bstune.report.compare_page import comparison_page
 from bstune.report.drawing import figure_of
 from bstune.report.rows import curve_point
-from bstune.result import Spend
+from bstune.result import SCHEMA_NUMBER, Gain, Spend
 
 ODD = 'a b/<b>é</b> & "ü" $x^2$ 日本'
 SIZES = np.geomspace(8, 4096, 19)
@@ -173,6 +182,60 @@ def test_what_a_study_lacks_is_said_beside_what_there_is(changes, note, tmp_path
     ).draw_without_rendering()
 
 
+def with_use(study, **hyperparameters):
+    """The result of a study whose winner has these further hyper-parameters."""
+    made = summary(study)
+    return changed(made, best_by_time=changed(made.best_by_time, hyperparameters=hyperparameters))
+
+
+def gain(ratio=1.45, low=1.3, high=1.7, **changes):
+    known = {"level": 0.9, "merit": "time", "seeds": 3, "at_least": False}
+    return Gain(ratio=ratio, low=low, high=high, **{**known, **changes})
+
+
+def test_all_hyperparameters_of_a_winner_are_shown():
+    made = (
+        with_use("a", momentum=0.95, weight_decay=5e-4),
+        with_use("b", momentum=0.9),
+        summary("c"),
+    )
+    found = compare(studies(*made))
+    assert str(found.studies[0].use) == "B = 128, lr = 0.1, momentum = 0.95, weight_decay = 0.0005"
+    rows = cells_of(comparison_page(found))
+    assert [row["momentum"] for row in rows] == ["0.95", "0.9", "-"]
+    assert [row["weight_decay"] for row in rows] == ["0.0005", "-", "-"]
+    drawn = figure_of(lambda figure: paint_comparison(figure, found), (INCHES_WIDE, 7.0))
+    shown = {text.get_text() for text in drawn.findobj(match=lambda one: hasattr(one, "get_text"))}
+    assert {"momentum = 0.95, weight_decay = 0.0005", "momentum = 0.9"} <= shown
+
+
+def cells_of(page):
+    """The rows of the table of studies, by their heads."""
+    table = re.search(r"<table.*?</table>", page, flags=re.DOTALL)[0]
+    heads = re.findall(r"<th[^>]*>(.*?)</th>", table)
+    rows = re.findall(r"<tr>(<td.*?)</tr>", table)
+    return [dict(zip(heads, re.findall(r"<td[^>]*>(.*?)</td>", row), strict=True)) for row in rows]
+
+
+def test_the_gain_has_a_column_with_its_interval():
+    least = gain(2.4, None, None, at_least=True)
+    made = (summary("a", gain=gain()), summary("b", gain=least), summary("c"))
+    found = compare(studies(*made))
+    assert [study.gain for study in found.studies] == [1.45, 2.4, None]
+    shown = [row["gain"] for row in cells_of(comparison_page(found))]
+    assert shown == ["1.45 times (1.3 to 1.7)", "at least 2.4 times", "not known"]
+    assert gain_text(gain(merit="steps")).endswith("in steps")
+
+
+def test_critical_batch_sizes_of_like_studies_are_named_apart():
+    found = compare(studies(*(summary(name, 100.0 + i) for i, name in enumerate("abc"))))
+    steps = Page(comparison_page(found)).charts[0]
+    named = [trace["name"] for trace in steps["data"] if trace.get("showlegend", True)]
+    assert named == ["a: B_crit 100", "b: B_crit 100", "c: B_crit 100"]
+    assert not any("text" in trace.get("mode", "") for trace in steps["data"])
+    assert not steps["layout"].get("annotations")
+
+
 def test_names_are_text_and_differ():
     changed = summary(ODD, workload=ODD, target="val/acc >= 0.9", devices=("H200",))
     found = compare(studies(summary(), changed, changed, summary("c" * 300), summary("$x^2$ 日本")))
@@ -233,7 +296,11 @@ def folders(tmp_path, monkeypatch):
 
 
 def test_what_is_no_study_is_left_out_with_a_line(folders):
-    other = summary("other").to_json().replace('"schema_number": 1', '"schema_number": 0')
+    other = (
+        summary("other")
+        .to_json()
+        .replace(f'"schema_number": {SCHEMA_NUMBER}', '"schema_number": 0')
+    )
     paths = folders(a=summary("a"), empty=None, half='{"study": ', list="[]", other=other)
     (a,), left_out = read_studies([*paths, "outputs/a/", "outputs/a/curve.json"])
     assert a.name == "a"
@@ -357,7 +424,7 @@ def test_the_page_draws_its_charts_in_a_browser_and_asks_nothing_of_the_network(
     bstune, folders, tmp_path
 ):
     folders(
-        a=summary(ODD),
+        a=changed(with_use(ODD, momentum=0.95, weight_decay=5e-4), gain=gain()),
         b=summary("b", 900.0, 800.0, 1000.0),
         c=summary("c", **UNREACHED),
         d=summary("d", **ONE_SIZE),
@@ -365,7 +432,7 @@ def test_the_page_draws_its_charts_in_a_browser_and_asks_nothing_of_the_network(
     assert bstune("compare", *(f"outputs/{name}" for name in "abcd"))[0] == 0
     drawn = "return [...document.querySelectorAll('figure.chart')].every(one => one.querySelector('svg.main-svg'))"
     with opened_browser(tmp_path / "profile", 1280, 900) as driver:
-        for width in (1280, 400):
+        for width in (1280, 390):
             resize(driver, width, 900)
             driver.get((tmp_path / "comparison.html").as_uri())
             assert awaited(driver, drawn)
@@ -377,3 +444,9 @@ def test_the_page_draws_its_charts_in_a_browser_and_asks_nothing_of_the_network(
             assert not [name for name in fetched if not name.startswith(("data:", "blob:"))]
             shown = driver.find_element("tag name", "body").text
             assert all(text in shown for text in (ODD, "c: ", "d: ", "differ"))
+            # On a wide screen the last column is seen, on a phone it is scrolled to.
+            box = "const box = document.querySelector('.scroll'); "
+            beyond = driver.execute_script(f"{box}return box.scrollWidth - box.clientWidth")
+            assert (beyond > 0) == (width == 390)
+            scrolled = f"{box}box.scrollLeft = 9999; return box.scrollLeft"
+            assert driver.execute_script(scrolled) == beyond

@@ -4,11 +4,19 @@ import json
 import re
 from dataclasses import replace
 from io import StringIO
+from pathlib import Path
 
 import pytest
 from rich.console import Console
 
-from bstune.hardware.report import advice, headline, survey_json, survey_tables, write_survey
+from bstune.hardware.report import (
+    advice,
+    bound_text,
+    headline,
+    survey_json,
+    survey_tables,
+    write_survey,
+)
 from bstune.hardware.roofline import (
     AffineCost,
     DeviceLimits,
@@ -18,6 +26,7 @@ from bstune.hardware.roofline import (
     tensor_core_multiple,
 )
 from bstune.hardware.survey import probe_text
+from bstune.report.drawing import figure_of
 from bstune.system.files import Output
 from tests.toolbox import entries, make_probe_result, make_survey
 
@@ -65,15 +74,7 @@ def on_cuda(dtype):
             on_cuda("bf16"),
             "fc (Linear): pad in_features from 15 to 16: predicted 1.88 times its throughput",
         ),
-        # 4e6 FLOPs at 1e12/s and 1e5 bytes at 1e10/s are allowed 1e-5 s, 6.4e7 FLOPs at 64 6.4e-5 s
-        (
-            make_survey(limits=FAST_DEVICE),
-            "up to batch size 64 a step is bound by neither arithmetic nor memory, which",
-        ),
-        (
-            make_survey(limits=FAST_DEVICE),
-            "take 5.3% of it at most: a faster device gains nothing there",
-        ),
+        (make_survey(limits=FAST_DEVICE), "up to batch size 64 a faster device gains nothing"),
         (
             on_cuda("fp32"),
             "fp32 does not run on tensor cores, so no multiple is asked of layers or batch",
@@ -82,6 +83,44 @@ def on_cuda(dtype):
 )
 def test_advice(survey, words):
     assert any(words in line for line in advice(survey))
+
+
+@pytest.mark.parametrize(
+    ("survey", "said", "not_said"),
+    [
+        # bytes 200 B + 1e5, FLOPs 1e6 B, ridge 1000: it turns at 125
+        (make_survey(), ["memory-bound below batch size 125", "compute-bound"], "neither"),
+        (make_survey(limits=DeviceLimits("fp32", 1e12, 1e6)), ["memory-bound at any"], "compute"),
+        # 4e6 FLOPs at 1e12/s and 1e5 bytes at 1e10/s are allowed 1e-5 s, 6.4e7 FLOPs at 64 6.4e-5 s
+        (
+            make_survey(limits=FAST_DEVICE),
+            ["neither", "up to batch size 64: ", " 5.3% ", "beyond it is compute-bound"],
+            "memory-bound",
+        ),
+        (
+            make_survey(((4, 1.0), (64, 1.2)), limits=FAST_DEVICE),
+            ["neither", "up to batch size 64: "],
+            "beyond",
+        ),
+    ],
+)
+def test_what_bounds_a_step_is_one_sentence_everywhere(survey, said, not_said, monkeypatch):
+    sentence = bound_text(survey)
+    assert all(words in sentence for words in said), sentence
+    assert not_said not in sentence
+    assert json.loads(survey_json(survey))["derived"]["bound"] == sentence
+    titles = list[str]()
+    monkeypatch.setattr(
+        "bstune.hardware.report.save_figure",
+        lambda paint, inches, path: titles.append(figure_of(paint, inches).get_suptitle()),
+    )
+    monkeypatch.setattr("bstune.hardware.report.write_text", lambda path, text: None)
+    write_survey(survey, Output(Path("nowhere")), [])
+    assert sentence in " ".join(titles[0].split())
+
+
+def test_without_its_cost_nothing_is_said_of_what_bounds_a_step():
+    assert bound_text(make_survey(cost=None)) is None
 
 
 def test_advice_that_is_not_needed():

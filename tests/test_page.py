@@ -5,7 +5,16 @@ from dataclasses import replace
 from html.parser import HTMLParser
 
 import pytest
-from builders import changed, hand_critical, make_curve, make_growth, make_law, make_plan, result_of
+from builders import (
+    changed,
+    hand_critical,
+    make_baseline,
+    make_curve,
+    make_growth,
+    make_law,
+    make_plan,
+    result_of,
+)
 from toolbox import make_trial
 
 from bstune.report.charts import CURVE_POINTS
@@ -51,6 +60,7 @@ class Page(HTMLParser):
     def __init__(self, whole):
         super().__init__()
         self.tags, self.texts, self.headings, self.charts = [], [], [], []
+        self.told, self.drawn = [], []
         self._tag = ""
         self.feed(whole)
         inside = re.findall(
@@ -62,6 +72,12 @@ class Page(HTMLParser):
     def handle_starttag(self, tag, attributes):
         self.tags.append(tag)
         self._tag = tag
+        known = dict(attributes)
+        if known.get("role") == "img":
+            self.told.append(known["aria-label"])
+            self.drawn.append(0)
+        elif self.drawn and tag in ("path", "circle", "polygon") and known.get("class") != "grid":
+            self.drawn[-1] += 1
 
     def handle_data(self, data):
         self.texts.append(data)
@@ -121,8 +137,8 @@ def test_a_whole_study_shows_all_that_is_known():
         "S*(B), all trials",
         "reached the target",
         "stopped before it",
-        "best by time",
-        "rule sqrt",
+        "use",
+        "the square root",
     } <= found.names
     steps = found.charts[0]
     reached = next(trace for trace in steps["data"] if trace["name"] == "reached the target")
@@ -133,6 +149,107 @@ def test_a_whole_study_shows_all_that_is_known():
     line = next(shape for shape in steps["layout"]["shapes"] if shape["type"] == "line")
     assert line["x0"] == 100.0
     assert steps["layout"]["annotations"][0]["x"] == math.log10(100.0)
+
+
+def trace_of(one, name):
+    """The trace of a chart by its name."""
+    (found,) = (trace for trace in one["data"] if trace.get("name") == name)
+    return found
+
+
+def test_each_chart_has_a_picture_and_a_text_of_what_it_shows():
+    found = Page(study_page(whole_study()))
+    assert len(found.told) == len(found.charts) == len(found.drawn)
+    assert all(count > 0 for count in found.drawn), found.drawn
+    steps, seconds, rates, over, curves = found.told[:5]
+    assert "5 trials" in steps
+    assert "700 steps at batch size 16 to 80 steps at 1024" in steps
+    assert "7.00 s at batch size 16" in seconds
+    assert "0.1 at batch size 16 to 0.5 at 1024" in rates
+    assert "val/error 0.2: 70" in over
+    assert "7 trials" in curves
+
+
+def test_the_baseline_and_the_winner_to_use_are_in_steps_and_in_time():
+    study = whole_study(baseline=make_baseline(number=1, batch_size=64, lr=0.1, status="reached"))
+    steps, seconds, rates = Page(study_page(study)).charts[:3]
+    own, use = study.files.trials[1], study.result.winner
+    assert (trace_of(steps, "yours")["x"], trace_of(steps, "yours")["y"]) == ([64], [own.steps])
+    assert trace_of(seconds, "yours")["y"] == [pytest.approx(own.time_to_target, rel=1e-4)]
+    assert trace_of(rates, "yours")["y"] == [0.1]
+    for one in (steps, seconds):
+        star = trace_of(one, "use")
+        assert (star["x"], star["text"]) == ([use.batch_size], ["use"])
+        assert trace_of(one, "yours")["text"] == ["yours"]
+    assert "yours" not in Page(study_page(whole_study())).names
+
+
+def test_the_page_has_the_rules_through_the_point_of_the_picture():
+    rates = Page(study_page(whole_study())).charts[2]
+    middle = len(CURVE.batch_size) // 2
+    through = CURVE.batch_size[middle], CURVE.lr[middle]
+    dashes = set()
+    names = {"a constant rate": 0.0, "the square root": 0.5, "linear scaling": 1.0}
+    law = make_law()
+    names |= {f"the trials' own law, B^{law.exponent:.2f}": law.exponent}
+    for name, exponent in names.items():
+        line = trace_of(rates, name)
+        for size, lr in zip(line["x"], line["y"], strict=True):
+            assert lr == pytest.approx(through[1] * (size / through[0]) ** exponent, rel=1e-3)
+        dashes.add(line["line"]["dash"])
+    assert len(dashes) == 4
+
+
+@pytest.mark.parametrize(("goal", "history"), [(0.001, 0.5), (-4.0, -1.0), (0.9, 0.2)])
+def test_the_target_that_nothing_reached_lies_within_the_axis(goal, history):
+    trials = [
+        make_trial(
+            i, 2**i, status="stopped", steps=90, history=((10, history), (90, 0.9 * history))
+        )
+        for i in range(4)
+    ]
+    study = study_of(trials, target_value=goal)
+    curves = next(one for one in Page(study_page(study)).charts if "shapes" in one["layout"])
+    low, high = curves["layout"]["yaxis"]["range"]
+    at = math.log10(goal) if curves["layout"]["yaxis"]["type"] == "log" else goal
+    assert low < at < high
+    assert curves["layout"]["shapes"][0]["y0"] == pytest.approx(goal)
+
+
+def test_learning_curves_are_told_apart_by_classes_of_batch_sizes():
+    trials = [make_trial(i, 2**i, steps=90) for i in range(3, 12)]
+    curves = next(
+        one
+        for one in Page(study_page(study_of(trials))).charts
+        if "steps" in one["layout"]["xaxis"]["title"]["text"]
+    )
+    named = [trace for trace in curves["data"] if trace["showlegend"]]
+    looks = {(trace["line"]["color"], trace["line"]["dash"]) for trace in named}
+    assert len(named) == len({color for color, _ in looks}) == len({dash for _, dash in looks}) == 4
+    assert (named[0]["name"], named[-1]["name"]) == ("B = 8 to 16", "B = 512 to 2048")
+    assert len(curves["data"]) == 9
+
+
+def test_a_trial_that_was_continued_is_shown_once():
+    stopped = trace_of(Page(study_page(whole_study())).charts[0], "stopped before it")
+    assert (stopped["x"], stopped["y"]) == ([64], [150])
+
+
+def test_what_bounds_a_step_is_said_as_the_survey_says_it():
+    derived = {**HARDWARE["derived"], "bound": "a step is memory-bound below batch size 64"}
+    found = Page(study_page(replace_hardware(whole_study(), hardware_of(derived=derived))))
+    assert derived["bound"] in found.texts
+    assert any(derived["bound"] in told for told in found.told)
+
+
+def replace_hardware(study, hardware):
+    return StudyFolder(study.result, replace(study.files, hardware=hardware))
+
+
+def test_commands_are_apart_from_words():
+    train = "bstune workload=w trial.batch_size=64 trial.lr=0.1"
+    whole = study_page(whole_study(train=train))
+    assert re.findall(r'<pre class="command">(.*?)</pre>', whole) == [train]
 
 
 def test_how_the_critical_batch_size_grows_is_said_below_its_chart():

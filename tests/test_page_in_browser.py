@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 import pytest
-from browser import awaited, errors, opened_browser
+from browser import awaited, errors, opened_browser, resize
 from test_page import NASTY, whole_study
 
 from bstune.report.page import write_page
@@ -18,7 +18,9 @@ def opened(tmp_path_factory):
     """Return a browser, and the page of a study whose every name is markup."""
     folder = tmp_path_factory.mktemp("page")
     study = whole_study(
-        **dict.fromkeys(("study", "workload", "target", "metric"), NASTY), devices=(NASTY,)
+        train="bstune workload=w trial.lr=0.1",
+        **dict.fromkeys(("study", "workload", "target", "metric"), NASTY),
+        devices=(NASTY,),
     )
     named = {
         "device": NASTY,
@@ -27,8 +29,8 @@ def opened(tmp_path_factory):
         "hyperparameters": {NASTY: 1.0},
     }
     trials = tuple(replace(trial, **named) for trial in study.files.trials)
-    beside = replace(study.files, trials=trials, notes=(NASTY,))
-    write_page(replace(study, files=beside), folder / "report.html")
+    files = replace(study.files, trials=trials, notes=(NASTY,))
+    write_page(replace(study, files=files), folder / "report.html")
     with opened_browser(folder / "profile", 1280, 900) as driver:
         yield driver, (folder / "report.html").as_uri()
 
@@ -70,6 +72,84 @@ def test_a_trial_is_told_where_it_is_pointed_at(driver):
     told = awaited(driver, "return document.querySelector('.hovertext')?.textContent")
     assert told.startswith("trial 0")
     assert NASTY in told
+
+
+def test_heads_and_commands_are_reached_by_the_keyboard(driver):
+    reached = list[str]()
+    driver.execute_script("document.body.focus()")
+    for _ in range(80):
+        webdriver.ActionChains(driver).send_keys(webdriver.Keys.TAB).perform()
+        words, outline = driver.execute_script(
+            "const one = document.activeElement; "
+            "return [`${one.tagName} ${one.textContent}`, getComputedStyle(one).outlineStyle]"
+        )
+        if words.startswith("BODY"):
+            break
+        assert outline != "none", words
+        reached.append(words)
+    heads = [f"BUTTON {name}" for name in ("trial", "batch size", "learning rate", "status")]
+    assert set(heads) <= set(reached)
+    assert reached.count("BUTTON Copy") == 1
+    # What zooms by the pointer alone is passed by.
+    assert not [words for words in reached if words == "BUTTON "]
+
+
+def test_a_command_is_copied(driver):
+    driver.execute_cdp_cmd("Browser.grantPermissions", {"permissions": ["clipboardReadWrite"]})
+    copy = driver.find_element("css selector", "button.copy")
+    copy.click()
+    assert awaited(driver, "return document.querySelector('button.copy').textContent === 'Copied'")
+    taken = driver.execute_async_script(
+        "navigator.clipboard.readText().then(arguments[0], (error) => arguments[0](String(error)))"
+    )
+    assert taken == driver.find_element("css selector", "pre.command").text
+
+
+def test_heads_are_words_while_a_page_is_printed(driver):
+    heads = "return document.querySelectorAll('table.sortable th button').length"
+    count = driver.execute_script(heads)
+    assert count > 10
+    driver.execute_script("dispatchEvent(new Event('beforeprint'))")
+    assert driver.execute_script(heads) == 0
+    assert driver.execute_script("return document.querySelector('table.sortable th').innerText")
+    driver.execute_script("dispatchEvent(new Event('afterprint'))")
+    assert driver.execute_script(heads) == count
+
+
+SEEN = """
+const seen = (one) => { const box = one.getBoundingClientRect(); return box.width > 50 && box.height > 5; };
+return [...document.querySelectorAll(arguments[0])].map(seen);
+"""
+
+
+def test_on_paper_charts_are_whole_pictures_and_all_trials_are_there(driver):
+    for width in (1280, 700):
+        resize(driver, width, 900)
+        driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": "print"})
+        pictures = driver.execute_script(SEEN, "figure.chart .static > svg")
+        assert (len(pictures), all(pictures)) == (9, True)
+        assert not any(driver.execute_script(SEEN, "figure.chart .plot"))
+        cut = (
+            "return [...document.querySelectorAll('.static > svg, .tall')].filter((one) => "
+            "one.getBoundingClientRect().right > innerWidth || getComputedStyle(one).overflowY === 'auto')"
+        )
+        assert driver.execute_script(cut) == []
+        assert not any(driver.execute_script(SEEN, "button.copy"))
+    resize(driver, 1280, 900)
+    driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": ""})
+
+
+def test_without_scripts_no_box_is_empty(driver):
+    driver.execute_cdp_cmd("Emulation.setScriptExecutionDisabled", {"value": True})
+    try:
+        driver.refresh()
+        evaluated = {"expression": f"(function() {{ {SEEN} }})", "returnByValue": True}
+        for selector, count in (("figure.chart .static > svg", 9), ("button, input", 0)):
+            evaluated["expression"] = f"(function() {{ {SEEN} }})({selector!r})"
+            seen = driver.execute_cdp_cmd("Runtime.evaluate", evaluated)["result"]["value"]
+            assert sum(seen) == count
+    finally:
+        driver.execute_cdp_cmd("Emulation.setScriptExecutionDisabled", {"value": False})
 
 
 def test_the_calculator_says_what_devices_can_do(driver):

@@ -173,7 +173,9 @@ TRAIN = [
 def test_the_command_that_trains_the_winner_is_short(lr, stops, own):
     backend = SimpleNamespace(stops=stops)
     prepared = SimpleNamespace(
-        backend=backend, space=SimpleNamespace(lr_low=0.0, lr_high=0.9999), options=None
+        backend=backend,
+        space=SimpleNamespace(lr_low=0.0, lr_high=0.99999, tunables=()),
+        options=None,
     )
     found = train_command(Winner(make_result(lr=lr, horizon=130), 110.0), TRAIN, prepared)
     kept = "+workload=mine study=s data.root=/d 'storage=${oc.env:STUDIES}'"

@@ -2,6 +2,7 @@
 
 import functools
 import sys
+import textwrap
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -31,6 +32,7 @@ Array = NDArray[np.float64]
 MAX_MISALIGNED = 8  # rows
 MUCH_OVERHEAD = 0.2  # of a step
 FIGURE_WIDTH, ROOF_HEIGHT, ROW_HEIGHT = 11.0, 3.6, 0.24  # inches
+TITLE_WIDTH = 120  # letters
 MAX_ROWS = 14  # of layers: those that take the most of the time allowed
 
 
@@ -74,6 +76,7 @@ def survey_json(survey: Survey) -> str:
         "achieved": [asdict(row) for row in survey.achieved],
         "elsewhere": [asdict(row) for row in survey.elsewhere],
         "plateau": survey.plateau.batch_size,
+        "bound": bound_text(survey),
         "advice": advice(survey),
     }
     return dump_json(values, indent=2) + "\n"
@@ -109,8 +112,9 @@ def survey_tables(survey: Survey) -> Group:
         f"{len(survey.ceiling.probes)}: " + "; ".join(map(probe_text, survey.ceiling.probes)),
     )
     facts.add_row("step time", _model_text(survey))
-    if survey.cost is not None:
-        facts.add_row("roofline", f"by its shapes the step is {_bound_text(survey)}")
+    bound = bound_text(survey)
+    if bound is not None:
+        facts.add_row("roofline", bound)
     for note in survey.notes:
         facts.add_row("note", note)
     for line in advice(survey):
@@ -179,15 +183,11 @@ def advice(survey: Survey) -> list[str]:
             f"{row.name} ({row.kind}): pad {row.dimension} from {row.size} to {row.padded}{gain}"
         )
     if survey.bound_by_neither:
-        last, share = (
-            survey.bound_by_neither[-1],
-            max(row.share_of_roofline for row in survey.bound_by_neither),
-        )
-        lines.append(
-            f"up to batch size {format_count(last.batch_size)} a step is bound by neither arithmetic nor memory, which "
-            f"take {share:.1%} of it at most: a faster device gains nothing there, fewer and larger "
-            f"operations do{' (compile=default, protocol.fast=graph)' if survey.device_type == 'cuda' else ''}"
-        )
+        last = format_count(survey.bound_by_neither[-1].batch_size)
+        how = "fewer and larger operations do"
+        if survey.device_type == "cuda":
+            how += " (compile=default, protocol.fast=graph)"
+        lines.append(f"up to batch size {last} a faster device gains nothing, {how}")
     return lines
 
 
@@ -218,11 +218,34 @@ def _limits_text(limits: DeviceLimits) -> str:
     return f"measured ceilings {flops} GFLOP/s in {limits.dtype}, {moved} GB/s, ridge {ridge} FLOPs per byte"
 
 
-def _bound_text(survey: Survey) -> str:
-    turning = survey.turning_batch_size
+def bound_text(survey: Survey) -> str | None:
+    """Say in one sentence what bounds a step; None where its cost is not known.
+
+    Where the measured steps take ten times what the roofline allows, neither arithmetic nor memory
+    bounds them, whatever their shapes. Elsewhere it is what the shapes say.
+    """
+    if survey.cost is None or survey.limits is None:
+        return None
+    neither, turning = survey.bound_by_neither, survey.turning_batch_size
+    if not neither:
+        if turning is None:
+            return "a step is memory-bound at any batch size"
+        size = format_count(turning)
+        return f"a step is memory-bound below batch size {size}, compute-bound from there on"
+    last = neither[-1].batch_size
+    share = max(row.share_of_roofline for row in neither)
+    text = (
+        f"a step is bound by neither arithmetic nor memory up to batch size {format_count(last)}: "
+        f"they take {share:.1%} of it at most"
+    )
+    if len(neither) == len(survey.achieved):
+        return text
     if turning is None:
-        return "memory-bound at any batch size"
-    return f"memory-bound below batch size {format_count(turning)}, compute-bound from there on"
+        return f"{text}; beyond it is memory-bound"
+    if turning <= last:
+        return f"{text}; beyond it is compute-bound"
+    size = format_count(turning)
+    return f"{text}; beyond it is memory-bound, from batch size {size} on compute-bound"
 
 
 def _model_text(survey: Survey) -> str:
@@ -315,7 +338,7 @@ def _paint(figure: "Figure", survey: Survey, cost: StepCost, limits: DeviceLimit
     for axes in (roof, ranges):
         axes.axvline(limits.ridge, color=GREY, linewidth=0.9, linestyle="--", zorder=1)
         axes.grid(color=INK, alpha=0.07, linewidth=0.6)
-    bound = f"{survey.workload}: by its shapes the step is {_bound_text(survey)}"
+    bound = textwrap.fill(f"{survey.workload}: {bound_text(survey)}", TITLE_WIDTH)
     title = f"{bound}\n{survey.device}; {_limits_text(limits)}"
     figure.suptitle(title, fontsize=10.5, parse_math=False)
     figure.legend(
@@ -391,6 +414,6 @@ def _draw_ranges(
     axes.axvspan(limits.ridge, axes.get_xlim()[1], color="#e6f0f8", linewidth=0, zorder=-2)
     batches = ", ".join(f"{size:,}" for size in sizes)
     axes.set_xlabel(
-        f"FLOPs per byte moved; dots grow with the batch size B = {batches}; shaded: compute-bound\n"
+        f"FLOPs per byte moved; dots grow with the batch size B = {batches}; shaded: compute-bound by its shapes\n"
         f"behind each layer: its share of the time that the roofline allows a step at B = {sizes[-1]:,}"
     )

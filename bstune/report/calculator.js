@@ -4,6 +4,7 @@
 (() => {
   const form = document.getElementById("calculator");
   if (!form) return;
+  form.hidden = false;
   const curve = JSON.parse(form.querySelector("script").textContent);
   const sizes = curve.batch_size;
   const largest = sizes[sizes.length - 1];

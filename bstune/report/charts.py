@@ -1,114 +1,168 @@
-"""The charts of a study's page, each as HTML; empty where there is nothing to show."""
+"""The charts of a study's page, each as HTML; empty where there is nothing to show.
+
+They draw the rows that ``rows.py`` prepares, as the picture does. Each has a text of what it shows,
+for those who do not see it.
+"""
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from bstune.core.records import Merit, TrialResult
-from bstune.core.scaling import RULES
 from bstune.report.answer import (
     critical_text,
     expected_text,
     growth_text,
     interval_text,
+    winner_text,
 )
 from bstune.report.html import axis, chart, label, paragraph, text
+from bstune.report.rows import (
+    LAW,
+    USE,
+    YOURS,
+    Band,
+    Mark,
+    Panel,
+    Star,
+    last_parts,
+    panel,
+    perfect_scaling_examples,
+    rate_lines,
+    shown_critical,
+)
 from bstune.report.schema import HardwareFile
 from bstune.report.study_folder import StudyFolder
-from bstune.result import WINNERS, CriticalAtTarget, CriticalBatchSize, Curve, StudyResult
+from bstune.result import CriticalAtTarget, CriticalBatchSize, StudyResult
 from bstune.system.console import format_count, format_number, format_seconds, plural
 
+DIGITS = 4  # of a number in words, at most
 CURVE_POINTS = 48  # of a learning curve, at most: the page is to stay small
+CURVE_CLASSES = 4  # of batch sizes among the learning curves, at most
+# A class is told by its dash, too: colours alone do not tell it to everybody.
+CLASS_LOOKS = (
+    ("--blue", "solid"),
+    ("--orange", "dash"),
+    ("--green", "dot"),
+    ("--purple", "dashdot"),
+)
+RATE_DASHES = {"none": "dot", "sqrt": "dash", "linear": "dashdot", LAW: "solid"}
+STATUS_LOOKS = {
+    "reached": ("--blue", "circle"),
+    "stopped": ("--grey", "triangle-up-open"),
+    "diverged": ("--vermilion", "x"),
+}
+Trace = dict[str, Any]
 
 
 def curves(study: StudyFolder) -> str:
-    """Return steps and time to target over batch size."""
-    steps = _frontier(study, "steps", lambda trial: trial.steps, "steps to target S")
+    """Draw steps and time to target over batch size."""
+    steps = _frontier(study, panel(study.files.trials, study.result, "steps"))
     seconds = ""
     if any(trial.seconds_per_step for trial in study.files.trials):
-        seconds = _frontier(
-            study,
-            "time",
-            lambda trial: trial.steps * (trial.seconds_per_step or math.nan),
-            "time to target T (seconds)",
-        )
+        seconds = _frontier(study, panel(study.files.trials, study.result, "time"))
     if not steps + seconds:
         return ""
-    caption = ""
-    critical = _shown_critical(study.result)
-    if critical is not None:
-        caption = f"Shaded: the critical batch size, {critical_text(critical)}."
-    stopped = "Hollow triangles are trials that were stopped: they need more steps than that."
-    return f'<div class="pair">{steps}{seconds}</div>{paragraph(f"{caption} {stopped}".strip(), "faint")}'
+    sentences = list[str]()
+    critical = shown_critical(study.result)
+    if critical is not None and not (critical.low is None and critical.high is None):
+        sentences.append(f"Shaded: the critical batch size, {critical_text(critical)}.")
+    sentences.append("Hollow triangles are trials that were stopped: they need more than that.")
+    if study.result.baseline is not None:
+        sentences.append(f"Square: {YOURS}, trial {study.result.baseline.number}.")
+    return f'<div class="pair">{steps}{seconds}</div>{paragraph(" ".join(sentences), "faint")}'
 
 
-def _frontier(
-    study: StudyFolder, merit: Merit, value: Callable[[TrialResult], float], title: str
-) -> str:
-    """Return the chart of steps or of time to target over batch size."""
-    result, trials = study.result, study.files.trials
-    reached = [trial for trial in trials if trial.reached]
-    stopped = [trial for trial in trials if trial.status == "stopped" and trial.steps_low > 0]
-    traces: list[dict[str, Any]] = []
-    traces += _curve_traces(result.curve, merit)
-    traces.append(_dots(reached, value, "reached the target", "--blue"))
-    traces.append(_dots(stopped, value, "stopped before it", "--grey", "triangle-up-open"))
-    winner = _star(result, merit)
-    if winner is not None:
-        traces.append(winner)
-    values = [value(trial) for trial in reached]
-    shown = _range([trial.batch_size for trial in reached], 0.12)
-    layout = {
-        "xaxis": axis("batch size B (examples)", **shown),
-        "yaxis": axis(title, **_range(values, 0.15)),
+def _frontier(study: StudyFolder, shown: Panel) -> str:
+    """Draw steps or time to target over batch size."""
+    result = study.result
+    told = {trial.number: trial for trial in study.files.trials}
+    traces = _curve_traces(shown, result)
+    traces.append(_marks(shown.reached, "reached", told))
+    traces.append(_marks(shown.stopped, "stopped", told))
+    traces += [_star_trace(star, shown) for star in shown.stars]
+    if shown.baseline is not None:
+        traces.append(_baseline_trace(shown.baseline, shown, told))
+    title = "steps to target S"
+    if shown.merit == "time":
+        title = "time to target T (seconds)"
+    x_range, y_range = _limits(shown)
+    layout: dict[str, Any] = {
+        "xaxis": axis("batch size B (examples)", **x_range),
+        "yaxis": axis(title, **y_range),
     }
-    critical = _shown_critical(result)
-    if critical is not None and shown:
-        layout |= _critical_marks(critical, [10.0**end for end in shown["range"]])
-    return chart(traces, layout)
+    critical = shown_critical(result)
+    if critical is not None and x_range:
+        layout |= _critical_marks(critical, [10.0**end for end in x_range["range"]])
+    return chart(traces, layout, alt=_frontier_text(shown, result, title))
 
 
-def _curve_traces(curve: Curve | None, merit: Merit) -> list[dict[str, Any]]:
-    """S*(B), or S*(B) tau(B), with its band; none where it is not known."""
-    if curve is None:
+def _limits(shown: Panel) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Give both axes' ranges: around what reached the target, the winners and the baseline."""
+    marks = list(shown.reached)
+    if shown.baseline is not None:
+        marks.append(shown.baseline)
+    sizes: list[float] = [mark.batch_size for mark in marks]
+    heights = [mark.height for mark in marks if mark.height]
+    for star in shown.stars:
+        sizes.append(star.winner.batch_size)
+        heights += [value for value in (star.value, star.low, star.high) if value]
+    # Of a study that failed all is shown: plotly's own range.
+    if not shown.reached:
+        return {}, {}
+    return _range(sizes, 0.12), _range(heights, 0.15)
+
+
+def _frontier_text(shown: Panel, result: StudyResult, title: str) -> str:
+    """Say what the chart of steps or of time shows."""
+    sentences = [f"{title} over batch size."]
+    reached, stopped = plural(len(shown.reached), "trial"), len(shown.stopped)
+    sentences.append(f"{reached} reached the target, {format_count(stopped)} were stopped.")
+    if shown.band is not None:
+        first = _merit_text(shown.merit, shown.band.middle[0])
+        last = _merit_text(shown.merit, shown.band.middle[-1])
+        ends = [format_count(shown.band.batch_size[i]) for i in (0, -1)]
+        sentences.append(f"From {first} at batch size {ends[0]} to {last} at {ends[1]}.")
+    critical = shown_critical(result)
+    if critical is not None:
+        sentences.append(f"Critical batch size {critical_text(critical)}.")
+    for star in shown.stars:
+        value = _merit_text(shown.merit, star.value)
+        size = format_count(star.winner.batch_size)
+        sentences.append(f"{star.heading.capitalize()}: batch size {size}, {value}.")
+    if shown.baseline is not None and shown.baseline.height:
+        value = _merit_text(shown.merit, shown.baseline.height)
+        sentences.append(f"{_baseline_name(shown.baseline).capitalize()}: {value}.")
+    return " ".join(sentences)
+
+
+def _curve_traces(shown: Panel, result: StudyResult) -> list[Trace]:
+    """Give S*(B), or S*(B) tau(B), with its band, and of steps the line of perfect scaling."""
+    if shown.band is None:
         return []
-    tau = curve.seconds_per_step
-    if merit == "steps":
-        tau = (1.0,) * len(curve.batch_size)
-    if tau is None:
-        return []
-    low, middle, high = (
-        [steps * seconds for steps, seconds in zip(values, tau, strict=True)]
-        for values in (curve.low, curve.steps, curve.high)
-    )
-    pairs = list(zip(curve.batch_size, middle, strict=True))
-    hover = [f"B = {format_count(size)}: {_merit_text(merit, value)}" for size, value in pairs]
-    name = "S*(B), all trials" if merit == "steps" else "S*(B) tau(B)"
-    traces = _band(curve.batch_size, low, high, "90% band")
-    traces.append(_line(curve.batch_size, middle, name, hover))
-    if merit == "steps":
-        fewest = min(size * steps for size, steps in pairs)
-        ends = [curve.batch_size[0], curve.batch_size[-1]]
-        slope = [fewest / size for size in ends]
-        traces.append(
-            _line(ends, slope, "twice the batch, half the steps", None, "--faint", "dash")
-        )
+    sizes = shown.band.batch_size
+    hover = list[str]()
+    for size, value in zip(sizes, shown.band.middle, strict=True):
+        hover.append(f"B = {format_count(size)}: {_merit_text(shown.merit, value)}")
+    name = "S*(B), all trials"
+    if shown.merit == "time":
+        name = "S*(B) tau(B)"
+    traces = [_band(shown.band), _line(sizes, shown.band.middle, name, hover)]
+    examples = perfect_scaling_examples(result)
+    if shown.merit == "steps" and examples is not None:
+        ends = [sizes[0], sizes[-1]]
+        heights = [examples / end for end in ends]
+        name = "twice the batch, half the steps"
+        traces.append(_line(ends, heights, name, None, "--faint", "dash"))
     return traces
 
 
-def _shown_critical(result: StudyResult) -> CriticalBatchSize | None:
-    """Give the critical batch size where the trials set an end of its interval; one batch size says nothing of it."""
-    critical = result.critical_batch_size
-    if critical is None or critical.is_of_one_size:
-        return None
-    if critical.low is None and critical.high is None:
-        return None
-    return critical
-
-
 def _critical_marks(critical: CriticalBatchSize, ends: Sequence[float]) -> dict[str, Any]:
-    """Return the layout's line and span of the critical batch size, its name in place; an open one reaches the ends."""
+    """Give the layout's line and span of the critical batch size, its name in place; an open one reaches the ends."""
     value, low, high = critical.value, critical.low, critical.high
+    if low is None and high is None:
+        return {}
     tall = {"yref": "paper", "y0": 0, "y1": 1, "layer": "below"}
     span = {
         "x0": low or ends[0],
@@ -117,20 +171,12 @@ def _critical_marks(critical: CriticalBatchSize, ends: Sequence[float]) -> dict[
         "line": {"width": 0},
     }
     shapes = [{"type": "rect", **span, **tall}]
-    if value is not None:
-        shapes.append(
-            {
-                "type": "line",
-                "x0": value,
-                "x1": value,
-                **tall,
-                "line": {"color": "--purple", "width": 2},
-            }
-        )
     name = interval_text(critical).partition(": ")[2]
     if value is not None:
+        line = {"color": "--purple", "width": 2}
+        shapes.append({"type": "line", "x0": value, "x1": value, **tall, "line": line})
         name = format_number(value, 2)
-    # plotly takes a shape's x as it is and an annotation's as its logarithm
+    # Plotly takes a shape's x as it is and an annotation's as its logarithm.
     at = math.log10(min(max(value or low or high or ends[0], ends[0]), ends[1]))
     note = {
         "x": at,
@@ -139,70 +185,106 @@ def _critical_marks(critical: CriticalBatchSize, ends: Sequence[float]) -> dict[
         "yanchor": "bottom",
         "showarrow": False,
         "font": {"color": "--purple"},
+        "text": f"B_crit {name}",
     }
-    return {"shapes": shapes, "annotations": [note | {"text": f"B_crit {name}"}]}
+    return {"shapes": shapes, "annotations": [note]}
 
 
-def _star(result: StudyResult, merit: Merit) -> dict[str, Any] | None:
-    """Return the winner by a merit with its range over fresh seeds."""
-    winner = result.winner_by(merit)
-    value = None if winner is None else winner.expected(merit)
-    if winner is None or value is None:
-        return None
-    low, high = (None, None) if winner.confirmed is None else winner.confirmed.ends(merit)
-    words = [
-        next(one.heading for one in WINNERS.values() if one.merit == merit),
-        f"B = {format_count(winner.batch_size)}, lr = {format_number(winner.lr)}",
-    ]
-    star: dict[str, Any] = {
+def _star_trace(star: Star, shown: Panel) -> Trace:
+    """Give a winner with its range over fresh seeds; the one to use is filled and named."""
+    winner = star.winner
+    words = [f"{star.heading}: {winner_text(winner)}", expected_text(winner)]
+    trace: Trace = {
         "type": "scatter",
         "mode": "markers",
-        "name": f"best by {merit}",
+        "name": star.heading,
         "x": [winner.batch_size],
-        "y": [value],
-        "marker": {
-            "symbol": "star",
-            "size": 17,
-            "color": "--vermilion",
-            "line": {"width": 1, "color": "--ground"},
-        },
+        "y": [star.value],
+        "marker": {"symbol": "star-open", "size": 17, "color": "--vermilion"},
         "hoverinfo": "text",
-        "text": "<br>".join(map(label, [*words, expected_text(winner)])),
+        "hovertext": "<br>".join(map(label, words)),
     }
-    if low is not None and high is not None:
-        bars = {
+    if star.is_use:
+        outline = {"width": 1, "color": "--ground"}
+        trace["marker"] |= {"symbol": "star", "line": outline}
+        trace |= _named(USE, "--vermilion", _side(shown, star.value, is_use=True))
+    if star.low is not None and star.high is not None:
+        trace["error_y"] = {
             "type": "data",
             "symmetric": False,
-            "array": [high - value],
-            "arrayminus": [value - low],
+            "array": [star.high - star.value],
+            "arrayminus": [star.value - star.low],
+            "color": "--vermilion",
         }
-        star["error_y"] = bars | {"color": "--vermilion"}
-    return star
+    return trace
 
 
-def _merit_text(merit: str, value: float) -> str:
-    return format_seconds(value) if merit == "time" else f"{format_count(value)} steps"
+def _baseline_trace(mark: Mark, shown: Panel, told: Mapping[int, TrialResult]) -> Trace:
+    """Give the baseline's own run, hollow where it was stopped."""
+    height = mark.height or 1.0
+    symbol = "square" if mark.reached else "square-open"
+    lines = [_baseline_name(mark), *_trial_lines(told[mark.number])]
+    return {
+        "type": "scatter",
+        "mode": "markers",
+        "name": YOURS,
+        "x": [mark.batch_size],
+        "y": [height],
+        "marker": {"symbol": symbol, "size": 10, "color": "--green"},
+        "hoverinfo": "text",
+        "hovertext": "<br>".join(map(label, lines)),
+        **_named(YOURS, "--green", _side(shown, height, is_use=False)),
+    }
 
 
-def _band(
-    x: Sequence[float], low: Sequence[float], high: Sequence[float], name: str
-) -> list[dict[str, Any]]:
-    outline = {
+def _baseline_name(mark: Mark) -> str:
+    how = "" if mark.reached else ", stopped before the target"
+    return f"{YOURS}, batch size {format_count(mark.batch_size)}{how}"
+
+
+def _named(words: str, colour: str, position: str) -> Trace:
+    return {
+        "mode": "markers+text",
+        "text": [words],
+        "textposition": position,
+        "textfont": {"color": colour},
+    }
+
+
+def _side(shown: Panel, height: float, is_use: bool) -> str:
+    """Where a mark is named: the higher one of the winner to use and the baseline above it, the other below."""
+    use = next((star.value for star in shown.stars if star.is_use), None)
+    other = use
+    if is_use:
+        other = None if shown.baseline is None else shown.baseline.height
+    if other is None or height > other or (height == other and is_use):
+        return "top right"
+    return "bottom right"
+
+
+def _merit_text(merit: Merit, value: float) -> str:
+    if merit == "time":
+        return format_seconds(value)
+    return f"{format_number(value, DIGITS)} steps"
+
+
+def _band(rows: Band) -> Trace:
+    return _area(rows.batch_size, rows.low, rows.high)
+
+
+def _area(x: Sequence[float], low: Sequence[float], high: Sequence[float]) -> Trace:
+    """Give the 90% band between two lines."""
+    return {
+        "type": "scatter",
+        "mode": "lines",
+        "line": {"width": 0},
+        "hoverinfo": "skip",
+        "name": "90% band",
         "x": [*x, *reversed(x)],
         "y": [*high, *reversed(low)],
         "fill": "toself",
         "fillcolor": "--band",
     }
-    return [
-        {
-            "type": "scatter",
-            "mode": "lines",
-            "line": {"width": 0},
-            "hoverinfo": "skip",
-            "name": name,
-            **outline,
-        }
-    ]
 
 
 def _line(
@@ -213,77 +295,77 @@ def _line(
     color: str = "--blue",
     dash: str = "solid",
     width: float = 2.0,
-) -> dict[str, Any]:
-    """Return a line; without ``hover``, texts for each point, it shows none."""
-    texts = (
-        {"hoverinfo": "skip"}
-        if hover is None
-        else {"hoverinfo": "text", "text": list(map(label, hover))}
-    )
-    line = {"color": color, "dash": dash, "width": width}
-    return {
+) -> Trace:
+    """Give a line; without ``hover``, texts for each point, it shows none."""
+    trace: Trace = {
         "type": "scatter",
         "mode": "lines",
         "name": name,
         "x": list(x),
         "y": list(y),
-        "line": line,
-        **texts,
+        "line": {"color": color, "dash": dash, "width": width},
+        "hoverinfo": "skip",
     }
+    if hover is not None:
+        trace |= {"hoverinfo": "text", "text": list(map(label, hover))}
+    return trace
+
+
+def _marks(marks: Iterable[Mark], status: str, told: Mapping[int, TrialResult]) -> Trace:
+    """Give trials of a panel as dots, where they reached the target or what did not suffice."""
+    shown = [mark for mark in marks if mark.height]
+    trials = [told[mark.number] for mark in shown]
+    name = "reached the target" if status == "reached" else "stopped before it"
+    heights = [mark.height for mark in shown]
+    color, symbol = STATUS_LOOKS[status]
+    return _dots(trials, heights, name, color, symbol)
 
 
 def _dots(
     trials: Sequence[TrialResult],
-    value: Callable[[TrialResult], float],
+    heights: Sequence[float | None],
     name: str,
     color: str,
     symbol: str = "circle",
-) -> dict[str, Any]:
-    """Return trials as dots, each with what is known of it on hover."""
+) -> Trace:
+    """Give trials as dots, each with what is known of it on hover."""
+    told = ["<br>".join(map(label, _trial_lines(trial))) for trial in trials]
     return {
         "type": "scatter",
         "mode": "markers",
         "name": name,
         "x": [trial.batch_size for trial in trials],
-        "y": [value(trial) for trial in trials],
+        "y": list(heights),
         "marker": {"color": color, "symbol": symbol, "size": 7, "opacity": 0.8},
         "hoverinfo": "text",
-        "text": ["<br>".join(map(label, _trial_lines(trial))) for trial in trials],
+        "text": told,
     }
 
 
 def _trial_lines(trial: TrialResult) -> list[str]:
-    """Return what is known of a trial, in lines."""
-    others = [f"{name} {format_number(value)}" for name, value in trial.hyperparameters.items()]
+    """Tell what is known of a trial, in lines."""
+    place = [f"B = {format_count(trial.batch_size)}", f"lr = {format_number(trial.lr)}"]
+    place += [f"{name} {format_number(value)}" for name, value in trial.hyperparameters.items()]
+    steps = f"{trial.status}, after {format_count(trial.steps)} steps"
     if trial.reached:
         steps = f"{format_count(trial.steps)} steps (missed at {format_count(trial.steps_low)})"
-    else:
-        steps = f"{trial.status}, after {format_count(trial.steps)} steps"
-    lines = [
-        part_text(trial),
-        ", ".join(
-            [f"B = {format_count(trial.batch_size)}", f"lr = {format_number(trial.lr)}", *others]
-        ),
-        steps,
-        f"{format_seconds(trial.time_to_target)} to target"
-        if trial.time_to_target is not None
-        else "",
-        f"{format_seconds(trial.seconds_per_step)} a step"
-        if trial.seconds_per_step is not None
-        else "",
-    ]
-    return [line for line in lines if line]
+    lines = [part_text(trial), ", ".join(place), steps]
+    if trial.time_to_target is not None:
+        lines.append(f"{format_seconds(trial.time_to_target)} to target")
+    if trial.seconds_per_step is not None:
+        lines.append(f"{format_seconds(trial.seconds_per_step)} a step")
+    return lines
 
 
 def part_text(trial: TrialResult) -> str:
-    """Return a trial by its number, and the one that it runs again or continues."""
+    """Name a trial by its number, and the one that it runs again or continues."""
     again = "" if trial.replicate_of is None else f", {trial.replicate_of} again on a fresh seed"
     more = "" if trial.resumed_from is None else f", continues {trial.resumed_from}"
     return f"trial {trial.number}{again}{more}"
 
 
 def _range(values: Iterable[float], pad: float) -> dict[str, Any]:
-    """Return a logarithmic axis's range around the values, its pad in shares of their span; plotly's own of none."""
+    """Give a logarithmic axis's range around the values, its pad in shares of their span; plotly's own of none."""
     logs = [math.log10(value) for value in values if value > 0.0]
     if not logs:
         return {}
@@ -292,46 +374,87 @@ def _range(values: Iterable[float], pad: float) -> dict[str, Any]:
 
 
 def learning_rates(study: StudyFolder) -> str:
-    """Return the learning rates of all trials over batch size, the best one, and the scaling rules."""
-    result, trials = study.result, study.files.trials
+    """Draw the learning rates of all trials over batch size, the best one, the scaling rules, and the trials' law."""
+    result, trials = study.result, last_parts(study.files.trials)
     if not trials:
         return ""
-    traces: list[dict[str, Any]] = []
-    curve, reference = result.curve, result.reference
+    sizes = [trial.batch_size for trial in trials]
+    start, end = min(sizes), max(sizes)
+    traces: list[Trace] = []
+    curve = result.curve
     if curve is not None:
-        sizes = curve.batch_size
-        traces += _band(sizes, curve.lr_low, curve.lr_high, "90% band")
-        hover = [
-            f"B = {format_count(b)}: lr = {format_number(lr)}"
-            for b, lr in zip(sizes, curve.lr, strict=True)
-        ]
-        traces.append(_line(sizes, curve.lr, "best learning rate", hover))
-        for name, rule in RULES.items():
-            if rule.exponent is None:
-                continue
-            rates = [rule.lr(size, reference.batch_size, reference.lr) for size in sizes]
-            traces.append(_line(sizes, rates, f"rule {name}", None, "--faint", "dot", 1.2))
-    kinds = (
-        ("reached", "--blue", "circle"),
-        ("stopped", "--grey", "triangle-up-open"),
-        ("diverged", "--vermilion", "x"),
-    )
-    for status, color, symbol in kinds:
+        start, end = round(curve.batch_size[0]), round(curve.batch_size[-1])
+        traces.append(_area(curve.batch_size, curve.lr_low, curve.lr_high))
+        hover = list[str]()
+        for size, lr in zip(curve.batch_size, curve.lr, strict=True):
+            hover.append(f"B = {format_count(size)}: lr = {format_number(lr)}")
+        traces.append(_line(curve.batch_size, curve.lr, "best learning rate", hover))
+    for line in rate_lines(result, start, end):
+        ends = [line.start, line.end]
+        rates = [line.at(end) for end in ends]
+        color, width = ("--ink", 2.0) if line.name == LAW else ("--faint", 1.2)
+        traces.append(_line(ends, rates, line.words, None, color, RATE_DASHES[line.name], width))
+    for status, (color, symbol) in STATUS_LOOKS.items():
         some = [trial for trial in trials if trial.status == status]
-        traces.append(_dots(some, lambda trial: trial.lr, status, color, symbol))
-    reached = [trial.lr for trial in trials if trial.reached]
+        traces.append(_dots(some, [trial.lr for trial in some], status, color, symbol))
+    traces += _rates_to_compare(result)
+    shown = [trial.lr for trial in trials if trial.reached]
+    if curve is not None:
+        shown += curve.lr
     layout = {
         "xaxis": axis("batch size B (examples)"),
-        "yaxis": axis("learning rate", **_range(reached, 0.25)),
+        "yaxis": axis("learning rate", **_range(shown, 0.25)),
     }
-    caption = ""
-    if result.lr_exponent is not None and curve is not None:
-        caption = "Dotted: the scaling rules through the workload's reference."
-    return chart(traces, layout, caption)
+    through = "the study's reference"
+    if curve is not None:
+        through = "the best learning rate at the middle of the curve"
+    what = "scaling rules"
+    if result.lr_exponent is not None and result.lr_exponent.identified:
+        what += " and the trials' own law"
+    caption = f"The {what} go through one point: {through}."
+    return chart(traces, layout, caption, alt=_rates_text(study))
+
+
+def _rates_to_compare(result: StudyResult) -> list[Trace]:
+    """Give the learning rates of the winner to use and of the baseline."""
+    traces = list[Trace]()
+    use, baseline = result.winner, result.baseline
+    if use is not None:
+        marker: Trace = {"symbol": "star", "size": 17, "color": "--vermilion"}
+        place = {"x": [use.batch_size], "y": [use.lr], "name": USE, "marker": marker}
+        traces.append({**place, "hovertext": label(f"{USE}: {winner_text(use)}")})
+    if baseline is not None:
+        symbol = "square" if baseline.status == "reached" else "square-open"
+        marker = {"symbol": symbol, "size": 10, "color": "--green"}
+        place = {"x": [baseline.batch_size], "y": [baseline.lr], "name": YOURS, "marker": marker}
+        words = f"B = {format_count(baseline.batch_size)}, lr = {format_number(baseline.lr)}"
+        traces.append({**place, "hovertext": f"{YOURS}: {words}"})
+    common = {"type": "scatter", "mode": "markers", "hoverinfo": "text"}
+    return [common | trace for trace in traces]
+
+
+def _rates_text(study: StudyFolder) -> str:
+    """Say what the chart of learning rates shows."""
+    result, trials = study.result, last_parts(study.files.trials)
+    rates = [trial.lr for trial in trials]
+    span = f"{format_number(min(rates))} to {format_number(max(rates))}"
+    sentences = [f"Learning rate over batch size: {plural(len(trials), 'trial')} at {span}."]
+    curve = result.curve
+    if curve is not None:
+        first, last = format_number(curve.lr[0]), format_number(curve.lr[-1])
+        ends = [format_count(curve.batch_size[i]) for i in (0, -1)]
+        sentences.append(
+            f"The best one goes from {first} at batch size {ends[0]} to {last} at {ends[1]}."
+        )
+    law = result.lr_exponent
+    if law is not None and law.identified:
+        interval = f"{law.low:z.2f} to {law.high:z.2f}"
+        sentences.append(f"It follows B^{law.exponent:z.2f} ({law.level:.0%}: {interval}).")
+    return " ".join(sentences)
 
 
 def over_target(result: StudyResult) -> str:
-    """Return the critical batch size at each target where it is known, or why it is not."""
+    """Draw the critical batch size at each target where it is known, or say why it is not."""
     critical, goal, metric = result.critical_batch_size, result.target_value, result.metric
     rows = list(result.over_target)
     if not rows:
@@ -388,66 +511,162 @@ def over_target(result: StudyResult) -> str:
         "xaxis": axis(f"target: {metric}", log=False),
         "yaxis": axis("critical batch size (examples)"),
     }
-    found = result.over_target_growth
     caption = "From the same histories, at targets that enough trials passed; the large dot is this page's target."
-    caption += f" It {growth_text(found, metric)}." if found is not None else ""
-    return chart([trace], layout, caption, height=360)
+    if result.over_target_growth is not None:
+        caption += f" It {growth_text(result.over_target_growth, metric)}."
+    alt = f"Critical batch size over the target. {'. '.join(hover)}."
+    return chart([trace], layout, caption, height=360, alt=alt)
+
+
+@dataclass(frozen=True)
+class _SizeClass:
+    """Batch sizes whose learning curves look alike."""
+
+    smallest: int
+    """Of those that trials ran at, in examples."""
+    largest: int
+    """Of those that trials ran at, in examples."""
+    trials: tuple[TrialResult, ...]
+    """Their trials."""
+
+    @property
+    def name(self) -> str:
+        """What the legend calls it."""
+        if self.smallest == self.largest:
+            return f"B = {format_count(self.smallest)}"
+        return f"B = {format_count(self.smallest)} to {format_count(self.largest)}"
+
+
+def _size_classes(trials: Sequence[TrialResult]) -> list[_SizeClass]:
+    """Divide trials by their batch sizes, into ranges as wide as each other in octaves; empty ones are left out."""
+    logs = [math.log(trial.batch_size) for trial in trials]
+    low, high = min(logs), max(logs)
+    divided: list[list[TrialResult]] = [[] for _ in range(CURVE_CLASSES)]
+    for trial, log in zip(trials, logs, strict=True):
+        share = (log - low) / (high - low) if high > low else 0.0
+        divided[min(int(share * CURVE_CLASSES), CURVE_CLASSES - 1)].append(trial)
+    classes = list[_SizeClass]()
+    for some in divided:
+        if some:
+            sizes = [trial.batch_size for trial in some]
+            classes.append(_SizeClass(min(sizes), max(sizes), tuple(some)))
+    return classes
 
 
 def learning_curves(study: StudyFolder) -> str:
-    """Return the metric over steps, a line a trial: a trial that was continued is the last of its parts."""
-    continued = {trial.resumed_from for trial in study.files.trials if trial.status != "failed"}
-    shown = [
-        trial for trial in study.files.trials if trial.number not in continued and trial.history
-    ]
+    """Draw the metric over steps, a line a trial: a trial that was continued is the last of its parts."""
+    shown = list[TrialResult]()
+    for trial in last_parts(study.files.trials):
+        if any(step > 0 for step, _ in trial.history):
+            shown.append(trial)
     if not shown:
         return ""
-    sizes = [math.log(trial.batch_size) for trial in shown]
-    low, high = min(sizes), max(sizes)
-    traces: list[dict[str, Any]] = []
-    for trial, size in zip(shown, sizes, strict=True):
-        history = _thinned([pair for pair in trial.history if pair[0] > 0])
-        share = (size - low) / (high - low) if high > low else 0.5
-        traces.append(
-            {
-                "type": "scatter",
-                "mode": "lines",
-                "x": [step for step, _ in history],
-                "y": [value for _, value in history],
-                "line": {"color": f"hsl({round(215 - 190 * share)}, 65%, 50%)", "width": 1.4},
-                "opacity": 0.85 if trial.reached else 0.35,
-                "hoverinfo": "x+y+text",
-                "text": "<br>".join(map(label, _trial_lines(trial))),
-                "showlegend": False,
-            }
-        )
     metric, goal = study.result.metric, study.result.target_value
-    positive = all(value > 0 for trial in shown for _, value in trial.history if value is not None)
-    # one that diverged, or its start, would leave the others no room
-    near = [
-        value
-        for trial in shown
-        if trial.status != "diverged"
-        for _, value in trial.history[1:]
-        if value is not None
-    ]
-    ends = _range(near, 0.05) if positive else {}
+    classes = _size_classes(shown)
+    any_reached = any(trial.reached for trial in shown)
+    traces = list[Trace]()
+    for i, one in enumerate(classes):
+        color, dash = CLASS_LOOKS[i]
+        # The legend shows the first of a class, so that is one in full strength.
+        ordered = sorted(one.trials, key=lambda trial: not trial.reached)
+        for j, trial in enumerate(ordered):
+            traces.append(
+                _learning_curve(trial, is_faint=any_reached and not trial.reached)
+                | {
+                    "name": one.name,
+                    "legendgroup": str(i),
+                    "showlegend": j == 0,
+                    "line": {"color": color, "dash": dash, "width": 1.5},
+                }
+            )
+    scale = _metric_axis(shown, goal)
     layout: dict[str, Any] = {
         "xaxis": axis("optimizer steps"),
-        "yaxis": axis(metric, log=positive, **ends),
+        "yaxis": axis(metric, **scale),
     }
-    if goal > 0 or not positive:
-        line = {"type": "line", "xref": "paper", "x0": 0, "x1": 1, "y0": goal, "y1": goal}
-        layout["shapes"] = [line | {"line": {"color": "--ink", "width": 1, "dash": "dash"}}]
-    smallest, largest = (
-        format_count(size([trial.batch_size for trial in shown])) for size in (min, max)
-    )
-    caption = f"Blue to red: batch size {smallest} to {largest}. Faint: did not reach the target (dashed line)."
-    return chart(traces, layout, caption, height=460)
+    if goal > 0.0 or not scale["log"]:
+        layout |= _target_line(goal, scale["log"])
+    missed = sum(not trial.reached for trial in shown)
+    caption = ""
+    if missed == len(shown):
+        caption = "None reached the target (dashed line)."
+    elif missed:
+        caption = f"Faint: {plural(missed, 'trial')} that did not reach the target (dashed line)."
+    return chart(traces, layout, caption, height=460, alt=_curves_text(study, shown, classes))
+
+
+def _learning_curve(trial: TrialResult, is_faint: bool) -> Trace:
+    """Give a trial's metric over its steps."""
+    history = _thinned([pair for pair in trial.history if pair[0] > 0])
+    return {
+        "type": "scatter",
+        "mode": "lines",
+        "x": [step for step, _ in history],
+        "y": [value for _, value in history],
+        "opacity": 0.35 if is_faint else 0.95,
+        "hoverinfo": "x+y+text",
+        "text": "<br>".join(map(label, _trial_lines(trial))),
+    }
+
+
+def _metric_axis(trials: Sequence[TrialResult], goal: float) -> dict[str, Any]:
+    """Give the metric's axis: around what trials came to, and the target, so that the gap to it is seen."""
+    values = [value for trial in trials for _, value in trial.history if value is not None]
+    is_log = goal > 0.0 and all(value > 0.0 for value in values)
+    # One that diverged, or its start, would leave the others no room.
+    near = [goal]
+    for trial in trials:
+        if trial.status != "diverged":
+            near += [value for _, value in trial.history[1:] if value is not None]
+    if len(near) == 1:
+        near += values
+    if is_log:
+        return {"log": True, **_range(near, 0.05)}
+    pad = 0.05 * max(max(near) - min(near), 1e-9)
+    if not math.isfinite(pad):
+        return {"log": False}
+    return {"log": False, "range": [min(near) - pad, max(near) + pad]}
+
+
+def _target_line(goal: float, is_log: bool) -> dict[str, Any]:
+    """Give the layout's dashed line at the target, with its name."""
+    line = {"type": "line", "xref": "paper", "x0": 0, "x1": 1, "y0": goal, "y1": goal}
+    note = {
+        "xref": "paper",
+        "x": 0,
+        "xanchor": "left",
+        "y": math.log10(goal) if is_log else goal,
+        "yanchor": "bottom",
+        "showarrow": False,
+        "text": f"target {format_number(goal, DIGITS)}",
+        "font": {"color": "--ink"},
+    }
+    return {
+        "shapes": [line | {"line": {"color": "--ink", "width": 1, "dash": "dash"}}],
+        "annotations": [note],
+    }
+
+
+def _curves_text(
+    study: StudyFolder, shown: Sequence[TrialResult], classes: Sequence[_SizeClass]
+) -> str:
+    """Say what the learning curves show."""
+    result = study.result
+    sentences = [f"{result.metric} over optimizer steps: {plural(len(shown), 'trial')}."]
+    for one in classes:
+        reached = sum(trial.reached for trial in one.trials)
+        count = plural(len(one.trials), "trial")
+        sentences.append(f"{one.name}: {count}, {format_count(reached)} reached the target.")
+    why = result.unreached
+    if why is not None and why.closest is not None:
+        closest = format_number(why.closest.value, DIGITS)
+        goal = format_number(result.target_value, DIGITS)
+        sentences.append(f"The closest came to {closest}; the target is {goal}.")
+    return " ".join(sentences)
 
 
 def _thinned(history: Sequence[tuple[int, float | None]]) -> list[tuple[int, float | None]]:
-    """Return at most ``CURVE_POINTS`` of a history, evenly over log steps, its ends among them."""
+    """Give at most ``CURVE_POINTS`` of a history, evenly over log steps, its ends among them."""
     if len(history) <= CURVE_POINTS:
         return list(history)
     first, last = math.log(history[0][0]), math.log(history[-1][0])
@@ -458,52 +677,79 @@ def _thinned(history: Sequence[tuple[int, float | None]]) -> list[tuple[int, flo
     return [history[0], *(pair for pair in kept.values() if pair != history[0])]
 
 
-def progress(study: StudyFolder) -> str:
-    """Return the best time, or steps, so far over what the search has spent."""
-    if not any(trial.reached for trial in study.files.trials):
-        return ""
-    in_seconds = any(trial.time_to_target is not None for trial in study.files.trials)
-    spent, best, total = list[float](), list[float | None](), 0.0
-    values = list[float | None]()
-    for trial in study.files.trials:
+@dataclass(frozen=True)
+class _Spent:
+    """A trial of the search's progress."""
+
+    trial: TrialResult
+    seconds: float
+    """Seconds that the search had spent at its end."""
+    value: float | None
+    """Seconds of training, or steps, that it took to the target."""
+    best: float | None
+    """The least of these so far, without runs on fresh seeds."""
+
+
+def _spent(trials: Sequence[TrialResult], in_seconds: bool) -> list[_Spent]:
+    rows = list[_Spent]()
+    total = 0.0
+    best: float | None = None
+    for trial in trials:
         total += trial.train_seconds + trial.eval_seconds + trial.startup_seconds
-        value = (
-            trial.time_to_target if in_seconds else float(trial.steps) if trial.reached else None
-        )
-        first = trial.replicate_of is None and value is not None
-        so_far = best[-1] if best else None
-        best.append(value if first and (so_far is None or value < so_far) else so_far)  # type: ignore[operator]
-        spent.append(total)
-        values.append(value)
-    pairs = [
-        (trial, x, y)
-        for trial, x, y in zip(study.files.trials, spent, values, strict=True)
-        if y is not None
-    ]
-    traces = [
-        _line(spent, best, "best run so far")
-        | {"line": {"color": "--vermilion", "shape": "hv", "width": 2}}
-    ]
-    for again, name, symbol in (
+        value = trial.time_to_target
+        if not in_seconds:
+            value = float(trial.steps) if trial.reached else None
+        if value is not None and trial.replicate_of is None and (best is None or value < best):
+            best = value
+        rows.append(_Spent(trial, total, value, best))
+    return rows
+
+
+def progress(study: StudyFolder) -> str:
+    """Draw the best time, or steps, so far over what the search has spent."""
+    trials = study.files.trials
+    if not any(trial.reached for trial in trials):
+        return ""
+    in_seconds = any(trial.time_to_target is not None for trial in trials)
+    rows = _spent(trials, in_seconds)
+    spent = [row.seconds for row in rows]
+    best = _line(spent, [row.best for row in rows], "best run so far", None, "--vermilion")
+    best["line"] |= {"shape": "hv"}
+    traces = [best]
+    kinds = (
         (False, "trial that reached the target", "circle"),
         (True, "on a fresh seed", "diamond-open"),
-    ):
-        some = [(trial, x, y) for trial, x, y in pairs if (trial.replicate_of is not None) == again]
-        dots = _dots([trial for trial, _, _ in some], lambda trial: 0.0, name, "--blue", symbol)
-        traces.append(dots | {"x": [x for _, x, _ in some], "y": [y for _, _, y in some]})
+    )
+    for is_again, name, symbol in kinds:
+        some = list[_Spent]()
+        for row in rows:
+            if row.value is not None and (row.trial.replicate_of is not None) == is_again:
+                some.append(row)
+        heights = [row.value for row in some]
+        dots = _dots([row.trial for row in some], heights, name, "--blue", symbol)
+        traces.append(dots | {"x": [row.seconds for row in some]})
     title = "time to target (seconds)" if in_seconds else "steps to target"
     layout = {
         "xaxis": axis("seconds spent in trials", log=False, rangemode="tozero"),
         "yaxis": axis(title),
     }
-    return chart(traces, layout, height=360)
+    merit: Merit = "time" if in_seconds else "steps"
+    alt = f"Best {title} so far over seconds spent."
+    last = rows[-1]
+    if last.best is not None:
+        found = _merit_text(merit, last.best)
+        alt += f" {plural(len(rows), 'trial')} took {format_seconds(last.seconds)}; best {found}."
+    return chart(traces, layout, height=360, alt=alt)
 
 
 def hardware(hardware: HardwareFile | None) -> str:
-    """Return what the survey found; empty where there was none."""
+    """Show what the survey found; empty where there was none."""
     if hardware is None:
         return ""
-    advice = "".join(f"<li>{text(line)}</li>" for line in hardware.derived.advice)
+    lines = [*hardware.derived.advice]
+    if hardware.derived.bound:
+        lines.insert(0, hardware.derived.bound)
+    advice = "".join(f"<li>{text(line)}</li>" for line in lines)
     facts = paragraph(f"{hardware.device} in {hardware.precision}")
     charts = [_step_times(hardware), _memory(hardware), _roofline(hardware)]
     return f'{facts}<ul>{advice}</ul><div class="pair">{"".join(charts)}</div>'
@@ -514,29 +760,22 @@ def _step_times(hardware: HardwareFile) -> str:
     if not timings:
         return ""
     sizes = [row.batch_size for row in timings]
-    hover = [
-        f"B = {format_count(row.batch_size)}: {format_seconds(row.seconds)}, "
-        f"{format_number(row.batch_size / row.seconds)} examples a second"
-        for row in timings
-    ]
+    hover = list[str]()
+    for row in timings:
+        rate = format_number(row.batch_size / row.seconds)
+        took = format_seconds(row.seconds)
+        hover.append(f"B = {format_count(row.batch_size)}: {took}, {rate} examples a second")
     bars = {"type": "data", "symmetric": False, "color": "--blue"}
     bars["array"] = [row.high - row.seconds for row in timings]
     bars["arrayminus"] = [row.seconds - row.low for row in timings]
     measured = _line(sizes, [row.seconds for row in timings], "measured, with quartiles", hover)
     traces = [measured | {"mode": "lines+markers", "error_y": bars}]
     if all(row.bare for row in timings):
-        traces.append(
-            _line(
-                sizes,
-                [row.bare for row in timings],
-                "without the framework",
-                None,
-                "--grey",
-                "dash",
-            )
-        )
+        bare = [row.bare for row in timings]
+        traces.append(_line(sizes, bare, "without the framework", None, "--grey", "dash"))
     layout = {"xaxis": axis("batch size B (examples)"), "yaxis": axis("seconds per step, tau(B)")}
-    return chart(traces, layout, height=380)
+    alt = f"Seconds per step over batch size. {hover[0]}. {hover[-1]}."
+    return chart(traces, layout, height=380, alt=alt)
 
 
 def _memory(hardware: HardwareFile) -> str:
@@ -562,7 +801,8 @@ def _memory(hardware: HardwareFile) -> str:
         limit = ceiling.at.limit / mebi
         traces.append(_line(ends, [limit, limit], "limit", None, "--vermilion", "dash"))
     layout = {"xaxis": axis("batch size B (examples)"), "yaxis": axis("memory (MiB)")}
-    return chart(traces, layout, height=380)
+    alt = f"Memory over batch size: {plural(len(sizes), 'probe')}. {hover[-1]}."
+    return chart(traces, layout, height=380, alt=alt)
 
 
 def _roofline(hardware: HardwareFile) -> str:
@@ -590,4 +830,7 @@ def _roofline(hardware: HardwareFile) -> str:
         steps | {"mode": "lines+markers"},
     ]
     layout = {"xaxis": axis("FLOPs per byte moved"), "yaxis": axis("GFLOP/s")}
-    return chart(traces, layout, height=380)
+    parts = ["Roofline: GFLOP/s over FLOPs per byte moved.", f"{hover[0]}.", f"{hover[-1]}."]
+    if hardware.derived.bound:
+        parts.append(hardware.derived.bound)
+    return chart(traces, layout, height=380, alt=" ".join(parts))

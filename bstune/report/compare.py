@@ -29,7 +29,7 @@ from bstune.core.errors import StudyError
 from bstune.report.answer import answer, critical_text, device_text, expected_text
 from bstune.report.schema import read_result
 from bstune.report.study_folder import read_study
-from bstune.result import StudyResult
+from bstune.result import Gain, StudyResult
 from bstune.system.console import format_count, format_number, format_seconds, plural
 from bstune.system.files import Output
 
@@ -52,6 +52,7 @@ class Use:
 
     batch_size: float
     lr: float
+    hyperparameters: Mapping[str, float | None]  # further ones that the study searches, by name
     seconds: float | None  # median, or predicted
     low: float | None
     high: float | None
@@ -64,8 +65,27 @@ class Use:
         """Whether there were fresh seeds, and each of them reached the target."""
         return 0 < self.runs == self.reached
 
+    @property
+    def further(self) -> str:
+        """The further hyper-parameters in words; empty where the study searches none."""
+        parts = [f"{name} = {format_number(value)}" for name, value in self.hyperparameters.items()]
+        return ", ".join(parts)
+
+    @property
+    def fresh(self) -> str:
+        """How many fresh seeds reached the target, and their range of seconds, in words."""
+        if not self.runs:
+            return "none ran"
+        text = f"{self.reached} of {self.runs}"
+        if self.low is None:
+            return text
+        if self.high is None:
+            return f"{text}, {format_seconds(self.low)} and more"
+        return f"{text}, {format_seconds(self.low)} to {format_seconds(self.high)}"
+
     def __str__(self) -> str:
-        return f"B = {format_count(self.batch_size)}, lr = {format_number(self.lr)}"
+        text = f"B = {format_count(self.batch_size)}, lr = {format_number(self.lr)}"
+        return f"{text}, {self.further}" if self.further else text
 
 
 @dataclass(frozen=True)
@@ -94,6 +114,8 @@ class Compared:
     spend_seconds: float | None
     spend: str
     use: Use | None
+    gain: float | None  # how many times as fast what it says to use is as the baseline
+    gain_text: str  # the same with its interval, in words
     notes: tuple[str, ...]  # such as that nothing reached the target
 
     @property
@@ -308,12 +330,25 @@ def compared(result: StudyResult, source: str) -> Compared:
         spend_seconds=result.spend.seconds,
         spend=spend,
         use=_use(result),
+        gain=None if result.gain is None else result.gain.ratio,
+        gain_text=gain_text(result.gain),
         notes=tuple(_notes(result, points)),
     )
 
 
+def gain_text(gain: Gain | None) -> str:
+    """Write ``1.45 times (1.3 to 1.7)``, or ``at least 2.4 times`` where the baseline was stopped."""
+    if gain is None:
+        return "not known"
+    of = ", in steps" if gain.merit == "steps" else ""
+    ratio = f"{format_number(gain.ratio)} times"
+    if gain.at_least or gain.low is None:
+        return f"at least {ratio}{of}"
+    return f"{ratio} ({format_number(gain.low, 2)} to {format_number(gain.high, 2)}){of}"
+
+
 def _use(result: StudyResult) -> Use | None:
-    """Return what a study says to use; None where nothing reached the target."""
+    """Tell what a study says to use; None where nothing reached the target."""
     winner = result.winner
     if winner is None:
         return None
@@ -322,6 +357,7 @@ def _use(result: StudyResult) -> Use | None:
     return Use(
         batch_size=winner.batch_size,
         lr=winner.lr,
+        hyperparameters=winner.hyperparameters,
         seconds=winner.time_to_target,
         low=low,
         high=high,

@@ -39,10 +39,13 @@ def print_comparison(found: Comparison, console: Console) -> None:
     """Print what each study says, how well the law holds, which critical batch sizes differ, and what to know."""
     lines: list[tuple[str, list[str]]] = [(found.title, [])]
     for one in found.studies:
-        asked = [*([] if one.workload == one.name else [one.workload]), one.target, one.device]
+        asked = [one.target, one.device]
+        if one.workload != one.name:
+            asked.insert(0, one.workload)
         use = [] if one.use is None else [f"use {one.use}: {one.use.text}"]
         numbers = (
-            f"B_crit {one.critical}; exponent of lr*(B) {one.exponent_text}; spent {one.spend}"
+            f"gain {one.gain_text}; B_crit {one.critical}; exponent of lr*(B) {one.exponent_text}; "
+            f"spent {one.spend}"
         )
         lines += [("", []), (" · ".join([one.name, *asked]), []), ("", [*use, numbers, *one.notes])]
     law = [] if found.collapse is None else [f"S = S_min (1 + B_crit/B): {found.collapse}"]

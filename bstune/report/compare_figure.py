@@ -20,16 +20,17 @@ from bstune.report.drawing import (
     place_labels,
     save_figure,
 )
-from bstune.system.console import format_number, format_seconds
+from bstune.system.console import format_count, format_number, format_seconds
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure, SubFigure
 
-INCHES_WIDE, TOP_INCHES, FOOT_INCHES, ROW_INCHES = 6.0, 5.0, 0.7, 0.4
+INCHES_WIDE, TOP_INCHES, FOOT_INCHES, ROW_INCHES = 6.0, 5.0, 0.7, 0.52
 COLOURS = (BLUE, VERMILION, "#009E73", PURPLE, "#E69F00", "#56B4E9", INK)
 MARKERS = ("o", "s", "^", "D", "v", "P", "X")
 LONGEST = 26  # characters of a name
+MOST_FURTHER = 44  # characters of a line below a row
 GRID: dict[str, Any] = {"color": INK, "alpha": 0.07, "linewidth": 0.6}
 
 
@@ -45,13 +46,14 @@ class Look:
 
 @dataclass(frozen=True)
 class Row:
-    """What a study says in one line: a value, the ends of its interval, words, and whether it can be relied on."""
+    """What a study says in one line: a value with its interval, words above and below it, and whether to rely on it."""
 
     value: float | None
     low: float | None
     high: float | None
     text: str
     reliable: bool = True
+    further: tuple[str, ...] = ()
 
 
 def draw_comparison(found: Comparison, path: Path) -> None:
@@ -94,10 +96,12 @@ def looks(studies: Sequence[Compared]) -> list[Look]:
     ]
 
 
-def _shortened(text: str) -> str:
-    """Return a text without the middle of it where it is long."""
-    half = (LONGEST - 1) // 2
-    return text if len(text) <= LONGEST else f"{text[:half]}…{text[-half:]}"
+def _shortened(text: str, longest: int = LONGEST) -> str:
+    """Give a text without the middle of it where it has more than ``longest`` letters."""
+    if len(text) <= longest:
+        return text
+    half = (longest - 1) // 2
+    return f"{text[:half]}…{text[-half:]}"
 
 
 def _draw_curves(axes: "Axes", drawn: Sequence[Look]) -> None:
@@ -198,14 +202,19 @@ def _critical_row(study: Compared) -> Row:
 
 
 def _time_row(study: Compared) -> Row:
+    """Give the row of a study's time to target, all that it says to use, and what that gains."""
     use = study.use
-    if use is None or use.seconds is None:
-        return Row(
-            None, None, None, "target not reached" if use is None else f"seconds not known; {use}"
-        )
-    fresh = f" ({use.reached} of {use.runs})" if use.runs else " (predicted)"
-    text = f"{format_seconds(use.seconds)}{'' if use.reliable else fresh}: {use}"
-    return Row(use.seconds, use.low, use.high, text, use.reliable)
+    if use is None:
+        return Row(None, None, None, "target not reached")
+    place = f"B = {format_count(use.batch_size)}, lr = {format_number(use.lr)}"
+    below = [part for part in (use.further, f"gain {study.gain_text}") if part]
+    further = tuple(_shortened(part, MOST_FURTHER) for part in below)
+    if use.seconds is None:
+        return Row(None, None, None, f"seconds not known; {place}", further=further)
+    text = format_seconds(use.seconds)
+    if not use.reliable:
+        text += f" ({use.reached} of {use.runs})" if use.runs else " (predicted)"
+    return Row(use.seconds, use.low, use.high, f"{text}: {place}", use.reliable, further)
 
 
 def _draw_rows(
@@ -240,6 +249,8 @@ def _draw_rows(
                 zorder=3,
             )
         _write(axes, 0.02, i - 0.4, row.text, INK, fontsize=7.5)
+        for j, text in enumerate(row.further):
+            _write(axes, 0.02, i + 0.2 + 0.18 * j, text, "#555555", fontsize=6.5)
 
 
 def _write(axes: "Axes", x: float, row: float, text: str, colour: str, **style: Any) -> None:

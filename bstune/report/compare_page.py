@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from bstune.report.compare import Array, Compared, Comparison, collapsed
+from bstune.report.compare import Array, Compared, Comparison, Use, collapsed
 from bstune.report.html import Cell, Section, axis, chart, label, page, paragraph, table
 from bstune.system.console import format_count, format_number, format_seconds
 
@@ -31,22 +31,47 @@ def comparison_page(found: Comparison) -> str:
 
 
 def _table(studies: Sequence[Compared]) -> str:
-    heads = ("study", "workload", "target", "device", "use B", "learning rate", "time", "B_crit", "exponent of lr*(B)",
-             "spent", "to the target, of fresh seeds")  # fmt: skip
-    rows: list[list[Cell | str]] = []
-    for one in studies:
-        use = one.use
-        rows.append([
-            *(one.name, one.workload, one.target, one.device),
-            Cell("-", None) if use is None else Cell(format_count(use.batch_size), use.batch_size),
-            Cell("-", None) if use is None else Cell(format_number(use.lr), use.lr),
-            Cell("-", None) if use is None else Cell(format_seconds(use.seconds), use.seconds),
-            Cell(one.critical, one.b_crit),
-            Cell(one.exponent_text, one.exponent),
-            Cell(one.spend, one.spend_seconds),
-            "-" if use is None else use.text,
-        ])  # fmt: skip
-    return table(heads, rows)
+    """Show a row a study: all that it says to use, what that takes and gains, and what it found."""
+    names = list[str]()
+    for study in studies:
+        if study.use is not None:
+            names += study.use.hyperparameters
+    names = list(dict.fromkeys(names))
+    heads = ["study", "batch size", "learning rate", *names, "time to target", "gain"]
+    heads += ["critical batch size", "exponent of lr*(B)", "fresh seeds"]
+    heads += ["workload", "target", "device", "spent"]
+    rows = list[list[Cell | str]]()
+    for study in studies:
+        rows.append(
+            [
+                study.name,
+                *_use_cells(study.use, names),
+                Cell(study.gain_text, study.gain),
+                Cell(study.critical, study.b_crit),
+                Cell(study.exponent_text, study.exponent),
+                "-" if study.use is None else study.use.fresh,
+                study.workload,
+                study.target,
+                study.device,
+                Cell(study.spend, study.spend_seconds),
+            ]
+        )
+    return table(heads, rows, name="studies", wrapped=True)
+
+
+def _use_cells(use: Use | None, names: Sequence[str]) -> list[Cell]:
+    """Show what a study says to use, with all its hyper-parameters, and the seconds that it takes."""
+    if use is None:
+        return [Cell("-", None)] * (3 + len(names))
+    cells = [
+        Cell(format_count(use.batch_size), use.batch_size),
+        Cell(format_number(use.lr), use.lr),
+    ]
+    for name in names:
+        value = use.hyperparameters.get(name)
+        cells.append(Cell(format_number(value), value))
+    cells.append(Cell(format_seconds(use.seconds), use.seconds))
+    return cells
 
 
 def _look(i: int) -> dict[str, str]:
@@ -82,45 +107,30 @@ def _hover(texts: Sequence[str]) -> Trace:
 
 
 def _curves(studies: Sequence[Compared]) -> str:
-    traces = []
+    traces = list[Trace]()
+    told = list[str]()
     for i, study in enumerate(studies):
-        colour, hidden = {"color": _look(i)["color"]}, {"legendgroup": str(i), "showlegend": False}
-        traces.append(
-            _dots(
-                study,
-                i,
-                [one.batch_size for one in study.points],
-                [one.steps for one in study.points],
-            )
-        )
-        traces.append(_line(i, study.batch_size, study.steps))
+        sizes = [one.batch_size for one in study.points]
+        steps = [one.steps for one in study.points]
+        name = study.name
+        # Its number stands in the legend: beside the marks, those of like studies would cover each other.
         if study.mark is not None:
-            marker = {
-                **_look(i),
-                "symbol": f"{_look(i)['symbol']}-open",
-                "size": 14,
-                "line": {"width": 2.5},
-            }
-            at = {
-                "x": study.mark[:1],
-                "y": study.mark[1:],
-                "mode": "markers+text",
-                "marker": marker,
-                "textfont": colour,
-            }
-            name = {
-                "text": [f"B_crit {format_number(study.b_crit, 2)}"],
-                "textposition": "top right",
-            }
-            traces.append(
-                {**hidden, **at, **name, **_hover([f"{study.name}: B_crit {study.critical}"])}
-            )
+            name += f": B_crit {format_number(study.b_crit, 2)}"
+        traces.append(_dots(study, i, sizes, steps, name=label(name)))
+        traces.append(_line(i, study.batch_size, study.steps))
+        told.append(f"{study.name}: critical batch size {study.critical}")
+        if study.mark is not None:
+            look = _look(i)
+            symbol = f"{look['symbol']}-open"
+            marker = {**look, "symbol": symbol, "size": 14, "line": {"width": 2.5}}
+            place = {"x": study.mark[:1], "y": study.mark[1:], "legendgroup": str(i)}
+            hover = _hover([f"{study.name}: B_crit {study.critical}"])
+            shown = {"mode": "markers", "marker": marker, "showlegend": False}
+            traces.append({**shown, **place, **hover})
     axes = {"xaxis": axis(BATCH_SIZE), "yaxis": axis("steps to target S")}
-    return chart(
-        traces,
-        axes,
-        "Lines: S*(B) by all of a study's trials. Large and hollow: its critical batch size.",
-    )
+    caption = "Lines: S*(B) by all of a study's trials. Large and hollow: its critical batch size."
+    alt = f"Steps to target over batch size. {'. '.join(told)}."
+    return chart(traces, axes, caption, alt=alt)
 
 
 def _collapse(found: Comparison) -> str:
@@ -143,91 +153,72 @@ def _collapse(found: Comparison) -> str:
     law = "If S(B) = S_min (1 + B_crit/B) holds, then the curves of all studies are one."
     caption = "Dots are single runs: above the lines where their learning rate was not the best."
     against = f"Well below {found.collapse.level:.0%}, the trials speak against the law."
-    return paragraph(f"{law} {found.collapse}. {against}") + chart(traces, axes, caption)
+    alt = f"S/S_min over B/B_crit. {found.collapse}."
+    return paragraph(f"{law} {found.collapse}. {against}") + chart(traces, axes, caption, alt=alt)
 
 
 def _critical(found: Comparison) -> str:
-    traces = []
-    sizes = [
-        end
-        for one in found.studies
-        for end in (one.b_crit, one.b_crit_low, one.b_crit_high)
-        if end is not None
-    ]
+    """Show each study's critical batch size with its interval, and which pairs differ."""
+    ends = list[float]()
+    for study in found.studies:
+        for end in (study.b_crit, study.b_crit_low, study.b_crit_high):
+            if end is not None:
+                ends.append(end)
+    traces = list[Trace]()
+    told = list[str]()
     for i, study in enumerate(found.studies):
         middle = study.b_crit or study.b_crit_low or study.b_crit_high
-        if middle is not None:
-            low, high = (
-                study.b_crit_low or min(sizes) / 2.0,
-                study.b_crit_high or 2.0 * max(sizes),
-            )  # open: far
-            ends = {"array": [high - middle], "arrayminus": [middle - low]}
-            bar = {
-                "type": "data",
-                "symmetric": False,
-                **ends,
-                "color": _look(i)["color"],
-                "thickness": 2.5,
-            }
-            shown = {"marker": {**_look(i), "size": 10}, "error_x": bar, "showlegend": False}
-            hover = _hover([f"{study.name}: {study.critical}"])
-            traces.append(
-                {"x": [middle], "y": [label(study.name)], "mode": "markers", **shown, **hover}
-            )
+        if middle is None:
+            continue
+        # An open end lies far.
+        low = study.b_crit_low or min(ends) / 2.0
+        high = study.b_crit_high or 2.0 * max(ends)
+        bar = {
+            "type": "data",
+            "symmetric": False,
+            "array": [high - middle],
+            "arrayminus": [middle - low],
+            "color": _look(i)["color"],
+            "thickness": 2.5,
+        }
+        words = f"{study.name}: {study.critical}"
+        told.append(words)
+        place = {"x": [middle], "y": [label(study.name)], "mode": "markers"}
+        shown = {"marker": {**_look(i), "size": 10}, "error_x": bar, "showlegend": False}
+        traces.append({**place, **shown, **_hover([words])})
     rows = {
         "xaxis": axis("B_crit (examples)"),
         "yaxis": axis("", log=False, type="category", autorange="reversed"),
     }
-    drawn = chart(traces, rows, height=130 + 34 * len(traces)) if traces else ""
+    alt = f"Critical batch sizes. {'. '.join(told)}."
+    drawn = chart(traces, rows, height=130 + 34 * len(traces), alt=alt)
     if not found.pairs:
         return drawn or paragraph("No study has a critical batch size.")
     heads = ("larger", "smaller", "B_crit over B_crit", "its interval", "judged")
-    cells = [
-        (
-            *(one.larger, one.smaller),
-            Cell(format_number(one.ratio, 2), one.ratio),
-            one.interval,
-            one.verdict,
-        )
-        for one in found.pairs
-    ]
-    return drawn + table(heads, cells) + paragraph(found.judged, "faint")
+    cells = list[list[Cell | str]]()
+    for pair in found.pairs:
+        ratio = Cell(format_number(pair.ratio, 2), pair.ratio)
+        cells.append([pair.larger, pair.smaller, ratio, pair.interval, pair.verdict])
+    pairs = table(heads, cells, name="pairs of critical batch sizes", wrapped=True)
+    return drawn + pairs + paragraph(found.judged, "faint")
 
 
 def _times(studies: Sequence[Compared]) -> str:
-    traces = []
+    """Show times to target over batch size, with what each study says to use."""
+    traces = list[Trace]()
+    told = list[str]()
     for i, study in enumerate(studies):
-        colour, use = _look(i)["color"], study.use
         if any(one.seconds is not None for one in study.points):
-            sizes, seconds = (
-                [one.batch_size for one in study.points],
-                [one.seconds for one in study.points],
-            )
+            sizes = [one.batch_size for one in study.points]
+            seconds = [one.seconds for one in study.points]
             traces.append(_dots(study, i, sizes, seconds))
         if study.seconds.size:
             traces.append(_line(i, study.batch_size, study.seconds))
-        if use is not None and use.seconds is not None:
-            ends = {
-                "array": [(use.high or use.seconds) - use.seconds],
-                "arrayminus": [use.seconds - (use.low or use.seconds)],
-            }
-            shown = {
-                "error_y": {"type": "data", "symmetric": False, **ends, "color": colour},
-                "showlegend": False,
-            }
-            marker = {
-                "color": colour,
-                "symbol": "star" if use.reliable else "star-open",
-                "size": 15,
-            }
-            at = {
-                "x": [use.batch_size],
-                "y": [use.seconds],
-                "mode": "markers",
-                "marker": marker,
-                "legendgroup": str(i),
-            }
-            traces.append({**at, **shown, **_hover([f"{study.name}: use {use}: {use.text}"])})
+        if study.use is not None and study.use.seconds is not None:
+            words = f"{study.name}: use {study.use}: {study.use.text}"
+            told.append(words)
+            star = _star(i, study.use, study.use.seconds)
+            traces.append({**star, **_hover([words])})
     if not traces:
         return paragraph("No study has a time to target.")
     axes = {"xaxis": axis(BATCH_SIZE), "yaxis": axis("time to target T (seconds of training)")}
@@ -235,4 +226,22 @@ def _times(studies: Sequence[Compared]) -> str:
         "Lines: S*(B) times the seconds per step. Dots: single runs. Stars: what to use, the median and range over "
         "fresh seeds; hollow where one missed the target, or none ran."
     )
-    return chart(traces, axes, caption)
+    return chart(traces, axes, caption, alt=f"Time to target over batch size. {'. '.join(told)}.")
+
+
+def _star(i: int, use: Use, seconds: float) -> Trace:
+    """Give the star of what a study says to use, with its range over fresh seeds."""
+    colour = _look(i)["color"]
+    high = use.high or seconds
+    low = use.low or seconds
+    ends = {"array": [high - seconds], "arrayminus": [seconds - low]}
+    symbol = "star" if use.reliable else "star-open"
+    return {
+        "x": [use.batch_size],
+        "y": [seconds],
+        "mode": "markers",
+        "marker": {"color": colour, "symbol": symbol, "size": 15},
+        "error_y": {"type": "data", "symmetric": False, **ends, "color": colour},
+        "legendgroup": str(i),
+        "showlegend": False,
+    }

@@ -30,7 +30,8 @@ STRIDE, MARGIN, LEADER = (
 LEADER_PARTS = np.linspace(0.0, 1.0, 25)
 GUIDE_COST = 12.0  # of a label over a piece of a guide, in points of distance
 # from Okabe and Ito's palette, which survives the common colour blindnesses
-BLUE, VERMILION, PURPLE, INK, GREY = "#0072B2", "#D55E00", "#AA4499", "#1a1a1a", "#9a9a9a"
+BLUE, VERMILION, PURPLE, GREEN = "#0072B2", "#D55E00", "#AA4499", "#009E73"
+INK, GREY = "#1a1a1a", "#9a9a9a"
 # For the letters that matplotlib's own font lacks, where the machine has one of these: Linux, macOS, Windows.
 FURTHER_FONTS = (
     "Noto Sans CJK JP",
@@ -106,7 +107,7 @@ def log_axis(axes: "Axes", name: str, limits: tuple[float, float], decimal: bool
     if name == "x" and not decimal:
         every, ticks = _batch_ticks(*limits)
     else:
-        every, ticks = _decimal_ticks(
+        every, ticks = decimal_ticks(
             *limits, fewest=3 if name == "x" else 4
         )  # beside each other they take more room
     axes.set(**{f"{name}scale": "log", f"{name}lim": limits})
@@ -136,7 +137,7 @@ def _batch_ticks(low: float, high: float) -> tuple[list[float], list[float]]:
     return every, sorted([*every, *halves])
 
 
-def _decimal_ticks(low: float, high: float, fewest: int) -> tuple[list[float], list[float]]:
+def decimal_ticks(low: float, high: float, fewest: int) -> tuple[list[float], list[float]]:
     """Return the round numbers from ``low`` to ``high``, and those that get a label: 1-3, 1-2-5, or finer."""
     decades = range(math.floor(math.log10(low)), math.floor(math.log10(high)) + 1)
 

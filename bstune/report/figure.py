@@ -1,47 +1,52 @@
 """The figure ``curve.png``: steps and time to target, and the learning rate, over batch size.
 
-It is drawn from a study's result and the trials' records; its words are those of ``answer.py``. matplotlib is
-imported in functions here, once a figure is drawn: it takes 0.4 s.
+    draw_curve(trials, result, Path("curve.png"), Path("curve.svg"))
+
+It draws the rows that ``rows.py`` prepares, as the page does; its words are those of ``answer.py``.
+All that needs words stands in a key of its own, so that no text covers data: in the panels only the
+winner to use and the baseline are named. matplotlib is imported in functions here, once a figure
+is drawn: it takes 0.4 s.
 """
 
 import math
 import textwrap
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from bstune.core.records import Merit, TrialResult
-from bstune.core.scaling import RULES
-from bstune.report.answer import (
-    answer,
-    b_opt_text,
-    critical_text,
-    fresh_text,
-    range_text,
-)
+from bstune.core.records import TrialResult
+from bstune.report.answer import answer, b_opt_text, critical_text, expected_text, winner_text
 from bstune.report.drawing import (
     BLUE,
+    GREEN,
     GREY,
-    GUIDE,
     INK,
     PAGE_DPI,
     PAGE_INCHES,
     PURPLE,
     VERMILION,
-    Label,
     figure_of,
     log_axis,
     log_limits,
-    place_labels,
     save_figure,
 )
-from bstune.report.rows import Mark, marks, shown_trials
-from bstune.result import INTERVAL_LEVEL, WINNERS, CurvePoint, StudyResult, WinnerName, WinnerResult
+from bstune.report.rows import (
+    LAW,
+    USE,
+    YOURS,
+    Band,
+    Mark,
+    Panel,
+    band,
+    panel,
+    perfect_scaling_examples,
+    rate_lines,
+    shown_critical,
+)
+from bstune.result import INTERVAL_LEVEL, StudyResult
 from bstune.system.console import format_count, format_number, format_seconds, plural, time_unit
 
 if TYPE_CHECKING:
@@ -49,37 +54,34 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from matplotlib.path import Path as Outline
 
-FIGURE_INCHES = PAGE_INCHES, 7.2
+FIGURE_INCHES = PAGE_INCHES, 7.6
 TITLE_SIZE, SIZE, SMALL = 10.5, 9.0, 8.0  # of letters, in points
 TITLE_WIDTHS = (112, 90, 70, 50, 40)  # in letters: the first that fits
-PANEL_WIDTH = 66
-POINT_TEXT = "fewest examples near its batch size;\nbar: last miss to first hit"
+PANEL_WIDTH = 66  # in letters of a panel's title
+KEY_WIDTH = 60  # in letters of a line of the key
+MAX_KEY_LINES = 3  # of one entry
+KEY_SIZES = (8.0, 7.0, 6.0, 5.0)  # of letters, in points: the first with which the key fits
+MARK_OFFSET = 8.0  # of a mark's name, in points
+POINT_TEXT = "fewest examples near its batch size; bar: last miss to first hit"
+OTHER_TEXT = "other trial that reached the target"
+STOPPED_TEXT = "stopped before the target: it takes more"
+SLOPE_TEXT = "twice the batch, half the steps"
 NEAR = 4.0  # times the batch sizes that reached the target: a B_crit this near is in the figure
-GROWTH, MAX_GROWTHS = (
-    0.15,
-    8,
-)  # of a panel's lower end, in shares of its height, until its labels have room
-USE_TEXT = "the one to use; bar: over fresh seeds, if any ran"
-SLOPE_TEXT = "twice the batch,\nhalf the steps"
+RATE_DASHES: dict[str, Any] = {
+    "none": (0, (1, 2)),
+    "sqrt": (0, (5, 2)),
+    "linear": (0, (6, 2, 1, 2)),
+    LAW: "solid",
+}
 
 
 @dataclass(frozen=True)
-class _Quantity:
-    """What a panel shows over batch size: seconds or steps, in which unit, and in words."""
+class _View:
+    """A panel's rows, the unit of its values and the limits of its batch sizes."""
 
-    merit: Merit
+    shown: Panel
     unit: float
-    text: Callable[[float], str]
-
-
-@dataclass(frozen=True)
-class _Band:
-    """S(B), or S(B) x tau(B), with its band on its batch sizes."""
-
-    batch_size: NDArray[np.float64]
-    low: NDArray[np.float64]
-    middle: NDArray[np.float64]
-    high: NDArray[np.float64]
+    x_limits: tuple[float, float]
 
 
 def draw_curve(trials: Sequence[TrialResult], result: StudyResult, *paths: Path) -> None:
@@ -93,60 +95,33 @@ def draw_curve(trials: Sequence[TrialResult], result: StudyResult, *paths: Path)
 
 
 def curve_figure(trials: Sequence[TrialResult], result: StudyResult) -> "Figure":
-    """Return what :func:`draw_curve` writes."""
+    """Draw what :func:`draw_curve` writes."""
     return figure_of(lambda figure: _paint(figure, trials, result), FIGURE_INCHES, PAGE_DPI)
 
 
 def _paint(figure: "Figure", trials: Sequence[TrialResult], result: StudyResult) -> None:
-    panels = figure.subplots(2, 2, gridspec_kw={"height_ratios": [1.0, 0.72]})
+    panels = figure.subplots(2, 2, gridspec_kw={"height_ratios": [1.0, 0.8]})
     left, right, rates, key = panels.flat
-    points = shown_trials(trials)
-    reached = [point for point in points if not point.stopped]
-    sizes = [point.batch_size for point in reached or points]
-    x_limits = _sizes(sizes or [trial.batch_size for trial in trials], result)
-    times = [point.time_to_target or point.time_low for point in reached or points]
-    unit, unit_name = time_unit(min((time for time in times if time), default=1.0))
-    steps = _Quantity("steps", 1.0, lambda value: plural(round(value), "step"))
-    time = _Quantity("time", unit, format_seconds)
+    steps, time = panel(trials, result, "steps"), panel(trials, result, "time")
+    x_limits = _sizes(trials, steps, result)
+    unit, unit_name = time_unit(min(_heights(time), default=1.0))
+    _draw_panel(left, _View(steps, 1.0, x_limits), result)
+    _draw_guides(left, result)
+    _draw_panel(right, _View(time, unit, x_limits), result)
+    _draw_critical(right, result)
+    _draw_rates(rates, trials, result, x_limits)
     headed = {
         left: f"steps to {result.target}, S(B)",
         right: f"time to target, S(B) x tau(B), {unit_name} of training",
         rates: textwrap.fill(f"learning rate {_lr_text(result)}", PANEL_WIDTH),
-    }
-    labels = {
-        left: [*_draw_panel(left, points, result, steps, x_limits), *_draw_guides(left, result)],
-        right: [
-            *_draw_panel(right, points, result, time, x_limits),
-            *_draw_critical(right, result, named=False),
-        ],
-        rates: _draw_rates(rates, trials, result, x_limits),
     }
     for axes, title in headed.items():
         axes.set_title(title, loc="left", fontsize=SIZE, parse_math=False)
         axes.set_xlabel("batch size B (examples per step)", fontsize=SIZE, labelpad=1.0)
         axes.tick_params(labelsize=SMALL)
         axes.grid(color=INK, alpha=0.07, linewidth=0.6)
-    _draw_key(key, (left, right, rates))
     _set_title(figure, result)
-    _place(figure, labels)
-
-
-def _place(figure: "Figure", labels: dict["Axes", list[Label]]) -> None:
-    """Write the labels where they cover no data; a panel without room for them gets more of it below."""
-    layout = figure.get_layout_engine()
-    assert layout is not None  # noqa: S101  # figure_of's; a whole draw would take twice as long
-    for attempt in range(MAX_GROWTHS + 1):
-        layout.execute(figure)
-        written = {axes: place_labels(axes, some, SMALL) for axes, some in labels.items()}
-        crowded = [axes for axes, (_, room) in written.items() if not room]
-        if not crowded or attempt == MAX_GROWTHS:
-            break
-        for artist in chain.from_iterable(artists for artists, _ in written.values()):
-            artist.remove()
-        for axes in crowded:
-            low, high = axes.get_ylim()
-            log_axis(axes, "y", (low * (low / high) ** GROWTH, high))
-    figure.set_layout_engine("none")  # the places are those of this layout
+    _draw_key(figure, key, (left, right, rates))
 
 
 def _set_title(figure: "Figure", result: StudyResult) -> None:
@@ -161,229 +136,201 @@ def _set_title(figure: "Figure", result: StudyResult) -> None:
 
 
 def _lr_text(result: StudyResult) -> str:
-    """Return what is known of the best learning rate over batch size, its first sentence."""
-    text = next(
-        (texts[0] for label, texts in answer(result).lines if label == "LR"), "of the trials"
-    )
-    return text.partition("; ")[0]
+    """Give what is known of the best learning rate over batch size, its first sentence."""
+    for label, texts in answer(result).details:
+        if label == "LR":
+            return texts[0].partition("; ")[0]
+    return "of the trials"
 
 
-def _sizes(sizes: Sequence[float], result: StudyResult) -> tuple[float, float]:
-    """Return the limits of the batch sizes: of what reached the target, and B_crit where it is near."""
-    sizes = sizes or [1.0]
-    b_crit = None if result.critical_batch_size is None else result.critical_batch_size.value
-    near = (
-        [b_crit] if b_crit is not None and min(sizes) / NEAR <= b_crit <= max(sizes) * NEAR else []
-    )
-    return log_limits([*sizes, *near], (0.06, 0.06))
+def _sizes(trials: Sequence[TrialResult], steps: Panel, result: StudyResult) -> tuple[float, float]:
+    """Give the limits of the batch sizes: of what reached the target, the baseline, and B_crit where it is near."""
+    sizes: list[float] = [mark.batch_size for mark in steps.trials if mark.reached]
+    if not sizes:
+        sizes = [mark.batch_size for mark in steps.trials]
+    if not sizes:
+        sizes = [trial.batch_size for trial in trials] or [1.0]
+    if steps.baseline is not None:
+        sizes.append(steps.baseline.batch_size)
+    critical = shown_critical(result)
+    if critical is not None and critical.value is not None:
+        is_near = min(sizes) / NEAR <= critical.value <= max(sizes) * NEAR
+        if is_near:
+            sizes.append(critical.value)
+    return log_limits(sizes, (0.06, 0.06))
 
 
-def _draw_panel(
-    axes: "Axes",
-    trials: Sequence[CurvePoint],
-    result: StudyResult,
-    shown: _Quantity,
-    x_limits: tuple[float, float],
-) -> list[Label]:
-    """Draw the trials, the curve with its band, and the winners; return their labels."""
-    log_axis(axes, "x", x_limits)
-    all_marks = marks(trials, shown.merit)
-    curve = _curve(result, shown.merit)
-    stars = _stars(result, shown)
-    values = _heights(all_marks, curve, stars)
+def _draw_panel(axes: "Axes", view: _View, result: StudyResult) -> None:
+    """Draw the trials, the curve with its band, the winners and the baseline."""
+    shown = view.shown
+    log_axis(axes, "x", view.x_limits)
+    values = _heights(shown)
     if not values:
         reason = "no trial got far enough to show"
-        if trials and shown.merit == "time":
+        if shown.trials and shown.merit == "time":
             reason = "no seconds were measured"
         _say(axes, reason)
-        return []
-    limits = log_limits([value / shown.unit for value in values], (0.14, 0.06))
+        return
+    limits = log_limits([value / view.unit for value in values], (0.1, 0.1))
     log_axis(axes, "y", limits)
-    points = marks(result.points, shown.merit)
-    taken = {point.number for point in points if point.value}
-    _draw_dots(axes, [mark for mark in all_marks if mark.number not in taken], shown)
-    if curve is not None:
-        _draw_band(axes, curve, result, shown)
-    _draw_hits(axes, points, shown)
-    _draw_bounds(axes, points, curve, shown, limits, x_limits)
-    return [star.draw(axes, shown) for star in stars]
+    on_frontier = {mark.number for mark in shown.frontier if mark.value}
+    _draw_dots(axes, [mark for mark in shown.reached if mark.number not in on_frontier], view)
+    _draw_band(axes, view, result)
+    _draw_hits(axes, view)
+    _draw_bounds(axes, view, limits)
+    _draw_winners(axes, view, result)
 
 
-def _heights(trials: Sequence[Mark], curve: _Band | None, stars: Sequence["_Star"]) -> list[float]:
+def _heights(shown: Panel) -> list[float]:
     """All that a panel has to have room for: where no trial reached the target, what did not suffice."""
-    values = [mark.value for mark in trials if mark.value]
+    values = [mark.value for mark in shown.reached if mark.value]
     if not values:
-        values = [mark.low for mark in trials if not mark.reached and mark.low]
-    if curve is not None:
-        values += curve.middle.tolist()
-    for star in stars:
+        values = [mark.low for mark in shown.stopped if mark.low]
+    if shown.band is not None:
+        values += shown.band.middle
+    for star in shown.stars:
         values += [value for value in (star.value, star.low, star.high) if value]
+    if shown.baseline is not None and shown.baseline.height:
+        values.append(shown.baseline.height)
     return values
 
 
-def _draw_dots(axes: "Axes", trials: Sequence[Mark], shown: _Quantity) -> None:
+def _draw_dots(axes: "Axes", marks: Iterable[Mark], view: _View) -> None:
     """Draw trials that reached the target, those on the frontier left out."""
     sizes, heights = list[int](), list[float]()
-    for mark in trials:
+    for mark in marks:
         if mark.value:
             sizes.append(mark.batch_size)
-            heights.append(mark.value / shown.unit)
+            heights.append(mark.value / view.unit)
     if sizes:
-        name = "other trial that reached the target"
-        axes.scatter(
-            sizes, heights, s=12, color=GREY, alpha=0.75, linewidths=0, zorder=2, label=name
-        )
+        style: dict[str, Any] = {"s": 12, "color": GREY, "alpha": 0.75, "linewidths": 0}
+        axes.scatter(sizes, heights, zorder=2, label=OTHER_TEXT, **style)
 
 
-def _draw_band(axes: "Axes", curve: _Band, result: StudyResult, shown: _Quantity) -> None:
-    low, high = curve.low / shown.unit, curve.high / shown.unit
-    axes.fill_between(curve.batch_size, low, high, color=BLUE, alpha=0.18, linewidth=0, zorder=1.5)
-    level = (
-        INTERVAL_LEVEL if result.critical_batch_size is None else result.critical_batch_size.level
+def _draw_band(axes: "Axes", view: _View, result: StudyResult) -> None:
+    curve = view.shown.band
+    if curve is None:
+        return
+    low, middle, high = (
+        np.array(values) / view.unit for values in (curve.low, curve.middle, curve.high)
     )
+    axes.fill_between(curve.batch_size, low, high, color=BLUE, alpha=0.18, linewidth=0, zorder=1.5)
+    critical = result.critical_batch_size
+    level = INTERVAL_LEVEL if critical is None else critical.level
     name = f"S(B) by all trials, {level:.0%} band"
-    middle = curve.middle / shown.unit
     axes.plot(curve.batch_size, middle, color=BLUE, linewidth=1.8, zorder=3, label=name)
 
 
-def _draw_hits(axes: "Axes", points: Sequence[Mark], shown: _Quantity) -> None:
+def _draw_hits(axes: "Axes", view: _View) -> None:
     """Draw the frontier's points that reached the target, with a bar from the last miss."""
     sizes, misses, hits = list[int](), list[float](), list[float]()
-    for point in points:
-        if point.value:
-            sizes.append(point.batch_size)
-            misses.append((point.low or point.value) / shown.unit)
-            hits.append(point.value / shown.unit)
+    for mark in view.shown.frontier:
+        if mark.value:
+            sizes.append(mark.batch_size)
+            misses.append((mark.low or mark.value) / view.unit)
+            hits.append(mark.value / view.unit)
     axes.vlines(sizes, misses, hits, colors=INK, linewidth=1.4, zorder=5.5)
     if sizes:
-        style: dict[str, Any] = {
-            "facecolor": INK,
-            "edgecolor": "white",
-            "linewidths": 0.8,
-            "zorder": 5,
-        }
-        axes.scatter(sizes, hits, s=30, label=POINT_TEXT, **style)
+        style: dict[str, Any] = {"facecolor": INK, "edgecolor": "white", "linewidths": 0.8}
+        axes.scatter(sizes, hits, s=30, label=POINT_TEXT, zorder=5, **style)
 
 
-def _draw_bounds(
-    axes: "Axes",
-    points: Sequence[Mark],
-    curve: _Band | None,
-    shown: _Quantity,
-    limits: tuple[float, float],
-    x_limits: tuple[float, float],
-) -> None:
+def _draw_bounds(axes: "Axes", view: _View, limits: tuple[float, float]) -> None:
     """Draw the frontier's stopped trials within the panel that tell more than the band does."""
     sizes, heights = list[int](), list[float]()
-    for point in points:
-        if point.reached or not point.low or not _tells(point.batch_size, point.low, curve):
+    for mark in view.shown.frontier:
+        if mark.reached or not mark.low or not _tells(mark.batch_size, mark.low, view.shown.band):
             continue
-        height = point.low / shown.unit
-        is_inside = x_limits[0] <= point.batch_size <= x_limits[1]
+        height = mark.low / view.unit
+        is_inside = view.x_limits[0] <= mark.batch_size <= view.x_limits[1]
         if is_inside and limits[0] <= height <= limits[1]:
-            sizes.append(point.batch_size)
+            sizes.append(mark.batch_size)
             heights.append(height)
     if sizes:
-        style: dict[str, Any] = {
-            "facecolors": "none",
-            "edgecolors": INK,
-            "linewidths": 0.8,
-            "zorder": 4,
-        }
-        name = "stopped before the target: it takes more"
-        axes.scatter(sizes, heights, marker=_arrow(), s=240, label=name, **style)
+        style: dict[str, Any] = {"facecolors": "none", "edgecolors": INK, "linewidths": 0.8}
+        axes.scatter(sizes, heights, marker=_arrow(), s=240, zorder=4, label=STOPPED_TEXT, **style)
 
 
-def _curve(result: StudyResult, merit: Merit) -> _Band | None:
-    """Return S(B), or S(B) x tau(B), with its band on its batch sizes; None where it is not known."""
-    curve = result.curve
-    if curve is None or len(curve.batch_size) < 2:
-        return None
-    factor: NDArray[np.float64] | float = 1.0
-    if merit == "time":
-        if curve.seconds_per_step is None:
-            return None
-        factor = np.array(curve.seconds_per_step)
-    return _Band(
-        np.array(curve.batch_size),
-        np.array(curve.low) * factor,
-        np.array(curve.steps) * factor,
-        np.array(curve.high) * factor,
-    )
-
-
-def _tells(batch_size: int, low: float, curve: _Band | None) -> bool:
-    """Return whether a stopped trial went on past what the band says anyway."""
+def _tells(batch_size: int, low: float, curve: Band | None) -> bool:
+    """Whether a stopped trial went on past what the band says anyway."""
     if curve is None:
         return True
     at = np.interp(math.log(batch_size), np.log(curve.batch_size), curve.low)
     return bool(low >= at)
 
 
-@dataclass(frozen=True)
-class _Star:
-    """A winner in a panel: what is expected of it, and the range over fresh seeds; None where it is not known."""
-
-    winner: WinnerResult
-    heading: str
-    chosen: bool  # by the study's objective
-    value: float
-    low: float | None
-    high: float | None
-    how: str
-
-    def draw(self, axes: "Axes", shown: _Quantity) -> Label:
-        x, y = self.winner.batch_size, self.value / shown.unit
-        if self.low is not None and self.high is not None:
-            low, high = self.low / shown.unit, self.high / shown.unit
+def _draw_winners(axes: "Axes", view: _View, result: StudyResult) -> None:
+    """Draw the winners with their ranges over fresh seeds, and the baseline, and name what is used."""
+    named = list[tuple[str, float, float, str]]()
+    for star in view.shown.stars:
+        x, y = star.winner.batch_size, star.value / view.unit
+        if star.low is not None and star.high is not None:
+            low, high = star.low / view.unit, star.high / view.unit
             axes.vlines([x], [low], [high], colors=VERMILION, linewidth=1.6, zorder=5.8)
-        face, label = (VERMILION, USE_TEXT) if self.chosen else ("white", self.heading)
-        axes.scatter(
-            [x], [y], marker="*", s=150, facecolor=face, edgecolor=VERMILION, zorder=6, label=label
+        face = VERMILION if star.is_use else "white"
+        text = f"{star.heading}: {winner_text(star.winner)}; {expected_text(star.winner)}"
+        style: dict[str, Any] = {"marker": "*", "s": 150, "edgecolor": VERMILION, "zorder": 6}
+        axes.scatter([x], [y], facecolor=face, label=text, **style)
+        if star.is_use:
+            named.append((USE, x, y, VERMILION))
+    baseline = view.shown.baseline
+    if baseline is not None and baseline.height:
+        height = baseline.height / view.unit
+        face = GREEN if baseline.reached else "white"
+        style = {"marker": "s", "s": 42, "edgecolor": GREEN, "linewidths": 1.2, "zorder": 5.7}
+        text = _baseline_text(result)
+        axes.scatter([baseline.batch_size], [height], facecolor=face, label=text, **style)
+        named.append((YOURS, baseline.batch_size, height, GREEN))
+    _name_marks(axes, named)
+
+
+def _baseline_text(result: StudyResult) -> str:
+    """Say what the baseline's own run came to."""
+    baseline = result.baseline
+    if baseline is None:
+        return YOURS
+    parts = [f"batch size {format_count(baseline.batch_size)}"]
+    parts.append(f"learning rate {format_number(baseline.lr)}")
+    parts += [f"{name} {format_number(value)}" for name, value in baseline.hyperparameters.items()]
+    took = plural(baseline.steps, "step")
+    if baseline.status != "reached":
+        took = f"{baseline.status} after {took}"
+    if baseline.seconds is not None:
+        took += f", {format_seconds(baseline.seconds)}"
+    return f"{YOURS}: {', '.join(parts)}; {took} (one run)"
+
+
+def _name_marks(axes: "Axes", named: Sequence[tuple[str, float, float, str]]) -> None:
+    """Write the names of at most two marks: the higher one's above it and the other's below, so that they are apart."""
+    middle = math.sqrt(math.prod(axes.get_xlim()))
+    by_height = sorted(named, key=lambda one: -one[2])
+    for i, (text, x, y, colour) in enumerate(by_height):
+        side, align = (MARK_OFFSET, "bottom") if i == 0 else (-MARK_OFFSET, "top")
+        horizontal = "left" if x < middle else "right"
+        axes.annotate(
+            text,
+            (x, y),
+            xytext=(0.0, side),
+            textcoords="offset points",
+            ha=horizontal,
+            va=align,
+            color=colour,
+            fontsize=SIZE,
+            fontweight="bold",
+            zorder=8,
+            path_effects=_halo(),
         )
-        place = f"B = {format_count(x)}, lr = {format_number(self.winner.lr)}"
-        expected = "not known"
-        if self.winner.expected(shown.merit):
-            expected = shown.text(self.value)
-        text = "\n".join([f"{self.heading}: {expected}", f"({self.how})", place])
-        return Label(text, np.array([[x, y]]), VERMILION)
 
 
-def _stars(result: StudyResult, shown: _Quantity) -> list[_Star]:
-    """Return the winner by the study's objective, and this panel's own if it is another."""
-    stars = list[_Star]()
-    use = result.winner
-    if result.use is not None and use is not None:
-        stars += _star(result.use, use, True, shown)
-    own = next(name for name, one in WINNERS.items() if one.merit == shown.merit)
-    winner = result.winner_by(shown.merit)
-    if winner is not None and (use is None or winner.number != use.number):
-        stars += _star(own, winner, False, shown)
-    return stars
+def _halo() -> list[Any]:
+    """Give a white outline of letters, so that they are read over what they cover."""
+    from matplotlib.patheffects import withStroke
 
-
-def _star(
-    name: WinnerName, winner: WinnerResult, chosen: bool, shown: _Quantity
-) -> Iterator[_Star]:
-    """Yield the star of a winner, if there is a place for it."""
-    fresh = winner.confirmed
-    low, high = (None, None) if fresh is None else fresh.ends(shown.merit)
-    # Where half of the fresh seeds missed the target, the star stands at the best of them, or at the trial itself.
-    value = winner.expected(shown.merit) or low or winner.of_single_run(shown.merit)
-    if not value:
-        return
-    how = "predicted"
-    if fresh is not None:
-        how = range_text(shown.merit, fresh) or fresh_text(fresh)
-        if not fresh.all_reached:
-            how = f"only {fresh_text(fresh)}"
-    heading = "use" if chosen else WINNERS[name].heading
-    yield _Star(winner, heading, chosen, value, low, high, how)
+    return [withStroke(linewidth=2.5, foreground="white")]
 
 
 def _arrow() -> "Outline":
-    """Return the mark of a bound: a small circle around the point, and an arrow upwards from it."""
-    # as in report/drawing.py
+    """Give the mark of a bound: a small circle around the point, and an arrow upwards from it."""
     from matplotlib.path import Path as Outline
 
     circle = Outline.circle((0.0, 0.0), 0.34)
@@ -392,57 +339,48 @@ def _arrow() -> "Outline":
     return Outline.make_compound_path(circle, Outline(corners, codes))
 
 
-def _draw_guides(axes: "Axes", result: StudyResult) -> list[Label]:
-    """Draw B_crit, the slope of perfect scaling, and the batch size with the fewest examples; return their labels."""
-    labels = _draw_critical(axes, result, named=True)
-    critical, curve = result.critical_batch_size, _curve(result, "steps")
-    reached = [point.examples for point in result.points if point.examples]
-    if len(reached) > 1:
-        examples: float = reached[0]
-        if critical is not None and critical.e_min is not None:
-            examples = critical.e_min
-        limits = axes.get_xlim(), axes.get_ylim()
-        x = np.geomspace(*limits[0], 200)
-        axes.plot(x, examples / x, color=INK, linewidth=0.8, linestyle="--", zorder=1.6, gid=GUIDE)
-        axes.set(xlim=limits[0], ylim=limits[1])
-        inside = (examples / x > limits[1][0]) & (examples / x < limits[1][1])
-        if inside.any():
-            labels.append(Label(SLOPE_TEXT, np.stack([x, examples / x], axis=-1)[inside], INK))
+def _draw_guides(axes: "Axes", result: StudyResult) -> None:
+    """Draw B_crit, the slope of perfect scaling, and the batch size with the fewest examples."""
+    _draw_critical(axes, result)
+    critical, curve = result.critical_batch_size, band(result, "steps")
+    examples = perfect_scaling_examples(result)
+    if examples is not None and axes.has_data():
+        x_limits, y_limits = axes.get_xlim(), axes.get_ylim()
+        x = np.array(x_limits)
+        style: dict[str, Any] = {"color": INK, "linewidth": 0.8, "linestyle": "--", "zorder": 1.6}
+        axes.plot(x, examples / x, label=SLOPE_TEXT, **style)
+        axes.set(xlim=x_limits, ylim=y_limits)
     if critical is not None and critical.b_opt is not None and curve is not None:
         b_opt = critical.b_opt
         log_steps = np.interp(math.log(b_opt), np.log(curve.batch_size), np.log(curve.middle))
         y = float(np.exp(log_steps))
-        axes.scatter([b_opt], [y], marker="D", s=34, facecolor="white", edgecolor=BLUE, zorder=5.2)
-        text = f"fewest examples: B = {format_number(b_opt, 2)}\n({b_opt_text(critical)})"
-        labels.append(Label(text, np.array([[b_opt, y]]), BLUE))
-    return labels
+        text = f"fewest examples: batch size {format_number(b_opt, 2)} ({b_opt_text(critical)})"
+        style = {"marker": "D", "s": 34, "facecolor": "white", "edgecolor": BLUE, "zorder": 5.2}
+        axes.scatter([b_opt], [y], label=text, **style)
 
 
-def _draw_critical(axes: "Axes", result: StudyResult, named: bool) -> list[Label]:
-    """Draw B_crit with its interval; return its label, at the upper end of its line."""
-    critical = result.critical_batch_size
-    # One batch size says nothing of it.
-    if critical is None or not axes.has_data() or critical.is_of_one_size:
-        return []
-    (left, right), (bottom, top) = axes.get_xlim(), axes.get_ylim()
+def _draw_critical(axes: "Axes", result: StudyResult) -> None:
+    """Draw B_crit with its interval; an open end reaches to the panel's edge."""
+    critical = shown_critical(result)
+    if critical is None or not axes.has_data():
+        return
+    left, right = axes.get_xlim()
     value, low, high = critical.value, critical.low, critical.high
+    text = f"critical batch size {critical_text(critical)}"
+    if value is not None and not left <= value <= right:
+        text += ", beyond this plot"
     if value is not None:
-        axes.axvline(value, color=PURPLE, linewidth=1.3, zorder=2.5, gid=GUIDE)
+        axes.axvline(value, color=PURPLE, linewidth=1.3, zorder=2.5, label=text)
+        text = ""
     if low is not None or high is not None:
-        axes.axvspan(low or left, high or right, color=PURPLE, alpha=0.1, linewidth=0, zorder=-1)
+        style: dict[str, Any] = {"color": PURPLE, "alpha": 0.1, "linewidth": 0, "zorder": -1}
+        axes.axvspan(low or left, high or right, label=text, **style)
     axes.set_xlim(left, right)
-    if not named:
-        return []
-    at = min(max(value or low or high or left, left), right)
-    beyond = ", beyond this plot" if value is not None and not left <= value <= right else ""
-    heights = np.geomspace((bottom * top**3) ** 0.25, top, 20)
-    text = f"critical batch size{beyond}\n{critical_text(critical)}"
-    return [Label(text, np.stack([np.full(20, at), heights], axis=-1), PURPLE)]
 
 
 def _draw_rates(
     axes: "Axes", trials: Sequence[TrialResult], result: StudyResult, x_limits: tuple[float, float]
-) -> list[Label]:
+) -> None:
     """Draw learning rates over batch size: what reached the target, the best one, and rules through its middle."""
     log_axis(axes, "x", x_limits)
     curve = result.curve
@@ -453,77 +391,98 @@ def _draw_rates(
         rates += curve.lr
     if not rates:
         _say(axes, "no trial has run")
-        return []
+        return
     limits = log_limits(rates, (0.1, 0.1))
     log_axis(axes, "y", limits)
-    points = {point.number for point in result.points if not point.stopped}
-    kinds: list[tuple[list[TrialResult], dict[str, Any]]] = [
-        ([one for one in reached if one.number not in points],
-         {"s": 12, "color": GREY, "alpha": 0.75, "linewidths": 0}),
-        ([one for one in reached if one.number in points],
-         {"s": 30, "facecolor": INK, "edgecolor": "white", "linewidths": 0.8, "zorder": 5}),
-        ([one for one in trials if one.status == "diverged"],
-         {"marker": "x", "s": 16, "color": GREY, "linewidths": 1.0, "label": "diverged"}),
-        ([] if reached else [one for one in trials if one.status != "diverged"],
-         {"s": 14, "facecolors": "none", "edgecolors": INK, "linewidths": 0.8, "label": "did not reach the target"}),
-    ]  # fmt: skip
-    for some, style in kinds:
-        kept = [one for one in some if limits[0] <= one.lr <= limits[1]]
-        if kept:
-            axes.scatter([one.batch_size for one in kept], [one.lr for one in kept], **style)
-    start, lr = result.reference.batch_size, result.reference.lr
+    _draw_rates_of_trials(axes, trials, result, limits)
     if curve is not None:
-        x = np.array(curve.batch_size)
-        axes.fill_between(
-            x, curve.lr_low, curve.lr_high, color=BLUE, alpha=0.18, linewidth=0, zorder=1.5
-        )
-        axes.plot(x, curve.lr, color=BLUE, linewidth=1.8, zorder=3)
-        start, lr = x[len(x) // 2], curve.lr[len(x) // 2]
+        style: dict[str, Any] = {"color": BLUE, "alpha": 0.18, "linewidth": 0, "zorder": 1.5}
+        axes.fill_between(curve.batch_size, curve.lr_low, curve.lr_high, **style)
+        axes.plot(curve.batch_size, curve.lr, color=BLUE, linewidth=1.8, zorder=3)
+    for line in rate_lines(result, *x_limits):
+        is_law = line.name == LAW
+        ends = [line.start, line.end]
+        style = {"color": INK, "linewidth": 0.9, "linestyle": RATE_DASHES[line.name]}
+        if is_law:
+            style["linewidth"] = 1.8
+        name = f"learning rate: {line.words}"
+        axes.plot(ends, [line.at(end) for end in ends], zorder=1.8, label=name, **style)
+    axes.set(xlim=x_limits, ylim=limits)
     use = result.winner
     if use is not None:
-        axes.scatter(
-            [use.batch_size],
-            [use.lr],
-            marker="*",
-            s=150,
-            facecolor=VERMILION,
-            edgecolor=VERMILION,
-            zorder=6,
-        )
-    return list(_draw_rules(axes, start, lr))
+        style = {"marker": "*", "s": 150, "facecolor": VERMILION, "edgecolor": VERMILION}
+        axes.scatter([use.batch_size], [use.lr], zorder=6, **style)
+    baseline = result.baseline
+    if baseline is not None and limits[0] <= baseline.lr <= limits[1]:
+        face = GREEN if baseline.status == "reached" else "white"
+        style = {"marker": "s", "s": 42, "facecolor": face, "edgecolor": GREEN, "linewidths": 1.2}
+        axes.scatter([baseline.batch_size], [baseline.lr], zorder=5.7, **style)
 
 
-def _draw_rules(axes: "Axes", start: float, lr: float) -> Iterator[Label]:
-    """Draw the powers that rules say, from the best learning rate at one batch size; yield their labels."""
-    limits = axes.get_xlim(), axes.get_ylim()
-    low, high = limits[1]
-    x = np.geomspace(*limits[0], 100)
-    for rule in RULES.values():
-        if rule.exponent is None:
+def _draw_rates_of_trials(
+    axes: "Axes",
+    trials: Sequence[TrialResult],
+    result: StudyResult,
+    limits: tuple[float, float],
+) -> None:
+    """Draw the learning rate of each trial by what became of it; of a study that failed, of all."""
+    on_frontier = {point.number for point in result.points if not point.stopped}
+    hits, others, diverged, missed = (list[TrialResult]() for _ in range(4))
+    for trial in trials:
+        if not limits[0] <= trial.lr <= limits[1]:
             continue
-        y = lr * (x / start) ** rule.exponent
-        axes.plot(x, y, color=INK, linewidth=0.8, linestyle=":", zorder=1.6, gid=GUIDE)
-        far = (
-            (y > low)
-            & (y < high)
-            & (np.abs(np.log(x / start)) >= 0.25 * math.log(limits[0][1] / limits[0][0]))
-        )
-        far = far if far.any() else (y > low) & (y < high)
-        if far.any():
-            yield Label(rule.words, np.stack([x, y], axis=-1)[far], INK)
-    axes.set(xlim=limits[0], ylim=limits[1])
+        if trial.status == "diverged":
+            diverged.append(trial)
+        elif not trial.reached:
+            missed.append(trial)
+        elif trial.number in on_frontier:
+            hits.append(trial)
+        else:
+            others.append(trial)
+    # Where others reached it, trials that were stopped say nothing of the best learning rate.
+    if hits or others:
+        missed = []
+    dots: dict[str, Any] = {"s": 12, "color": GREY, "alpha": 0.75, "linewidths": 0}
+    points: dict[str, Any] = {"s": 30, "facecolor": INK, "edgecolor": "white", "zorder": 5}
+    crosses: dict[str, Any] = {"s": 16, "color": GREY, "linewidths": 1.0, "label": "diverged"}
+    circles: dict[str, Any] = {"s": 14, "facecolors": "none", "edgecolors": INK}
+    circles["label"] = "did not reach the target"
+    kinds = (
+        (others, dots),
+        (hits, points | {"linewidths": 0.8}),
+        (diverged, crosses | {"marker": "x"}),
+        (missed, circles | {"linewidths": 0.8}),
+    )
+    for some, style in kinds:
+        if some:
+            sizes = [trial.batch_size for trial in some]
+            axes.scatter(sizes, [trial.lr for trial in some], **style)
 
 
-def _draw_key(axes: "Axes", panels: Sequence["Axes"]) -> None:
-    """Say in a place of its own what the marks are."""
-    pairs = [
-        pair for panel in panels for pair in zip(*panel.get_legend_handles_labels(), strict=True)
-    ]
+def _draw_key(figure: "Figure", axes: "Axes", panels: Sequence["Axes"]) -> None:
+    """Say in a place of its own what the marks are, in letters that are small enough for it."""
+    named = dict[str, Any]()
+    for one in panels:
+        handles, texts = one.get_legend_handles_labels()
+        for handle, text in zip(handles, texts, strict=True):
+            lines = textwrap.wrap(text, KEY_WIDTH, max_lines=MAX_KEY_LINES, placeholder=" …")
+            named.setdefault("\n".join(lines), handle)
     axes.set_axis_off()
-    if pairs:
-        named = {label: handle for handle, label in pairs}
-        style: dict[str, Any] = {"fontsize": SIZE, "frameon": False, "labelspacing": 0.9}
-        axes.legend(named.values(), named.keys(), loc="center left", borderaxespad=0.0, **style)
+    if not named:
+        return
+    layout = figure.get_layout_engine()
+    if layout is not None:
+        layout.execute(figure)
+    room = axes.get_window_extent()
+    for size in KEY_SIZES:
+        style: dict[str, Any] = {"fontsize": size, "frameon": False, "labelspacing": 0.5}
+        legend = axes.legend(
+            named.values(), named.keys(), loc="center left", borderaxespad=0.0, **style
+        )
+        legend.set_in_layout(False)
+        box = legend.get_window_extent()
+        if box.height <= room.height * 1.12 and box.x1 <= figure.bbox.width:
+            break
 
 
 def _say(axes: "Axes", text: str) -> None:

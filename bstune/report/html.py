@@ -1,5 +1,8 @@
 """The shell of a page: one HTML file that needs no network, its charts drawn by plotly's own bundle, packed inside it.
 
+Each chart is there twice: as a static picture (:mod:`bstune.report.static_chart`), which paper, readers without scripts
+and screen readers get, and as the traces from which plotly draws it to be pointed at.
+
 What a study names (metrics, devices, errors) may hold markup of any kind, and is shown as text: in HTML it passes
 through :func:`text`, in a chart through :func:`label`. A Content-Security-Policy forbids the page every request, and
 every script but its own, which it names by their hashes.
@@ -17,11 +20,16 @@ from importlib.resources import files
 from typing import Any
 
 from bstune.core.records import dump_json
+from bstune.report.static_chart import static_chart
 from bstune.system.secrets import json_without_known
 
 DIGITS = 5  # of the numbers in charts: finer than a pixel
-WIDE = 2.0  # decades
+# Of a logarithmic axis, in decades: beyond them it has ticks at 20, 50, 100, and at 10, 100.
+WIDE = 2.0
+VERY_WIDE = 2.5
 LEVEL = 4  # of gzip: 0.1 s for plotly's 4.8 MB, which become 2.0 as text; 0.3 MB more at level 1, 0.1 less at 9
+HEIGHT = 430  # pixels of a chart on a screen
+STATIC_HEIGHT = 350.0  # pixels of its picture
 CHART = '<figure class="chart">'
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data: blob:; base-uri 'none'; form-action 'none'"
 PAGE = """<!doctype html>
@@ -110,11 +118,19 @@ def chart(
     traces: Sequence[Mapping[str, Any]],
     layout: Mapping[str, Any],
     caption: str = "",
-    height: int = 430,
+    height: int = HEIGHT,
+    alt: str = "",
 ) -> str:
-    """Return a chart of the traces that have points, empty if none has; both are plotly's.
+    """Give a chart of the traces that have points, empty if none has; both are plotly's.
 
     A colour is one of the style sheet's names, such as ``--ink``.
+
+    Args:
+        traces: plotly's, of which those without points are left out.
+        layout: plotly's.
+        caption: a text below it.
+        height: pixels, on a screen.
+        alt: what it shows, for those who do not see it; without one, what it draws over what.
     """
     traces = [one for one in traces if one["x"]]
     if not traces:
@@ -135,20 +151,42 @@ def chart(
     for name in ("x", "y"):
         shown = whole.get(f"{name}axis", {})
         if shown.get("type") == "log":
-            values = [
-                value
-                for one in traces
-                for value in one.get(name, ())
-                if value is not None and value > 0.0
-            ]
-            ends = shown.get("range") or [math.log10(value) for value in values]
-            # ticks at 20, 50, 100, ...; where few of them or none would be, plotly's own choice
-            ticks = {"dtick": "D2"} if ends and max(ends) - min(ends) > WIDE else {"nticks": 3}
-            whole[f"{name}axis"] = {**shown, **ticks}
+            whole[f"{name}axis"] = {**shown, **_log_ticks(traces, name, shown.get("range"))}
+    said = text(alt or _described(whole))
     spec = json_script(_rounded({"data": traces, "layout": whole}))
+    picture = static_chart(traces, whole, STATIC_HEIGHT * height / HEIGHT)
+    image = f'<div class="static" role="img" aria-label="{said}">{picture}</div>'
+    plot = f'<div class="plot" aria-hidden="true" style="min-height:{height}px"></div>'
     below = f"<figcaption>{text(caption)}</figcaption>" if caption else ""
-    drawn = f'<div style="min-height:{height}px"></div>'
-    return f"{CHART}{drawn}{spec}{below}</figure>"
+    return f"{CHART}{image}{plot}{spec}{below}</figure>"
+
+
+def _log_ticks(
+    traces: Sequence[Mapping[str, Any]], name: str, stated: Sequence[float] | None
+) -> dict[str, Any]:
+    """Give ticks at 20, 50, 100, ..., or at 10, 100, ...; where few of them or none would be, plotly's own choice."""
+    ends = list(stated or ())
+    if not ends:
+        for trace in traces:
+            for value in trace.get(name, ()):
+                if value is not None and value > 0.0:
+                    ends.append(math.log10(value))
+    span = max(ends) - min(ends) if ends else 0.0
+    # On a phone more of them would lie over each other.
+    if span > VERY_WIDE:
+        return {"dtick": 1}
+    if span > WIDE:
+        return {"dtick": "D2"}
+    return {"nticks": 3}
+
+
+def _described(layout: Mapping[str, Any]) -> str:
+    """Say what a chart draws over what, by the titles of its axes."""
+    titles = list[str]()
+    for name in ("yaxis", "xaxis"):
+        title = layout.get(name, {}).get("title", {}).get("text", "")
+        titles.append(html.unescape(title))
+    return " over ".join(title for title in titles if title) or "chart"
 
 
 def json_script(values: Any) -> str:
@@ -162,7 +200,7 @@ def json_script(values: Any) -> str:
 def axis(title: str, log: bool = True, **changes: Any) -> dict[str, Any]:
     """Return an axis of a chart, its title as text; ``changes`` are plotly's."""
     return {
-        "title": {"text": label(title)},
+        "title": {"text": label(title), "standoff": 10},
         "type": "log" if log else "linear",
         "gridcolor": "--grid",
         "linecolor": "--line",
@@ -175,18 +213,41 @@ def axis(title: str, log: bool = True, **changes: Any) -> dict[str, Any]:
     }
 
 
-def table(heads: Sequence[str], rows: Iterable[Sequence[Cell | str]], sortable: bool = True) -> str:
-    """Return a table; a cell that is a string is words, which stand at the left."""
-    cells = [[Cell(cell, cell) if isinstance(cell, str) else cell for cell in row] for row in rows]
-    words = [all(isinstance(row[i].value, str) for row in cells) for i in range(len(heads))]
-    kinds = [' class="words"' if one else "" for one in words]
-    name = "<button>{}</button>" if sortable else "{}"
+def table(
+    heads: Sequence[str],
+    rows: Iterable[Sequence[Cell | str]],
+    sortable: bool = True,
+    name: str = "table",
+    wrapped: bool = False,
+) -> str:
+    """Give a table, which is scrolled in a box of its own; a cell that is a string is words, which stand at the left.
+
+    ``sortable``: the page's script makes its heads buttons. ``name``: what the box is called, for those who reach it by
+    the keyboard. ``wrapped``: what its cells say may take several lines, so that all columns are seen.
+    """
+    cells = [[_as_cell(cell) for cell in row] for row in rows]
+    kinds = list[str]()
+    for i in range(len(heads)):
+        is_words = all(isinstance(row[i].value, str) for row in cells)
+        kinds.append(' class="words"' if is_words else "")
     head = "".join(
-        f"<th{kind}>{name.format(text(one))}</th>" for one, kind in zip(heads, kinds, strict=True)
+        f'<th scope="col"{kind}>{text(one)}</th>' for one, kind in zip(heads, kinds, strict=True)
     )
     body = "\n".join("<tr>" + "".join(map(_cell, row, kinds)) + "</tr>" for row in cells)
-    tag = '<table class="sortable">' if sortable else "<table>"
-    return f'<div class="scroll tall">{tag}<thead><tr>{head}</tr></thead><tbody>\n{body}\n</tbody></table></div>'
+    looks = list[str]()
+    if sortable:
+        looks.append("sortable")
+    if wrapped:
+        looks.append("wrapped")
+    tag = f'<table class="{" ".join(looks)}">' if looks else "<table>"
+    box = f'<div class="scroll tall" tabindex="0" role="group" aria-label="{text(name)}">'
+    return f"{box}{tag}<thead><tr>{head}</tr></thead><tbody>\n{body}\n</tbody></table></div>"
+
+
+def _as_cell(cell: Cell | str) -> Cell:
+    if isinstance(cell, Cell):
+        return cell
+    return Cell(cell, cell)
 
 
 def _cell(cell: Cell, kind: str) -> str:

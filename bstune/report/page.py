@@ -8,7 +8,7 @@ import yaml
 
 from bstune.core.records import TrialResult
 from bstune.report import charts
-from bstune.report.answer import Answer, Trust, answer, trust
+from bstune.report.answer import Answer, Line, Trust, answer, trust
 from bstune.report.html import Cell, Section, json_script, page, paragraph, table, text
 from bstune.report.study_folder import StudyFolder
 from bstune.result import Curve, StudyResult
@@ -50,6 +50,7 @@ def study_page(study: StudyFolder) -> str:
     sections = [
         Section("", _answer(found, trust(result), beside.notes)),
         Section("Steps and time to target", charts.curves(study)),
+        Section("What the trials say besides", _lines(found.details, "answer details")),
         Section("Learning rate", charts.learning_rates(study)),
         Section("Critical batch size over the target", charts.over_target(result)),
         Section("Learning curves", charts.learning_curves(study)),
@@ -68,21 +69,37 @@ def study_page(study: StudyFolder) -> str:
 
 
 def _answer(found: Answer, trusted: Sequence[Trust], notes: Sequence[str]) -> str:
-    lines = [(name, texts) for name, texts in found.lines if name != "TRUST"]
-    rows = "".join(
-        f"<dt>{text(name)}</dt><dd>{''.join(f'<div>{text(one)}</div>' for one in texts)}</dd>"
-        for name, texts in lines
-    )
-    actions = "".join(
-        f'<h3>{text(name)}</h3><pre class="command">{text(chr(10).join(texts))}</pre>'
-        for name, texts in found.actions
-    )
+    """Show the lines of the answer, what can be trusted as badges, and what to do with it."""
+    warnings = "".join(paragraph(note, "warning") for note in notes)
     badges = "".join(
         f'<li class="{"good" if one.good else "fair"}"><b>{text(one.name)}</b>{text(one.text)}</li>'
         for one in trusted
     )
-    warnings = "".join(paragraph(note, "warning") for note in notes)
-    return f'{warnings}<dl class="answer">{rows}</dl><ul class="badges">{badges}</ul>{actions}'
+    actions = "".join(map(_action, found.actions))
+    return f'{warnings}{_lines(found.lines)}<ul class="badges">{badges}</ul>{actions}'
+
+
+def _lines(lines: Sequence[Line], kind: str = "answer") -> str:
+    """Show labels with their texts; ``kind`` is the look of the list."""
+    if not lines:
+        return ""
+    rows = list[str]()
+    for name, texts in lines:
+        shown = "".join(f"<div>{text(one)}</div>" for one in texts)
+        rows.append(f"<dt>{text(name)}</dt><dd>{shown}</dd>")
+    return f'<dl class="{kind}">{"".join(rows)}</dl>'
+
+
+def _action(line: Line) -> str:
+    """Show what to do; a command gets a button that copies it, from the page's script."""
+    name, texts = line
+    parts = [f"<h3>{text(name)}</h3>"]
+    for one in texts:
+        if one.startswith("bstune "):
+            parts.append(f'<div class="do"><pre class="command">{text(one)}</pre></div>')
+        else:
+            parts.append(paragraph(one))
+    return "".join(parts)
 
 
 def _devices(result: StudyResult) -> str:
@@ -102,27 +119,25 @@ def _devices(result: StudyResult) -> str:
     )
     cells = [
         (
-            Cell(format_count(row.devices), row.devices),
-            Cell(format_count(row.batch_size), row.batch_size),
-            Cell(format_count(row.device_batch_size), row.device_batch_size),
-            Cell(format_number(row.lr), row.lr),
-            Cell(format_count(row.steps), row.steps),
-            Cell(format_seconds(row.seconds), row.seconds),
-            Cell(format_number(row.speed_up), row.speed_up),
+            _count(row.devices),
+            _count(row.batch_size),
+            _count(row.device_batch_size),
+            _measure(row.lr),
+            _count(row.steps),
+            _seconds(row.seconds),
+            _measure(row.speed_up),
             Cell(f"{row.efficiency:.0%}", row.efficiency),
-            Cell(format_seconds(row.device_seconds), row.device_seconds),
+            _seconds(row.device_seconds),
         )
         for row in plans.told
     ]
-    link = (
-        "with the all-reduce that the config states"
-        if plans.with_all_reduce
-        else "without an all-reduce"
-    )
+    link = "without an all-reduce"
+    if plans.with_all_reduce:
+        link = "with the all-reduce that the config states"
     words = paragraph(f"Predicted from S*(B) and tau(B), each device as fast as this one, {link}.")
     if curve is not None and curve.seconds_per_step is not None:
         words += _calculator(curve)
-    return words + table(heads, cells, sortable=False)
+    return words + table(heads, cells, sortable=False, name="several devices")
 
 
 def _calculator(curve: Curve) -> str:
@@ -145,60 +160,71 @@ def _calculator(curve: Curve) -> str:
             "lr": curve.lr,
         }
     )
-    return f'<form id="calculator">{inputs}{data}</form><output for="calculator" aria-live="polite"></output>'
+    # The script shows the form: without it, it would do nothing.
+    form = f'<form id="calculator" hidden>{inputs}{data}</form>'
+    return f'{form}<output for="calculator" aria-live="polite"></output>'
 
 
 def _trials(trials: Sequence[TrialResult]) -> str:
+    """Show the trials as a table, with the columns that any of them fills."""
     if not trials:
         return ""
     names = sorted({name for trial in trials for name in trial.hyperparameters})
-    horizon = ["horizon"] if any(trial.horizon is not None for trial in trials) else []
-    effective = ["lr/(1 - m)"] if any(trial.effective_lr is not None for trial in trials) else []
-    heads = [
-        "trial",
-        "batch size",
-        "learning rate",
-        *effective,
-        *names,
-        *horizon,
-        "status",
-        "steps",
-        "missed at",
-    ]
-    heads += ["time to target", "a step", "last value", "seed", "took", "remark"]
-    return table(
-        heads, [_trial_cells(trial, names, bool(horizon), bool(effective)) for trial in trials]
-    )
+    has_effective_lr = any(trial.effective_lr is not None for trial in trials)
+    has_horizon = any(trial.horizon is not None for trial in trials)
+    heads = ["trial", "batch size", "learning rate"]
+    if has_effective_lr:
+        heads.append("lr/(1 - m)")
+    heads += names
+    if has_horizon:
+        heads.append("horizon")
+    heads += ["status", "steps", "missed at", "time to target", "a step"]
+    heads += ["last value", "seed", "took", "remark"]
+    rows = list[list[Cell | str]]()
+    for trial in trials:
+        cells: list[Cell | str] = [
+            Cell(str(trial.number), trial.number),
+            _count(trial.batch_size),
+            _measure(trial.lr),
+        ]
+        if has_effective_lr:
+            cells.append(_measure(trial.effective_lr))
+        cells += [_measure(trial.hyperparameters.get(name)) for name in names]
+        if has_horizon:
+            cells.append(_count(trial.horizon))
+        cells.append(trial.status)
+        rows.append(cells + _outcome_cells(trial))
+    return table(heads, rows, name="trials")
 
 
-def _trial_cells(
-    trial: TrialResult, names: Sequence[str], horizon: bool, effective: bool
-) -> list[Cell | str]:
-    last = next((value for _, value in reversed(trial.history) if value is not None), None)
-    remark = ", ".join(
-        part for part in (charts.part_text(trial).partition(", ")[2], trial.message or "") if part
-    )
-    tau, time = trial.seconds_per_step, trial.time_to_target
+def _outcome_cells(trial: TrialResult) -> list[Cell | str]:
+    """Show what a trial came to."""
+    values = [value for _, value in trial.history if value is not None]
+    last = values[-1] if values else None
+    _, _, part = charts.part_text(trial).partition(", ")
+    remarks = [remark for remark in (part, trial.message) if remark]
     return [
-        Cell(str(trial.number), trial.number),
-        Cell(format_count(trial.batch_size), trial.batch_size),
-        Cell(format_number(trial.lr), trial.lr),
-        *([Cell(format_number(trial.effective_lr), trial.effective_lr)] if effective else []),
-        *(
-            Cell(format_number(value), value)
-            for value in (trial.hyperparameters.get(name) for name in names)
-        ),
-        *([Cell(format_count(trial.horizon), trial.horizon)] if horizon else []),
-        trial.status,
-        Cell(format_count(trial.steps), trial.steps),
-        Cell(format_count(trial.steps_low), trial.steps_low),
-        Cell(format_seconds(time), time),
-        Cell(format_seconds(tau), tau),
-        Cell(format_number(last), last),
+        _count(trial.steps),
+        _count(trial.steps_low),
+        _seconds(trial.time_to_target),
+        _seconds(trial.seconds_per_step),
+        _measure(last),
         Cell(str(trial.seed), trial.seed),
-        Cell(format_seconds(trial.wall_seconds), trial.wall_seconds),
-        remark,
+        _seconds(trial.wall_seconds),
+        ", ".join(remarks),
     ]
+
+
+def _count(value: float | None) -> Cell:
+    return Cell(format_count(value), value)
+
+
+def _measure(value: float | None) -> Cell:
+    return Cell(format_number(value), value)
+
+
+def _seconds(value: float | None) -> Cell:
+    return Cell(format_seconds(value), value)
 
 
 def _config(study: StudyFolder) -> str:

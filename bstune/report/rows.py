@@ -1,10 +1,21 @@
-"""The rows that charts draw, prepared once: trials and winners by what they take to the target."""
+"""The rows that charts draw, prepared once: the page and the picture of a study both read them.
 
+shown = panel(trials, result, "steps")
+shown.stars[0].value  # steps to expect at the winner to use
+"""
+
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from bstune.core.records import Merit, TrialResult
-from bstune.result import CurvePoint
+from bstune.core.scaling import RULES
+from bstune.result import WINNERS, CriticalBatchSize, CurvePoint, StudyResult, WinnerResult
+
+YOURS = "yours"  # what charts call the baseline
+USE = "use"  # and the winner by the study's objective
+LARGEST_LOG = 600.0  # of a learning rate, natural
+LAW = "law"  # the name of the line that has the trials' own exponent
 
 
 @dataclass(frozen=True)
@@ -15,12 +26,107 @@ class Mark:
     """The trial's number."""
     batch_size: int
     """Examples of a step."""
+    lr: float
+    """The learning rate."""
     reached: bool
     """Whether it met the target; else it was stopped before."""
     value: float | None
     """Steps, or seconds of training, to the target; None where it missed it or was not timed."""
     low: float | None
     """Those that did not suffice."""
+
+    @property
+    def height(self) -> float | None:
+        """Where it stands: at what it took, or at what did not suffice; None where neither is known."""
+        if self.reached:
+            return self.value or None
+        return self.low or None
+
+
+@dataclass(frozen=True)
+class Band:
+    """S*(B), or S*(B) tau(B), with its interval at each of its batch sizes."""
+
+    batch_size: tuple[float, ...]
+    """Examples of a step, rising."""
+    low: tuple[float, ...]
+    """Lower end of the interval, in steps or in seconds."""
+    middle: tuple[float, ...]
+    """Median."""
+    high: tuple[float, ...]
+    """Upper end of the interval."""
+
+
+@dataclass(frozen=True)
+class Star:
+    """A winner in a panel: what is expected of it, with its range over fresh seeds."""
+
+    winner: WinnerResult
+    """The winner."""
+    heading: str
+    """``use``, or what it is best by."""
+    is_use: bool
+    """Whether it is the one to use, by the study's objective."""
+    value: float
+    """Steps or seconds at which it stands."""
+    low: float | None
+    """The least over fresh seeds; None where none ran."""
+    high: float | None
+    """The most over fresh seeds; None where none ran, or some missed the target."""
+
+
+@dataclass(frozen=True)
+class Panel:
+    """What a chart of steps, or of seconds, over batch size shows."""
+
+    merit: Merit
+    """Whether it is of ``time`` or of ``steps``."""
+    trials: tuple[Mark, ...]
+    """Those that reached the target or were stopped before it."""
+    frontier: tuple[Mark, ...]
+    """Of these, the ones with the fewest examples near their batch size."""
+    band: Band | None
+    """None where the curve is not known."""
+    stars: tuple[Star, ...]
+    """The winner to use, and this panel's own if it is another."""
+    baseline: Mark | None
+    """The configuration that the user runs today; None where it neither reached the target nor was stopped."""
+
+    @property
+    def reached(self) -> tuple[Mark, ...]:
+        """The trials that reached the target, where that has a value."""
+        return tuple(mark for mark in self.trials if mark.reached and mark.value)
+
+    @property
+    def stopped(self) -> tuple[Mark, ...]:
+        """The trials that were stopped, where it is known what did not suffice."""
+        return tuple(mark for mark in self.trials if not mark.reached and mark.low)
+
+
+@dataclass(frozen=True)
+class PowerLaw:
+    """A straight line of learning rates over batch size, both logarithmic."""
+
+    name: str
+    """A scaling rule's name, or ``law``."""
+    words: str
+    """What texts call it."""
+    exponent: float
+    """Its slope."""
+    batch_size: float
+    """Of the point that it goes through, in examples."""
+    lr: float
+    """The learning rate at that point."""
+    start: float
+    """Smallest batch size at which it is drawn."""
+    end: float
+    """Largest batch size at which it is drawn."""
+
+    def at(self, batch_size: float) -> float:
+        """Give the learning rate at a batch size."""
+        grown = self.exponent * math.log(batch_size / self.batch_size)
+        # A folder may come from anybody: what is beyond floats stays at their ends.
+        return math.exp(max(-LARGEST_LOG, min(LARGEST_LOG, math.log(self.lr) + grown)))
 
 
 def curve_point(trial: TrialResult) -> CurvePoint:
@@ -46,18 +152,138 @@ def curve_point(trial: TrialResult) -> CurvePoint:
     )
 
 
-def marks(points: Sequence[CurvePoint], merit: Merit) -> list[Mark]:
-    """Points as a panel of seconds (merit ``time``) or of steps shows them."""
-    shown = list[Mark]()
-    for point in points:
-        value: float | None = point.steps
-        low: float | None = point.steps_low
-        if merit == "time":
-            value, low = point.time_to_target, point.time_low
-        shown.append(Mark(point.number, point.batch_size, not point.stopped, value, low))
-    return shown
+def panel(trials: Sequence[TrialResult], result: StudyResult, merit: Merit) -> Panel:
+    """Prepare the chart of seconds (merit ``time``) or of steps over batch size."""
+    shown = shown_trials(trials)
+    return Panel(
+        merit=merit,
+        trials=tuple(mark_of(point, merit) for point in shown),
+        frontier=tuple(mark_of(point, merit) for point in result.points),
+        band=band(result, merit),
+        stars=tuple(_stars(result, merit)),
+        baseline=_baseline_mark(shown, result, merit),
+    )
 
 
 def shown_trials(trials: Sequence[TrialResult]) -> list[CurvePoint]:
     """Give the trials that reached the target or were stopped before it, as points."""
-    return [curve_point(trial) for trial in trials if trial.reached or trial.status == "stopped"]
+    points = list[CurvePoint]()
+    for trial in last_parts(trials):
+        if trial.reached or trial.status == "stopped":
+            points.append(curve_point(trial))
+    return points
+
+
+def last_parts(trials: Sequence[TrialResult]) -> list[TrialResult]:
+    """Leave out the parts of trials that another one continues: what it came to holds for them, too."""
+    continued = {trial.resumed_from for trial in trials if trial.status != "failed"}
+    return [trial for trial in trials if trial.number not in continued]
+
+
+def mark_of(point: CurvePoint, merit: Merit) -> Mark:
+    """Give a point as a panel of seconds (merit ``time``) or of steps shows it."""
+    value: float | None = point.steps
+    low: float | None = point.steps_low
+    if merit == "time":
+        value, low = point.time_to_target, point.time_low
+    return Mark(point.number, point.batch_size, point.lr, not point.stopped, value, low)
+
+
+def band(result: StudyResult, merit: Merit) -> Band | None:
+    """Give S*(B), or S*(B) tau(B), with its interval; None where it is not known."""
+    curve = result.curve
+    if curve is None or len(curve.batch_size) < 2:
+        return None
+    if merit == "steps":
+        return Band(curve.batch_size, curve.low, curve.steps, curve.high)
+    tau = curve.seconds_per_step
+    if tau is None:
+        return None
+    low, middle, high = (
+        tuple(steps * seconds for steps, seconds in zip(values, tau, strict=True))
+        for values in (curve.low, curve.steps, curve.high)
+    )
+    return Band(curve.batch_size, low, middle, high)
+
+
+def _stars(result: StudyResult, merit: Merit) -> list[Star]:
+    """Give the winner to use, and the panel's own if it is another."""
+    stars = list[Star | None]()
+    use = result.winner
+    if use is not None:
+        stars.append(_star(use, USE, True, merit))
+    own = result.winner_by(merit)
+    if own is not None and (use is None or own.number != use.number):
+        heading = next(one.heading for one in WINNERS.values() if one.merit == merit)
+        stars.append(_star(own, heading, False, merit))
+    return [star for star in stars if star is not None]
+
+
+def _star(winner: WinnerResult, heading: str, is_use: bool, merit: Merit) -> Star | None:
+    """Give the star of a winner, if there is a place for it."""
+    fresh = winner.confirmed
+    low, high = (None, None) if fresh is None else fresh.ends(merit)
+    # Where half of the fresh seeds missed the target, the star stands at the best of them, or at
+    # the trial itself.
+    value = winner.expected(merit) or low or winner.of_single_run(merit)
+    if not value:
+        return None
+    return Star(winner, heading, is_use, value, low, high)
+
+
+def _baseline_mark(shown: Sequence[CurvePoint], result: StudyResult, merit: Merit) -> Mark | None:
+    """Give the baseline's own run, which a study's trial 0 is, as far as it was continued."""
+    if result.baseline is None:
+        return None
+    for point in shown:
+        if point.number == result.baseline.number:
+            mark = mark_of(point, merit)
+            return mark if mark.height else None
+    return None
+
+
+def shown_critical(result: StudyResult) -> CriticalBatchSize | None:
+    """Give the critical batch size where the trials say something of it; one batch size says nothing."""
+    critical = result.critical_batch_size
+    if critical is None or critical.is_of_one_size:
+        return None
+    if critical.value is None and critical.low is None and critical.high is None:
+        return None
+    return critical
+
+
+def perfect_scaling_examples(result: StudyResult) -> float | None:
+    """Give the examples of the line on which twice the batch halves the steps; None without a curve."""
+    reached = [point.examples for point in result.points if point.examples]
+    if len(reached) < 2:
+        return None
+    critical = result.critical_batch_size
+    if critical is not None and critical.e_min is not None:
+        return critical.e_min
+    return min(reached)
+
+
+def rate_lines(result: StudyResult, start: float, end: float) -> list[PowerLaw]:
+    """Give the scaling rules from one batch size to another, and the law that the trials show.
+
+    All go through one point: the best learning rate at the middle batch size of the curve, or the
+    reference of the study where there is no curve.
+    """
+    batch_size, lr = result.reference.batch_size, result.reference.lr
+    if result.curve is not None:
+        middle = len(result.curve.batch_size) // 2
+        batch_size, lr = result.curve.batch_size[middle], result.curve.lr[middle]
+    lines = list[PowerLaw]()
+    for name, rule in RULES.items():
+        if rule.exponent is not None:
+            lines.append(PowerLaw(name, rule.words, rule.exponent, batch_size, lr, start, end))
+    law = result.lr_exponent
+    if law is not None and law.identified:
+        # Where the trials are, and no further: beyond them it is a guess.
+        low, high = law.start, law.end
+        if result.curve is not None:
+            low = max(low, result.curve.batch_size[0])
+            high = min(high, result.curve.batch_size[-1])
+        words = f"the trials' own law, B^{law.exponent:z.2f}"
+        lines.append(PowerLaw(LAW, words, law.exponent, batch_size, lr, low, high))
+    return lines

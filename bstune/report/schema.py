@@ -123,6 +123,8 @@ class Derived(SurveyPart, frozen=True):
 
     achieved: Items[Achieved] = ()
     """From the smallest batch size."""
+    bound: Text | None = None
+    """What bounds a step, in a sentence."""
     advice: Items[Text] = ()
     """A sentence each."""
 
