@@ -231,7 +231,7 @@ def test_critical_batch_sizes_of_like_studies_are_named_apart():
     found = compare(studies(*(summary(name, 100.0 + i) for i, name in enumerate("abc"))))
     steps = Page(comparison_page(found)).charts[0]
     named = [trace["name"] for trace in steps["data"] if trace.get("showlegend", True)]
-    assert named == ["a: B_crit 100", "b: B_crit 100", "c: B_crit 100"]
+    assert named == [f"{name}: critical batch size 100" for name in "abc"]
     assert not any("text" in trace.get("mode", "") for trace in steps["data"])
     assert not steps["layout"].get("annotations")
 
@@ -345,9 +345,9 @@ def test_the_command_writes_both_files_and_says_where(bstune, folders, tmp_path)
     for line in (
         "a · digits · val/loss <= 0.1 · cpu, 1 thread",
         "use B = 128, lr = 0.1: 2.00 s, 110 steps (3 of 3 fresh seeds: 1 to 3 s, 90 to 130 steps)",
-        "B_crit 900 (90%: 800 to 1000); exponent of lr*(B) not known; spent 40 trials, 12.0 s",
+        "critical batch size 900 (90%: 800 to 1000)",
         "LAW       S = S_min (1 + B_crit/B): S*(B) lies within 0% of it",
-        "B_CRIT    b over a: 9 times (4.46 to 18.1), differ",
+        "CRITICAL  b over a: 9 times (4.46 to 18.1), differ",
         "left out: outputs/broken/curve.json is not JSON",
         "page      shown/comparison.html",
     ):

@@ -122,6 +122,7 @@ def test_a_whole_study_shows_all_that_is_known():
     found = Page(study_page(whole_study()))
     assert found.headings == [
         "Steps and time to target",
+        "What the trials say besides",
         "Learning rate",
         "Critical batch size over the target",
         "Learning curves",
@@ -267,19 +268,19 @@ def test_how_the_critical_batch_size_grows_is_said_below_its_chart():
         (
             hand_critical(100.0, 60.0, 150.0),
             ["rect", "line"],
-            "B_crit 100",
+            "critical batch size 100",
             "size, 100 (90%: 60 to 150). Hollow",
         ),
         (
             hand_critical(100.0, 60.0, None),
             ["rect", "line"],
-            "B_crit 100",
+            "critical batch size 100",
             "size, 100 (90%: above 60). Hollow",
         ),
         (
             hand_critical(None, 60.0, None),
             ["rect"],
-            "B_crit above 60",
+            "critical batch size above 60",
             "size, undetermined (90%: above 60). Hollow",
         ),
         (hand_critical(None, None, None), [], None, None),
@@ -360,7 +361,16 @@ def assert_text(whole, shown=True):
 @pytest.mark.parametrize(
     ("trials", "absent"),
     [
-        ([], {"Steps and time to target", "Learning rate", "Learning curves", "Trials"}),
+        (
+            [],
+            {
+                "Steps and time to target",
+                "What the trials say besides",
+                "Learning rate",
+                "Learning curves",
+                "Trials",
+            },
+        ),
         (
             [make_trial(0, status="failed", steps=0, steps_low=0, tau=None, history=())],
             {"Learning curves"},

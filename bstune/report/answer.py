@@ -315,7 +315,14 @@ def _cautions(result: StudyResult) -> Iterator[str | None]:
     yield from _open_interval(result)
 
 
-def _missed(result: StudyResult) -> Iterator[str | None]:
+def warnings(result: StudyResult) -> tuple[str, ...]:
+    """Tell what stands beside a study wherever it is compared: that nothing, or not all, reached the target."""
+    if result.winner is None:
+        return tuple(_unreached(result))
+    return (*_missed(result), *_too_easy(result))
+
+
+def _missed(result: StudyResult) -> Iterator[str]:
     """Winners that some fresh seeds missed, or that had none."""
     for winner in (result.winner, result.other_winner):
         if winner is None or winner.confirmed is None or winner.confirmed.all_reached:
@@ -325,7 +332,7 @@ def _missed(result: StudyResult) -> Iterator[str | None]:
         yield "USE is one run's luck, too: search.replicates=3 runs it again on fresh seeds"
 
 
-def _not_run_again(result: StudyResult) -> Iterator[str | None]:
+def _not_run_again(result: StudyResult) -> Iterator[str]:
     """Give a point that is predicted to be better and got no fresh seeds."""
     left = result.not_run_again
     if left is None:
@@ -335,7 +342,7 @@ def _not_run_again(result: StudyResult) -> Iterator[str | None]:
     yield f"{point} may be better: search.candidates={more} runs it again on fresh seeds, too"
 
 
-def _too_easy(result: StudyResult) -> Iterator[str | None]:
+def _too_easy(result: StudyResult) -> Iterator[str]:
     """Tell of a target that is too easy to tell batch sizes apart."""
     baseline = result.baseline
     if baseline is None or baseline.telling_target is None:
@@ -348,7 +355,7 @@ def _too_easy(result: StudyResult) -> Iterator[str | None]:
     )
 
 
-def _open_interval(result: StudyResult) -> Iterator[str | None]:
+def _open_interval(result: StudyResult) -> Iterator[str]:
     """Tell what would show a critical batch size whose interval is open."""
     critical = result.critical_batch_size
     if critical is None or critical.is_of_one_size or not critical.is_open:
@@ -356,7 +363,7 @@ def _open_interval(result: StudyResult) -> Iterator[str | None]:
     yield f"the critical batch size is open at an end: {_narrower(critical, result.search.trials)}"
 
 
-def _unreached(result: StudyResult) -> Iterator[str | None]:
+def _unreached(result: StudyResult) -> Iterator[str]:
     """Say that the target was not reached, and what the closest point is predicted to take."""
     yield f"nothing yet: {unreached_text(result)}"
     so_far = result.so_far

@@ -185,7 +185,7 @@ def _critical_marks(critical: CriticalBatchSize, ends: Sequence[float]) -> dict[
         "yanchor": "bottom",
         "showarrow": False,
         "font": {"color": "--purple"},
-        "text": f"B_crit {name}",
+        "text": f"critical batch size {name}",
     }
     return {"shapes": shapes, "annotations": [note]}
 

@@ -26,7 +26,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bstune.core.errors import StudyError
-from bstune.report.answer import answer, critical_text, device_text, expected_text
+from bstune.report.answer import critical_text, device_text, expected_text, warnings
 from bstune.report.schema import read_result
 from bstune.report.study_folder import read_study
 from bstune.result import Gain, StudyResult
@@ -166,7 +166,7 @@ class Pair:
     def interval(self) -> str:
         """The interval of the ratio, in words."""
         low, high = (
-            format_number(end) for end in (self.low, self.high)
+            format_number(end, 3) for end in (self.low, self.high)
         )  # three digits: 1.04 differs from 1
         if self.low is None or self.high is None:
             return (
@@ -369,10 +369,7 @@ def _use(result: StudyResult) -> Use | None:
 
 def _notes(result: StudyResult, points: Sequence[Point]) -> list[str]:
     """Return what a reader has to know of a study."""
-    lines = list[str]()
-    for name, texts in answer(result).lines:
-        if name in ("WARNING", "RESULT"):
-            lines += texts
+    lines = list(warnings(result))
     if points and points[0].batch_size == points[-1].batch_size:
         lines.append("the target was reached at one batch size, so there is no curve")
     return lines
@@ -391,9 +388,7 @@ def _differences(studies: Sequence[Compared]) -> list[str]:
     """Return a line for each thing, beside the workload, in which the studies differ, and what that means."""
     lines = []
     if len({study.target for study in studies}) > 1:
-        lines.append(
-            "the targets differ, and B_crit grows as a target gets harder: each stands beside its study"
-        )
+        lines.append("the targets differ: each stands beside its study")
     if len({study.device for study in studies}) > 1:
         lines.append(
             "the devices differ: seconds are each device's own, steps and B_crit do not depend on it"

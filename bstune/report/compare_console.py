@@ -44,12 +44,12 @@ def print_comparison(found: Comparison, console: Console) -> None:
             asked.insert(0, one.workload)
         use = [] if one.use is None else [f"use {one.use}: {one.use.text}"]
         numbers = (
-            f"gain {one.gain_text}; B_crit {one.critical}; exponent of lr*(B) {one.exponent_text}; "
-            f"spent {one.spend}"
+            f"gain {one.gain_text}; critical batch size {one.critical}; "
+            f"exponent of the learning rate {one.exponent_text}; spent {one.spend}"
         )
         lines += [("", []), (" · ".join([one.name, *asked]), []), ("", [*use, numbers, *one.notes])]
     law = [] if found.collapse is None else [f"S = S_min (1 + B_crit/B): {found.collapse}"]
-    labelled = {"LAW": law, "B_CRIT": _pairs(found.pairs), "NOTE": list(found.notes)}
+    labelled = {"LAW": law, "CRITICAL": _pairs(found.pairs), "NOTE": list(found.notes)}
     lines += [("", []), *((name, texts) for name, texts in labelled.items() if texts), ("", [])]
     for name, texts in lines:
         wrapped = [row for text in texts for row in textwrap.wrap(text, WIDTH - INDENT)]

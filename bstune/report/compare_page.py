@@ -115,7 +115,7 @@ def _curves(studies: Sequence[Compared]) -> str:
         name = study.name
         # Its number stands in the legend: beside the marks, those of like studies would cover each other.
         if study.mark is not None:
-            name += f": B_crit {format_number(study.b_crit, 2)}"
+            name += f": critical batch size {format_number(study.b_crit, 2)}"
         traces.append(_dots(study, i, sizes, steps, name=label(name)))
         traces.append(_line(i, study.batch_size, study.steps))
         told.append(f"{study.name}: critical batch size {study.critical}")
@@ -124,7 +124,7 @@ def _curves(studies: Sequence[Compared]) -> str:
             symbol = f"{look['symbol']}-open"
             marker = {**look, "symbol": symbol, "size": 14, "line": {"width": 2.5}}
             place = {"x": study.mark[:1], "y": study.mark[1:], "legendgroup": str(i)}
-            hover = _hover([f"{study.name}: B_crit {study.critical}"])
+            hover = _hover([f"{study.name}: critical batch size {study.critical}"])
             shown = {"mode": "markers", "marker": marker, "showlegend": False}
             traces.append({**shown, **place, **hover})
     axes = {"xaxis": axis(BATCH_SIZE), "yaxis": axis("steps to target S")}
