@@ -372,7 +372,7 @@ class SearchOptions(Section):
     objective: Objective
     """time (steps x seconds per step), steps, both (two objectives, Pareto), or curve (B_crit)."""
     trials: PositiveFew
-    """Points of the whole search, over all its runs; a trial that is continued counts once."""
+    """Configurations that the whole search tries, over all its commands; one that is continued counts once."""
     seconds: PositiveSeconds | None
     """Seconds of training, a sum over the trials of the whole search: n workers spend it up to
     n times as fast, and what runs when it is spent goes on to its end; null: no limit."""
@@ -383,7 +383,7 @@ class SearchOptions(Section):
     replicates: WholeTo1000
     """Fresh seeds on which a winner runs again, after the search."""
     candidates: OneTo1000
-    """How many points run again at most; the next one does if it is predicted to be better."""
+    """How many configurations run again at most; the next one does if it is predicted to be better."""
     baseline: bool
     """Trial 0 is the reference pair, which you run today; the answer says the gain over it."""
     tune: list[Text]
