@@ -19,6 +19,7 @@ import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext, redirect_stdout, suppress
 from dataclasses import asdict
+from functools import partial
 from importlib.metadata import version
 from itertools import pairwise
 from pathlib import Path
@@ -643,7 +644,10 @@ def compare(arguments: list[str]) -> None:
         "Writes comparison.html and comparison.png.",
     )
     parser.add_argument(
-        "studies", nargs="*", metavar="STUDY", help="a study's output folder, or its curve.json"
+        "studies",
+        nargs="*",
+        metavar="STUDY",
+        help="a study's output folder, or its curve.json; target=VALUE: at another target",
     )
     parser.add_argument("--mlflow", metavar="EXPERIMENT", help="the studies that were logged in it")
     parser.add_argument(
@@ -658,9 +662,19 @@ def compare(arguments: list[str]) -> None:
         help="of the two files (default: here)",
     )
     options = parser.parse_intermixed_args(arguments)
-    if not options.studies and options.mlflow is None:
+    target, paths = _target_among(options.studies)
+    if not paths and options.mlflow is None:
         parser.error("name studies, such as outputs/*, or give --mlflow EXPERIMENT")
-    studies, left_out = comparing.read_studies(options.studies)
+    if target is None:
+        studies, left_out = comparing.read_studies(paths)
+    elif options.mlflow is not None:
+        parser.error("target=VALUE is of studies' folders: leave out --mlflow")
+    else:
+        # optuna and scipy: two seconds
+        from bstune.study.retarget import read_at_target
+
+        read = partial(read_at_target, argument=f"target={target}")
+        studies, left_out = comparing.read_studies(paths, read)
     if options.mlflow is not None:
         # mlflow: a second
         from bstune.tracking.logged import logged_curves

@@ -13,7 +13,7 @@ counts, no negative batch size and no list of another length.
 
 import math
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated, Literal, NamedTuple, TypeVar
 
 from pydantic import AfterValidator, BaseModel, Field, model_validator
@@ -84,6 +84,11 @@ def finite(value: float | None) -> float | None:
 # mypy sees that a model is frozen where its own class says so.
 class Part(BaseModel, strict=True, extra="forbid", frozen=True):
     """A part of a result: no value is converted, none changes, and there is no other key."""
+
+    def __repr_args__(self) -> Iterator[tuple[str | None, object]]:
+        """Give numbers with four digits, as they are shown everywhere; the attributes have all."""
+        for name, value in super().__repr_args__():
+            yield name, float(f"{value:.4g}") if isinstance(value, float) else value
 
 
 class Spend(Part, frozen=True):

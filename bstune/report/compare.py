@@ -28,7 +28,7 @@ from numpy.typing import NDArray
 from bstune.core.errors import StudyError
 from bstune.report.answer import critical_text, device_text, expected_text, warnings
 from bstune.report.schema import read_result
-from bstune.report.study_folder import read_study
+from bstune.report.study_folder import StudyFolder, read_study
 from bstune.result import Gain, StudyResult
 from bstune.system.console import format_count, format_number, format_seconds, plural
 from bstune.system.files import Output
@@ -239,10 +239,13 @@ def compare(studies: Sequence[Compared], left_out: Sequence[str] = ()) -> Compar
     )
 
 
-def read_studies(paths: Sequence[str]) -> tuple[list[Compared], list[str]]:
+def read_studies(
+    paths: Sequence[str], read: Callable[[str], StudyFolder] = read_study
+) -> tuple[list[Compared], list[str]]:
     """Return the studies in folders, or ``curve.json`` files, and a line for each that cannot be read.
 
     A folder that is given twice counts once; StudyError for one that is not there, as its name may be mistyped.
+    ``read`` gives a study of its path: as it found, or at another target.
     """
     studies, left_out, seen = list[Compared](), list[str](), set[Path]()
     for path in paths:
@@ -251,7 +254,7 @@ def read_studies(paths: Sequence[str]) -> tuple[list[Compared], list[str]]:
                 f"there is no {path}: give studies' output folders, such as outputs/digits"
             )
         try:
-            study = read_study(path)
+            study = read(path)
         except StudyError as error:
             left_out.append(f"left out: {error}")
             continue

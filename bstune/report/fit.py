@@ -27,5 +27,5 @@ def fit_lines(fit: CurveFit) -> list[str]:
     for name, number in rows:
         if number is not None:
             lines.append(f"{name:<38}{format_number(number)}")
-    lines.append(f"{'terms of the law':<38}{len(fit.points)} points, {fit.law}")
+    lines.append(f"{'law':<38}{len(fit.points)} points, {fit.law}")
     return lines

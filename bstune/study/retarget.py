@@ -72,7 +72,7 @@ def main(arguments: list[str]) -> str:
 def _goal(argument: str) -> float:
     name, _, value = argument.partition("=")
     if name != "target":
-        raise ConfigError(f"bstune report takes target=VALUE after the study, but got {argument}")
+        raise ConfigError(f"target=VALUE may stand after a study, but got {argument}")
     try:
         goal = float(value)
     except ValueError:
@@ -112,6 +112,13 @@ def study_so_far(path: Path, trust: bool = False) -> StudyFolder:
     study = at_target(files, None, trust)
     notes = ("the study has not ended: this is what its trials say so far", *study.files.notes)
     return replace(study, files=replace(study.files, notes=notes))
+
+
+def read_at_target(path: str, argument: str) -> StudyFolder:
+    """Give the study of a folder, or of its ``curve.json``, as if its target had been that of ``target=VALUE``."""
+    goal = _goal(argument)
+    place = Path(path)
+    return at_target(Output(place.parent if place.is_file() else place), goal)
 
 
 def at_target(files: Output, goal: float | None, trust: bool = False) -> StudyFolder:
