@@ -587,9 +587,9 @@ class AsGood(Part, frozen=True):
     high: BatchSize
     """The largest of them, in examples."""
     lr_low: Positive
-    """The smallest of their best learning rates."""
+    """The best learning rate at ``low``."""
     lr_high: Positive
-    """The largest of their best learning rates."""
+    """The best learning rate at ``high``."""
 
 
 class NotRunAgain(Part, frozen=True):

@@ -37,7 +37,7 @@ def test_the_range_is_where_at_most_a_tenth_more_is_taken(tau, merit, low, high)
 def test_the_winner_is_one_of_them_and_so_is_its_rate():
     found = as_good(curve(), make_trial(0, 300, 7.0), "time")
     assert (found.low, found.high) == (64, 300)
-    assert found.lr_high == 7.0
+    assert (found.lr_low, found.lr_high) == (0.1, 7.0)
 
 
 def test_a_second_least_beyond_a_hill_is_not_joined():

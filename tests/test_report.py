@@ -90,7 +90,7 @@ def test_a_machine_whose_steps_differ_is_said(ratios, steps, said):
     ]
     noisy = [one for one in trust(result_of([], load=load(trials))) if not one.good]
     assert [one.text for one in noisy] == [
-        "seconds: noisy machine (trials' steps, over the survey's, differ by 40%)"
+        "timings are noisy: a step's time, over the survey's, differs by 40% between trials"
     ] * said
 
 
@@ -137,16 +137,16 @@ def test_paths_are_printed_unbroken_and_as_they_are_typed(tmp_path, monkeypatch)
     train = f"bstune 'study={name}'"
     out, summary = StringIO(), result_of([], workload="[red]digits[/red]", train=train)
     console = Console(file=out, width=80)
-    show(answer(summary), console, [train])
-    show_places(places(files, ["mlflow ui", "http://127.0.0.1:5000"]), [], console, True)
+    show(answer(summary), console, [("NEXT", (train,))])
+    show_places(places(files, ["mlflow ui", "http://127.0.0.1:5000"]), [], console)
     assert out.getvalue().splitlines()[1:] == [
-        "[red]digits[/red] · val/error <= 0.1 · 0 trials",
+        "study s · [red]digits[/red] · val/error <= 0.1 · 0 trials",
         "",
         "USE       nothing yet: no trial has run, so val/error <= 0.1 was not reached",
         f"NEXT      {train}",
-        f"          'outputs/{name}/report.html'",
-        "          bstune compare outputs/*",
-        "          mlflow ui",
+        f"page      'outputs/{name}/report.html'",
+        "compare   bstune compare outputs/*",
+        "MLflow    mlflow ui",
         "          http://127.0.0.1:5000",
     ]
 

@@ -82,6 +82,8 @@ class Answer:
 def answer(result: StudyResult) -> Answer:
     """Put into words what a study answers."""
     title = [result.workload, result.target, *map(device_text, result.devices)]
+    if result.study != result.workload:
+        title.insert(0, f"study {result.study}")
     title.append(plural(result.trials, "trial"))
     return Answer(
         " · ".join(part for part in title if part),
@@ -102,10 +104,10 @@ def _only(lines: "Lines", result: StudyResult) -> tuple[Line, ...]:
     return tuple(found)
 
 
-def block(found: Answer, further: Sequence[str] = (), width: int = WIDTH) -> list[str]:
+def block(found: Answer, further: Sequence[Line] = (), width: int = WIDTH) -> list[str]:
     """Give an answer as lines of the console, of so many columns.
 
-    ``further`` stands below NEXT, such as the page's path. Neither it nor a command is broken.
+    ``further`` follows, such as the page's path. Neither it nor a command is broken.
     """
     rows = [*wrapped(found.title, width), ""]
     for label, texts in found.lines:
@@ -114,11 +116,9 @@ def block(found: Answer, further: Sequence[str] = (), width: int = WIDTH) -> lis
             left = len(texts) - SHOWN_CAUTIONS
             shown = (*texts[:SHOWN_CAUTIONS], f"{left} more in the page")
         rows += _rows(label, shown, width)
-    unbroken = list[str]()
-    for label, texts in found.actions:
-        if label == "NEXT":
-            unbroken += texts
-    rows += _rows("NEXT", [*unbroken, *further], None)
+    for label, texts in (*found.actions, *further):
+        if label != "MORE":
+            rows += _rows(label, texts, None)
     return rows
 
 
@@ -200,7 +200,10 @@ def _point_text(
 
 
 def expected_text(winner: WinnerResult) -> str:
-    """Write what a winner takes: ``613 ms, 53 steps (3 of 3 fresh seeds: 480 to 737 ms, 48 to 88 steps)``."""
+    """Write what a winner takes, as the median over fresh seeds with their range.
+
+    ``613 ms, 53 steps (median of 3 fresh seeds, all reached: 480 to 737 ms, 48 to 88 steps)``
+    """
     middle = list[str]()
     if winner.time_to_target is not None:
         middle.append(format_seconds(winner.time_to_target))
@@ -215,7 +218,9 @@ def expected_text(winner: WinnerResult) -> str:
         return f"not known: {reached} reached the target"
     if not middle:
         return f"not known: only {reached} reached the target ({', '.join(ranges)})"
-    return f"{', '.join(middle)} ({reached}: {', '.join(ranges)})"
+    many = "all" if fresh.all_reached else str(fresh.reached)
+    of = f"median of {plural(fresh.runs, 'fresh seed')}, {many} reached"
+    return f"{', '.join(middle)} ({of}: {', '.join(ranges)})"
 
 
 def fresh_text(fresh: Confirmed) -> str:
@@ -228,14 +233,17 @@ def range_text(merit: Merit, fresh: Confirmed) -> str | None:
     low, high = fresh.ends(merit)
     if low is None:
         return None
-    scale, unit = time_unit(low) if merit == "time" else (1.0, "steps")
-    number = format_number if merit == "time" else format_count
+    first, unit = format_count(low), "steps"
+    last = "" if high is None else format_count(high)
+    if merit == "time":
+        scale, unit = time_unit(low)
+        first = format_number(low / scale, 3)
+        last = "" if high is None else format_number(high / scale, 3)
     if high is None:
-        return f"{number(low / scale)} {unit} and more"
-    text = number(low / scale)
-    if high > low:
-        text += f" to {number(high / scale)}"
-    return f"{text} {unit}"
+        return f"{first} {unit} and more"
+    if first == last:
+        return f"{first} {unit}"
+    return f"{first} to {last} {unit}"
 
 
 def _gain(result: StudyResult) -> Iterator[str | None]:
@@ -257,7 +265,7 @@ def _gain(result: StudyResult) -> Iterator[str | None]:
         yield f"at least {ratio} times {better} {own}, stopped before the target"
         return
     ends = f"{format_number(gain.low, 2)} to {format_number(gain.high, 2)}"
-    span = f"{gain.level:.0%}: {ends}"
+    span = f"{gain.level:.0%} interval: {ends}"
     if gain.low <= 1.0:
         yield f"not shown to be faster than {own}: keep what you have ({ratio} times, {span})"
     else:
@@ -296,9 +304,9 @@ def _as_good(result: StudyResult) -> Iterator[str | None]:
     if found.low == found.high:
         yield f"no other batch size that was tried is {within}"
         return
-    sizes = f"batch sizes {format_count(found.low)} to {format_count(found.high)}"
-    rates = f"learning rates {format_number(found.lr_low)} to {format_number(found.lr_high)}"
-    yield f"{sizes} with {rates} ({within})"
+    low = f"batch size {format_count(found.low)} with learning rate {format_number(found.lr_low)}"
+    high = f"{format_count(found.high)} with {format_number(found.lr_high)}"
+    yield f"{low} to {high} ({within})"
 
 
 def _cautions(result: StudyResult) -> Iterator[str | None]:
@@ -339,7 +347,7 @@ def _not_run_again(result: StudyResult) -> Iterator[str]:
         return
     point = f"batch size {format_count(left.batch_size)}, learning rate {format_number(left.lr)}"
     more = left.candidates + 1
-    yield f"{point} may be better: search.candidates={more} runs it again on fresh seeds, too"
+    yield f"not yet checked: {point} may be better; search.candidates={more} checks it"
 
 
 def _too_easy(result: StudyResult) -> Iterator[str]:
@@ -360,7 +368,11 @@ def _open_interval(result: StudyResult) -> Iterator[str]:
     critical = result.critical_batch_size
     if critical is None or critical.is_of_one_size or not critical.is_open:
         return
-    yield f"the critical batch size is open at an end: {_narrower(critical, result.search.trials)}"
+    ends = [
+        name for name, end in (("lower", critical.low), ("upper", critical.high)) if end is None
+    ]
+    what = f"the critical batch size has no {' and no '.join(ends)} end yet"
+    yield f"{what}: {_narrower(critical, result.search.trials)}"
 
 
 def _unreached(result: StudyResult) -> Iterator[str]:
@@ -375,7 +387,7 @@ def _unreached(result: StudyResult) -> Iterator[str]:
     parts = [plural(round(so_far.predicted_steps), "step")]
     if so_far.predicted_seconds is not None:
         parts.append(f"{format_seconds(so_far.predicted_seconds)} of training")
-    yield f"that point is predicted to meet the target after about {', '.join(parts)}"
+    yield f"it is predicted to meet the target after about {', '.join(parts)} in all"
 
 
 def unreached_text(result: StudyResult) -> str:
@@ -387,7 +399,7 @@ def unreached_text(result: StudyResult) -> str:
     if closest is None:
         return missed
     size, rate = format_count(closest.batch_size), format_number(closest.lr)
-    after = f"after {plural(closest.steps, 'step')} (trial {closest.number})"
+    after = f"after {plural(closest.steps, 'step')}"
     value = format_number(closest.value)
     return f"{missed}; the closest was {value}, at batch size {size}, learning rate {rate}, {after}"
 
@@ -625,21 +637,24 @@ def _devices(result: StudyResult) -> Iterator[str | None]:
         return
     text = f"critical batch size {critical_text(critical)}"
     plan = _plan_text(result)
-    yield text if plan is None else f"{text}: {plan}"
+    yield text if plan is None else f"{plan}; {text}"
 
 
 def _plan_text(result: StudyResult) -> str | None:
-    """Write ``2 devices at 62% efficiency, 4 at 39%``."""
+    """Write ``2 devices are 1.24 times as fast as one, 4 1.56 times``, up to where more is wasted."""
     rows = [row for row in result.scale_out.told if row.devices > 1]
     if not rows:
         return None
     paying = [row for row in rows if row.efficiency >= HALF]
     others = [row for row in rows if row.efficiency < HALF]
     shown = (*paying[-2:], *others[:1])
-    texts = [f"{row.devices} at {row.efficiency:.0%}" for row in shown]
-    texts[0] = f"{shown[0].devices} devices at {shown[0].efficiency:.0%} efficiency"
-    link = "with the" if result.scale_out.with_all_reduce else "without an"
-    return f"{', '.join(texts)}, {link} all-reduce"
+    texts = [f"{row.devices} {format_number(row.speed_up, 3)} times" for row in shown]
+    first = format_number(shown[0].speed_up, 3)
+    texts[0] = f"{shown[0].devices} devices are {first} times as fast as one"
+    if others:
+        texts[-1] += " (less than half of each)"
+    found = ", ".join(texts)
+    return found if result.scale_out.with_all_reduce else f"{found}, not counting communication"
 
 
 def counts_text(result: StudyResult) -> str:
@@ -706,10 +721,10 @@ def _noise(result: StudyResult) -> Trust | None:
         return None
     ratio = result.load.high / result.load.low
     much = f"{ratio - 1.0:.0%}" if ratio < 2.0 else f"a factor of {ratio:.1f}"
-    what = f"trials' steps, over the survey's, differ by {much}"
+    what = f"a step's time, over the survey's, differs by {much} between trials"
     if ratio > 1.0 + NOISY:
-        return Trust("noise", f"seconds: noisy machine ({what})", False)
-    return Trust("noise", f"seconds: {what}", True)
+        return Trust("noise", f"timings are noisy: {what}", False)
+    return Trust("noise", f"timings: {what}", True)
 
 
 def _notes_of(result: StudyResult) -> Iterator[str | None]:
@@ -747,8 +762,8 @@ def _narrower(critical: CriticalBatchSize, trials: int) -> str | None:
     is_wide = low is not None and high is not None and high > NARROW * low
     if not critical.next_trials and not is_wide and not critical.is_open:
         return None
-    what = "closes" if critical.is_open else "narrows"
-    text = f"search.trials={2 * trials} {what} the interval"
+    what = "looks further" if critical.is_open else "narrows the interval"
+    text = f"search.trials={2 * trials} {what}"
     if critical.next_trials:
         sizes = " and ".join(format_count(one.batch_size) for one in critical.next_trials[:2])
         text += f" (first at batch sizes {sizes})"

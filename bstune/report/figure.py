@@ -127,7 +127,7 @@ def _paint(figure: "Figure", trials: Sequence[TrialResult], result: StudyResult)
 def _set_title(figure: "Figure", result: StudyResult) -> None:
     """Make the answer the title, broken where it would be wider than the figure; what was asked stands below it."""
     found = answer(result)
-    asked = found.title.removeprefix(f"{result.workload} · ")
+    asked = found.title.replace(f"{result.workload} · ", "", 1)
     title = figure.suptitle("", x=0.01, ha="left", fontsize=TITLE_SIZE, parse_math=False)
     for width in TITLE_WIDTHS:
         title.set_text("\n".join(textwrap.fill(line, width) for line in (found.headline, asked)))

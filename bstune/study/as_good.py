@@ -34,12 +34,14 @@ def as_good(curve: Curve | None, winner: TrialResult | None, merit: Merit) -> As
     last = best
     while last < len(values) - 1 and values[last + 1] <= most:
         last += 1
-    rates = [*curve.lr[first : last + 1], winner.lr]
+    own = (winner.batch_size, winner.lr)
+    low, lr_low = min((round(curve.batch_size[first]), curve.lr[first]), own)
+    high, lr_high = max((round(curve.batch_size[last]), curve.lr[last]), own)
     return AsGood(
         merit=merit,
         within=AS_GOOD_WITHIN,
-        low=min(round(curve.batch_size[first]), winner.batch_size),
-        high=max(round(curve.batch_size[last]), winner.batch_size),
-        lr_low=min(rates),
-        lr_high=max(rates),
+        low=low,
+        high=high,
+        lr_low=lr_low,
+        lr_high=lr_high,
     )

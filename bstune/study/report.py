@@ -21,7 +21,7 @@ from bstune.core.curve import CurveBand, CurveError, CurveFit, fit_curve, fronti
 from bstune.core.objectives import SOUGHT
 from bstune.core.records import Merit, TrialResult
 from bstune.options import overrides
-from bstune.report.answer import INDENT, Answer, answer, block
+from bstune.report.answer import INDENT, Answer, Line, answer, block
 from bstune.report.figure import draw_curve
 from bstune.report.page import write_page
 from bstune.report.study_folder import read_study
@@ -150,7 +150,9 @@ def report_study(
     # What follows takes seconds, and MLflow's server may take longer: the answer comes before it.
     found = answer(result)
     # A study of Python objects has no command.
-    in_python = ["result.train()"] if arguments is None and result.winner is not None else []
+    in_python = list[Line]()
+    if arguments is None and result.winner is not None:
+        in_python.append(("NEXT", ("result.train()",)))
     show(found, console, in_python)
     answered = len(missing)
     with optional("no figure of the curve", missing):
@@ -167,8 +169,7 @@ def report_study(
         with optional("MLflow lacks the results", missing):
             mlflow = _track(prepared, tracking, result)
     result = result.with_notes([*notes, *missing])  # of what failed since, too
-    said_next = bool(in_python) or any(label == "NEXT" for label, _ in found.actions)
-    show_places(places(files, mlflow), missing[answered:], console, said_next)
+    show_places(places(files, mlflow), missing[answered:], console)
     return Findings(prepared, done, result)
 
 
@@ -273,12 +274,15 @@ def curve_of(
     )
 
 
-def places(files: Output, mlflow: Sequence[str]) -> list[str]:
+def places(files: Output, mlflow: Sequence[str]) -> list[Line]:
     """Give where the results are: the page, or the folder; the comparison; MLflow's view."""
-    found = [_short(files.report if files.report.exists() else files.root)]
+    page = files.report if files.report.exists() else files.root
+    found: list[Line] = [("page", (_short(page),))]
     if any(path != files.curve for path in files.root.parent.glob("*/curve.json")):
-        found.append(f"bstune compare {_short(files.root.parent)}/*")
-    return [*found, *mlflow]
+        found.append(("compare", (f"bstune compare {_short(files.root.parent)}/*",)))
+    if mlflow:
+        found.append(("MLflow", tuple(mlflow)))
+    return found
 
 
 def _short(path: Path) -> str:
@@ -287,7 +291,7 @@ def _short(path: Path) -> str:
     return shlex.quote(str(path.relative_to(here) if path.is_relative_to(here) else path))
 
 
-def show(found: Answer, console: Console, further: Sequence[str] = ()) -> None:
+def show(found: Answer, console: Console, further: Sequence[Line] = ()) -> None:
     """Print the answer; its labels are bold on a terminal."""
     rows = ["", *block(found, further, line_width(console))]
     lines = [Text(line) for line in rows]
@@ -299,23 +303,15 @@ def show(found: Answer, console: Console, further: Sequence[str] = ()) -> None:
     console.print(Text("\n").join(lines), soft_wrap=True)
 
 
-def show_places(
-    places: Sequence[str], missing: Sequence[str], console: Console, said_next: bool
-) -> None:
-    """Print where the results are, below NEXT, and what could not be made of them after the answer.
-
-    ``said_next``: whether the answer has begun with what comes next.
-    """
+def show_places(places: Sequence[Line], missing: Sequence[str], console: Console) -> None:
+    """Print where the results are, and what could not be made of them after the answer."""
     rows = list[Text]()
-    for place in places:
-        label = "" if rows or said_next else "NEXT"
-        row = Text(f"{label:<{INDENT}}{place}")
-        row.stylize("bold", 0, len(label))
-        rows.append(row)
-    for line in missing:
-        row = Text(f"{'NOTE':<{INDENT}}{line}")
-        row.stylize("bold", 0, INDENT)
-        rows.append(row)
+    for label, texts in [*places, *(("NOTE", (line,)) for line in missing)]:
+        for i, text in enumerate(texts):
+            start = label if i == 0 else ""
+            row = Text(f"{start:<{INDENT}}{text}")
+            row.stylize("bold", 0, INDENT)
+            rows.append(row)
     console.print(Text("\n").join(rows), soft_wrap=True)
 
 

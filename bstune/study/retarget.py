@@ -65,7 +65,7 @@ def main(arguments: list[str]) -> str:
     made = study.result.notes if goal is not None else ()
     for note in (*study.files.notes, *made):
         console.print(note, soft_wrap=True, highlight=False, markup=False)
-    show(answer(study.result), console, [shlex.quote(str(page))])
+    show(answer(study.result), console, [("page", (shlex.quote(str(page)),))])
     return study.result.to_json()
 
 
