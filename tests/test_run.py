@@ -162,7 +162,10 @@ def test_a_schedule_with_a_horizon_is_never_continued(bstune, tmp_path, sampler,
     assert ("the shortest horizon that reaches the target" in out) == chosen
     assert ("where this schedule stops working" in out) != chosen
     study = optuna.load_study(study_name="digits", storage=f"sqlite:///{tmp_path}/bstune.db")
-    specs = [TrialSpec(**json.loads(trial.user_attrs[SPEC])) for trial in study.get_trials()]
+    specs = [
+        TrialSpec(trial.number, **json.loads(trial.user_attrs[SPEC]))
+        for trial in study.get_trials()
+    ]
     assert sum(spec.replicate_of is not None for spec in specs) >= 2
     assert {spec.resumed_from for spec in specs} == {None}
     assert not (outputs / "digits" / "states").exists()

@@ -1,6 +1,5 @@
 """The loop of every process that works on a study: whose trials are whose, what fails, and where it is asked again."""
 
-import json
 import threading
 from dataclasses import replace
 from types import SimpleNamespace
@@ -8,9 +7,11 @@ from types import SimpleNamespace
 import optuna
 import pytest
 from builders import options_of
+from optuna.samplers import RandomSampler
 from rich.console import Console
 from sqlalchemy import event
 from sqlalchemy.engine import Engine
+from test_storage import BUDGET, SPACE
 from toolbox import make_result, table_rows, trials_of, write_rows
 
 from bstune.core.errors import StudyError, UserCodeError
@@ -22,13 +23,15 @@ from bstune.study.search import _is_out_of_time, check_failures
 from bstune.study.storage import (
     CUT_SHORT,
     TRIAL_INDEX,
-    claim,
-    claim_free,
+    ask,
     connect,
     find_study,
     free_indices,
+    free_turn,
     open_study,
     running,
+    tell,
+    turn_at,
 )
 from bstune.trial.backend import TrialBackend
 from bstune.trial.workers import InProcess, failed
@@ -188,15 +191,19 @@ def test_how_many_failures_end_a_study(statuses, ends):
         check_failures(done)
 
 
-def test_each_index_is_claimed_once_however_many_claim_at_once(study, tmp_path):
+def test_each_index_is_run_once_however_many_processes_ask_at_once(study, tmp_path):
     url = f"sqlite:///{tmp_path}/bstune.db"
     storage = connect(url)
     optuna.create_study(study_name="s", storage=storage)
 
     def work(worker):
         mine = optuna.load_study(study_name="s", storage=connect(url))
-        while (claimed := claim_free(mine, 12, worker)) is not None:
-            mine.tell(claimed.trial.number, 1.0)
+        while (turn := free_turn(mine, 12, worker)) is not None:
+            asked = ask(mine, turn, BUDGET, SPACE, RandomSampler(), stops=True)
+            if asked is not None:
+                trial, spec = asked
+                result = make_result(**spec.trial_fields(), status="reached", steps=100)
+                tell(mine, trial, result, "steps")
 
     threads = [threading.Thread(target=work, args=(str(number),)) for number in range(4)]
     for thread in threads:
@@ -263,9 +270,8 @@ def test_a_worker_runs_trials_of_a_study_that_another_process_owns(study, tmp_pa
     assert trials_of(tmp_path / "outputs" / "replay") == done
 
 
-@pytest.mark.parametrize("suggested", [True, False])
-def test_trials_of_a_process_that_is_gone_are_asked_again(study, tmp_path, suggested):
-    """A worker on another machine dies in a trial, or once it has claimed it; the owner, which runs, gives it up."""
+def test_trials_of_a_process_that_is_gone_are_asked_again(study, tmp_path):
+    """A worker on another machine dies in a trial; the owner, which runs, gives it up."""
     asked = []
 
     def does(spec):
@@ -275,19 +281,13 @@ def test_trials_of_a_process_that_is_gone_are_asked_again(study, tmp_path, sugge
             gone = Leases(other, "worker", 60)
             gone.own = replace(gone.own, ended=True)
             gone._write(gone.own)
-            claimed = claim(other, 2, gone.own.id)
-            if suggested:
-                record = json.dumps(spec_at(spec, 2, 2))
-                other._storage.set_trial_user_attr(claimed.trial._trial_id, "bstune:spec", record)
+            turn = turn_at(other, 2, gone.own.id)
+            ask(other, turn, BUDGET, SPACE, RandomSampler(), stops=True)
 
     done = run(study(Answers(does), "search.trials=4"))
     assert asked[:4] == [0, 1, 2, 3]
     failed = [(one.number, one.trial_index, one.message) for one in done if one.status == "failed"]
-    assert failed == [(2, 2, CUT_SHORT)] * suggested
-
-
-def spec_at(spec, number, trial_index):
-    return {**vars(spec), "number": number, "trial_index": trial_index}
+    assert failed == [(2, 2, CUT_SHORT)]
 
 
 @pytest.mark.parametrize(

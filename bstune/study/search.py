@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 import optuna
@@ -38,23 +39,24 @@ from bstune.study.storage import (
     DEVICE,
     OUTPUT,
     AskedTrial,
+    Ranking,
     ask,
     ask_continuation,
     ask_replicate,
     attempt,
     build_sampler,
-    claim_free,
     cut_short,
     ended_below_limit,
     finish_abandoned,
     finished,
     free_indices,
-    give_up,
+    free_turn,
     read,
     results,
     running,
     shorten,
     tell,
+    within_steps,
     working,
 )
 from bstune.study.wall import REPORT_SECONDS, TrialCost, WallTime, best, fit_cost
@@ -93,7 +95,7 @@ class Search:
         self._prepared, self._study, self._leases = prepared, study, leases
         self._tracking, self._show = tracking, show
         self._budget, self._worker = prepared.budget, leases.own.id
-        self._asked: dict[int, optuna.Trial] = {}
+        self._asked: dict[int, FrozenTrial] = {}
         self._ended: set[int] = set()  # numbers of the finished trials
         self._lines: dict[int, str] = {}  # of trials.jsonl, by number
         self._looked = 0
@@ -113,6 +115,11 @@ class Search:
         self._no_time: SearchEnd | None = None  # why the last trial that was asked did not begin
         self._wall = WallTime(study, prepared.budget, prepared.elapsed, leases.own.role == "owner")
         self._times = study.user_attrs[DEVICE] == prepared.backend.device_kind
+        # A sampler of Optuna's ranks trials without a value by what they reported. Two objectives
+        # have no value to report.
+        has_one_value = len(SOUGHT[self._budget.objective].values) == 1
+        is_ranked = has_one_value and not stops_trials(prepared.options)
+        self._ranking = Ranking(prepared.protocol.target) if is_ranked else None
 
     def run(self) -> SearchEnd:
         """Search, then run the winners again on fresh seeds; return what ended the search."""
@@ -356,17 +363,9 @@ class Search:
             return
         trial = self._asked.pop(spec.number)
         if _is_out_of_time(spec, result):
-            trial, _ = shorten((trial, replace(spec, max_seconds=None)), result.steps)
+            shorten(self._study, (trial, replace(spec, max_seconds=None)), result.steps)
         try:
-            ranks_stopped = not stops_trials(self._prepared.options)
-            tell(
-                self._study,
-                trial,
-                result,
-                self._budget.objective,
-                self._prepared.protocol.target,
-                ranks_stopped,
-            )
+            tell(self._study, trial, result, self._budget.objective)
         except StudyError as error:
             self._gone = isinstance(error, StorageGoneError)
             self._keep(result)
@@ -379,40 +378,46 @@ class Search:
         append_text(self._prepared.files.unstored, result.to_json() + "\n")
 
     def _ask(self, done: Sequence[TrialResult]) -> AskedTrial | None:
-        prepared, claimed = (
-            self._prepared,
-            claim_free(self._study, self._budget.trials, self._worker),
-        )
-        if claimed is None:
-            return None
-        context = sampler_context(
-            prepared, ended_below_limit(claimed.trials) if self._stops else ()
-        )
-        sampler = build_sampler(
-            prepared.options, self._budget, claimed.trial_index, context, attempt(claimed)
-        )
-        asked = ask(
-            self._study,
-            claimed,
-            self._budget,
-            prepared.space,
-            sampler,
-            prepared.backend.stops,
-            self._baseline(),
-        )
-        return asked if not self._stops else self._within_time(asked, done)
+        """Ask the next trial of the search; None where no index is free any more, or no time is left."""
+        prepared, budget = self._prepared, self._budget
+        others = len(self._leases.others())
+        # A trial that another process has begun meanwhile at the same index is asked elsewhere.
+        while self._no_time is None:
+            turn = free_turn(self._study, budget.trials, self._worker, others)
+            if turn is None:
+                return None
+            cut = ended_below_limit(turn.trials) if self._stops else ()
+            context = sampler_context(prepared, cut)
+            sampler = build_sampler(
+                prepared.options, budget, turn.trial_index, context, attempt(turn)
+            )
+            asked = ask(
+                self._study,
+                turn,
+                budget,
+                prepared.space,
+                sampler,
+                prepared.backend.stops,
+                self._baseline(),
+                self._ranking,
+                partial(self._within_time, done),
+            )
+            if asked is not None:
+                return asked
+        return None
 
-    def _within_time(self, asked: AskedTrial, done: Sequence[TrialResult]) -> AskedTrial | None:
+    def _within_time(self, done: Sequence[TrialResult], spec: TrialSpec) -> TrialSpec | None:
         """Return a trial that ends while there is time for what has to follow; None if that leaves it too short."""
+        if not self._stops:
+            return spec
         backend = self._prepared.backend
         cost = self._cost(done)
         reserve = self._reserve(done, cost)
-        max_steps = self._wall.max_steps(done, asked[1], cost, backend.step_time, reserve)
+        max_steps = self._wall.max_steps(done, spec, cost, backend.step_time, reserve)
         if max_steps is None:
-            give_up(self._study, asked)
             self._no_time = self._wall.end(done, reserve, self._shortest(cost))
             return None
-        return shorten(asked, max_steps)
+        return within_steps(spec, max_steps)
 
     def _reserve(self, done: Sequence[TrialResult], cost: TrialCost) -> float:
         """Return the wall seconds that are kept; none before the first trial, without which there is no answer."""
