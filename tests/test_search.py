@@ -1,5 +1,6 @@
 """The loop of every process that works on a study: whose trials are whose, what fails, and where it is asked again."""
 
+import itertools
 import threading
 from dataclasses import replace
 from types import SimpleNamespace
@@ -22,7 +23,6 @@ from bstune.study.run import run_study, run_worker
 from bstune.study.search import _is_out_of_time, check_failures
 from bstune.study.storage import (
     CUT_SHORT,
-    TRIAL_INDEX,
     ask,
     connect,
     find_study,
@@ -31,6 +31,7 @@ from bstune.study.storage import (
     open_study,
     running,
     tell,
+    trial_index_of,
     turn_at,
 )
 from bstune.trial.backend import TrialBackend
@@ -49,6 +50,9 @@ OPTIONS += (
     "search.precision=null",
     "sampler=random",
 )
+
+
+COMMIT = "COMMIT"
 
 
 class Answers(TrialBackend):
@@ -201,9 +205,8 @@ def test_each_index_is_run_once_however_many_processes_ask_at_once(study, tmp_pa
         while (turn := free_turn(mine, 12, worker)) is not None:
             asked = ask(mine, turn, BUDGET, SPACE, RandomSampler(), stops=True)
             if asked is not None:
-                trial, spec = asked
-                result = make_result(**spec.trial_fields(), status="reached", steps=100)
-                tell(mine, trial, result, "steps")
+                result = make_result(**asked[1].trial_fields(), status="reached", steps=100)
+                tell(mine, asked, result, "steps")
 
     threads = [threading.Thread(target=work, args=(str(number),)) for number in range(4)]
     for thread in threads:
@@ -213,22 +216,59 @@ def test_each_index_is_run_once_however_many_processes_ask_at_once(study, tmp_pa
     done = optuna.load_study(study_name="s", storage=storage).get_trials(
         states=(optuna.trial.TrialState.COMPLETE,)
     )
-    assert sorted(one.user_attrs[TRIAL_INDEX] for one in done) == list(range(12))
+    assert sorted(trial_index_of(one) for one in done) == list(range(12))
 
 
-def test_a_trial_takes_few_statements_of_the_storage(study):
-    """Each is a round trip to a server: 43 to a trial, and 65 where every question reads all trials."""
-    statements = []
+@pytest.fixture
+def statements():
+    """Every statement of any database, as it is carried out."""
+    carried_out = []
 
     def note(*call):
-        statements.append(call[2])
+        carried_out.append(call[2])
 
     event.listen(Engine, "before_cursor_execute", note)
-    try:
-        done = run(study(Answers(), "search.trials=12"))
-    finally:
-        event.remove(Engine, "before_cursor_execute", note)
-    assert len(statements) < 60 * len(done), "the study's start and report among them"
+    yield carried_out
+    event.remove(Engine, "before_cursor_execute", note)
+
+
+@pytest.fixture
+def commits():
+    """Every transaction of SQLite that wrote: a commit of what was only read is none."""
+    written = []
+
+    def trace(connection, record):
+        connection.set_trace_callback(lambda text: written.append(text) if text == COMMIT else None)
+
+    event.listen(Engine, "connect", trace)
+    yield written
+    event.remove(Engine, "connect", trace)
+
+
+@pytest.mark.parametrize(
+    ("sampler", "most"), [("random", 4), ("tpe", 4), ("frontier", 4), ("qmc", 5)]
+)
+def test_at_most_four_transactions_store_a_trial(study, commits, sampler, most):
+    """Optuna's QMC has one more, of the study: its place in the sequence."""
+    counts, numbers = [], []
+
+    def does(spec):
+        counts.append(len(commits))
+        numbers.append(spec.number)
+
+    run(study(Answers(does), "search.trials=12", f"sampler={sampler}"))
+    assert numbers == [*range(len(numbers))]
+    taken = [after - before for before, after in itertools.pairwise(counts)]
+    assert len(taken) >= 11
+    assert max(taken) <= most
+
+
+def test_a_trial_takes_few_statements_of_the_storage(study, statements):
+    """Each is a round trip to a server: 29 to a trial, where one for each parameter and attribute made 52."""
+    counts = []
+    run(study(Answers(lambda spec: counts.append(len(statements))), "search.trials=12"))
+    taken = [after - before for before, after in itertools.pairwise(counts)]
+    assert max(taken[1:]) <= 32
 
 
 def test_only_the_owner_sends_to_mlflow(study, tmp_path):

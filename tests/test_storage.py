@@ -32,7 +32,6 @@ from bstune.study.storage import (
     FROZEN_SETTINGS,
     RECORD,
     STUDY_ID,
-    TRIAL_INDEX,
     Ranking,
     ask,
     ask_replicate,
@@ -48,6 +47,7 @@ from bstune.study.storage import (
     running,
     store_unstored,
     tell,
+    trial_index_of,
     turn_at,
 )
 from bstune.system.files import Output
@@ -116,10 +116,9 @@ def train(spec):
 
 def run(study, asked, train=train):
     """Run a trial that was asked for, as a study's search does."""
-    trial, spec = asked
     with cut_short(study, "steps", ""):
-        result = train(spec)
-        tell(study, trial, result, "steps")
+        result = train(asked[1])
+        tell(study, asked, result, "steps")
         return result
 
 
@@ -169,12 +168,13 @@ def go_on(study, name, until=10):
     specs = []
     while free := free_indices(study, until):
         trial_index = free[0]
-        trial, spec = asked(study, trial_index, name)
-        run(study, (trial, spec))
+        now = asked(study, trial_index, name)
+        run(study, now)
+        spec = now[1]
         earlier = (
             None
             if spec.resumed_from is None
-            else study.get_trials()[spec.resumed_from].user_attrs[TRIAL_INDEX]
+            else trial_index_of(study.get_trials()[spec.resumed_from])
         )
         specs.append((trial_index, spec.batch_size, spec.delta, spec.seed, spec.max_steps, earlier))
     return specs
@@ -221,10 +221,10 @@ def test_an_error_fails_the_trials_that_run_and_each_index_is_asked_again(study,
 
 
 def test_a_trial_whose_record_was_stored_is_not_lost(study):
-    trial, spec = asked(study, 0)
+    trial_id, spec = asked(study, 0)
     result = train(spec)
     # SIGKILL between this and what tell stores after it
-    study._storage.set_trial_user_attr(trial._trial_id, RECORD, result.to_json())
+    study._storage.set_trial_user_attr(trial_id, RECORD, result.to_json())
     finish_abandoned(study, "steps", lambda worker: True)
     assert results(study) == [result]
     assert free_indices(study, 10)[0] == 1
@@ -247,15 +247,15 @@ def test_what_optuna_stores(opened, objective, status, state, values):
     study = opened(objective=objective)
     history = () if status == "out of memory" else ((90, 0.4), (100, 0.25))
     result = make_result(status=status, steps=100, seconds_per_step=0.02, history=history)
-    trial, spec = asked(study, 0)
-    tell(study, trial, result, objective)
+    now = asked(study, 0)
+    tell(study, now, result, objective)
     trial = study.get_trials()[0]
     assert trial.state.name == state
     assert TrialResult.from_json(trial.user_attrs[RECORD]) == result
     assert trial.values == values, "a stopped trial has none"
     shown = {name: value for name, value in trial.user_attrs.items() if ":" not in name}
     reached = {"steps": 100, "seconds": 2.0} if status == "reached" else {"stopped at step": 100}
-    assert shown == {"lr": spec.lr, "outcome": {"status": status} | reached}
+    assert shown == {"lr": now[1].lr, "outcome": {"status": status} | reached}
     names = {
         "time": ["seconds"],
         "steps": ["steps"],
@@ -269,7 +269,7 @@ def test_optunas_own_tools_show_no_value_of_a_stopped_trial(opened):
     study = opened(objective="steps")
     for index, status in enumerate(("reached", "stopped", "diverged", "failed", "reached")):
         result = make_result(status=status, steps=100 + index, history=((90, 0.4), (100, 0.25)))
-        tell(study, asked(study, index)[0], result, "steps")
+        tell(study, asked(study, index), result, "steps")
     frame = study.trials_dataframe()
     assert frame["value_steps to target"].dropna().tolist() == [100.0, 104.0]
     outcomes = frame["user_attrs_outcome"].tolist()
@@ -293,7 +293,7 @@ def test_a_sampler_that_ranks_stopped_trials_sees_their_gap_to_the_target(study)
     for index, (status, value) in enumerate(ends.items()):
         history = () if value is None else ((90, 0.5), (100, value))
         result = make_result(status=status, steps=100, history=history)
-        tell(study, asked(study, index)[0], result, "steps")
+        tell(study, asked(study, index), result, "steps")
     seen = []
 
     class Looks(RandomSampler):
@@ -626,11 +626,12 @@ def test_calls_that_a_server_is_killed_under_are_repeated(database_server, tmp_p
 def test_a_server_takes_a_long_record(database_server, tmp_path):
     """As of a trial of 100,000 steps: 150 KB."""
     study = open_study("toy", database_server.url(), "steps", SETTINGS, tmp_path)
-    trial, spec = asked(study, 0, "random")
+    now = asked(study, 0, "random")
     result = replace(
-        train(spec), noise_scale=tuple((step, step / 7, step / 3) for step in range(0, 100_000, 32))
+        train(now[1]),
+        noise_scale=tuple((step, step / 7, step / 3) for step in range(0, 100_000, 32)),
     )
-    tell(study, trial, result, "steps")
+    tell(study, now, result, "steps")
     assert results(open_study("toy", database_server.url(), "steps", SETTINGS, tmp_path)) == [
         result
     ]

@@ -40,6 +40,7 @@ from bstune.study.storage import (
     OUTPUT,
     AskedTrial,
     Ranking,
+    Trials,
     ask,
     ask_continuation,
     ask_replicate,
@@ -95,7 +96,7 @@ class Search:
         self._prepared, self._study, self._leases = prepared, study, leases
         self._tracking, self._show = tracking, show
         self._budget, self._worker = prepared.budget, leases.own.id
-        self._asked: dict[int, FrozenTrial] = {}
+        self._asked: dict[int, AskedTrial] = {}  # by their numbers
         self._ended: set[int] = set()  # numbers of the finished trials
         self._lines: dict[int, str] = {}  # of trials.jsonl, by number
         self._looked = 0
@@ -166,13 +167,15 @@ class Search:
         end: SearchEnd | None = None
         while True:
             trials = self._read()
+            latest: Trials = trials
             done = self._write(trials)
             left = bool(free_indices(trials, self._budget.trials))
             if left:
                 end = end or self._end(done)
             while left and end is None and runner.free:
-                asked = self._ask(done)
+                asked = self._ask(done, latest)
                 self._start(runner, asked)
+                latest = self._study
                 left = asked is not None
                 end = end or self._no_time
             if runner.running:
@@ -339,8 +342,8 @@ class Search:
     def _start(self, runner: Runner, asked: AskedTrial | None) -> None:
         if asked is None:  # other processes have taken what was left
             return
-        trial, spec = asked
-        self._asked[trial.number] = trial
+        spec = asked[1]
+        self._asked[spec.number] = asked
         resumed_from = (
             None if spec.resumed_from is None else finished(self._study, spec.resumed_from)
         )
@@ -361,11 +364,11 @@ class Search:
         if self._gone:
             self._keep(result)
             return
-        trial = self._asked.pop(spec.number)
+        asked = self._asked.pop(spec.number)
         if _is_out_of_time(spec, result):
-            shorten(self._study, (trial, replace(spec, max_seconds=None)), result.steps)
+            shorten(self._study, asked, result.steps, self._worker)
         try:
-            tell(self._study, trial, result, self._budget.objective)
+            tell(self._study, asked, result, self._budget.objective)
         except StudyError as error:
             self._gone = isinstance(error, StorageGoneError)
             self._keep(result)
@@ -377,13 +380,12 @@ class Search:
         """Keep a record beside a storage that is gone: the same command stores it there."""
         append_text(self._prepared.files.unstored, result.to_json() + "\n")
 
-    def _ask(self, done: Sequence[TrialResult]) -> AskedTrial | None:
+    def _ask(self, done: Sequence[TrialResult], trials: Trials) -> AskedTrial | None:
         """Ask the next trial of the search; None where no index is free any more, or no time is left."""
         prepared, budget = self._prepared, self._budget
-        others = len(self._leases.others())
-        # A trial that another process has begun meanwhile at the same index is asked elsewhere.
+        others = 0  # more than run trials now; processes that have just begun run none
         while self._no_time is None:
-            turn = free_turn(self._study, budget.trials, self._worker, others)
+            turn = free_turn(trials, budget.trials, self._worker, others)
             if turn is None:
                 return None
             cut = ended_below_limit(turn.trials) if self._stops else ()
@@ -404,6 +406,8 @@ class Search:
             )
             if asked is not None:
                 return asked
+            # Another process has begun a trial at this index meanwhile.
+            trials, others = self._study, len(self._leases.others())
         return None
 
     def _within_time(self, done: Sequence[TrialResult], spec: TrialSpec) -> TrialSpec | None:

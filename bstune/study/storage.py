@@ -62,8 +62,8 @@ DEVICE, ARGUMENTS = (
     "bstune:device",
     "bstune:arguments",
 )  # whose seconds count; what composes the config elsewhere
-TRIAL_INDEX, SPEC = "bstune:trial_index", "bstune:spec"
-WORKER = "bstune:worker"  # id of the lease of the process that runs the trial
+SPEC = "bstune:spec"  # what a trial is asked to do, and the process that runs it, as JSON
+WORKER = "worker"  # in a trial's spec: the id of that process's lease
 LOST = "bstune:lost"  # of a trial at whose index another one had been begun: it never ran
 # What Optuna's dashboard shows of a trial beside its parameters and values.
 LEARNING_RATE, OUTCOME = "lr", "outcome"
@@ -80,8 +80,6 @@ STUDY_ATTRIBUTES: Mapping[str, TypeAdapter[Any]] = {
 }
 OPTIONAL_ATTRIBUTES = (TESTS, wall.BEGAN, wall.TAKEN)
 TRIAL_ATTRIBUTES: Mapping[str, TypeAdapter[Any]] = {
-    TRIAL_INDEX: TypeAdapter(int),
-    WORKER: TypeAdapter(str),
     SPEC: TypeAdapter(str),
     RECORD: TypeAdapter(str),
     RESUMED_FROM: TypeAdapter(int),
@@ -99,7 +97,7 @@ TRIES = 2  # of one point, if its trials fail by themselves; then the sampler su
 CUT_SHORT = "the process ended before the trial did; it is asked again"
 REPORTED = 1  # step of the one value of a stopped trial that samplers see
 REPLICATE_LIMIT = 2  # times the steps of the trial that it replicates, or those predicted
-AskedTrial = tuple[FrozenTrial, TrialSpec]
+AskedTrial = tuple[int, TrialSpec]  # its id in the storage, and what it is asked to do
 Trials = (
     optuna.Study | Sequence[FrozenTrial]
 )  # of a study, read now; or its trials as they were read before
@@ -213,7 +211,7 @@ def _check_attributes(study: optuna.Study) -> None:
             _check_attribute(study, place, key, trial.user_attrs, kind)
         try:
             if _is_asked(trial):
-                _spec(trial)
+                spec_of(trial)
             if RECORD in trial.user_attrs:
                 _record(trial.user_attrs[RECORD])
         except BstuneError as error:
@@ -303,7 +301,7 @@ def results(trials: Trials) -> list[TrialResult]:
         if trial.state.is_finished() and RECORD in trial.user_attrs:
             records.append(_record(trial.user_attrs[RECORD]))
         elif trial.state == TrialState.FAIL and _is_asked(trial):
-            records.append(TrialResult.unmeasured(_spec(trial), "failed", message=CUT_SHORT))
+            records.append(TrialResult.unmeasured(spec_of(trial), "failed", message=CUT_SHORT))
     return records
 
 
@@ -318,28 +316,46 @@ def _record(text: str) -> TrialResult:
 
 
 @lru_cache(maxsize=2**15)
-def _spec_of(text: str, number: int) -> TrialSpec:
+def _parsed_spec(text: str, number: int) -> tuple[TrialSpec, str]:
+    """Read a spec and the worker that was asked; the trial's number is not stored in it."""
     fields = parse_json(text, f"the attribute {SPEC}")
-    if not isinstance(fields, dict):
+    if not isinstance(fields, dict) or not isinstance(fields.get(WORKER, ""), str):
         raise StudyError(f"the attribute {SPEC} is no trial's")
     try:
-        # The storage gives a trial its number in the transaction that stores its spec.
-        return TRIAL_SPEC.validate_python({**fields, "number": number})
+        spec = TRIAL_SPEC.validate_python({**fields, "number": number})
     except ValidationError as error:
         reason = error.errors()[0]
         name = ".".join(map(str, reason["loc"]))
         raise StudyError(f"the attribute {SPEC} is no trial's: {name} {reason['msg']}") from error
+    return spec, fields.get(WORKER, "")
 
 
-def _spec(trial: FrozenTrial) -> TrialSpec:
-    return _spec_of(trial.user_attrs[SPEC], trial.number)
+def spec_of(trial: FrozenTrial) -> TrialSpec:
+    """Return what a trial was asked to do."""
+    return _parsed_spec(trial.user_attrs[SPEC], trial.number)[0]
 
 
-def _text_of(spec: TrialSpec) -> str:
-    """Return a spec as it is stored, without its number, which is the trial's."""
+def trial_index_of(trial: FrozenTrial) -> int | None:
+    """Return a trial's place in the study's plan; None for one that bstune has not asked."""
+    return spec_of(trial).trial_index if SPEC in trial.user_attrs else None
+
+
+def worker_of(trial: FrozenTrial) -> str:
+    """Return the id of the lease of the process that was asked to run a trial; empty if none was."""
+    if SPEC not in trial.user_attrs:
+        return ""
+    return _parsed_spec(trial.user_attrs[SPEC], trial.number)[1]
+
+
+def _text_of(spec: TrialSpec, worker: str) -> str:
+    """Return a spec and who runs it as they are stored.
+
+    The storage gives a trial its number in the transaction that stores its spec: the number is
+    the trial's alone.
+    """
     fields = asdict(spec)
     del fields["number"]
-    return dump_json(fields)
+    return dump_json({**fields, WORKER: worker})
 
 
 def _is_asked(trial: FrozenTrial) -> bool:
@@ -352,7 +368,7 @@ def ended_below_limit(trials: Trials) -> set[int]:
     numbers = set()
     for trial in read(trials):
         if trial.state == TrialState.PRUNED and RECORD in trial.user_attrs and _is_asked(trial):
-            max_steps, result = _spec(trial).max_steps, _record(trial.user_attrs[RECORD])
+            max_steps, result = spec_of(trial).max_steps, _record(trial.user_attrs[RECORD])
             if result.status == "stopped" and max_steps is not None and result.steps < max_steps:
                 numbers.add(trial.number)
     return numbers
@@ -364,9 +380,10 @@ def free_indices(trials: Trials, points: int) -> list[int]:
     An index at which a stopped trial is continued does not count, up to ``MAX_CONTINUED`` of them a point: a search
     whose target nothing reaches could else go on for ever with the points that it has.
     """
-    taken, continued = set(), {}
+    taken = set[int | None]()
+    continued: dict[int | None, bool] = {}
     for trial in read(trials):
-        trial_index = trial.user_attrs.get(TRIAL_INDEX)
+        trial_index = trial_index_of(trial)
         if trial.state in TAKEN:
             taken.add(trial_index)
         if _is_asked(trial):  # the last one asked at an index says what the index is
@@ -377,25 +394,20 @@ def free_indices(trials: Trials, points: int) -> list[int]:
 
 def running(trials: Trials, worker: str | None = None) -> list[TrialSpec]:
     """Return the trials that run now; only those of ``worker`` if it is given."""
-    mine = (
-        trial
-        for trial in _running(trials)
-        if worker is None or trial.user_attrs.get(WORKER) == worker
-    )
-    return [_spec(trial) for trial in mine if _is_asked(trial)]
+    mine = (trial for trial in _running(trials) if worker is None or worker_of(trial) == worker)
+    return [spec_of(trial) for trial in mine if _is_asked(trial)]
 
 
 def trained_by(study: optuna.Study, number: int) -> str:
     """Return whose process ran a trial, for people."""
-    lease = study.user_attrs.get(
-        PREFIX + study.get_trials(deepcopy=False)[number].user_attrs.get(WORKER, "")
-    )
+    worker = worker_of(study.get_trials(deepcopy=False)[number])
+    lease = study.user_attrs.get(PREFIX + worker)
     return "a process that left no lease" if lease is None else str(json.loads(lease)["name"])
 
 
 def working(trials: Trials) -> set[str]:
-    """Return the ids of the processes whose trials run, be they only claimed."""
-    return {trial.user_attrs.get(WORKER, "") for trial in _running(trials)}
+    """Return the ids of the processes whose trials run."""
+    return {worker_of(trial) for trial in _running(trials)}
 
 
 @dataclass(frozen=True)
@@ -436,24 +448,32 @@ def _begin(
     All of it is stored in one transaction, and numbers count up: of two trials at one index the one with the smaller
     number stays.
     """
-    # Optuna's ask() cannot store attributes in the transaction that makes the trial.
-    trial_id = patient(study._storage.create_new_trial)(study._study_id, template)
+    if any(_has_begun(trial, turn.trial_index) for trial in turn.trials):
+        return None
+    storage, study_id = study._storage, study._study_id
+    expected = len(turn.trials)
+    # Optuna's ask() cannot store parameters and attributes in the transaction that makes the trial.
+    trial_id = patient(storage.create_new_trial)(study_id, template)
+    find = patient(storage.get_trial_id_from_study_id_trial_number)
+    if find(study_id, expected) == trial_id:  # no trial was begun since the index was found free
+        return trial_id, replace(spec, number=expected)
     trials = read(study)
     own = next(trial for trial in trials if trial._trial_id == trial_id)
-    earlier = [
-        trial
-        for trial in trials
-        if trial.number < own.number
-        and trial.state in TAKEN
-        and trial.user_attrs.get(TRIAL_INDEX) == turn.trial_index
-    ]
+    earlier = (trial for trial in trials if trial.number < own.number)
     for first in earlier:
-        if first.user_attrs.get(WORKER) != turn.worker:
+        if not _has_begun(first, turn.trial_index):
+            continue
+        if worker_of(first) != turn.worker:
             _drop(study, trial_id)
             return None
         # The storage made it without answering, and was asked again.
         _drop(study, first._trial_id)
-    return own, replace(spec, number=own.number)
+    return trial_id, replace(spec, number=own.number)
+
+
+def _has_begun(trial: FrozenTrial, trial_index: int) -> bool:
+    """Tell whether a trial runs, or has run to its end, at an index."""
+    return trial.state in TAKEN and trial_index_of(trial) == trial_index
 
 
 def _drop(study: optuna.Study, trial_id: int) -> None:
@@ -466,11 +486,7 @@ def _drop(study: optuna.Study, trial_id: int) -> None:
 def _failed(trials: Trials, trial_index: int) -> list[FrozenTrial]:
     """Return the failed trials of an index, without those that were dropped."""
     failed = (trial for trial in read(trials) if trial.state == TrialState.FAIL)
-    return [
-        trial
-        for trial in failed
-        if trial.user_attrs.get(TRIAL_INDEX) == trial_index and _is_asked(trial)
-    ]
+    return [trial for trial in failed if _is_asked(trial) and trial_index_of(trial) == trial_index]
 
 
 def _failures(failed: Sequence[FrozenTrial]) -> int:
@@ -558,7 +574,7 @@ def _draft(
         RECORD in earlier.user_attrs and _failures(failed) % TRIES == 0
     ):
         draft, trial = _suggested(study, turn, space, sampler, dict(earlier.params), ranking)
-        return draft, replace(_spec(earlier), number=trial.number)
+        return draft, replace(spec_of(earlier), number=trial.number)
     if trial_index == 0 and baseline is not None and not failed:
         return _draft_baseline(study, turn, space, budget, *baseline)
     chooses = stopping is not None or getattr(sampler, "chooses_batch_sizes", False)
@@ -636,13 +652,13 @@ def ask_replicate(
     trial_index = budget.replicate_index(place, replicate)
     turn = turn_at(study, trial_index, worker)
     first = turn.trials[original.number]
-    max_steps = _spec(first).max_steps
+    max_steps = spec_of(first).max_steps
     if stops:
         max_steps = math.ceil(max(REPLICATE_LIMIT * max(original.steps, winner.steps), MIN_STEPS))
     elif max_steps is not None:
         max_steps = winner.horizon if winner.runs else horizon or max_steps
     spec = replace(
-        _spec(first),
+        spec_of(first),
         trial_index=trial_index,
         seed=budget.trial_seed(trial_index) if seed_of is None else seed_of.seed,
         max_steps=max_steps,
@@ -657,12 +673,12 @@ def ask_continuation(
 ) -> AskedTrial | None:
     """Ask a trial that continues a stopped one, at an index of its own; None if another process has taken that."""
     trials = read(study)
-    indices = [trial.user_attrs.get(TRIAL_INDEX, 0) for trial in trials]
+    indices = [trial_index_of(trial) or 0 for trial in trials]
     last = max(index for index in indices if index < FIRST_REPLICATE)
     turn = Turn(last + 1, worker, trials)
     parent = trials[stopped.number]
     spec = replace(
-        _spec(parent),
+        spec_of(parent),
         trial_index=turn.trial_index,
         max_steps=max_steps,
         resumed_from=stopped.number,
@@ -702,12 +718,7 @@ def _suggested(
 
 def _template(draft: Draft, turn: Turn, spec: TrialSpec) -> FrozenTrial:
     """Return a suggested trial with all that its storage is given before it runs."""
-    attributes = {
-        TRIAL_INDEX: turn.trial_index,
-        WORKER: turn.worker,
-        LEARNING_RATE: spec.lr,
-        SPEC: _text_of(spec),
-    }
+    attributes = {LEARNING_RATE: spec.lr, SPEC: _text_of(spec, turn.worker)}
     if spec.resumed_from is not None:
         attributes[RESUMED_FROM] = spec.resumed_from
     return draft.template(redact_values(attributes))
@@ -720,12 +731,13 @@ def within_steps(spec: TrialSpec, max_steps: int) -> TrialSpec:
     return replace(spec, max_steps=max_steps)
 
 
-def shorten(study: optuna.Study, asked: AskedTrial, max_steps: int) -> None:
-    """Store that a trial which runs ends after ``max_steps`` at most."""
-    trial, spec = asked
+def shorten(study: optuna.Study, asked: AskedTrial, max_steps: int, worker: str = "") -> None:
+    """Store that a trial which ``worker`` runs ends after ``max_steps`` at most."""
+    trial_id, spec = asked
     shortened = within_steps(spec, max_steps)
     if shortened != spec:
-        patient(study._storage.set_trial_user_attr)(trial._trial_id, SPEC, _text_of(shortened))
+        text = _text_of(shortened, worker)
+        patient(study._storage.set_trial_user_attr)(trial_id, SPEC, text)
 
 
 @contextmanager
@@ -753,7 +765,7 @@ def finish_abandoned(
 ) -> None:
     """End the running trials of processes that are gone: with their record if it was stored, as failed otherwise."""
     for trial in _running(study):
-        if not gone(trial.user_attrs.get(WORKER, "")):
+        if not gone(worker_of(trial)):
             continue
         record = trial.user_attrs.get(RECORD)
         if record is None:
@@ -792,20 +804,19 @@ def _may_be_record(line: str) -> bool:
     return line.startswith(RECORD_BEGINS) or RECORD_BEGINS.startswith(line)
 
 
-def tell(
-    study: optuna.Study, trial: FrozenTrial, result: TrialResult, objective: Objective
-) -> None:
+def tell(study: optuna.Study, asked: AskedTrial, result: TrialResult, objective: Objective) -> None:
     """Store a trial's record, and tell Optuna its value: reached is COMPLETE, failed is FAIL, the others are PRUNED."""
+    trial_id, spec = asked
     try:
         # From here on a killed process loses nothing of the trial.
-        patient(study._storage.set_trial_user_attr)(trial._trial_id, RECORD, result.to_json())
+        patient(study._storage.set_trial_user_attr)(trial_id, RECORD, result.to_json())
     except UpdateFinishedTrialError:
         logger.warning(
             "trial %d ran out of its lease and was given to another process: it is dropped",
-            trial.number,
+            spec.number,
         )
         return
-    _tell(study, trial._trial_id, result, objective)
+    _tell(study, trial_id, result, objective)
 
 
 def outcome(result: TrialResult) -> dict[str, Any]:

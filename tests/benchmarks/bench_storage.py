@@ -17,7 +17,6 @@ import statistics
 import sys
 import tempfile
 import time
-import traceback
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -45,7 +44,8 @@ TIMED = (
     ("bstune.study.run", "prepare", "preparation"),
 )
 STORAGE = "storage"
-ASKED_OF_STORAGE = [
+PASSING = ("repeated", "set_trial_user_attr", "set_study_user_attr")  # between a caller and Optuna
+ASKED_OF_STORAGE = (
     "create_new_trial",
     "set_trial_param",
     "set_trial_state_values",
@@ -61,7 +61,7 @@ ASKED_OF_STORAGE = [
     "get_study_id_from_name",
     "get_study_directions",
     "get_study_name_from_id",
-]
+)
 
 
 @dataclass
@@ -118,17 +118,16 @@ class Costs:
 
 
 def _caller() -> str:
-    """Name the method of the storage that is at work, and what called it."""
-    frames = [frame for frame in traceback.extract_stack() if "bench_storage" not in frame.filename]
+    """Name the method of the storage that is at work, and the function of bstune that asked for it."""
     method = "none"
-    for frame in reversed(frames):
-        if "storages/_cached_storage" in frame.filename:
-            method = frame.name
-        if method != "none" and "optuna/storages" not in frame.filename:
-            outer = next(
-                (one.name for one in reversed(frames) if "/bstune/study/" in one.filename), ""
-            )
-            return f"{method} < {frame.name} < {outer}"
+    frame = sys._getframe(2)
+    while frame is not None:
+        file, name = frame.f_code.co_filename, frame.f_code.co_name
+        if "storages/_cached_storage" in file:
+            method = name
+        elif "/bstune/study/" in file and name not in PASSING:
+            return f"{method} < {name}"
+        frame = frame.f_back
     return method
 
 

@@ -104,16 +104,17 @@ def play(table: str, workers: int, seed: int, most: float) -> list[float]:
             turn = free_turn(study, 1000)
             context = sampler_context(prepared, ended_below_limit(study))
             sampler = build_sampler(prepared.options, prepared.budget, turn.trial_index, context)
-            trial, spec = ask(study, turn, prepared.budget, prepared.space, sampler, True)
+            asked = ask(study, turn, prepared.budget, prepared.space, sampler, True)
+            spec = asked[1]
             parent = next((one for one in results(study) if one.number == spec.resumed_from), None)
             record = prepared.backend.run(spec, None, parent)
-            heapq.heappush(running, (now + record.train_seconds, spec.number, trial, record))
-        now, _, trial, record = heapq.heappop(running)
+            heapq.heappush(running, (now + record.train_seconds, spec.number, asked, record))
+        now, _, asked, record = heapq.heappop(running)
         spent += record.train_seconds / bench.unit
         while due and spent > due[0]:
             found.append(ratio)
             due.pop(0)
-        tell(study, trial, record, "time")
+        tell(study, asked, record, "time")
         best = least(results(study))
         if best is not None:
             seconds = median_time(bench.table, best.batch_size, best.lr, source.target)
