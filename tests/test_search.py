@@ -1,6 +1,7 @@
 """The loop of every process that works on a study: whose trials are whose, what fails, and where it is asked again."""
 
 import itertools
+import statistics
 import threading
 from dataclasses import replace
 from types import SimpleNamespace
@@ -268,7 +269,8 @@ def test_a_trial_takes_few_statements_of_the_storage(study, statements):
     counts = []
     run(study(Answers(lambda spec: counts.append(len(statements))), "search.trials=12"))
     taken = [after - before for before, after in itertools.pairwise(counts)]
-    assert max(taken[1:]) <= 32
+    assert statistics.median(taken) <= 30
+    assert max(taken) <= 36, "a trial on a fresh seed"
 
 
 def test_only_the_owner_sends_to_mlflow(study, tmp_path):

@@ -67,6 +67,7 @@ WORKER = "worker"  # in a trial's spec: the id of that process's lease
 LOST = "bstune:lost"  # of a trial at whose index another one had been begun: it never ran
 # What Optuna's dashboard shows of a trial beside its parameters and values.
 LEARNING_RATE, OUTCOME = "lr", "outcome"
+WINNER = "winner"  # and of the study: trial, batch size and learning rate, by what it is the best
 # What those that are there must be; those of a study must be there, but for some.
 STUDY_ATTRIBUTES: Mapping[str, TypeAdapter[Any]] = {
     STUDY_ID: TypeAdapter(str),
