@@ -63,7 +63,7 @@ from bstune.study.storage import (
 from bstune.study.wall import REPORT_SECONDS, TrialCost, WallTime, best, fit_cost
 from bstune.system.console import format_count
 from bstune.system.files import append_text, keep_trials, write_text
-from bstune.trial.backend import chooses_horizons, stops_trials
+from bstune.trial.backend import chooses_horizons, sampler_factory, stops_trials
 from bstune.trial.workers import Finished, Runner, with_step_time
 
 if TYPE_CHECKING:
@@ -116,6 +116,7 @@ class Search:
         self._no_time: SearchEnd | None = None  # why the last trial that was asked did not begin
         self._wall = WallTime(study, prepared.budget, prepared.elapsed, leases.own.role == "owner")
         self._times = study.user_attrs[DEVICE] == prepared.backend.device_kind
+        self._sampler_factory = sampler_factory(prepared.options)
         # A sampler of Optuna's ranks trials without a value by what they reported. Two objectives
         # have no value to report.
         has_one_value = len(SOUGHT[self._budget.objective].values) == 1
@@ -391,7 +392,12 @@ class Search:
             cut = ended_below_limit(turn.trials) if self._stops else ()
             context = sampler_context(prepared, cut)
             sampler = build_sampler(
-                prepared.options, budget, turn.trial_index, context, attempt(turn)
+                prepared.options,
+                budget,
+                turn.trial_index,
+                context,
+                attempt(turn),
+                self._sampler_factory,
             )
             asked = ask(
                 self._study,

@@ -18,7 +18,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 from secrets import randbelow
 from typing import Any
@@ -879,9 +879,15 @@ def build_sampler(
     trial_index: int,
     context: Mapping[str, Any] | None = None,
     attempt: int = 0,
+    factory: partial[BaseSampler] | None = None,
 ) -> BaseSampler:
-    """Build the sampler of one trial, with its own seed and the entries of ``context`` that its class asks for."""
-    factory = sampler_factory(options)
+    """Build the sampler of one trial, with its own seed and the entries of ``context`` that its class asks for.
+
+    ``factory`` is what ``sampler_factory`` makes of the options, where that is at hand: Hydra takes longer over it than
+    a sampler over a suggestion.
+    """
+    # What a sampler is given, such as another sampler, is its own: no trial finds it as used.
+    factory = sampler_factory(options) if factory is None else copy.deepcopy(factory)
     sampler = getattr(factory, "func", None)
     if not (inspect.isclass(sampler) and issubclass(sampler, BaseSampler)):
         raise ConfigError(

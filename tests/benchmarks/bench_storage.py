@@ -36,7 +36,7 @@ EACH = ("study=a", "output=out", "mlflow.enabled=false")
 TIMED = (
     ("bstune.search.sampler", "infer", "posteriors"),
     ("bstune.search.sampler", "suggest", "acquisition"),
-    ("bstune.study.report", "report_study", "report"),
+    ("bstune.study.run", "report_study", "report"),
     ("bstune.study.report", "_over_target", "report: easier targets"),
     ("bstune.study.report", "draw_curve", "report: figure"),
     ("bstune.study.report", "write_page", "report: page"),
@@ -185,7 +185,7 @@ def _run(arguments: tuple[str, ...]) -> None:
     status = command()
     with costs.part("the end"):
         children = resource.getrusage(resource.RUSAGE_CHILDREN)
-    costs.cpu["training and survey (other processes)"] = children.ru_utime + children.ru_stime
+    costs.cpu["processes that have ended"] = children.ru_utime + children.ru_stime
     trials = len(Path("out/trials.jsonl").read_text().splitlines())
     found = {
         "trials": trials,
