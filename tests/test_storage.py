@@ -307,6 +307,24 @@ def test_a_sampler_that_ranks_stopped_trials_sees_their_gap_to_the_target(study)
     assert not any(trial.intermediate_values for trial in study.get_trials())
 
 
+def test_what_a_sampler_stores_of_a_trial_is_stored_with_it(study):
+    """As GPSampler does, and CmaEsSampler; it sees the trial among those that run."""
+    running = []
+
+    class Notes(RandomSampler):
+        def before_trial(self, study, trial):
+            study._storage.set_trial_system_attr(trial._trial_id, "note", trial.number)
+            running.extend(study.get_trials(states=(optuna.trial.TrialState.RUNNING,)))
+
+    asked(study, 0)
+    _, spec = ask(study, turn_at(study, 1), BUDGET, SPACE, Notes(), stops=False)
+    assert [trial.number for trial in running] == [0, 1]
+    stored = study.get_trials()[1]
+    assert stored.system_attrs == {"note": 1}
+    assert stored.distributions == distributions(SPACE)
+    assert stored.params["batch_size"] == spec.batch_size
+
+
 def test_a_trial_that_continues_another_has_its_point_and_its_seed(study):
     stopped = asked_with(study, 0, 20)
     run(study, stopped)
