@@ -17,7 +17,7 @@ from bstune.options import StudyOptions
 from bstune.study.patience import STORAGE_ERRORS
 from bstune.study.prepare import PreparedStudy, compose_checked, compose_joined, prepare
 from bstune.study.run import run_study, run_worker
-from bstune.study.storage import SPEC, TRIAL_INDEX, find_study
+from bstune.study.storage import find_study, trial_index_of
 from bstune.trial.backend import make_protocol
 from bstune.trial.replay import ReplayBackend
 
@@ -116,14 +116,8 @@ class Watch:
 
     def finished(self) -> dict[int, int]:
         """Return how many trials have finished at each index."""
-        return dict(Counter(trial.user_attrs[TRIAL_INDEX] for trial in self.trials(*DONE)))
+        return dict(Counter(trial_index_of(trial) for trial in self.trials(*DONE)))
 
     def running(self) -> int:
         """Return how many trials run."""
         return len(self.trials(optuna.trial.TrialState.RUNNING))
-
-    def training(self) -> int:
-        """Return how many trials run and have been suggested: their processes sleep."""
-        return sum(
-            SPEC in trial.user_attrs for trial in self.trials(optuna.trial.TrialState.RUNNING)
-        )

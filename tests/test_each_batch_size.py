@@ -13,7 +13,7 @@ from test_storage import BUDGET, SPACE, options_with, url
 from bstune.core.errors import ConfigError
 from bstune.core.search_space import Tunable, van_der_corput
 from bstune.search.each_batch_size import EachBatchSize, batch_sizes
-from bstune.study.storage import ask, build_sampler, claim, distributions, open_study
+from bstune.study.storage import ask, build_sampler, distributions, open_study, turn_at
 
 NODE = {"_target_": "bstune.search.each_batch_size.EachBatchSize", "ratio": 2.0}
 MOMENTUM = Tunable("momentum", "", 0.1, 0.99, log=True, integer=False, complement=True)
@@ -74,7 +74,7 @@ def test_a_study_asks_them_by_their_index(tmp_path):
     for index in (9, 3):
         context = {"search_space": SEARCHED, "snap": TUNED.snap}
         sampler = build_sampler(options_with(NODE), BUDGET, index, context)
-        spec = ask(study, claim(study, index, "me"), BUDGET, TUNED, sampler, stops=True)[1]
+        spec = ask(study, turn_at(study, index, "me"), BUDGET, TUNED, sampler, stops=True)[1]
         point = asked(index)
         assert (spec.batch_size, spec.delta) == (point["batch_size"], pytest.approx(point["delta"]))
         assert spec.hyperparameters == {"momentum": 1.0 - point["momentum"]}

@@ -15,6 +15,7 @@ import yaml
 from bstune.core.errors import StudyError
 from bstune.study import patience
 from bstune.study.connection import check_storage, connect
+from bstune.study.storage import worker_of
 
 GUARD = 120  # seconds, which nothing here takes unless it is stuck
 UNSHARE = ("unshare", "--pid", "--mount", "--fork", "--kill-child", "--mount-proc")
@@ -116,7 +117,7 @@ def test_a_killed_owners_lease_runs_out_and_another_machine_goes_on(machine, wat
     )
     owner = machine("owner", "a", *options, seconds=0.4)
     wait_for(watch.finished, "trial")
-    wait_for(watch.training, "trial that trains")
+    wait_for(watch.running, "trial that trains")
     os.kill(inner(owner), signal.SIGKILL)
     again = machine("owner", "b", *options, seconds=0.1)
     assert again.wait(GUARD) == 0, log(tmp_path, "b")
@@ -135,7 +136,7 @@ def test_an_owner_that_was_stopped_beyond_its_lease_ends_in_a_line(machine, watc
     )
     owner = machine("owner", "a", *options, seconds=3)
     wait_for(
-        watch.training, "trial that trains"
+        watch.running, "trial that trains"
     )  # stopped in a transaction, it would lock SQLite for all
     os.kill(inner(owner), signal.SIGSTOP)
     again = machine("owner", "b", *options, seconds=0.1)
@@ -167,7 +168,7 @@ def test_states_stay_with_their_machine_and_the_report_says_who_has_a_checkpoint
     )
     assert not [trial for trial in watch.trials(fleet.FAIL) if "bstune:record" in trial.user_attrs]
     winners = yaml.safe_load((tmp_path / "a" / "outputs" / "s" / "best.yaml").read_text())
-    worked = {trial.number: trial.user_attrs["bstune:worker"] for trial in trials}
+    worked = {trial.number: worker_of(trial) for trial in trials}
     for winner in winners.values():
         here = worked[winner["number"]] == worked[0]
         assert (winner["checkpoint"] is not None) == here
@@ -239,5 +240,5 @@ def test_a_clusters_library_starts_workers(kind, watch, tmp_path, monkeypatch):
     owner.join(GUARD)
     assert owner.exitcode == 0
     wait()
-    assert len({trial.user_attrs["bstune:worker"] for trial in watch.trials(*fleet.DONE)}) == 3
+    assert len({worker_of(trial) for trial in watch.trials(*fleet.DONE)}) == 3
     assert watch.finished() == dict.fromkeys(range(40), 1)

@@ -16,12 +16,12 @@ from builders import prepared_study
 from rich.console import Console
 from toolbox import end_as_lightning, make_trial, table_rows, trials_of, write_rows
 
-from bstune.core.records import Budget, Target, TrialResult, TrialSpec
+from bstune.core.records import Budget, Target, TrialResult
 from bstune.search.posterior import sample_posterior
 from bstune.study.model import REPORT_PARTICLES
 from bstune.study.run import MINUTE, Progress, budget_text, trial_line
 from bstune.study.search import MAX_STATES, worth_continuing
-from bstune.study.storage import SPEC
+from bstune.study.storage import spec_of
 from bstune.trial.workers import InProcess
 
 REPLAY = (
@@ -162,7 +162,7 @@ def test_a_schedule_with_a_horizon_is_never_continued(bstune, tmp_path, sampler,
     assert ("the shortest horizon that reaches the target" in out) == chosen
     assert ("where this schedule stops working" in out) != chosen
     study = optuna.load_study(study_name="digits", storage=f"sqlite:///{tmp_path}/bstune.db")
-    specs = [TrialSpec(**json.loads(trial.user_attrs[SPEC])) for trial in study.get_trials()]
+    specs = [spec_of(trial) for trial in study.get_trials()]
     assert sum(spec.replicate_of is not None for spec in specs) >= 2
     assert {spec.resumed_from for spec in specs} == {None}
     assert not (outputs / "digits" / "states").exists()
@@ -357,7 +357,7 @@ def test_a_record_that_ended_is_not_continued(bstune, tmp_path, outputs):
     )
     trials = trials_of(outputs / "replay")
     study = optuna.load_study(study_name="replay", storage=f"sqlite:///{tmp_path}/bstune.db")
-    limits = [json.loads(trial.user_attrs[SPEC])["max_steps"] for trial in study.get_trials()]
+    limits = [spec_of(trial).max_steps for trial in study.get_trials()]
     short = {
         t.number
         for t, limit in zip(trials, limits, strict=True)

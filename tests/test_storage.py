@@ -32,11 +32,10 @@ from bstune.study.storage import (
     FROZEN_SETTINGS,
     RECORD,
     STUDY_ID,
-    TRIAL_INDEX,
+    Ranking,
     ask,
     ask_replicate,
     build_sampler,
-    claim,
     cut_short,
     distributions,
     ended_below_limit,
@@ -48,6 +47,8 @@ from bstune.study.storage import (
     running,
     store_unstored,
     tell,
+    trial_index_of,
+    turn_at,
 )
 from bstune.system.files import Output
 from bstune.trial.backend import stops_trials
@@ -115,10 +116,9 @@ def train(spec):
 
 def run(study, asked, train=train):
     """Run a trial that was asked for, as a study's search does."""
-    trial, spec = asked
     with cut_short(study, "steps", ""):
-        result = train(spec)
-        tell(study, trial, result, "steps", TARGET)
+        result = train(asked[1])
+        tell(study, asked, result, "steps")
         return result
 
 
@@ -131,12 +131,18 @@ def options_with(sampler):
     return with_option(digits_options(), "sampler", sampler)
 
 
+RANKED = Ranking(TARGET)  # as Search gives it to all samplers but bstune's own
+
+
 def built(name="tpe", trial_index=0):
     return build_sampler(options_with(SAMPLERS[name]), BUDGET, trial_index, OWN)
 
 
 def asked(study, trial_index, name="tpe", stops=True):
-    return ask(study, claim(study, trial_index), BUDGET, SPACE, built(name, trial_index), stops)
+    ranking = None if name == "frontier" else RANKED
+    sampler = built(name, trial_index)
+    turn = turn_at(study, trial_index)
+    return ask(study, turn, BUDGET, SPACE, sampler, stops, ranking=ranking)
 
 
 def asked_with(
@@ -153,7 +159,7 @@ def asked_with(
 
     delta = own.pop("delta", 1.0)
     return ask(
-        study, claim(study, trial_index), budget or BUDGET, SPACE, Fixed(**OWN, **own), stops
+        study, turn_at(study, trial_index), budget or BUDGET, SPACE, Fixed(**OWN, **own), stops
     )
 
 
@@ -162,12 +168,13 @@ def go_on(study, name, until=10):
     specs = []
     while free := free_indices(study, until):
         trial_index = free[0]
-        trial, spec = asked(study, trial_index, name)
-        run(study, (trial, spec))
+        now = asked(study, trial_index, name)
+        run(study, now)
+        spec = now[1]
         earlier = (
             None
             if spec.resumed_from is None
-            else study.get_trials()[spec.resumed_from].user_attrs[TRIAL_INDEX]
+            else trial_index_of(study.get_trials()[spec.resumed_from])
         )
         specs.append((trial_index, spec.batch_size, spec.delta, spec.seed, spec.max_steps, earlier))
     return specs
@@ -214,9 +221,10 @@ def test_an_error_fails_the_trials_that_run_and_each_index_is_asked_again(study,
 
 
 def test_a_trial_whose_record_was_stored_is_not_lost(study):
-    trial, spec = asked(study, 0)
+    trial_id, spec = asked(study, 0)
     result = train(spec)
-    trial.set_user_attr(RECORD, result.to_json())  # SIGKILL between this and tell
+    # SIGKILL between this and what tell stores after it
+    study._storage.set_trial_user_attr(trial_id, RECORD, result.to_json())
     finish_abandoned(study, "steps", lambda worker: True)
     assert results(study) == [result]
     assert free_indices(study, 10)[0] == 1
@@ -230,7 +238,7 @@ def test_a_trial_whose_record_was_stored_is_not_lost(study):
         ("steps", "reached", "COMPLETE", [100.0]),
         ("both", "reached", "COMPLETE", [100.0, 2.0]),
         ("curve", "reached", "COMPLETE", [3200.0]),
-        ("both", "stopped", "PRUNED", None),  # Optuna reports no values to two objectives
+        ("both", "stopped", "PRUNED", None),
         *(("steps", status, "PRUNED", None) for status in ("stopped", "diverged", "out of memory")),
         ("steps", "failed", "FAIL", None),
     ],
@@ -239,20 +247,15 @@ def test_what_optuna_stores(opened, objective, status, state, values):
     study = opened(objective=objective)
     history = () if status == "out of memory" else ((90, 0.4), (100, 0.25))
     result = make_result(status=status, steps=100, seconds_per_step=0.02, history=history)
-    tell(study, asked(study, 0)[0], result, objective, TARGET)
+    now = asked(study, 0)
+    tell(study, now, result, objective)
     trial = study.get_trials()[0]
     assert trial.state.name == state
     assert TrialResult.from_json(trial.user_attrs[RECORD]) == result
     assert trial.values == values, "a stopped trial has none"
-    gap = (
-        {}
-        if status in ("reached", "out of memory") or objective == "both"
-        else {1: pytest.approx(0.15)}
-    )
-    assert trial.intermediate_values == gap
     shown = {name: value for name, value in trial.user_attrs.items() if ":" not in name}
     reached = {"steps": 100, "seconds": 2.0} if status == "reached" else {"stopped at step": 100}
-    assert shown == {"status": status, "lr": 0.1} | reached
+    assert shown == {"lr": now[1].lr, "outcome": {"status": status} | reached}
     names = {
         "time": ["seconds"],
         "steps": ["steps"],
@@ -266,15 +269,13 @@ def test_optunas_own_tools_show_no_value_of_a_stopped_trial(opened):
     study = opened(objective="steps")
     for index, status in enumerate(("reached", "stopped", "diverged", "failed", "reached")):
         result = make_result(status=status, steps=100 + index, history=((90, 0.4), (100, 0.25)))
-        tell(study, asked(study, index)[0], result, "steps", TARGET, ranks_stopped=False)
+        tell(study, asked(study, index), result, "steps")
     frame = study.trials_dataframe()
-    assert (
-        frame["value_steps to target"].dropna().tolist()
-        == [100.0, 104.0]
-        == frame["user_attrs_steps"].dropna().tolist()
-    )
-    assert frame["user_attrs_stopped at step"].dropna().tolist() == [101.0, 102.0, 103.0]
-    assert frame["user_attrs_status"].tolist() == [
+    assert frame["value_steps to target"].dropna().tolist() == [100.0, 104.0]
+    outcomes = frame["user_attrs_outcome"].tolist()
+    assert [one.get("steps") for one in outcomes] == [100, None, None, None, 104]
+    assert [one.get("stopped at step") for one in outcomes] == [None, 101, 102, 103, None]
+    assert [one["status"] for one in outcomes] == [
         "reached",
         "stopped",
         "diverged",
@@ -284,6 +285,44 @@ def test_optunas_own_tools_show_no_value_of_a_stopped_trial(opened):
     assert not any(trial.intermediate_values for trial in study.get_trials())
     history = plot_optimization_history(study)
     assert list(history.data[0].y) == [100.0, 104.0]
+
+
+def test_a_sampler_that_ranks_stopped_trials_sees_their_gap_to_the_target(study):
+    """Optuna's TPE takes the value at the last step reported; nothing of it is stored."""
+    ends = {"reached": 0.05, "stopped": 0.25, "diverged": 0.4, "failed": 0.3, "out of memory": None}
+    for index, (status, value) in enumerate(ends.items()):
+        history = () if value is None else ((90, 0.5), (100, value))
+        result = make_result(status=status, steps=100, history=history)
+        tell(study, asked(study, index), result, "steps")
+    seen = []
+
+    class Looks(RandomSampler):
+        def sample_independent(self, study, trial, param_name, param_distribution):
+            seen[:] = study.get_trials(deepcopy=False)
+            return super().sample_independent(study, trial, param_name, param_distribution)
+
+    ask(study, turn_at(study, 9), BUDGET, SPACE, Looks(), stops=False, ranking=RANKED)
+    gaps = [trial.intermediate_values for trial in seen]
+    assert gaps == [{}, {1: pytest.approx(0.15)}, {1: pytest.approx(0.3)}, {}, {}, {}]
+    assert not any(trial.intermediate_values for trial in study.get_trials())
+
+
+def test_what_a_sampler_stores_of_a_trial_is_stored_with_it(study):
+    """As GPSampler does, and CmaEsSampler; it sees the trial among those that run."""
+    running = []
+
+    class Notes(RandomSampler):
+        def before_trial(self, study, trial):
+            study._storage.set_trial_system_attr(trial._trial_id, "note", trial.number)
+            running.extend(study.get_trials(states=(optuna.trial.TrialState.RUNNING,)))
+
+    asked(study, 0)
+    _, spec = ask(study, turn_at(study, 1), BUDGET, SPACE, Notes(), stops=False)
+    assert [trial.number for trial in running] == [0, 1]
+    stored = study.get_trials()[1]
+    assert stored.system_attrs == {"note": 1}
+    assert stored.distributions == distributions(SPACE)
+    assert stored.params["batch_size"] == spec.batch_size
 
 
 def test_a_trial_that_continues_another_has_its_point_and_its_seed(study):
@@ -341,24 +380,13 @@ def test_two_processes_may_end_the_same_abandoned_trial_at_once(study, monkeypat
     assert [result.number for result in results(study)] == [spec.number]
 
 
-def test_a_trial_that_was_not_asked_to_the_end_is_asked_anew(study):
-    """A kill between its parameters and its spec would lose its limit and the trial that it continues."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("bstune.study.storage._stored", lambda trial, spec: None)
-        asked_with(study, 0, 30)
-    finish_abandoned(study, "steps", lambda worker: True)
-    assert results(study) == []
-    _, spec = asked_with(study, 0, 30)
-    assert (spec.number, spec.max_steps, spec.batch_size) == (1, 30, 64)
-
-
 def test_a_limit_is_for_trials_that_can_be_stopped_and_their_sampler_chooses_every_batch_size(
     study,
 ):
     some = replace(BUDGET, stratified=1.0)
     _, limited = asked_with(study, 0, 30, batch_size=77, budget=some)
     _, unlimited = asked_with(study, 1, 30, batch_size=77, budget=some, stops=False)
-    _, other = ask(study, claim(study, 2), some, SPACE, RandomSampler(), stops=True)
+    _, other = ask(study, turn_at(study, 2), some, SPACE, RandomSampler(), stops=True)
     _, horizon = asked_with(study, 3, 30, batch_size=77, budget=some, stops=False, horizon=True)
     assert [spec.max_steps for spec in (limited, unlimited, other, horizon)] == [30, None, None, 30]
     assert [spec.batch_size for spec in (limited, unlimited, other)] == [
@@ -423,7 +451,7 @@ def test_the_spec_holds_the_batch_size_and_rate_that_are_used(study):
     for trial_index in range(4):
         _, spec = ask(
             study,
-            claim(study, trial_index),
+            turn_at(study, trial_index),
             BUDGET,
             snapped,
             built("random", trial_index),
@@ -497,11 +525,11 @@ def test_trials_that_run_keep_their_trials_and_end_one_by_one(study, name):
     assert again == replace(first[1], number=2)
     run(study, second)
     assert running(study) == [again]
-    assert claim(study, 0, "of another process") is None, (
-        "another process has begun one at this index"
-    )
+    other = turn_at(study, 0, "of another process")
+    lost = ask(study, other, BUDGET, SPACE, RandomSampler(), stops=True)
+    assert lost is None, "another process has begun one at this index"
     assert running(study, "of another process") == []
-    assert results(study)[-1].trial_index == 1, "what was claimed in vain is no trial"
+    assert results(study)[-1].trial_index == 1, "what was stored in vain is no trial"
     assert (free_indices(study, 4), free_indices(study, 2)) == ([2, 3], [])
 
 
@@ -616,11 +644,12 @@ def test_calls_that_a_server_is_killed_under_are_repeated(database_server, tmp_p
 def test_a_server_takes_a_long_record(database_server, tmp_path):
     """As of a trial of 100,000 steps: 150 KB."""
     study = open_study("toy", database_server.url(), "steps", SETTINGS, tmp_path)
-    trial, spec = asked(study, 0, "random")
+    now = asked(study, 0, "random")
     result = replace(
-        train(spec), noise_scale=tuple((step, step / 7, step / 3) for step in range(0, 100_000, 32))
+        train(now[1]),
+        noise_scale=tuple((step, step / 7, step / 3) for step in range(0, 100_000, 32)),
     )
-    tell(study, trial, result, "steps", TARGET)
+    tell(study, now, result, "steps")
     assert results(open_study("toy", database_server.url(), "steps", SETTINGS, tmp_path)) == [
         result
     ]

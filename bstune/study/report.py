@@ -63,7 +63,7 @@ from bstune.study.plan import SearchEnd
 from bstune.study.prepare import PreparedStudy
 from bstune.study.replicates import Winner, left_out, winners
 from bstune.study.scale_out import draw_scale_out, scale_out, scale_out_table, step_times
-from bstune.study.storage import TESTS, results, trained_by
+from bstune.study.storage import TESTS, WINNER, results, trained_by
 from bstune.study.summary import (
     Analysis,
     Asked,
@@ -133,6 +133,7 @@ def report_study(
     with optional("no critical batch size at easier targets", missing):
         over_target = _over_target(prepared, done, analysis.critical)
     test = _test_winners(prepared, study, best, missing)
+    _mark_winners(study, best)
     notes = [*prepared.caveats, *_elsewhere(prepared, study, best)]
     result = summarize(
         done,
@@ -444,17 +445,16 @@ def _test_winners(
     Where the user's code fails there, a line says so.
     """
     tests: dict[str, dict[str, float]] = dict(study.user_attrs.get(TESTS, {}))
-    for winner in best.values():
-        trial = winner.trial
-        if str(trial.number) in tests:
-            continue
+    untested = [one.trial for one in best.values() if str(one.trial.number) not in tests]
+    for trial in untested:
         with (
             optional(f"no test metrics of trial {trial.number}", missing),
             chdir("."),
         ):  # that code may leave the folder
             if metrics := prepared.backend.test(trial.again(), prepared.files):
                 tests[str(trial.number)] = dict(metrics)
-    study.set_user_attr(TESTS, tests)
+    if untested:
+        study.set_user_attr(TESTS, tests)
     numbers = {
         name: str(best[one.merit].trial.number)
         for name, one in WINNERS.items()
@@ -465,6 +465,18 @@ def _test_winners(
         if number in tests:
             found[name] = {metric: finite(value) for metric, value in tests[number].items()}
     return found
+
+
+def _mark_winners(study: optuna.Study, best: Mapping[Merit, Winner]) -> None:
+    """Store the winners where Optuna's dashboard shows them: with the study, as no trial that has ended is changed."""
+    shown = dict[str, dict[str, int | float]]()
+    for criterion in WINNERS.values():
+        if criterion.merit in best:
+            trial = best[criterion.merit].trial
+            point = {"trial": trial.number, "batch_size": trial.batch_size, "lr": trial.lr}
+            shown[criterion.heading] = point
+    if study.user_attrs.get(WINNER, {}) != shown:
+        study.set_user_attr(WINNER, shown)
 
 
 def best_yaml(

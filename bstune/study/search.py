@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 import optuna
@@ -38,29 +39,31 @@ from bstune.study.storage import (
     DEVICE,
     OUTPUT,
     AskedTrial,
+    Ranking,
+    Trials,
     ask,
     ask_continuation,
     ask_replicate,
     attempt,
     build_sampler,
-    claim_free,
     cut_short,
     ended_below_limit,
     finish_abandoned,
     finished,
     free_indices,
-    give_up,
+    free_turn,
     read,
     results,
     running,
     shorten,
     tell,
+    within_steps,
     working,
 )
 from bstune.study.wall import REPORT_SECONDS, TrialCost, WallTime, best, fit_cost
 from bstune.system.console import format_count
 from bstune.system.files import append_text, keep_trials, write_text
-from bstune.trial.backend import chooses_horizons, stops_trials
+from bstune.trial.backend import chooses_horizons, sampler_factory, stops_trials
 from bstune.trial.workers import Finished, Runner, with_step_time
 
 if TYPE_CHECKING:
@@ -93,7 +96,7 @@ class Search:
         self._prepared, self._study, self._leases = prepared, study, leases
         self._tracking, self._show = tracking, show
         self._budget, self._worker = prepared.budget, leases.own.id
-        self._asked: dict[int, optuna.Trial] = {}
+        self._asked: dict[int, AskedTrial] = {}  # by their numbers
         self._ended: set[int] = set()  # numbers of the finished trials
         self._lines: dict[int, str] = {}  # of trials.jsonl, by number
         self._looked = 0
@@ -113,6 +116,12 @@ class Search:
         self._no_time: SearchEnd | None = None  # why the last trial that was asked did not begin
         self._wall = WallTime(study, prepared.budget, prepared.elapsed, leases.own.role == "owner")
         self._times = study.user_attrs[DEVICE] == prepared.backend.device_kind
+        self._sampler_factory = sampler_factory(prepared.options)
+        # A sampler of Optuna's ranks trials without a value by what they reported. Two objectives
+        # have no value to report.
+        has_one_value = len(SOUGHT[self._budget.objective].values) == 1
+        is_ranked = has_one_value and not stops_trials(prepared.options)
+        self._ranking = Ranking(prepared.protocol.target) if is_ranked else None
 
     def run(self) -> SearchEnd:
         """Search, then run the winners again on fresh seeds; return what ended the search."""
@@ -159,13 +168,15 @@ class Search:
         end: SearchEnd | None = None
         while True:
             trials = self._read()
+            latest: Trials = trials
             done = self._write(trials)
             left = bool(free_indices(trials, self._budget.trials))
             if left:
                 end = end or self._end(done)
             while left and end is None and runner.free:
-                asked = self._ask(done)
+                asked = self._ask(done, latest)
                 self._start(runner, asked)
+                latest = self._study
                 left = asked is not None
                 end = end or self._no_time
             if runner.running:
@@ -332,8 +343,8 @@ class Search:
     def _start(self, runner: Runner, asked: AskedTrial | None) -> None:
         if asked is None:  # other processes have taken what was left
             return
-        trial, spec = asked
-        self._asked[trial.number] = trial
+        spec = asked[1]
+        self._asked[spec.number] = asked
         resumed_from = (
             None if spec.resumed_from is None else finished(self._study, spec.resumed_from)
         )
@@ -354,19 +365,11 @@ class Search:
         if self._gone:
             self._keep(result)
             return
-        trial = self._asked.pop(spec.number)
+        asked = self._asked.pop(spec.number)
         if _is_out_of_time(spec, result):
-            trial, _ = shorten((trial, replace(spec, max_seconds=None)), result.steps)
+            shorten(self._study, asked, result.steps, self._worker)
         try:
-            ranks_stopped = not stops_trials(self._prepared.options)
-            tell(
-                self._study,
-                trial,
-                result,
-                self._budget.objective,
-                self._prepared.protocol.target,
-                ranks_stopped,
-            )
+            tell(self._study, asked, result, self._budget.objective)
         except StudyError as error:
             self._gone = isinstance(error, StorageGoneError)
             self._keep(result)
@@ -378,41 +381,53 @@ class Search:
         """Keep a record beside a storage that is gone: the same command stores it there."""
         append_text(self._prepared.files.unstored, result.to_json() + "\n")
 
-    def _ask(self, done: Sequence[TrialResult]) -> AskedTrial | None:
-        prepared, claimed = (
-            self._prepared,
-            claim_free(self._study, self._budget.trials, self._worker),
-        )
-        if claimed is None:
-            return None
-        context = sampler_context(
-            prepared, ended_below_limit(claimed.trials) if self._stops else ()
-        )
-        sampler = build_sampler(
-            prepared.options, self._budget, claimed.trial_index, context, attempt(claimed)
-        )
-        asked = ask(
-            self._study,
-            claimed,
-            self._budget,
-            prepared.space,
-            sampler,
-            prepared.backend.stops,
-            self._baseline(),
-        )
-        return asked if not self._stops else self._within_time(asked, done)
+    def _ask(self, done: Sequence[TrialResult], trials: Trials) -> AskedTrial | None:
+        """Ask the next trial of the search; None where no index is free any more, or no time is left."""
+        prepared, budget = self._prepared, self._budget
+        others = 0  # more than run trials now; processes that have just begun run none
+        while self._no_time is None:
+            turn = free_turn(trials, budget.trials, self._worker, others)
+            if turn is None:
+                return None
+            cut = ended_below_limit(turn.trials) if self._stops else ()
+            context = sampler_context(prepared, cut)
+            sampler = build_sampler(
+                prepared.options,
+                budget,
+                turn.trial_index,
+                context,
+                attempt(turn),
+                self._sampler_factory,
+            )
+            asked = ask(
+                self._study,
+                turn,
+                budget,
+                prepared.space,
+                sampler,
+                prepared.backend.stops,
+                self._baseline(),
+                self._ranking,
+                partial(self._within_time, done),
+            )
+            if asked is not None:
+                return asked
+            # Another process has begun a trial at this index meanwhile.
+            trials, others = self._study, len(self._leases.others())
+        return None
 
-    def _within_time(self, asked: AskedTrial, done: Sequence[TrialResult]) -> AskedTrial | None:
+    def _within_time(self, done: Sequence[TrialResult], spec: TrialSpec) -> TrialSpec | None:
         """Return a trial that ends while there is time for what has to follow; None if that leaves it too short."""
+        if not self._stops:
+            return spec
         backend = self._prepared.backend
         cost = self._cost(done)
         reserve = self._reserve(done, cost)
-        max_steps = self._wall.max_steps(done, asked[1], cost, backend.step_time, reserve)
+        max_steps = self._wall.max_steps(done, spec, cost, backend.step_time, reserve)
         if max_steps is None:
-            give_up(self._study, asked)
             self._no_time = self._wall.end(done, reserve, self._shortest(cost))
             return None
-        return shorten(asked, max_steps)
+        return within_steps(spec, max_steps)
 
     def _reserve(self, done: Sequence[TrialResult], cost: TrialCost) -> float:
         """Return the wall seconds that are kept; none before the first trial, without which there is no answer."""

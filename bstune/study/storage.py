@@ -2,8 +2,12 @@
 
 Optuna's storage holds everything: each finished trial carries its record. A trial index of the search is done once one
 of its trials has finished; a trial that was cut short is asked again with the same parameters.
+
+Four transactions write a trial. One makes it, with its parameters and all that is known before it runs; then come its
+record, from which on a killed process loses nothing of it, what Optuna's dashboard shows, and its end with its values.
 """
 
+import copy
 import inspect
 import json
 import logging
@@ -14,7 +18,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 from secrets import randbelow
 from typing import Any
@@ -25,7 +29,7 @@ from optuna.exceptions import DuplicatedStudyError, ExperimentalWarning, UpdateF
 from optuna.samplers import BaseSampler, PartialFixedSampler, QMCSampler, RandomSampler
 from optuna.storages import BaseStorage
 from optuna.study import StudyDirection
-from optuna.trial import FrozenTrial, TrialState, create_trial
+from optuna.trial import FrozenTrial, TrialState
 from pydantic import TypeAdapter, ValidationError
 
 from bstune.core.errors import BstuneError, ConfigError, RecordError, StudyError
@@ -38,6 +42,7 @@ from bstune.search.sampler import RECORD, RESUMED_FROM, nearest
 from bstune.study import wall
 from bstune.study.baseline import Baseline, baseline_spec
 from bstune.study.connection import RACE_SECONDS, answering, check_storage, connect, database_file
+from bstune.study.draft import Draft
 from bstune.study.lease import PREFIX
 from bstune.study.patience import StorageGoneError, patient
 from bstune.study.plan import FIRST_REPLICATE, SearchBudget
@@ -57,8 +62,12 @@ DEVICE, ARGUMENTS = (
     "bstune:device",
     "bstune:arguments",
 )  # whose seconds count; what composes the config elsewhere
-TRIAL_INDEX, SPEC = "bstune:trial_index", "bstune:spec"
-WORKER = "bstune:worker"  # id of the lease of the process that runs the trial
+SPEC = "bstune:spec"  # what a trial is asked to do, and the process that runs it, as JSON
+WORKER = "worker"  # in a trial's spec: the id of that process's lease
+LOST = "bstune:lost"  # of a trial at whose index another one had been begun: it never ran
+# What Optuna's dashboard shows of a trial beside its parameters and values.
+LEARNING_RATE, OUTCOME = "lr", "outcome"
+WINNER = "winner"  # and of the study: trial, batch size and learning rate, by what it is the best
 # What those that are there must be; those of a study must be there, but for some.
 STUDY_ATTRIBUTES: Mapping[str, TypeAdapter[Any]] = {
     STUDY_ID: TypeAdapter(str),
@@ -72,11 +81,10 @@ STUDY_ATTRIBUTES: Mapping[str, TypeAdapter[Any]] = {
 }
 OPTIONAL_ATTRIBUTES = (TESTS, wall.BEGAN, wall.TAKEN)
 TRIAL_ATTRIBUTES: Mapping[str, TypeAdapter[Any]] = {
-    TRIAL_INDEX: TypeAdapter(int),
-    WORKER: TypeAdapter(str),
     SPEC: TypeAdapter(str),
     RECORD: TypeAdapter(str),
     RESUMED_FROM: TypeAdapter(int),
+    LOST: TypeAdapter(bool),
 }
 TRIAL_SPEC = TypeAdapter(TrialSpec)
 TAKEN = (
@@ -88,9 +96,9 @@ MAX_CONTINUED = 3  # times as many continued trials as points
 RECORD_BEGINS = '{"number": '  # of TrialResult.to_json
 TRIES = 2  # of one point, if its trials fail by themselves; then the sampler suggests another
 CUT_SHORT = "the process ended before the trial did; it is asked again"
-REPORTED = 1  # step of the one value that is reported to Optuna
+REPORTED = 1  # step of the one value of a stopped trial that samplers see
 REPLICATE_LIMIT = 2  # times the steps of the trial that it replicates, or those predicted
-AskedTrial = tuple[optuna.Trial, TrialSpec]
+AskedTrial = tuple[int, TrialSpec]  # its id in the storage, and what it is asked to do
 Trials = (
     optuna.Study | Sequence[FrozenTrial]
 )  # of a study, read now; or its trials as they were read before
@@ -203,8 +211,8 @@ def _check_attributes(study: optuna.Study) -> None:
         for key, kind in TRIAL_ATTRIBUTES.items():
             _check_attribute(study, place, key, trial.user_attrs, kind)
         try:
-            if SPEC in trial.user_attrs:
-                _spec(trial)
+            if _is_asked(trial):
+                spec_of(trial)
             if RECORD in trial.user_attrs:
                 _record(trial.user_attrs[RECORD])
         except BstuneError as error:
@@ -293,8 +301,8 @@ def results(trials: Trials) -> list[TrialResult]:
     for trial in read(trials):
         if trial.state.is_finished() and RECORD in trial.user_attrs:
             records.append(_record(trial.user_attrs[RECORD]))
-        elif trial.state == TrialState.FAIL and SPEC in trial.user_attrs:
-            records.append(TrialResult.unmeasured(_spec(trial), "failed", message=CUT_SHORT))
+        elif trial.state == TrialState.FAIL and _is_asked(trial):
+            records.append(TrialResult.unmeasured(spec_of(trial), "failed", message=CUT_SHORT))
     return records
 
 
@@ -309,29 +317,59 @@ def _record(text: str) -> TrialResult:
 
 
 @lru_cache(maxsize=2**15)
-def _spec_of(text: str) -> TrialSpec:
+def _parsed_spec(text: str, number: int) -> tuple[TrialSpec, str]:
+    """Read a spec and the worker that was asked; the trial's number is not stored in it."""
+    fields = parse_json(text, f"the attribute {SPEC}")
+    if not isinstance(fields, dict) or not isinstance(fields.get(WORKER, ""), str):
+        raise StudyError(f"the attribute {SPEC} is no trial's")
     try:
-        return TRIAL_SPEC.validate_json(text)
+        spec = TRIAL_SPEC.validate_python({**fields, "number": number})
     except ValidationError as error:
         reason = error.errors()[0]
         name = ".".join(map(str, reason["loc"]))
         raise StudyError(f"the attribute {SPEC} is no trial's: {name} {reason['msg']}") from error
+    return spec, fields.get(WORKER, "")
 
 
-def _spec(trial: FrozenTrial) -> TrialSpec:
-    return _spec_of(trial.user_attrs[SPEC])
+def spec_of(trial: FrozenTrial) -> TrialSpec:
+    """Return what a trial was asked to do."""
+    return _parsed_spec(trial.user_attrs[SPEC], trial.number)[0]
+
+
+def trial_index_of(trial: FrozenTrial) -> int | None:
+    """Return a trial's place in the study's plan; None for one that bstune has not asked."""
+    return spec_of(trial).trial_index if SPEC in trial.user_attrs else None
+
+
+def worker_of(trial: FrozenTrial) -> str:
+    """Return the id of the lease of the process that was asked to run a trial; empty if none was."""
+    if SPEC not in trial.user_attrs:
+        return ""
+    return _parsed_spec(trial.user_attrs[SPEC], trial.number)[1]
+
+
+def _text_of(spec: TrialSpec, worker: str) -> str:
+    """Return a spec and who runs it as they are stored.
+
+    The storage gives a trial its number in the transaction that stores its spec: the number is
+    the trial's alone.
+    """
+    fields = asdict(spec)
+    del fields["number"]
+    return dump_json({**fields, WORKER: worker})
+
+
+def _is_asked(trial: FrozenTrial) -> bool:
+    """Tell whether bstune has asked a trial, and has not dropped it at once."""
+    return SPEC in trial.user_attrs and LOST not in trial.user_attrs
 
 
 def ended_below_limit(trials: Trials) -> set[int]:
     """Return the numbers of the stopped trials that ended below their limit, as where a recorded run ends."""
     numbers = set()
     for trial in read(trials):
-        if (
-            trial.state == TrialState.PRUNED
-            and RECORD in trial.user_attrs
-            and SPEC in trial.user_attrs
-        ):
-            max_steps, result = _spec(trial).max_steps, _record(trial.user_attrs[RECORD])
+        if trial.state == TrialState.PRUNED and RECORD in trial.user_attrs and _is_asked(trial):
+            max_steps, result = spec_of(trial).max_steps, _record(trial.user_attrs[RECORD])
             if result.status == "stopped" and max_steps is not None and result.steps < max_steps:
                 numbers.add(trial.number)
     return numbers
@@ -343,12 +381,13 @@ def free_indices(trials: Trials, points: int) -> list[int]:
     An index at which a stopped trial is continued does not count, up to ``MAX_CONTINUED`` of them a point: a search
     whose target nothing reaches could else go on for ever with the points that it has.
     """
-    taken, continued = set(), {}
+    taken = set[int | None]()
+    continued: dict[int | None, bool] = {}
     for trial in read(trials):
-        trial_index = trial.user_attrs.get(TRIAL_INDEX)
+        trial_index = trial_index_of(trial)
         if trial.state in TAKEN:
             taken.add(trial_index)
-        if SPEC in trial.user_attrs:  # the last one asked at an index says what the index is
+        if _is_asked(trial):  # the last one asked at an index says what the index is
             continued[trial_index] = RESUMED_FROM in trial.user_attrs
     count = points + min(sum(continued.values()), MAX_CONTINUED * points)
     return [trial_index for trial_index in range(count) if trial_index not in taken]
@@ -356,85 +395,99 @@ def free_indices(trials: Trials, points: int) -> list[int]:
 
 def running(trials: Trials, worker: str | None = None) -> list[TrialSpec]:
     """Return the trials that run now; only those of ``worker`` if it is given."""
-    mine = (
-        trial
-        for trial in _running(trials)
-        if worker is None or trial.user_attrs.get(WORKER) == worker
-    )
-    return [_spec(trial) for trial in mine if SPEC in trial.user_attrs]
+    mine = (trial for trial in _running(trials) if worker is None or worker_of(trial) == worker)
+    return [spec_of(trial) for trial in mine if _is_asked(trial)]
 
 
 def trained_by(study: optuna.Study, number: int) -> str:
     """Return whose process ran a trial, for people."""
-    lease = study.user_attrs.get(
-        PREFIX + study.get_trials(deepcopy=False)[number].user_attrs.get(WORKER, "")
-    )
+    worker = worker_of(study.get_trials(deepcopy=False)[number])
+    lease = study.user_attrs.get(PREFIX + worker)
     return "a process that left no lease" if lease is None else str(json.loads(lease)["name"])
 
 
 def working(trials: Trials) -> set[str]:
-    """Return the ids of the processes whose trials run, be they only claimed."""
-    return {trial.user_attrs.get(WORKER, "") for trial in _running(trials)}
+    """Return the ids of the processes whose trials run."""
+    return {worker_of(trial) for trial in _running(trials)}
 
 
 @dataclass(frozen=True)
-class Claim:
-    """A trial that this process has begun at an index, without parameters yet."""
+class Turn:
+    """An index for which this process is to ask a trial."""
 
-    trial: FrozenTrial
-    trials: Sequence[FrozenTrial]  # of the study, as they were read after it was begun
-
-    @property
-    def trial_index(self) -> int:
-        """The index at which the trial was begun."""
-        index: int = self.trial.user_attrs[TRIAL_INDEX]
-        return index
+    trial_index: int
+    worker: str  # the id of this process's lease
+    trials: Sequence[FrozenTrial]  # of the study, as they were read when the index was free
 
 
-def claim(study: optuna.Study, trial_index: int, worker: str = "") -> Claim | None:
-    """Begin a trial at an index; None if another process has begun one there before.
+def turn_at(study: optuna.Study, trial_index: int, worker: str = "") -> Turn:
+    """Read the study's trials for a trial at an index, whether or not it is free."""
+    return Turn(trial_index, worker, read(study))
 
-    The trial's number and its index are stored in one transaction, and numbers count up: of two trials at one index the
-    one with the smaller number stays.
+
+def free_turn(
+    trials: Trials, points: int, worker: str = "", other_processes: int = 0
+) -> Turn | None:
+    """Choose a free index of a search of so many ``points``; None if there is none.
+
+    It is the first one if this process is alone. Processes that look at once find the same indices
+    free: each takes any of as many as there are processes.
     """
-    template = create_trial(
-        state=TrialState.RUNNING, user_attrs={TRIAL_INDEX: trial_index, WORKER: worker}
-    )
-    # Optuna's ask() cannot store attributes in the transaction that makes the trial.
-    trial_id = patient(study._storage.create_new_trial)(study._study_id, template)
+    found = read(trials)
+    free = free_indices(found, points)
+    if not free:
+        return None
+    others = max(other_processes, len(working(found) - {worker}))
+    return Turn(free[randbelow(min(others + 1, len(free)))], worker, found)
+
+
+def _begin(
+    study: optuna.Study, turn: Turn, template: FrozenTrial, spec: TrialSpec
+) -> AskedTrial | None:
+    """Store a trial that was suggested; None if another process has begun one at its index before.
+
+    All of it is stored in one transaction, and numbers count up: of two trials at one index the one with the smaller
+    number stays.
+    """
+    if any(_has_begun(trial, turn.trial_index) for trial in turn.trials):
+        return None
+    storage, study_id = study._storage, study._study_id
+    expected = len(turn.trials)
+    # Optuna's ask() cannot store parameters and attributes in the transaction that makes the trial.
+    trial_id = patient(storage.create_new_trial)(study_id, template)
+    find = patient(storage.get_trial_id_from_study_id_trial_number)
+    if find(study_id, expected) == trial_id:  # no trial was begun since the index was found free
+        return trial_id, replace(spec, number=expected)
     trials = read(study)
-    own = next(one for one in trials if one._trial_id == trial_id)
-    earlier = (one for one in trials if one.number < own.number and one.state in TAKEN)
-    for first in [one for one in earlier if one.user_attrs.get(TRIAL_INDEX) == trial_index]:
-        if first.user_attrs.get(WORKER) != worker:
-            _end(study, trial_id, TrialState.FAIL)
+    own = next(trial for trial in trials if trial._trial_id == trial_id)
+    earlier = (trial for trial in trials if trial.number < own.number)
+    for first in earlier:
+        if not _has_begun(first, turn.trial_index):
+            continue
+        if worker_of(first) != turn.worker:
+            _drop(study, trial_id)
             return None
         # The storage made it without answering, and was asked again.
-        _end(study, first._trial_id, TrialState.FAIL)
-    return Claim(own, trials)
+        _drop(study, first._trial_id)
+    return trial_id, replace(spec, number=own.number)
 
 
-def claim_free(study: optuna.Study, points: int, worker: str = "") -> Claim | None:
-    """Begin a trial at a free index, the first one if this process is alone; None if there is none.
+def _has_begun(trial: FrozenTrial, trial_index: int) -> bool:
+    """Tell whether a trial runs, or has run to its end, at an index."""
+    return trial.state in TAKEN and trial_index_of(trial) == trial_index
 
-    Processes that look at once find the same indices free: each takes any of as many as there are processes.
-    """
-    while free := free_indices(trials := read(study), points):
-        others = len(working(trials) - {worker})
-        claimed = claim(study, free[randbelow(min(others + 1, len(free)))], worker)
-        if claimed is not None:
-            return claimed
-    return None
+
+def _drop(study: optuna.Study, trial_id: int) -> None:
+    """End a trial that was stored in vain and never runs."""
+    with suppress(UpdateFinishedTrialError):
+        patient(study._storage.set_trial_user_attr)(trial_id, LOST, True)
+    _end(study, trial_id, TrialState.FAIL)
 
 
 def _failed(trials: Trials, trial_index: int) -> list[FrozenTrial]:
-    """Return the failed trials of an index, without those that were not asked to the end."""
+    """Return the failed trials of an index, without those that were dropped."""
     failed = (trial for trial in read(trials) if trial.state == TrialState.FAIL)
-    return [
-        trial
-        for trial in failed
-        if trial.user_attrs.get(TRIAL_INDEX) == trial_index and SPEC in trial.user_attrs
-    ]
+    return [trial for trial in failed if _is_asked(trial) and trial_index_of(trial) == trial_index]
 
 
 def _failures(failed: Sequence[FrozenTrial]) -> int:
@@ -442,41 +495,93 @@ def _failures(failed: Sequence[FrozenTrial]) -> int:
     return sum(RECORD in trial.user_attrs for trial in failed)
 
 
-def attempt(claimed: Claim) -> int:
+def attempt(turn: Turn) -> int:
     """Return how many points were given up at its index, because each of their trials failed by itself."""
-    return _failures(_failed(claimed.trials, claimed.trial_index)) // TRIES
+    return _failures(_failed(turn.trials, turn.trial_index)) // TRIES
+
+
+@dataclass(frozen=True)
+class Ranking:
+    """How a sampler that ranks pruned trials by what they reported, as TPE does, sees a stopped one."""
+
+    target: Target
+
+    def seen(self, trials: Sequence[FrozenTrial]) -> list[FrozenTrial]:
+        """Return the trials, those that missed the target with their gap to it.
+
+        TPE ranks pruned trials by their last reported step, then by the value there. Steps mean
+        different things at different batch sizes, so all get the same one: the gap ranks them.
+        """
+        return [self._with_gap(trial) for trial in trials]
+
+    def _with_gap(self, trial: FrozenTrial) -> FrozenTrial:
+        if trial.state != TrialState.PRUNED or RECORD not in trial.user_attrs:
+            return trial
+        result = _record(trial.user_attrs[RECORD])
+        values = [value for _, value in result.history if value is not None]
+        if result.reached or not values:
+            return trial
+        seen = copy.copy(trial)
+        seen.intermediate_values = {REPORTED: self.target.gap(values[-1])}
+        return seen
+
+
+def _unlimited(spec: TrialSpec) -> TrialSpec:
+    return spec
 
 
 def ask(
     study: optuna.Study,
-    claimed: Claim,
+    turn: Turn,
     budget: SearchBudget,
     space: Space,
     sampler: BaseSampler,
     stops: bool,
     baseline: tuple[Baseline, int | None] | None = None,
-) -> AskedTrial:
-    """Ask the claimed trial, as the sampler suggests it or as it was asked before it was cut short.
+    ranking: Ranking | None = None,
+    limited: Callable[[TrialSpec], TrialSpec | None] = _unlimited,
+) -> AskedTrial | None:
+    """Ask a trial at an index, as the sampler suggests it or as it was asked before it was cut short.
 
     ``stops``: whether a trial can be stopped early and continued; else the sampler's limits count only as horizons.
     ``baseline``: what the first index runs in place of a suggestion, and for how many steps at most.
+    ``ranking``: of trials without a value, where the sampler ranks them by what they reported.
+    ``limited``: the trial within the time that is left; None where that is too short, and then nothing is stored.
+
+    Returns:
+        None as well if another process has begun a trial at the index meanwhile.
     """
-    trial_index = claimed.trial_index
+    draft, spec = _draft(study, turn, budget, space, sampler, stops, baseline, ranking)
+    within = limited(spec)
+    return None if within is None else _begin(study, turn, _template(draft, turn, within), within)
+
+
+def _draft(
+    study: optuna.Study,
+    turn: Turn,
+    budget: SearchBudget,
+    space: Space,
+    sampler: BaseSampler,
+    stops: bool,
+    baseline: tuple[Baseline, int | None] | None,
+    ranking: Ranking | None,
+) -> tuple[Draft, TrialSpec]:
+    """Suggest a trial that is not stored yet; the arguments are those of :func:`ask`."""
+    trial_index = turn.trial_index
     stopping: Any = sampler if hasattr(sampler, "max_steps") else None
-    failed = _failed(claimed.trials, trial_index)
+    failed = _failed(turn.trials, trial_index)
     earlier = failed[-1] if failed else None
     if earlier is not None and not (
         RECORD in earlier.user_attrs and _failures(failed) % TRIES == 0
     ):
-        trial = _suggested(study, claimed, space, sampler, dict(earlier.params))
-        return _stored(trial, replace(_spec(earlier), number=trial.number))
+        draft, trial = _suggested(study, turn, space, sampler, dict(earlier.params), ranking)
+        return draft, replace(spec_of(earlier), number=trial.number)
     if trial_index == 0 and baseline is not None and not failed:
-        return _ask_baseline(study, claimed, space, budget, *baseline)
+        return _draft_baseline(study, turn, space, budget, *baseline)
     chooses = stopping is not None or getattr(sampler, "chooses_batch_sizes", False)
     stratum = None if chooses else budget.stratum(trial_index, space)
-    trial = _suggested(
-        study, claimed, space, sampler, {} if stratum is None else {"batch_size": stratum}
-    )
+    fixed = {} if stratum is None else {"batch_size": stratum}
+    draft, trial = _suggested(study, turn, space, sampler, fixed, ranking)
     batch_size = space.snap(trial.params["batch_size"])
     lr, seed = space.lr(batch_size, trial.params["delta"]), budget.trial_seed(trial_index)
     max_steps, resumed_from = None, None
@@ -486,11 +591,11 @@ def ask(
             stopping.resumed_from(trial.number),
         )
         if resumed_from is not None:
-            continued = finished(study, resumed_from)
+            continued = _record(turn.trials[resumed_from].user_attrs[RECORD])
             lr, seed = continued.lr, continued.seed
     delta = space.delta(batch_size, lr)
     values = space.searched(trial.params)  # and back
-    spec = TrialSpec(
+    return draft, TrialSpec(
         trial.number,
         trial_index,
         batch_size,
@@ -501,17 +606,16 @@ def ask(
         resumed_from,
         hyperparameters=values,
     )
-    return _stored(trial, spec)
 
 
-def _ask_baseline(
+def _draft_baseline(
     study: optuna.Study,
-    claimed: Claim,
+    turn: Turn,
     space: Space,
     budget: SearchBudget,
     baseline: Baseline,
     max_steps: int | None,
-) -> AskedTrial:
+) -> tuple[Draft, TrialSpec]:
     """Ask the user's own configuration, which Optuna has at the nearest place within its ranges."""
     delta = space.delta(baseline.batch_size, baseline.lr)
     searched = space.searched(baseline.hyperparameters)
@@ -520,9 +624,9 @@ def _ask_baseline(
         name: nearest(params[name], distribution)
         for name, distribution in distributions(space).items()
     }
-    trial = _suggested(study, claimed, space, RandomSampler(seed=0), within)
-    seed = budget.trial_seed(claimed.trial_index)
-    return _stored(trial, baseline_spec(baseline, trial.number, space, seed, max_steps))
+    draft, trial = _suggested(study, turn, space, RandomSampler(seed=0), within)
+    seed = budget.trial_seed(turn.trial_index)
+    return draft, baseline_spec(baseline, trial.number, space, seed, max_steps)
 
 
 def ask_replicate(
@@ -536,7 +640,7 @@ def ask_replicate(
     horizon: int | None = None,
     seed_of: TrialResult | None = None,
 ) -> AskedTrial | None:
-    """Claim a trial with all of another's hyperparameters, on a fresh seed; None if another process has claimed it.
+    """Ask a trial with all of another's hyperparameters, on a fresh seed; None if another process runs it.
 
     ``seed_of``: a winner's replicate, on whose seed the baseline runs.
 
@@ -547,86 +651,94 @@ def ask_replicate(
     original = winner.trial
     place = original.trial_index if seed_of is None else 0
     trial_index = budget.replicate_index(place, replicate)
-    claimed = claim(study, trial_index, worker)
-    if claimed is None:
-        return None
-    first = claimed.trials[original.number]
-    trial = _suggested(study, claimed, space, RandomSampler(seed=0), dict(first.params))
-    max_steps = _spec(first).max_steps
+    turn = turn_at(study, trial_index, worker)
+    first = turn.trials[original.number]
+    max_steps = spec_of(first).max_steps
     if stops:
         max_steps = math.ceil(max(REPLICATE_LIMIT * max(original.steps, winner.steps), MIN_STEPS))
     elif max_steps is not None:
         max_steps = winner.horizon if winner.runs else horizon or max_steps
     spec = replace(
-        _spec(first),
-        number=trial.number,
+        spec_of(first),
         trial_index=trial_index,
         seed=budget.trial_seed(trial_index) if seed_of is None else seed_of.seed,
         max_steps=max_steps,
         resumed_from=None,
         replicate_of=original.number,
     )
-    return _stored(trial, spec)
+    return _ask_again(study, turn, space, first, spec)
 
 
 def ask_continuation(
     study: optuna.Study, stopped: TrialResult, max_steps: int, space: Space, worker: str = ""
 ) -> AskedTrial | None:
-    """Claim a trial that continues a stopped one, at an index of its own; None if another process has taken that."""
-    indices = [trial.user_attrs.get(TRIAL_INDEX, 0) for trial in read(study)]
+    """Ask a trial that continues a stopped one, at an index of its own; None if another process has taken that."""
+    trials = read(study)
+    indices = [trial_index_of(trial) or 0 for trial in trials]
     last = max(index for index in indices if index < FIRST_REPLICATE)
-    claimed = claim(study, last + 1, worker)
-    if claimed is None:
-        return None
-    parent = claimed.trials[stopped.number]
-    trial = _suggested(study, claimed, space, RandomSampler(seed=0), dict(parent.params))
+    turn = Turn(last + 1, worker, trials)
+    parent = trials[stopped.number]
     spec = replace(
-        _spec(parent),
-        number=trial.number,
-        trial_index=claimed.trial_index,
+        spec_of(parent),
+        trial_index=turn.trial_index,
         max_steps=max_steps,
         resumed_from=stopped.number,
     )
-    return _stored(trial, spec)
+    return _ask_again(study, turn, space, parent, spec)
 
 
-def give_up(study: optuna.Study, asked: AskedTrial) -> None:
-    """End a trial that was asked and will not run now: the same command asks it again when it has time."""
-    _end(study, asked[0]._trial_id, TrialState.FAIL)
+def _ask_again(
+    study: optuna.Study, turn: Turn, space: Space, earlier: FrozenTrial, spec: TrialSpec
+) -> AskedTrial | None:
+    """Ask a trial with the parameters of an earlier one."""
+    draft, _ = _suggested(study, turn, space, RandomSampler(seed=0), dict(earlier.params))
+    return _begin(study, turn, _template(draft, turn, spec), spec)
 
 
 def _suggested(
-    study: optuna.Study, claimed: Claim, space: Space, sampler: BaseSampler, fixed: dict[str, Any]
-) -> optuna.Trial:
+    study: optuna.Study,
+    turn: Turn,
+    space: Space,
+    sampler: BaseSampler,
+    fixed: dict[str, Any],
+    ranking: Ranking | None = None,
+) -> tuple[Draft, optuna.Trial]:
+    seen = turn.trials if ranking is None else ranking.seen(turn.trials)
+    draft = Draft(study, seen)
     with warnings.catch_warnings(action="ignore", category=ExperimentalWarning):
         chosen = PartialFixedSampler(fixed, sampler) if fixed else sampler
-        # Loaded anew, as Optuna's samplers would not see what other trials ended since this object's last ask().
-        current = patient(optuna.load_study)(
-            study_name=study.study_name, storage=study._storage, sampler=chosen
-        )
-        trial = patient(optuna.Trial)(current, claimed.trial._trial_id)
+        # A sampler may store what it has to remember of the study.
+        trial = patient(optuna.Trial)(draft.study(chosen), draft.trial_id)
         for name, one in distributions(space).items():
             if isinstance(one, IntDistribution):
                 patient(trial.suggest_int)(name, one.low, one.high, log=one.log)
             else:
                 patient(trial.suggest_float)(name, one.low, one.high, log=one.log)
-    return trial
+    return draft, trial
 
 
-@patient
-def _stored(trial: optuna.Trial, spec: TrialSpec) -> AskedTrial:
+def _template(draft: Draft, turn: Turn, spec: TrialSpec) -> FrozenTrial:
+    """Return a suggested trial with all that its storage is given before it runs."""
+    attributes = {LEARNING_RATE: spec.lr, SPEC: _text_of(spec, turn.worker)}
     if spec.resumed_from is not None:
-        trial.set_user_attr(RESUMED_FROM, spec.resumed_from)
-    trial.set_user_attr(SPEC, dump_json(asdict(spec)))  # the last one: it is asked
-    return trial, spec
+        attributes[RESUMED_FROM] = spec.resumed_from
+    return draft.template(redact_values(attributes))
 
 
-def shorten(asked: AskedTrial, max_steps: int) -> AskedTrial:
-    """Return a trial that was asked, to end after ``max_steps`` at most."""
-    trial, spec = asked
+def within_steps(spec: TrialSpec, max_steps: int) -> TrialSpec:
+    """Return what a trial is asked to do, to end after ``max_steps`` at most."""
     if spec.max_steps is not None and spec.max_steps <= max_steps:
-        return asked
-    return _stored(trial, replace(spec, max_steps=max_steps))
+        return spec
+    return replace(spec, max_steps=max_steps)
+
+
+def shorten(study: optuna.Study, asked: AskedTrial, max_steps: int, worker: str = "") -> None:
+    """Store that a trial which ``worker`` runs ends after ``max_steps`` at most."""
+    trial_id, spec = asked
+    shortened = within_steps(spec, max_steps)
+    if shortened != spec:
+        text = _text_of(shortened, worker)
+        patient(study._storage.set_trial_user_attr)(trial_id, SPEC, text)
 
 
 @contextmanager
@@ -654,7 +766,7 @@ def finish_abandoned(
 ) -> None:
     """End the running trials of processes that are gone: with their record if it was stored, as failed otherwise."""
     for trial in _running(study):
-        if not gone(trial.user_attrs.get(WORKER, "")):
+        if not gone(worker_of(trial)):
             continue
         record = trial.user_attrs.get(RECORD)
         if record is None:
@@ -693,47 +805,28 @@ def _may_be_record(line: str) -> bool:
     return line.startswith(RECORD_BEGINS) or RECORD_BEGINS.startswith(line)
 
 
-def tell(
-    study: optuna.Study,
-    trial: optuna.Trial,
-    result: TrialResult,
-    objective: Objective,
-    target: Target,
-    ranks_stopped: bool = True,
-) -> None:
-    """Store a trial's record, and tell Optuna its value: reached is COMPLETE, failed is FAIL, the others are PRUNED.
-
-    ``ranks_stopped``: whether the sampler ranks trials without a value by what was reported, as TPE does.
-    """
-    values = [value for _, value in result.history if value is not None]
-    # For Optuna's dashboard and plots. A stopped trial has no steps to target.
-    seconds = result.time_to_target
-    shown = {"status": result.status, "lr": result.lr}
-    shown |= {"steps": result.steps} if result.reached else {"stopped at step": result.steps}
-    shown |= {} if seconds is None else {"seconds": seconds}
-    # Two objectives have no value to report.
-    has_one_value = len(SOUGHT[objective].values) == 1
-    ranked = ranks_stopped and values and not result.reached and has_one_value
-    store = patient(trial.set_user_attr)
+def tell(study: optuna.Study, asked: AskedTrial, result: TrialResult, objective: Objective) -> None:
+    """Store a trial's record, and tell Optuna its value: reached is COMPLETE, failed is FAIL, the others are PRUNED."""
+    trial_id, spec = asked
     try:
-        if ranked:
-            # TPE ranks pruned trials by their last reported step, then by the value there. Steps
-            # mean different things at different batch sizes, so all get the same one: the gap to
-            # the target ranks them.
-            # Of one that is repeated Optuna says that it is there already.
-            with warnings.catch_warnings(action="ignore", category=UserWarning):
-                patient(trial.report)(target.gap(values[-1]), step=REPORTED)
-        for name, value in shown.items():
-            store(name, value)
         # From here on a killed process loses nothing of the trial.
-        store(RECORD, result.to_json())
+        patient(study._storage.set_trial_user_attr)(trial_id, RECORD, result.to_json())
     except UpdateFinishedTrialError:
         logger.warning(
             "trial %d ran out of its lease and was given to another process: it is dropped",
-            trial.number,
+            spec.number,
         )
         return
-    _tell(study, trial._trial_id, result, objective)
+    _tell(study, trial_id, result, objective)
+
+
+def outcome(result: TrialResult) -> dict[str, Any]:
+    """Give a trial's end as Optuna's dashboard shows it; a stopped trial has no steps to target."""
+    steps = "steps" if result.reached else "stopped at step"
+    shown: dict[str, Any] = {"status": result.status, steps: result.steps}
+    if result.time_to_target is not None:
+        shown["seconds"] = result.time_to_target
+    return shown
 
 
 def _end(
@@ -747,6 +840,8 @@ def _end(
 
 
 def _tell(study: optuna.Study, trial_id: int, result: TrialResult, objective: Objective) -> None:
+    with suppress(UpdateFinishedTrialError):
+        patient(study._storage.set_trial_user_attr)(trial_id, OUTCOME, outcome(result))
     if result.status == "failed":
         _end(study, trial_id, TrialState.FAIL)
         return
@@ -784,9 +879,15 @@ def build_sampler(
     trial_index: int,
     context: Mapping[str, Any] | None = None,
     attempt: int = 0,
+    factory: partial[BaseSampler] | None = None,
 ) -> BaseSampler:
-    """Build the sampler of one trial, with its own seed and the entries of ``context`` that its class asks for."""
-    factory = sampler_factory(options)
+    """Build the sampler of one trial, with its own seed and the entries of ``context`` that its class asks for.
+
+    ``factory`` is what ``sampler_factory`` makes of the options, where that is at hand: Hydra takes longer over it than
+    a sampler over a suggestion.
+    """
+    # What a sampler is given, such as another sampler, is its own: no trial finds it as used.
+    factory = sampler_factory(options) if factory is None else copy.deepcopy(factory)
     sampler = getattr(factory, "func", None)
     if not (inspect.isclass(sampler) and issubclass(sampler, BaseSampler)):
         raise ConfigError(

@@ -26,7 +26,7 @@ from postgres import Postgres, program
 
 from bstune.study.model import sampler_context
 from bstune.study.prepare import compose_checked, prepare
-from bstune.study.storage import ask, build_sampler, claim_free, ended_below_limit, results, tell
+from bstune.study.storage import ask, build_sampler, ended_below_limit, free_turn, results, tell
 from bstune.sweeps.search_problem import least, make_benchmark, median_time
 from bstune.trial.replay import read_index, read_table
 
@@ -101,19 +101,20 @@ def play(table: str, workers: int, seed: int, most: float) -> list[float]:
     due = [multiple for multiple in MULTIPLES if multiple <= most]
     while due:
         while len(running) < workers:
-            claimed = claim_free(study, 1000)
+            turn = free_turn(study, 1000)
             context = sampler_context(prepared, ended_below_limit(study))
-            sampler = build_sampler(prepared.options, prepared.budget, claimed.trial_index, context)
-            trial, spec = ask(study, claimed, prepared.budget, prepared.space, sampler, True)
+            sampler = build_sampler(prepared.options, prepared.budget, turn.trial_index, context)
+            asked = ask(study, turn, prepared.budget, prepared.space, sampler, True)
+            spec = asked[1]
             parent = next((one for one in results(study) if one.number == spec.resumed_from), None)
             record = prepared.backend.run(spec, None, parent)
-            heapq.heappush(running, (now + record.train_seconds, spec.number, trial, record))
-        now, _, trial, record = heapq.heappop(running)
+            heapq.heappush(running, (now + record.train_seconds, spec.number, asked, record))
+        now, _, asked, record = heapq.heappop(running)
         spent += record.train_seconds / bench.unit
         while due and spent > due[0]:
             found.append(ratio)
             due.pop(0)
-        tell(study, trial, record, "time", source.target)
+        tell(study, asked, record, "time")
         best = least(results(study))
         if best is not None:
             seconds = median_time(bench.table, best.batch_size, best.lr, source.target)
