@@ -77,11 +77,11 @@ DIGITS = ("workload=digits", "mlflow.enabled=false", "search.objective=steps")
     ("arguments", "line"),
     [
         (REPLAY, ""),  # at the first import
-        (REPLAY, "trial 1 ("),
+        (REPLAY, "trial 1  point"),
         (REPLAY, "the plan is done"),  # the report
         (DIGITS, "fits"),  # a survey's probes
-        ((*DIGITS, "hardware.enabled=false"), "trial 0 ("),
-        ((*DIGITS, "hardware.enabled=false", "search.workers=0"), "trial 0 ("),
+        ((*DIGITS, "hardware.enabled=false"), "trial 0  point"),
+        ((*DIGITS, "hardware.enabled=false", "search.workers=0"), "trial 0  point"),
     ],
 )
 def test_a_signal_ends_the_command_in_time_with_a_line(
