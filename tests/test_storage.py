@@ -479,7 +479,7 @@ def test_a_study_of_another_version_or_of_somebody_else_is_refused(opened, tmp_p
         (
             FROZEN_SETTINGS,
             "{}",
-            r"begun by another version of bstune \(format 1; this one reads 3\)",
+            r"begun by another version of bstune \(format 1; this one reads 4\)",
         ),
         (FORMAT, 99, r"begun by another version of bstune \(format 99"),
     ):

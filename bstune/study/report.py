@@ -295,6 +295,9 @@ def _short(path: Path) -> str:
 def show(found: Answer, console: Console, further: Sequence[Line] = ()) -> None:
     """Print the answer; its labels are bold on a terminal."""
     rows = ["", *block(found, further, line_width(console))]
+    if not console.encoding.lower().startswith("utf"):
+        # The title's dots are no letters of a name: they need not become question marks.
+        rows = [row.replace("·", "-") for row in rows]
     lines = [Text(line) for line in rows]
     # The title has no label.
     for text in lines[2:]:

@@ -54,7 +54,7 @@ from bstune.trial.backend import sampler_factory
 
 logger = logging.getLogger(__name__)
 # Attributes in the storage. Studies of another FORMAT name other fields in their specs and records.
-FORMAT_VERSION = 3
+FORMAT_VERSION = 4
 FORMAT, FROZEN_SETTINGS = "bstune:format", "bstune:settings"
 STUDY_ID, OUTPUT = "bstune:study_id", "bstune:output"
 TESTS = "bstune:tests"  # test metrics by trial number
