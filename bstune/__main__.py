@@ -65,7 +65,7 @@ VERBS = {  # each is called with what stands after it, and raises what ends it
     "sweep": "bstune.sweeps.harness:main",
 }
 JSON = "--json"
-JSON_VERBS = ("tune", "lightning", "report", "fit")
+JSON_VERBS = ("tune", "lightning", "report", "fit", "branch")
 HYDRAS_OWN = {
     *(
         "--help",

@@ -131,7 +131,7 @@ def row(study: Compared, result: StudyResult) -> dict[str, Any]:
     searched = {} if result.winner is None else dict(result.winner.hyperparameters)
     return {
         "study": study.name,
-        "B_crit": study.critical_batch_size,
+        "B_crit": study.critical,
         "slopes": "-" if small is None else f"{small:.2f}, {large:.2f}",
         "exponent of lr": study.exponent_text,
         "searched": _searched_text(searched),

@@ -250,10 +250,11 @@ def test_the_verb_reports_the_largest_batch_size(run, tmp_path):
     )
     _, trainer = fit(workload, make_spec(16, 0.2), protocol, 30, **quiet)
     trainer.save_checkpoint(tmp_path / "run.ckpt")
-    arguments = ("run.ckpt", *OWN, "--examples", 1001, "--seeds", "0,1", "--json", "found.json")
+    arguments = ("run.ckpt", *OWN, "--examples", 1001, "--seeds", "0,1", "--json")
     status, out, err = run(*arguments, "--batch-sizes", "64,250")
-    assert (status, err) == (0, "")
-    found = json.loads((tmp_path / "found.json").read_text())
+    assert status == 0
+    found = json.loads(out)
+    out = err
     assert [(one["seed"], one["batch_size"], one["steps"]) for one in found["branches"]] == [
         (seed, size, steps) for seed in (0, 1) for size, steps in ((16, 78), (64, 20), (250, 5))
     ]

@@ -1,5 +1,6 @@
 """What a study is prepared from: a backend that trains, one of a user's own, the rehearsal, device and precision."""
 
+import json
 import logging
 import os
 import re
@@ -254,7 +255,9 @@ def test_a_study_runs_on_a_backend_of_ones_own(tmp_path, monkeypatch, sampler):
     assert [trial.trial_index for trial in done[:3]] == [0, 1, 2]
     assert done[3].replicate_of is not None
     text = console.export_text()
-    assert all(words in text for words in ("on a cluster", "trials run on a cluster", "test/error"))
+    assert all(words in text for words in ("on a cluster", "trials run on a cluster"))
+    curve = json.loads((tmp_path / "outputs" / "replay" / "curve.json").read_text())
+    assert "test/error" in next(iter(curve["test"].values()))
 
 
 @pytest.mark.parametrize(

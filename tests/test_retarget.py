@@ -181,7 +181,7 @@ def test_a_file_that_is_no_study_is_refused_and_nothing_of_its_folder_is_shown(f
         ("target=low", "target must be a finite number, but got target=low"),
         ("target=nan", "target must be a finite number"),
         ("target=", "target must be a finite number"),
-        ("0.12", "bstune report takes target=VALUE after the study, but got 0.12"),
+        ("0.12", "target=VALUE may stand after a study, but got 0.12"),
         ("goal=0.12", "but got goal=0.12"),
     ],
 )

@@ -136,7 +136,9 @@ def test_a_trial_that_ends_early_says_why():
     workload, protocol = trial_of(
         FakeTime(), lambda n: 1.0, change=lambda module: setattr(module, "model", Full(1, 1))
     )
-    text = r"6 steps were to be timed at batch size 48, but the trial ended after 0 of 13 \(oom\): no memory for it$"
+    text = (
+        r"at batch size 48, but the trial ended after 0 of 13 \(out of memory\): no memory for it$"
+    )
     with pytest.raises(HardwareError, match=text):
         time_trial(workload, replace(protocol, warmup_steps=5), 48, 0.01, 6)
 

@@ -306,7 +306,7 @@ def _turning_text(row: Prediction | None) -> str:
     if row is None:
         return "-"
     turning = "never" if row.turning_batch_size is None else format_count(row.turning_batch_size)
-    return f"{format_number(row.ridge)}: {turning}"
+    return f"{format_number(row.ridge, 3)}: {turning}"
 
 
 def _paint(figure: "Figure", survey: Survey, cost: StepCost, limits: DeviceLimits) -> None:

@@ -315,6 +315,8 @@ def _cautions(result: StudyResult) -> Iterator[str | None]:
         yield _cause(result).why
         return
     yield from _missed(result)
+    if result.search.limit is not None and result.stop_reason is not None:
+        yield result.stop_reason
     yield from _not_run_again(result)
     yield from _too_easy(result)
     noise = _noise(result)

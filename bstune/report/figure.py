@@ -324,6 +324,7 @@ def _name_marks(axes: "Axes", named: Sequence[tuple[str, float, float, str]]) ->
 
 def _halo() -> list[Any]:
     """Give a white outline of letters, so that they are read over what they cover."""
+    # as in report/drawing.py
     from matplotlib.patheffects import withStroke
 
     return [withStroke(linewidth=2.5, foreground="white")]
@@ -331,6 +332,7 @@ def _halo() -> list[Any]:
 
 def _arrow() -> "Outline":
     """Give the mark of a bound: a small circle around the point, and an arrow upwards from it."""
+    # as in report/drawing.py
     from matplotlib.path import Path as Outline
 
     circle = Outline.circle((0.0, 0.0), 0.34)

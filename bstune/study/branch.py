@@ -24,7 +24,6 @@ from bstune.options import option_at
 from bstune.study.prepare import compose_checked
 from bstune.study.record import listed
 from bstune.system.console import format_count, format_number, plain_console, plural, quieten
-from bstune.system.files import check_writable, write_text
 from bstune.system.inputs import open_regular
 from bstune.system.terminal import ArgumentParser
 
@@ -60,8 +59,8 @@ class Branches:
     largest: LargestBatch
 
 
-def main(arguments: list[str]) -> None:
-    """Run ``bstune branch`` with the arguments after it."""
+def main(arguments: list[str]) -> str:
+    """Run ``bstune branch`` with the arguments after it, and give all branches as JSON."""
     parser = ArgumentParser(
         prog="bstune branch",
         usage="%(prog)s CHECKPOINT --batch-size B0 --examples N [--batch-sizes N,...] workload=NAME [OPTION=VALUE ...]",
@@ -101,10 +100,7 @@ def main(arguments: list[str]) -> None:
     parser.add_argument(
         "--trusted", action="store_true", help="read a checkpoint that holds more than plain data"
     )
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write all branches to it")
     options, overrides = parser.parse_known_args(arguments)
-    if options.json is not None:
-        check_writable(options.json, "--json")
     console = plain_console()
     found = run_branches(
         options.checkpoint,
@@ -121,8 +117,7 @@ def main(arguments: list[str]) -> None:
     console.print(branch_table(found))
     for line in branch_lines(found):
         console.print(line, soft_wrap=True)
-    if options.json is not None:
-        write_text(options.json, dump_json(asdict(found), indent=1) + "\n")
+    return dump_json(asdict(found), indent=1)
 
 
 def _between(kind: Callable[[str], float], smallest: float, largest: float, text: str) -> float:

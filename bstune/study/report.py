@@ -170,7 +170,7 @@ def report_study(
         with optional("MLflow lacks the results", missing):
             mlflow = _track(prepared, tracking, result)
     result = result.with_notes([*notes, *missing])  # of what failed since, too
-    show_places(places(files, mlflow), missing[answered:], console)
+    show_places(places(files, mlflow), missing, console)
     return Findings(prepared, done, result)
 
 
