@@ -75,7 +75,7 @@ FIRST_LOOK = make_result(steps=36, steps_low=0, history=((36, 0.08),))
 def test_a_target_that_is_met_at_the_first_look_has_one_that_tells(trial, target, ideal, value):
     found = telling_target(trial, target, ideal)
     assert found == (value if value is None else pytest.approx(value))
-    summary = result_of([make_trial(0)], baseline=make_baseline(telling_target=found))
+    summary = result_of([FIRST_LOOK], baseline=make_baseline(telling_target=found))
     cautions = " ".join(dict(answer(summary).lines).get("CAUTION", ()))
     assert ("a harder target" in cautions) == (value is not None)
 
