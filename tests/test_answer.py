@@ -75,9 +75,9 @@ def test_a_whole_study_reads_as_six_lines():
         "          fresh seeds, all reached: 4.1 to 4.5 s, 410 to 450 steps)",
         "AS GOOD   batch size 180 with learning rate 0.31 to 331 with 0.5123 (within 10%",
         "          of the least time)",
-        "DEVICES   2 devices are 1.24 times as fast as one, 4 1.56 times (less than half",
-        "          of each), not counting communication; critical batch size 67 (90%: 41",
-        "          to 110)",
+        "DEVICES   2 devices are 1.24 times as fast as one, 4 are 1.56 times (less than",
+        "          half of each), not counting communication; critical batch size 67",
+        "          (90%: 41 to 110)",
         "CAUTION   timings are noisy: a step's time, over the survey's, differs by 40%",
         "          between trials",
         "NEXT      bstune +workload=digits trial.batch_size=256 trial.lr=0.4",
@@ -238,6 +238,12 @@ def test_a_study_for_steps_says_which_point_is_the_fastest():
         "4.30 s at batch size 256, learning rate 0.4 (3 of 3 fresh seeds)",
     )
     assert texts(summary, "FEWEST") == ()
+
+
+def test_another_point_is_named_only_where_it_takes_less():
+    assert len(texts(WHOLE, "FEWEST")) == 1
+    more = changed(WHOLE, best_by_steps=changed(WHOLE.best_by_steps, steps=500.0))
+    assert texts(more, "FEWEST") == ()
 
 
 STOPPED = make_trial(0, 64, status="stopped", steps=100, history=((10, 0.5), (100, 0.2)))

@@ -560,7 +560,7 @@ def regimes_text(result: StudyResult, critical: CriticalBatchSize) -> str:
 def _fewest(result: StudyResult) -> Iterator[str | None]:
     """Give the point with the fewest steps, where another one is to use."""
     winner = result.other_winner
-    if winner is not None and result.use != "best_by_steps":
+    if winner is not None and result.use != "best_by_steps" and _is_less(result, "steps"):
         value = None if winner.steps is None else plural(round(winner.steps), "step")
         yield _other_text(winner, value)
 
@@ -568,9 +568,18 @@ def _fewest(result: StudyResult) -> Iterator[str | None]:
 def _fastest(result: StudyResult) -> Iterator[str | None]:
     """Give the point with the least time, where another one is to use."""
     winner = result.other_winner
-    if winner is not None and result.use == "best_by_steps":
+    if winner is not None and result.use == "best_by_steps" and _is_less(result, "time"):
         seconds = winner.time_to_target
         yield _other_text(winner, None if seconds is None else format_seconds(seconds))
+
+
+def _is_less(result: StudyResult, merit: Merit) -> bool:
+    """Whether the other winner takes less than the one to use, as far as both are known."""
+    use, other = result.winner, result.other_winner
+    if use is None or other is None:
+        return False
+    least, value = other.expected(merit), use.expected(merit)
+    return least is None or value is None or least < value
 
 
 def _other_text(winner: WinnerResult, value: str | None) -> str:
@@ -643,14 +652,14 @@ def _devices(result: StudyResult) -> Iterator[str | None]:
 
 
 def _plan_text(result: StudyResult) -> str | None:
-    """Write ``2 devices are 1.24 times as fast as one, 4 1.56 times``, up to where more is wasted."""
+    """Write ``2 devices are 1.24 times as fast as one, 4 are 1.56 times``, up to where more is wasted."""
     rows = [row for row in result.scale_out.told if row.devices > 1]
     if not rows:
         return None
     paying = [row for row in rows if row.efficiency >= HALF]
     others = [row for row in rows if row.efficiency < HALF]
     shown = (*paying[-2:], *others[:1])
-    texts = [f"{row.devices} {format_number(row.speed_up, 3)} times" for row in shown]
+    texts = [f"{row.devices} are {format_number(row.speed_up, 3)} times" for row in shown]
     first = format_number(shown[0].speed_up, 3)
     texts[0] = f"{shown[0].devices} devices are {first} times as fast as one"
     if others:
