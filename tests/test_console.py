@@ -5,9 +5,12 @@ import pytest
 from rich.console import Console
 
 from bstune.system.console import (
+    MIN_WIDTH,
+    WIDTH,
     format_count,
     format_number,
     format_seconds,
+    line_width,
     plain_console,
     plural,
     print_line,
@@ -68,3 +71,13 @@ def test_lines_are_broken_on_a_terminal_alone(is_terminal):
     lines = out.getvalue().splitlines()
     assert (len(lines) > 1) == is_terminal
     assert (max(map(len, lines)) <= 50) == is_terminal
+
+
+@pytest.mark.parametrize(
+    ("columns", "width"), [("20", MIN_WIDTH), ("40", 40), ("60", 60), ("200", WIDTH)]
+)
+@pytest.mark.parametrize("term", ["dumb", "xterm"])
+def test_a_line_is_as_wide_as_the_terminal_within_bounds(monkeypatch, columns, width, term):
+    monkeypatch.setenv("COLUMNS", columns)
+    monkeypatch.setenv("TERM", term)
+    assert line_width(Console(force_terminal=True)) == width

@@ -299,8 +299,8 @@ def show(found: Answer, console: Console, further: Sequence[Line] = ()) -> None:
         # The title's dots are no letters of a name: they need not become question marks.
         rows = [row.replace("·", "-") for row in rows]
     lines = [Text(line) for line in rows]
-    # The title has no label.
-    for text in lines[2:]:
+    # The title, between the first two empty rows, has no label.
+    for text in lines[rows.index("", 1) :]:
         style = "bold red" if text.plain.startswith("CAUTION") else "bold"
         is_labelled = bool(text.plain[:1].strip())
         text.stylize(style, 0, INDENT if is_labelled else 0)

@@ -3,6 +3,7 @@
 import logging
 import math
 import re
+import shutil
 import textwrap
 import warnings
 from typing import TYPE_CHECKING
@@ -69,7 +70,11 @@ def line_width(console: "Console") -> int:
     """Give the columns of a line: those of a terminal, at most and elsewhere ``WIDTH``."""
     if not console.is_terminal:
         return WIDTH
-    return max(MIN_WIDTH, min(WIDTH, console.width))
+    columns = console.width
+    if console.is_dumb_terminal:
+        # rich takes 80 for each of them.
+        columns = shutil.get_terminal_size().columns
+    return max(MIN_WIDTH, min(WIDTH, columns))
 
 
 def wrapped(text: str, width: int, indent: str = "") -> list[str]:
