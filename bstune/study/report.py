@@ -134,7 +134,8 @@ def report_study(
         over_target = _over_target(prepared, done, analysis.critical)
     test = _test_winners(prepared, study, best, missing)
     _mark_winners(study, best)
-    notes = [*prepared.caveats, *_elsewhere(prepared, study, best)]
+    elsewhere = _elsewhere(prepared, study, best)
+    notes = [*prepared.caveats, *elsewhere]
     result = summarize(
         done,
         asked_of(prepared, end),
@@ -170,7 +171,7 @@ def report_study(
         with optional("MLflow lacks the results", missing):
             mlflow = _track(prepared, tracking, result)
     result = result.with_notes([*notes, *missing])  # of what failed since, too
-    show_places(places(files, mlflow), missing, console)
+    show_places(places(files, mlflow), [*elsewhere, *missing], console)
     return Findings(prepared, done, result)
 
 
