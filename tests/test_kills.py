@@ -80,8 +80,8 @@ DIGITS = ("workload=digits", "mlflow.enabled=false", "search.objective=steps")
         (REPLAY, "trial 1  point"),
         (REPLAY, "the plan is done"),  # the report
         (DIGITS, "fits"),  # a survey's probes
-        ((*DIGITS, "hardware.enabled=false"), "trial 0  point"),
-        ((*DIGITS, "hardware.enabled=false", "search.workers=0"), "trial 0  point"),
+        ((*DIGITS, "hardware.enabled=false"), "trial 0  configuration"),
+        ((*DIGITS, "hardware.enabled=false", "search.workers=0"), "trial 0  configuration"),
     ],
 )
 def test_a_signal_ends_the_command_in_time_with_a_line(
