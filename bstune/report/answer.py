@@ -115,14 +115,14 @@ def block(found: Answer, further: Sequence[Line] = (), width: int = WIDTH) -> li
         if label == "CAUTION" and len(texts) > SHOWN_CAUTIONS:
             left = len(texts) - SHOWN_CAUTIONS
             shown = (*texts[:SHOWN_CAUTIONS], f"{left} more in the page")
-        rows += _rows(label, shown, width)
+        rows += labelled_rows(label, shown, width)
     for label, texts in (*found.actions, *further):
         if label != "MORE":
-            rows += _rows(label, texts, None)
+            rows += labelled_rows(label, texts, None)
     return rows
 
 
-def _rows(label: str, texts: Sequence[str], width: int | None) -> list[str]:
+def labelled_rows(label: str, texts: Sequence[str], width: int | None) -> list[str]:
     """Return a labelled line with its texts below each other, wrapped to the width; None: not wrapped."""
     rows = list[str]()
     for text in texts:

@@ -21,7 +21,7 @@ from bstune.core.curve import CurveBand, CurveError, CurveFit, fit_curve, fronti
 from bstune.core.objectives import SOUGHT
 from bstune.core.records import Merit, TrialResult
 from bstune.options import overrides
-from bstune.report.answer import INDENT, Answer, Line, answer, block
+from bstune.report.answer import INDENT, Answer, Line, answer, block, labelled_rows
 from bstune.report.figure import draw_curve
 from bstune.report.page import write_page
 from bstune.report.study_folder import read_study
@@ -312,9 +312,8 @@ def show_places(places: Sequence[Line], missing: Sequence[str], console: Console
     """Print where the results are, and what could not be made of them after the answer."""
     rows = list[Text]()
     for label, texts in [*places, *(("NOTE", (line,)) for line in missing)]:
-        for i, text in enumerate(texts):
-            start = label if i == 0 else ""
-            row = Text(f"{start:<{INDENT}}{text}")
+        for line in labelled_rows(label, texts, None):
+            row = Text(line)
             row.stylize("bold", 0, INDENT)
             rows.append(row)
     console.print(Text("\n").join(rows), soft_wrap=True)

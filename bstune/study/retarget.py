@@ -84,7 +84,7 @@ def _goal(argument: str) -> float:
 
 def _study(path: Path, goal: float | None, trust: bool) -> tuple[StudyFolder, Path]:
     """Return the study to show, and the path of its page."""
-    files = Output(path.parent if path.is_file() else path)
+    files = _output_of(path)
     if path.is_file() and path != files.curve:
         raise StudyError(f"{path} is no study: give its output folder, such as outputs/digits")
     if goal is not None:
@@ -102,7 +102,7 @@ def study_so_far(path: Path, trust: bool = False) -> StudyFolder:
     Raises:
         StudyError: where there is no study, or its files do not tell.
     """
-    files = Output(path.parent if path.is_file() else path)
+    files = _output_of(path)
     if files.curve.exists() or not files.trials.exists():
         study = read_study(path)
         told = study.result.trials + study.result.continued
@@ -117,8 +117,12 @@ def study_so_far(path: Path, trust: bool = False) -> StudyFolder:
 def read_at_target(path: str, argument: str) -> StudyFolder:
     """Give the study of a folder, or of its ``curve.json``, as if its target had been that of ``target=VALUE``."""
     goal = _goal(argument)
-    place = Path(path)
-    return at_target(Output(place.parent if place.is_file() else place), goal)
+    return at_target(_output_of(Path(path)), goal)
+
+
+def _output_of(path: Path) -> Output:
+    """Give the files of a study by its folder, or by a file in it."""
+    return Output(path.parent if path.is_file() else path)
 
 
 def at_target(files: Output, goal: float | None, trust: bool = False) -> StudyFolder:
