@@ -678,6 +678,12 @@ class StudyOptions(Section):
     """Devices that share each batch, by DDP: CUDA's from `device` on, or processes on a CPU."""
     precision: Precision
     """Precision of the Trainer; auto: bf16-mixed on CUDA, else 32-true."""
+    threads: Literal["auto"] | Annotated[int, Field(ge=1, le=1024), _NUMBER]
+    """Threads of torch that train on a CPU; auto: one, half or all, as the survey finds fastest;
+    OMP_NUM_THREADS is kept."""
+    seconds_of: Literal["auto", "trainer", "lean"]
+    """Whose seconds of a step the survey measures: Trainer.fit's or the lean loop's; auto: lean for
+    bstune's own modules."""
     compile: CompileMode | None
     """torch.compile's mode; null: eager. Compiling takes long: raise hardware.seconds and
     hardware.memory.probe_seconds with it."""

@@ -21,7 +21,7 @@ from pydantic import AfterValidator, BaseModel, Field, model_validator
 from bstune.core.objectives import Objective
 from bstune.core.records import STATUSES, Merit, Status, dump_json
 
-SCHEMA_NUMBER = 2  # of curve.json: a change of its keys or of their meaning counts it up
+SCHEMA_NUMBER = 3  # of curve.json: a change of its keys or of their meaning counts it up
 INTERVAL_LEVEL = 0.9  # nominal coverage of a result's intervals
 # Of counts and measurements: beyond what any study reports, below where floats lose integers.
 LARGEST_COUNT = 1e15
@@ -336,15 +336,18 @@ class Confirmed(Part, frozen=True):
     time_median: NotNegative | None
     """Seconds of training to the target."""
     time_low: NotNegative | None
-    """Least of these."""
+    """Lower end of its interval: that of the steps, and the error of a step's seconds."""
     time_high: NotNegative | None
-    """Most of these."""
+    """Upper end of it."""
     steps_median: NotNegative | None
     """Steps to the target."""
     steps_low: NotNegative | None
-    """Least of these."""
+    """Lower end of the 90% interval of this median: the scatter over seeds, and the evaluations'
+    grid."""
     steps_high: NotNegative | None
-    """Most of these."""
+    """Upper end of it."""
+    untold: Count = 0
+    """Runs that met the target at their first evaluation: when, is not known."""
 
     @property
     def all_reached(self) -> bool:
@@ -456,6 +459,8 @@ class Curve(Part, frozen=True):
     """Upper end of the interval of the best learning rate."""
     seconds_per_step: Items[NotNegative] | None
     """tau(B) in seconds; None where nothing was timed."""
+    seconds_error: Items[NotNegative] | None = None
+    """Standard deviation of log tau(B); None where it is not known."""
 
     @model_validator(mode="after")
     def _has_one_length(self) -> "Curve":
@@ -467,13 +472,19 @@ class Curve(Part, frozen=True):
         return self
 
 
-class Load(Part, frozen=True):
-    """Between what the trials' own seconds a step, over the survey's, lie."""
+class StepTiming(Part, frozen=True):
+    """What the seconds of a step are, and how well they are known."""
 
-    low: NotNegative
-    """A tenth of the trials lies below."""
-    high: NotNegative
-    """A tenth of the trials lies above."""
+    seconds_of: Literal["trainer", "lean"]
+    """Whose steps were timed: ``Trainer.fit``'s, or the lean loop's."""
+    surveyed: bool
+    """Whether a survey timed them, else the trials themselves."""
+    relative_error: NotNegative
+    """Standard deviation of log tau(B) at the winner; 0.1 is about 10%."""
+    waited: NotNegative
+    """Share of the survey's seconds for which it waited for a processor, which is in no timing."""
+    threads: Count | None
+    """Of torch, that trained; None where a CPU does not train."""
 
 
 class SeedScatter(Part, frozen=True):
@@ -584,12 +595,20 @@ class AsGood(Part, frozen=True):
     """By how much more than the least they may take; 0.1 is 10%."""
     low: BatchSize
     """The smallest of them, in examples."""
+    middle: BatchSize
+    """One between them: the winner's, if it lies there."""
     high: BatchSize
     """The largest of them, in examples."""
     lr_low: Positive
     """The best learning rate at ``low``."""
+    lr_middle: Positive
+    """The best learning rate at ``middle``."""
     lr_high: Positive
     """The best learning rate at ``high``."""
+    is_low_open: bool
+    """Whether smaller ones may be as good: nothing is known of them."""
+    is_high_open: bool
+    """Whether larger ones may be as good: nothing is known of them."""
 
 
 class NotRunAgain(Part, frozen=True):
@@ -808,7 +827,7 @@ class StudyResult(Part, frozen=True):
     """The pair that the scaling rule goes through."""
     curve: Curve | None
     """None where no trial reached the target."""
-    load: Load | None
+    timing: StepTiming | None
     """None where there was no survey, or too few trials were timed."""
     seed_scatter: SeedScatter | None
     """None where no trial reached the target."""

@@ -28,15 +28,21 @@ from bstune.result import (
     AsGood,
     DevicePlans,
     Exponent,
-    Load,
     NextTrial,
     NotRunAgain,
     SearchPlan,
     SeedScatter,
+    StepTiming,
 )
 
 LUCKY, STEADY = make_trial(0, 64, 0.1, steps=400), make_trial(1, 256, 0.4, steps=420)
 SEARCH = SearchPlan(trials=32, replicates=3, limit=None)
+
+
+def timing(error, waited=0.0):
+    return StepTiming(
+        seconds_of="lean", surveyed=True, relative_error=error, waited=waited, threads=1
+    )
 
 
 def fresh(number, steps=440, of=LUCKY, **changes):
@@ -57,8 +63,19 @@ WHOLE = result_of(
     stop_reason="the plan is done: search.trials=32",
     lr_exponent=make_law(),
     train="bstune +workload=digits trial.batch_size=256 trial.lr=0.4",
-    load=Load(low=1.0, high=1.4),
-    as_good=AsGood(merit="time", within=0.1, low=180, high=331, lr_low=0.31, lr_high=0.5123),
+    timing=timing(0.4),
+    as_good=AsGood(
+        merit="time",
+        within=0.1,
+        low=180,
+        middle=256,
+        high=331,
+        lr_low=0.31,
+        lr_middle=0.4,
+        lr_high=0.5123,
+        is_low_open=False,
+        is_high_open=True,
+    ),
     seed_scatter=SeedScatter(scatter=0.17, low=0.1, high=0.2, level=0.9),
     scale_out=DevicePlans(
         ideal=tuple(make_plan(n, share) for n, share in ((1, 1.0), (2, 0.62), (4, 0.39), (8, 0.2)))
@@ -71,16 +88,17 @@ def test_a_whole_study_reads_as_six_lines():
     assert block(answer(WHOLE), page, 80) == [
         "study s · digits · val/error <= 0.1 · NVIDIA H200 · 9 trials",
         "",
-        "USE       batch size 256, learning rate 0.4: 4.30 s, 430 steps (median of 3",
-        "          fresh seeds, all reached: 4.1 to 4.5 s, 410 to 450 steps)",
-        "AS GOOD   batch size 180 with learning rate 0.31 to 331 with 0.5123 (within 10%",
-        "          of the least time)",
-        "DEVICES   2 devices are 1.24 times as fast as one, 4 are 1.56 times (less than",
-        "          half of each), not counting communication; critical batch size 67",
-        "          (90%: 41 to 110)",
-        "CAUTION   timings are noisy: a step's time, over the survey's, differs by 40%",
-        "          between trials",
-        "NEXT      bstune +workload=digits trial.batch_size=256 trial.lr=0.4",
+        "USE       batch size 256, learning rate 0.4: 4.30 s, 430 steps (3 of 3 fresh",
+        "          seeds reached it; 90%: 3.91 to 4.5 s, 391 to 450 steps)",
+        "AS GOOD   batch sizes 180 to 331, predicted within 10% of the least time;",
+        "          learning rate 0.31 at 180, 0.4 at 256, 0.512 at 331; larger ones are",
+        "          not known",
+        "DEVICES   up to 2 pay: predicted times as fast as one 1.24 on 2 (batch size 2 in",
+        "          all), only 1.56 on 4, communication not counted; critical batch size",
+        "          67 (90%: 41 to 110)",
+        "CAUTION   timings are noisy: a step's seconds are known to 40%",
+        "NEXT      to train with it:",
+        "          bstune +workload=digits trial.batch_size=256 trial.lr=0.4",
         "page      outputs/digits/report.html",
     ]
     assert answer(WHOLE).headline == "digits: use B = 256; critical batch size 67 (41 to 110)"
@@ -189,17 +207,17 @@ CENSORED = {"status": "stopped", "steps": 800}
         ([], "4.00 s, 400 steps (predicted, not run again on fresh seeds)", None),
         (
             [fresh(3), fresh(4), fresh(5, 500)],
-            "4.40 s, 440 steps (median of 3 fresh seeds, all reached: 4.4 to 5 s, 440 to 500 steps)",
+            "4.40 s, 440 steps (3 of 3 fresh seeds reached it; 90%: 3.91 to 5 s, 391 to 500 steps)",
             None,
         ),
         (
             [fresh(3), fresh(4, 460), fresh(5, **CENSORED)],
-            "4.60 s, 460 steps (median of 3 fresh seeds, 2 reached: 4.4 s and more, 440 steps and more)",
+            "4.60 s, 460 steps (2 of 3 fresh seeds reached it; 90%: 3.91 s and more, 391 steps and more)",
             "only 2 of 3 fresh seeds reached the target at batch size 64, learning rate 0.1",
         ),
         (
             [fresh(3), *(fresh(n, **CENSORED) for n in (4, 5))],
-            "not known: only 1 of 3 fresh seeds reached the target (4.4 s and more, 440 steps and more)",
+            "not known: only 1 of 3 fresh seeds reached the target (3.91 s and more, 391 steps and more)",
             "only 1 of 3 fresh seeds reached the target at batch size 64, learning rate 0.1",
         ),
         (
@@ -399,7 +417,7 @@ def test_cautions_are_what_would_change_the_answer_the_worst_first():
     found = texts(whole, "CAUTION")
     assert [text.partition(": ")[0] for text in found] == [
         "only 2 of 3 fresh seeds reached the target at batch size 256, learning rate 0.4",
-        "not yet checked",
+        "batch size 32, learning rate 0.3 may be better",
         "timings are noisy",
         "the critical batch size has no upper end yet",
     ]
@@ -409,7 +427,7 @@ def test_cautions_are_what_would_change_the_answer_the_worst_first():
 
 
 def test_without_a_caution_there_is_no_such_line():
-    quiet = changed(WHOLE, load=Load(low=1.0, high=1.1))
+    quiet = changed(WHOLE, timing=timing(0.02))
     assert texts(quiet, "CAUTION") == ()
 
 
@@ -417,7 +435,7 @@ def test_without_a_caution_there_is_no_such_line():
     ("changes", "text"),
     [
         ({"low": 256, "high": 256}, "no other batch size that was tried is within 10%"),
-        ({"merit": "steps"}, "batch size 180 with learning rate 0.31 to 331 with 0.5123 (within"),
+        ({"merit": "steps"}, "batch sizes 180 to 331, predicted within 10% of the least number"),
     ],
 )
 def test_what_is_as_good(changes, text):
@@ -429,7 +447,7 @@ def test_what_is_as_good(changes, text):
 def test_devices_are_named_only_where_there_is_a_plan():
     one_device = DevicePlans(ideal=(make_plan(1),))
     alone = changed(WHOLE, scale_out=one_device)
-    assert texts(alone, "DEVICES") == ("critical batch size 67 (90%: 41 to 110)",)
+    assert texts(alone, "DEVICES") == ("not known yet; critical batch size 67 (90%: 41 to 110)",)
 
 
 NAMES = ("two words/and a path", "<b>bold</b> & co", "[red]markup[/red]", "größe 数据", "x" * 200)

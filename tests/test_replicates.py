@@ -232,16 +232,57 @@ def test_what_a_run_short_of_the_target_counts_as(
 )
 def test_spread_over_fresh_runs(steps, spread):
     runs = [
-        again(FAST, n or 500, number=i, status="reached" if n else "stopped")[0]
+        again(
+            FAST,
+            n or 500,
+            number=i,
+            steps_low=n - 1 if n else 500,
+            status="reached" if n else "stopped",
+        )[0]
         for i, n in enumerate(steps, 1)
     ]
     row = confirmed(runs)
-    assert [row.steps_median, *row.ends("steps")] == list(spread)
+    found = [row.steps_median, *row.ends("steps")]
+    assert found == [None if n is None else pytest.approx(n) for n in spread]
     assert [row.time_median, *row.ends("time")] == [
         None if n is None else pytest.approx(0.01 * n) for n in spread
     ]
     assert (row.runs, row.reached) == (len(steps), len(steps) - steps.count(None))
     assert row.seeds == tuple(9001 + i for i in range(len(steps)))
+
+
+@pytest.mark.parametrize(
+    ("changes", "low", "high"),
+    [
+        # The grid alone: the target was met in (89, 110].
+        ({}, 90.0, 120.0),
+        # A median of three whose standard error, 1.2533 x 0.3/sqrt(3), is wider than they are.
+        ({"scatter": 0.3}, 110 * math.exp(-0.357), 110 * math.exp(0.357)),
+        # 20% of error in the seconds of a step.
+        (
+            {"time_error": 0.2},
+            110 * math.exp(-math.hypot(math.log(110 / 90), 0.329)),
+            110 * math.exp(math.hypot(math.log(120 / 110), 0.329)),
+        ),
+    ],
+)
+def test_the_interval_over_seeds_holds_the_grid_the_scatter_and_the_error_of_time(
+    changes, low, high
+):
+    runs = [again(FAST, n, number=i, steps_low=n - 21)[0] for i, n in enumerate((120, 111, 110), 1)]
+    runs[1] = replace(runs[1], steps=110)
+    row = confirmed(runs, **changes)
+    assert row.time_low == pytest.approx(0.01 * low, rel=2e-3)
+    assert row.time_high == pytest.approx(0.01 * high, rel=2e-3)
+    if "time_error" in changes:
+        assert (row.steps_low, row.steps_high) == (pytest.approx(90), pytest.approx(120))
+
+
+def test_a_run_that_met_the_target_at_its_first_evaluation_is_counted():
+    runs = [again(FAST, 36, number=i, steps_low=low)[0] for i, low in enumerate((0, 0, 30))]
+    row = confirmed(runs)
+    assert row.untold == 2
+    assert row.steps_low == pytest.approx(1.0)
 
 
 def test_candidates_are_the_best_single_runs_and_all_that_ran_again():

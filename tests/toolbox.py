@@ -200,7 +200,7 @@ def make_survey(
 ) -> Survey:
     """Return a survey of a Linear with seconds per step ``taus``, ``bare`` of them without the framework."""
     timings = (
-        StepTiming(size, tau, tau, tau, 0.0, 9, None if bare is None else bare * tau)
+        StepTiming(size, tau, tau, tau, 0.0, 9, 3, None if bare is None else bare * tau)
         for size, tau in taus
     )
     at, smallest = make_probe_result(taus[-1][0]), make_probe_result(taus[0][0])

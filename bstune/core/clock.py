@@ -2,6 +2,9 @@
 
 Training runs in segments between evaluations. The clock synchronises the device at the edges of segments alone, so
 that asynchronous kernels are counted where they belong and nothing waits inside a segment.
+
+A segment's seconds are those of a machine that has nothing else to do: what the training waited for a
+processor meanwhile is left out of them. The seconds by phase are the wall's.
 """
 
 import os
@@ -14,6 +17,8 @@ from itertools import accumulate
 from pathlib import Path
 
 IMPORTED = time.monotonic()
+# Of a segment's seconds, that it ran at least: no step takes no time.
+LEAST_RUNNING = 0.01
 
 
 class Phase(Enum):
@@ -26,15 +31,23 @@ class Phase(Enum):
 
 
 class TrialClock:
-    """Counts a trial's seconds by phase; it starts in ``STARTUP``. Tests give their own ``now``, a monotonic clock."""
+    """Counts a trial's seconds by phase; it starts in ``STARTUP``.
+
+    Args:
+        now: a monotonic clock, in seconds; tests give their own.
+        synchronize: waits for the device.
+        waited: tells the seconds, so far, that the training waited for a processor.
+    """
 
     def __init__(
         self,
         now: Callable[[], float] = time.perf_counter,
         synchronize: Callable[[], None] = lambda: None,
+        waited: Callable[[], float] = lambda: 0.0,
     ) -> None:
         self._now = now
         self._synchronize = synchronize
+        self._waited = waited
         self._seconds = dict.fromkeys(Phase, 0.0)
         self.segments: list[
             tuple[int, float]
@@ -42,15 +55,24 @@ class TrialClock:
         self._phase = Phase.STARTUP
         self._segment = 0.0  # seconds of the running segment before it was last interrupted
         self._since = now()
+        self._waited_since = waited()
 
     def enter(self, phase: Phase) -> float:
-        """Leave the present phase for ``phase`` and return the seconds that the one that was left has just taken."""
+        """Leave the present phase for ``phase``; return the seconds that it has just run.
+
+        They are the wall's, less what it waited for a processor.
+        """
         self._synchronize()
         now = self._now()
+        waited = self._waited()
         elapsed = now - self._since
+        running = elapsed - (waited - self._waited_since)
         self._seconds[self._phase] += elapsed
-        self._phase, self._since = phase, now
-        return elapsed
+        self._phase = phase
+        self._since = now
+        self._waited_since = waited
+        # Two clocks are not read at one moment.
+        return max(running, LEAST_RUNNING * elapsed)
 
     def train(self) -> None:
         """Enter ``TRAINING`` unless that is the phase."""

@@ -33,6 +33,9 @@ LOOK_BACK = 1.25
 CompileMode = Literal["default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"]
 CUDA_GRAPH_MODES = ("reduce-overhead", "max-autotune")
 FastMode = Literal["auto", "off", "graph"]
+StepsOf = Literal[
+    "trainer", "lean"
+]  # whose seconds of a step count: Lightning's loop, or the lean one
 
 
 @dataclass(frozen=True)

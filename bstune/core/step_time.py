@@ -1,15 +1,16 @@
-"""tau(B), seconds per training step over batch size: a line, what corrects it, and a step on several devices."""
+"""tau(B), seconds per training step over batch size: a line, what corrects it, and a step on several devices.
+
+With its error it is in :mod:`bstune.core.step_time_law`.
+"""
 
 import math
 import statistics
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.interpolate import PchipInterpolator
-from scipy.optimize import isotonic_regression, nnls
+from scipy.optimize import nnls
 
 from bstune.core.errors import HardwareError
 
@@ -76,55 +77,6 @@ def fit_step_times(
     )  # rows in one piece, which numpy's log may treat otherwise
     log_ratio = np.log(tau / StepTimes(smooth)(batch))
     return StepTimes(smooth, tuple(np.log2(batch).tolist()), tuple(log_ratio.tolist()))
-
-
-@dataclass(frozen=True)
-class StepTimeModel(StepTime):
-    """A survey's tau(B): what was measured, made monotone and joined smoothly; its line beyond."""
-
-    residual: float  # the median relative error of the line at the measured batch sizes
-    sizes: tuple[float, ...]  # rising
-    seconds: tuple[float, ...]  # never falling
-
-    def __call__(self, batch_size: float) -> float:
-        """Return tau(B) in seconds; beyond the measured sizes, the line scaled through the last one."""
-        line = super().__call__
-        if batch_size <= self.sizes[0]:
-            return self.seconds[0] * line(batch_size) / line(self.sizes[0])
-        if batch_size >= self.sizes[-1]:
-            return self.seconds[-1] * line(batch_size) / line(self.sizes[-1])
-        return math.exp(float(self._joined(math.log(batch_size))))
-
-    @cached_property
-    def _joined(self) -> PchipInterpolator:
-        return PchipInterpolator(
-            np.log(self.sizes), np.log(self.seconds)
-        )  # keeps a rising sequence rising
-
-
-def fit_step_model(measured: Sequence[tuple[float, float]]) -> StepTimeModel:
-    """Return the model of (batch size, seconds) pairs, one a batch size; a fall from noise is averaged away."""
-    pairs = sorted(measured)
-    sizes, seconds = [size for size, _ in pairs], [value for _, value in pairs]
-    if len(set(sizes)) < max(2, len(sizes)) or not all(math.isfinite(v) and v > 0 for v in seconds):
-        raise HardwareError(
-            f"tau(B) needs positive seconds at two or more batch sizes, each once, but got {pairs}"
-        )
-    line = fit_line(pairs)
-    rising = np.exp(isotonic_regression(np.log(seconds)).x)
-    residual = statistics.median(abs(line(size) / value - 1.0) for size, value in pairs)
-    return StepTimeModel(
-        line.overhead, line.per_example, residual, tuple(sizes), tuple(rising.tolist())
-    )
-
-
-def leave_one_out(measured: Sequence[tuple[float, float]]) -> tuple[float, ...]:
-    """Return the relative error of tau at each measured size but the ends, predicted from all the others."""
-    pairs = sorted(measured)
-    return tuple(
-        abs(fit_step_model(pairs[:i] + pairs[i + 1 :])(pairs[i][0]) / pairs[i][1] - 1.0)
-        for i in range(1, len(pairs) - 1)
-    )
 
 
 def sync_seconds(devices: int, alpha: float, beta: float) -> float:

@@ -19,6 +19,7 @@ from bstune.hardware import roofline
 from bstune.hardware.known_devices import Prediction
 from bstune.hardware.roofline import TENSOR_CORE_SOURCE, DeviceLimits, LayerCost, StepCost
 from bstune.hardware.survey import Survey, compose_survey, probe_text, survey_of
+from bstune.hardware.threads import threads_text
 from bstune.report.drawing import BLUE, GREY, INK, PURPLE, VERMILION, save_figure
 from bstune.system.console import format_count, format_number, format_seconds, plain_console
 from bstune.system.failures import optional
@@ -96,7 +97,9 @@ def headline(survey: Survey, cached: bool) -> tuple[str, ...]:
     sizes = [format_count(size) for size, _ in survey.pairs]
     taken = "kept from before" if cached else f"measured in {format_seconds(survey.seconds)}"
     times = f"tau(B) at {len(sizes)} batch sizes from {sizes[0]} to {sizes[-1]} ({taken})"
-    return (f"{_ceiling_text(survey)}; {times}", *survey.notes)
+    threads = None if survey.threads is None else threads_text(survey.threads)
+    more = [f"threads: {threads}"] if threads else []
+    return (f"{_ceiling_text(survey)}; {times}", *more, *survey.notes)
 
 
 def survey_tables(survey: Survey) -> Group:

@@ -7,6 +7,7 @@ tau(B) is half of its model of time.
 import hashlib
 import json
 import logging
+import math
 import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -24,13 +25,26 @@ from pydantic import TypeAdapter, ValidationError
 
 from bstune.config import Composed, compose
 from bstune.core.errors import ConfigError, HardwareError, InputError, StudyError
-from bstune.core.records import Budget, TrialProtocol, TrialSpec
+from bstune.core.records import Budget, StepsOf, TrialProtocol, TrialSpec
 from bstune.core.search_space import Space
-from bstune.core.step_time import StepTimeModel, fit_step_model, fit_step_times, leave_one_out
+from bstune.core.step_time import fit_step_times
+from bstune.core.step_time_law import (
+    SizeTiming,
+    StepTimeLaw,
+    fit_step_time_law,
+    leave_one_out,
+)
 from bstune.hardware import known_devices, roofline, timing
 from bstune.hardware.memory import Ceiling, ProbeResult, memory_limit, resident_bytes
 from bstune.hardware.probe import DEVICE_LOST, largest_in_time, measure_ceiling
 from bstune.hardware.several import shared_steps
+from bstune.hardware.threads import (
+    VISITS,
+    ThreadChoice,
+    choose_threads,
+    counts_to_try,
+    threads_of_torch,
+)
 from bstune.options import StudyOptions
 from bstune.recipe import Recipe
 from bstune.system.console import format_seconds, quieten
@@ -40,7 +54,7 @@ from bstune.system.inputs import read_bytes
 from bstune.system.watchdog import waiting_for, watching
 from bstune.trial.backend import make_space
 from bstune.trial.batches import loaders_of
-from bstune.trial.device import device_name, processor, versions
+from bstune.trial.device import device_name, processor, processor_wait_of, versions
 from bstune.trial.graph import eager_steps
 from bstune.trial.loop import Workload
 from bstune.trial.preflight import (
@@ -72,6 +86,7 @@ PROBES_SHARE = 0.5
 CEILINGS_SHARE = 0.02
 LARGEST_SHARE = 0.3
 BARE_SHARE = 0.05  # likewise, a visit without the framework
+THREADS_SHARE = 0.15  # likewise, the choice of the number of threads
 
 
 @dataclass(frozen=True)
@@ -92,21 +107,35 @@ class Survey:
     notes: tuple[str, ...] = ()
     # Dimensions that miss the tensor cores' multiple at the ceiling.
     misaligned: tuple[roofline.TensorCoreMisalignment, ...] = ()
+    # Of torch, with which the steps were timed; None on CUDA.
+    threads: ThreadChoice | None = None
+    # Whose seconds the steps' are.
+    seconds_of: StepsOf = "lean"
 
     @property
     def pairs(self) -> list[tuple[int, float]]:
         """Measured (B, tau(B) in seconds)."""
         return [(row.batch_size, row.seconds) for row in self.measured.timings]
 
+    @property
+    def size_timings(self) -> list[SizeTiming]:
+        """What the fit of tau(B) takes."""
+        return [
+            SizeTiming(row.batch_size, row.seconds, row.low, row.high, row.visits)
+            for row in self.measured.timings
+        ]
+
     @cached_property
-    def step_time(self) -> StepTimeModel | None:
-        """tau(B); None where only one batch size was measured."""
-        return fit_step_model(self.pairs) if len(self.pairs) > 1 else None
+    def step_time(self) -> StepTimeLaw | None:
+        """tau(B) with its error; None where only one batch size was measured."""
+        if len(self.pairs) < 2:
+            return None
+        return fit_step_time_law(self.size_timings, self.measured.waited)
 
     @property
     def left_out_error(self) -> float | None:
         """Median relative error of tau at measured sizes that are predicted from the others; None below three sizes."""
-        return statistics.median(leave_one_out(self.pairs)) if len(self.pairs) > 2 else None
+        return statistics.median(leave_one_out(self.size_timings)) if len(self.pairs) > 2 else None
 
     @property
     def turning_batch_size(self) -> float | None:
@@ -198,6 +227,35 @@ class TimedSteps:
     cost: roofline.StepCost | None
     misaligned: tuple[roofline.TensorCoreMisalignment, ...]
     notes: tuple[str, ...]
+    threads: ThreadChoice | None
+
+
+@dataclass(frozen=True)
+class HowTimed:
+    """How the steps of a survey are timed."""
+
+    seconds_of: StepsOf
+    # Numbers of threads to choose from; empty: torch's are left as they are.
+    thread_counts: tuple[int, ...]
+
+    def describes(self, survey: "Survey") -> bool:
+        """Whether a survey from before was timed like this."""
+        if survey.seconds_of != self.seconds_of:
+            return False
+        if survey.threads is None:
+            return not self.thread_counts
+        # One that was given says nothing of the others.
+        was_chosen = len(survey.threads.timings) > 0 or len(self.thread_counts) == 1
+        return was_chosen and survey.threads.threads in self.thread_counts
+
+
+def how_timed(options: StudyOptions, module: LightningModule) -> HowTimed:
+    """Tell how the steps of a module are timed: by the loop that trains the winner, unless the options say."""
+    seconds_of = options.seconds_of
+    if seconds_of == "auto":
+        is_own = type(module).__module__.partition(".")[0] == "bstune"
+        seconds_of = "lean" if is_own else "trainer"
+    return HowTimed(seconds_of, counts_to_try(options))
 
 
 # Of the memory ceiling, and the seconds that there are.
@@ -220,11 +278,17 @@ def measure(
     """
     if tried is None:
         tried = _few_steps(build(), protocol, space)
+    how = how_timed(options, build_module(options, recipe, _spec(space.low, space)))
 
     def time_steps(ceiling: Ceiling, seconds: float) -> TimedSteps:
-        return time_workload(options, recipe, space, protocol, build(), tried, ceiling, seconds)
+        workload = build()
+        return time_workload(
+            options, recipe, space, protocol, workload, tried, how, ceiling, seconds
+        )
 
-    return measure_with(options, recipe, space, protocol, train_examples, tried, time_steps, log)
+    return measure_with(
+        options, recipe, space, protocol, train_examples, tried, how, time_steps, log
+    )
 
 
 def measure_with(
@@ -234,6 +298,7 @@ def measure_with(
     protocol: TrialProtocol,
     train_examples: int,
     tried: PreflightFindings | None,
+    how: HowTimed,
     time_steps: TimeSteps,
     log: Callable[[str], None],
 ) -> Survey:
@@ -286,6 +351,8 @@ def measure_with(
         seconds=time.perf_counter() - start,
         notes=(*unused, *ceiling.notes, *timed.notes),
         misaligned=timed.misaligned,
+        threads=timed.threads,
+        seconds_of=how.seconds_of,
     )
 
 
@@ -296,21 +363,72 @@ def time_workload(
     protocol: TrialProtocol,
     workload: Workload,
     tried: PreflightFindings | None,
+    how: HowTimed,
     ceiling: Ceiling,
     seconds: float,
 ) -> TimedSteps:
-    """Measure the device's roofline and the workload's steps, in this process, within some seconds."""
+    """Measure the device's roofline and the workload's steps, in this process, within some seconds.
+
+    They are measured with the number of threads that is fastest, which torch has again as before.
+    """
     start = time.perf_counter()
     device = torch.device(options.device)
+    timed_protocol = replace(protocol, fast="off") if how.seconds_of == "trainer" else protocol
     with _device_errors():
         workload = _with_small_evaluations(workload)
-        limits, cost, notes = _roofline(options, device, workload, protocol, space)
-        left = seconds - (time.perf_counter() - start)
-        measured, more = _time_ladder(
-            options, recipe, space, protocol, workload, ceiling, device, left, tried
+        threads = _choose_threads(
+            options, space, timed_protocol, workload, tried, how, ceiling, seconds
         )
+        with nullcontext() if threads is None else threads_of_torch(threads.threads):
+            limits, cost, notes = _roofline(options, device, workload, protocol, space)
+            left = seconds - (time.perf_counter() - start)
+            measured, more = _time_ladder(
+                options, recipe, space, timed_protocol, workload, ceiling, device, left, tried
+            )
     misaligned = _misaligned(device, limits, cost, ceiling.batch_size)
-    return TimedSteps(measured, limits, cost, misaligned, (*notes, *more))
+    return TimedSteps(measured, limits, cost, misaligned, (*notes, *more), threads)
+
+
+def _choose_threads(
+    options: StudyOptions,
+    space: Space,
+    protocol: TrialProtocol,
+    workload: Workload,
+    tried: PreflightFindings | None,
+    how: HowTimed,
+    ceiling: Ceiling,
+    seconds: float,
+) -> ThreadChoice | None:
+    """Choose the number of threads at up to three batch sizes, as far as a share of the seconds goes."""
+    counts = how.thread_counts
+    if not counts:
+        return None
+    step_time = options.hardware.step_time
+    low, high = ceiling.smallest, ceiling.batch_size
+    middle = round(math.sqrt(low * high) / space.multiple) * space.multiple
+    short = replace(protocol, warmup_steps=step_time.warmup_steps)
+
+    def steps_at(batch_size: int) -> int:
+        if tried is None:
+            return step_time.min_steps
+        wanted = round(step_time.visit_seconds / tried.step_time(batch_size))
+        return min(max(wanted, step_time.min_steps), step_time.max_steps)
+
+    def time_step(batch_size: int) -> float:
+        rate = _spec(batch_size, space).lr
+        steps = timing.time_trial(workload, short, batch_size, rate, steps_at(batch_size))
+        return statistics.mean(steps)
+
+    sizes = list[int]()
+    left = THREADS_SHARE * seconds
+    for batch_size in sorted({low, max(low, middle), high}):
+        if tried is not None:
+            steps = steps_at(batch_size) + step_time.warmup_steps
+            left -= len(counts) * VISITS * steps * tried.step_time(batch_size)
+        if sizes and left < 0.0:
+            break
+        sizes.append(batch_size)
+    return choose_threads(time_step, counts, sizes)
 
 
 def _few_steps(
@@ -519,11 +637,14 @@ def _time_ladder(
             )
     sizes = timing.ladder(ceiling.smallest, largest, step_time.rungs, space.multiple)
     alone = nullcontext(partial(timing.time_trial, workload, short))
+    waited = processor_wait_of(device)
+    began, waited_before = time.perf_counter(), waited()
     with shared_steps(options, recipe, warmup_steps) if several else alone as time_trial:
         if several:  # while the processes start
             time_trial(sizes[0], _spec(sizes[0], space).lr, 1)
         measured = timing.measure_step_times(run, sizes, step_time.repeats, options.seed, seconds)
-    return measured, (*more, *notes)
+    share_waited = (waited() - waited_before) / (time.perf_counter() - began)
+    return replace(measured, waited=share_waited), (*more, *notes)
 
 
 SURVEYS = TypeAdapter(Survey)
@@ -551,28 +672,34 @@ def cached_survey(
     ``tried`` is what a few steps have shown before, see :func:`measure`.
     """
     examples = train_examples(data)
-    key = survey_key(options, recipe, space, protocol, examples)
+    key, how = survey_key(options, recipe, space, protocol, examples)
     return cached(
         options,
         key,
+        how,
         lambda: measure(options, recipe, space, protocol, examples, build, log, tried),
     )
 
 
 def survey_key(
     options: StudyOptions, recipe: Recipe, space: Space, protocol: TrialProtocol, examples: int
-) -> str:
-    """Return the key of a workload's survey in the cache; a module is built for it."""
+) -> tuple[str, HowTimed]:
+    """Return the key of a workload's survey in the cache, and how its steps are timed; a module is built for it."""
     spec = TrialSpec(0, 0, space.low, space.lr(space.low, 0.0), None, 0)
     module = build_module(options, recipe, spec)
-    return cache_key(options, space, protocol, module, examples)
+    return cache_key(options, space, protocol, module, examples), how_timed(options, module)
 
 
-def cached(options: StudyOptions, key: str, measured: Callable[[], Survey]) -> tuple[Survey, bool]:
-    """Return the survey of a key, and whether it was in the cache; else it is measured, and kept there."""
+def cached(
+    options: StudyOptions, key: str, how: HowTimed, measured: Callable[[], Survey]
+) -> tuple[Survey, bool]:
+    """Return the survey of a key, and whether it was in the cache; else it is measured, and kept there.
+
+    One with another number of threads, or of another loop, is measured again.
+    """
     path = Path(options.hardware.cache) / f"{options.workload.name}-{key}.json"
     known = None if options.hardware.refresh else read(path)
-    if known is not None:
+    if known is not None and how.describes(known):
         return known, True
     survey = measured()
     try:
@@ -589,6 +716,13 @@ def read(path: Path) -> Survey | None:
         return SURVEYS.validate_json(read_bytes(path, "the survey"))
     except (InputError, ValidationError, HardwareError):
         return None
+
+
+def _device_kind(options: StudyOptions, protocol: TrialProtocol) -> str:
+    """Name the device without its threads, which a survey chooses."""
+    if options.device == "cpu" and options.devices == 1:
+        return "cpu"
+    return device_name(protocol.trainer, protocol.devices)
 
 
 def cache_key(
@@ -612,7 +746,7 @@ def cache_key(
         ],
         "examples": train_examples,
         "range": [space.low, usable(space.high, protocol.budget)[0], space.multiple],
-        "device": [device_name(protocol.trainer, protocol.devices), processor()],
+        "device": [_device_kind(options, protocol), processor()],
         "trainer": {key: str(value) for key, value in (trainer | options.trainer).items()},
         "micro_batch_size": protocol.micro_batch_size,
         "compile": protocol.compile,

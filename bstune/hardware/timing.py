@@ -28,13 +28,15 @@ from bstune.hardware.roofline import (
 from bstune.system.watchdog import Wait, waiting_for
 from bstune.trial.batches import endless, micro_batch_sizes
 from bstune.trial.compile import compiled
-from bstune.trial.device import device_of, products_in, synchronize
+from bstune.trial.device import device_of, processor_wait_of, products_in, synchronize
 from bstune.trial.loop import Workload, run_trial
 from bstune.trial.start import at_start
 from bstune.trial.trainer import without_monitors
 from bstune.trial.workload import on_device
 
 SHARE_OF_EVALUATION = 1e-9  # no trial that is profiled is evaluated before its end
+NOISY_QUARTILES = 1.5  # upper over lower, of the visits of a batch size that is visited again
+MOST_REPEATS = 4  # times as many visits as are asked for, of a batch size whose visits differ much
 TIMER_CALLS = 5  # of a size at least: three to warm up, one to choose the block, one block
 
 
@@ -48,6 +50,7 @@ class StepTiming:
     high: float  # upper quartile
     drift: float  # largest over smallest of them, less 1
     steps: int  # how many were timed
+    visits: int  # at which they were timed
     bare: (
         float | None
     )  # likewise, of the bare forward, backward and optimizer step; None: not timed
@@ -70,6 +73,8 @@ class Measured:
     timings: tuple[StepTiming, ...]
     left_out: tuple[int, ...]  # batch sizes without a visit
     cut: tuple[int, ...]  # batch sizes with fewer visits than were asked for
+    # The share of the wall's seconds for which the timing waited for a processor; it is in no timing.
+    waited: float = 0.0
 
 
 def ladder(low: int, ceiling: int, rungs: int, multiple: int) -> tuple[int, ...]:
@@ -101,31 +106,47 @@ def measure_step_times(
 ) -> Measured:
     """Measure each batch size ``repeats`` times, both ends first and always, others in shuffled order if there is time.
 
+    Batch sizes whose visits differ much are visited again, up to four times as often, while there is time.
     ``run`` returns the seconds of single steps of a trial, at least one, and of a bare loop.
     """
     start, ends = now(), (min(sizes), max(sizes))
     taken: list[tuple[float, float]] = []
     trials: dict[int, list[Sequence[float]]] = {}
     bares: dict[int, list[Sequence[float]]] = {size: [] for size in sizes}
-    for size in visits(sizes, repeats, seed):
+
+    def visit(size: int) -> None:
         began = now()
         # What a visit takes is predicted from those so far; a smaller one may still end in time where this does not.
         needed = size in ends and size not in trials
-        if (
-            not needed
-            and began - start + float(fit_step_times(taken, size)(np.array(float(size))))
-            > max_seconds
-        ):
-            continue
+        if not needed:
+            predicted = float(fit_step_times(taken, size)(np.array(float(size))))
+            if began - start + predicted > max_seconds:
+                return
         trial, bare = run(size)
         trials.setdefault(size, []).append(trial)
         bares[size] += [bare] if bare else []
         taken.append((float(size), now() - began))
+
+    for size in visits(sizes, repeats, seed):
+        visit(size)
+    for _ in range((MOST_REPEATS - 1) * repeats):
+        noisy = [size for size, found in trials.items() if _is_noisy(found)]
+        visited = sum(map(len, trials.values()))
+        for size in noisy:
+            visit(size)
+        if sum(map(len, trials.values())) == visited:
+            break
     return Measured(
         timings=tuple(summarize(size, trials[size], bares[size]) for size in sorted(trials)),
         left_out=tuple(size for size in sizes if size not in trials),
         cut=tuple(size for size in sizes if 0 < len(trials.get(size, ())) < repeats),
     )
+
+
+def _is_noisy(repeats: Sequence[Sequence[float]]) -> bool:
+    """Tell whether the visits of a batch size lie far apart."""
+    low, high = np.quantile([statistics.mean(repeat) for repeat in repeats], (0.25, 0.75)).tolist()
+    return bool(high > NOISY_QUARTILES * low)
 
 
 def summarize(
@@ -146,6 +167,7 @@ def summarize(
         high,
         drift,
         steps,
+        len(repeats),
         statistics.median(map(statistics.mean, bare)) if bare else None,
     )
 
@@ -157,9 +179,14 @@ def _marker(
 
     On CUDA the marks are events of its stream: to set one does not wait, so that the host prepares the next step while
     the device computes, as in training; the seconds are read once the device has been waited for.
+    On a CPU the clock stands still while this thread waits for a processor.
     """
     if device.type != "cuda":
-        return now, lambda pair: pair[1] - pair[0]
+        # Another clock, such as the processor's own, knows of no wait.
+        if now is not time.perf_counter:
+            return now, lambda pair: pair[1] - pair[0]
+        waited = processor_wait_of(device)
+        return lambda: now() - waited(), lambda pair: pair[1] - pair[0]
 
     def mark() -> torch.cuda.Event:
         event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from bstune.core.records import Merit
 from bstune.core.scaling import RULES
 from bstune.result import (
+    INTERVAL_LEVEL,
     MAXIMAL_DATA_PARALLELISM,
     PERFECT_SCALING,
     AtEqualSeconds,
@@ -43,7 +44,8 @@ PREDICTED = "predicted, not run again on fresh seeds"
 # Times its low end: an interval this narrow is good, and good enough.
 NARROW = 1.5
 NARROW_ENOUGH = 3.0
-NOISY = 0.2  # by how much steps at one batch size may differ on a quiet machine
+NOISY = 0.1  # relative error of a step's seconds, on a quiet machine at most
+BUSY = 0.1  # share of the time that steps wait for a processor, on a quiet machine at most
 HALF = 0.5  # efficiency: the first number of devices below it is the last that is named
 MORE = 4  # times what was spent, where more of it is the advice
 LIGHTNINGS = "Lightning's: "  # begins the name of a training loop that is not bstune's
@@ -200,9 +202,9 @@ def _point_text(
 
 
 def expected_text(winner: WinnerResult) -> str:
-    """Write what a winner takes, as the median over fresh seeds with their range.
+    """Write what a winner takes: the median over fresh seeds, and its interval.
 
-    ``613 ms, 53 steps (median of 3 fresh seeds, all reached: 480 to 737 ms, 48 to 88 steps)``
+    ``613 ms, 53 steps (3 of 3 fresh seeds reached it; 90%: 480 to 737 ms, 48 to 88 steps)``
     """
     middle = list[str]()
     if winner.time_to_target is not None:
@@ -218,9 +220,8 @@ def expected_text(winner: WinnerResult) -> str:
         return f"not known: {reached} reached the target"
     if not middle:
         return f"not known: only {reached} reached the target ({', '.join(ranges)})"
-    many = "all" if fresh.all_reached else str(fresh.reached)
-    of = f"median of {plural(fresh.runs, 'fresh seed')}, {many} reached"
-    return f"{', '.join(middle)} ({of}: {', '.join(ranges)})"
+    level = f"{INTERVAL_LEVEL:.0%}"
+    return f"{', '.join(middle)} ({reached} reached it; {level}: {', '.join(ranges)})"
 
 
 def fresh_text(fresh: Confirmed) -> str:
@@ -229,14 +230,14 @@ def fresh_text(fresh: Confirmed) -> str:
 
 
 def range_text(merit: Merit, fresh: Confirmed) -> str | None:
-    """Write ``480 to 737 ms``, or ``48 to 88 steps``, over fresh seeds; None where none reached the target."""
+    """Write the interval over fresh seeds, ``480 to 737 ms`` or ``48 to 88 steps``; None where none reached."""
     low, high = fresh.ends(merit)
     if low is None:
         return None
     first, unit = format_count(low), "steps"
     last = "" if high is None else format_count(high)
     if merit == "time":
-        scale, unit = time_unit(low)
+        scale, unit = time_unit(fresh.time_median or low)
         first = format_number(low / scale, 3)
         last = "" if high is None else format_number(high / scale, 3)
     if high is None:
@@ -260,16 +261,21 @@ def _gain(result: StudyResult) -> Iterator[str | None]:
         yield _no_gain_text(baseline, use, own)
         return
     better = "as fast as" if gain.merit == "time" else "fewer steps than"
-    ratio = format_number(gain.ratio, 3 if gain.ratio < 2.0 else 2)
+    ratio = _ratio_text(gain.ratio)
     if gain.at_least or gain.low is None:
         yield f"at least {ratio} times {better} {own}, stopped before the target"
         return
-    ends = f"{format_number(gain.low, 2)} to {format_number(gain.high, 2)}"
+    ends = f"{_ratio_text(gain.low)} to {_ratio_text(gain.high)}"
     span = f"{gain.level:.0%} interval: {ends}"
     if gain.low <= 1.0:
         yield f"not shown to be faster than {own}: keep what you have ({ratio} times, {span})"
     else:
         yield f"{ratio} times {better} {own} ({span})"
+
+
+def _ratio_text(ratio: float | None) -> str:
+    """Write a ratio to as many digits as tell it from 1."""
+    return format_number(ratio, 3 if ratio is not None and ratio < 2.0 else 2)
 
 
 def _compared_text(compared: AtEqualSeconds, own: str) -> str:
@@ -289,9 +295,14 @@ def _no_gain_text(baseline: BaselineResult, use: WinnerResult | None, own: str) 
         return f"not known: {own} diverged after {after}"
     if use is None:
         return None
-    if use.batch_size == baseline.batch_size and use.lr == baseline.lr:
+    if _is_at(use, baseline):
         return f"none: {own} is the best that was found"
     return f"not known: {own} {baseline.status} after {after}"
+
+
+def _is_at(winner: WinnerResult, baseline: BaselineResult) -> bool:
+    """Whether the winner is the user's own configuration."""
+    return winner.batch_size == baseline.batch_size and winner.lr == baseline.lr
 
 
 def _as_good(result: StudyResult) -> Iterator[str | None]:
@@ -304,9 +315,21 @@ def _as_good(result: StudyResult) -> Iterator[str | None]:
     if found.low == found.high:
         yield f"no other batch size that was tried is {within}"
         return
-    low = f"batch size {format_count(found.low)} with learning rate {format_number(found.lr_low)}"
-    high = f"{format_count(found.high)} with {format_number(found.lr_high)}"
-    yield f"{low} to {high} ({within})"
+    pairs = [
+        (found.low, found.lr_low),
+        (found.middle, found.lr_middle),
+        (found.high, found.lr_high),
+    ]
+    distinct = dict(pairs)
+    rates = [f"{format_number(lr, 3)} at {format_count(size)}" for size, lr in distinct.items()]
+    sizes = f"batch sizes {format_count(found.low)} to {format_count(found.high)}"
+    text = f"{sizes}, predicted {within}; learning rate {', '.join(rates)}"
+    ends = [
+        name
+        for name, is_open in (("smaller", found.is_low_open), ("larger", found.is_high_open))
+        if is_open
+    ]
+    yield f"{text}; {' and '.join(ends)} ones are not known" if ends else text
 
 
 def _cautions(result: StudyResult) -> Iterator[str | None]:
@@ -319,6 +342,7 @@ def _cautions(result: StudyResult) -> Iterator[str | None]:
         yield result.stop_reason
     yield from _not_run_again(result)
     yield from _too_easy(result)
+    yield from _untold(result)
     noise = _noise(result)
     if noise is not None and not noise.good:
         yield noise.text
@@ -349,7 +373,7 @@ def _not_run_again(result: StudyResult) -> Iterator[str]:
         return
     point = f"batch size {format_count(left.batch_size)}, learning rate {format_number(left.lr)}"
     more = left.candidates + 1
-    yield f"not yet checked: {point} may be better; search.candidates={more} checks it"
+    yield f"{point} may be better, and did not run on fresh seeds: search.candidates={more} does it"
 
 
 def _too_easy(result: StudyResult) -> Iterator[str]:
@@ -363,6 +387,16 @@ def _too_easy(result: StudyResult) -> Iterator[str]:
         f"{plural(baseline.steps, 'step')}, where batch sizes differ little: a harder target "
         f"tells more, such as workload.target.value={value}"
     )
+
+
+def _untold(result: StudyResult) -> Iterator[str]:
+    """Tell of fresh seeds whose steps are not known, as their first evaluation met the target."""
+    fresh = None if result.winner is None else result.winner.confirmed
+    if fresh is not None and fresh.untold:
+        yield (
+            f"{fresh.untold} of {plural(fresh.runs, 'fresh seed')} met the target at their first "
+            "evaluation: when, could not be told"
+        )
 
 
 def _open_interval(result: StudyResult) -> Iterator[str]:
@@ -389,7 +423,7 @@ def _unreached(result: StudyResult) -> Iterator[str]:
     parts = [plural(round(so_far.predicted_steps), "step")]
     if so_far.predicted_seconds is not None:
         parts.append(f"{format_seconds(so_far.predicted_seconds)} of training")
-    yield f"it is predicted to meet the target after about {', '.join(parts)} in all"
+    yield f"that trial is predicted to meet the target after about {', '.join(parts)} in all"
 
 
 def unreached_text(result: StudyResult) -> str:
@@ -647,25 +681,39 @@ def _devices(result: StudyResult) -> Iterator[str | None]:
         yield f"critical batch size not known, as batch size {size} alone reached the target"
         return
     text = f"critical batch size {critical_text(critical)}"
-    plan = _plan_text(result)
-    yield text if plan is None else f"{plan}; {text}"
+    plan = _plan_text(result) or "not known yet"
+    yield f"{plan}; {text}"
 
 
 def _plan_text(result: StudyResult) -> str | None:
-    """Write ``2 devices are 1.24 times as fast as one, 4 are 1.56 times``, up to where more is wasted."""
+    """Tell what further devices are predicted to be worth, up to where more is wasted.
+
+    ``up to 8 pay: predicted 2.9 times as fast on 4 (batch size 900 in all), 4.5 on 8 (1,500); 16
+    only 6.9``
+    """
     rows = [row for row in result.scale_out.told if row.devices > 1]
     if not rows:
         return None
     paying = [row for row in rows if row.efficiency >= HALF]
-    others = [row for row in rows if row.efficiency < HALF]
-    shown = (*paying[-2:], *others[:1])
-    texts = [f"{row.devices} are {format_number(row.speed_up, 3)} times" for row in shown]
-    first = format_number(shown[0].speed_up, 3)
-    texts[0] = f"{shown[0].devices} devices are {first} times as fast as one"
-    if others:
-        texts[-1] += " (less than half of each)"
-    found = ", ".join(texts)
-    return found if result.scale_out.with_all_reduce else f"{found}, not counting communication"
+    wasting = [row for row in rows if row.efficiency < HALF]
+    communication = "" if result.scale_out.with_all_reduce else ", communication not counted"
+    if not paying:
+        first = wasting[0]
+        speed_up = format_number(first.speed_up, 3)
+        return (
+            f"no: {first.devices} are predicted to be only {speed_up} times as fast{communication}"
+        )
+    texts = list[str]()
+    for row in paying[-2:]:
+        size = format_count(row.batch_size)
+        texts.append(
+            f"{format_number(row.speed_up, 3)} on {row.devices} (batch size {size} in all)"
+        )
+    most = paying[-1].devices
+    text = f"up to {most} pay: predicted times as fast as one {', '.join(texts)}"
+    if wasting:
+        text += f", only {format_number(wasting[0].speed_up, 3)} on {wasting[0].devices}"
+    return f"{text}{communication}"
 
 
 def counts_text(result: StudyResult) -> str:
@@ -728,14 +776,16 @@ def _seeds(result: StudyResult) -> Trust | None:
 
 
 def _noise(result: StudyResult) -> Trust | None:
-    if result.load is None:
+    timing = result.timing
+    if timing is None:
         return None
-    ratio = result.load.high / result.load.low
-    much = f"{ratio - 1.0:.0%}" if ratio < 2.0 else f"a factor of {ratio:.1f}"
-    what = f"a step's time, over the survey's, differs by {much} between trials"
-    if ratio > 1.0 + NOISY:
-        return Trust("noise", f"timings are noisy: {what}", False)
-    return Trust("noise", f"timings: {what}", True)
+    error = f"a step's seconds are known to {timing.relative_error:.0%}"
+    if timing.waited > BUSY:
+        busy = f"the machine was busy: timed steps waited for a processor {timing.waited:.0%} of the time"
+        return Trust("noise", f"{busy}, which is left out; {error}", False)
+    if timing.relative_error > NOISY:
+        return Trust("noise", f"timings are noisy: {error}", False)
+    return Trust("noise", f"timings: {error}", True)
 
 
 def _notes_of(result: StudyResult) -> Iterator[str | None]:
@@ -751,6 +801,10 @@ def _notes_of(result: StudyResult) -> Iterator[str | None]:
 def _next(result: StudyResult) -> Iterator[str | None]:
     """Give the command that trains the winner; without one, what to change."""
     if result.winner is not None:
+        baseline = result.baseline
+        is_own = baseline is not None and _is_at(result.winner, baseline)
+        if result.train is not None:
+            yield "keep your configuration; to train with it:" if is_own else "to train with it:"
         yield result.train
         return
     change = _cause(result).change

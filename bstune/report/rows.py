@@ -12,6 +12,8 @@ from bstune.core.records import Merit, TrialResult
 from bstune.core.scaling import RULES
 from bstune.result import WINNERS, CriticalBatchSize, CurvePoint, StudyResult, WinnerResult
 
+# Of the standard normal distribution, at the ends of a 90% interval.
+NORMAL_QUANTILE = 1.645
 YOURS = "yours"  # what charts call the baseline
 USE = "use"  # and the winner by the study's objective
 LARGEST_LOG = 600.0  # of a learning rate, natural
@@ -199,11 +201,17 @@ def band(result: StudyResult, merit: Merit) -> Band | None:
     tau = curve.seconds_per_step
     if tau is None:
         return None
-    low, middle, high = (
-        tuple(steps * seconds for steps, seconds in zip(values, tau, strict=True))
-        for values in (curve.low, curve.steps, curve.high)
-    )
-    return Band(curve.batch_size, low, middle, high)
+    errors = curve.seconds_error or (0.0,) * len(tau)
+    low, middle, high = list[float](), list[float](), list[float]()
+    for i, seconds in enumerate(tau):
+        steps = curve.steps[i]
+        of_time = NORMAL_QUANTILE * errors[i]
+        below = math.hypot(math.log(steps / curve.low[i]), of_time)
+        above = math.hypot(math.log(curve.high[i] / steps), of_time)
+        middle.append(steps * seconds)
+        low.append(steps * seconds * math.exp(-below))
+        high.append(steps * seconds * math.exp(above))
+    return Band(curve.batch_size, tuple(low), tuple(middle), tuple(high))
 
 
 def _stars(result: StudyResult, merit: Merit) -> list[Star]:

@@ -7,7 +7,7 @@ code behind them meets no text where it counts and no negative batch size. ``har
 whole survey; what of it is not named here is dropped.
 """
 
-from typing import Annotated, TypeVar
+from typing import Annotated, Literal, TypeVar
 
 from pydantic import BaseModel, Field, ValidationError
 
@@ -87,6 +87,8 @@ class Timing(SurveyPart, frozen=True):
     """Lower quartile."""
     high: NotNegative
     """Upper quartile."""
+    visits: Count = 1
+    """At which they were timed."""
     bare: NotNegative | None = None
     """Without what the framework adds."""
 
@@ -96,6 +98,15 @@ class Measured(SurveyPart, frozen=True):
 
     timings: Items[Timing] = ()
     """From the smallest batch size."""
+    waited: NotNegative = 0.0
+    """Share of the seconds for which the timing waited for a processor."""
+
+
+class Threads(SurveyPart, frozen=True):
+    """The number of threads that trains."""
+
+    threads: BatchSize
+    """Of torch."""
 
 
 class Limits(SurveyPart, frozen=True):
@@ -144,6 +155,10 @@ class HardwareFile(SurveyPart, frozen=True):
     """What time it takes."""
     limits: Limits | None = None
     """None where they could not be measured."""
+    threads: Threads | None = None
+    """None where a CPU does not train."""
+    seconds_of: Literal["trainer", "lean"] = "lean"
+    """Whose steps were timed."""
     derived: Derived = Derived()
     """What follows."""
 

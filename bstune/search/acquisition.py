@@ -176,7 +176,8 @@ def suggest(
         allowed = LOOK_SHARE * (posterior.spent - LOOK_AFTER * cost)
         chosen, predicted = choose_for_curve(posterior, options, pending, allowed)
     else:
-        draw = posterior.theta[int(rng.integers(len(posterior.theta)))]
+        row = int(rng.integers(len(posterior.theta)))
+        draw = posterior.theta[row]
         if posterior.observations and rng.random() < policy.random_fraction:
             chosen, predicted = len(options.stopped) + 2, math.inf
             x = math.log2(domain.snap(2.0 ** rng.uniform(*_log_sizes(posterior, domain))))
@@ -184,8 +185,9 @@ def suggest(
             options.x[chosen], options.z[chosen] = x, rng.uniform(bottom[0], top[0])
         else:
             longest_at = budget if posterior.prior.horizon else None
+            drawn_weight = weight if objective == "steps" else posterior.drawn_weight(row)
             chosen, predicted = thompson_sample(
-                posterior, options, draw, weight, pending, policy, longest_at
+                posterior, options, draw, drawn_weight, pending, policy, longest_at
             )
     done, size = float(options.done[chosen]), float(np.exp2(options.x[chosen]))
     last_step = budget(size)  # where the trial's budget is spent

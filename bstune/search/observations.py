@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from bstune.core.records import Target, TrialResult
 from bstune.core.step_time import StepTime, StepTimes, fit_step_times
+from bstune.core.step_time_law import StepTimeDraws, StepTimeLaw
 from bstune.search.horizon import RELIABLE, Ends, least_cost, log_met, misfit
 from bstune.search.posterior import (
     NOISE,
@@ -83,6 +84,16 @@ class Posterior:
     prior: Prior
     too_large: float  # log2 of the smallest batch size that ran out of memory, infinite if none did
     budget: Callable[[float], float] | None = None  # the longest horizon over batch size; None: any
+    # A draw of tau for each draw of the parameters; None where tau has no error.
+    tau_draws: StepTimeDraws | None = None
+
+    def drawn_weight(self, row: int) -> Weight:
+        """Give what steps are multiplied with to give seconds, by one draw of tau: log2 B (n,) gives (n,)."""
+        tau, draws = self.tau, self.tau_draws
+        if draws is None:
+            return lambda x: tau(np.exp2(x))
+        one = replace(draws, log_seconds=draws.log_seconds[[row]])
+        return lambda x: tau(np.exp2(x)) * one.over_law(np.exp2(x))[0]
 
 
 def infer(
@@ -142,7 +153,12 @@ def infer(
             data, weight=np.array([1.0 / max(count[trial.history], 1) for trial in last])
         )
     theta = sample_posterior(data, prior, rng, particles, moves)
-    return Posterior(observations, data, theta, tau, spent, prior, math.log2(too_large), budget)
+    tau_draws: StepTimeDraws | None = None
+    if isinstance(step_time, StepTimeLaw) and not in_examples:
+        tau_draws = step_time.draws(len(theta), rng)
+    return Posterior(
+        observations, data, theta, tau, spent, prior, math.log2(too_large), budget, tau_draws
+    )
 
 
 def _observation(

@@ -1,47 +1,66 @@
 """Which other batch sizes are as good as the best one: the range that a user may choose from."""
 
+import math
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
 from bstune.core.records import Merit, TrialResult
-from bstune.result import AsGood, Curve
+from bstune.result import AsGood
 
 # By how much more time, or how many more steps, than the least a batch size is as good.
 AS_GOOD_WITHIN = 0.1
+# The least probability that it takes no more than that.
+AS_GOOD_CHANCE = 0.25
 
 
-def as_good(curve: Curve | None, winner: TrialResult | None, merit: Merit) -> AsGood | None:
-    """Give the batch sizes around the curve's best that take at most a tenth more.
+def as_good(
+    batch_sizes: Sequence[float],
+    rates: Sequence[float],
+    log_merits: NDArray[np.float64],
+    winner: TrialResult,
+    merit: Merit,
+) -> AsGood:
+    """Give the batch sizes around the best that may take at most a tenth more.
 
     They are those of one range of the curve's ladder, so that all between its ends are as good;
     the winner, which fresh seeds have chosen, is always one of them.
 
     Args:
-        curve: S*(B), tau(B) and the best learning rates; None: there is none.
+        batch_sizes: the curve's ladder, rising.
+        rates: the best learning rate at each of them.
+        log_merits: draws of the log of what each takes, seconds or steps, at that rate: shape
+            (draws, batch sizes). What the trials and the timings leave open is in them.
         winner: the trial to use.
         merit: whether seconds or steps count.
     """
-    if curve is None or winner is None:
-        return None
-    values = curve.steps
-    if merit == "time":
-        if curve.seconds_per_step is None:
-            return None
-        pairs = zip(curve.steps, curve.seconds_per_step, strict=True)
-        values = tuple(steps * seconds for steps, seconds in pairs)
-    best = values.index(min(values))
-    most = (1.0 + AS_GOOD_WITHIN) * values[best]
+    best = int(np.median(log_merits, axis=0).argmin())
+    over_best = log_merits - log_merits[:, [best]]
+    chance = (over_best <= math.log1p(AS_GOOD_WITHIN)).mean(axis=0)
     first = best
-    while first > 0 and values[first - 1] <= most:
+    while first > 0 and chance[first - 1] >= AS_GOOD_CHANCE:
         first -= 1
     last = best
-    while last < len(values) - 1 and values[last + 1] <= most:
+    while last < len(batch_sizes) - 1 and chance[last + 1] >= AS_GOOD_CHANCE:
         last += 1
     own = (winner.batch_size, winner.lr)
-    low, lr_low = min((round(curve.batch_size[first]), curve.lr[first]), own)
-    high, lr_high = max((round(curve.batch_size[last]), curve.lr[last]), own)
+    low, lr_low = min((round(batch_sizes[first]), rates[first]), own)
+    high, lr_high = max((round(batch_sizes[last]), rates[last]), own)
+    # The winner's own pair is one that ran; elsewhere the rate is the law's.
+    half_way = (first + last) // 2
+    inner = [own, (round(batch_sizes[half_way]), rates[half_way])]
+    inside = [pair for pair in inner if low < pair[0] < high]
+    middle, lr_middle = inside[0] if inside else (low, lr_low)
     return AsGood(
         merit=merit,
         within=AS_GOOD_WITHIN,
         low=low,
+        middle=middle,
         high=high,
         lr_low=lr_low,
+        lr_middle=lr_middle,
         lr_high=lr_high,
+        is_low_open=first == 0,
+        is_high_open=last == len(batch_sizes) - 1,
     )

@@ -17,13 +17,14 @@ from bstune.study.baseline import Baseline, baseline_of
 from bstune.study.connection import check_storage
 from bstune.study.duration import advice_on_time
 from bstune.study.plan import SearchBudget, max_seconds
-from bstune.study.storage import ARGUMENTS, build_sampler
+from bstune.study.storage import ARGUMENTS, build_sampler, stored_setting
 from bstune.study.training import Training, TrainingHere, TrainingProcess, TriedBackend
 from bstune.system.failures import cause
 from bstune.system.files import Identity, Output, check_owner, check_writable
 from bstune.system.secrets import redact_values
 from bstune.system.watchdog import waiting_for, watching
 from bstune.trial.backend import (
+    Timed,
     TrialBackend,
     chooses_horizons,
     make_protocol,
@@ -146,6 +147,7 @@ def prepare(
         # torch and lightning take 4 s to import, and a replayed study needs neither
         from bstune.trial.workload import checked_protocol, resolve
 
+        options = _with_stored_threads(options)
         options, recipe = resolve(options, recipe)
         protocol = checked_protocol(options, recipe)
     else:
@@ -203,6 +205,14 @@ def prepare(
         elapsed=elapsed,
         baseline=baseline,
     )
+
+
+def _with_stored_threads(options: StudyOptions) -> StudyOptions:
+    """Take the number of threads that a study began with, where the options leave it open."""
+    if options.threads != "auto" or _single_trial(options) is not None:
+        return options
+    threads = stored_setting(options.study, options.storage, "threads")
+    return with_option(options, "threads", threads) if isinstance(threads, int) else options
 
 
 def _single_trial(options: StudyOptions) -> TrialSpec | None:
@@ -331,7 +341,8 @@ def _try_and_survey(
         if advice is not None:
             say(advice)
             backend.notes += (advice,)
-    if tried.survey_key is None:
+    key, how = tried.survey_key, tried.how_timed
+    if key is None or how is None:
         return backend, space, None, []
     timed = options
     if wall_seconds is not None:
@@ -346,15 +357,21 @@ def _try_and_survey(
             protocol,
             tried.train_examples,
             tried.findings,
+            how,
             partial(training.time_steps, say),
             say,
         )
 
     with waiting_for("the survey of the hardware"):
-        survey, was_cached = cached(options, tried.survey_key, measured)
+        survey, was_cached = cached(options, key, how, measured)
     high = min(space.high, survey.ceiling.batch_size)
     space = replace(space, low=survey.ceiling.smallest, high=high)
     backend.step_time = survey.step_time or tried.findings.step_time
+    if survey.step_time is not None:
+        threads = None if survey.threads is None else survey.threads.threads
+        backend.timed = Timed(survey.seconds_of, survey.measured.waited, threads)
+    if survey.threads is not None:
+        backend.rename(training.use_threads(survey.threads.threads))
     return backend, space, survey, [*headline(survey, was_cached)]
 
 
@@ -394,6 +411,8 @@ def _runner_of(
         )
     cuda = options.device.startswith("cuda")
     threads = None if cuda else max(1, torch.get_num_threads() // count)
+    if threads is not None and survey.threads is not None:
+        threads = min(threads, survey.threads.threads)
     share = survey.ceiling.at.limit
     limit = share if cuda else None
 

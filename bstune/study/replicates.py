@@ -27,6 +27,10 @@ from bstune.study.plan import is_baseline_replicate
 Runs = Mapping[int, tuple[TrialResult, ...]]
 Predicted = Mapping[int, float]  # steps that a fresh seed is predicted to take, by a trial's number
 CANDIDATES = 8  # trials of the best single runs, which may win: their checkpoints are kept
+# Of the standard normal distribution, at the ends of a 90% interval.
+QUANTILE = 1.645
+# A median's standard error over a mean's, of normal values.
+MEDIAN_ERROR = 1.2533
 SAME_POINT = 0.2  # octaves: closer than this in both batch size and learning rate, two trials are at one point
 
 
@@ -160,15 +164,26 @@ def candidates(
     return list(kept.values())
 
 
-def confirmed(runs: Sequence[TrialResult]) -> Confirmed | None:
-    """How many replicates reached the target, and the spread over all; None of none.
+def confirmed(
+    runs: Sequence[TrialResult], scatter: float = 0.0, time_error: float = 0.0
+) -> Confirmed | None:
+    """How many replicates reached the target, their median and its interval; None of none.
 
-    A run that did not reach it takes longer than any that did: then the maximum is None, and maybe the median.
+    A run that did not reach it takes longer than any that did: then the upper end is None, and
+    maybe the median.
+
+    Args:
+        runs: the replicates.
+        scatter: standard deviation of log steps from seed to seed, by all trials.
+        time_error: of the log of a step's seconds.
     """
     if not runs:
         return None
-    times = _spread([run.time_to_target for run in runs])
-    steps = _spread([float(run.steps) if run.reached else None for run in runs])
+    steps = _median_of_runs(runs, [float(run.steps) for run in runs], scatter, 0.0)
+    seconds = [run.steps * (run.seconds_per_step or math.nan) for run in runs]
+    times = _MedianOfRuns(None, None, None)
+    if not any(math.isnan(value) for value in seconds):
+        times = _median_of_runs(runs, seconds, scatter, time_error)
     return Confirmed(
         seeds=tuple(run.seed for run in runs),
         reached=sum(run.reached for run in runs),
@@ -179,6 +194,7 @@ def confirmed(runs: Sequence[TrialResult]) -> Confirmed | None:
         steps_median=steps.middle,
         steps_low=steps.low,
         steps_high=steps.high,
+        untold=sum(run.reached and run.steps_low == 0 for run in runs),
     )
 
 
@@ -267,16 +283,44 @@ def _replicate_merit(run: TrialResult, candidate: TrialResult, merit: Merit) -> 
 
 
 @dataclass(frozen=True)
-class _Spread:
-    """Median, least and most of what runs took; None for what lies beyond all that was run."""
+class _MedianOfRuns:
+    """A median over runs and its interval; None for what lies beyond all that was run."""
 
     middle: float | None
     low: float | None
     high: float | None
 
 
-def _spread(values: Sequence[float | None]) -> _Spread:
-    missing_last = [math.inf if value is None else value for value in values]
-    return _Spread(
-        finite(median(missing_last)), finite(min(missing_last)), finite(max(missing_last))
+def _median_of_runs(
+    runs: Sequence[TrialResult], values: Sequence[float], scatter: float, error: float
+) -> _MedianOfRuns:
+    """Give the median of runs, and the 90% interval of what it is over many seeds.
+
+    A run's target was met after its last evaluation that missed it: the interval begins there. It
+    is no narrower than the standard error of a median of so many runs, 1.2533 scatter/sqrt(n), and
+    ``error`` of each value adds to it.
+    """
+    missing_last = sorted(
+        value if run.reached else math.inf for run, value in zip(runs, values, strict=True)
     )
+    middle = finite(median(missing_last))
+    per_step = [
+        value / run.steps if run.steps else 0.0 for run, value in zip(runs, values, strict=True)
+    ]
+    earliest = [
+        (run.steps_low + 1.0) * unit
+        for run, unit in zip(runs, per_step, strict=True)
+        if run.reached
+    ]
+    latest = finite(missing_last[-1])
+    if not earliest:
+        return _MedianOfRuns(None, None, None)
+    if middle is None:
+        return _MedianOfRuns(None, min(earliest) * math.exp(-QUANTILE * error), None)
+    of_median = QUANTILE * MEDIAN_ERROR * scatter / math.sqrt(len(runs))
+    below = max(math.log(middle / min(earliest)), of_median)
+    low = middle * math.exp(-math.hypot(below, QUANTILE * error))
+    if latest is None:
+        return _MedianOfRuns(middle, low, None)
+    above = max(math.log(latest / middle), of_median)
+    return _MedianOfRuns(middle, low, middle * math.exp(math.hypot(above, QUANTILE * error)))

@@ -20,6 +20,7 @@ from rich.text import Text
 from bstune.core.curve import CurveBand, CurveError, CurveFit, fit_curve, frontier_points
 from bstune.core.objectives import SOUGHT
 from bstune.core.records import Merit, TrialResult
+from bstune.core.step_time_law import StepTimeLaw
 from bstune.options import overrides
 from bstune.report.answer import INDENT, Answer, Line, answer, block, labelled_rows
 from bstune.report.figure import draw_curve
@@ -27,6 +28,7 @@ from bstune.report.page import write_page
 from bstune.report.study_folder import read_study
 from bstune.result import (
     WINNERS,
+    AsGood,
     CriticalAtTarget,
     CriticalBatchSize,
     Curve,
@@ -34,14 +36,17 @@ from bstune.result import (
     NotRunAgain,
     Reference,
     SearchPlan,
+    StepTiming,
     StudyResult,
     WinnerName,
     finite,
 )
 from bstune.search.acquisition import best_learning_rates, steps_band
 from bstune.search.observations import Posterior, fresh_horizons, fresh_steps
+from bstune.search.posterior import frontier
 from bstune.study.as_good import as_good
 from bstune.study.baseline import baseline_result, baseline_runs, gain_of
+from bstune.study.common_step_time import common_law, with_common_step_time
 from bstune.study.critical import (
     INTERVAL,
     ROOM,
@@ -76,6 +81,7 @@ from bstune.study.unreached import best_so_far
 from bstune.system.console import format_count, line_width, plural
 from bstune.system.failures import optional
 from bstune.system.files import Output, is_own, write_text
+from bstune.system.processor_wait import processors
 from bstune.system.secrets import redact_values
 
 if TYPE_CHECKING:
@@ -123,7 +129,7 @@ def report_study(
     ``sampled``: the posterior of these trials, if it is at hand; ``missing``: a line for each part that failed before.
     Parts that fail here, which the study can do without, become such lines too.
     """
-    done, files = results(study), prepared.files
+    done, files = with_common_step_time(prepared, results(study)), prepared.files
     missing = [*missing, *missing_in_trials(done)]
     if sampled is None or sampled[0] != done:
         sampled = done, study_posterior(prepared, done, REPORT_PARTICLES)
@@ -228,13 +234,18 @@ def analyse(
     band = None if critical is None else _band(posterior, critical)
     plans = _plan(prepared, posterior, critical, missing)
     use = SOUGHT[budget.objective].merits[0]
+    law = law_of(prepared, done)
     runs = baseline_runs(done, prepared.baseline)
     scatter = seed_scatter(posterior)
     curve = None
     if band is not None:
         tau = step_times(posterior, space.high, prepared.backend.step_time)
-        curve = curve_of(posterior, band, tau)
+        curve = curve_of(posterior, band, tau, law)
     winner = best.get(use)
+    good: AsGood | None = None
+    if curve is not None and winner is not None and (use == "steps" or curve.seconds_per_step):
+        drawn = merit_draws(posterior, curve, use, law)
+        good = as_good(curve.batch_size, curve.lr, drawn, winner.trial, use)
     return Analysis(
         fit=_fit(done),
         critical=critical,
@@ -245,7 +256,8 @@ def analyse(
         baseline=baseline_result(runs, target, ideal_of(prepared)),
         so_far=best_so_far(done, target, None if runs is None else runs.first, posterior),
         gain=gain_of(runs, winner, use, scatter.scatter),
-        as_good=as_good(curve, None if winner is None else winner.trial, use),
+        as_good=good,
+        timing=timing_of(prepared, law, None if winner is None else winner.trial),
         not_run_again=_not_run_again(left_out(*ranking), budget.candidates),
         scale_out=plans,
     )
@@ -255,6 +267,7 @@ def curve_of(
     posterior: Posterior,
     band: CurveBand,
     tau: Callable[[NDArray[np.float64]], NDArray[np.float64]] | None,
+    law: StepTimeLaw | None = None,
 ) -> Curve:
     """S*(B), tau(B) and the best learning rate with its interval, on the curve's ladder of batch sizes.
 
@@ -264,6 +277,9 @@ def curve_of(
     seconds_per_step = None
     if tau is not None:
         seconds_per_step = tuple(tau(band.batch_size).tolist())
+    seconds_error = None
+    if law is not None:
+        seconds_error = tuple(law.relative_error(size) for size in band.batch_size.tolist())
     return Curve(
         batch_size=tuple(band.batch_size.tolist()),
         steps=tuple(band.steps.tolist()),
@@ -273,6 +289,50 @@ def curve_of(
         lr=tuple(lr.tolist()),
         lr_high=tuple(lr_high.tolist()),
         seconds_per_step=seconds_per_step,
+        seconds_error=seconds_error,
+    )
+
+
+def merit_draws(
+    posterior: Posterior, curve: Curve, merit: Merit, law: StepTimeLaw | None
+) -> NDArray[np.float64]:
+    """Draw the log of the steps or seconds at each batch size of a curve: shape (draws, batch sizes)."""
+    sizes = np.array(curve.batch_size)
+    drawn = frontier(posterior.theta, posterior.prior.at(np.log2(sizes)), posterior.prior)
+    if merit == "steps" or curve.seconds_per_step is None:
+        return drawn
+    drawn = drawn + np.log(curve.seconds_per_step)
+    if law is None:
+        return drawn
+    step_times = law.draws(len(drawn), np.random.default_rng(0))
+    return np.asarray(drawn + np.log(step_times.over_law(sizes)))
+
+
+def law_of(prepared: PreparedStudy, done: Sequence[TrialResult]) -> StepTimeLaw | None:
+    """Give tau(B) with its error, the survey's or that of all trials.
+
+    None where it is recorded, or too few trials were timed.
+    """
+    surveyed = prepared.backend.step_time
+    if isinstance(surveyed, StepTimeLaw):
+        return surveyed
+    return common_law(prepared, done)
+
+
+def timing_of(
+    prepared: PreparedStudy, law: StepTimeLaw | None, winner: TrialResult | None
+) -> StepTiming | None:
+    """Tell what the seconds of a step are, and how well they are known at the winner."""
+    if law is None:
+        return None
+    batch_size = prepared.options.scaling.batch_size if winner is None else winner.batch_size
+    timed = prepared.backend.timed
+    return StepTiming(
+        seconds_of="lean" if timed is None else timed.seconds_of,
+        surveyed=timed is not None,
+        relative_error=law.relative_error(batch_size),
+        waited=0.0 if timed is None else timed.waited,
+        threads=None if timed is None else timed.threads,
     )
 
 
@@ -543,7 +603,16 @@ def train_command(winner: Winner, arguments: Sequence[str], prepared: PreparedSt
     horizon = winner.advised_horizon
     if not prepared.backend.stops and horizon is not None:
         own += [f"budget.steps={horizon}", "budget.examples=1"]
+    own += _threads_option(prepared)
     return shlex.join(["bstune", *kept, *own, *overrides(prepared.options, values)])
+
+
+def _threads_option(prepared: PreparedStudy) -> list[str]:
+    """Give the option of the threads that a survey chose; none where a single trial has as many by itself."""
+    timed = prepared.backend.timed
+    if timed is None or timed.threads is None or prepared.options.threads != "auto":
+        return []
+    return [] if timed.threads == processors() else [f"threads={timed.threads}"]
 
 
 def rounded_within(value: float, low: float, high: float) -> float:

@@ -150,13 +150,21 @@ class Result:
         return f"Result({answer(self.summary).headline})"
 
     def train(
-        self, module: "Module | None" = None, data: "Data | None" = None, **trainer: Any
+        self,
+        module: "Module | None" = None,
+        data: "Data | None" = None,
+        *,
+        fast: bool = False,
+        **trainer: Any,
     ) -> "tuple[LightningModule, Trainer]":
         """Train the winner again, with its seed and for its steps or its horizon, as a plain ``Trainer.fit``.
+
+        It trains with as many threads of torch as the study.
 
         Args:
             module: as :class:`bstune.Study` takes it, for a result that was read of a folder.
             data: likewise.
+            fast: whether the lean loop takes the steps, where it can: the same, in less time.
             trainer: further arguments of the Trainer.
 
         Returns:
@@ -168,6 +176,8 @@ class Result:
             StudyError: where no trial has a value of the metric.
         """
         # torch and lightning, 4 s
+        import torch
+
         from bstune.study.given import recipe_of
         from bstune.trial.plain import fit
         from bstune.trial.process import restored
@@ -186,9 +196,12 @@ class Result:
         trial = next(trial for trial in self.records if trial.number == best.number)
         spec = trial.again(max_steps=best.horizon)
         with restored():
+            timing = self.timing
+            if timing is not None and timing.threads is not None:
+                torch.set_num_threads(timing.threads)
             workload, protocol = load_workload(options, recipe)
             steps = best.horizon or trial.steps
-            return fit(workload, spec, protocol, steps, **trainer)
+            return fit(workload, spec, protocol, steps, fast, **trainer)
 
 
 def load(folder: str | Path, *, trust: bool = False) -> Result:

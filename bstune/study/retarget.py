@@ -12,7 +12,7 @@ from pathlib import Path
 
 from bstune.core.errors import ConfigError, StudyError, TableError
 from bstune.core.records import Target, TrialResult
-from bstune.core.step_time import fit_step_model
+from bstune.core.step_time_law import SizeTiming, StepTimeLaw, fit_step_time_law, law_of_trials
 from bstune.options import ReplayedWorkload, with_option
 from bstune.report.answer import answer
 from bstune.report.page import write_page
@@ -29,7 +29,7 @@ from bstune.study.summary import OverTarget, summarize
 from bstune.system.console import format_count, format_number, format_seconds, plain_console
 from bstune.system.files import Output
 from bstune.system.terminal import ArgumentParser
-from bstune.trial.backend import TrialBackend, make_protocol, make_space
+from bstune.trial.backend import Timed, TrialBackend, make_protocol, make_space
 from bstune.trial.replay import ReplayBackend
 
 LADDER = 33  # batch sizes among which extrapolation seeks the best
@@ -238,13 +238,25 @@ def _prepared(
 
 def _surveyed(found: StudyFiles) -> TrialBackend:
     """Return a backend that knows the seconds per step that the survey measured, or else those of the trials."""
-    if found.hardware is not None:
-        pairs = [(row.batch_size, row.seconds) for row in found.hardware.measured.timings]
-    else:
-        measured = {trial.batch_size: trial.seconds_per_step for trial in found.trials}
-        pairs = [(size, seconds) for size, seconds in sorted(measured.items()) if seconds]
     backend = TrialBackend()
-    backend.step_time = fit_step_model(pairs) if len(pairs) > 1 else None  # type: ignore[assignment]
+    hardware = found.hardware
+    law: StepTimeLaw | None = None
+    if hardware is None:
+        timed = [
+            (trial.batch_size, trial.seconds_per_step)
+            for trial in found.trials
+            if trial.seconds_per_step
+        ]
+        law = law_of_trials(timed)
+    elif len(hardware.measured.timings) > 1:
+        timings = [
+            SizeTiming(row.batch_size, row.seconds, row.low, row.high, row.visits)
+            for row in hardware.measured.timings
+        ]
+        law = fit_step_time_law(timings, hardware.measured.waited)
+        threads = None if hardware.threads is None else hardware.threads.threads
+        backend.timed = Timed(hardware.seconds_of, hardware.measured.waited, threads)
+    backend.step_time = law  # type: ignore[assignment]
     return backend
 
 

@@ -26,6 +26,7 @@ from bstune.study.baseline import (
     due_seed,
     first_steps,
 )
+from bstune.study.common_step_time import with_common_step_time
 from bstune.study.critical import critical_batch
 from bstune.study.duration import Runs, pace_of, replicates_to_come, seconds_to_go
 from bstune.study.lease import Leases
@@ -260,7 +261,7 @@ class Search:
     def _replicate(self, runner: Runner) -> None:
         budget, space, stops = self._budget, self._prepared.space, self._prepared.backend.stops
         while self._leases.own.role == "owner":
-            done = self._write(self._read())
+            done = with_common_step_time(self._prepared, self._write(self._read()))
             if not budget.replicates or not any(trial.reached for trial in done):
                 return
             with self._wall.fine_look():

@@ -185,6 +185,15 @@ def find_study(name: str, url: str) -> optuna.Study:
         return study
 
 
+def stored_setting(name: str, url: str, key: str) -> object:
+    """Give a frozen setting of a study; None where there is no such study yet, or none that can be read."""
+    try:
+        study = find_study(name, url)
+        return _settings_of(study).get(key)
+    except StudyError:
+        return None
+
+
 def check_joined(study: optuna.Study, frozen_settings: Mapping[str, Any]) -> None:
     """Refuse to join with other settings than the study's, but for the device."""
     began = _settings_of(study)

@@ -32,7 +32,6 @@ from bstune.result import (
     Gain,
     Growth,
     LearningRateLaw,
-    Load,
     MeasuredNoiseScale,
     NotRunAgain,
     ParetoTrial,
@@ -44,6 +43,7 @@ from bstune.result import (
     SmallEnd,
     SoFar,
     Spend,
+    StepTiming,
     StudyResult,
     WinnerName,
     WinnerResult,
@@ -91,6 +91,7 @@ class Analysis:
     lr_exponent: LearningRateLaw | None = None
     curve: Curve | None = None
     seed_scatter: SeedScatter | None = None
+    timing: StepTiming | None = None
     baseline: BaselineResult | None = None
     so_far: SoFar | None = None
     gain: Gain | None = None
@@ -173,8 +174,8 @@ def summarize(
             None if fit is None else fit.critical_batch_size,
         ),
         lr_exponent=analysis.lr_exponent,
-        best_by_time=_winner(analysis.best, "time"),
-        best_by_steps=_winner(analysis.best, "steps"),
+        best_by_time=_winner(analysis, "time"),
+        best_by_steps=_winner(analysis, "steps"),
         pareto=tuple(_pareto_trial(trial) for trial in pareto_front(trials)),
         use=winner_to_use(asked.objective, analysis.best),
         train=train,
@@ -182,7 +183,7 @@ def summarize(
         search=asked.search,
         reference=asked.reference,
         curve=analysis.curve,
-        load=load(trials),
+        timing=analysis.timing,
         seed_scatter=analysis.seed_scatter,
         baseline=analysis.baseline,
         so_far=analysis.so_far,
@@ -215,14 +216,15 @@ def pareto_front(trials: Iterable[TrialResult]) -> list[TrialResult]:
     return front
 
 
-def winner_result(winner: Winner) -> WinnerResult:
+def winner_result(winner: Winner, scatter: float = 0.0, time_error: float = 0.0) -> WinnerResult:
     """Give a winner as a result has it: ``steps`` and ``time_to_target`` are those to expect of a fresh seed.
 
     They are the median over its runs on fresh seeds (None where half of these missed the target), else predicted; those
-    of the trial itself, which may be lucky, are its ``single_run``.
+    of the trial itself, which may be lucky, are its ``single_run``. ``scatter`` and ``time_error`` are standard
+    deviations: of log steps from seed to seed, and of the log of a step's seconds.
     """
     trial = winner.trial
-    fresh = confirmed(winner.runs)
+    fresh = confirmed(winner.runs, scatter, time_error)
     steps: float | None = winner.steps
     seconds = None
     if trial.seconds_per_step is not None:
@@ -292,24 +294,6 @@ def noise_scale(
     )
 
 
-def load(trials: Sequence[TrialResult]) -> Load | None:
-    """Between what trials' own seconds per step, over the survey's, lie: the middle 80% of trials.
-
-    None where there was no survey, or too few trials were long enough to be timed.
-    """
-    ratios = list[float]()
-    for trial in trials:
-        if trial.steps < MIN_TIMED or trial.measured_seconds_per_step is None:
-            continue
-        if trial.seconds_per_step:
-            ratios.append(trial.measured_seconds_per_step / trial.seconds_per_step)
-    if len(ratios) < MIN_TIMED:
-        return None
-    ratios.sort()
-    tenth = len(ratios) // 10
-    return Load(low=ratios[tenth], high=ratios[-1 - tenth])
-
-
 def regimes(critical: CriticalBatchSize) -> tuple[Regime, ...]:
     """Give the regimes within the batch sizes that reached the target, from the smallest of these."""
     low, high = critical.perfect_scaling_below, critical.maximal_data_parallelism_above
@@ -355,10 +339,13 @@ def _statuses(last: Sequence[TrialResult]) -> dict[str, int]:
     return {status: counts[status] for status in STATUSES}
 
 
-def _winner(best: Mapping[Merit, Winner], merit: Merit) -> WinnerResult | None:
-    if merit not in best:
+def _winner(analysis: Analysis, merit: Merit) -> WinnerResult | None:
+    winner = analysis.best.get(merit)
+    if winner is None:
         return None
-    return winner_result(best[merit])
+    scatter = 0.0 if analysis.seed_scatter is None else analysis.seed_scatter.scatter
+    time_error = 0.0 if analysis.timing is None else analysis.timing.relative_error
+    return winner_result(winner, scatter, time_error)
 
 
 def _pareto_trial(trial: TrialResult) -> ParetoTrial:

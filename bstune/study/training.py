@@ -32,7 +32,7 @@ from bstune.trial.workers import Process, Workers
 
 if TYPE_CHECKING:
     from bstune.hardware.memory import Ceiling
-    from bstune.hardware.survey import TimedSteps
+    from bstune.hardware.survey import HowTimed, TimedSteps
     from bstune.trial.preflight import PreflightFindings
     from bstune.trial.workload import LightningBackend
 
@@ -61,6 +61,7 @@ class Tried:
         has_test: whether there is a test set.
         notes: further lines of the plan.
         survey_key: of the workload's survey in the cache; None: none is made.
+        how_timed: how the survey times steps; None: none is made.
     """
 
     findings: "PreflightFindings"
@@ -77,6 +78,17 @@ class Tried:
     has_test: bool
     notes: tuple[str, ...]
     survey_key: str | None
+    how_timed: "HowTimed | None"
+
+
+@dataclass(frozen=True)
+class DeviceNames:
+    """How the device that trains is called, with the threads that torch has on it."""
+
+    device: str
+    device_kind: str
+    description: str
+    frozen_settings: Mapping[str, object]
 
 
 class TrainingService:
@@ -94,6 +106,7 @@ class TrainingService:
         self._protocol = protocol
         self._backend: LightningBackend | None = None
         self._tried: PreflightFindings | None = None
+        self._how: HowTimed | None = None
 
     @property
     def backend(self) -> "LightningBackend":
@@ -171,9 +184,10 @@ class TrainingService:
         check_tunables(options, workload, alone, smallest, stops=backend.stops)
         self._backend = backend
         self._tried = findings
-        key = None
+        key, how = None, None
         if surveyed:
-            key = survey_key(options, recipe, space, protocol, workload.train_examples)
+            key, how = survey_key(options, recipe, space, protocol, workload.train_examples)
+        self._how = how
         return Tried(
             findings=findings,
             device=backend.device,
@@ -189,6 +203,7 @@ class TrainingService:
             has_test=workload.test_batches is not None,
             notes=(*backend.notes, *findings.notes),
             survey_key=key,
+            how_timed=how,
         )
 
     def time_steps(
@@ -196,9 +211,11 @@ class TrainingService:
     ) -> "TimedSteps":
         """Time steps up to the memory ceiling, within some seconds."""
         # 4 s, in the process that trains
-        from bstune.hardware.survey import time_workload
+        from bstune.hardware.survey import how_timed, time_workload
 
         options, protocol = self._options, self._protocol
+        backend = self.backend
+        how = self._how or how_timed(options, backend.sample_module())
         with (
             watching(say, options.protocol.trial_seconds, end),
             waiting_for("the survey of the hardware"),
@@ -210,6 +227,7 @@ class TrainingService:
                 protocol,
                 self.backend.workload,
                 self._tried,
+                how,
                 ceiling,
                 seconds,
             )
@@ -220,6 +238,18 @@ class TrainingService:
         """Give a trial's metrics on the test set, from its checkpoint."""
         return self.backend.test(spec, output)
 
+    def use_threads(self, count: int, *, say: Say, end: End | None = None) -> DeviceNames:
+        """Train with so many threads of torch from now on."""
+        # torch, in the process that trains
+        import torch
+
+        torch.set_num_threads(count)
+        backend = self.backend
+        backend.name_device()
+        return DeviceNames(
+            backend.device, backend.device_kind, backend.description, backend.frozen_settings
+        )
+
 
 class Training(Protocol):
     """Where a study trains: :class:`TrainingProcess` or :class:`TrainingHere`."""
@@ -229,6 +259,9 @@ class Training(Protocol):
 
     def time_steps(self, say: Say, ceiling: "Ceiling", seconds: float) -> "TimedSteps":
         """Time steps up to the memory ceiling."""
+
+    def use_threads(self, count: int) -> DeviceNames:
+        """Train with so many threads of torch from now on."""
 
     def test(self, spec: TrialSpec, output: Output) -> Mapping[str, float]:
         """Give a trial's metrics on the test set."""
@@ -243,6 +276,12 @@ class TrainingHere:
     def __init__(
         self, options: StudyOptions, recipe: Recipe, protocol: TrialProtocol, log: TrialsLog
     ) -> None:
+        # torch, in the process that trains
+        import torch
+
+        self._threads_before = torch.get_num_threads()
+        if options.threads != "auto" and options.device == "cpu":
+            torch.set_num_threads(options.threads)
         self.service = TrainingService(options, recipe, protocol)
         self._log = log
 
@@ -258,12 +297,20 @@ class TrainingHere:
         with printed_once(self._log), _users_errors():
             return self.service.time_steps(ceiling, seconds, say=own)
 
+    def use_threads(self, count: int) -> DeviceNames:
+        """Train with so many threads of torch until it is closed."""
+        return self.service.use_threads(count, say=lambda line: None)
+
     def test(self, spec: TrialSpec, output: Output) -> Mapping[str, float]:
         """Give a trial's metrics on the test set."""
         return self.service.backend.test(spec, output)
 
     def close(self) -> None:
-        """Nothing was started."""
+        """Give torch the threads that it had; nothing was started."""
+        # torch, in the process that trains
+        import torch
+
+        torch.set_num_threads(self._threads_before)
 
 
 @contextmanager
@@ -295,6 +342,8 @@ class TrainingProcess:
         self._log = log
         # The process that has loaded the data, while it trains nothing.
         self._kept: list[Process] = []
+        # Of torch, in each process; None: as many as the options or the machine say.
+        self.threads: int | None = None
 
     def look(self, trial: TrialSpec | None, continues: bool, surveyed: bool, say: Say) -> Tried:
         """Load the data and take a few steps."""
@@ -306,6 +355,12 @@ class TrainingProcess:
         steps: TimedSteps = self._call("time_steps", ceiling, seconds, say=say)
         return steps
 
+    def use_threads(self, count: int) -> DeviceNames:
+        """Train with so many threads of torch from now on."""
+        self.threads = count
+        names: DeviceNames = self._call("use_threads", count, say=lambda line: None)
+        return names
+
     def test(self, spec: TrialSpec, output: Output) -> Mapping[str, float]:
         """Give a trial's metrics on the test set."""
         metrics: Mapping[str, float] = self._call("test", spec, output, say=lambda line: None)
@@ -316,7 +371,7 @@ class TrainingProcess:
 
         Args:
             count: of processes; one alone is the process that has loaded the data.
-            threads: of torch in each; None: as many as this process has.
+            threads: of torch in each; None: as many as were chosen.
             limit: of each one's CUDA memory, in bytes; None: all of it.
         """
         options = self._options
@@ -324,7 +379,7 @@ class TrainingProcess:
         if not alone:
             self.close()
         return Workers(
-            partial(open_service, options, self._recipe, threads, limit),
+            partial(open_service, options, self._recipe, threads or self.threads, limit),
             count,
             options.protocol.trial_seconds,
             options.devices,
@@ -343,7 +398,7 @@ class TrainingProcess:
     def _call(self, method: str, *arguments: object, say: Say) -> Any:
         self._kept[:] = [process for process in self._kept if process.is_alive()]
         if not self._kept:
-            opened = partial(open_service, self._options, self._recipe)
+            opened = partial(open_service, self._options, self._recipe, self.threads)
             self._kept.append(Process(opened, self._log))
         process = self._kept[0]
         try:
@@ -371,6 +426,8 @@ def open_service(
     from bstune.trial.workload import checked_protocol
 
     quieten()
+    if threads is None and options.threads != "auto" and options.device == "cpu":
+        threads = options.threads
     if threads is not None:
         torch.set_num_threads(threads)
     own = options_of_process(options)
@@ -400,6 +457,13 @@ class TriedBackend(TrialBackend):
         self.notes = tried.notes
         self._has_test = tried.has_test
         self._training = training
+
+    def rename(self, names: DeviceNames) -> None:
+        """Take the device's names over."""
+        self.device = names.device
+        self.device_kind = names.device_kind
+        self.description = names.description
+        self.frozen_settings = names.frozen_settings
 
     def run(
         self, spec: TrialSpec, folder: Output | None, resumed_from: TrialResult | None

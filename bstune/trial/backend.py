@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 
@@ -9,6 +10,7 @@ from bstune.core.errors import ConfigError
 from bstune.core.records import (
     CUDA_GRAPH_MODES,
     EvaluationSchedule,
+    StepsOf,
     TrialProtocol,
     TrialResult,
     TrialSpec,
@@ -51,6 +53,15 @@ OWNED = {
 MIXED_MULTIPLE = 8  # tensor cores take 16-bit dimensions in multiples of 8
 
 
+@dataclass(frozen=True)
+class Timed:
+    """How a survey timed the steps whose seconds count."""
+
+    seconds_of: StepsOf
+    waited: float  # the share of its seconds for which it waited for a processor
+    threads: int | None  # of torch; None where a CPU does not train
+
+
 class TrialBackend:
     """Runs a study's trials; give one of your own to :func:`bstune.study.prepare.prepare`.
 
@@ -61,6 +72,7 @@ class TrialBackend:
         [float], float
     ]  # seconds per training step at a batch size: the sampler's tau(B)
     device: str = ""  # its name, as in the trials' records
+    timed: Timed | None = None  # None: no survey
     device_kind: str = ""  # what its seconds belong to: processors too have models
     description: str = ""  # where trials run, in words
     versions: Mapping[str, str] = {}  # of the packages that results depend on

@@ -2,7 +2,7 @@
 
 import functools
 import platform
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from importlib.metadata import version
 from pathlib import Path
@@ -12,6 +12,7 @@ import torch
 
 import bstune
 from bstune.core.errors import ConfigError
+from bstune.system.processor_wait import processor_wait
 from bstune.trial.distributed import threads_each
 
 FULL = 0.01  # of a device's memory: where no more is free, a library may not find the megabytes for its handle
@@ -45,6 +46,14 @@ def device_name(trainer_options: Mapping[str, Any], devices: int = 1) -> str:
         return several + torch.cuda.get_device_name(device_of(trainer_options))
     threads = threads_each(devices)
     return f"{several}cpu ({threads} thread{'s' if threads > 1 else ''})"
+
+
+def processor_wait_of(device: torch.device) -> Callable[[], float]:
+    """Give what tells for how many seconds a device's training has waited for a processor, so far.
+
+    On CUDA none: the device works on while the host waits.
+    """
+    return processor_wait() if device.type == "cpu" else lambda: 0.0
 
 
 def has_bfloat16(device: str) -> bool:

@@ -69,6 +69,7 @@ from bstune.trial.device import (
     device_name,
     device_of,
     forget_failed_allocations,
+    processor_wait_of,
     synchronize,
     versions,
 )
@@ -141,7 +142,9 @@ def run_trial(
         )
     distributed.check_count(protocol.devices)
     device = device_of(protocol.trainer)
-    clock = clock or TrialClock(synchronize=functools.partial(synchronize, device))
+    clock = clock or TrialClock(
+        synchronize=functools.partial(synchronize, device), waited=processor_wait_of(device)
+    )
     progress = _Progress(spec, protocol, workload.validation_examples, resume)
     forget_failed_allocations(device)
     compiling = Compiling(protocol.compile, clock)

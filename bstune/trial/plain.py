@@ -8,15 +8,22 @@ from lightning.pytorch import LightningModule, Trainer, seed_everything
 
 from bstune.core.records import TrialProtocol, TrialSpec
 from bstune.trial.batches import micro_batch_sizes, weight_micro_batches
+from bstune.trial.lean_loop import LeanLoop
 from bstune.trial.loop import Workload
 from bstune.trial.trainer import lengths, of_package, package_of, serving
 
 
 def fit(
-    workload: Workload, spec: TrialSpec, protocol: TrialProtocol, steps: int, **arguments: Any
+    workload: Workload,
+    spec: TrialSpec,
+    protocol: TrialProtocol,
+    steps: int,
+    fast: bool = False,
+    **arguments: Any,
 ) -> tuple[LightningModule, Trainer]:
     """Train a trial's module for ``steps`` steps, validate it, and return it with its Trainer.
 
+    ``fast`` lets the lean loop take the steps where it can.
     ``arguments`` of the Trainer come before the protocol's; of its call-backs and loggers copies are used.
     """
     seed_everything(spec.seed, workers=False, verbose=False)
@@ -46,6 +53,8 @@ def fit(
         **arguments,
     }
     trainer: Trainer = of_package(package_of(module), "Trainer")(**options)
+    if fast:
+        LeanLoop(trainer, protocol.fast)
     data = workload.data_module
     if data is None:
         trainer.fit(module, train, validation)

@@ -43,6 +43,7 @@ from bstune.recipe import Recipe, TrialValues
 from bstune.system.console import quieten_lightning
 from bstune.system.failures import cause, described, in_users_code, optional
 from bstune.system.files import Output, is_own, make_inside, remove_own
+from bstune.system.processor_wait import processors
 from bstune.system.watchdog import waiting_for
 from bstune.trial.backend import TrialBackend, chooses_horizons, make_protocol
 from bstune.trial.batches import epoch_length, loaders_of, rebatch
@@ -68,6 +69,7 @@ logger = logging.getLogger(__name__)
 
 def resolve(options: StudyOptions, recipe: Recipe) -> tuple[StudyOptions, Recipe]:
     """Return options and a recipe with this machine's device and precision in place of ``auto``."""
+    check_threads(options)
     device = str(resolve_device(options.device, "device"))
     precision = resolve_precision(options.precision, device)
     options = with_option(with_option(options, "device", device), "precision", precision)
@@ -77,6 +79,17 @@ def resolve(options: StudyOptions, recipe: Recipe) -> tuple[StudyOptions, Recipe
             "wrong: set workload.module.optimizer.fused=false, or use precision=bf16-mixed"
         )
     return options, recipe.on(device, precision)
+
+
+def check_threads(options: StudyOptions) -> None:
+    """Refuse more threads than this machine has processors."""
+    most = processors()
+    if options.threads == "auto" or options.threads <= most:
+        return
+    raise ConfigError(
+        f"threads={options.threads}, but this machine has {most} processors: use threads=auto or at "
+        f"most threads={most}"
+    )
 
 
 def resolve_precision(precision: str, device: str) -> str:
@@ -397,11 +410,6 @@ class LightningBackend(TrialBackend):
         largest = options.trial.batch_size or min(
             options.search.batch_size.high, workload.train_examples
         )
-        self.device = device_name(protocol.trainer, protocol.devices)
-        self.device_kind = (
-            f"{self.device} of {processor()}" if options.device == "cpu" else self.device
-        )
-        self.description = f"{self.device} in {options.precision}"
         self.versions = versions()
         sample = TrialSpec(0, 0, largest, options.scaling.lr, None, 0)
         ends_with_trial = recipe.takes("total_steps")
@@ -414,12 +422,23 @@ class LightningBackend(TrialBackend):
         budget = flatten({"budget": options.budget.model_dump()})
         if self.stops or chooses_horizons(options):
             budget = {}
-        self.frozen_settings = {
-            "precision": options.precision,
-            "device": self.device,
-            "compile": options.compile,
-            **budget,
-        }
+        self._frozen = {"precision": options.precision, "compile": options.compile, **budget}
+        self.name_device()
+
+    def name_device(self) -> None:
+        """Name the device with the threads that torch has now."""
+        options = self._options
+        is_cpu = options.device == "cpu"
+        self.device = device_name(self.protocol.trainer, self.protocol.devices)
+        self.device_kind = f"{self.device} of {processor()}" if is_cpu else self.device
+        self.description = f"{self.device} in {options.precision}"
+        threads = torch.get_num_threads() if is_cpu else None
+        self.frozen_settings = {**self._frozen, "device": self.device, "threads": threads}
+
+    def sample_module(self) -> LightningModule:
+        """Build a module as a trial at the reference has it."""
+        lr = self._options.scaling.lr
+        return self.workload.build_module(TrialSpec(0, 0, 1, lr, None, 0))
 
     def run(
         self, spec: TrialSpec, folder: Output | None, resumed_from: TrialResult | None

@@ -1,0 +1,293 @@
+"""tau(B) with its error: seconds of a step as a smooth law over batch size, from timings that scatter.
+
+``log tau(B) = log line(B) + r(B)``, with the line ``overhead + per_example B`` and a smooth residual
+r, a Gaussian process over log2 B (Rasmussen and Williams 2006, eq. 2.25 and 2.26). Both parameters
+of the line are as uncertain as the timings leave them: their derivatives of log tau are part of the
+process. The more the
+timings scatter, the more a batch size is drawn to its neighbours and to the line; where they hardly
+do, tau is what was measured. It does not fall with B, but where the timings fall by far more than
+their errors: on tensor cores, B = 129 can be slower than 136.
+
+A draw of tau is a draw of r, made monotone likewise, times one factor for all batch sizes: what a
+busy machine adds to all of them is not seen in their scatter.
+"""
+
+import math
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.interpolate import PchipInterpolator
+from scipy.optimize import isotonic_regression
+
+from bstune.core.errors import HardwareError
+from bstune.core.step_time import StepTime, fit_line
+
+Array = NDArray[np.float64]
+# Octaves of batch size over which the residual stays alike.
+RESIDUAL_OCTAVES = 1.5
+# Standard deviation of the residual, at least: no step is a straight line in B.
+LEAST_RESIDUAL = 0.05
+# Relative standard error of a batch size's timings, at least.
+LEAST_ERROR = 0.01
+# Standard deviation of the logarithms of the line's two parameters, before any timing.
+LINE_SPREAD = 2.0
+# Of a step at either end, that overhead and examples take at least.
+LEAST_PART = 0.01
+# Fits around a line that is fitted to the last one.
+REFITS = 3
+# A median's standard error over a mean's, of normal values.
+MEDIAN_ERROR = 1.2533
+# Between a normal distribution's quartiles, in standard deviations.
+QUARTILES_APART = 1.349
+# A normal distribution's standard deviation over its median absolute deviation.
+MEDIAN_ABSOLUTE = 1.4826
+# Trials so near to each other in batch size were timed at one place.
+PLACES_PER_OCTAVE = 4
+# Of n normal values, their interpolated quartiles lie 1 - this/n as far apart.
+FEW_NEARER = 1.15
+# Timings of which the pooled scatter counts as many as a batch size's own.
+POOLED_TIMINGS = 4.0
+# Combined standard errors by which a fall of tau is confirmed.
+CONFIRMED = 4.0
+# The factor of all batch sizes, relative: on a quiet machine, and on one that waits all the time.
+QUIET_FACTOR = 0.02
+BUSY_FACTOR = 0.6
+
+
+@dataclass(frozen=True)
+class SizeTiming:
+    """The timings of one batch size: seconds of a step, median and quartiles over some visits."""
+
+    batch_size: float
+    seconds: float
+    low: float
+    high: float
+    visits: int
+
+
+@dataclass(frozen=True)
+class StepTimeLaw(StepTime):
+    """tau(B) with its error; called, it gives the seconds of a step at a batch size.
+
+    Args:
+        sizes: batch sizes at which steps were timed, rising.
+        seconds: tau there, by the law.
+        residual: the median relative error of the line at the timed batch sizes.
+        log_covariance: of log tau there, shape (sizes, sizes).
+        errors: relative standard error of each size's timings.
+        factor_error: relative standard deviation of the factor of all batch sizes.
+        falls: positions in ``sizes`` at which tau falls from the one before, confirmed.
+    """
+
+    sizes: tuple[float, ...]
+    seconds: tuple[float, ...]
+    residual: float
+    log_covariance: tuple[tuple[float, ...], ...]
+    errors: tuple[float, ...]
+    factor_error: float
+    falls: tuple[int, ...]
+
+    def __call__(self, batch_size: float) -> float:
+        """Give tau(B) in seconds; beyond the timed sizes, the line scaled through the last one."""
+        within = min(max(batch_size, self.sizes[0]), self.sizes[-1])
+        line = self.overhead + self.per_example * batch_size
+        line_within = self.overhead + self.per_example * within
+        return math.exp(float(self._joined(math.log(within)))) * line / line_within
+
+    def draws(self, count: int, rng: np.random.Generator) -> "StepTimeDraws":
+        """Draw ``count`` tau(B) from what the timings leave open."""
+        middle = np.log(self.seconds)
+        covariance = np.array(self.log_covariance)
+        drawn = rng.multivariate_normal(middle, covariance, size=count, method="eigh")
+        rising = np.stack([_rising(row, np.diag(covariance), self.falls) for row in drawn])
+        factor = rng.normal(0.0, self.factor_error, size=(count, 1))
+        return StepTimeDraws(self, rising + factor)
+
+    def relative_error(self, batch_size: float) -> float:
+        """Give the standard deviation of log tau(B), the factor of all batch sizes included."""
+        deviation = np.sqrt(np.diag(np.array(self.log_covariance)))
+        own = float(np.interp(math.log(batch_size), np.log(self.sizes), deviation))
+        return math.hypot(own, self.factor_error)
+
+    @cached_property
+    def _joined(self) -> PchipInterpolator:
+        # It keeps a rising sequence rising.
+        return PchipInterpolator(np.log(self.sizes), np.log(self.seconds))
+
+
+@dataclass(frozen=True)
+class StepTimeDraws:
+    """Draws of tau(B): log tau at the law's batch sizes, shape (draws, sizes)."""
+
+    law: StepTimeLaw
+    log_seconds: Array
+
+    def over_law(self, batch_size: Array) -> Array:
+        """Give each draw's tau over the law's at batch sizes (n,): shape (draws, n)."""
+        log_sizes = np.log(self.law.sizes)
+        middle = np.log(self.law.seconds)
+        at = np.log(batch_size)
+        ratios = [np.interp(at, log_sizes, row - middle) for row in self.log_seconds]
+        return np.asarray(np.exp(np.stack(ratios)))
+
+
+def fit_step_time_law(timings: Sequence[SizeTiming], waited: float = 0.0) -> StepTimeLaw:
+    """Fit tau(B) with its error.
+
+    Args:
+        timings: of two or more batch sizes, each once.
+        waited: the share of the wall's seconds for which the timed steps waited for a processor.
+
+    Raises:
+        HardwareError: for fewer batch sizes, or seconds that are no positive numbers.
+    """
+    ordered = sorted(timings, key=lambda timing: timing.batch_size)
+    pairs = [(timing.batch_size, timing.seconds) for timing in ordered]
+    sizes = [size for size, _ in pairs]
+    is_positive = all(math.isfinite(value) and value > 0 for _, value in pairs)
+    if len(set(sizes)) < max(2, len(sizes)) or not is_positive:
+        raise HardwareError(
+            f"tau(B) needs positive seconds at two or more batch sizes, each once, but got {pairs}"
+        )
+    line = fit_line(pairs)
+    errors = _errors(ordered)
+    log_seconds = np.log([seconds for _, seconds in pairs])
+    falls = _confirmed_falls(log_seconds, errors, ordered)
+    around = line
+    for _ in range(REFITS):
+        middle, covariance = _smooth(np.array(sizes), log_seconds, errors, around, falls)
+        around = fit_line(list(zip(sizes, np.exp(middle).tolist(), strict=True)))
+    smooth = _rising(middle, np.diag(covariance), falls)
+    off_line = [abs(line(size) / seconds - 1.0) for size, seconds in pairs]
+    return StepTimeLaw(
+        overhead=line.overhead,
+        per_example=line.per_example,
+        sizes=tuple(sizes),
+        seconds=tuple(np.exp(smooth).tolist()),
+        residual=statistics.median(off_line),
+        log_covariance=tuple(map(tuple, covariance.tolist())),
+        errors=tuple(errors.tolist()),
+        factor_error=QUIET_FACTOR + BUSY_FACTOR * waited,
+        falls=falls,
+    )
+
+
+def law_of_pairs(pairs: Sequence[tuple[float, float]]) -> StepTimeLaw:
+    """Fit tau(B) to one timing of each batch size, whose scatter is not known."""
+    timings = [SizeTiming(size, seconds, seconds, seconds, 1) for size, seconds in pairs]
+    return fit_step_time_law(timings)
+
+
+def leave_one_out(timings: Sequence[SizeTiming]) -> tuple[float, ...]:
+    """Give the relative error of tau at each timed size but the ends, predicted from all the others."""
+    ordered = sorted(timings, key=lambda timing: timing.batch_size)
+    found = list[float]()
+    for i in range(1, len(ordered) - 1):
+        others = [*ordered[:i], *ordered[i + 1 :]]
+        left_out = ordered[i]
+        predicted = fit_step_time_law(others)(left_out.batch_size)
+        found.append(abs(predicted / left_out.seconds - 1.0))
+    return tuple(found)
+
+
+def law_of_trials(measured: Sequence[tuple[int, float]]) -> StepTimeLaw | None:
+    """Fit tau(B) to trials' own seconds of a step, (batch size, seconds); None below two places.
+
+    Trials within a quarter of an octave are the visits of one place: the geometric middle of their
+    batch sizes, and the median of their seconds, each scaled there by the line through all trials.
+    The scatter of one visit is the trials' about the places next to them.
+    """
+    if len(measured) < 2:
+        return None
+    line = fit_line(measured)
+    places: dict[int, list[tuple[int, float]]] = {}
+    for batch_size, seconds in measured:
+        place = round(PLACES_PER_OCTAVE * math.log2(batch_size))
+        places.setdefault(place, []).append((batch_size, math.log(seconds / line(batch_size))))
+    if len(places) < 2:
+        return None
+    rising = [places[place] for place in sorted(places)]
+    middles = [statistics.median(off for _, off in visits) for visits in rising]
+    scatter = _scatter_of_trials(rising, middles)
+    timings = list[SizeTiming]()
+    for visits, off in zip(rising, middles, strict=True):
+        size = math.exp(statistics.fmean(math.log(batch_size) for batch_size, _ in visits))
+        seconds = line(size) * math.exp(off)
+        apart = 0.5 * QUARTILES_APART * scatter
+        low, high = seconds * math.exp(-apart), seconds * math.exp(apart)
+        timings.append(SizeTiming(size, seconds, low, high, len(visits)))
+    return fit_step_time_law(timings)
+
+
+def _scatter_of_trials(
+    places: Sequence[Sequence[tuple[int, float]]], middles: Sequence[float]
+) -> float:
+    """Give the standard deviation of a trial's log seconds about the places around it, by its median."""
+    away = list[float]()
+    for i, visits in enumerate(places):
+        around = statistics.median(middles[max(0, i - 1) : i + 2])
+        away += [abs(off - around) for _, off in visits]
+    return max(MEDIAN_ABSOLUTE * statistics.median(away), LEAST_ERROR)
+
+
+def _errors(timings: Sequence[SizeTiming]) -> Array:
+    """Give the relative standard error of each size's median, by its own and by all sizes' scatter."""
+    visits = np.array([float(one.visits) for one in timings])
+    apart = np.log([one.high / one.low for one in timings])
+    # Interpolated quartiles of a few values lie nearer to each other.
+    scatter = apart / (QUARTILES_APART * (1.0 - FEW_NEARER / np.maximum(visits, 2.0)))
+    pooled = float(np.average(scatter**2, weights=visits))
+    own = (POOLED_TIMINGS * pooled + visits * scatter**2) / (POOLED_TIMINGS + visits)
+    return np.asarray(np.maximum(MEDIAN_ERROR * np.sqrt(own / visits), LEAST_ERROR))
+
+
+def _smooth(
+    sizes: Array, log_seconds: Array, errors: Array, line: StepTime, falls: Sequence[int]
+) -> tuple[Array, Array]:
+    """Give the posterior mean and covariance of log tau at the timed sizes, around a line."""
+    overhead = max(line.overhead, LEAST_PART * line(sizes[0]))
+    per_example = max(line.per_example, LEAST_PART * line(sizes[-1]) / sizes[-1])
+    on_line = overhead + per_example * sizes
+    residual = log_seconds - np.log(on_line)
+    # What the errors do not explain of the residuals is the law's own.
+    own = float(np.mean(residual**2 - errors**2))
+    amplitude = math.sqrt(max(own, LEAST_RESIDUAL**2))
+    log2_sizes = np.log2(sizes)
+    apart = (log2_sizes[:, None] - log2_sizes[None, :]) / RESIDUAL_OCTAVES
+    prior = amplitude**2 * np.exp(-0.5 * apart**2)
+    # What lies on the two sides of a confirmed fall says nothing of each other.
+    side = np.searchsorted(np.array(falls), np.arange(sizes.size), side="right")
+    prior[side[:, None] != side[None, :]] = 0.0
+    share = overhead / on_line
+    for derivative in (share, 1.0 - share):
+        prior += LINE_SPREAD**2 * np.outer(derivative, derivative)
+    gain = np.linalg.solve(prior + np.diag(errors**2), prior).T
+    covariance = prior - gain @ prior
+    return np.log(on_line) + gain @ residual, 0.5 * (covariance + covariance.T)
+
+
+def _confirmed_falls(
+    log_seconds: Array, errors: Array, timings: Sequence[SizeTiming]
+) -> tuple[int, ...]:
+    """Give where tau falls from the size before by far more than the errors of both, repeatedly."""
+    found = list[int]()
+    for i in range(1, len(timings)):
+        fall = log_seconds[i - 1] - log_seconds[i]
+        is_repeated = min(timings[i - 1].visits, timings[i].visits) > 1
+        if is_repeated and fall > CONFIRMED * math.hypot(errors[i - 1], errors[i]):
+            found.append(i)
+    return tuple(found)
+
+
+def _rising(log_seconds: Array, variance: Array, falls: Sequence[int]) -> Array:
+    """Make log tau rise with B between confirmed falls: least squares by precision."""
+    weights = 1.0 / np.maximum(variance, 1e-12)
+    parts = [
+        isotonic_regression(part, weights=weight).x
+        for part, weight in zip(np.split(log_seconds, falls), np.split(weights, falls), strict=True)
+    ]
+    return np.concatenate(parts)

@@ -1,0 +1,116 @@
+"""How many threads of torch train a workload fastest on a CPU.
+
+Each further thread has to be waited for at every operation. A small network is often faster with
+one, above all where other programs keep the processors busy.
+"""
+
+import math
+import os
+import statistics
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+
+from bstune.options import StudyOptions
+
+# OpenMP's own option, which a user may have set.
+OMP_THREADS = "OMP_NUM_THREADS"
+# A number of threads is timed this often at each batch size; the least counts.
+VISITS = 2
+
+
+@dataclass(frozen=True)
+class ThreadTiming:
+    """Seconds of a step at one batch size with some threads: the least of the visits."""
+
+    threads: int
+    batch_size: int
+    seconds: float
+
+
+@dataclass(frozen=True)
+class ThreadChoice:
+    """The number of threads to train with, and what it was chosen by; no timings: it was given."""
+
+    threads: int
+    timings: tuple[ThreadTiming, ...] = ()
+
+
+def counts_to_try(options: StudyOptions) -> tuple[int, ...]:
+    """Give the numbers of threads to choose from: one, half of torch's and all; one number where it is given.
+
+    Empty where threads do not train, as on CUDA, or where several processes share them.
+    """
+    most = torch.get_num_threads()
+    if options.device != "cpu" or options.devices > 1:
+        return ()
+    if options.threads != "auto":
+        return (options.threads,)
+    if OMP_THREADS in os.environ:
+        return (most,)
+    return tuple(sorted({1, max(1, most // 2), most}))
+
+
+@contextmanager
+def threads_of_torch(count: int) -> Iterator[None]:
+    """Let torch have so many threads meanwhile."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def choose_threads(
+    time_step: Callable[[int], float], counts: Sequence[int], batch_sizes: Sequence[int]
+) -> ThreadChoice:
+    """Time steps with each number of threads, in turns, and choose.
+
+    Args:
+        time_step: gives the seconds of a step at a batch size, with the threads that torch has.
+        counts: numbers of threads; one alone is not timed.
+        batch_sizes: at which they are timed.
+    """
+    if len(counts) == 1:
+        return ThreadChoice(counts[0])
+    least: dict[tuple[int, int], float] = {}
+    for _ in range(VISITS):
+        for batch_size in batch_sizes:
+            for count in counts:
+                with threads_of_torch(count):
+                    seconds = time_step(batch_size)
+                place = (count, batch_size)
+                least[place] = min(seconds, least.get(place, math.inf))
+    timings = tuple(ThreadTiming(*place, seconds) for place, seconds in least.items())
+    return ThreadChoice(_best_count(timings), timings)
+
+
+def _best_count(timings: Sequence[ThreadTiming]) -> int:
+    """Give the number whose steps are fastest by the geometric mean over batch sizes; of equals the fewest."""
+    means = mean_seconds(timings)
+    return min(means, key=lambda count: (means[count], count))
+
+
+def mean_seconds(timings: Sequence[ThreadTiming]) -> Mapping[int, float]:
+    """Give the geometric mean over batch sizes of a step's seconds, by number of threads."""
+    logs: dict[int, list[float]] = {}
+    for timing in timings:
+        logs.setdefault(timing.threads, []).append(math.log(timing.seconds))
+    return {count: math.exp(statistics.fmean(values)) for count, values in logs.items()}
+
+
+def threads_text(choice: ThreadChoice) -> str | None:
+    """Write ``1 thread; 2 take 4.5 times as long``; None where nothing was chosen."""
+    means = mean_seconds(choice.timings)
+    if len(means) < 2:
+        return None
+    own = f"{choice.threads} thread{'s' if choice.threads > 1 else ''}"
+    texts = list[str]()
+    for count, seconds in sorted(means.items()):
+        if count != choice.threads:
+            verb = "takes" if count == 1 else "take"
+            texts.append(f"{count} {verb} {seconds / means[choice.threads]:.2g} times as long")
+    return f"{own}; {', '.join(texts)}"

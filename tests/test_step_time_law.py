@@ -1,0 +1,98 @@
+"""tau(B) with its error, on timings whose law is known."""
+
+import math
+
+import numpy as np
+import pytest
+
+from bstune.core.step_time import StepTime
+from bstune.core.step_time_law import (
+    BUSY_FACTOR,
+    QUIET_FACTOR,
+    SizeTiming,
+    fit_step_time_law,
+    law_of_trials,
+)
+
+LINE = StepTime(2e-3, 3e-5)
+SIZES = (8, 16, 32, 64, 128, 256, 512)
+
+
+def timing(size, seconds, spread=0.01, visits=4):
+    """Return a timing whose quartiles lie so far, relatively, from its median."""
+    return SizeTiming(size, seconds, seconds / (1 + spread), seconds * (1 + spread), visits)
+
+
+def drawn_law(scatter, seed, visits=4):
+    """Fit the law to visits that scatter about the line."""
+    rng = np.random.default_rng(seed)
+    timings = []
+    for size in SIZES:
+        seconds = LINE(size) * np.exp(rng.normal(0.0, scatter, visits))
+        low, middle, high = np.quantile(seconds, (0.25, 0.5, 0.75))
+        timings.append(SizeTiming(size, middle, low, high, visits))
+    return fit_step_time_law(timings)
+
+
+def test_quiet_timings_are_tau():
+    law = fit_step_time_law([timing(size, LINE(size) * 1.1) for size in SIZES])
+    for size in SIZES:
+        assert law(size) == pytest.approx(1.1 * LINE(size), rel=0.01)
+    assert law.relative_error(64) < 0.03
+
+
+@pytest.mark.parametrize("scatter", [0.02, 0.3, 0.8])
+def test_noise_is_smoothed_and_its_error_is_known(scatter):
+    """Over 200 surveys log tau lies within 1.645 of its standard deviation in about 90%."""
+    hits, dips = [], []
+    for seed in range(200):
+        law = drawn_law(scatter, seed)
+        for i, size in enumerate(SIZES):
+            deviation = math.sqrt(law.log_covariance[i][i])
+            hits.append(abs(math.log(law(size) / LINE(size))) < 1.645 * deviation)
+        dips.append(min(np.diff(law.seconds)))
+    assert min(dips) >= 0.0
+    assert 0.82 < np.mean(hits) < 0.97
+
+
+def test_a_fall_counts_only_where_repeated_timings_confirm_it():
+    def law(spread, visits):
+        seconds = ((64, 1.0), (129, 2.2), (136, 1.6), (256, 2.5))
+        return fit_step_time_law([timing(size, tau, spread, visits) for size, tau in seconds])
+
+    confirmed = law(0.005, 4)
+    assert confirmed.falls == (2,)
+    assert confirmed(129) > 1.3 * confirmed(136)
+    for unsure in (law(0.4, 4), law(0.005, 1)):
+        assert unsure.falls == ()
+        assert unsure(129) <= unsure(136)
+
+
+def test_draws_scatter_as_the_error_says():
+    law = drawn_law(0.3, 0)
+    draws = law.draws(4000, np.random.default_rng(0))
+    ratios = draws.over_law(np.array(SIZES, dtype=float))
+    assert ratios.shape == (4000, len(SIZES))
+    # Drawn values are made to rise, so that they scatter less.
+    expected = [law.relative_error(size) for size in SIZES]
+    assert np.std(np.log(ratios), axis=0) == pytest.approx(expected, rel=0.5)
+    assert np.median(ratios, axis=0) == pytest.approx(1.0, abs=0.15)
+
+
+@pytest.mark.parametrize("waited", [0.0, 0.5])
+def test_a_busy_machine_leaves_all_seconds_less_sure(waited):
+    law = fit_step_time_law([timing(size, LINE(size)) for size in SIZES], waited)
+    assert law.factor_error == pytest.approx(QUIET_FACTOR + BUSY_FACTOR * waited)
+    assert law.relative_error(64) > law.factor_error
+
+
+def test_one_tau_of_trials_in_which_some_ran_beside_others():
+    """Every third trial took four times as long."""
+    rng = np.random.default_rng(0)
+    sizes = np.exp2(rng.uniform(3.0, 9.0, 60)).round().astype(int).tolist()
+    measured = [(size, LINE(size) * (4.0 if i % 3 == 0 else 1.0)) for i, size in enumerate(sizes)]
+    law = law_of_trials(measured)
+    for size in (16, 64, 256):
+        assert law(size) == pytest.approx(LINE(size), rel=0.4)
+    assert law_of_trials(measured[:1]) is None
+    assert law_of_trials([(64, 1.0), (64, 2.0)]) is None
