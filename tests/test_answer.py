@@ -93,9 +93,9 @@ def test_a_whole_study_reads_as_six_lines():
         "AS GOOD   batch sizes 180 to 331, predicted within 10% of the least time;",
         "          learning rate 0.31 at 180, 0.4 at 256, 0.512 at 331; larger ones are",
         "          not known",
-        "DEVICES   up to 2 pay: predicted times as fast as one 1.24 on 2 (batch size 2 in",
-        "          all), only 1.56 on 4, communication not counted; critical batch size",
-        "          67 (90%: 41 to 110)",
+        "DEVICES   up to 2 pay: predicted 1.24 times as fast on 2 (batch size 2 in all),",
+        "          only 1.56 times on 4, communication not counted; critical batch size 67",
+        "          (90%: 41 to 110)",
         "CAUTION   timings are noisy: a step's seconds are known to 40%",
         "NEXT      to train with it:",
         "          bstune +workload=digits trial.batch_size=256 trial.lr=0.4",
@@ -417,7 +417,7 @@ def test_cautions_are_what_would_change_the_answer_the_worst_first():
     found = texts(whole, "CAUTION")
     assert [text.partition(": ")[0] for text in found] == [
         "only 2 of 3 fresh seeds reached the target at batch size 256, learning rate 0.4",
-        "batch size 32, learning rate 0.3 may be better",
+        "batch size 32, learning rate 0.3 may be better, and did not run on fresh seeds",
         "timings are noisy",
         "the critical batch size has no upper end yet",
     ]

@@ -11,6 +11,7 @@ from bstune.core.records import (
     TrialResult,
     dump_json,
     is_near,
+    next_dense_evaluation,
     next_evaluation,
 )
 
@@ -156,6 +157,29 @@ def test_time_to_target():
 )
 def test_next_evaluation(step, batch_size, evaluations, near, expected):
     assert next_evaluation(step, batch_size, 300, evaluations, near, RULE) == expected
+
+
+@pytest.mark.parametrize(
+    ("step", "evaluations", "expected"),
+    [
+        # Its first look is no later than where it may meet the target.
+        (0, 0, 50),
+        (20, 0, 50),
+        # In between, 2% on, as long as all evaluations cost no more examples than are trained on.
+        (50, 1, 51),
+        (100, 2, 102),
+        (100, 219, 110),
+        # Beyond, as any trial.
+        (160, 3, next_evaluation(160, 300, 300, 3, False, RULE)),
+    ],
+)
+def test_a_trial_is_looked_at_closely_where_it_is_expected_to_meet_the_target(
+    step, evaluations, expected
+):
+    found = next_dense_evaluation(step, 300, 300, evaluations, False, RULE, (50, 160))
+    usual = next_evaluation(step, 300, 300, evaluations, False, RULE)
+    assert found == min(expected, usual)
+    assert found <= usual
 
 
 @pytest.mark.parametrize(

@@ -285,6 +285,30 @@ def test_a_run_that_met_the_target_at_its_first_evaluation_is_counted():
     assert row.steps_low == pytest.approx(1.0)
 
 
+@pytest.mark.parametrize(
+    ("seen", "histories", "due"),
+    [
+        # Once may be luck; the posterior predicts 130 of either trial there.
+        ((90,), (1,), None),
+        ((90, 95), (1, 2), 1),
+        # Not better than the best point's fresh seeds.
+        ((112, 115), (1, 2), None),
+        # Two trials of one history are one recorded run.
+        ((90, 90), (1, 1), None),
+    ],
+)
+def test_a_point_that_was_twice_seen_better_runs_on_fresh_seeds(seen, histories, due):
+    confirmed_runs = again(FAST, 110, 111, 109)
+    there = [
+        trial(i, steps, 256, history=((steps, float(history)),))
+        for i, (steps, history) in enumerate(zip(seen, histories, strict=True), 1)
+    ]
+    # So many that what is asked is the next candidate.
+    predicted = {FAST.number: 110.0, **{one.number: 130.0 for one in there}}
+    found = asked([FAST, *there, *confirmed_runs], predicted=predicted)
+    assert (None if found is None else found[0]) == due
+
+
 def test_candidates_are_the_best_single_runs_and_all_that_ran_again():
     trials = [trial(i, 100 + i, 64 * 2**i, tau=0.01 * 2**i) for i in range(12)]
     steep = [trial(i, 200 - i, 64 * 2**i, tau=0.01 * 2**i) for i in range(12)]

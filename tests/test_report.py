@@ -13,6 +13,7 @@ from toolbox import make_result, make_trial
 
 from bstune.core.curve import CurveBand
 from bstune.report.answer import answer, trust
+from bstune.result import StepTiming
 from bstune.study.replicates import Winner
 from bstune.study.report import (
     best_yaml,
@@ -24,7 +25,6 @@ from bstune.study.report import (
     train_command,
 )
 from bstune.study.scale_out import step_times
-from bstune.study.summary import load
 from bstune.system.files import Output
 
 
@@ -68,30 +68,16 @@ def test_the_command_of_a_winner_ends_with_it_or_with_its_schedule(
 
 
 @pytest.mark.parametrize(
-    ("ratios", "steps", "said"),
-    [
-        ((0.5, *np.linspace(1.0, 1.19, 10), 9.0), 50, False),  # but for one in twelve at either end
-        ((0.5, *np.linspace(1.0, 1.4, 10), 9.0), 50, True),
-        ((0.5, *np.linspace(1.0, 1.4, 10), 9.0), 9, False),  # too short to be timed
-        ((2.0,) * 12, 50, False),  # slower than the survey, but evenly
-        ((1.0, 3.0) * 4, 50, False),  # too few
-        ((None,) * 12, 50, False),  # there was no survey
-    ],
+    ("error", "waited", "is_quiet"), [(0.02, 0.0, True), (0.3, 0.0, False), (0.02, 0.5, False)]
 )
-def test_a_machine_whose_steps_differ_is_said(ratios, steps, said):
-    trials = [
-        make_result(
-            number=i,
-            steps=steps,
-            seconds_per_step=0.01,
-            measured_seconds_per_step=ratio and 0.01 * ratio,
-        )
-        for i, ratio in enumerate(ratios)
-    ]
-    noisy = [one for one in trust(result_of([], load=load(trials))) if not one.good]
-    assert [one.text for one in noisy] == [
-        "timings are noisy: a step's time, over the survey's, differs by 40% between trials"
-    ] * said
+def test_timings_that_are_not_to_be_trusted_are_said(error, waited, is_quiet):
+    timing = StepTiming(
+        seconds_of="lean", surveyed=True, relative_error=error, waited=waited, threads=1
+    )
+    (noise,) = [one for one in trust(result_of([], timing=timing)) if one.name == "noise"]
+    assert noise.good == is_quiet
+    assert f"{error:.0%}" in noise.text
+    assert (f"{waited:.0%}" in noise.text) == (waited > 0.0)
 
 
 def test_the_curves_seconds_per_step_are_the_trials_where_the_objective_is_steps():

@@ -30,6 +30,10 @@ Merit = Literal["time", "steps"]  # what a winner is best by
 LARGEST = 1e15  # of counts and measurements in a record
 NEVER = 1e300  # a goal is a finite number, and far from this one
 LOOK_BACK = 1.25
+# Of a trial that is looked at closely: from evaluation to evaluation, and what they may all cost, in
+# examples, over those that it trains on.
+DENSE_RATIO = 1.02
+DENSE_SHARE = 1.0
 CompileMode = Literal["default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"]
 CUDA_GRAPH_MODES = ("reduce-overhead", "max-autotune")
 FastMode = Literal["auto", "off", "graph"]
@@ -101,10 +105,13 @@ class TrialSpec:
         default_factory=dict
     )  # further ones, by name (see bstune.config)
     max_seconds: float | None = None  # of its wall time, after which its next step is its last one
+    # Between these steps it is evaluated as densely as evaluations of as many examples as it trains on
+    # allow: there it is expected to meet the target. None: nowhere.
+    dense_steps: tuple[int, int] | None = None
 
     def trial_fields(self) -> dict[str, Any]:
         """Return the fields that a trial's record takes over as they are: all but its limits."""
-        limits = ("max_steps", "max_seconds")
+        limits = ("max_steps", "max_seconds", "dense_steps")
         return {f.name: getattr(self, f.name) for f in fields(self) if f.name not in limits}
 
 
@@ -392,6 +399,32 @@ def next_evaluation(
     allowed = schedule.share if near else schedule.share / 2
     affordable = math.ceil(cost / (allowed * batch_size))
     return max(step + 1, math.floor(schedule.ratio * step), affordable)
+
+
+def next_dense_evaluation(
+    step: int,
+    batch_size: int,
+    validation_examples: int,
+    evaluations: int,
+    near: bool,
+    schedule: EvaluationSchedule,
+    dense_steps: tuple[int, int],
+) -> int:
+    """Return the step of the next evaluation of a trial that is to be looked at closely between two steps.
+
+    Arguments as of :func:`next_evaluation`; elsewhere it is evaluated as any trial.
+    """
+    usual = next_evaluation(step, batch_size, validation_examples, evaluations, near, schedule)
+    first, last = dense_steps
+    if step >= last:
+        return usual
+    if step < first:
+        return min(usual, first)
+    ratio = min(schedule.ratio, DENSE_RATIO)
+    dense = replace(schedule, ratio=ratio, share=DENSE_SHARE)
+    return min(
+        usual, next_evaluation(step, batch_size, validation_examples, evaluations, True, dense)
+    )
 
 
 @dataclass(frozen=True)

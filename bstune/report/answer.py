@@ -688,8 +688,8 @@ def _devices(result: StudyResult) -> Iterator[str | None]:
 def _plan_text(result: StudyResult) -> str | None:
     """Tell what further devices are predicted to be worth, up to where more is wasted.
 
-    ``up to 8 pay: predicted 2.9 times as fast on 4 (batch size 900 in all), 4.5 on 8 (1,500); 16
-    only 6.9``
+    ``up to 8 pay: predicted 2.9 times as fast on 4 (batch size 900 in all), 4.5 times on 8 (batch
+    size 1,500), only 6.9 times on 16``
     """
     rows = [row for row in result.scale_out.told if row.devices > 1]
     if not rows:

@@ -4,8 +4,9 @@ A trial is ranked by what a fresh seed is predicted to give of the merit (time o
 trials says how many steps, replicates included, which are trials like any other
 (:func:`bstune.search.observations.fresh_steps`). The best point is run again on fresh seeds until it has all its
 replicates, and then ranks by these alone: by the geometric mean of their merits. It ends when no other point is
-predicted to beat the best point that has them all. What reached the target in less than half of its fresh runs comes
-last. All of it is a function of the trials: a study that is continued asks for what is still due.
+predicted to beat the best point that has them all, and none was seen twice to. What reached the target in less than
+half of its fresh runs comes last. All of it is a function of the trials: a study that is continued asks for what is
+still due.
 
 No replicates are spread over the batch sizes for the scatter over seeds alone, as they change nothing: on made laws (10
 and 30% noise, 20 studies of 40 times the best trial's cost) two of them on average, for 6% of the spending, left the
@@ -123,7 +124,8 @@ def find_best(
     def rank(trial: TrialResult) -> tuple[bool, float]:
         fresh = runs.get(trial.number, ())
         if len(fresh) < max(replicates, 1):
-            return False, math.log(_predicted_merit(trial, merit, predicted))
+            expected = _predicted_merit(trial, merit, predicted)
+            return False, math.log(min(expected, _seen_merit(trial, trials, merit)))
         return 2 * sum(run.reached for run in fresh) < len(fresh), _confirmed_merit(
             trial, fresh, merit
         )
@@ -261,6 +263,21 @@ def _replicates(trials: Sequence[TrialResult]) -> Runs:
 def _predicted_merit(trial: TrialResult, merit: Merit, predicted: Predicted) -> float:
     steps = predicted.get(trial.number, float(trial.steps))
     return steps * _merit(trial, merit) / trial.steps
+
+
+def _seen_merit(trial: TrialResult, trials: Sequence[TrialResult], merit: Merit) -> float:
+    """Give the geometric mean of the merits at a trial's point, where two of the search's trials met the target there.
+
+    What was seen twice runs on fresh seeds, whatever is predicted. Infinite below two; trials of one
+    history are one recorded run.
+    """
+    there = [
+        one for one in trials if one.reached and one.replicate_of is None and same_point(one, trial)
+    ]
+    merits = {one.history: _merit(one, merit) for one in there}
+    if len(merits) < 2:
+        return math.inf
+    return math.exp(sum(map(math.log, merits.values())) / len(merits))
 
 
 def _confirmed_merit(candidate: TrialResult, runs: Sequence[TrialResult], merit: Merit) -> float:

@@ -97,6 +97,9 @@ RECORD_BEGINS = '{"number": '  # of TrialResult.to_json
 TRIES = 2  # of one point, if its trials fail by themselves; then the sampler suggests another
 CUT_SHORT = "the process ended before the trial did; it is asked again"
 REPORTED = 1  # step of the one value of a stopped trial that samplers see
+# Of the steps of the trial that a replicate repeats, or that are predicted: where it is evaluated densely.
+DENSE_FROM, DENSE_UNTIL = 0.5, 1.6
+DENSE_FROM_UNTOLD = 0.1
 REPLICATE_LIMIT = 2  # times the steps of the trial that it replicates, or those predicted
 AskedTrial = tuple[int, TrialSpec]  # its id in the storage, and what it is asked to do
 Trials = (
@@ -674,8 +677,19 @@ def ask_replicate(
         max_steps=max_steps,
         resumed_from=None,
         replicate_of=original.number,
+        dense_steps=_dense_steps(original, winner.steps),
     )
     return _ask_again(study, turn, space, first, spec)
+
+
+def _dense_steps(original: TrialResult, predicted: float) -> tuple[int, int]:
+    """Give the steps between which a fresh seed is expected to meet the target."""
+    earliest = min(float(original.steps), predicted) * DENSE_FROM
+    # A first evaluation that met the target says only that it was met before.
+    if original.steps_low == 0:
+        earliest = original.steps * DENSE_FROM_UNTOLD
+    latest = max(float(original.steps), predicted) * DENSE_UNTIL
+    return max(1, math.floor(earliest)), math.ceil(latest)
 
 
 def ask_continuation(

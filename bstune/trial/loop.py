@@ -41,6 +41,7 @@ from bstune.core.records import (
     TrialResult,
     TrialSpec,
     is_near,
+    next_dense_evaluation,
     next_evaluation,
 )
 from bstune.system.exits import is_interruption, sys_exit_error
@@ -401,7 +402,7 @@ class _Progress:
         schedule = self.protocol.evaluation_schedule
         due = [pair for pair in self.history if pair[0] not in self.forced]
         self.near = self.near or is_near(due, self.protocol.target, schedule.near)
-        return next_evaluation(
+        so_far = (
             self.steps,
             self.spec.batch_size,
             self._validation_examples,
@@ -409,6 +410,9 @@ class _Progress:
             self.near,
             schedule,
         )
+        if self.spec.dense_steps is None:
+            return next_evaluation(*so_far)
+        return next_dense_evaluation(*so_far, self.spec.dense_steps)
 
 
 class _TargetLoop(Callback):
