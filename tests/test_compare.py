@@ -306,7 +306,7 @@ def test_what_is_no_study_is_left_out_with_a_line(folders):
     assert a.name == "a"
     assert [line.startswith("left out: outputs/") for line in left_out] == [True] * 4
     assert left_out[3] == (
-        "left out: outputs/other/curve.json has schema 0, and this version of bstune reads 2: "
+        "left out: outputs/other/curve.json has schema 0, and this version of bstune reads 3: "
         "run the same command under another name, study=NAME"
     )
     found = compare([a], left_out)
@@ -344,7 +344,7 @@ def test_the_command_writes_both_files_and_says_where(bstune, folders, tmp_path)
     assert (status, err) == (0, "")
     for line in (
         "a · digits · val/loss <= 0.1 · cpu, 1 thread",
-        "use B = 128, lr = 0.1: 2.00 s, 110 steps (median of 3 fresh seeds, all reached: 1 to 3 s,",
+        "use B = 128, lr = 0.1: 2.00 s, 110 steps (3 of 3 fresh seeds reached it; 90%: 1 to 3 s, 90",
         "critical batch size 900 (90%: 800 to 1000)",
         "LAW       S = S_min (1 + B_crit/B): S*(B) lies within 0% of it",
         "CRITICAL  b over a: 9 times (4.46 to 18.1), differ",

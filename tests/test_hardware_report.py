@@ -147,7 +147,7 @@ def test_what_follows_from_a_survey():
     # bytes 200 B + 1e5, FLOPs 1e6 B, ridge 1000: 1e6 B = 1000 (200 B + 1e5)
     assert derived["turning_batch_size"] == pytest.approx(125.0)
     assert (derived["plateau"], len(derived["achieved"])) == (1000, 3)
-    assert survey.step_time(64) == pytest.approx(1.2e-3)
+    assert survey.step_time(64) == pytest.approx(1.2e-3, rel=2e-3)
     assert make_survey(cost=None).turning_batch_size is None
     assert make_survey(limits=None).achieved == []
     one = make_survey(((4, 1e-3),))

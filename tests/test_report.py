@@ -77,7 +77,7 @@ def test_timings_that_are_not_to_be_trusted_are_said(error, waited, is_quiet):
     (noise,) = [one for one in trust(result_of([], timing=timing)) if one.name == "noise"]
     assert noise.good == is_quiet
     assert f"{error:.0%}" in noise.text
-    assert (f"{waited:.0%}" in noise.text) == (waited > 0.0)
+    assert ("busy" in noise.text) == (waited > 0.0)
 
 
 def test_the_curves_seconds_per_step_are_the_trials_where_the_objective_is_steps():
@@ -157,7 +157,7 @@ TRAIN = [
     ],
 )
 def test_the_command_that_trains_the_winner_is_short(lr, stops, own):
-    backend = SimpleNamespace(stops=stops)
+    backend = SimpleNamespace(stops=stops, timed=None)
     prepared = SimpleNamespace(
         backend=backend,
         space=SimpleNamespace(lr_low=0.0, lr_high=0.99999, tunables=()),

@@ -22,6 +22,7 @@ from bstune.hardware.survey import (
     cached_survey,
     read,
 )
+from bstune.hardware.threads import ThreadChoice
 from bstune.study.tune import survey
 from bstune.trial.backend import make_protocol, make_space
 from bstune.trial.preflight import PreflightFindings
@@ -245,7 +246,7 @@ def cached(monkeypatch, tmp_path):
     def of(found, log, *overrides):
         monkeypatch.setattr(survey_module, "measure", lambda *arguments: found)
         options, recipe = resolved(
-            "workload=digits", "device=cpu", f"hardware.cache={tmp_path}", *overrides
+            "workload=digits", "device=cpu", "threads=1", f"hardware.cache={tmp_path}", *overrides
         )
         space, protocol = make_space(options), make_protocol(options, recipe)
         return cached_survey(options, recipe, space, protocol, data, None, log)
@@ -274,6 +275,28 @@ def test_what_a_survey_depends_on(cached, tmp_path):
     assert len(entries(tmp_path)) == 1 + len(other)
     assert not cached(found, print, "hardware.refresh=true")[1]
     assert len(entries(tmp_path)) == 1 + len(other)
+
+
+@pytest.mark.parametrize(
+    ("changes", "options"),
+    [
+        ({"threads": ThreadChoice(2)}, ()),
+        # One number that was given says nothing of the others.
+        ({}, ("threads=auto",)),
+        ({"seconds_of": "trainer"}, ()),
+        ({}, ("seconds_of=trainer",)),
+    ],
+)
+def test_a_survey_that_was_timed_otherwise_is_measured_again(
+    cached, tmp_path, monkeypatch, changes, options
+):
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
+    path = tmp_path / "digits-0123.json"
+    monkeypatch.setattr(survey_module, "cache_key", lambda *arguments: "0123")
+    made = make_survey(notes=("made",))
+    path.write_bytes(SURVEYS.dump_json(replace(make_survey(), **changes)))
+    assert cached(made, print, *options) == (made, False)
 
 
 def test_the_cache(cached, tmp_path):

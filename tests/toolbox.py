@@ -24,6 +24,7 @@ from bstune.core.records import (
 from bstune.hardware.memory import Ceiling, MemoryModel, Outcome, ProbeResult
 from bstune.hardware.roofline import AffineCost, DeviceLimits, LayerCost, StepCost
 from bstune.hardware.survey import Survey
+from bstune.hardware.threads import ThreadChoice
 from bstune.hardware.timing import Measured, StepTiming
 from bstune.study.replicates import Winner, winners
 
@@ -219,5 +220,6 @@ def make_survey(
         "limits": DeviceLimits("fp32", 1e9, 1e6),
         "cost": StepCost((layer,), ()),
         "seconds": 2.0,
+        "threads": ThreadChoice(1),
     }
     return Survey(**{**values, **changes})

@@ -705,14 +705,14 @@ def _plan_text(result: StudyResult) -> str | None:
         )
     texts = list[str]()
     for row in paying[-2:]:
-        size = format_count(row.batch_size)
-        texts.append(
-            f"{format_number(row.speed_up, 3)} on {row.devices} (batch size {size} in all)"
-        )
+        as_fast = "times" if texts else "times as fast"
+        in_all = "" if texts else " in all"
+        speed_up, size = format_number(row.speed_up, 3), format_count(row.batch_size)
+        texts.append(f"{speed_up} {as_fast} on {row.devices} (batch size {size}{in_all})")
     most = paying[-1].devices
-    text = f"up to {most} pay: predicted times as fast as one {', '.join(texts)}"
+    text = f"up to {most} pay: predicted {', '.join(texts)}"
     if wasting:
-        text += f", only {format_number(wasting[0].speed_up, 3)} on {wasting[0].devices}"
+        text += f", only {format_number(wasting[0].speed_up, 3)} times on {wasting[0].devices}"
     return f"{text}{communication}"
 
 
