@@ -25,6 +25,9 @@ from bstune.core.search_space import BUDGET, HALF_LIVES, MODULE
 from bstune.system.files import expand_home
 
 
+MOST_THREADS = 1024
+
+
 def _not_bool(value: object) -> object:
     if isinstance(value, bool):  # pydantic takes true for 1
         raise PydanticCustomError("number_type", "Input should be a number")
@@ -32,6 +35,14 @@ def _not_bool(value: object) -> object:
 
 
 _NUMBER = BeforeValidator(_not_bool)
+
+
+def _auto_or_count(value: object) -> object:
+    """Refuse what is neither, in one line: pydantic would say why it is none of the two."""
+    is_count = isinstance(value, int) and not isinstance(value, bool)
+    if value == "auto" or (is_count and 1 <= value <= MOST_THREADS):  # type: ignore[operator]
+        return value
+    raise ValueError(f"must be auto or 1 to {MOST_THREADS}, but got {value!r}")
 
 
 # Every number has a range. Its ends are far from what one needs; beyond them arithmetic or memory
@@ -678,7 +689,10 @@ class StudyOptions(Section):
     """Devices that share each batch, by DDP: CUDA's from `device` on, or processes on a CPU."""
     precision: Precision
     """Precision of the Trainer; auto: bf16-mixed on CUDA, else 32-true."""
-    threads: Literal["auto"] | Annotated[int, Field(ge=1, le=1024), _NUMBER]
+    threads: Annotated[
+        Literal["auto"] | Annotated[int, Field(ge=1, le=MOST_THREADS)],
+        BeforeValidator(_auto_or_count),
+    ]
     """Threads of torch that train on a CPU; auto: one, half or all, as the survey finds fastest;
     OMP_NUM_THREADS is kept."""
     seconds_of: Literal["auto", "trainer", "lean"]

@@ -485,6 +485,9 @@ class StepTiming(Part, frozen=True):
     """Share of the survey's seconds for which it waited for a processor, which is in no timing."""
     threads: Count | None
     """Of torch, that trained; None where a CPU does not train."""
+    not_told_apart: Items[BatchSize] = ()
+    """Batch sizes that ran on fresh seeds, too, and whose times the timing does not tell from the
+    winner's."""
 
 
 class SeedScatter(Part, frozen=True):
@@ -817,6 +820,8 @@ class StudyResult(Part, frozen=True):
     """From the least time to the fewest steps."""
     use: WinnerName | None
     """The winner by the study's objective."""
+    confirmed: bool
+    """Whether all its fresh seeds reached the target, and their times tell it from the others'."""
     train: Command | None
     """The command that trains it; None for a study of Python objects."""
     arguments: Items[Text] | None

@@ -12,6 +12,7 @@ from rich.console import Console
 from toolbox import make_result, make_trial
 
 from bstune.core.curve import CurveBand
+from bstune.core.step_time_law import SizeTiming, fit_step_time_law
 from bstune.report.answer import answer, trust
 from bstune.result import StepTiming
 from bstune.study.replicates import Winner
@@ -19,6 +20,7 @@ from bstune.study.report import (
     best_yaml,
     curve_of,
     missing_in_trials,
+    not_told_apart,
     places,
     show,
     show_places,
@@ -78,6 +80,30 @@ def test_timings_that_are_not_to_be_trusted_are_said(error, waited, is_quiet):
     assert noise.good == is_quiet
     assert f"{error:.0%}" in noise.text
     assert ("busy" in noise.text) == (waited > 0.0)
+
+
+@pytest.mark.parametrize(
+    ("spread", "seconds", "told"),
+    [
+        # Seconds of a step that hardly scatter tell 10% apart; those of a busy machine do not.
+        (0.01, 1.1, True),
+        (0.8, 1.1, False),
+        (0.8, 9.0, True),
+    ],
+)
+def test_what_the_timing_does_not_tell_from_the_winner(spread, seconds, told):
+    sizes = (16, 32, 64, 128, 256)
+    law = fit_step_time_law(
+        [SizeTiming(size, 0.01, 0.01 / (1 + spread), 0.01 * (1 + spread), 4) for size in sizes]
+    )
+
+    def confirmed_at(batch_size, seconds):
+        trial = make_trial(batch_size, batch_size, 0.1)
+        runs = [replace(trial, number=i, steps=100, seconds_per_step=seconds) for i in range(3)]
+        return Winner(trial, 100.0, tuple(runs))
+
+    winner, other = confirmed_at(32, 0.01), confirmed_at(256, 0.01 * seconds)
+    assert not_told_apart(law, winner, [winner, other]) == (() if told else (256,))
 
 
 def test_the_curves_seconds_per_step_are_the_trials_where_the_objective_is_steps():

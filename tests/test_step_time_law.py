@@ -96,3 +96,12 @@ def test_one_tau_of_trials_in_which_some_ran_beside_others():
         assert law(size) == pytest.approx(LINE(size), rel=0.4)
     assert law_of_trials(measured[:1]) is None
     assert law_of_trials([(64, 1.0), (64, 2.0)]) is None
+
+
+def test_the_error_of_a_ratio_has_no_common_factor():
+    law = drawn_law(0.3, 0)
+    draws = law.draws(4000, np.random.default_rng(1)).over_law(np.array([16.0, 100.0, 256.0]))
+    logs = np.log(draws)
+    assert law.ratio_error(16, 256) == pytest.approx(np.std(logs[:, 2] - logs[:, 0]), rel=0.5)
+    assert law.ratio_error(100, 100) == 0.0
+    assert law.ratio_error(16, 256) < math.hypot(law.relative_error(16), law.relative_error(256))

@@ -113,6 +113,18 @@ class StepTimeLaw(StepTime):
         own = float(np.interp(math.log(batch_size), np.log(self.sizes), deviation))
         return math.hypot(own, self.factor_error)
 
+    def ratio_error(self, first: float, second: float) -> float:
+        """Give the standard deviation of log(tau(first)/tau(second)): the factor of all sizes is in neither."""
+        weights = self._weights(first) - self._weights(second)
+        variance = float(weights @ np.array(self.log_covariance) @ weights)
+        return math.sqrt(max(variance, 0.0))
+
+    def _weights(self, batch_size: float) -> Array:
+        """Give the timed sizes' weights in log tau(B), linear over log B."""
+        at = math.log(batch_size)
+        log_sizes = np.log(self.sizes)
+        return np.array([float(np.interp(at, log_sizes, unit)) for unit in np.eye(log_sizes.size)])
+
     @cached_property
     def _joined(self) -> PchipInterpolator:
         # It keeps a rising sequence rising.

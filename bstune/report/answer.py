@@ -780,10 +780,13 @@ def _noise(result: StudyResult) -> Trust | None:
     if timing is None:
         return None
     error = f"a step's seconds are known to {timing.relative_error:.0%}"
+    if timing.not_told_apart:
+        sizes = " and ".join(map(format_count, timing.not_told_apart))
+        error += f", too little to tell USE from batch size {sizes}"
     if timing.waited > BUSY:
         busy = f"the machine was busy: timed steps waited for a processor {timing.waited:.0%} of the time"
         return Trust("noise", f"{busy}, which is left out; {error}", False)
-    if timing.relative_error > NOISY:
+    if timing.relative_error > NOISY or timing.not_told_apart:
         return Trust("noise", f"timings are noisy: {error}", False)
     return Trust("noise", f"timings: {error}", True)
 

@@ -152,6 +152,18 @@ def winners(
     return {merit: winner for merit, winner in found.items() if winner is not None}
 
 
+def confirmed_points(trials: Sequence[TrialResult], replicates: int) -> list[Winner]:
+    """Give the points that have all their replicates."""
+    by_number = {trial.number: trial for trial in trials}
+    found = list[Winner]()
+    for number, fresh in _replicates(trials).items():
+        trial = by_number.get(number)
+        is_of_baseline = is_baseline_replicate(fresh[0].trial_index)
+        if trial is not None and len(fresh) >= max(replicates, 1) and not is_of_baseline:
+            found.append(Winner(trial, float(trial.steps), fresh))
+    return found
+
+
 def candidates(
     trials: Sequence[TrialResult], merits: Sequence[Merit] = ("time", "steps")
 ) -> list[TrialResult]:

@@ -1,5 +1,6 @@
 """The report of a job's study: its files, its answer, the winners on the test set, its curve in MLflow."""
 
+import math
 import re
 import shlex
 import sys
@@ -66,7 +67,7 @@ from bstune.study.model import (
 )
 from bstune.study.plan import SearchEnd
 from bstune.study.prepare import PreparedStudy
-from bstune.study.replicates import Winner, left_out, winners
+from bstune.study.replicates import Winner, confirmed, confirmed_points, left_out, winners
 from bstune.study.scale_out import draw_scale_out, scale_out, scale_out_table, step_times
 from bstune.study.storage import TESTS, WINNER, results, trained_by
 from bstune.study.summary import (
@@ -88,6 +89,10 @@ if TYPE_CHECKING:
     from bstune.tracking.runs import Tracking
 
 TARGET_PARTICLES = 400  # of the posterior at each easier target
+# Standard deviation of the log of two batch sizes' ratio of seconds: from here on timing is what blurs them.
+BLURRED = 0.1
+# Of these deviations, that two times are apart where they are told apart.
+TOLD_APART = 1.645
 CURVE_LADDER = 48  # batch sizes at which the fitted curve is sent to MLflow
 OF_A_STUDY = (
     "trial.",
@@ -235,6 +240,7 @@ def analyse(
     plans = _plan(prepared, posterior, critical, missing)
     use = SOUGHT[budget.objective].merits[0]
     law = law_of(prepared, done)
+    again = confirmed_points(done, budget.replicates)
     runs = baseline_runs(done, prepared.baseline)
     scatter = seed_scatter(posterior)
     curve = None
@@ -257,7 +263,7 @@ def analyse(
         so_far=best_so_far(done, target, None if runs is None else runs.first, posterior),
         gain=gain_of(runs, winner, use, scatter.scatter),
         as_good=good,
-        timing=timing_of(prepared, law, None if winner is None else winner.trial),
+        timing=timing_of(prepared, law, winner, again),
         not_run_again=_not_run_again(left_out(*ranking), budget.candidates),
         scale_out=plans,
     )
@@ -320,12 +326,15 @@ def law_of(prepared: PreparedStudy, done: Sequence[TrialResult]) -> StepTimeLaw 
 
 
 def timing_of(
-    prepared: PreparedStudy, law: StepTimeLaw | None, winner: TrialResult | None
+    prepared: PreparedStudy,
+    law: StepTimeLaw | None,
+    winner: Winner | None,
+    confirmed_winners: Sequence[Winner],
 ) -> StepTiming | None:
-    """Tell what the seconds of a step are, and how well they are known at the winner."""
+    """Tell what the seconds of a step are, how well they are known at the winner, and what they do not tell."""
     if law is None:
         return None
-    batch_size = prepared.options.scaling.batch_size if winner is None else winner.batch_size
+    batch_size = prepared.options.scaling.batch_size if winner is None else winner.trial.batch_size
     timed = prepared.backend.timed
     return StepTiming(
         seconds_of="lean" if timed is None else timed.seconds_of,
@@ -333,7 +342,30 @@ def timing_of(
         relative_error=law.relative_error(batch_size),
         waited=0.0 if timed is None else timed.waited,
         threads=None if timed is None else timed.threads,
+        not_told_apart=() if winner is None else not_told_apart(law, winner, confirmed_winners),
     )
+
+
+def not_told_apart(
+    law: StepTimeLaw, winner: Winner, confirmed_winners: Sequence[Winner]
+) -> tuple[int, ...]:
+    """Give the batch sizes that ran on fresh seeds whose times lie nearer to the winner's than steps are timed.
+
+    Those that steps are timed well enough for, and whose seeds alone do not tell them apart, are no matter of timing.
+    """
+    own = confirmed(winner.runs)
+    found = set[int]()
+    for other in confirmed_winners:
+        size = other.trial.batch_size
+        error = law.ratio_error(size, winner.trial.batch_size)
+        fresh = confirmed(other.runs)
+        if error < BLURRED or own is None or fresh is None:
+            continue
+        if own.time_median is None or fresh.time_median is None:
+            continue
+        if abs(math.log(fresh.time_median / own.time_median)) < TOLD_APART * error:
+            found.add(size)
+    return tuple(sorted(found - {winner.trial.batch_size}))
 
 
 def places(files: Output, mlflow: Sequence[str]) -> list[Line]:

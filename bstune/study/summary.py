@@ -178,6 +178,7 @@ def summarize(
         best_by_steps=_winner(analysis, "steps"),
         pareto=tuple(_pareto_trial(trial) for trial in pareto_front(trials)),
         use=winner_to_use(asked.objective, analysis.best),
+        confirmed=_is_confirmed(asked.objective, analysis),
         train=train,
         arguments=None if arguments is None else tuple(arguments),
         search=asked.search,
@@ -197,6 +198,15 @@ def summarize(
         scale_out=analysis.scale_out,
         notes=tuple(notes),
     )
+
+
+def _is_confirmed(objective: Objective, analysis: Analysis) -> bool:
+    use = winner_to_use(objective, analysis.best)
+    if use is None:
+        return False
+    fresh = confirmed(analysis.best[WINNERS[use].merit].runs)
+    told_apart = analysis.timing is None or not analysis.timing.not_told_apart
+    return fresh is not None and fresh.all_reached and told_apart
 
 
 def winner_to_use(objective: Objective, best: Mapping[Merit, Winner]) -> WinnerName | None:
