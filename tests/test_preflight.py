@@ -70,15 +70,18 @@ def fly(
     every=32,
     validation=None,
     examples=64,
+    steps=100,
+    train=None,
 ):
+    train = train or DataLoader(DATA, shuffle=True)
     workload = Workload(
         kind,
-        lambda spec: rebatch(DataLoader(DATA, shuffle=True), spec.batch_size, None, spec.seed),
+        lambda spec: rebatch(train, spec.batch_size, None, spec.seed),
         validation or DataLoader(DATA, batch_size=16),
         examples,
         train_examples=len(DATA),
     )
-    protocol = make_protocol(100, target=Target(*target, "min"), noise_scale_every=every)
+    protocol = make_protocol(steps, target=Target(*target, "min"), noise_scale_every=every)
     return preflight(workload, protocol, space, trial, continues=continues, survey=survey)
 
 

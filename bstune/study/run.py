@@ -102,7 +102,8 @@ def plan_text(prepared: PreparedStudy, done: Sequence[TrialResult]) -> str:
         ends = f", {spread}; each ends at the target or after {spent}"
     elif prepared.backend.stops:
         again = "; winners run again" if budget.replicates and budget.candidates else ""
-        ends = f"; each ends at the target or once it cannot matter, and may be continued{again}"
+        may_go_on = ", and may be continued" if prepared.backend.continues else ""
+        ends = f"; each ends at the target or once it cannot matter{may_go_on}{again}"
     elif prepared.backend.horizon and chooses_horizons(options):
         ends = f"; each ends at the target or with its schedule, at a horizon that the search chooses, at most {spent}"
     else:
