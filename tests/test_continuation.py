@@ -10,7 +10,7 @@ import lightning
 import numpy as np
 import pytest
 import torch
-from builders import loaded
+from builders import loaded, prepared_study
 from lightning.pytorch import Callback, seed_everything
 from test_preflight import DATA, Lit, fly
 from toolbox import trials_of
@@ -397,7 +397,7 @@ def test_the_likeliest_attributes_are_named_first():
     assert "does not hold warmup (LambdaLR), noise (Generator), b (int), 2 more; save" in text
 
 
-# A study of a project whose warm-up steps itself
+# Studies of projects
 
 
 @pytest.fixture
@@ -405,7 +405,10 @@ def _projects(monkeypatch):
     monkeypatch.syspath_prepend(str(PROJECTS))
 
 
-ARGUMENTS = ("--config-dir", str(PROJECTS / "conf"), "workload=own_warmup", "device=cpu")
+def arguments_of(name, folder=PROJECTS):
+    return "--config-dir", str(folder / "conf"), f"workload={name}", "device=cpu"
+
+
 STUDY = ("search.objective=steps", "search.replicates=1", "search.workers=0")
 STUDY += ("mlflow.enabled=false", "hardware.enabled=false")
 
@@ -433,7 +436,7 @@ def plain_loss(workload, spec, steps, folder):
 @pytest.mark.usefixtures("_projects")
 @pytest.mark.filterwarnings("ignore::UserWarning")
 def test_trials_that_start_afresh_are_those_of_a_plain_trainer(bstune, tmp_path):
-    status, out, err = bstune(*ARGUMENTS, *STUDY, "search.trials=8")
+    status, out, err = bstune(*arguments_of("own_warmup"), *STUDY, "search.trials=8")
     assert status == 0, err
     assert "it starts afresh: 2 steps after its checkpoint Net has other learning rates" in out
     assert "warmup (LambdaLR)" in out
@@ -442,8 +445,30 @@ def test_trials_that_start_afresh_are_those_of_a_plain_trainer(bstune, tmp_path)
     stopped = [trial for trial in trials if trial.status == "stopped"]
     assert len(stopped) >= 2
     assert {trial.resumed_from for trial in trials} == {None}
-    workload, _ = loaded(*ARGUMENTS)
+    workload, _ = loaded(*arguments_of("own_warmup"))
     for trial in trials[:4]:
         spec = replace(checks.TrialSpec(0, 0, trial.batch_size, trial.lr, None, trial.seed))
         loss = plain_loss(workload, spec, trial.steps, tmp_path)
         assert trial.history[-1] == (trial.steps, float(str(np.float32(loss))))
+
+
+@pytest.mark.usefixtures("_projects")
+def test_a_project_with_a_schedule_of_a_fixed_length_is_refused(bstune, tmp_path):
+    arguments = arguments_of("fixed_schedule", PROJECTS / "fixed_schedule")
+    status, _, err = bstune(*arguments, *STUDY)
+    assert status == 2
+    (line,) = err.splitlines()
+    assert "OneCycleLR of Net ends after 500 steps with an error, and a trial at batch" in line
+    assert "size 16 may take 1,250" in line
+    assert list(tmp_path.glob("outputs/*/trials.jsonl")) == []
+    # Trials that end before it are trained.
+    notes = prepared_study(*arguments, *STUDY, "budget.examples=8000").notes
+    assert not [note for note in notes if "OneCycleLR" in note]
+
+
+@pytest.mark.usefixtures("_projects")
+def test_a_project_that_seeds_itself_is_named():
+    notes = prepared_study(*arguments_of("own_seed"), *STUDY).notes
+    (note,) = [note for note in notes if "seeds" in note]
+    assert note.startswith("fresh seeds are not fresh: Net seeds torch itself (")
+    assert "after on_fit_start" in note

@@ -215,9 +215,11 @@ class Progress:
         new = [result for result in done if result.number not in shown]
         for result in new:
             points += result in searched([result]) and result.resumed_from is None
-            line = trial_line(
-                result, self._target.metric, f"configuration {points} of {self._total}"
-            )
+            place = f"configuration {points} of {self._total}"
+            # Past its points a search trains a stopped one again, where it cannot be continued.
+            if points > self._total:
+                place = "again from its first step"
+            line = trial_line(result, self._target.metric, place)
             line += self._message(result) + (rest if result is new[-1] else "")
             print_line(self.console, line)
             shown.add(result.number)

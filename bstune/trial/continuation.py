@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from bstune.system.console import plural
+from bstune.system.console import listing, plural
 from bstune.trial.attributes import Attribute
 
 # Elsewhere than on a CPU kernels may round in another way: what counts as a difference, as a share
@@ -69,11 +69,9 @@ class LostState:
         named = [f"{path} ({one.kind})" for path, one in likeliest[:MAX_NAMED]]
         if len(likeliest) > MAX_NAMED:
             named.append(f"{len(likeliest) - MAX_NAMED} more")
-        *others, last = self.effects
-        effects = f"{', '.join(others)} and {last}" if others else last
         seen = (
-            f"{plural(self.steps, 'step')} after its checkpoint {module} has other {effects} than "
-            "without the stop"
+            f"{plural(self.steps, 'step')} after its checkpoint {module} has other "
+            f"{listing(self.effects)} than without the stop"
         )
         if not named:
             return f"{seen}, though none of its attributes shows why"

@@ -27,7 +27,7 @@ from bstune.core.search_space import BUDGET, Space, corners
 from bstune.core.step_time import StepTime
 from bstune.options import StudyOptions, overrides
 from bstune.recipe import Recipe
-from bstune.system.console import format_number, plural
+from bstune.system.console import format_number, listing, plural
 from bstune.system.failures import cause, described
 from bstune.system.interruption import temporary_folder
 from bstune.system.watchdog import Wait, waiting_for
@@ -679,7 +679,7 @@ def seed_notes(one: _Recorder, other: _Recorder) -> Iterator[str]:
         where = moment
     seen = f"at {where}" if where == FIRST_STEP else f"after {where}"
     yield (
-        f"fresh seeds are not fresh: {one.module_name} seeds {' and '.join(same)} itself (two seeds of a trial have "
+        f"fresh seeds are not fresh: {one.module_name} seeds {listing(same)} itself (two seeds of a trial have "
         f"one state of the generator {seen}): leave the seed to bstune, or take the trial's (trial.seed in "
         "Python, ${trial.seed} in YAML)"
     )

@@ -133,7 +133,7 @@ def end_of_schedule(
     clock ``now``.
     """
     began = now()
-    step = ahead.done
+    step = ahead.done - ahead.done % ahead.every
     highest = _highest_rate(ahead.schedule)
     nothing_since: int | None = None
     with warnings.catch_warnings(action="ignore"):
