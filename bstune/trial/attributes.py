@@ -9,7 +9,7 @@ a deep object the first parts, and code, Trainers and modules of Python count as
 import functools
 import random
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from hashlib import blake2b
 from itertools import islice
@@ -181,11 +181,16 @@ def _inside(value: Any) -> Iterable[tuple[str, object]]:
         return [*weights, *_values_of_module(value)]
     if isinstance(value, Mapping):
         return _inside_mapping(value)
-    if isinstance(value, set | frozenset):
-        return [("members", sorted(map(repr, value)))]
     if isinstance(value, CONTAINERS):
-        return [("length", len(value)), *((str(i), one) for i, one in enumerate(value))]
+        return _inside_container(value)
     return list(getattr(value, "__dict__", {}).items())
+
+
+def _inside_container(value: Collection[object]) -> Iterator[tuple[str, object]]:
+    """Yield one after another: a container may hold millions."""
+    yield "length", len(value)
+    for place, one in enumerate(value):
+        yield str(place), one
 
 
 def _inside_mapping(value: Mapping[Any, Any]) -> Iterator[tuple[str, object]]:

@@ -342,7 +342,7 @@ class _Recorder(Callback):
         self._steps, self._followed_after, self._exact = steps, followed_after, exact
         self.course: Course | None = None
         self.schedules: tuple[ScheduleCopy, ...] = ()
-        self.generators: dict[str, dict[str, str]] = {}  # fingerprints, by when and by library
+        self.generators: dict[str, dict[str, Any]] = {}  # states, by when and by library
         self._attributes: dict[str, Attribute] | None = None
         self._batches: list[str] = []
         self._now = now
@@ -397,8 +397,7 @@ class _Recorder(Callback):
         return called
 
     def _look_at_generators(self, moment: str) -> None:
-        states = random_state()
-        self.generators[moment] = {name: fingerprint(state) for name, state in states.items()}
+        self.generators[moment] = random_state()
 
     def _wait_for(self, what: str, *, limited: bool) -> None:
         """Name what the trial comes to; steps and evaluations are limited, its start and its end are not."""
@@ -663,18 +662,15 @@ def schedule_notes(trial: _Recorder, last_step: int) -> Iterator[str]:
 
 def seed_notes(one: _Recorder, other: _Recorder) -> Iterator[str]:
     """Yield which generators are the same at the first step of two trials with different seeds."""
-    moments = [BUILT, *SEEDING_HOOKS, FIRST_STEP]
-    states = [(one.generators.get(moment), other.generators.get(moment)) for moment in moments]
-    first, second = states[-1]
-    if first is None or second is None:
+    if FIRST_STEP not in one.generators or FIRST_STEP not in other.generators:
         return
-    same = [name for name, state in first.items() if second.get(name) == state]
+    same = _same_generators(one, other, FIRST_STEP)
     if not same:
         return
     # The first moment from which on they are the same.
     where = FIRST_STEP
-    for moment, (own, others) in zip(reversed(moments), reversed(states), strict=True):
-        if own is None or others is None or any(own.get(n) != others.get(n) for n in same):
+    for moment in reversed((BUILT, *SEEDING_HOOKS)):
+        if not set(same) <= set(_same_generators(one, other, moment)):
             break
         where = moment
     seen = f"at {where}" if where == FIRST_STEP else f"after {where}"
@@ -683,6 +679,13 @@ def seed_notes(one: _Recorder, other: _Recorder) -> Iterator[str]:
         f"one state of the generator {seen}): leave the seed to bstune, or take the trial's (trial.seed in "
         "Python, ${trial.seed} in YAML)"
     )
+
+
+def _same_generators(one: _Recorder, other: _Recorder, moment: str) -> list[str]:
+    """Name the libraries whose generator has one state in both trials at a moment."""
+    own, others = one.generators[moment], other.generators[moment]
+    shared = [name for name in own if name in others]
+    return [name for name in shared if fingerprint(own[name]) == fingerprint(others[name])]
 
 
 def manual_notes(trial: _Recorder, protocol: TrialProtocol) -> Iterator[str]:
