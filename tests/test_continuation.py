@@ -3,6 +3,7 @@
 import random
 from copy import deepcopy
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -11,8 +12,10 @@ import numpy as np
 import pytest
 import torch
 from builders import loaded, prepared_study
+from learners import learner, stream, validation
 from lightning.pytorch import Callback, seed_everything
-from test_preflight import DATA, Lit, fly
+from test_checkpoint import CASES, protocol_of
+from test_preflight import DATA, SPACE, Lit, fly
 from toolbox import trials_of
 from torch import nn
 from torch.optim.lr_scheduler import LambdaLR
@@ -22,6 +25,8 @@ from torchmetrics import MaxMetric
 from bstune.trial import preflight as checks
 from bstune.trial.attributes import Attribute
 from bstune.trial.continuation import RATES, WEIGHTS, Course, LostState, lost_state
+from bstune.trial.loop import Workload
+from bstune.trial.preflight import preflight
 
 PROJECTS = Path(__file__).parent / "projects"
 
@@ -265,6 +270,24 @@ class Chance(OwnNoise):
 )
 def test_what_goes_on_alike_is_continued(kind):
     found = look_at(kind)
+    assert (found.continues, found.notes) == (True, ())
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_what_is_the_uninterrupted_trial_bit_for_bit_is_continued(case):
+    """Averages, schedules, scalers and data of all kinds, each of which has a test of its own trials."""
+    options = {"build": learner, "batches": stream, "evaluated": validation, "data": None}
+    options |= CASES[case]
+    protocol = protocol_of(case)
+    workload = Workload(
+        options["build"],
+        partial(options["batches"], micro_batch_size=protocol.micro_batch_size),
+        options["evaluated"](),
+        20,
+        data_module=options["data"],
+    )
+    space = replace(SPACE, high=32)
+    found = preflight(workload, protocol, space, None, continues=True, survey=False)
     assert (found.continues, found.notes) == (True, ())
 
 

@@ -61,7 +61,9 @@ LINEAR = {"start_factor": 1.0, "end_factor": 0.0}
         (table([1.0] * 10), 100, (9, True)),
         # Its rate stays at 0.
         (make_copy(lr_scheduler.LinearLR, total_iters=30, **LINEAR), 100, (30, False)),
-        (make_copy(lr_scheduler.LinearLR, total_iters=30, **LINEAR), 31, (30, False)),
+        (make_copy(lr_scheduler.LinearLR, total_iters=95, **LINEAR), 101, (95, False)),
+        # Its last steps alone are at 0.
+        (make_copy(lr_scheduler.LinearLR, total_iters=95, **LINEAR), 100, None),
         (make_copy(lr_scheduler.LinearLR, total_iters=30, **LINEAR), 30, None),
         (make_copy(lr_scheduler.PolynomialLR, total_iters=30), 100, (30, False)),
         # It stays at another rate, or comes back.

@@ -24,6 +24,7 @@ MAX_STEPS_AHEAD = 10_000  # of a schedule's own
 MAX_SECONDS_AHEAD = 1.0  # of stepping one schedule
 STEPS_BETWEEN_LOOKS = 100  # at the clock
 NOTHING = 1e-6  # of the highest rate: as good as none
+MIN_IDLE_SHARE = 0.05  # of a trial's steps: many a schedule has a rate of 0 in its last one
 ADVICE = (
     "build it from the trial's own steps (trial.total_steps in Python, ${trial.total_steps} in "
     "YAML, self.trainer.estimated_stepping_batches in the module)"
@@ -154,7 +155,9 @@ def end_of_schedule(
             if number % STEPS_BETWEEN_LOOKS == 0 and now() - began > MAX_SECONDS_AHEAD:
                 return None
     # At a rate that was 0 from the first step there is nothing that has ended.
-    if highest == 0.0 or nothing_since is None or nothing_since >= last_step:
+    if highest == 0.0 or nothing_since is None:
+        return None
+    if last_step - nothing_since <= MIN_IDLE_SHARE * last_step:
         return None
     return ScheduleEnd(ahead.name, nothing_since, None)
 
