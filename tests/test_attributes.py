@@ -163,6 +163,6 @@ def test_what_a_checkpoint_holds_is_no_plain_attribute():
         "Looks.count": "int",
         "SGD.calls": "int",
     }
-    likelihood = [looks.found[name].likelihood for name in ("model.1.noise", "steps", "plain")]
-    assert likelihood == sorted(likelihood)
+    ranks = [looks.found[name].rank for name in ("model.1.noise", "steps", "plain")]
+    assert ranks == sorted(ranks)
     assert not [name for name in looks.found if "weight" in name or "trainer" in name]

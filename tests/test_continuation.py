@@ -24,7 +24,7 @@ from torchmetrics import MaxMetric
 
 from bstune.trial import preflight as checks
 from bstune.trial.attributes import Attribute
-from bstune.trial.continuation import RATES, WEIGHTS, Course, LostState, lost_state
+from bstune.trial.continuation import LEARNING_RATES, WEIGHTS, Course, LostState, lost_state
 from bstune.trial.loop import Workload
 from bstune.trial.preflight import preflight
 
@@ -360,14 +360,14 @@ NAN = float("nan")
     [
         (course(), course(), ()),
         (course(), course(weight=1.0 + 1e-7), (WEIGHTS,)),
-        (course(), course(rate=0.1 + 1e-9), (RATES,)),
+        (course(), course(rate=0.1 + 1e-9), (LEARNING_RATES,)),
         (course(), course(loss=2.0 + 1e-9), ("val_loss",)),
-        (course(), course(weight=0.5, rate=0.2, loss=1.0), (RATES, WEIGHTS, "val_loss")),
+        (course(), course(weight=0.5, rate=0.2, loss=1.0), (LEARNING_RATES, WEIGHTS, "val_loss")),
         (course(weight=NAN, loss=NAN), course(weight=NAN, loss=NAN), ()),
         (course(), course(weight=NAN), (WEIGHTS,)),
         # On other batches rates alone are compared.
         (course(), course(weight=0.5, loss=1.0, batch="b"), ()),
-        (course(), course(rate=0.2, batch="b"), (RATES,)),
+        (course(), course(rate=0.2, batch="b"), (LEARNING_RATES,)),
         # On an accelerator weights that moved by 1 may differ by 0.01.
         (course(exact=False), course(weight=1.005, loss=2.01, exact=False), ()),
         (
@@ -415,7 +415,7 @@ def test_the_likeliest_attributes_are_named_first():
         "b": Attribute("int", 2, ""),
         "warmup": Attribute("LambdaLR", 0, ""),
     }
-    text = LostState(2, (RATES, WEIGHTS, "val_loss"), attributes).text("Net")
+    text = LostState(2, (LEARNING_RATES, WEIGHTS, "val_loss"), attributes).text("Net")
     assert "other learning rates, weights and val_loss than" in text
     assert "does not hold warmup (LambdaLR), noise (Generator), b (int), 2 more; save" in text
 

@@ -1,4 +1,4 @@
-"""What a training keeps in plain attributes, which no checkpoint holds: found, and compared by fingerprints.
+"""What a training keeps in plain attributes, which no checkpoint holds, as fingerprints.
 
 Attributes of the module and its layers, of call-backs and of optimizers: schedules, counters,
 generators, tensors, and objects and containers of these. What a checkpoint of Lightning's holds,
@@ -28,8 +28,19 @@ from bstune.trial.trainer import is_lightning
 
 MAX_SAMPLE = 2**16  # elements of a tensor or an array that are looked at, evenly over all of them
 MAX_PARTS = 5_000  # of an object
-MAX_DEPTH = 6  # of objects within objects
-PLAIN = (bool, int, float, complex, str, bytes, type(None), np.generic, torch.dtype, torch.device)
+MAX_OBJECT_DEPTH = 6  # of objects within objects
+PLAIN_VALUES = (
+    bool,
+    int,
+    float,
+    complex,
+    str,
+    bytes,
+    type(None),
+    np.generic,
+    torch.dtype,
+    torch.device,
+)
 CODE = (FunctionType, MethodType, BuiltinFunctionType, ModuleType, type)
 CONTAINERS = (list, tuple, set, frozenset, deque)
 GENERATORS = (torch.Generator, np.random.Generator, np.random.RandomState, random.Random)
@@ -39,10 +50,16 @@ HELD_OF_OPTIMIZERS = ("state", "param_groups", "defaults")
 
 @dataclass(frozen=True)
 class Attribute:
-    """A value as it was at one moment of a training."""
+    """A value as it was at one moment of a training.
 
-    kind: str  # the name of its class
-    likelihood: int  # of being what training depends on: the lower, the likelier
+    Args:
+        kind: the name of its class.
+        rank: among values that training may depend on; the likeliest have the lowest.
+        fingerprint: of all that is looked at of it.
+    """
+
+    kind: str
+    rank: int
     fingerprint: str
 
 
@@ -50,7 +67,7 @@ def attributes_of(trainer: Trainer, module: LightningModule) -> dict[str, Attrib
     """Give all plain attributes of a training by their paths, such as ``encoder.noise``."""
     found = {}
     for path, value in plain_values(trainer, module):
-        found[path] = Attribute(type(value).__name__, _likelihood(value), fingerprint(value))
+        found[path] = Attribute(type(value).__name__, _rank(value), fingerprint(value))
     return found
 
 
@@ -99,7 +116,7 @@ def _names_of_every_module() -> frozenset[str]:
     return frozenset(vars(LightningModule()))
 
 
-def _likelihood(value: object) -> int:
+def _rank(value: object) -> int:
     if isinstance(value, LRScheduler):
         return 0
     if isinstance(value, GENERATORS):
@@ -116,7 +133,7 @@ def fingerprint(value: object) -> str:
     """
     digest = blake2b(digest_size=16)
     try:
-        for part in islice(_parts(value, MAX_DEPTH, {}), MAX_PARTS):
+        for part in islice(_parts(value, MAX_OBJECT_DEPTH, {}), MAX_PARTS):
             digest.update(part)
     except Exception:  # noqa: BLE001 (an object of any library may refuse to be read)
         digest.update(b"unreadable")
@@ -126,7 +143,7 @@ def fingerprint(value: object) -> str:
 def _parts(value: object, depth: int, seen: dict[int, object]) -> Iterator[bytes]:
     """Yield the bytes of a value; ``seen`` keeps objects alive, as others would get their ids."""
     yield f"{type(value).__name__};".encode()
-    if isinstance(value, PLAIN):
+    if isinstance(value, PLAIN_VALUES):
         yield f"{value!r};".encode()
         return
     if depth == 0 or id(value) in seen or isinstance(value, CODE) or _is_lightning(value):
@@ -196,4 +213,4 @@ def _inside_container(value: Collection[object]) -> Iterator[tuple[str, object]]
 def _inside_mapping(value: Mapping[Any, Any]) -> Iterator[tuple[str, object]]:
     for place, (key, one) in enumerate(value.items()):
         # Other keys, such as parameters, are at other addresses in each training.
-        yield (repr(key) if isinstance(key, PLAIN) else str(place)), one
+        yield (repr(key) if isinstance(key, PLAIN_VALUES) else str(place)), one

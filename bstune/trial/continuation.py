@@ -18,11 +18,11 @@ from bstune.trial.attributes import Attribute
 
 # Elsewhere than on a CPU kernels may round in another way: what counts as a difference, as a share
 # of the way that the weights moved, and of a metric.
-MIN_SHARE = 0.01
-RATES = "learning rates"
+ROUNDING_SHARE = 0.01
+LEARNING_RATES = "learning rates"
 WEIGHTS = "weights"
 MAX_NAMED = 3  # attributes in a line
-ADVICE = (
+HOW_TO_SAVE = (
     "save it in on_save_checkpoint and load it in on_load_checkpoint, or let configure_optimizers "
     "return a schedule"
 )
@@ -55,17 +55,21 @@ class Course:
 
 @dataclass(frozen=True)
 class LostState:
-    """What a trial that goes on does otherwise, and the attributes that it had lost when it began."""
+    """What a trial that goes on does otherwise.
 
-    steps: int  # after which it was seen
-    effects: tuple[str, ...]  # learning rates, weights, or names of metrics
+    Args:
+        steps: after which it was seen.
+        effects: learning rates, weights, or names of metrics.
+        attributes: those that it had lost when it began, by their paths.
+    """
+
+    steps: int
+    effects: tuple[str, ...]
     attributes: Mapping[str, Attribute]
 
     def text(self, module: str) -> str:
         """Say it in a line, with what to do."""
-        likeliest = sorted(
-            self.attributes.items(), key=lambda named: (named[1].likelihood, named[0])
-        )
+        likeliest = sorted(self.attributes.items(), key=lambda named: (named[1].rank, named[0]))
         named = [f"{path} ({one.kind})" for path, one in likeliest[:MAX_NAMED]]
         if len(likeliest) > MAX_NAMED:
             named.append(f"{len(likeliest) - MAX_NAMED} more")
@@ -75,7 +79,7 @@ class LostState:
         )
         if not named:
             return f"{seen}, though none of its attributes shows why"
-        return f"{seen}: the checkpoint does not hold {', '.join(named)}; {ADVICE}"
+        return f"{seen}: the checkpoint does not hold {', '.join(named)}; {HOW_TO_SAVE}"
 
 
 def lost_state(
@@ -94,7 +98,7 @@ def lost_state(
         return None
     chance = {*differences(straight, straight_again), *differences(resumed, resumed_again)}
     repeated = tuple(effect for effect in effects if effect not in chance)
-    if not repeated or chance & {RATES, WEIGHTS}:
+    if not repeated or chance & {LEARNING_RATES, WEIGHTS}:
         return None
     lost = {}
     for path in straight.attributes.keys() | resumed.attributes.keys():
@@ -109,14 +113,14 @@ def lost_state(
 
 
 def differences(one: Course, other: Course) -> tuple[str, ...]:
-    """Name what differs between two courses: learning rates, weights, and metrics by their names."""
-    found = [RATES] if one.rates != other.rates else []
+    """Name what differs between two courses: learning rates, weights, metrics by their names."""
+    found = [LEARNING_RATES] if one.rates != other.rates else []
     # On other batches weights and metrics differ in any case.
     if one.batches != other.batches:
         return tuple(found)
     if _weights_differ(one, other):
         found.append(WEIGHTS)
-    tolerance = 0.0 if one.exact and other.exact else MIN_SHARE
+    tolerance = 0.0 if one.exact and other.exact else ROUNDING_SHARE
     for name in sorted(one.metrics.keys() & other.metrics.keys()):
         values = one.metrics[name], other.metrics[name]
         both_undefined = all(math.isnan(value) for value in values)
@@ -133,7 +137,7 @@ def _weights_differ(one: Course, other: Course) -> bool:
     apart = _distance(one.weights, other.weights)
     start = one.start or other.start
     moved = max(_distance(start, one.weights), _distance(start, other.weights)) if start else 0.0
-    return apart > MIN_SHARE * moved
+    return apart > ROUNDING_SHARE * moved
 
 
 def _same(one: Tensor, other: Tensor) -> bool:

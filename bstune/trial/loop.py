@@ -583,7 +583,7 @@ class _TargetLoop(Callback):
         self.clock.enter(Phase.STARTUP)
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        # The checkpoint's weights are there, and the module's own hooks, which may set some, follow.
+        # The checkpoint's weights are there; the module's own hooks follow, and may set some.
         if self.progress.state is not None:
             self._restored = _copied_state(pl_module)
 

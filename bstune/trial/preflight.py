@@ -649,7 +649,7 @@ def _why_not_continued(
 
 
 def schedule_notes(trial: _Recorder, last_step: int) -> Iterator[str]:
-    """Yield where schedules are at 0 before a trial's ``last_step``; refuse those that raise there."""
+    """Yield where schedules are at 0 before a trial's last step; refuse those that raise there."""
     for schedule in trial.schedules:
         end = end_of_schedule(schedule, last_step)
         if end is None:
@@ -675,9 +675,9 @@ def seed_notes(one: _Recorder, other: _Recorder) -> Iterator[str]:
         where = moment
     seen = f"at {where}" if where == FIRST_STEP else f"after {where}"
     yield (
-        f"fresh seeds are not fresh: {one.module_name} seeds {listing(same)} itself (two seeds of a trial have "
-        f"one state of the generator {seen}): leave the seed to bstune, or take the trial's (trial.seed in "
-        "Python, ${trial.seed} in YAML)"
+        f"fresh seeds are not fresh: {one.module_name} seeds {listing(same)} itself (two seeds of a "
+        f"trial have one state of the generator {seen}): leave the seed to bstune, or take the "
+        "trial's (trial.seed in Python, ${trial.seed} in YAML)"
     )
 
 

@@ -25,7 +25,7 @@ MAX_SECONDS_AHEAD = 1.0  # of stepping one schedule
 STEPS_BETWEEN_LOOKS = 100  # at the clock
 NOTHING = 1e-6  # of the highest rate: as good as none
 MIN_IDLE_SHARE = 0.05  # of a trial's steps: many a schedule has a rate of 0 in its last one
-ADVICE = (
+HOW_TO_FIT = (
     "build it from the trial's own steps (trial.total_steps in Python, ${trial.total_steps} in "
     "YAML, self.trainer.estimated_stepping_batches in the module)"
 )
@@ -33,37 +33,52 @@ ADVICE = (
 
 @dataclass(frozen=True)
 class ScheduleCopy:
-    """A copy of a schedule that changes no rate but its own, as it is amid a training."""
+    """A copy of a schedule that changes no rate but its own, as it is amid a training.
 
-    name: str  # of its class
+    Args:
+        name: of its class.
+        schedule: the copy.
+        every: optimizer steps between two of its own.
+        done: optimizer steps so far.
+    """
+
+    name: str
     schedule: LRScheduler
-    every: int  # optimizer steps between two of its own
-    done: int  # optimizer steps
+    every: int
+    done: int
 
 
 @dataclass(frozen=True)
 class ScheduleEnd:
-    """Where a schedule ends within the steps of a trial."""
+    """Where a schedule ends within the steps of a trial.
 
-    name: str  # of its class
-    step: int  # optimizer steps that it has a rate for
-    error: str | None  # what it raises after them; None: its rate stays at 0
+    Args:
+        name: of its class.
+        step: optimizer steps that it has a rate for.
+        error: what it raises after them; None: its rate stays at 0.
+    """
+
+    name: str
+    step: int
+    error: str | None
 
     def text(self, module: str, batch_size: int, last_step: int) -> str:
         """Say it in a line, with what to do; trials may take until ``last_step``."""
         trials = f"and a trial at batch size {batch_size} may take {last_step:,}"
         if self.error is None:
-            return f"{self.name} of {module} is at 0 after {self.step:,} steps, {trials}: {ADVICE}"
+            return (
+                f"{self.name} of {module} is at 0 after {self.step:,} steps, {trials}: {HOW_TO_FIT}"
+            )
         return (
             f"{self.name} of {module} ends after {self.step:,} steps with an error, {trials} "
-            f"({self.error}): {ADVICE}, or let budget.steps and budget.examples end trials before"
+            f"({self.error}): {HOW_TO_FIT}, or let budget.steps and budget.examples end trials before"
         )
 
 
 def copies_of_schedules(
     trainer: Trainer, module: LightningModule, done: int
 ) -> tuple[ScheduleCopy, ...]:
-    """Copy the schedules of a training that has taken ``done`` steps; one that cannot be is left out."""
+    """Copy the schedules of a training after ``done`` steps; one that cannot be is left out."""
     # Lambdas and methods may lead to the module and from there to everything else.
     shared: dict[int, Any] = {id(module): module, id(trainer): trainer}
     for optimizer in trainer.optimizers:
@@ -81,7 +96,7 @@ def copies_of_schedules(
 def _schedules(
     trainer: Trainer, module: LightningModule, done: int
 ) -> Iterator[tuple[LRScheduler, int]]:
-    """Yield torch's schedules that look at no metric, each with the steps between two of its own."""
+    """Yield torch's schedules that look at no metric, each with the steps between its own."""
     length = trainer.num_training_batches // trainer.accumulate_grad_batches
     configured = [config.scheduler for config in trainer.lr_scheduler_configs]
     for config in trainer.lr_scheduler_configs:
@@ -104,7 +119,7 @@ def _schedules(
 
 
 def _as_seen(schedule: LRScheduler, done: int) -> Iterator[tuple[LRScheduler, int]]:
-    """Yield a schedule that the module steps, if it has done so, with the steps between two of its own."""
+    """Yield a schedule that the module has stepped, with the steps between its own."""
     own = int(getattr(schedule, "last_epoch", 0))
     if own > 0:
         yield schedule, max(1, round(done / own))
@@ -143,7 +158,7 @@ def end_of_schedule(
                 break
             try:
                 ahead.schedule.step()
-            except Exception as error:  # noqa: BLE001 (a schedule of any library may raise anything)
+            except Exception as error:  # noqa: BLE001 (a schedule may raise anything)
                 return ScheduleEnd(ahead.name, step, cause(error))
             step += ahead.every
             rate = _highest_rate(ahead.schedule)
