@@ -98,6 +98,16 @@ class Unfreezing(Classifier):
             self.model[1].requires_grad_(True)
 
 
+class SetsWeights(Classifier):
+    """Sets weights as its training begins, which a trial that goes on has as they were."""
+
+    def on_fit_start(self):
+        self.model[1].bias.data.fill_(0.1)
+
+    def on_train_start(self):
+        self.model[3].bias.data.fill_(0.2)
+
+
 class Saving(Classifier):
     """Its loss depends on a number that it keeps; its settings may hold any object, and are not in the file."""
 
@@ -226,6 +236,7 @@ CASES = {
         "evaluated": shuffled_validation,
         "data": Foreign(),
     },
+    "weights set at the start": {"build": partial(learner, kind=SetsWeights)},
     "unfrozen layers": {"batches": noisy, "build": partial(learner, kind=Unfreezing)},
     "everything": {
         "batches": partial(stream, augment=flip),
@@ -249,6 +260,7 @@ def protocol_of(case, every=None):
 
 
 QUICK = (("plain", None), ("everything", 5), ("foreign project", 5), ("unfrozen layers", None))
+QUICK += (("weights set at the start", None),)
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ from bstune.system.console import (
     format_number,
     format_seconds,
     line_width,
+    listing,
     plain_console,
     plural,
     print_line,
@@ -45,6 +46,11 @@ def test_durations_have_three_digits_and_a_unit():
 def test_counts_are_exact():
     assert [format_count(n) for n in (None, 500, 4613, 12345)] == ["-", "500", "4613", "12,345"]
     assert [plural(n, "trial") for n in (0, 1, 12345)] == ["0 trials", "1 trial", "12,345 trials"]
+
+
+def test_several_names_are_listed_as_in_a_sentence():
+    names = ["a", "b", "c"]
+    assert [listing(names[:count]) for count in (1, 2, 3)] == ["a", "a and b", "a, b and c"]
 
 
 def test_names_are_printed_as_they_are(capsys):

@@ -1,8 +1,10 @@
 """What a few steps find before anything long: each mistake ends in its line, and no good project is refused."""
 
+import random
 from functools import partial
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 from lightning import LightningDataModule
@@ -70,15 +72,18 @@ def fly(
     every=32,
     validation=None,
     examples=64,
+    steps=100,
+    train=None,
 ):
+    train = train or DataLoader(DATA, shuffle=True)
     workload = Workload(
         kind,
-        lambda spec: rebatch(DataLoader(DATA, shuffle=True), spec.batch_size, None, spec.seed),
+        lambda spec: rebatch(train, spec.batch_size, None, spec.seed),
         validation or DataLoader(DATA, batch_size=16),
         examples,
         train_examples=len(DATA),
     )
-    protocol = make_protocol(100, target=Target(*target, "min"), noise_scale_every=every)
+    protocol = make_protocol(steps, target=Target(*target, "min"), noise_scale_every=every)
     return preflight(workload, protocol, space, trial, continues=continues, survey=survey)
 
 
@@ -439,6 +444,86 @@ def test_a_checkpoint_that_is_no_plain_data_is_a_note():
     )
 
 
+# Modules that seed generators themselves
+
+
+def seeding(hook, seed):
+    """Give a module that calls ``seed`` in one of its hooks."""
+
+    class Seeds(Stochastic):
+        pass
+
+    def call(self, *arguments, **options):
+        getattr(Stochastic, hook)(self, *arguments, **options)
+        seed()
+
+    setattr(Seeds, hook, call)
+    return Seeds
+
+
+def seed_all():
+    random.seed(0)
+    np.random.seed(0)
+    torch.manual_seed(0)
+
+
+def seed_torch():
+    torch.manual_seed(0)
+
+
+def seed_aside():
+    """As a module does whose first weights are always the same."""
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        torch.rand(1)
+
+
+@pytest.mark.parametrize(
+    ("hook", "seed", "named", "where"),
+    [
+        ("__init__", seed_torch, "torch", "after __init__"),
+        ("setup", seed_torch, "torch", "after on_fit_start"),
+        ("configure_model", seed_torch, "torch", "after on_fit_start"),
+        ("on_fit_start", seed_torch, "torch", "after on_fit_start"),
+        ("on_train_start", seed_torch, "torch", "after on_train_start"),
+        ("on_train_epoch_start", seed_torch, "torch", "at the first step"),
+        ("__init__", seed_all, "python, numpy and torch", "after __init__"),
+        ("on_fit_start", lambda: np.random.seed(0), "numpy", "after on_fit_start"),
+        ("on_fit_start", lambda: random.seed(0), "python", "after on_fit_start"),
+    ],
+)
+def test_a_module_that_seeds_itself_is_named(hook, seed, named, where):
+    (note,) = fly(seeding(hook, seed), continues=False).notes
+    assert note.startswith(f"fresh seeds are not fresh: Seeds seeds {named} itself (")
+    assert where in note
+
+
+class SameStart(Lit):
+    """Its first weights are the same whatever the seed, and its generators are not."""
+
+    def __init__(self, spec):
+        super().__init__(spec)
+        for weight in self.parameters():
+            nn.init.constant_(weight, 0.1)
+
+
+class SeedsByTrial(Lit):
+    def on_fit_start(self):
+        torch.manual_seed(1000 + self.spec.seed)
+
+
+@pytest.mark.parametrize(
+    "kind", [SameStart, SeedsByTrial, seeding("__init__", seed_aside), seeding("setup", seed_aside)]
+)
+def test_other_weights_are_not_what_makes_a_seed_fresh(kind):
+    assert fly(kind).notes == ()
+
+
+def test_the_seeds_of_a_trial_by_itself_are_its_own_affair():
+    spec = TrialSpec(0, 0, 8, 0.1, None, 0)
+    assert fly(seeding("__init__", seed_torch), trial=spec, continues=False).notes == ()
+
+
 def test_a_target_that_untrained_weights_meet_is_refused():
     with pytest.raises(ConfigError, match="the target val_loss <= 90 is met before training"):
         fly(Lit, target=("val_loss", 90.0))
@@ -609,10 +694,10 @@ def test_two_batch_sizes_give_a_step_time(timed, at_8, at_32, expected):
 @pytest.mark.parametrize(
     ("sizes", "tried"),
     [
-        ({}, [8, 32, 8]),
-        ({"high": 20}, [8, 20, 8]),  # not past the largest
-        ({"low": 3, "multiple": 8}, [8, 16, 8]),
-        ({"low": 64, "high": 64}, [64, 64]),
+        ({}, [8, 32, 8, 8]),
+        ({"high": 20}, [8, 20, 8, 8]),  # not past the largest
+        ({"low": 3, "multiple": 8}, [8, 16, 8, 8]),
+        ({"low": 64, "high": 64}, [64, 64, 64]),
     ],
 )
 def test_short_trials_are_few_and_at_low_rates(timed, sizes, tried):
@@ -634,7 +719,7 @@ def test_short_trials_are_few_and_at_low_rates(timed, sizes, tried):
 @pytest.mark.parametrize(("seconds", "largest"), [(0.001, 256), (0.015, 256), (0.02, 32)])
 def test_fast_steps_are_timed_at_batch_sizes_farther_apart(timed, seconds, largest):
     _, asked = timed(lambda batch_size: seconds)
-    assert [spec.batch_size for spec, _ in asked] == [8, largest, 8]
+    assert [spec.batch_size for spec, _ in asked] == [8, largest, 8, 8]
 
 
 def test_a_step_takes_the_least_of_the_seconds_between_two_ends():
@@ -662,7 +747,7 @@ class Slow(Lit):
         return super().training_step(batch, batch_idx)
 
 
-@pytest.mark.parametrize(("kind", "steps"), [(Lit, [4, 4, 3, 4]), (Slow, [2, 2, 2, 3])])
+@pytest.mark.parametrize(("kind", "steps"), [(Lit, [4, 4, 1, 3, 5, 5]), (Slow, [2, 2, 1, 2, 3, 3])])
 def test_a_trial_whose_steps_take_seconds_ends_after_its_second_one(monkeypatch, kind, steps):
     ended = []
 

@@ -346,3 +346,34 @@ def test_a_trial_that_ran_out_of_time_can_go_on(changes, is_out):
     result = make_result(**({"status": "stopped", "steps": 9, "wall_seconds": 5.1} | changes))
     assert _is_out_of_time(spec, result) == is_out
     assert not _is_out_of_time(replace(spec, max_seconds=None), result)
+
+
+# Where no trial can be continued
+
+
+def without_continuation(study, *options):
+    prepared = study(None, "sampler=frontier", *options)
+    prepared.backend.continues = False
+    return run(prepared)
+
+
+HARD = ("search.trials=2", "search.baseline=false", "search.replicates=0")
+
+
+def test_a_backend_that_continues_nothing_is_never_asked_to(study):
+    options = ("search.trials=6", "search.replicates=0", "search.baseline=false")
+    continued = run(study(None, "sampler=frontier", *options, "study=continues"))
+    assert any(trial.resumed_from is not None for trial in continued)
+    afresh = without_continuation(study, *options, "study=afresh")
+    assert {trial.resumed_from for trial in afresh} == {None}
+    assert any(trial.reached for trial in afresh)
+
+
+def test_the_most_promising_stopped_trial_is_trained_again_where_none_can_go_on(study, capsys):
+    *stopped, last = without_continuation(study, *HARD)
+    assert [trial.status for trial in stopped] == ["stopped", "stopped"]
+    assert (last.status, last.resumed_from, last.trial_index) == ("reached", None, 2)
+    points = [(trial.batch_size, trial.lr, trial.seed) for trial in stopped]
+    assert (last.batch_size, last.lr, last.seed) in points
+    assert last.steps > max(trial.steps for trial in stopped)
+    assert "trial 2  again from its first step  B " in capsys.readouterr().out

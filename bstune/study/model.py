@@ -46,7 +46,7 @@ def sampler_context(prepared: PreparedStudy, finished: Collection[int] = ()) -> 
     space, backend, files = prepared.space, prepared.backend, prepared.files
     resumable = (
         (lambda number: number not in finished and backend.resumable(number, files))
-        if backend.stops
+        if backend.stops and backend.continues
         else None
     )
     return {

@@ -102,7 +102,8 @@ def plan_text(prepared: PreparedStudy, done: Sequence[TrialResult]) -> str:
         ends = f", {spread}; each ends at the target or after {spent}"
     elif prepared.backend.stops:
         again = "; winners run again" if budget.replicates and budget.candidates else ""
-        ends = f"; each ends at the target or once it cannot matter, and may be continued{again}"
+        may_go_on = ", and may be continued" if prepared.backend.continues else ""
+        ends = f"; each ends at the target or once it cannot matter{may_go_on}{again}"
     elif prepared.backend.horizon and chooses_horizons(options):
         ends = f"; each ends at the target or with its schedule, at a horizon that the search chooses, at most {spent}"
     else:
@@ -214,9 +215,11 @@ class Progress:
         new = [result for result in done if result.number not in shown]
         for result in new:
             points += result in searched([result]) and result.resumed_from is None
-            line = trial_line(
-                result, self._target.metric, f"configuration {points} of {self._total}"
-            )
+            place = f"configuration {points} of {self._total}"
+            # Past its points a search trains a stopped one again, where it cannot be continued.
+            if points > self._total:
+                place = "again from its first step"
+            line = trial_line(result, self._target.metric, place)
             line += self._message(result) + (rest if result is new[-1] else "")
             print_line(self.console, line)
             shown.add(result.number)

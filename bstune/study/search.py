@@ -199,7 +199,8 @@ class Search:
         """Ask the most promising stopped trial to go on, where a search ends with nothing that reached the target.
 
         It goes on past the steps that are predicted of it, to its budget at most and within what is left of the study's
-        seconds. Where points alone are counted, so many trials are brought to the end of their budgets.
+        seconds. Where points alone are counted, so many trials are brought to the end of their budgets. Where no trial
+        can be continued, it starts afresh.
         """
         prepared, budget = self._prepared, self._budget
         is_owner = self._leases.own.role == "owner"
@@ -219,7 +220,7 @@ class Search:
         chosen = most_promising(
             posterior,
             lambda size: float(prepared.protocol.last_step(round(size))),
-            lambda number: number not in cut and prepared.backend.resumable(number, prepared.files),
+            lambda number: number not in cut and self._can_go_on(number),
         )
         if chosen is None:
             return None
@@ -228,15 +229,29 @@ class Search:
         max_steps = self._rescue_steps(stopped, predicted, done)
         if max_steps is None:
             return None
-        return ask_continuation(self._study, stopped, max_steps, prepared.space, self._worker)
+        return ask_continuation(
+            self._study,
+            stopped,
+            max_steps,
+            prepared.space,
+            self._worker,
+            afresh=not prepared.backend.continues,
+        )
+
+    def _can_go_on(self, number: int) -> bool:
+        """Say whether a stopped trial's state is there, or is not needed as it starts afresh."""
+        backend = self._prepared.backend
+        return not backend.continues or backend.resumable(number, self._prepared.files)
 
     def _rescue_steps(
         self, stopped: TrialResult, predicted: float, done: Sequence[TrialResult]
     ) -> int | None:
         """Return the step up to which a stopped trial goes on; None if what is left of the seconds is too short."""
-        step_time = self._prepared.backend.step_time
+        backend = self._prepared.backend
+        step_time = backend.step_time
         last_step = self._prepared.protocol.last_step(stopped.batch_size)
         first = stopped.steps
+        paid = first if backend.continues else 0
         wanted = max(first + GIVEN_UP_AT * (predicted - first), LEAST_GROWTH * first, MIN_STEPS)
         limits = [float(last_step), wanted]
         spec = TrialSpec(
@@ -246,7 +261,7 @@ class Search:
             stopped.lr,
             stopped.delta,
             stopped.seed,
-            resumed_from=stopped.number,
+            resumed_from=stopped.number if backend.continues else None,
         )
         within = self._wall.max_steps(done, spec, self._cost(done), step_time, reserve=0.0)
         if within is None:
@@ -254,7 +269,7 @@ class Search:
         limits.append(float(within))
         if self._budget.seconds is not None:
             seconds = self._budget.seconds - sum(trial.train_seconds for trial in done)
-            limits.append(first + seconds / step_time(stopped.batch_size))
+            limits.append(paid + seconds / step_time(stopped.batch_size))
         steps = math.floor(min(limits))
         return steps if steps > first else None
 
@@ -422,6 +437,9 @@ class Search:
         if not self._stops:
             return spec
         backend = self._prepared.backend
+        if not backend.continues:
+            # A sampler need not know what "resumable" says.
+            spec = replace(spec, resumed_from=None)
         cost = self._cost(done)
         reserve = self._reserve(done, cost)
         max_steps = self._wall.max_steps(done, spec, cost, backend.step_time, reserve)
@@ -489,6 +507,8 @@ class Search:
             return {trial.number for trial in candidates(done)}
 
         def continued() -> set[int]:
+            if not self._prepared.backend.continues:
+                return set()
             needed = {
                 spec.resumed_from for spec in running(trials) if spec.resumed_from is not None
             }

@@ -693,9 +693,18 @@ def _dense_steps(original: TrialResult, predicted: float) -> tuple[int, int]:
 
 
 def ask_continuation(
-    study: optuna.Study, stopped: TrialResult, max_steps: int, space: Space, worker: str = ""
+    study: optuna.Study,
+    stopped: TrialResult,
+    max_steps: int,
+    space: Space,
+    worker: str = "",
+    *,
+    afresh: bool = False,
 ) -> AskedTrial | None:
-    """Ask a trial that continues a stopped one, at an index of its own; None if another process has taken that."""
+    """Ask a trial that continues a stopped one, at an index of its own; None if another process has taken that.
+
+    ``afresh``: it is trained again from its first step, as nothing can be continued.
+    """
     trials = read(study)
     indices = [trial_index_of(trial) or 0 for trial in trials]
     last = max(index for index in indices if index < FIRST_REPLICATE)
@@ -705,7 +714,7 @@ def ask_continuation(
         spec_of(parent),
         trial_index=turn.trial_index,
         max_steps=max_steps,
-        resumed_from=stopped.number,
+        resumed_from=None if afresh else stopped.number,
     )
     return _ask_again(study, turn, space, parent, spec)
 

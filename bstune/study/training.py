@@ -450,6 +450,7 @@ class TriedBackend(TrialBackend):
         self.versions = tried.versions
         self.frozen_settings = tried.frozen_settings
         self.stops = tried.stops
+        self.continues = tried.findings.continues
         self.horizon = tried.horizon
         self.validates_on_test = tried.validates_on_test
         self.evaluation_share = tried.evaluation_share

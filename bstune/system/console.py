@@ -6,6 +6,7 @@ import re
 import shutil
 import textwrap
 import warnings
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from bstune.system.terminal import safe_console
@@ -64,6 +65,12 @@ def time_unit(seconds: float) -> tuple[float, str]:
 def plural(count: int, noun: str) -> str:
     """Return ``1 trial``, ``2 trials``, ``12,345 trials``."""
     return f"{format_count(count)} {noun}{'s' * (count != 1)}"
+
+
+def listing(names: Sequence[str]) -> str:
+    """Return ``a``, ``a and b``, ``a, b and c``; names must be one at least."""
+    *others, last = names
+    return f"{', '.join(others)} and {last}" if others else last
 
 
 def line_width(console: "Console") -> int:

@@ -80,6 +80,8 @@ class TrialBackend:
         str, Any
     ] = {}  # flat, which besides the config's must not change while a study goes on
     stops: bool = True  # whether a trial may be stopped early; not where its schedule ends with it
+    # Whether a stopped trial can go on from its checkpoint; else it is never asked to.
+    continues: bool = True
     horizon: bool = False  # whether a trial's schedule ends with it: after the spec's max_steps, else with the budget
     validates_on_test: bool = False  # whether the target is measured on the published test set
     evaluation_share: float = 0.0  # seconds of evaluation per second of training, for the estimate

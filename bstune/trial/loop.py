@@ -453,6 +453,8 @@ class _TargetLoop(Callback):
         self._frozen: tuple[str, ...] | None = (
             None  # parameters of a trial that goes on, until they are
         )
+        # Of a trial that goes on, until its first batch.
+        self._restored: dict[str, torch.Tensor] | None = None
         self._before: Any = None  # the target's metric before the present evaluation
         self._asked_to_stop = self._stopping = (
             False  # by what may be one process alone; by all of them
@@ -587,6 +589,11 @@ class _TargetLoop(Callback):
     def on_sanity_check_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self.clock.enter(Phase.STARTUP)
 
+    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        # The checkpoint's weights are there; the module's own hooks follow, and may set some.
+        if self.progress.state is not None:
+            self._restored = _copied_state(pl_module)
+
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self.effective_lr = effective_lr(trainer.optimizers)
         self._skipped_steps = SkippedSteps(trainer, pl_module)
@@ -627,7 +634,10 @@ class _TargetLoop(Callback):
         self._measure_noise("on_train_batch_start", trainer, pl_module, batch, batch_idx)
 
     def _go_on_with_epoch(self, trainer: Trainer, module: LightningModule) -> None:
-        """Put back what was accumulated and frozen, once, and after the module's on_train_start, which may reset it."""
+        """Put back weights, what was accumulated and frozen, once, after hooks of the module that may reset them."""
+        if self._restored is not None:
+            _put_back(module, self._restored)
+            self._restored = None
         if self._frozen is not None:
             for name, parameter in module.named_parameters():
                 if parameter.requires_grad == (name in self._frozen):
@@ -794,6 +804,25 @@ class _TargetLoop(Callback):
         if self._generators is not None:
             set_random_state(self._generators)
             self._generators = None
+
+
+def _copied_state(module: LightningModule) -> dict[str, torch.Tensor]:
+    """Copy a module's weights and buffers."""
+    state = module.state_dict()
+    tensors = {name: value for name, value in state.items() if isinstance(value, torch.Tensor)}
+    return {name: value.detach().clone() for name, value in tensors.items()}
+
+
+def _put_back(module: LightningModule, state: Mapping[str, torch.Tensor]) -> None:
+    """Set a module's weights and buffers where they differ from a copy."""
+    own = module.state_dict()
+    with torch.no_grad():
+        for name, value in state.items():
+            found = own.get(name)
+            if not isinstance(found, torch.Tensor) or found.shape != value.shape:
+                continue
+            if not torch.equal(found, value):
+                found.copy_(value)
 
 
 def refuse_met_target(target: Target, value: float) -> None:

@@ -1,9 +1,11 @@
 """What a few steps show before anything long: what cannot be tuned is refused in one line, what is left out is a note.
 
 Short trials at the smallest batch sizes, through the same code as every other trial: two batch sizes are timed, two
-learning rates compared, one of the trials is stopped and continued. Each mistake has a function that finds it.
+learning rates and two seeds compared, schedules stepped ahead; one of the trials is stopped and continued, and compared
+with one that is not. Each mistake has a function that finds it.
 """
 
+import functools
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -25,20 +27,26 @@ from bstune.core.search_space import BUDGET, Space, corners
 from bstune.core.step_time import StepTime
 from bstune.options import StudyOptions, overrides
 from bstune.recipe import Recipe
-from bstune.system.console import format_number, plural
+from bstune.system.console import format_number, listing, plural
 from bstune.system.failures import cause, described
 from bstune.system.interruption import temporary_folder
 from bstune.system.watchdog import Wait, waiting_for
+from bstune.trial.attributes import Attribute, attributes_of, fingerprint
 from bstune.trial.backend import chooses_horizons
-from bstune.trial.batches import KEPT_OPTIONS, loaders_of, not_rebatchable
+from bstune.trial.batches import KEPT_OPTIONS, loaders_of, not_rebatchable, random_state
+from bstune.trial.branch import AT_THE_END
 from bstune.trial.checkpoint import Stopped
+from bstune.trial.continuation import Course, lost_state
 from bstune.trial.device import device_of, synchronize
 from bstune.trial.loop import Workload, metric, refuse_met_target, run_trial
+from bstune.trial.schedule_end import ScheduleCopy, copies_of_schedules, end_of_schedule
 from bstune.trial.trainer import is_overridden, without_monitors
 
 STEPS = 4  # of one short trial
 # After which the weights of two learning rates are compared, and one of the trials is stopped.
 COMPARED_STEPS = 3
+# After a stop: what changes a rate at the end of a step shows in the next one.
+FOLLOWED_STEPS = 2
 SPREAD = 4  # between the two batch sizes: small ones are cheap
 # Likewise where steps are fast on a CPU: the line through the two is extrapolated less far.
 FAST_SPREAD, FAST_SECONDS = 32, 0.5
@@ -50,6 +58,10 @@ FEW_EXAMPLES = 64  # of other evaluations: some metrics are not defined on a sin
 # take longer without need: a large network on a CPU takes seconds a step.
 PATIENCE_SECONDS = 2.0
 SLOW_STEPS = 2  # of a trial that slow: the first one may be at a warm-up's rate of zero
+# Hooks after which the generators' states are looked at, in the order of their calls.
+SEEDING_HOOKS = ("on_fit_start", "on_train_start")
+BUILT = "__init__"
+FIRST_STEP = "the first step"
 
 
 @dataclass(frozen=True)
@@ -62,6 +74,7 @@ class PreflightFindings:
     notes: tuple[str, ...]
     evaluation_seconds: float = 0.0  # predicted, of all of the validation data
     evaluation_batches: int = 0  # that they are read in; 0: unknown
+    continues: bool = True  # whether a stopped trial can go on; else it starts afresh
 
 
 def preflight(
@@ -101,6 +114,11 @@ def preflight(
     if large != small and not (survey and is_slow):
         seconds[large] = short.run(large, space.lr(large, lowest)).seconds
     notes = [*manual_notes(first, protocol)]
+    notes += schedule_notes(first, protocol.last_step(small))
+    if trial is None:
+        other_seed = short.run_spec(replace(first.spec, seed=first.spec.seed + 1), steps=1)
+        notes += seed_notes(first, other_seed)
+    why_not_continued: str | None = None
     with temporary_folder() as folder:
         state = Path(folder) / "stopped.ckpt"
         last_step = first.compared_steps if continues else None
@@ -111,7 +129,10 @@ def preflight(
         if spec.lr != first.spec.lr and (problem := rate_problem(first, other)) is not None:
             raise ConfigError(problem)
         if state.exists():  # it did not end by itself
-            notes += _continuation_notes(short, other, state)
+            longest = protocol.last_step(small)
+            why_not_continued = _why_not_continued(short, other, state, longest)
+    if why_not_continued is not None:
+        notes.append(f"a stopped trial cannot be continued, it starts afresh: {why_not_continued}")
     if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         garbage_collection_cuda()
     return PreflightFindings(
@@ -121,6 +142,7 @@ def preflight(
         notes=tuple(notes),
         evaluation_seconds=short.evaluation_seconds(other),
         evaluation_batches=short.evaluation_batches,
+        continues=why_not_continued is None,
     )
 
 
@@ -144,9 +166,12 @@ class _ShortTrials:
         self._protocol = replace(
             protocol,
             target=protocol.target.never_met,
+            # What a metric was at earlier evaluations must not tell two trials apart.
+            evaluation_schedule=AT_THE_END,
             noise_scale_every=None,
             trainer=without_monitors(protocol.trainer),
         )
+        self._exact = device_of(protocol.trainer).type == "cpu"
         self._target = protocol.target
         examples = max(1, workload.validation_examples)
         self._start = self._validation = workload.validation_batches
@@ -181,12 +206,15 @@ class _ShortTrials:
         start: bool = False,
         whole: bool = False,
         compared_steps: int | None = None,
+        steps: int = STEPS,
+        followed_after: int | None = None,
         **options: Any,
     ) -> "_Recorder":
-        """Train for ``STEPS`` steps, or until the spec's last one.
+        """Train for some ``steps``, or until the spec's last one.
 
         ``start``: untrained weights are evaluated, too, on a part of the validation data, or the
-        ``whole``; ``compared_steps``: after which the weights are kept, None: as long as it takes.
+        ``whole``; ``compared_steps``: after which the weights are kept, None: as long as it takes;
+        ``followed_after``: of its own steps, from which on its course is recorded; None: it is not.
         """
         build = self._workload.build_module
         protocol, validation = self._protocol, self._validation
@@ -201,7 +229,15 @@ class _ShortTrials:
             }  # evaluated once, at the end
             protocol = replace(protocol, trainer={**protocol.trainer, **limits})
         with waiting_for("the preflight", steps=True) as wait:
-            recorder = _Recorder(spec, self._target.metric, wait, compared_steps=compared_steps)
+            recorder = _Recorder(
+                spec,
+                self._target.metric,
+                wait,
+                compared_steps=compared_steps,
+                steps=steps,
+                followed_after=followed_after,
+                exact=self._exact,
+            )
             workload = replace(
                 self._workload,
                 build_module=lambda own: recorder.attach(build(own)),
@@ -276,11 +312,18 @@ class Rate:
 
 
 class _Recorder(Callback):
-    """Watches a short trial from within, and ends it after ``STEPS`` steps, or earlier if slow.
+    """Watches a short trial from within.
 
-    ``compared_steps`` is after how many the weights are kept, to be compared with another trial's;
-    None: after ``COMPARED_STEPS``, or the last one that a slow trial takes before. ``now`` is a
-    clock of seconds.
+    Args:
+        spec: of the trial; with ``max_steps`` it ends there.
+        metric_name: the target's.
+        wait: told what the trial comes to.
+        compared_steps: after how many the weights are kept, to be compared with another trial's;
+            None: after ``COMPARED_STEPS``, or the last one that a slow trial takes before.
+        steps: after which it is ended, or earlier if it is slow.
+        followed_after: of its own steps, from which on its course is recorded; None: it is not.
+        exact: whether equal trainings are equal to the bit.
+        now: a clock of seconds.
     """
 
     def __init__(
@@ -290,9 +333,18 @@ class _Recorder(Callback):
         wait: Wait | None = None,
         *,
         compared_steps: int | None = None,
+        steps: int = STEPS,
+        followed_after: int | None = None,
+        exact: bool = True,
         now: Callable[[], float] = time.monotonic,
     ) -> None:
         self.spec, self._metric = spec, metric_name
+        self._steps, self._followed_after, self._exact = steps, followed_after, exact
+        self.course: Course | None = None
+        self.schedules: tuple[ScheduleCopy, ...] = ()
+        self.generators: dict[str, dict[str, Any]] = {}  # states, by when and by library
+        self._attributes: dict[str, Attribute] | None = None
+        self._batches: list[str] = []
         self._now = now
         self._began: float | None = None  # the first step
         self._ends: list[float] = []  # of each step
@@ -313,6 +365,7 @@ class _Recorder(Callback):
         self.rates: list[Rate] = []  # then
         self.optimizer_steps: Counter[int] = Counter()  # by the optimizer's place
         self._metrics: dict[str, Tensor] = {}
+        self._validated: dict[str, float] = {}  # metrics of the last evaluation
 
     @property
     def seconds(self) -> float:
@@ -329,7 +382,22 @@ class _Recorder(Callback):
             return [*(own if isinstance(own, Sequence) else [own]), self]
 
         module.configure_callbacks = configured  # type: ignore[method-assign]
+        self._look_at_generators(BUILT)
+        for hook in SEEDING_HOOKS:
+            setattr(module, hook, self._followed_by_look(hook, getattr(module, hook)))
         return module
+
+    def _followed_by_look(self, hook: str, call: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(call)
+        def called(*args: Any, **kwargs: Any) -> Any:
+            returned = call(*args, **kwargs)
+            self._look_at_generators(hook)
+            return returned
+
+        return called
+
+    def _look_at_generators(self, moment: str) -> None:
+        self.generators[moment] = random_state()
 
     def _wait_for(self, what: str, *, limited: bool) -> None:
         """Name what the trial comes to; steps and evaluations are limited, its start and its end are not."""
@@ -365,6 +433,13 @@ class _Recorder(Callback):
         self._wait_for_step(trainer)
         if self._began is None:
             self._began = self._now()
+            self._look_at_generators(FIRST_STEP)
+        if self._followed_after is None:
+            return
+        if self.batches >= self._followed_after * trainer.accumulate_grad_batches:
+            if self._attributes is None:
+                self._attributes = attributes_of(trainer, pl_module)
+            self._batches.append(fingerprint(batch))
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
@@ -375,22 +450,14 @@ class _Recorder(Callback):
         if steps in self._kept_after and rest == 0:
             self.compared_steps = steps
             self.after = _weights(pl_module)
-            groups = [
-                (type(one).__name__, group)
-                for one in trainer.optimizers
-                for group in one.param_groups
-            ]
-            self.rates = [
-                Rate(name, float(group["lr"]), float(group.get("initial_lr", group["lr"])))
-                for name, group in groups
-                if "lr" in group
-            ]
+            self.rates = _rates(trainer)
         if rest == 0:
             synchronize(pl_module.device)
             self._ends.append(self._now())
         seconds = 0.0 if self._began is None else self._now() - self._began
         is_slow = steps >= SLOW_STEPS and seconds > PATIENCE_SECONDS
-        if rest == 0 and (steps >= STEPS or is_slow):
+        is_over = self.spec.max_steps is None and (steps >= self._steps or is_slow)
+        if rest == 0 and is_over:
             trainer.should_stop = True
 
     def on_sanity_check_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -401,6 +468,20 @@ class _Recorder(Callback):
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._wait_for("end", limited=False)
+        steps = self.batches // trainer.accumulate_grad_batches
+        self.schedules = copies_of_schedules(trainer, pl_module, steps)
+        if self._attributes is None or self._followed_after is None:
+            return
+        self.course = Course(
+            steps=steps - self._followed_after,
+            attributes=self._attributes,
+            batches=tuple(self._batches),
+            rates=tuple(rate.lr for rate in _rates(trainer)),
+            start=self.before if self._followed_after == 0 else {},
+            weights=_weights(pl_module),
+            metrics=self._validated,
+            exact=self._exact,
+        )
 
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._wait_for("evaluation", limited=True)
@@ -411,10 +492,22 @@ class _Recorder(Callback):
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if not trainer.sanity_checking:
             check_metric(self._metric, trainer.callback_metrics, self._metrics)
+            logged = trainer.callback_metrics.items()
+            self._validated = {name: float(value) for name, value in logged}
             for name, value in self._metrics.items():
                 trainer.callback_metrics.setdefault(name, value)
         elif self._metric in trainer.callback_metrics:
             self.start_metric = metric(trainer, self._metric)
+
+
+def _rates(trainer: Trainer) -> list[Rate]:
+    rates = []
+    for optimizer in trainer.optimizers:
+        for group in optimizer.param_groups:
+            if "lr" in group:
+                initial = float(group.get("initial_lr", group["lr"]))
+                rates.append(Rate(type(optimizer).__name__, float(group["lr"]), initial))
+    return rates
 
 
 def _weights(module: LightningModule) -> dict[str, Tensor]:
@@ -513,18 +606,34 @@ def rate_problem(slow: _Recorder, fast: _Recorder) -> str | None:
     )
 
 
-def _continuation_notes(short: _ShortTrials, stopped: _Recorder, state: Path) -> Iterator[str]:
-    """Continue a stopped trial; what cannot be is refused, or begins again each time, which is a note."""
+def _why_not_continued(
+    short: _ShortTrials, stopped: _Recorder, state: Path, longest: int
+) -> str | None:
+    """Continue a stopped trial beside one that is not stopped; None if the two are the same.
+
+    What the user's code cannot load is refused. The budget ends a trial after ``longest`` steps.
+    """
     assert stopped.result is not None  # noqa: S101 (it has left a state)
-    last_step = stopped.compared_steps + 1
-    spec = replace(stopped.spec, number=1, resumed_from=0, max_steps=last_step)
+    done = stopped.compared_steps
+    # Steps that take seconds are few.
+    followed = FOLLOWED_STEPS if done >= COMPARED_STEPS else 1
+    spec = replace(stopped.spec, max_steps=max(done + 1, min(done + followed, longest)))
+    resumed_spec = replace(spec, number=1, resumed_from=0)
+    resume = Stopped(stopped.result, state)
+
+    def resumed() -> Course | None:
+        return short.run_spec(resumed_spec, followed_after=0, resume=resume).course
+
+    def straight() -> Course | None:
+        return short.run_spec(spec, followed_after=done).course
+
     try:
-        short.run_spec(spec, resume=Stopped(stopped.result, state))
+        gone_on = resumed()
     except StateError as error:
         reason = str(error).partition("cannot be read: ")[2].removesuffix(
             "; it starts afresh"
         ) or str(error)
-        yield f"a stopped trial cannot be continued, it starts afresh: {reason.splitlines()[0]}"
+        return reason.splitlines()[0]
     except Exception as error:
         _, frames = described(error)
         raise ConfigError(
@@ -532,6 +641,51 @@ def _continuation_notes(short: _ShortTrials, stopped: _Recorder, state: Path) ->
             "load what it saves, make in __init__ what on_train_epoch_start makes (not called again amid an "
             f"epoch), or set sampler=tpe, which continues no trial\n{frames}".rstrip()
         ) from error
+    not_stopped = straight()
+    if gone_on is None or not_stopped is None:
+        return None
+    lost = lost_state(not_stopped, gone_on, lambda: (straight(), resumed()))
+    return None if lost is None else lost.text(stopped.module_name)
+
+
+def schedule_notes(trial: _Recorder, last_step: int) -> Iterator[str]:
+    """Yield where schedules are at 0 before a trial's last step; refuse those that raise there."""
+    for schedule in trial.schedules:
+        end = end_of_schedule(schedule, last_step)
+        if end is None:
+            continue
+        text = end.text(trial.module_name, trial.spec.batch_size, last_step)
+        if end.error is not None:
+            raise ConfigError(text)
+        yield text
+
+
+def seed_notes(one: _Recorder, other: _Recorder) -> Iterator[str]:
+    """Yield which generators are the same at the first step of two trials with different seeds."""
+    if FIRST_STEP not in one.generators or FIRST_STEP not in other.generators:
+        return
+    same = _same_generators(one, other, FIRST_STEP)
+    if not same:
+        return
+    # The first moment from which on they are the same.
+    where = FIRST_STEP
+    for moment in reversed((BUILT, *SEEDING_HOOKS)):
+        if not set(same) <= set(_same_generators(one, other, moment)):
+            break
+        where = moment
+    seen = f"at {where}" if where == FIRST_STEP else f"after {where}"
+    yield (
+        f"fresh seeds are not fresh: {one.module_name} seeds {listing(same)} itself (two seeds of a "
+        f"trial have one state of the generator {seen}): leave the seed to bstune, or take the "
+        "trial's (trial.seed in Python, ${trial.seed} in YAML)"
+    )
+
+
+def _same_generators(one: _Recorder, other: _Recorder, moment: str) -> list[str]:
+    """Name the libraries whose generator has one state in both trials at a moment."""
+    own, others = one.generators[moment], other.generators[moment]
+    shared = [name for name in own if name in others]
+    return [name for name in shared if fingerprint(own[name]) == fingerprint(others[name])]
 
 
 def manual_notes(trial: _Recorder, protocol: TrialProtocol) -> Iterator[str]:

@@ -12,9 +12,11 @@ from lightning.pytorch import Callback, LightningModule, Trainer, seed_everythin
 
 from bstune.core.errors import ConfigError
 from bstune.core.records import TrialProtocol, TrialSpec
+from bstune.system.failures import cause
 from bstune.system.watchdog import waiting_for
 from bstune.trial.batches import micro_batch_sizes
 from bstune.trial.loop import Workload, fit
+from bstune.trial.schedule_end import ScheduleEnd
 from bstune.trial.trainer import is_overridden, lengths, make_trainer, without_monitors
 
 SCHEDULE_STEPS = 20_000  # of a schedule, that are looked at: under a second
@@ -60,7 +62,16 @@ def rates_ahead(
                     number if each_step else number * epoch
                 )
                 if number % config.frequency == 0:
-                    module.lr_scheduler_step(config.scheduler, None)
+                    try:
+                        module.lr_scheduler_step(config.scheduler, None)
+                    except Exception as error:
+                        # How often such a module steps it is not known.
+                        if not module.automatic_optimization:
+                            break
+                        done = (number - 1) * (1 if each_step else epoch)
+                        end = ScheduleEnd(type(config.scheduler).__name__, done, cause(error))
+                        text = end.text(type(module).__name__, spec.batch_size, until)
+                        raise ConfigError(text) from error
                 values.append(_settings(config.scheduler.optimizer))
             rates.append(values)
         epochs.current.completed = applied.optim_progress.optimizer.step.total.completed = 0

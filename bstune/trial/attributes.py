@@ -1,0 +1,216 @@
+"""What a training keeps in plain attributes, which no checkpoint holds, as fingerprints.
+
+Attributes of the module and its layers, of call-backs and of optimizers: schedules, counters,
+generators, tensors, and objects and containers of these. What a checkpoint of Lightning's holds,
+weights and buffers, is left out. A fingerprint is bounded: of a large tensor it takes a sample, of
+a deep object the first parts, and code, Trainers and modules of Python count as nothing.
+"""
+
+import functools
+import random
+from collections import deque
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from hashlib import blake2b
+from itertools import islice
+from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
+from typing import Any
+
+import numpy as np
+import torch
+from lightning.pytorch import LightningModule, Trainer
+from numpy.typing import NDArray
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+
+from bstune.trial.trainer import is_lightning
+
+MAX_SAMPLE = 2**16  # elements of a tensor or an array that are looked at, evenly over all of them
+MAX_PARTS = 5_000  # of an object
+MAX_OBJECT_DEPTH = 6  # of objects within objects
+PLAIN_VALUES = (
+    bool,
+    int,
+    float,
+    complex,
+    str,
+    bytes,
+    type(None),
+    np.generic,
+    torch.dtype,
+    torch.device,
+)
+CODE = (FunctionType, MethodType, BuiltinFunctionType, ModuleType, type)
+CONTAINERS = (list, tuple, set, frozenset, deque)
+GENERATORS = (torch.Generator, np.random.Generator, np.random.RandomState, random.Random)
+# Of an optimizer: Lightning's checkpoint holds them.
+HELD_OF_OPTIMIZERS = ("state", "param_groups", "defaults")
+
+
+@dataclass(frozen=True)
+class Attribute:
+    """A value as it was at one moment of a training.
+
+    Args:
+        kind: the name of its class.
+        rank: among values that training may depend on; the likeliest have the lowest.
+        fingerprint: of all that is looked at of it.
+    """
+
+    kind: str
+    rank: int
+    fingerprint: str
+
+
+def attributes_of(trainer: Trainer, module: LightningModule) -> dict[str, Attribute]:
+    """Give all plain attributes of a training by their paths, such as ``encoder.noise``."""
+    found = {}
+    for path, value in plain_values(trainer, module):
+        found[path] = Attribute(type(value).__name__, _rank(value), fingerprint(value))
+    return found
+
+
+def plain_values(trainer: Trainer, module: LightningModule) -> Iterator[tuple[str, Any]]:
+    """Yield the path and the value of each plain attribute of module, call-backs and optimizers."""
+    for name, layer in module.named_modules():
+        # The states of metrics begin anew with each epoch.
+        if not _is_metric(layer):
+            yield from _under(name, _values_of_module(layer))
+    callbacks: list[Any] = trainer.callbacks  # type: ignore[attr-defined]
+    for callback in callbacks:
+        if not type(callback).__module__.startswith("bstune."):
+            yield from _under(type(callback).__name__, vars(callback).items())
+    for optimizer in trainer.optimizers:
+        values = vars(optimizer).items()
+        own = [
+            (name, value)
+            for name, value in values
+            if name not in HELD_OF_OPTIMIZERS and not name.startswith("_")
+        ]
+        yield from _under(type(optimizer).__name__, own)
+
+
+def _under(path: str, values: Iterable[tuple[str, Any]]) -> Iterator[tuple[str, Any]]:
+    for name, value in values:
+        if not isinstance(value, CODE):
+            yield (f"{path}.{name}" if path else name), value
+
+
+def _is_metric(layer: nn.Module) -> bool:
+    return any(base.__module__.startswith("torchmetrics.") for base in type(layer).__mro__)
+
+
+def _values_of_module(layer: nn.Module) -> Iterator[tuple[str, Any]]:
+    """Yield what a layer keeps beside its layers, weights and the buffers of its state_dict."""
+    of_every_module = _names_of_every_module()
+    for name, value in vars(layer).items():
+        if name not in of_every_module:
+            yield name, value
+    for name in sorted(layer._non_persistent_buffers_set):
+        yield name, layer._buffers.get(name)
+
+
+@functools.cache
+def _names_of_every_module() -> frozenset[str]:
+    return frozenset(vars(LightningModule()))
+
+
+def _rank(value: object) -> int:
+    if isinstance(value, LRScheduler):
+        return 0
+    if isinstance(value, GENERATORS):
+        return 1
+    if isinstance(value, int | float):
+        return 2
+    return 3
+
+
+def fingerprint(value: object) -> str:
+    """Give a short text that two values share if all that is looked at of them is the same.
+
+    What cannot be read counts as nothing, so that an object of any library will do.
+    """
+    digest = blake2b(digest_size=16)
+    try:
+        for part in islice(_parts(value, MAX_OBJECT_DEPTH, {}), MAX_PARTS):
+            digest.update(part)
+    except Exception:  # noqa: BLE001 (an object of any library may refuse to be read)
+        digest.update(b"unreadable")
+    return digest.hexdigest()
+
+
+def _parts(value: object, depth: int, seen: dict[int, object]) -> Iterator[bytes]:
+    """Yield the bytes of a value; ``seen`` keeps objects alive, as others would get their ids."""
+    yield f"{type(value).__name__};".encode()
+    if isinstance(value, PLAIN_VALUES):
+        yield f"{value!r};".encode()
+        return
+    if depth == 0 or id(value) in seen or isinstance(value, CODE) or _is_lightning(value):
+        return
+    seen[id(value)] = value
+    if isinstance(value, Tensor):
+        yield _sample_of_tensor(value)
+    elif isinstance(value, np.ndarray):
+        yield _sample_of_array(value)
+    else:
+        for name, one in _inside(value):
+            yield f"{name}:".encode()
+            yield from _parts(one, depth - 1, seen)
+
+
+def _is_lightning(value: object) -> bool:
+    names = ("Trainer", "LightningModule", "LightningDataModule")
+    return any(is_lightning(value, name) for name in names)
+
+
+def _sample_of_tensor(tensor: Tensor) -> bytes:
+    flat = tensor.detach().reshape(-1)
+    stride = max(1, flat.numel() // MAX_SAMPLE)
+    sample = flat[::stride].to("cpu").contiguous()
+    return f"{tuple(tensor.shape)};".encode() + sample.view(torch.uint8).numpy().tobytes()
+
+
+def _sample_of_array(array: NDArray[Any]) -> bytes:
+    shape = f"{array.shape};".encode()
+    if array.dtype.hasobject:
+        return shape
+    flat = array.reshape(-1)
+    return shape + flat[:: max(1, flat.size // MAX_SAMPLE)].tobytes()
+
+
+def _inside(value: Any) -> Iterable[tuple[str, object]]:
+    """Give what an object is made of, each part with a name."""
+    if isinstance(value, torch.Generator):
+        return [("state", value.get_state())]
+    if isinstance(value, np.random.Generator):
+        return [("state", value.bit_generator.state)]
+    if isinstance(value, np.random.RandomState):
+        return [("state", value.get_state())]
+    if isinstance(value, random.Random):
+        return [("state", value.getstate())]
+    if isinstance(value, Optimizer):
+        return [("groups", value.param_groups)]
+    if isinstance(value, functools.partial):
+        return [("arguments", value.args), ("keywords", value.keywords)]
+    if isinstance(value, nn.Module):
+        weights = [*value.named_parameters(), *value.named_buffers()]
+        return [*weights, *_values_of_module(value)]
+    if isinstance(value, Mapping):
+        return _inside_mapping(value)
+    if isinstance(value, CONTAINERS):
+        return _inside_container(value)
+    return list(getattr(value, "__dict__", {}).items())
+
+
+def _inside_container(value: Collection[object]) -> Iterator[tuple[str, object]]:
+    """Yield one after another: a container may hold millions."""
+    yield "length", len(value)
+    for place, one in enumerate(value):
+        yield str(place), one
+
+
+def _inside_mapping(value: Mapping[Any, Any]) -> Iterator[tuple[str, object]]:
+    for place, (key, one) in enumerate(value.items()):
+        # Other keys, such as parameters, are at other addresses in each training.
+        yield (repr(key) if isinstance(key, PLAIN_VALUES) else str(place)), one

@@ -1,0 +1,155 @@
+"""Whether a trial that goes on from its checkpoint is the one that was never stopped.
+
+A few steps of both are compared: weights, learning rates and the metrics of an evaluation, to the
+bit on a CPU. What differs is a state that the checkpoint does not hold. A training that does not
+repeat itself tells nothing, and neither do weights where the batches differ, as those do that
+DataLoader workers change at random.
+"""
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from bstune.system.console import listing, plural
+from bstune.trial.attributes import Attribute
+
+# Elsewhere than on a CPU kernels may round in another way: what counts as a difference, as a share
+# of the way that the weights moved, and of a metric.
+ROUNDING_SHARE = 0.01
+LEARNING_RATES = "learning rates"
+WEIGHTS = "weights"
+MAX_NAMED = 3  # attributes in a line
+HOW_TO_SAVE = (
+    "save it in on_save_checkpoint and load it in on_load_checkpoint, or let configure_optimizers "
+    "return a schedule"
+)
+
+
+@dataclass(frozen=True)
+class Course:
+    """The last steps of a short trial: those after the stop, in the one that was stopped.
+
+    Args:
+        steps: how many they are.
+        attributes: plain ones, as the first of these steps found them.
+        batches: fingerprints of the batches that the steps were given.
+        rates: learning rates after the last one, of each group of each optimizer.
+        start: weights before the first of them; empty where that is not known.
+        weights: weights after the last one.
+        metrics: of an evaluation then, by name.
+        exact: whether equal trainings are equal to the bit.
+    """
+
+    steps: int
+    attributes: Mapping[str, Attribute]
+    batches: tuple[str, ...]
+    rates: tuple[float, ...]
+    start: Mapping[str, Tensor]
+    weights: Mapping[str, Tensor]
+    metrics: Mapping[str, float]
+    exact: bool
+
+
+@dataclass(frozen=True)
+class LostState:
+    """What a trial that goes on does otherwise.
+
+    Args:
+        steps: after which it was seen.
+        effects: learning rates, weights, or names of metrics.
+        attributes: those that it had lost when it began, by their paths.
+    """
+
+    steps: int
+    effects: tuple[str, ...]
+    attributes: Mapping[str, Attribute]
+
+    def text(self, module: str) -> str:
+        """Say it in a line, with what to do."""
+        likeliest = sorted(self.attributes.items(), key=lambda named: (named[1].rank, named[0]))
+        named = [f"{path} ({one.kind})" for path, one in likeliest[:MAX_NAMED]]
+        if len(likeliest) > MAX_NAMED:
+            named.append(f"{len(likeliest) - MAX_NAMED} more")
+        seen = (
+            f"{plural(self.steps, 'step')} after its checkpoint {module} has other "
+            f"{listing(self.effects)} than without the stop"
+        )
+        if not named:
+            return f"{seen}, though none of its attributes shows why"
+        return f"{seen}: the checkpoint does not hold {', '.join(named)}; {HOW_TO_SAVE}"
+
+
+def lost_state(
+    straight: Course, resumed: Course, again: Callable[[], tuple[Course | None, Course | None]]
+) -> LostState | None:
+    """Say what a resumed trial has lost against a straight one; None where it has lost nothing.
+
+    ``again`` runs both once more, and is called only where they differ: what does not repeat itself
+    is left out.
+    """
+    effects = differences(straight, resumed)
+    if not effects:
+        return None
+    straight_again, resumed_again = again()
+    if straight_again is None or resumed_again is None:
+        return None
+    chance = {*differences(straight, straight_again), *differences(resumed, resumed_again)}
+    repeated = tuple(effect for effect in effects if effect not in chance)
+    if not repeated or chance & {LEARNING_RATES, WEIGHTS}:
+        return None
+    lost = {}
+    for path in straight.attributes.keys() | resumed.attributes.keys():
+        own = straight.attributes.get(path)
+        found = resumed.attributes.get(path)
+        repeats = own == straight_again.attributes.get(path)
+        repeats = repeats and found == resumed_again.attributes.get(path)
+        shown = own or found
+        if repeats and own != found and shown is not None:
+            lost[path] = shown
+    return LostState(resumed.steps, repeated, lost)
+
+
+def differences(one: Course, other: Course) -> tuple[str, ...]:
+    """Name what differs between two courses: learning rates, weights, metrics by their names."""
+    found = [LEARNING_RATES] if one.rates != other.rates else []
+    # On other batches weights and metrics differ in any case.
+    if one.batches != other.batches:
+        return tuple(found)
+    if _weights_differ(one, other):
+        found.append(WEIGHTS)
+    tolerance = 0.0 if one.exact and other.exact else ROUNDING_SHARE
+    for name in sorted(one.metrics.keys() & other.metrics.keys()):
+        values = one.metrics[name], other.metrics[name]
+        both_undefined = all(math.isnan(value) for value in values)
+        if not both_undefined and not math.isclose(*values, rel_tol=tolerance):
+            found.append(name)
+    return tuple(found)
+
+
+def _weights_differ(one: Course, other: Course) -> bool:
+    if one.weights.keys() != other.weights.keys():
+        return True
+    if one.exact and other.exact:
+        return any(not _same(one.weights[name], other.weights[name]) for name in one.weights)
+    apart = _distance(one.weights, other.weights)
+    start = one.start or other.start
+    moved = max(_distance(start, one.weights), _distance(start, other.weights)) if start else 0.0
+    return apart > ROUNDING_SHARE * moved
+
+
+def _same(one: Tensor, other: Tensor) -> bool:
+    if one.shape != other.shape:
+        return False
+    both_undefined = one.isnan() & other.isnan()
+    return bool(((one == other) | both_undefined).all())
+
+
+def _distance(one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> float:
+    squares = 0.0
+    for name in one.keys() & other.keys():
+        apart = one[name].double() - other[name].double()
+        squares += float(torch.sum(apart.abs() ** 2))
+    return math.sqrt(squares)

@@ -1,0 +1,181 @@
+"""Where a schedule of a fixed length ends, found by stepping a copy of it ahead.
+
+Schedules of torch that Lightning steps, and those that a module keeps to step itself. A schedule
+that is built from the trial's own steps ends with the trial, and is not found here.
+"""
+
+import copy
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from lightning.pytorch import LightningModule, Trainer
+from torch import Tensor
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
+
+from bstune.system.failures import cause
+from bstune.trial.attributes import CONTAINERS, plain_values
+
+MAX_STEPS_AHEAD = 10_000  # of a schedule's own
+MAX_SECONDS_AHEAD = 1.0  # of stepping one schedule
+STEPS_BETWEEN_LOOKS = 100  # at the clock
+NOTHING = 1e-6  # of the highest rate: as good as none
+MIN_IDLE_SHARE = 0.05  # of a trial's steps: many a schedule has a rate of 0 in its last one
+HOW_TO_FIT = (
+    "build it from the trial's own steps (trial.total_steps in Python, ${trial.total_steps} in "
+    "YAML, self.trainer.estimated_stepping_batches in the module)"
+)
+
+
+@dataclass(frozen=True)
+class ScheduleCopy:
+    """A copy of a schedule that changes no rate but its own, as it is amid a training.
+
+    Args:
+        name: of its class.
+        schedule: the copy.
+        every: optimizer steps between two of its own.
+        done: optimizer steps so far.
+    """
+
+    name: str
+    schedule: LRScheduler
+    every: int
+    done: int
+
+
+@dataclass(frozen=True)
+class ScheduleEnd:
+    """Where a schedule ends within the steps of a trial.
+
+    Args:
+        name: of its class.
+        step: optimizer steps that it has a rate for.
+        error: what it raises after them; None: its rate stays at 0.
+    """
+
+    name: str
+    step: int
+    error: str | None
+
+    def text(self, module: str, batch_size: int, last_step: int) -> str:
+        """Say it in a line, with what to do; trials may take until ``last_step``."""
+        trials = f"and a trial at batch size {batch_size} may take {last_step:,}"
+        if self.error is None:
+            return (
+                f"{self.name} of {module} is at 0 after {self.step:,} steps, {trials}: {HOW_TO_FIT}"
+            )
+        return (
+            f"{self.name} of {module} ends after {self.step:,} steps with an error, {trials} "
+            f"({self.error}): {HOW_TO_FIT}, or let budget.steps and budget.examples end trials before"
+        )
+
+
+def copies_of_schedules(
+    trainer: Trainer, module: LightningModule, done: int
+) -> tuple[ScheduleCopy, ...]:
+    """Copy the schedules of a training after ``done`` steps; one that cannot be is left out."""
+    # Lambdas and methods may lead to the module and from there to everything else.
+    shared: dict[int, Any] = {id(module): module, id(trainer): trainer}
+    for optimizer in trainer.optimizers:
+        shared[id(optimizer)] = _stand_in(optimizer)
+    copies = []
+    for schedule, every in _schedules(trainer, module, done):
+        try:
+            copied = copy.deepcopy(schedule, dict(shared))
+        except Exception:  # noqa: BLE001, S112 (a schedule of any library may refuse to be copied)
+            continue
+        copies.append(ScheduleCopy(type(schedule).__name__, copied, every, done))
+    return tuple(copies)
+
+
+def _schedules(
+    trainer: Trainer, module: LightningModule, done: int
+) -> Iterator[tuple[LRScheduler, int]]:
+    """Yield torch's schedules that look at no metric, each with the steps between its own."""
+    length = trainer.num_training_batches // trainer.accumulate_grad_batches
+    configured = [config.scheduler for config in trainer.lr_scheduler_configs]
+    for config in trainer.lr_scheduler_configs:
+        schedule = config.scheduler
+        is_known = isinstance(schedule, LRScheduler)
+        if not is_known or isinstance(schedule, ReduceLROnPlateau):
+            continue
+        if not module.automatic_optimization:
+            yield from _as_seen(schedule, done)
+        elif config.interval == "step":
+            yield schedule, config.frequency
+        elif length != float("inf"):
+            yield schedule, config.frequency * max(1, int(length))
+    for _, value in plain_values(trainer, module):
+        several = value if isinstance(value, CONTAINERS) else [value]
+        for one in several:
+            is_own = isinstance(one, LRScheduler) and not isinstance(one, ReduceLROnPlateau)
+            if is_own and not any(one is other for other in configured):
+                yield from _as_seen(one, done)
+
+
+def _as_seen(schedule: LRScheduler, done: int) -> Iterator[tuple[LRScheduler, int]]:
+    """Yield a schedule that the module has stepped, with the steps between its own."""
+    own = int(getattr(schedule, "last_epoch", 0))
+    if own > 0:
+        yield schedule, max(1, round(done / own))
+
+
+def _stand_in(optimizer: Optimizer) -> Optimizer:
+    """Give an optimizer without weights that has the same rates."""
+    stand_in = torch.optim.SGD([torch.zeros(())])
+    stand_in.defaults = dict(optimizer.defaults)
+    groups = []
+    for group in optimizer.param_groups:
+        values = {name: value for name, value in group.items() if name != "params"}
+        for name, value in values.items():
+            if isinstance(value, Tensor):
+                values[name] = value.detach().clone()
+        groups.append(values | {"params": []})
+    stand_in.param_groups = groups
+    return stand_in
+
+
+def end_of_schedule(
+    ahead: ScheduleCopy, last_step: int, *, now: Callable[[], float] = time.monotonic
+) -> ScheduleEnd | None:
+    """Step a copy ahead to the last step of a trial.
+
+    None where it has no end before that: in the first 10,000 of its steps, and in a second by the
+    clock ``now``.
+    """
+    began = now()
+    step = ahead.done - ahead.done % ahead.every
+    highest = _highest_rate(ahead.schedule)
+    nothing_since: int | None = None
+    with warnings.catch_warnings(action="ignore"):
+        for number in range(1, MAX_STEPS_AHEAD + 1):
+            if step + ahead.every > last_step:
+                break
+            try:
+                ahead.schedule.step()
+            except Exception as error:  # noqa: BLE001 (a schedule may raise anything)
+                return ScheduleEnd(ahead.name, step, cause(error))
+            step += ahead.every
+            rate = _highest_rate(ahead.schedule)
+            highest = max(highest, rate)
+            if rate > NOTHING * highest:
+                nothing_since = None
+            elif nothing_since is None:
+                nothing_since = step
+            if number % STEPS_BETWEEN_LOOKS == 0 and now() - began > MAX_SECONDS_AHEAD:
+                return None
+    # At a rate that was 0 from the first step there is nothing that has ended.
+    if highest == 0.0 or nothing_since is None:
+        return None
+    if last_step - nothing_since <= MIN_IDLE_SHARE * last_step:
+        return None
+    return ScheduleEnd(ahead.name, nothing_since, None)
+
+
+def _highest_rate(schedule: LRScheduler) -> float:
+    return max(abs(float(group["lr"])) for group in schedule.optimizer.param_groups)
