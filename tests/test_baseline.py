@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import replace
+from io import StringIO
 from types import SimpleNamespace
 
 import numpy as np
@@ -154,7 +155,7 @@ def test_it_runs_on_each_of_the_winners_seeds_that_it_lacks():
     own, again = at(64, 0.1, 400, 390, first=10)
     winner = Winner(trial, 50.0, runs)
     found = BaselineRuns(own, (replace(again[0], seed=runs[1].seed),))
-    assert due_seed(found, winner, math.inf) == (0, runs[0])
+    assert due_seed(found, winner, math.inf) == runs[0]
     assert due_seed(found, winner, own.time_to_target - 0.1) is None
     assert due_seed(BaselineRuns(replace(own, status="stopped")), winner, math.inf) is None
     assert due_seed(BaselineRuns(trial), winner, math.inf) is None, "it is the winner"
@@ -322,3 +323,25 @@ def test_seconds_are_kept_only_for_what_can_go_on(run, backend, share):
     before = [trial for trial in found.trials if trial.trial_index < last]
     assert sum(trial.train_seconds for trial in before) < share * 60.0
     assert sum(trial.train_seconds for trial in found.trials) >= 60.0 * min(share + 0.2, 1.0)
+
+
+@pytest.mark.slow
+def test_it_runs_on_the_seeds_of_a_winner_that_came_after_another(tmp_path, monkeypatch):
+    """On this table two of its runs on the first winner's seeds make another point the better one."""
+    monkeypatch.chdir(tmp_path)
+    prepared = prepared_study(
+        "workload=replay",
+        "workload.table=cifar_mlp",
+        "search.trials=24",
+        "search.candidates=2",
+        "study=s",
+        "output=out",
+        "mlflow.enabled=false",
+        "hardware.enabled=false",
+    )
+    found = run_study(prepared, [], Console(file=StringIO()))
+    winner = found.result.winner
+    own = {trial.seed for trial in found.trials if trial.replicate_of == 0}
+    assert set(winner.confirmed.seeds) <= own
+    again = {trial.replicate_of for trial in found.trials} - {None, 0}
+    assert len(again) == 2

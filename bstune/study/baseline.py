@@ -126,8 +126,8 @@ def first_steps(
 
 def due_seed(
     runs: BaselineRuns | None, winner: Winner | None, seconds_left: float
-) -> tuple[int, TrialResult] | None:
-    """Return which of the winner's fresh seeds is due on the baseline, and the winner's run; None if none is.
+) -> TrialResult | None:
+    """Return the winner's run on whose fresh seed the baseline is due; None if there is none.
 
     ``seconds_left`` are those of training that are left for it.
     """
@@ -139,9 +139,9 @@ def due_seed(
     seconds = runs.first.time_to_target
     if seconds is not None and seconds > seconds_left:
         return None
-    for i, run in enumerate(winner.runs):
+    for run in winner.runs:
         if run.reached and run.seed not in taken:
-            return i, run
+            return run
     return None
 
 

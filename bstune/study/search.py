@@ -323,17 +323,17 @@ class Search:
         )
         if seconds > self._wall.left:
             return None
-        replicate, run = due
         again = Winner(runs.first, float(runs.first.steps))
         return ask_replicate(
             self._study,
             again,
-            replicate,
+            # It may have run on an earlier winner's seeds, whose indices are taken.
+            len(runs.again),
             budget,
             self._prepared.space,
             self._prepared.backend.stops,
             self._worker,
-            seed_of=run,
+            seed_of=due,
         )
 
     def _baseline_seconds(self, runs: BaselineRuns | None) -> float:
