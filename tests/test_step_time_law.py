@@ -104,4 +104,3 @@ def test_the_error_of_a_ratio_has_no_common_factor():
     logs = np.log(draws)
     assert law.ratio_error(16, 256) == pytest.approx(np.std(logs[:, 2] - logs[:, 0]), rel=0.5)
     assert law.ratio_error(100, 100) == 0.0
-    assert law.ratio_error(16, 256) < math.hypot(law.relative_error(16), law.relative_error(256))

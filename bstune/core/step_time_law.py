@@ -35,8 +35,9 @@ LEAST_RESIDUAL = 0.05
 LEAST_ERROR = 0.01
 # Standard deviation of the logarithms of the line's two parameters, before any timing.
 LINE_SPREAD = 2.0
-# Of a step at either end, that overhead and examples take at least.
+# Of a step at either end, that overhead and examples take at least, on a quiet machine; and on any.
 LEAST_PART = 0.01
+MOST_LEAST_PART = 0.3
 # Fits around a line that is fitted to the last one.
 REFITS = 3
 # A median's standard error over a mean's, of normal values.
@@ -261,8 +262,10 @@ def _smooth(
     sizes: Array, log_seconds: Array, errors: Array, line: StepTime, falls: Sequence[int]
 ) -> tuple[Array, Array]:
     """Give the posterior mean and covariance of log tau at the timed sizes, around a line."""
-    overhead = max(line.overhead, LEAST_PART * line(sizes[0]))
-    per_example = max(line.per_example, LEAST_PART * line(sizes[-1]) / sizes[-1])
+    # Where timings scatter, a part that the line has not may be there all the same.
+    least_part = min(max(LEAST_PART, float(errors.mean())), MOST_LEAST_PART)
+    overhead = max(line.overhead, least_part * line(sizes[0]))
+    per_example = max(line.per_example, least_part * line(sizes[-1]) / sizes[-1])
     on_line = overhead + per_example * sizes
     residual = log_seconds - np.log(on_line)
     # What the errors do not explain of the residuals is the law's own.

@@ -134,7 +134,8 @@ def report_study(
     ``sampled``: the posterior of these trials, if it is at hand; ``missing``: a line for each part that failed before.
     Parts that fail here, which the study can do without, become such lines too.
     """
-    done, files = with_common_step_time(prepared, results(study)), prepared.files
+    recorded, files = results(study), prepared.files
+    done = with_common_step_time(prepared, recorded)
     missing = [*missing, *missing_in_trials(done)]
     if sampled is None or sampled[0] != done:
         sampled = done, study_posterior(prepared, done, REPORT_PARTICLES)
@@ -183,7 +184,7 @@ def report_study(
             mlflow = _track(prepared, tracking, result)
     result = result.with_notes([*notes, *missing])  # of what failed since, too
     show_places(places(files, mlflow), [*elsewhere, *missing], console)
-    return Findings(prepared, done, result)
+    return Findings(prepared, recorded, result)
 
 
 def asked_of(prepared: PreparedStudy, end: SearchEnd | None) -> Asked:

@@ -196,7 +196,7 @@ class Result:
         trial = next(trial for trial in self.records if trial.number == best.number)
         spec = trial.again(max_steps=best.horizon)
         with restored():
-            timing = self.timing
+            timing = self.summary.timing
             if timing is not None and timing.threads is not None:
                 torch.set_num_threads(timing.threads)
             workload, protocol = load_workload(options, recipe)
