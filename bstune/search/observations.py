@@ -229,7 +229,9 @@ def _ends(observations: Sequence[Observation]) -> Ends:
     for i, one in enumerate(observations):
         if one.excess is not None and one.status != "diverged":
             excess[i] = (
-                min(one.excess, 0.0) if one.status == "reached" else max(one.excess, LEAST_MISS)
+                min(one.excess, -LEAST_MISS)
+                if one.status == "reached"
+                else max(one.excess, LEAST_MISS)
             )
         if one.status == "reached" and one.horizon is not None:
             early[i] = math.log(one.steps / one.horizon)

@@ -37,7 +37,7 @@ from scipy.special import log_ndtr
 
 from bstune.core.noise_scale import NoiseScaleEstimate, estimate_noise_scale
 from bstune.core.records import TrialResult
-from bstune.search.horizon import HORIZON_NORMAL, Ends, log_shortest
+from bstune.search.horizon import HORIZON_NORMAL, Ends, log_jacobian, log_shortest
 
 Array = NDArray[np.float64]
 # Places of the parameters, see make_prior.
@@ -284,16 +284,20 @@ def log_likelihood(theta: Array, data: LikelihoodData, prior: Prior) -> Array:
     core = math.log1p(-OUTLIER_SHARE) - 0.5 * (np.log(variance) + square / variance)
     core += _above(data, y, exact & np.isfinite(data.least), expected, noise)[:, exact]
     bad = math.log(OUTLIER_SHARE) - 0.5 * (np.log(wide) + square / wide)
+    reached = _log_add(core, bad)
+    if data.ends is not None:
+        law = theta[:, prior.horizon_law]
+        reached = reached + log_jacobian(law, data.ends)[:, exact]
     over = expected[:, data.bound] - y[..., data.bound]
     sigma = np.hypot(noise, data.spread[data.bound])
     bounds = _log_add(log_ndtr(over / sigma), math.log(OUTLIER_SHARE / 4.0))
     # Only too high a learning rate makes a trial diverge.
     over = (penalty(theta, above) - DIVERGED_PENALTY) / DIVERGED_SPREAD
     diverged = _log_add(log_ndtr(over), math.log(OUTLIER_SHARE / 4.0))
-    terms = ((_log_add(core, bad), exact), (bounds, data.bound), (diverged, data.diverged))
+    terms = ((reached, exact), (bounds, data.bound), (diverged, data.diverged))
     weight = np.ones(data.y.size) if data.weight is None else data.weight
-    reached, stopped, failed = ((term * weight[use]).sum(axis=1) for term, use in terms)
-    return np.asarray(reached + stopped + failed)
+    summed = [(term * weight[use]).sum(axis=1) for term, use in terms]
+    return np.asarray(summed[0] + summed[1] + summed[2])
 
 
 def steps_seen(theta: Array, data: LikelihoodData, prior: Prior) -> Array:
