@@ -92,15 +92,15 @@ def test_the_excess_is_one_at_the_target_and_what_is_not_a_number_is_left_out(
 
 def test_the_rate_at_which_a_trial_went_on():
     for rate, excess in ((0.2, 0.5), (0.5, 1.0), (1.3, 2.0)):
-        assert reached_rate(falling(rate, LAST), math.log(LAST), excess * rate) == pytest.approx(
-            rate, rel=1e-2
-        )
-    curve = falling(0.5, LAST, first=1000)
+        assert reached_rate(
+            tuple(falling(rate, LAST)), math.log(LAST), excess * rate
+        ) == pytest.approx(rate, rel=1e-2)
+    curve = tuple(falling(0.5, LAST, first=1000))
     assert reached_rate(curve, math.log(LAST), curve[0][1] + 0.1) is None  # it began below
     assert reached_rate(curve[:-5], math.log(LAST), 0.0) is None  # it did not get there
-    assert reached_rate([], math.log(LAST), 1.0) is None
+    assert reached_rate((), math.log(LAST), 1.0) is None
     # A worse evaluation between better ones is no return.
-    curve = [(0.0, 3.0), (1.0, 2.0), (1.5, 2.8), (2.0, 1.0), (3.0, 0.0)]
+    curve = ((0.0, 3.0), (1.0, 2.0), (1.5, 2.8), (2.0, 1.0), (3.0, 0.0))
     assert reached_rate(curve, 3.0, 1.5) == pytest.approx(1.5 / (3.0 - 1.5))
 
 
