@@ -9,7 +9,6 @@ Where schedules end with the trial, the metric over horizons takes the place of 
 """
 
 import math
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
@@ -168,9 +167,28 @@ def _steps_before(trials: Sequence[TrialResult]) -> dict[int, int]:
 
 
 def weight_of_histories(trials: Sequence[TrialResult]) -> Array:
-    """Return the weight of each trial where those of one history count as one."""
-    count = Counter(trial.history for trial in trials if trial.history)
-    return np.array([1.0 / max(count[trial.history], 1) for trial in trials])
+    """Return the weight of each trial where those that repeat one recorded run count as one.
+
+    They do so where the history of one begins that of the other: a run is repeated in chains that end at other steps.
+    """
+    runs = dict[tuple[int, float | None], list[list[int]]]()
+    longest_first = sorted(range(len(trials)), key=lambda place: -len(trials[place].history))
+    weight = np.ones(len(trials))
+    for place in longest_first:
+        history = trials[place].history
+        if not history:
+            continue
+        alike = runs.setdefault(history[0], [])
+        for run in alike:
+            if trials[run[0]].history[: len(history)] == history:
+                run.append(place)
+                break
+        else:
+            alike.append([place])
+    for alike in runs.values():
+        for run in alike:
+            weight[run] = 1.0 / len(run)
+    return weight
 
 
 # Of many trials a posterior is sampled from that of fewer of them, at sizes that are the same for every decision.
