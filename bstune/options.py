@@ -645,6 +645,8 @@ class PolicyNumbers(OpenSection):
     random_fraction: Share = 0
     curve_after: Weight = 0
     curve_share: Share = 0
+    curve_cost: Factor = 1
+    curve_width: OverOne = 2
 
 
 class SamplerNumbers(OpenSection):

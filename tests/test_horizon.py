@@ -12,7 +12,7 @@ from synthetic import Law
 from toolbox import make_result, make_spec
 
 from bstune.core.records import Target
-from bstune.search.acquisition import Domain, suggest
+from bstune.search.acquisition import Candidates, Domain, choose_for_curve, suggest
 from bstune.search.horizon import (
     ABOVE,
     EXCESS_RESOLUTION,
@@ -399,3 +399,28 @@ def test_no_trial_at_all_and_none_with_a_metric():
     assert likelihood_data([], prior()).ends.excess.shape == (0,)
     bounds = [replace(trial(i, 64, 0.1, 100), history=()) for i in range(3)]
     assert np.isfinite(inferred(bounds).theta).all()
+
+
+@pytest.mark.parametrize(("missed", "runs_one"), [(0, True), (1, False)])
+def test_the_curve_spends_a_whole_budget_in_vain_once_in_thirty_runs(missed, runs_one):
+    """Large batch sizes tell most of B_crit, and their median of S is over the budget."""
+    trials = [
+        trial(i, size, LAW.best_lr(size), round(1.05 * LAW.frontier(size)))
+        for i, size in enumerate((8, 16, 32, 64, 128, 256) * 5)
+    ]
+    posterior = inferred(trials[: len(trials) - missed] + [
+        replace(trial(90 + i, 8, 0.02, 900), steps=900) for i in range(missed)
+    ])  # fmt: skip
+    assert len(posterior.observations) == 30
+
+    def longest(size):
+        # Above these sizes the budget is half of what is needed; elsewhere a run fits.
+        return 900.0 if size < 16 else LAW.frontier(size) * (0.5 if size > 500 else 2.0)
+
+    x = np.log2(np.array([32.0, 64.0, 3000.0, 4000.0]))
+    z = np.log2(np.array([LAW.best_lr(2.0**log_size) for log_size in x]))
+    options = Candidates((), x, z, np.zeros((4, 0)), np.zeros(4))
+    chosen, _ = choose_for_curve(posterior, options, (), 0.0, longest)
+    assert (chosen >= 2) == runs_one
+    beyond = Candidates((), x[2:], z[2:], np.zeros((2, 0)), np.zeros(2))
+    assert choose_for_curve(posterior, beyond, (), 0.0, longest)[0] in (0, 1)

@@ -84,6 +84,7 @@ class Posterior:
     prior: Prior
     too_large: float  # log2 of the smallest batch size that ran out of memory, infinite if none did
     budget: Callable[[float], float] | None = None  # the longest horizon over batch size; None: any
+    trials: int = 0  # that were paid for: each part of a chain counts
 
 
 def infer(
@@ -124,7 +125,17 @@ def infer(
     if not independent:
         data = replace(data, weight=weight_of_histories(last))
     theta = sample_posterior(data, prior, rng, particles, moves, start)
-    return Posterior(observations, data, theta, tau, spent, prior, math.log2(too_large), budget)
+    return Posterior(
+        observations,
+        data,
+        theta,
+        tau,
+        spent,
+        prior,
+        math.log2(too_large),
+        budget,
+        trials=len(trials),
+    )
 
 
 def observed(
