@@ -525,8 +525,6 @@ def _temper(theta: Array, path: _Path, rng: np.random.Generator, moves: int) -> 
         steps = moves if path.start is None else max(1, moves // 2)
         if temperature >= 1.0:
             steps = 2 * moves
-            if path.start is not None:
-                base, rise = base + rise, np.zeros(count)
         theta, base, rise = _move(theta, base, rise, temperature, path, rng, steps)
     return theta
 
