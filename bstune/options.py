@@ -24,7 +24,6 @@ from bstune.core.records import Budget, CompileMode, FastMode, Target
 from bstune.core.search_space import BUDGET, HALF_LIVES, MODULE
 from bstune.system.files import expand_home
 
-
 MOST_THREADS = 1024
 
 
@@ -656,6 +655,8 @@ class PolicyNumbers(OpenSection):
     random_fraction: Share = 0
     curve_after: Weight = 0
     curve_share: Share = 0
+    curve_cost: Factor = 1
+    curve_width: OverOne = 2
 
 
 class SamplerNumbers(OpenSection):

@@ -9,10 +9,12 @@ from toolbox import make_result
 from bstune.core.curve import half_slope
 from bstune.core.errors import ConfigError
 from bstune.core.step_time import StepTime
+from bstune.search import acquisition
 from bstune.search.acquisition import (
     MIN_STEPS,
     Candidates,
     Domain,
+    Suggestion,
     b_crit_quantiles,
     candidate_log_steps,
     choose_for_curve,
@@ -538,3 +540,72 @@ def test_a_regime_in_which_nothing_has_reached_the_target_is_looked_at(sizes, al
     posterior = replace(posterior, observations=(*posterior.observations, dear))
     found = unseen_regime(posterior, candidates, [], *draws, allowed)
     assert found is None or found[0] == 4  # the other end may be looked at
+
+
+def worth(posterior, max_steps=200, continues=None, **changes):
+    """Return the chance of a trial for the curve beside another objective."""
+    stopped = tuple(one for one in posterior.observations if one.number == continues)
+    nothing = np.zeros((len(stopped), 0))
+    place = np.full(len(stopped), 7.0)
+    options = Candidates(stopped, place, place, nothing, np.array([one.steps for one in stopped]))
+    suggestion = Suggestion(7.0, -3.0, (), max_steps, continues)
+    return acquisition._worth(posterior, suggestion, options, replace(SPENDING, **changes))
+
+
+SPENDING = replace(POLICY, curve_share=0.3, curve_cost=0.1, curve_width=3.0)
+
+
+def test_decisions_for_the_curve_cost_a_stated_share_and_less_once_its_interval_is_narrow():
+    posterior = inferred([tried(number, 64, 0.05) for number in range(4)])
+    wide = log_b_crit(posterior.theta, posterior.prior).std()
+    assert posterior.trials == 4
+    assert math.exp(3.29 * wide) > 3.0  # two ends of 90%: it is not narrow
+    cost = 200 * LAW.tau(128)
+    # By chance x share of the decisions, what is spent is the share that it may cost of an average decision.
+    for spent, share, expected in (
+        (4 * cost, 0.3, 0.1 / 0.3),
+        (4 * cost, 0.2, 0.1 / 0.2),
+        (2 * cost, 0.3, 0.05 / 0.3),
+        (400 * cost, 0.3, 1.0),
+    ):
+        found = worth(replace(posterior, spent=spent), curve_share=share)
+        assert found == pytest.approx(expected, rel=0.01)
+    spent = replace(posterior, spent=4 * cost)
+    assert worth(spent, curve_cost=0.05) == pytest.approx(0.5 * worth(spent))
+    # A trial that goes on pays for what it adds.
+    stopped = [replace(tried(number, 64, 0.05, 100), steps=100) for number in range(4)]
+    again = replace(inferred(stopped), spent=4 * cost)
+    assert worth(again, continues=2) == pytest.approx(2.0 * worth(again), rel=0.01)
+    # Four times the standard deviation is narrow by a sixteenth of the variance.
+    width = math.exp(4.0 * 3.29 * wide)
+    assert worth(spent, curve_width=width) == pytest.approx(worth(spent) / 16.0, rel=0.02)
+
+
+def test_what_is_spent_on_the_curve_beside_the_time_is_bounded(monkeypatch):
+    """At next to no share of the cost it is nothing, at a tenth about a tenth, without a bound much more."""
+    original = acquisition._suggest_for_curve
+    for_curve = []
+
+    def watched(*arguments):
+        for_curve.append(original(*arguments))
+        return for_curve[-1]
+
+    monkeypatch.setattr(acquisition, "_suggest_for_curve", watched)
+    shares = []
+    for curve_cost in (1e-6, 0.1, 1e6):
+        policy = replace(SPENDING, curve_cost=curve_cost, curve_after=0.0, curve_width=1.01)
+        on_curve = spent = 0.0
+        for seed in range(2):
+            played = play(40, seed, policy=policy)
+            for suggestion, result in played:
+                before = 0
+                if suggestion.resumed_from is not None:
+                    before = played[suggestion.resumed_from][1].steps
+                cost = (result.steps - before) * LAW.tau(2**suggestion.x)
+                spent += cost
+                if any(suggestion is one for one in for_curve):
+                    on_curve += cost
+        shares.append(on_curve / spent)
+    assert shares[0] == 0.0
+    assert 0.0 < shares[1] < 0.2
+    assert shares[2] > 1.5 * shares[1]

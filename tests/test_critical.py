@@ -35,6 +35,7 @@ def posterior_of(
     status="reached",
     spread=0.1,
     low=LOW,
+    horizon=False,
 ):
     """Return a posterior whose draws follow the law with these medians, and trials at these batch sizes."""
     settings = {
@@ -43,6 +44,7 @@ def posterior_of(
         "exponent_sigma": 0.3,
         "noise_scale": None,
         "others": 0,
+        "horizon": horizon,
     }
     prior = make_prior(low=low, high=HIGH, rule=lambda x: 0.5 * x - 6.0, **settings)
     theta = draw_prior(prior, 200, np.random.default_rng(0))
@@ -315,3 +317,59 @@ def test_fewer_than_three_targets_with_both_ends_tell_no_growth():
         assert (growth(rows, 0.0) is None) == (k > 0)
     assert growth([rows[3]] * 5, 0.0) is None
     assert growth([], 0.0) is None
+
+
+def with_term_in_some(sizes, with_term, horizon):
+    """Return a posterior a share of whose draws has a small-batch term, and half of B_crit."""
+    posterior = posterior_of(150.0, sizes=sizes, horizon=horizon)
+    theta = posterior.theta.copy()
+    theta[:, B_OPT] = -20.0
+    count = round(with_term * len(theta))
+    theta[:count, B_OPT] = math.log(40.0) - MIDDLE
+    theta[:count, B_CRIT] -= math.log(2.0)
+    return replace(posterior, theta=theta)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "with_term", "reason"),
+    [
+        ((8, 32, 128, 512, 2048), 0.0, None),
+        ((32, 100, 330), 0.0, None),
+        ((32, 100, 300), 0.0, "span a factor of 9: under a schedule that ends with the trial it"),
+        ((8, 32, 128, 512, 2048), 0.3, "whether small batch sizes waste examples, and B_crit is 2"),
+        ((8, 32, 128, 512, 2048), 0.97, None),
+    ],
+)
+def test_under_a_horizon_neighbours_and_an_untold_term_determine_no_b_crit(
+    sizes, with_term, reason
+):
+    found = critical_batch(with_term_in_some(sizes, with_term, horizon=True))
+    undetermined = reason is not None
+    assert (found.value is None, found.low is None, found.high is None) == (undetermined,) * 3
+    assert (found.perfect_scaling_below is None, found.s_min is None) == (undetermined,) * 2
+    assert not undetermined or reason in found.note
+    assert bool(found.next_trials) == undetermined
+    # Without a horizon the posterior is believed.
+    assert critical_batch(with_term_in_some(sizes, with_term, horizon=False)).value is not None
+
+
+@pytest.mark.parametrize("horizon", [False, True])
+@pytest.mark.parametrize(
+    ("steps", "reason"),
+    [
+        ((1000, 500), None),
+        ((1000, 1050), None),  # within the scatter
+        ((1000, 1600), "B = 512 takes more steps than B = 32"),
+        ((1000, 61), None),
+        ((1000, 40), "B = 512 takes fewer examples than B = 32"),
+    ],
+)
+def test_two_batch_sizes_that_contradict_the_law_have_no_b_crit(steps, reason, horizon):
+    posterior = posterior_of(200.0, sizes=(32, 512), horizon=horizon)
+    seen = [replace(one, steps=own) for one, own in zip(posterior.observations, steps, strict=True)]
+    found = critical_batch(replace(posterior, observations=tuple(seen)))
+    assert (found.value is None) == (reason is not None)
+    assert reason is None or reason in found.note
+    # A third size decides between the law and what it misses.
+    third = (*seen, replace(seen[0], x=6.0, number=2))
+    assert critical_batch(replace(posterior, observations=third)).value is not None

@@ -12,20 +12,22 @@ from synthetic import Law
 from toolbox import make_result, make_spec
 
 from bstune.core.records import Target
-from bstune.search.acquisition import Domain, suggest
+from bstune.search.acquisition import Candidates, Domain, choose_for_curve, suggest
 from bstune.search.horizon import (
     ABOVE,
+    EXCESS_RESOLUTION,
     HORIZON_NORMAL,
     OUTLIERS,
     RELIABLE,
     Ends,
     least_cost,
+    log_jacobian,
     log_met,
     log_shortest,
     misfit,
 )
 from bstune.search.observations import fresh_horizons, fresh_steps, infer, likelihood_data, smoothed
-from bstune.search.posterior import make_prior
+from bstune.search.posterior import draw_prior, log_likelihood, log_steps, make_prior
 from bstune.search.sampler import default_policy
 from bstune.trial.workload import build_module
 
@@ -84,6 +86,87 @@ def test_the_law_in_closed_form():
     spreads = misfit(Ends(np.array([0.0, 0.1, 1.0]), np.zeros(3)))
     assert spreads[0] == 0.03
     assert (np.diff(spreads) > 0.0).all()
+
+
+@pytest.mark.parametrize("datum", [-0.8, -0.05, 0.02, 0.3, 1.5])
+def test_the_derivative_over_an_excess_is_that_of_finite_differences(datum):
+    law = draw_prior(prior(), 50, np.random.default_rng(0))[:, prior().horizon_law]
+    shift = 1e-6
+
+    def log_s(excess):
+        return log_shortest(law, Ends(np.array([excess]), np.zeros(1)))[:, 0]
+
+    slope = (log_s(datum + shift) - log_s(datum - shift)) / (2.0 * shift)
+    found = log_jacobian(law, Ends(np.array([datum]), np.zeros(1)))[:, 0]
+    assert found == pytest.approx(np.log(slope), abs=1e-6)
+
+
+@pytest.mark.parametrize("early", [-0.001, -0.1, -0.7, -3.0])
+def test_the_derivative_over_the_step_that_met_the_target_is_that_of_finite_differences(early):
+    """The horizon stays as it was chosen: a later step is a shorter rest of it."""
+    law = draw_prior(prior(), 50, np.random.default_rng(0))[:, prior().horizon_law]
+    horizon = math.log(1000.0)
+    shift = 1e-6
+
+    def log_s(log_step):
+        over = log_shortest(law, Ends(np.zeros(1), np.array([log_step - horizon])))[:, 0]
+        return log_step + over
+
+    met = horizon + early
+    slope = (log_s(met + shift) - log_s(met - shift)) / (2.0 * shift)
+    found = log_jacobian(law, Ends(np.zeros(1), np.array([early])))[:, 0]
+    assert found == pytest.approx(np.log(slope), abs=1e-5)
+
+
+def test_the_derivative_is_finite_at_the_target_and_nought_without_a_datum():
+    law = np.log([[2.0, 0.5, 0.5, 0.4], [2.0, 1.5, 0.5, 0.4]])
+    near = [EXCESS_RESOLUTION, 1e-9, -1e-9]
+    found = log_jacobian(law, Ends(np.array([*near, 0.0]), np.zeros(4)))
+    assert found[:, 1].tolist() == found[:, 0].tolist() == found[:, 2].tolist()
+    assert found[:, 0] == pytest.approx(
+        [
+            math.log(2.0 * 0.5 * EXCESS_RESOLUTION**-0.5),
+            math.log(2.0 * 1.5 * EXCESS_RESOLUTION**0.5),
+        ]
+    )
+    assert found[:, 3].tolist() == [0.0, 0.0]
+
+
+def test_the_derivative_stands_in_the_likelihood_once_a_trial_and_weighed_like_it():
+    """A bound and a trial that diverged have none; a record that is repeated counts once."""
+    trials = [
+        trial(0, 64, 0.1, 500),
+        trial(1, 64, 0.1, 20_000, share=0.5),
+        replace(trial(2, 64, 0.1, 500), history=()),
+        make_result(number=3, batch_size=64, lr=9.0, status="diverged", steps=5, history=()),
+    ]
+    theta = draw_prior(prior(), 20, np.random.default_rng(0))
+    data = inferred(trials).data
+    assert (data.bound | data.diverged).tolist() == [False, False, True, True]
+    jacobian = log_jacobian(theta[:, prior().horizon_law], data.ends)[:, :2]
+    # Of the same log S, as data that no law of horizons has made: the rest of the likelihood.
+    over = log_shortest(theta[:, prior().horizon_law], data.ends)
+    for weight in (None, np.array([0.5, 0.25, 1.0, 1.0])):
+        expected = []
+        for i, row in enumerate(theta):
+            plain = replace(data, y=data.y + over[i], ends=None, weight=weight)
+            weighed = jacobian[i] if weight is None else jacobian[i] * weight[:2]
+            expected.append(log_likelihood(row[None], plain, prior())[0] + weighed.sum())
+        found = log_likelihood(theta, replace(data, weight=weight), prior())
+        assert found == pytest.approx(np.array(expected), rel=1e-9)
+
+
+@pytest.mark.parametrize("power", [0.4, 1.0])
+def test_a_law_that_maps_all_data_to_one_log_s_is_not_preferred(power):
+    """Twelve trials of one S at many horizons: S lies in the interval, and scale is not driven to nought."""
+    horizons = np.geomspace(250, 4000, 12).round().astype(int).tolist()
+    seen = [
+        trial(i, 128, 0.1, horizon, power, shortest=1000.0) for i, horizon in enumerate(horizons)
+    ]
+    posterior = inferred(seen, particles=400)
+    at = posterior.prior.at(np.array([7.0]), np.array([math.log2(0.1)]))
+    low, high = np.quantile(log_steps(posterior.theta, at, posterior.prior)[:, 0], (0.05, 0.95))
+    assert low < math.log(1000.0) < high
 
 
 @pytest.mark.parametrize("share", [1e-3, 0.5, 4.0])
@@ -316,3 +399,28 @@ def test_no_trial_at_all_and_none_with_a_metric():
     assert likelihood_data([], prior()).ends.excess.shape == (0,)
     bounds = [replace(trial(i, 64, 0.1, 100), history=()) for i in range(3)]
     assert np.isfinite(inferred(bounds).theta).all()
+
+
+@pytest.mark.parametrize(("missed", "runs_one"), [(0, True), (1, False)])
+def test_the_curve_spends_a_whole_budget_in_vain_once_in_thirty_runs(missed, runs_one):
+    """Large batch sizes tell most of B_crit, and their median of S is over the budget."""
+    trials = [
+        trial(i, size, LAW.best_lr(size), round(1.05 * LAW.frontier(size)))
+        for i, size in enumerate((8, 16, 32, 64, 128, 256) * 5)
+    ]
+    posterior = inferred(trials[: len(trials) - missed] + [
+        replace(trial(90 + i, 8, 0.02, 900), steps=900) for i in range(missed)
+    ])  # fmt: skip
+    assert len(posterior.observations) == 30
+
+    def longest(size):
+        # Above these sizes the budget is half of what is needed; elsewhere a run fits.
+        return 900.0 if size < 16 else LAW.frontier(size) * (0.5 if size > 500 else 2.0)
+
+    x = np.log2(np.array([32.0, 64.0, 3000.0, 4000.0]))
+    z = np.log2(np.array([LAW.best_lr(2.0**log_size) for log_size in x]))
+    options = Candidates((), x, z, np.zeros((4, 0)), np.zeros(4))
+    chosen, _ = choose_for_curve(posterior, options, (), 0.0, longest)
+    assert (chosen >= 2) == runs_one
+    beyond = Candidates((), x[2:], z[2:], np.zeros((2, 0)), np.zeros(2))
+    assert choose_for_curve(posterior, beyond, (), 0.0, longest)[0] in (0, 1)

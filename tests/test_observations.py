@@ -3,6 +3,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from toolbox import make_result
 
 from bstune.core.records import Target
 from bstune.core.step_time import StepTime, StepTimes
@@ -17,6 +18,7 @@ from bstune.search.observations import (
     likelihood_data,
     log_excess,
     reached_rate,
+    weight_of_histories,
 )
 from bstune.search.posterior import LEVEL, NOISE, OTHER, make_prior
 
@@ -92,15 +94,15 @@ def test_the_excess_is_one_at_the_target_and_what_is_not_a_number_is_left_out(
 
 def test_the_rate_at_which_a_trial_went_on():
     for rate, excess in ((0.2, 0.5), (0.5, 1.0), (1.3, 2.0)):
-        assert reached_rate(falling(rate, LAST), math.log(LAST), excess * rate) == pytest.approx(
-            rate, rel=1e-2
-        )
-    curve = falling(0.5, LAST, first=1000)
+        assert reached_rate(
+            tuple(falling(rate, LAST)), math.log(LAST), excess * rate
+        ) == pytest.approx(rate, rel=1e-2)
+    curve = tuple(falling(0.5, LAST, first=1000))
     assert reached_rate(curve, math.log(LAST), curve[0][1] + 0.1) is None  # it began below
     assert reached_rate(curve[:-5], math.log(LAST), 0.0) is None  # it did not get there
-    assert reached_rate([], math.log(LAST), 1.0) is None
+    assert reached_rate((), math.log(LAST), 1.0) is None
     # A worse evaluation between better ones is no return.
-    curve = [(0.0, 3.0), (1.0, 2.0), (1.5, 2.8), (2.0, 1.0), (3.0, 0.0)]
+    curve = ((0.0, 3.0), (1.0, 2.0), (1.5, 2.8), (2.0, 1.0), (3.0, 0.0))
     assert reached_rate(curve, 3.0, 1.5) == pytest.approx(1.5 / (3.0 - 1.5))
 
 
@@ -263,3 +265,14 @@ def test_a_target_next_to_the_ideal_value_has_a_finite_excess():
     history = [(1, 2.0), (10, 1.0), (100, 0.5)]
     seen = log_excess(history, Target("loss", 1e-320, "min"), 0.0)
     assert all(math.isfinite(value) for _, value in seen)
+
+
+def test_a_recorded_run_that_chains_repeat_at_other_lengths_counts_once():
+    run = ((1, 0.9), (2, 0.5), (4, 0.3), (8, 0.1))
+    other = ((1, 0.9), (2, 0.6))
+    histories = (run[:2], run, (), run[:3], other, run, (), other[:1])
+    trials = [make_result(number=i, history=history) for i, history in enumerate(histories)]
+    # The last one begins both: it counts with the longer.
+    expected = [0.2, 0.2, 1.0, 0.2, 1.0, 0.2, 1.0, 0.2]
+    assert weight_of_histories(trials).tolist() == expected
+    assert weight_of_histories([]).tolist() == []

@@ -1,4 +1,5 @@
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -361,3 +362,73 @@ def test_a_measured_noise_scale_is_the_middle_of_a_wide_prior_and_a_given_one_co
     assert b_crit(unsure, noise_scale=50.0) == (pytest.approx(50.0), math.log(4.0))
     for scales in ([], [100.0] * 3, LOST):
         assert b_crit(trials(scales)) == (pytest.approx(2**MIDDLE), math.log(6.0))
+
+
+def many_trials(count=120, seed=3):
+    """Return trials that the model made, and the prior they are read with."""
+    prior = make(others=1)
+    rng = np.random.default_rng(seed)
+    truth = model.draw_prior(prior, 1, rng)[0]
+    return simulated(truth, prior, rng, count), prior
+
+
+def test_many_trials_are_read_in_another_order_and_on_nodes_to_a_thousandth():
+    """Of log S; the discrepancy, whose knots are nodes, is exact between them."""
+    data, prior = many_trials(400)
+    theta = model.draw_prior(prior, 60, np.random.default_rng(0))
+    many = data.many(prior)
+    assert many.points.nodes is not None
+    assert many.columns == (
+        slice(0, many.bound.argmax()),
+        slice(many.bound.argmax(), 400),
+        slice(0, 0),
+    )
+    order = np.argsort(data.bound, kind="stable")
+    for whole, near in (
+        (model.frontier(theta, data.points, prior), model.frontier(theta, many.points, prior)),
+        (model.optimum(theta, data.points, prior), model.optimum(theta, many.points, prior)),
+    ):
+        assert np.abs(whole[:, order] - near).max() < 0.003
+        assert np.abs(whole[:, order] - near).mean() < 2e-4
+    few = data.take(np.arange(20))
+    assert few.many(prior).points.nodes is None
+    beyond = replace(data, points=prior.at(data.points.x + 9.0, data.points.z, data.points.other))
+    assert beyond.many(prior).points.nodes is None
+
+
+def test_parameters_are_worked_out_some_at_a_time(monkeypatch):
+    data, prior = many_trials(30)
+    theta = model.draw_prior(prior, 50, np.random.default_rng(0))
+    whole = model.log_likelihood(theta, data, prior)
+    monkeypatch.setattr(model, "CACHED_VALUES", 7 * 30)
+    np.testing.assert_array_equal(model.log_likelihood(theta, data, prior), whole)
+
+
+@pytest.mark.parametrize("fewer", [50, 75])
+def test_a_posterior_from_that_of_fewer_trials_is_the_one_from_the_prior(fewer):
+    """Whose estimates of some trials were others: what they said then is left behind."""
+    data, prior = many_trials(90)
+    before = data.take(np.arange(fewer))
+    before = replace(before, y=before.y + np.where(np.arange(fewer) % 5 == 0, 0.2, 0.0))
+    start_theta = model.sample_posterior(before, prior, np.random.default_rng(1), 600, 8)
+    start = model.Start(start_theta, before.many(prior), prior)
+    scratch = model.sample_posterior(data, prior, np.random.default_rng(2), 1500, 12)
+    found = model.sample_posterior(data, prior, np.random.default_rng(3), 800, 20, start)
+    assert found.shape == (800, prior.mean.size)
+    for place in (LEVEL, B_CRIT, SHIFT, model.NOISE, OTHER):
+        mean, deviation = scratch[:, place].mean(), scratch[:, place].std()
+        assert found[:, place].mean() == pytest.approx(mean, abs=0.3 * deviation)
+        assert found[:, place].std() == pytest.approx(deviation, rel=0.25)
+
+
+def test_a_start_of_the_prior_alone_and_of_another_prior_do():
+    data, prior = many_trials(40)
+    other = make(others=1, noise_scale=1000.0)
+    nothing = data.take(np.arange(0))
+    drawn = model.draw_prior(other, 800, np.random.default_rng(0))
+    start = model.Start(drawn, nothing.many(other), other)
+    found = model.sample_posterior(data, prior, np.random.default_rng(3), 800, 30, start)
+    scratch = model.sample_posterior(data, prior, np.random.default_rng(2), 1500, 12)
+    for place in (LEVEL, B_CRIT, SHIFT):
+        mean, deviation = scratch[:, place].mean(), scratch[:, place].std()
+        assert found[:, place].mean() == pytest.approx(mean, abs=0.3 * deviation)

@@ -1,6 +1,7 @@
 import logging
 import math
 from dataclasses import replace
+from itertools import pairwise
 
 import numpy as np
 import optuna
@@ -12,8 +13,10 @@ from toolbox import make_result
 
 from bstune.core.errors import ConfigError
 from bstune.core.records import Target
+from bstune.search import observations
 from bstune.search import sampler as frontier
 from bstune.search.acquisition import Suggestion, suggest
+from bstune.search.observations import FIRST_START, start_sizes
 from bstune.search.sampler import RECORD, RESUMED_FROM, Coordinates, FrontierSampler, trial_result
 
 optuna.logging.set_verbosity(optuna.logging.ERROR)
@@ -428,3 +431,81 @@ def test_the_record_of_a_trial():
     assert result.lr == pytest.approx(0.125)
     assert result.train_seconds == 20.0
     assert result.history == ((10, 0.5), (20, None), (40, 0.3))
+
+
+def records(count, reached=0.7):
+    """Return trials of the law with some noise; most have reached the target."""
+    rng = np.random.default_rng(0)
+    found = []
+    for number in range(count):
+        batch_size = round(2.0 ** rng.uniform(3.0, 12.0))
+        lr = LAW.best_lr(batch_size) * 2.0 ** rng.normal(0.0, 0.7)
+        steps = round((LAW.steps(batch_size, lr) or 5000.0) * math.exp(0.1 * rng.normal()))
+        status = "reached" if rng.random() < reached else "stopped"
+        if status == "stopped":
+            steps = math.ceil(0.5 * steps)
+        found.append(
+            make_result(
+                number=number,
+                batch_size=batch_size,
+                lr=lr,
+                status=status,
+                steps=steps,
+                steps_low=steps - 1,
+                history=((steps, 0.1 if status == "reached" else 0.2),),
+                resumed_from=None,
+                hyperparameters={},
+            )
+        )
+    return found
+
+
+def drawn(trials, **settings):
+    sampler = FrontierSampler(seed=0, search_space=SPACE, target=TARGET, ideal=0.0)
+    return sampler.posterior(trials, particles=40, moves=1, **settings).theta
+
+
+def test_the_sizes_at_which_posteriors_are_remembered_grow_evenly_and_leave_the_latest_out():
+    assert start_sizes(0) == start_sizes(FIRST_START) == []
+    sizes = start_sizes(1000)
+    assert sizes[0] == FIRST_START
+    assert all(1.2 < larger / size < 1.3 for size, larger in pairwise(sizes))
+    assert 700 < sizes[-1] <= 900
+    # Whatever is added, the ones before stay where they are: each is made of the one before it.
+    assert all(start_sizes(count) == sizes[: len(start_sizes(count))] for count in range(1000))
+    assert all(start_sizes(size) == sizes[:i] for i, size in enumerate(sizes))
+
+
+def test_a_posterior_of_many_trials_is_a_function_of_them_alone(monkeypatch):
+    """Remembered from decision to decision or made anew in a process that goes on with the study: the same bits."""
+    trials = records(170)
+    monkeypatch.setattr(observations, "_starts", {})
+    anew = drawn(trials)
+    assert len(observations._starts) == len(start_sizes(170)) > 1
+    monkeypatch.setattr(observations, "_starts", {})
+    for count in range(80, 170, 15):
+        drawn(trials[:count])
+    remembered = dict(observations._starts)
+    np.testing.assert_array_equal(drawn(trials), anew)
+    assert remembered.keys() <= observations._starts.keys()
+    # Not where another trial, target or weight was looked at.
+    for changed, settings in (
+        ([replace(trials[3], steps=trials[3].steps + 1), *trials[:3], *trials[4:]], {}),
+        (trials, {"independent": False}),
+    ):
+        before = len(observations._starts)
+        drawn(changed, **settings)
+        assert len(observations._starts) == before + len(start_sizes(170))
+
+
+def test_few_posteriors_are_remembered(monkeypatch):
+    monkeypatch.setattr(observations, "_starts", {})
+    monkeypatch.setattr(observations, "STARTS_KEPT", 2)
+    drawn(records(170))
+    assert len(observations._starts) == 2
+
+
+def test_a_posterior_of_few_trials_remembers_nothing(monkeypatch):
+    monkeypatch.setattr(observations, "_starts", {})
+    drawn(records(FIRST_START))
+    assert observations._starts == {}

@@ -43,14 +43,32 @@ class StepTimes:
 
     def __call__(self, batch_size: Array) -> Array:
         """Return tau in seconds (in an arbitrary unit where nothing was measured), in the shape of ``batch_size``."""
+        if np.ndim(batch_size):
+            return self._corrected(batch_size)
+        # One at a time they are asked for again and again: each trial's at each decision.
+        size = float(batch_size)
+        if size not in self._known:
+            self._known[size] = self._corrected(np.array(size))
+        return self._known[size]
+
+    def _corrected(self, batch_size: Array) -> Array:
         smooth = np.array([self.smooth(size) for size in np.ravel(batch_size)]).reshape(
             np.shape(batch_size)
         )
-        away = (np.log2(batch_size)[..., None] - np.array(self.x)) / BANDWIDTH
+        x, log_ratio = self._measured
+        away = (np.log2(batch_size)[..., None] - x) / BANDWIDTH
         weight = np.exp(-0.5 * away**2)
-        return np.asarray(
-            smooth * np.exp(weight @ np.array(self.log_ratio) / (weight.sum(axis=-1) + SHRINKAGE))
-        )
+        return np.asarray(smooth * np.exp(weight @ log_ratio / (weight.sum(axis=-1) + SHRINKAGE)))
+
+    @cached_property
+    def _known(self) -> dict[float, Array]:
+        """Step times over batch size that were asked for already."""
+        return {}
+
+    @cached_property
+    def _measured(self) -> tuple[Array, Array]:
+        """The measurements as arrays: a decision asks for thousands of step times."""
+        return np.array(self.x), np.array(self.log_ratio)
 
 
 def fit_line(pairs: Sequence[tuple[float, float]]) -> StepTime:

@@ -53,6 +53,11 @@ LOOK_AFTER = (
     12.0  # ... this many times the incumbent's cost left out where the objective is not the curve
 )
 EDGE = 0.25  # octaves: a look lies so far within a regime, as its edge moves, or so near to the end of the range
+NORMAL_WIDTH = 3.29  # standard deviations of a normal distribution that hold 90% of it
+MISSES_EVERY = (
+    30  # runs of a study whose schedules end with the trial: one spends its budget to no end
+)
+WHOLE_BUDGET = 0.95  # of it, from which on a run has spent it
 APART = 1.0  # octaves, at least, between the batch sizes of trials that are named together
 GIVEN_UP_AT = 1.6  # times the steps that are expected of a trial: where it ends
 FRONTIER_MISFIT = (
@@ -76,12 +81,16 @@ class Policy:
     cost_weight: float  # of the remaining cost in the score (log T per incumbent cost)
     random_fraction: float  # of the decisions, made at random in case the model is wrong everywhere
     curve_after: float  # once this many times the incumbent's cost has been spent, whatever the objective ...
-    curve_share: float  # ... this fraction of the decisions is made as for the objective ``curve``
+    curve_share: float  # ... at most this fraction of the decisions is made as for the objective ``curve``, ...
+    curve_cost: float  # ... and this fraction of what is spent goes into them, ...
+    curve_width: (
+        float  # ... less once the interval of B_crit is narrower than this: upper over lower end
+    )
 
     def __post_init__(self) -> None:
         least = {"particles": 10, "moves": 1, "candidates": 10}
         least |= dict.fromkeys(("cost_weight", "random_fraction", "curve_after", "curve_share"), 0)
-        above = {"stop_factor": 1}  # the other fractions: above 0
+        above = {"stop_factor": 1, "curve_width": 1}  # the other fractions: above 0
         for name, value in vars(self).items():
             if name in least and not value >= least[name]:
                 raise ConfigError(
@@ -133,6 +142,12 @@ class Candidates:
         """Return them as the model takes them."""
         return posterior.prior.at(self.x, self.z, self.other)
 
+    def some(self, rows: NDArray[np.intp]) -> "Candidates":
+        """Return those in these rows, which rise."""
+        count = len(self.stopped)
+        stopped = tuple(self.stopped[row] for row in rows.tolist() if row < count)
+        return Candidates(stopped, self.x[rows], self.z[rows], self.other[rows], self.done[rows])
+
     def suggestion(self, chosen: int, max_steps: float) -> Suggestion:
         """Return one of them; it is given one step more than it has, at least."""
         return Suggestion(
@@ -160,35 +175,42 @@ def suggest(
     ``budget``: the steps over batch size at which a trial ends in any case.
     """
     weight = observations.objective_weight(objective, posterior.tau)
-    ranked, incumbent, maps, cost = smoothed(posterior, objective), None, False, 0.0
-    if ranked:  # before that, the objective ``curve`` too looks for what is fast
+    ranked = smoothed(posterior, objective)
+    incumbent: float | None = None
+    # Before one has reached the target, the objective ``curve`` too looks for what is fast.
+    maps = False
+    if ranked:
         least, fastest = min(ranked, key=lambda pair: pair[0])
         incumbent = min(least, MAX_LUCK * min(objective_so_far(one, weight) for _, one in ranked))
         maps = objective == "curve"
-        if not maps:
-            cost = fastest.steps * float(posterior.tau(np.exp2(fastest.x)))
-            maps = posterior.spent > policy.curve_after * cost and rng.random() < policy.curve_share
-    options = _candidates(
-        posterior, pending, domain, incumbent, maps, weight, resumable, budget, policy, rng
-    )
-    draw: Array | None = None
-    if maps:
-        allowed = LOOK_SHARE * (posterior.spent - LOOK_AFTER * cost)
-        chosen, predicted = choose_for_curve(posterior, options, pending, allowed)
-    else:
-        row = int(rng.integers(len(posterior.theta)))
-        draw = posterior.theta[row]
-        if posterior.observations and rng.random() < policy.random_fraction:
-            chosen, predicted = len(options.stopped) + 2, math.inf
-            x = math.log2(domain.snap(2.0 ** rng.uniform(*_log_sizes(posterior, domain))))
-            bottom, top = _rates_near_rule(posterior, domain, np.array([x]))
-            options.x[chosen], options.z[chosen] = x, rng.uniform(bottom[0], top[0])
-        else:
-            longest_at = budget if posterior.prior.horizon else None
-            drawn_weight = weight if objective == "steps" else posterior.drawn_weight(row)
-            chosen, predicted = thompson_sample(
-                posterior, options, draw, drawn_weight, pending, policy, longest_at
+        cost = 0.0 if maps else fastest.steps * float(posterior.tau(np.exp2(fastest.x)))
+        is_turn = maps
+        if not maps and posterior.spent > policy.curve_after * cost:
+            is_turn = rng.random() < policy.curve_share
+        if is_turn:
+            options = _candidates(
+                posterior, pending, domain, incumbent, True, weight, resumable, budget, policy, rng
             )
+            allowed = LOOK_SHARE * (posterior.spent - LOOK_AFTER * cost)
+            suggestion = _suggest_for_curve(posterior, options, pending, allowed, budget, policy)
+            if maps or rng.random() < _worth(posterior, suggestion, options, policy):
+                return suggestion
+    options = _candidates(
+        posterior, pending, domain, incumbent, False, weight, resumable, budget, policy, rng
+    )
+    row = int(rng.integers(len(posterior.theta)))
+    draw = posterior.theta[row]
+    if posterior.observations and rng.random() < policy.random_fraction:
+        chosen, predicted = len(options.stopped) + 2, math.inf
+        x = math.log2(domain.snap(2.0 ** rng.uniform(*_log_sizes(posterior, domain))))
+        bottom, top = _rates_near_rule(posterior, domain, np.array([x]))
+        options.x[chosen], options.z[chosen] = x, rng.uniform(bottom[0], top[0])
+    else:
+        longest_at = budget if posterior.prior.horizon else None
+        drawn_weight = weight if objective == "steps" else posterior.drawn_weight(row)
+        chosen, predicted = thompson_sample(
+            posterior, options, draw, drawn_weight, pending, policy, longest_at
+        )
     done, size = float(options.done[chosen]), float(np.exp2(options.x[chosen]))
     last_step = budget(size)  # where the trial's budget is spent
     growth = policy.max_growth if done or posterior.prior.horizon else policy.max_first_growth
@@ -198,19 +220,10 @@ def suggest(
     )  # before one reaches the target
     if posterior.prior.horizon:
         longest = last_step if incumbent is not None else min(most, last_step)
-        best = (
-            math.inf
-            if draw is None or incumbent is None
-            else incumbent / float(weight(options.x[chosen]))
-        )
+        best = math.inf if incumbent is None else incumbent / float(weight(options.x[chosen]))
         return options.suggestion(
             chosen, choose_horizon(posterior, options, chosen, draw, longest, best)
         )
-    if maps:
-        probe = policy.probe_fraction * predicted
-        max_steps = GIVEN_UP_AT * predicted if done >= probe else probe
-        least = max(LEAST_GROWTH * done, MIN_STEPS)
-        return options.suggestion(chosen, min(max(max_steps, least), last_step))
     if incumbent is None:
         return options.suggestion(chosen, min(done + max(most, 0.4 * done), last_step))
     cap = policy.stop_factor * incumbent / float(weight(options.x[chosen]))
@@ -218,6 +231,50 @@ def suggest(
     probe = min(policy.probe_fraction * cap, policy.max_predicted_fraction * predicted)
     limit = probe if resumable is not None and done < 0.75 * probe else cap
     return options.suggestion(chosen, min(max(limit, LEAST_GROWTH * done, MIN_STEPS), last_step))
+
+
+def _suggest_for_curve(
+    posterior: Posterior,
+    options: Candidates,
+    pending: Pending,
+    allowed: float,
+    budget: Callable[[float], float],
+    policy: Policy,
+) -> Suggestion:
+    """Return the trial that tells most of B_crit for its cost; ``allowed`` as for :func:`choose_for_curve`."""
+    longest_at = budget if posterior.prior.horizon else None
+    chosen, predicted = choose_for_curve(posterior, options, pending, allowed, longest_at)
+    done = float(options.done[chosen])
+    last_step = budget(float(np.exp2(options.x[chosen])))
+    if posterior.prior.horizon:
+        horizon = choose_horizon(posterior, options, chosen, None, last_step, math.inf)
+        return options.suggestion(chosen, horizon)
+    probe = policy.probe_fraction * predicted
+    max_steps = GIVEN_UP_AT * predicted if done >= probe else probe
+    least = max(LEAST_GROWTH * done, MIN_STEPS)
+    return options.suggestion(chosen, min(max(max_steps, least), last_step))
+
+
+def _worth(
+    posterior: Posterior, suggestion: Suggestion, options: Candidates, policy: Policy
+) -> float:
+    """Return the chance with which a decision for the curve is run beside another objective.
+
+    It is such that these decisions cost ``curve_cost`` of what is spent, on average: a dear one is run seldom. Once the
+    interval of B_crit is narrow they cost less, in proportion to the variance that is left.
+    """
+    done = 0.0
+    for one in options.stopped:
+        if one.number == suggestion.resumed_from:
+            done = float(one.steps)
+    tau = float(posterior.tau(np.array(2.0**suggestion.x)))
+    cost = (suggestion.max_steps - done) * tau
+    a_decision = posterior.spent / max(posterior.trials, 1)
+    by_cost = policy.curve_cost * a_decision / (policy.curve_share * cost)
+    variance = float(log_b_crit(posterior.theta, posterior.prior).var())
+    narrow = (math.log(policy.curve_width) / NORMAL_WIDTH) ** 2
+    chance: float = min(1.0, by_cost) * min(1.0, variance / narrow)
+    return chance
 
 
 def most_promising(
@@ -432,16 +489,40 @@ def log_b_crit(theta: Array, prior: Prior) -> Array:
 
 
 def choose_for_curve(
-    posterior: Posterior, candidates: Candidates, pending: Pending, allowed: float
+    posterior: Posterior,
+    candidates: Candidates,
+    pending: Pending,
+    allowed: float,
+    longest: Callable[[float], float] | None = None,
 ) -> tuple[int, float]:
     """Return the candidate that tells most of B_crit for its cost, and its expected steps.
 
     A regime where nothing has reached the target comes first, where a look at it costs at most ``allowed``.
+    ``longest`` is the longest horizon at a batch size, where schedules end with it: what is expected to take longer
+    would spend all of it and miss the target, which is left to one run in ``MISSES_EVERY``.
     """
     steps = candidate_log_steps(posterior, candidates, posterior.theta)
+    if longest is not None and not _may_miss(posterior, longest):
+        budget = np.log([longest(float(size)) for size in np.exp2(candidates.x)])
+        over = np.median(steps, axis=0) - budget
+        within = np.flatnonzero(over <= 0.0)
+        if not within.size:
+            nearest = int(over.argmin())
+            return nearest, float(np.exp(min(np.median(steps[:, nearest]), 50.0)))
+        chosen, expected = choose_for_curve(posterior, candidates.some(within), pending, allowed)
+        return int(within[chosen]), expected
     b_crit = log_b_crit(posterior.theta, posterior.prior)
     look = unseen_regime(posterior, candidates, pending, steps, b_crit, allowed)
     return look or max_variance_reduction(posterior, candidates, pending, steps, b_crit)
+
+
+def _may_miss(posterior: Posterior, longest: Callable[[float], float]) -> bool:
+    """Say whether one more run may spend its whole budget where it is expected to miss the target."""
+    missed = 0
+    for one in posterior.observations:
+        spent_all = one.steps >= WHOLE_BUDGET * longest(2.0**one.x)
+        missed += one.status == "stopped" and spent_all
+    return missed < len(posterior.observations) // MISSES_EVERY
 
 
 def max_variance_reduction(

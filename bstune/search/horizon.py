@@ -15,6 +15,15 @@ trial is neither stopped nor continued, and how it ended says how far S is:
   sum of the rates; tanh, as S is at most h.
 
 The four numbers are those of a workload: they are parameters of the posterior, sampled with the others.
+
+What is measured is the datum, given the horizon h that was chosen: the log excess e at the horizon's end, or the log of
+the step s at which the target was met before it. log S is what the law makes of the datum, so that its density has to
+be one of the datum: p(e | h) = p(log S) |d log S/de|, and likewise for log s. Without that factor, the Jacobian, a law
+that maps all data to nearly the same log S, by a small scale, is preferred to one that spreads them out, whatever
+they are. It is
+
+- scale power e^(power - 1) for an excess of this size, above 0 or below;
+- 1 + share - sech^2(early/waste) = share + tanh^2(early/waste) for a step, as early = log(h/s) falls where log s rises.
 """
 
 import math
@@ -35,6 +44,7 @@ HORIZON_NORMAL = [
 MISFIT = 0.25  # of log(S/h): what the law misses of one trial, over what it says ...
 EARLY_MISFIT = 0.25  # ... likewise over log(s/h)
 LEAST_MISFIT = 0.03  # in log S
+EXCESS_RESOLUTION = 0.01  # log excess: of 10,000 examples, 10% of them wrong, ten more or less
 ABOVE = np.linspace(0.0, 12.0, 1201)  # log(h/S) at which a law's draws are compared
 LONGEST = 4.0  # deviations of log S that a horizon lies above it, at most
 # Deviations of log S that a winner's horizon lies above it, at least: nine of ten runs reach the target.
@@ -64,6 +74,22 @@ def _log_over_met(law: Array, early: Array) -> Array:
     """Return log(S/s) of n runs that met the target at step s, ``early`` = log(h/s) before their end: (m, n)."""
     share, waste = np.exp(law.T[2:])[:, :, None]
     return np.asarray(waste * np.tanh(early / waste) - share * early)
+
+
+def log_jacobian(law: Array, ends: Ends) -> Array:
+    """Give the log of |d log S/d datum| by parameters (m, 4) of n trials, (m, n); see the module's docstring.
+
+    It is 0 for a trial without a datum: it diverged, or ended its horizon without a metric. No excess is known finer
+    than to ``EXCESS_RESOLUTION``: at the target itself the derivative would be infinite, or 0.
+    """
+    log_scale, log_power, log_share, log_waste = law.T[:, :, None]
+    excess = np.maximum(np.abs(ends.excess), EXCESS_RESOLUTION)
+    by_excess = log_scale + log_power + (np.exp(log_power) - 1.0) * np.log(excess)
+    # A step is its own datum where nothing of the horizon is left.
+    early = np.where(ends.early < 0.0, -ends.early, 1.0)
+    by_step = np.log(np.exp(log_share) + np.tanh(early / np.exp(log_waste)) ** 2)
+    of_excess = np.where(ends.excess != 0.0, by_excess, 0.0)
+    return np.asarray(np.where(ends.early < 0.0, by_step, of_excess))
 
 
 def misfit(ends: Ends) -> Array:

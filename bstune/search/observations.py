@@ -9,10 +9,10 @@ Where schedules end with the trial, the metric over horizons takes the place of 
 """
 
 import math
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import cached_property, lru_cache
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,6 +25,7 @@ from bstune.search.posterior import (
     NOISE,
     LikelihoodData,
     Prior,
+    Start,
     log_steps,
     sample_posterior,
     steps_seen,
@@ -84,6 +85,7 @@ class Posterior:
     prior: Prior
     too_large: float  # log2 of the smallest batch size that ran out of memory, infinite if none did
     budget: Callable[[float], float] | None = None  # the longest horizon over batch size; None: any
+    trials: int = 0  # that were paid for: each part of a chain counts
     # A draw of tau for each draw of the parameters; None where tau has no error.
     tau_draws: StepTimeDraws | None = None
 
@@ -110,35 +112,19 @@ def infer(
     rng: np.random.Generator,
     budget: Callable[[float], float] | None = None,
     independent: bool = True,
+    start: Start | None = None,
 ) -> Posterior:
     """Return the posterior; histories are read with a ``target``, costs count in seconds or ``in_examples``.
 
     Unless trials are ``independent``, those of one history count as one: on a table they repeat a recorded run.
+    ``start`` is a posterior of fewer of these trials, from which this one is sampled, see :func:`start_of`.
     """
-    usable = [trial for trial in trials if trial.status in ("reached", "stopped", "diverged")]
-    resumed = {trial.resumed_from for trial in usable}
-    last = [trial for trial in usable if trial.number not in resumed]
-    curves = {
-        t.number: _curve(t.history, target, ideal) if target is not None else () for t in last
-    }
-    reached = [t for t in last if t.reached and len(curves[t.number]) > 2]
-    slowdown = fit_slowdown([(curves[t.number], math.log(t.steps)) for t in reached])
-    steps = {trial.number: trial.steps for trial in trials}
-    before = {
-        t.number: 0 if t.resumed_from is None else steps.get(t.resumed_from, 0) for t in trials
-    }
-    observations = tuple(
-        _observation(t, others.get(t.number, ()), before[t.number], curves, reached, slowdown)
-        for t in last
-    )
-    if prior.horizon:
-        observations = tuple(
-            _with_end(one, t, curves[t.number]) for one, t in zip(observations, last, strict=True)
-        )
+    last, observations = observed(trials, others, prior, target, ideal)
     measured = [(t.batch_size, t.seconds_per_step) for t in last if t.seconds_per_step is not None]
     in_seconds = fit_step_times(measured, 2.0**prior.log_mid, step_time)
     tau = StepTimes(StepTime(0.0, 1.0)) if in_examples else in_seconds
     # A trial's own steps: those that it continues are not paid again.
+    before = _steps_before(trials)
     spent = sum(
         float(max(t.steps - before[t.number], 0) * tau(np.array(float(t.batch_size))))
         for t in trials
@@ -148,17 +134,190 @@ def infer(
     )
     data = likelihood_data(observations, prior)
     if not independent:
-        count = Counter(trial.history for trial in last if trial.history)
-        data = replace(
-            data, weight=np.array([1.0 / max(count[trial.history], 1) for trial in last])
-        )
-    theta = sample_posterior(data, prior, rng, particles, moves)
+        data = replace(data, weight=weight_of_histories(last))
+    theta = sample_posterior(data, prior, rng, particles, moves, start)
     tau_draws: StepTimeDraws | None = None
     if isinstance(step_time, StepTimeLaw) and not in_examples:
         tau_draws = step_time.draws(len(theta), rng)
     return Posterior(
-        observations, data, theta, tau, spent, prior, math.log2(too_large), budget, tau_draws
+        observations,
+        data,
+        theta,
+        tau,
+        spent,
+        prior,
+        math.log2(too_large),
+        budget,
+        trials=len(trials),
+        tau_draws=tau_draws,
     )
+
+
+def observed(
+    trials: Sequence[TrialResult],
+    others: Mapping[int, tuple[float, ...]],
+    prior: Prior,
+    target: Target | None,
+    ideal: float | None,
+) -> tuple[list[TrialResult], tuple[Observation, ...]]:
+    """Return the last trial of each chain, and what it says once its history is extrapolated."""
+    usable = [trial for trial in trials if trial.status in ("reached", "stopped", "diverged")]
+    resumed = {trial.resumed_from for trial in usable}
+    last = [trial for trial in usable if trial.number not in resumed]
+    curves = {
+        t.number: _curve(t.history, target, ideal) if target is not None else () for t in last
+    }
+    reached = [t for t in last if t.reached and len(curves[t.number]) > 2]
+    slowdown = fit_slowdown([(curves[t.number], math.log(t.steps)) for t in reached])
+    before = _steps_before(trials)
+    passed = ReachedTrials(reached)
+    observations = tuple(
+        _observation(t, others.get(t.number, ()), before[t.number], curves, passed, slowdown)
+        for t in last
+    )
+    if prior.horizon:
+        observations = tuple(
+            _with_end(one, t, curves[t.number]) for one, t in zip(observations, last, strict=True)
+        )
+    return last, observations
+
+
+def _steps_before(trials: Sequence[TrialResult]) -> dict[int, int]:
+    """Return the steps of what each trial continues, by its number; 0 of one that starts afresh."""
+    steps = {trial.number: trial.steps for trial in trials}
+    before = dict[int, int]()
+    for trial in trials:
+        resumed_from = trial.resumed_from
+        before[trial.number] = 0 if resumed_from is None else steps.get(resumed_from, 0)
+    return before
+
+
+def weight_of_histories(trials: Sequence[TrialResult]) -> Array:
+    """Return the weight of each trial where those that repeat one recorded run count as one.
+
+    They do so where the history of one begins that of the other: a run is repeated in chains that end at other steps.
+    """
+    runs = dict[tuple[int, float | None], list[list[int]]]()
+    longest_first = sorted(range(len(trials)), key=lambda place: -len(trials[place].history))
+    weight = np.ones(len(trials))
+    for place in longest_first:
+        history = trials[place].history
+        if not history:
+            continue
+        alike = runs.setdefault(history[0], [])
+        for run in alike:
+            if trials[run[0]].history[: len(history)] == history:
+                run.append(place)
+                break
+        else:
+            alike.append([place])
+    for alike in runs.values():
+        for run in alike:
+            weight[run] = 1.0 / len(run)
+    return weight
+
+
+# Of many trials a posterior is sampled from that of fewer of them, at sizes that are the same for every decision.
+# 1.25: the next posterior is near, two or three temperatures away, and a study of 1,000 trials has ten of them.
+FIRST_START = 80  # trials
+START_GROWTH = 1.25
+# Of the trials, at most, that a start is made of: those before that were slow to end are in by then.
+SETTLED_SHARE = 0.9
+START_SEED = 20120711
+STARTS_KEPT = 64
+_starts: dict[tuple[Any, ...], Start] = {}
+
+
+def start_sizes(count: int) -> list[int]:
+    """Return how many trials the posteriors on the way to so many are made of; none for few."""
+    sizes = list[int]()
+    size = FIRST_START
+    while size <= SETTLED_SHARE * count:
+        sizes.append(size)
+        size = math.ceil(START_GROWTH * size)
+    return sizes
+
+
+def start_of(
+    trials: Sequence[TrialResult],
+    others: Mapping[int, tuple[float, ...]],
+    *,
+    prior_of: Callable[[Sequence[TrialResult]], Prior],
+    target: Target | None,
+    ideal: float | None,
+    particles: int,
+    moves: int,
+    independent: bool,
+) -> Start | None:
+    """Return the posterior from which that of all these trials is sampled: of the first ones; None for few.
+
+    It is made of the one before it in the same way, down to one that is sampled from the prior, each with a seed of
+    its own. So it is a function of the trials alone, that is remembered and not a state that is carried: a study that
+    goes on after a kill, in another process, decides as if nothing had happened.
+    """
+    sizes = start_sizes(len(trials))
+    if not sizes:
+        return None
+    first = sorted(trials, key=lambda trial: trial.number)[: sizes[-1]]
+    prior = prior_of(first)
+    facts = [
+        (
+            trial.number,
+            trial.batch_size,
+            trial.lr,
+            trial.status,
+            trial.steps,
+            trial.steps_low,
+            trial.resumed_from,
+            trial.horizon,
+            trial.history,
+            others.get(trial.number),
+        )
+        for trial in first
+    ]
+    key = (*facts, prior.fingerprint, target, ideal, particles, moves, independent)
+    if key not in _starts:
+        last, observations = observed(first, others, prior, target, ideal)
+        data = likelihood_data(observations, prior)
+        if not independent:
+            data = replace(data, weight=weight_of_histories(last))
+        before = start_of(
+            first,
+            others,
+            prior_of=prior_of,
+            target=target,
+            ideal=ideal,
+            particles=particles,
+            moves=moves,
+            independent=independent,
+        )
+        rng = np.random.default_rng([START_SEED, len(first)])
+        theta = sample_posterior(data, prior, rng, particles, moves, before)
+        if len(_starts) >= STARTS_KEPT:
+            del _starts[next(iter(_starts))]
+        _starts[key] = Start(theta, data.many(prior), prior)
+    return _starts[key]
+
+
+@dataclass(frozen=True)
+class ReachedTrials:
+    """Trials that reached the target, by which stopped ones are extrapolated."""
+
+    trials: Sequence[TrialResult]
+
+    @cached_property
+    def _places(self) -> tuple[Array, Array]:
+        """Batch sizes and learning rates."""
+        sizes = np.array([trial.batch_size for trial in self.trials], dtype=np.float64)
+        rates = np.array([trial.lr for trial in self.trials], dtype=np.float64)
+        return sizes, rates
+
+    def nearest(self, trial: TrialResult) -> list[TrialResult]:
+        """Return the ``SIMILAR`` nearest, in octaves of batch size and of learning rate; the earlier one of a tie."""
+        sizes, rates = self._places
+        distance = np.abs(np.log2(sizes / trial.batch_size)) + np.abs(np.log2(rates / trial.lr))
+        places = np.argsort(distance, kind="stable")[:SIMILAR]
+        return [self.trials[place] for place in places]
 
 
 def _observation(
@@ -166,21 +325,14 @@ def _observation(
     other: tuple[float, ...],
     before: int,
     curves: Mapping[int, Curve],
-    reached: Sequence[TrialResult],
+    reached: ReachedTrials,
     slowdown: Slowdown,
 ) -> Observation:
-    def distance(near: TrialResult) -> float:
-        return abs(math.log2(near.batch_size / trial.batch_size)) + abs(
-            math.log2(near.lr / trial.lr)
-        )
-
     log_factor, spread, flat = None, 0.0, False
     if trial.status == "stopped" and curves[trial.number]:
         recent = _recent(curves[trial.number])
         flat = recent is not None and recent[1] > FAR * (recent[0] + 2.0 * recent[2])
-        similar = [
-            (curves[t.number], math.log(t.steps)) for t in sorted(reached, key=distance)[:SIMILAR]
-        ]
+        similar = [(curves[near.number], math.log(near.steps)) for near in reached.nearest(trial)]
         log_factor, spread = extrapolate(curves[trial.number], trial.steps, similar, slowdown)
     return Observation(
         number=trial.number,
@@ -245,7 +397,9 @@ def _ends(observations: Sequence[Observation]) -> Ends:
     for i, one in enumerate(observations):
         if one.excess is not None and one.status != "diverged":
             excess[i] = (
-                min(one.excess, 0.0) if one.status == "reached" else max(one.excess, LEAST_MISS)
+                min(one.excess, -LEAST_MISS)
+                if one.status == "reached"
+                else max(one.excess, LEAST_MISS)
             )
         if one.status == "reached" and one.horizon is not None:
             early[i] = math.log(one.steps / one.horizon)
@@ -381,6 +535,7 @@ def log_excess(
     return [(math.log(step), math.log(max(excess, 1e-3))) for step, excess in excesses]
 
 
+@lru_cache(maxsize=CACHED)
 def reached_rate(curve: Curve, log_steps: float, excess: float) -> float | None:
     """Return the rate of a trial that reached the target from this log excess on; None if it began below it."""
     low, before = math.inf, None
@@ -456,7 +611,7 @@ def extrapolate(
     rates = [
         rate
         for other, log_steps in reached
-        if (rate := reached_rate(other, log_steps, level)) is not None
+        if (rate := reached_rate(tuple(other), log_steps, level)) is not None
     ]
     log_rate, spread = math.log(RATE), RATE_SPREAD
     if rates:

@@ -29,17 +29,19 @@ trials.
 
 import math
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.special import log_ndtr
+from scipy.special import ndtr
 
 from bstune.core.noise_scale import NoiseScaleEstimate, estimate_noise_scale
 from bstune.core.records import TrialResult
-from bstune.search.horizon import HORIZON_NORMAL, Ends, log_shortest
+from bstune.search.horizon import HORIZON_NORMAL, Ends, log_jacobian, log_shortest
 
 Array = NDArray[np.float64]
+Columns = slice | NDArray[np.bool_]  # which of the trials, as an index
 # Places of the parameters, see make_prior.
 (
     LEVEL,
@@ -73,6 +75,11 @@ KEPT = (
     0.7,
     0.95,
 )  # of a particle by a step towards the fitted normal distribution, in its deviations
+# Values of log S worked out at a time, 320 kB: likelihoods of 1,000 trials take two thirds of the time so.
+CACHED_VALUES = 40_000
+NODES = (
+    8  # batch sizes an octave, at which what depends on them alone is worked out for many trials
+)
 SHIFT_FREEDOM = (
     3.0  # degrees of freedom of Student's t: the reference learning rate may be wrong by ten times
 )
@@ -87,6 +94,46 @@ class Points:
     other: Array  # the other hyper-parameters, each in [0, 1], shape (n, k); k may be 0
     rule: Array  # log2 of the rule's learning rate
     hats: Array  # weights of the discrepancy's knots, shape (knots, n)
+    nodes: "Nodes | None" = (
+        None  # where given, what depends on x alone is interpolated between them
+    )
+
+    def take(self, rows: NDArray[np.intp]) -> "Points":
+        """Return some of the points, without nodes."""
+        return Points(
+            self.x[rows], self.z[rows], self.other[rows], self.rule[rows], self.hats[:, rows]
+        )
+
+    def on_nodes(self, prior: "Prior") -> "Points":
+        """Return the points with nodes: many points cost less so, and log S is the same to 0.001.
+
+        The knots of the discrepancy are nodes, so that it stays exact. Beyond the batch sizes of the study no line is
+        drawn, and few points have no need of one: they stay as they are.
+        """
+        low, high = prior.knots[0], prior.knots[-1]
+        pieces = prior.knots.size - 1
+        count = pieces * math.ceil(NODES * (high - low) / pieces)
+        if self.x.size <= count or self.x.min() < low or self.x.max() > high:
+            return self
+        place = (self.x - low) / (high - low) * count
+        left = np.minimum(place.astype(np.intp), count - 1)
+        at = prior.at(np.linspace(low, high, count + 1))
+        return replace(self, nodes=Nodes(at, left, place - left))
+
+
+@dataclass(frozen=True)
+class Nodes:
+    """Batch sizes between which a function of them is taken as a straight line over log B."""
+
+    points: Points
+    left: NDArray[np.intp]  # of each of n points: the node below it
+    share: Array  # of the way to the next one
+
+    def between(self, values: Array) -> Array:
+        """Return what values at the nodes, (m, nodes), are at the points: (m, n)."""
+        below = np.take(values, self.left, axis=1)
+        rise = np.take(np.diff(values, axis=1), self.left, axis=1)
+        return np.asarray(below + self.share * rise)
 
 
 @dataclass(frozen=True)
@@ -117,6 +164,13 @@ class Prior:
         place = OTHER + 3 * self.others
         return slice(place, place + len(HORIZON_NORMAL))
 
+    @cached_property
+    def fingerprint(self) -> tuple[bytes, ...]:
+        """What the density depends on, as what can be looked up."""
+        grid = np.linspace(self.log_low, self.log_high, 33)
+        arrays = (self.mean, self.spread, self.knots, self.rule(grid), grid)
+        return *(array.tobytes() for array in arrays), bytes([self.horizon])
+
     def at(self, x: Array, z: Array | None = None, other: Array | None = None) -> Points:
         """Return points for :func:`log_steps`; the frontier and its optimum need no more than ``x``."""
         z = np.zeros(x.shape) if z is None else z
@@ -124,6 +178,15 @@ class Prior:
         # Piecewise-linear interpolation of the unit vectors, constant beyond the ends.
         hats = np.stack([np.interp(x, self.knots, unit) for unit in np.eye(self.knots.size)])
         return Points(x, z, other, self.rule(x), hats)
+
+
+def _columns(chosen: NDArray[np.bool_]) -> Columns:
+    """Return a slice for neighbours, else the places as they are."""
+    places = np.flatnonzero(chosen)
+    if not places.size:
+        return slice(0, 0)
+    start, end = int(places[0]), int(places[-1]) + 1
+    return slice(start, end) if end - start == places.size else chosen
 
 
 @dataclass(frozen=True)
@@ -140,6 +203,40 @@ class LikelihoodData:
     ends: Ends | None = (
         None  # how each trial ended its horizon: y is then where it ended, and the law says the rest
     )
+
+    @cached_property
+    def columns(self) -> tuple[Columns, Columns, Columns]:
+        """Places of the trials with a log S of their own, of bounds and of those that diverged."""
+        exact = ~self.bound & ~self.diverged
+        return _columns(exact), _columns(self.bound), _columns(self.diverged)
+
+    @cached_property
+    def estimated(self) -> Columns:
+        """Places of the trials whose log S is an estimate above what they have run."""
+        return _columns(~self.bound & ~self.diverged & np.isfinite(self.least))
+
+    def many(self, prior: Prior) -> "LikelihoodData":
+        """Return the trials as the likelihood of many of them is the cheapest: in another order, and on nodes.
+
+        Those of a kind stand side by side: their columns are then read without a copy.
+        """
+        kind = np.isfinite(self.least) + 2 * self.bound + 4 * self.diverged
+        ordered = self.take(np.argsort(kind, kind="stable"))
+        return replace(ordered, points=ordered.points.on_nodes(prior))
+
+    def take(self, rows: NDArray[np.intp]) -> "LikelihoodData":
+        """Return some of the trials."""
+        ends = self.ends
+        return LikelihoodData(
+            points=self.points.take(rows),
+            y=self.y[rows],
+            spread=self.spread[rows],
+            least=self.least[rows],
+            bound=self.bound[rows],
+            diverged=self.diverged[rows],
+            weight=None if self.weight is None else self.weight[rows],
+            ends=None if ends is None else Ends(ends.excess[rows], ends.early[rows]),
+        )
 
 
 def make_prior(
@@ -192,17 +289,16 @@ def make_prior(
     )
 
 
-def _log_add(a: Array | float, b: Array | float) -> Array:
-    """Return log(e^a + e^b), which takes numpy's logaddexp three times as long."""
-    return np.asarray(np.maximum(a, b) + np.log1p(np.exp(-np.abs(np.subtract(a, b)))))
-
-
 def _softplus(value: Array) -> Array:
-    return _log_add(0.0, 2.0 * value) / 2.0
+    """Return log(1 + e^(2 value))/2, which takes numpy's logaddexp three times as long."""
+    exact = np.maximum(value, 0.0)
+    return np.asarray(exact + 0.5 * np.log1p(np.exp(-2.0 * np.abs(value))))
 
 
 def optimum(theta: Array, points: Points, prior: Prior) -> Array:
     """Return log2 of the best learning rate: parameters (m, p) and n points give (m, n)."""
+    if points.nodes is not None:
+        return points.nodes.between(optimum(theta, points.nodes.points, prior))
     t = theta[:, :, None]
     away = points.x[None, :] - prior.log_mid
     corner = t[:, B_CRIT] / math.log(2.0)
@@ -224,6 +320,8 @@ def log_small_batch_term(theta: Array, points: Points, prior: Prior) -> Array:
 
 def frontier(theta: Array, points: Points, prior: Prior) -> Array:
     """Return log S*(B), shape (m, n)."""
+    if points.nodes is not None:
+        return points.nodes.between(frontier(theta, points.nodes.points, prior))
     t = theta[:, :, None]
     away = (points.x[None, :] - prior.log_mid) * math.log(2.0)
     law = np.log1p(np.exp(t[:, B_CRIT] - away) + np.exp(2.0 * (t[:, B_OPT] - away)))
@@ -246,7 +344,14 @@ def off_optimum(theta: Array, points: Points, prior: Prior) -> Array:
     d = points.z[None, :] - optimum(theta, points, prior)
     for j in range(prior.others):
         d = d - theta[:, OTHER + 3 * j + 2, None] * (points.other[None, :, j] - 0.5)
-    return np.asarray(d * np.exp(theta[:, TILT, None] * (points.x - prior.log_mid)))
+    return np.asarray(d * _steepness(theta, points, prior))
+
+
+def _steepness(theta: Array, points: Points, prior: Prior) -> Array:
+    """Return what the tilt makes of an octave off the optimum, over its size at B_mid: (m, n)."""
+    if points.nodes is not None:
+        return points.nodes.between(_steepness(theta, points.nodes.points, prior))
+    return np.exp(theta[:, TILT, None] * (points.x - prior.log_mid))
 
 
 def log_steps(theta: Array, points: Points, prior: Prior) -> Array:
@@ -272,28 +377,57 @@ def log_prior(theta: Array, prior: Prior) -> Array:
 
 def log_likelihood(theta: Array, data: LikelihoodData, prior: Prior) -> Array:
     """Return the log likelihood, shape (m,); zero without observations."""
+    # Some of the parameters at a time: what is worked out of them stays in the processor's cache.
+    rows = max(1, CACHED_VALUES // max(data.y.size, 1))
+    parts = list[Array]()
+    for start in range(0, len(theta), rows):
+        parts.append(_log_likelihood(theta[start : start + rows], data, prior))
+    return np.concatenate(parts)
+
+
+def _log_likelihood(theta: Array, data: LikelihoodData, prior: Prior) -> Array:
     d = off_optimum(theta, data.points, prior)
     expected = _log_steps_off(theta, d, data.points, prior)
-    above = np.maximum(d[:, data.diverged], 0.0)
-    exact = ~data.bound & ~data.diverged
-    noise = np.exp(theta[:, NOISE, None])
     y = steps_seen(theta, data, prior)
+    exact, bound, diverged = data.columns
+    noise = np.exp(theta[:, NOISE, None])
+
+    terms = _log_density(data, y, expected, noise)
+    if data.ends is not None:
+        terms = terms + log_jacobian(theta[:, prior.horizon_law], data.ends)[:, exact]
+    total = _weighed(terms, data, exact)
+
+    over = expected[:, bound] - y[..., bound]
+    chance = ndtr(over / np.hypot(noise, data.spread[bound]))
+    total = total + _weighed(np.log(chance + OUTLIER_SHARE / 4.0), data, bound)
+
+    # Only too high a learning rate makes a trial diverge.
+    above = np.maximum(d[:, diverged], 0.0)
+    chance = ndtr((penalty(theta, above) - DIVERGED_PENALTY) / DIVERGED_SPREAD)
+    terms = np.log(chance + OUTLIER_SHARE / 4.0)
+    return np.asarray(total + _weighed(terms, data, diverged))
+
+
+def _weighed(terms: Array, data: LikelihoodData, columns: Columns) -> Array:
+    """Return the sum over some trials of what each says, (m, k), by their weights: (m,)."""
+    if data.weight is not None:
+        terms = terms * data.weight[columns]
+    return np.asarray(terms.sum(axis=1))
+
+
+def _log_density(data: LikelihoodData, y: Array, expected: Array, noise: Array) -> Array:
+    """Return the log density of log S of trials that have one, a mixture with outliers, up to a constant: (m, k)."""
+    exact, _, _ = data.columns
     square = (y[..., exact] - expected[:, exact]) ** 2
     variance = noise**2 + data.spread[exact] ** 2
     wide = variance + OUTLIER_SPREAD**2
-    core = math.log1p(-OUTLIER_SHARE) - 0.5 * (np.log(variance) + square / variance)
-    core += _above(data, y, exact & np.isfinite(data.least), expected, noise)[:, exact]
-    bad = math.log(OUTLIER_SHARE) - 0.5 * (np.log(wide) + square / wide)
-    over = expected[:, data.bound] - y[..., data.bound]
-    sigma = np.hypot(noise, data.spread[data.bound])
-    bounds = _log_add(log_ndtr(over / sigma), math.log(OUTLIER_SHARE / 4.0))
-    # Only too high a learning rate makes a trial diverge.
-    over = (penalty(theta, above) - DIVERGED_PENALTY) / DIVERGED_SPREAD
-    diverged = _log_add(log_ndtr(over), math.log(OUTLIER_SHARE / 4.0))
-    terms = ((_log_add(core, bad), exact), (bounds, data.bound), (diverged, data.diverged))
-    weight = np.ones(data.y.size) if data.weight is None else data.weight
-    reached, stopped, failed = ((term * weight[use]).sum(axis=1) for term, use in terms)
-    return np.asarray(reached + stopped + failed)
+    # Both over the wide one's exponential: what is left of neither is beyond what a float holds.
+    core = np.exp(0.5 * square * (1.0 / wide - 1.0 / variance)) / np.sqrt(variance)
+    core *= 1.0 - OUTLIER_SHARE
+    estimated = np.isfinite(data.least[exact])
+    if estimated.any():
+        core[:, estimated] *= _above(data, y, expected, noise)
+    return np.asarray(np.log(core + OUTLIER_SHARE / np.sqrt(wide)) - 0.5 * square / wide)
 
 
 def steps_seen(theta: Array, data: LikelihoodData, prior: Prior) -> Array:
@@ -303,17 +437,14 @@ def steps_seen(theta: Array, data: LikelihoodData, prior: Prior) -> Array:
     return data.y + log_shortest(theta[:, prior.horizon_law], data.ends)
 
 
-def _above(
-    data: LikelihoodData, y: Array, use: NDArray[np.bool_], expected: Array, noise: Array
-) -> Array:
-    """Return the log of the probability that S exceeds what an estimated trial has run, given its y: (m, n)."""
-    total = np.zeros(expected.shape)
+def _above(data: LikelihoodData, y: Array, expected: Array, noise: Array) -> Array:
+    """Return the probability that S exceeds what an estimated trial has run, given its y: (m, estimated)."""
+    use = data.estimated
     # log S given the model and the estimate is normal, its precision the sum of theirs.
     by_model, by_estimate = noise**-2.0, data.spread[use] ** -2.0
     precision = by_model + by_estimate
     mean = (by_model * expected[:, use] + by_estimate * y[..., use]) / precision
-    total[:, use] = log_ndtr((mean - data.least[use]) * np.sqrt(precision))
-    return total
+    return np.asarray(ndtr((mean - data.least[use]) * np.sqrt(precision)))
 
 
 def draw_prior(prior: Prior, count: int, rng: np.random.Generator) -> Array:
@@ -323,33 +454,85 @@ def draw_prior(prior: Prior, count: int, rng: np.random.Generator) -> Array:
     return np.asarray(prior.mean + prior.spread * drawn)
 
 
+@dataclass(frozen=True)
+class Start:
+    """Draws of a posterior of fewer trials, from which that of all of them is sampled."""
+
+    theta: Array  # (count, p)
+    data: LikelihoodData  # as :meth:`LikelihoodData.many` has it
+    prior: Prior
+
+
 def sample_posterior(
-    data: LikelihoodData, prior: Prior, rng: np.random.Generator, count: int, moves: int
+    data: LikelihoodData,
+    prior: Prior,
+    rng: np.random.Generator,
+    count: int,
+    moves: int,
+    start: Start | None = None,
 ) -> Array:
-    """Return ``count`` draws of the posterior, shape (count, p); ``moves`` are Metropolis steps at each temperature."""
-    theta = draw_prior(prior, count, rng)
-    if not data.y.size:
-        return theta
-    likelihood = log_likelihood(theta, data, prior)
+    """Return ``count`` draws of the posterior, shape (count, p); ``moves`` are Metropolis steps at each temperature.
+
+    The particles are tempered from the prior or, with ``start``, from the posterior of fewer trials (iterated batch
+    importance sampling: Chopin 2002, Biometrika 89(3)), which is much nearer. Estimates of stopped trials change as
+    others join them, so that what the fewer trials said is left behind rather than multiplied with something.
+    """
+    if start is None:
+        theta = draw_prior(prior, count, rng)
+        if not data.y.size:
+            return theta
+    else:
+        # Each of the particles as often as any other, or once more.
+        theta = start.theta[np.arange(count) * len(start.theta) // count]
+        data = data.many(prior)
+    return _temper(theta, _Path(start, data, prior), rng, moves)
+
+
+@dataclass(frozen=True)
+class _Path:
+    """From the prior, or another posterior, to the posterior: its log density is base + temperature x rise."""
+
+    start: Start | None
+    data: LikelihoodData
+    prior: Prior
+
+    def heights(self, theta: Array, temperature: float) -> tuple[Array, Array]:
+        """Return base and rise, (m,) each. At its end the path has no need of its start: the rise is 0 there."""
+        if self.start is None:
+            return log_prior(theta, self.prior), log_likelihood(theta, self.data, self.prior)
+        end = log_prior(theta, self.prior) + log_likelihood(theta, self.data, self.prior)
+        if temperature == 1.0:
+            return end, np.zeros(len(theta))
+        before = log_likelihood(theta, self.start.data, self.start.prior)
+        base = log_prior(theta, self.start.prior) + before
+        return base, end - base
+
+
+def _temper(theta: Array, path: _Path, rng: np.random.Generator, moves: int) -> Array:
+    """Return the particles at the end of a path that they stand at the start of."""
+    count = len(theta)
     temperature = 0.0
+    base, rise = path.heights(theta, temperature)
     while temperature < 1.0:
-        step = _next_step(likelihood, temperature)
+        step = _next_step(rise, temperature)
         temperature += step
-        weight = np.exp(step * (likelihood - likelihood.max()))
+        weight = np.exp(step * (rise - rise.max()))
         # Systematic resampling: evenly spaced places on the cumulative weights, shifted together at random.
         places = (rng.random() + np.arange(count)) / count
         chosen = np.minimum(np.searchsorted(np.cumsum(weight / weight.sum()), places), count - 1)
-        steps = moves if temperature < 1.0 else 2 * moves
-        theta, likelihood = _move(
-            theta[chosen], likelihood[chosen], temperature, data, prior, rng, steps
-        )
+        theta, base, rise = theta[chosen], base[chosen], rise[chosen]
+        # A start is near: what counts is how well the particles are mixed at the end.
+        steps = moves if path.start is None else max(1, moves // 2)
+        if temperature >= 1.0:
+            steps = 2 * moves
+        theta, base, rise = _move(theta, base, rise, temperature, path, rng, steps)
     return theta
 
 
-def _next_step(likelihood: Array, temperature: float) -> float:
+def _next_step(rise: Array, temperature: float) -> float:
     """Return the rise in temperature that leaves half of the particles' weight, by bisection."""
     low, high = 0.0, 1.0 - temperature
-    excess = likelihood - likelihood.max()
+    excess = rise - rise.max()
 
     def share(step: float) -> float:
         weight = np.exp(step * excess)
@@ -365,14 +548,15 @@ def _next_step(likelihood: Array, temperature: float) -> float:
 
 def _move(
     theta: Array,
-    likelihood: Array,
+    base: Array,
+    rise: Array,
     temperature: float,
-    data: LikelihoodData,
-    prior: Prior,
+    path: _Path,
     rng: np.random.Generator,
     moves: int,
-) -> tuple[Array, Array]:
-    before = log_prior(theta, prior)
+) -> tuple[Array, Array, Array]:
+    """Take Metropolis steps; return the particles and the two parts of their log density."""
+    prior = path.prior
     for i in range(moves):
         correction: Array | float = 0.0
         # Alternately towards a normal distribution fitted to the particles, which moves far in many dimensions, and by
@@ -392,13 +576,13 @@ def _move(
                 + scale * (theta[a] - theta[b])
                 + 1e-3 * prior.spread * rng.standard_normal(theta.shape)
             )
-        after, likelihood_after = log_prior(proposed, prior), log_likelihood(proposed, data, prior)
-        ratio = temperature * (likelihood_after - likelihood) + after - before + correction
+        base_after, rise_after = path.heights(proposed, temperature)
+        ratio = temperature * (rise_after - rise) + base_after - base + correction
         accepted = np.log(rng.random(len(theta))) < ratio
         theta = np.where(accepted[:, None], proposed, theta)
-        likelihood = np.where(accepted, likelihood_after, likelihood)
-        before = np.where(accepted, after, before)
-    return theta, likelihood
+        base = np.where(accepted, base_after, base)
+        rise = np.where(accepted, rise_after, rise)
+    return theta, base, rise
 
 
 # The noise scale that trials measured is a wide prior of B_crit, which McCandlish et al. 2018 (section 2, appendix D)

@@ -41,8 +41,8 @@ from bstune.core.errors import ConfigError
 from bstune.core.objectives import OBJECTIVES, Objective
 from bstune.core.records import Target, TrialResult, TrialSpec
 from bstune.search.acquisition import Array, Domain, Policy, Suggestion, suggest
-from bstune.search.observations import Posterior, infer, smoothed
-from bstune.search.posterior import make_prior, noise_scale_prior
+from bstune.search.observations import Posterior, infer, smoothed, start_of
+from bstune.search.posterior import Prior, make_prior, noise_scale_prior
 
 logger = logging.getLogger(__name__)
 RECORD = "bstune:record"  # the trial's record, as JSON, among its user attributes
@@ -53,6 +53,7 @@ BELOW, ABOVE, GRID = (
     0.25,
 )  # octaves beyond the batch sizes, and between two, of the rule as tabulated
 BATCH_SIZE, LR, DELTA = "batch_size", "lr", "delta"
+START_DRAWS = 2  # of a posterior that others are sampled from, over those of a decision
 
 
 @cache
@@ -338,12 +339,43 @@ class FrontierSampler(BaseSampler):
         moves: int | None = None,
         independent: bool = True,
     ) -> Posterior:
+        def prior_of(trials: Sequence[TrialResult]) -> Prior:
+            return self._prior(trials, coordinates)
+
+        start = start_of(
+            results,
+            others,
+            prior_of=prior_of,
+            target=self._target,
+            ideal=self._ideal,
+            particles=START_DRAWS * self._policy.particles,
+            moves=self._policy.moves,
+            independent=independent,
+        )
+        return infer(
+            results,
+            others,
+            prior=prior_of(results),
+            target=self._target,
+            ideal=self._ideal,
+            step_time=self._step_time,
+            in_examples=self.objective == "steps",
+            particles=particles or self._policy.particles,
+            moves=moves or self._policy.moves,
+            rng=rng,
+            budget=self._budget,
+            independent=independent,
+            start=start,
+        )
+
+    def _prior(self, results: Sequence[TrialResult], coordinates: "Coordinates") -> Prior:
+        """Return the prior that these trials' noise scale sets, where none is given."""
         low, high = coordinates.low, coordinates.high
         budget = 1000.0 if self._budget is None else self._budget(math.sqrt(low * high))
         noise_scale, spread = (
             noise_scale_prior(results) if self._noise_scale is None else (self._noise_scale, 0.0)
         )
-        prior = make_prior(
+        return make_prior(
             low=low,
             high=high,
             rule=coordinates.log_rule,
@@ -354,20 +386,6 @@ class FrontierSampler(BaseSampler):
             noise_scale_spread=spread,
             others=coordinates.columns,
             horizon=self.horizon,
-        )
-        return infer(
-            results,
-            others,
-            prior=prior,
-            target=self._target,
-            ideal=self._ideal,
-            step_time=self._step_time,
-            in_examples=self.objective == "steps",
-            particles=particles or self._policy.particles,
-            moves=moves or self._policy.moves,
-            rng=rng,
-            budget=self._budget,
-            independent=independent,
         )
 
 

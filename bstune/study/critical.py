@@ -26,7 +26,7 @@ from bstune.result import (
 )
 from bstune.search.acquisition import b_crit_quantiles, log_b_crit, most_telling
 from bstune.search.observations import Posterior
-from bstune.search.posterior import B_CRIT, B_OPT, LEVEL, Prior, draw_prior
+from bstune.search.posterior import B_CRIT, B_OPT, LEVEL, NOISE, Prior, draw_prior
 from bstune.system.console import format_count, plural
 
 INTERVAL = (0.05, 0.95)  # of B_crit's posterior, INTERVAL_LEVEL wide; search.precision stops by it
@@ -43,6 +43,13 @@ EASIER = tuple(
     1.06**k for k in range(1, 21)
 )  # targets, as multiples of the target's distance from the ideal value
 MAX_EASIER = 5  # of those that enough trials passed
+# Where schedules end with the trial: largest over smallest batch size that reached the target, at least.
+HORIZON_SPAN = 10.0
+# Of the posterior, that a small-batch term has and has not, where the trials do not tell ...
+UNTOLD_SHARE = 0.1
+# ... and the ratio of B_crit without it to B_crit with it, from which on that matters.
+UNTOLD_FACTOR = 1.5
+CONTRADICTION = 2.0  # standard deviations of the scatter from seed to seed, of two batch sizes
 MIN_GROWTH = 3  # targets with B_crit and both ends of its interval, for the exponent of its growth
 MIN_PASSED, MIN_SPAN = (
     8,
@@ -85,6 +92,12 @@ def critical_batch(posterior: Posterior, in_seconds: bool = True) -> CriticalBat
     below = sum(end < bottom / ROOM for end in (low, high)) if smallest <= bottom * ROOM else 0
     above = sum(end > top * ROOM for end in (low, high)) if largest >= top / ROOM else 0
     wide = ends_open > below + above or (ends_open == 0 and high > NARROW * low)
+    note = _beyond_search(below > 0, above > 0)
+    reason = _undetermined(posterior)
+    if reason is not None:
+        b_crit = claimed_low = claimed_high = None
+        wide = True
+        note = reason
     return CriticalBatchSize(
         value=b_crit,
         low=claimed_low,
@@ -104,8 +117,61 @@ def critical_batch(posterior: Posterior, in_seconds: bool = True) -> CriticalBat
         smallest=smallest,
         largest=largest,
         next_trials=_next_trials(posterior, in_seconds) if wide else (),
-        note=_beyond_search(below > 0, above > 0),
+        note=note,
     )
+
+
+def _undetermined(posterior: Posterior) -> str | None:
+    """Return why the trials do not determine B_crit whatever the posterior says, in words; None where they do.
+
+    A posterior of runs whose schedules end with them is sure of B_crit from few batch sizes next to each other: what
+    bends the curve there may be the law of the metric over horizons, or the small-batch term.
+    """
+    if not posterior.prior.horizon:
+        return _contradiction(posterior)
+    sizes = [2.0**one.x for one in posterior.observations if one.status == "reached"]
+    span = max(sizes) / min(sizes)
+    # One batch size alone is spoken of elsewhere.
+    if 1.0 < span < HORIZON_SPAN:
+        return (
+            f"the batch sizes that reached the target span a factor of {format_count(span)}: under "
+            f"a schedule that ends with the trial it takes {HORIZON_SPAN:g} to tell B_crit"
+        )
+    edge = math.log(min(sizes)) - posterior.prior.log_mid * math.log(2.0)
+    has_term = posterior.theta[:, B_OPT] > edge
+    if UNTOLD_SHARE <= has_term.mean() <= 1.0 - UNTOLD_SHARE:
+        drawn = log_b_crit(posterior.theta, posterior.prior)
+        ratio = np.median(drawn[~has_term]) - np.median(drawn[has_term])
+        if abs(ratio) >= math.log(UNTOLD_FACTOR):
+            return (
+                "the trials do not tell whether small batch sizes waste examples, and B_crit is "
+                f"{math.exp(abs(ratio)):.1f} times as large in one case as in the other"
+            )
+    return _contradiction(posterior)
+
+
+def _contradiction(posterior: Posterior) -> str | None:
+    """Return how the only two batch sizes that reached the target contradict every B_crit, in words; else None.
+
+    The larger one takes more steps, or fewer examples, by more than seeds explain. Without a small-batch term neither
+    can be, with one two points tell nothing.
+    """
+    fewest = dict[int, int]()
+    for one in posterior.observations:
+        if one.status == "reached":
+            size = round(2.0**one.x)
+            fewest[size] = min(one.steps, fewest.get(size, one.steps))
+    if len(fewest) != 2:
+        return None
+    (small, small_steps), (large, large_steps) = sorted(fewest.items())
+    scatter = math.exp(float(np.median(posterior.theta[:, NOISE])))
+    surely = math.exp(CONTRADICTION * math.sqrt(2.0) * scatter)
+    sizes = f"B = {format_count(large)} takes"
+    if large_steps > surely * small_steps:
+        return f"{sizes} more steps than B = {format_count(small)}, and no other reached the target"
+    if large * large_steps * surely < small * small_steps:
+        return f"{sizes} fewer examples than B = {format_count(small)}, and no other reached the target"
+    return None
 
 
 def _next_trials(posterior: Posterior, in_seconds: bool) -> tuple[NextTrial, ...]:
