@@ -7,6 +7,7 @@ import math
 import statistics
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
@@ -67,7 +68,7 @@ class StepTimes:
 
     @cached_property
     def _measured(self) -> tuple[Array, Array]:
-        """The measurements as arrays: a decision asks for thousands of step times."""
+        """Keep the measurements as arrays: a decision asks for thousands of step times."""
         return np.array(self.x), np.array(self.log_ratio)
 
 
