@@ -504,7 +504,10 @@ class Search:
         ended = {result.number for result in done}
 
         def winning() -> set[int]:
-            return {trial.number for trial in candidates(done)}
+            # By its own seconds, and by those of all trials, which the report ranks by.
+            timed_alike = with_common_step_time(self._prepared, done)
+            both = (*candidates(done), *candidates(timed_alike))
+            return {trial.number for trial in both}
 
         def continued() -> set[int]:
             if not self._prepared.backend.continues:

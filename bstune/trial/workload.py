@@ -432,7 +432,9 @@ class LightningBackend(TrialBackend):
         self.device = device_name(self.protocol.trainer, self.protocol.devices)
         self.device_kind = f"{self.device} of {processor()}" if is_cpu else self.device
         self.description = f"{self.device} in {options.precision}"
-        threads = torch.get_num_threads() if is_cpu else None
+        # Several processes share them out.
+        is_alone = is_cpu and options.devices == 1
+        threads = torch.get_num_threads() if is_alone else None
         self.frozen_settings = {**self._frozen, "device": self.device, "threads": threads}
 
     def sample_module(self) -> LightningModule:
