@@ -710,7 +710,7 @@ def _plan_text(result: StudyResult) -> str | None:
         speed_up, size = format_number(row.speed_up, 3), format_count(row.batch_size)
         texts.append(f"{speed_up} {as_fast} on {row.devices} (batch size {size}{in_all})")
     most = paying[-1].devices
-    text = f"up to {most} pay: predicted {', '.join(texts)}"
+    text = f"up to {most} pay (each gives at least half): predicted {', '.join(texts)}"
     if wasting:
         text += f", only {format_number(wasting[0].speed_up, 3)} times on {wasting[0].devices}"
     return f"{text}{communication}"
@@ -785,7 +785,7 @@ def _noise(result: StudyResult) -> Trust | None:
         error += f", too little to tell USE from batch size {sizes}"
     if timing.waited > BUSY:
         busy = f"the machine was busy: timed steps waited for a processor {timing.waited:.0%} of the time"
-        return Trust("noise", f"{busy}, which is left out; {error}", False)
+        return Trust("noise", f"{busy}, which is left out; {error}, as USE's interval says", False)
     if timing.relative_error > NOISY or timing.not_told_apart:
         return Trust("noise", f"timings are noisy: {error}", False)
     return Trust("noise", f"timings: {error}", True)
@@ -806,8 +806,14 @@ def _next(result: StudyResult) -> Iterator[str | None]:
     if result.winner is not None:
         baseline = result.baseline
         is_own = baseline is not None and _is_at(result.winner, baseline)
-        if result.train is not None:
-            yield "keep your configuration; to train with it:" if is_own else "to train with it:"
+        gain = result.gain
+        is_shown = gain is None or gain.low is None or gain.low > 1.0
+        if result.train is not None and is_own:
+            yield "keep your configuration; to train with it:"
+        elif result.train is not None and not is_shown:
+            yield "keep your configuration; to train with USE all the same:"
+        elif result.train is not None:
+            yield "to train with USE:"
         yield result.train
         return
     change = _cause(result).change
