@@ -457,9 +457,9 @@ def test_what_did_not_run_again_is_said_and_the_posterior_of_a_finished_study_is
         assert bstune(*arguments, f"search.candidates={candidates}")[0] == 0
         curve, sampled = (outputs / "replay" / "curve.json").read_text(), []
 
-        def count(data, prior, rng, particles, moves, sampled=sampled):
+        def count(data, prior, rng, particles, *further, sampled=sampled):
             sampled.append(particles)
-            return sample_posterior(data, prior, rng, particles, moves)
+            return sample_posterior(data, prior, rng, particles, *further)
 
         with monkeypatch.context() as patch:
             patch.setattr("bstune.search.observations.sample_posterior", count)
@@ -469,7 +469,7 @@ def test_what_did_not_run_again_is_said_and_the_posterior_of_a_finished_study_is
         line = json.loads(curve)["not_run_again"]
         assert (
             (line is not None)
-            == ("search.candidates=2 checks it" in " ".join(out.split()))
+            == ("search.candidates=2 does it" in " ".join(out.split()))
             == (candidates == 1)
         )
 
