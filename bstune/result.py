@@ -23,6 +23,7 @@ from bstune.core.records import STATUSES, Merit, Status, dump_json
 
 SCHEMA_NUMBER = 3  # of curve.json: a change of its keys or of their meaning counts it up
 INTERVAL_LEVEL = 0.9  # nominal coverage of a result's intervals
+INTERVAL_QUANTILE = 1.645  # of the standard normal distribution, at the ends of such an interval
 # Of counts and measurements: beyond what any study reports, below where floats lose integers.
 LARGEST_COUNT = 1e15
 MAX_ITEMS = 100_000  # of a list

@@ -16,9 +16,15 @@ from bstune.core.step_time import (
     iteration_seconds,
     sync_seconds,
 )
-from bstune.core.step_time_law import SizeTiming, law_of_pairs, leave_one_out
+from bstune.core.step_time_law import SizeTiming, fit_step_time_law, leave_one_out
 
 LINE = StepTime(2e-3, 3e-5)
+
+
+def law_of_pairs(pairs):
+    return fit_step_time_law([SizeTiming(size, tau, tau, tau, 1) for size, tau in pairs])
+
+
 PAIRS = [(size, LINE(size)) for size in (8, 32, 128, 256, 500)]
 
 

@@ -16,6 +16,7 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -57,6 +58,30 @@ CONFIRMED = 4.0
 # Measured on digits beside two busy processes, their wait left out: steps took 1.0 to 2.2 times as long.
 QUIET_FACTOR = 0.02
 BUSY_FACTOR = 0.6
+
+
+class TimedSize(Protocol):
+    """The timings of one batch size as the fit reads them: a survey's, or those of its file."""
+
+    @property
+    def batch_size(self) -> float:
+        """Examples of a step."""
+
+    @property
+    def seconds(self) -> float:
+        """Of a step: the median over some visits."""
+
+    @property
+    def low(self) -> float:
+        """Lower quartile."""
+
+    @property
+    def high(self) -> float:
+        """Upper quartile."""
+
+    @property
+    def visits(self) -> int:
+        """How many there were."""
 
 
 @dataclass(frozen=True)
@@ -148,7 +173,7 @@ class StepTimeDraws:
         return np.asarray(np.exp(np.stack(ratios)))
 
 
-def fit_step_time_law(timings: Sequence[SizeTiming], waited: float = 0.0) -> StepTimeLaw:
+def fit_step_time_law(timings: Sequence[TimedSize], waited: float = 0.0) -> StepTimeLaw:
     """Fit tau(B) with its error.
 
     Args:
@@ -189,13 +214,7 @@ def fit_step_time_law(timings: Sequence[SizeTiming], waited: float = 0.0) -> Ste
     )
 
 
-def law_of_pairs(pairs: Sequence[tuple[float, float]]) -> StepTimeLaw:
-    """Fit tau(B) to one timing of each batch size, whose scatter is not known."""
-    timings = [SizeTiming(size, seconds, seconds, seconds, 1) for size, seconds in pairs]
-    return fit_step_time_law(timings)
-
-
-def leave_one_out(timings: Sequence[SizeTiming]) -> tuple[float, ...]:
+def leave_one_out(timings: Sequence[TimedSize]) -> tuple[float, ...]:
     """Give the relative error of tau at each timed size but the ends, predicted from all the others."""
     ordered = sorted(timings, key=lambda timing: timing.batch_size)
     found = list[float]()
@@ -247,7 +266,7 @@ def _scatter_of_trials(
     return max(MEDIAN_ABSOLUTE * statistics.median(away), LEAST_ERROR)
 
 
-def _errors(timings: Sequence[SizeTiming]) -> Array:
+def _errors(timings: Sequence[TimedSize]) -> Array:
     """Give the relative standard error of each size's median, by its own and by all sizes' scatter."""
     visits = np.array([float(one.visits) for one in timings])
     apart = np.log([one.high / one.low for one in timings])
@@ -286,7 +305,7 @@ def _smooth(
 
 
 def _confirmed_falls(
-    log_seconds: Array, errors: Array, timings: Sequence[SizeTiming]
+    log_seconds: Array, errors: Array, timings: Sequence[TimedSize]
 ) -> tuple[int, ...]:
     """Give where tau falls from the size before by far more than the errors of both, repeatedly."""
     found = list[int]()

@@ -29,7 +29,6 @@ from bstune.core.records import Budget, StepsOf, TrialProtocol, TrialSpec
 from bstune.core.search_space import Space
 from bstune.core.step_time import fit_step_times
 from bstune.core.step_time_law import (
-    SizeTiming,
     StepTimeLaw,
     fit_step_time_law,
     leave_one_out,
@@ -45,7 +44,7 @@ from bstune.hardware.threads import (
     counts_to_try,
     threads_of_torch,
 )
-from bstune.options import StudyOptions
+from bstune.options import StepTimeOptions, StudyOptions
 from bstune.recipe import Recipe
 from bstune.system.console import format_seconds, quieten
 from bstune.system.failures import optional
@@ -117,25 +116,19 @@ class Survey:
         """Measured (B, tau(B) in seconds)."""
         return [(row.batch_size, row.seconds) for row in self.measured.timings]
 
-    @property
-    def size_timings(self) -> list[SizeTiming]:
-        """What the fit of tau(B) takes."""
-        return [
-            SizeTiming(row.batch_size, row.seconds, row.low, row.high, row.visits)
-            for row in self.measured.timings
-        ]
-
     @cached_property
     def step_time(self) -> StepTimeLaw | None:
         """tau(B) with its error; None where only one batch size was measured."""
         if len(self.pairs) < 2:
             return None
-        return fit_step_time_law(self.size_timings, self.measured.waited)
+        return fit_step_time_law(self.measured.timings, self.measured.waited)
 
     @property
     def left_out_error(self) -> float | None:
         """Median relative error of tau at measured sizes that are predicted from the others; None below three sizes."""
-        return statistics.median(leave_one_out(self.size_timings)) if len(self.pairs) > 2 else None
+        return (
+            statistics.median(leave_one_out(self.measured.timings)) if len(self.pairs) > 2 else None
+        )
 
     @property
     def turning_batch_size(self) -> float | None:
@@ -411,8 +404,7 @@ def _choose_threads(
     def steps_at(batch_size: int) -> int:
         if tried is None:
             return step_time.min_steps
-        wanted = round(step_time.visit_seconds / tried.step_time(batch_size))
-        return min(max(wanted, step_time.min_steps), step_time.max_steps)
+        return _steps_of_visit(step_time, tried.step_time(batch_size))
 
     def time_step(batch_size: int) -> float:
         rate = _spec(batch_size, space).lr
@@ -564,6 +556,12 @@ def _batch(
     )
 
 
+def _steps_of_visit(step_time: StepTimeOptions, seconds: float) -> int:
+    """Return how many steps a visit times, where one takes so many seconds."""
+    wanted = round(step_time.visit_seconds / seconds)
+    return min(max(wanted, step_time.min_steps), step_time.max_steps)
+
+
 def _misaligned(
     device: torch.device,
     limits: roofline.DeviceLimits | None,
@@ -609,9 +607,7 @@ def _time_ladder(
             if timed
             else step_time.visit_seconds
         )
-        steps = min(
-            max(round(step_time.visit_seconds / expected), step_time.min_steps), step_time.max_steps
-        )
+        steps = _steps_of_visit(step_time, expected)
         trial = time_trial(size, lr, steps)
         timed.append((float(size), statistics.mean(trial)))
         # A long step's overhead is not worth another one; a module that cannot be compared is not tried again.

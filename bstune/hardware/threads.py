@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import torch
 
 from bstune.options import StudyOptions
+from bstune.system.console import plural
 
 # OpenMP's own option, which a user may have set.
 OMP_THREADS = "OMP_NUM_THREADS"
@@ -107,10 +108,9 @@ def threads_text(choice: ThreadChoice) -> str | None:
     means = mean_seconds(choice.timings)
     if len(means) < 2:
         return None
-    own = f"{choice.threads} thread{'s' if choice.threads > 1 else ''}"
     texts = list[str]()
     for count, seconds in sorted(means.items()):
         if count != choice.threads:
             verb = "takes" if count == 1 else "take"
             texts.append(f"{count} {verb} {seconds / means[choice.threads]:.2g} times as long")
-    return f"{own}; {', '.join(texts)}"
+    return f"{plural(choice.threads, 'thread')}; {', '.join(texts)}"

@@ -10,10 +10,15 @@ from dataclasses import dataclass
 
 from bstune.core.records import Merit, TrialResult
 from bstune.core.scaling import RULES
-from bstune.result import WINNERS, CriticalBatchSize, CurvePoint, StudyResult, WinnerResult
+from bstune.result import (
+    INTERVAL_QUANTILE,
+    WINNERS,
+    CriticalBatchSize,
+    CurvePoint,
+    StudyResult,
+    WinnerResult,
+)
 
-# Of the standard normal distribution, at the ends of a 90% interval.
-NORMAL_QUANTILE = 1.645
 YOURS = "yours"  # what charts call the baseline
 USE = "use"  # and the winner by the study's objective
 LARGEST_LOG = 600.0  # of a learning rate, natural
@@ -205,7 +210,7 @@ def band(result: StudyResult, merit: Merit) -> Band | None:
     low, middle, high = list[float](), list[float](), list[float]()
     for i, seconds in enumerate(tau):
         steps = curve.steps[i]
-        of_time = NORMAL_QUANTILE * errors[i]
+        of_time = INTERVAL_QUANTILE * errors[i]
         below = math.hypot(math.log(steps / curve.low[i]), of_time)
         above = math.hypot(math.log(curve.high[i] / steps), of_time)
         middle.append(steps * seconds)

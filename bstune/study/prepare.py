@@ -358,7 +358,7 @@ def _try_and_survey(
             tried.train_examples,
             tried.findings,
             how,
-            partial(training.time_steps, say),
+            partial(training.time_steps, say, how),
             say,
         )
 

@@ -21,17 +21,14 @@ from statistics import median
 
 from bstune.core.objectives import SOUGHT, Objective
 from bstune.core.records import Merit, TrialResult
-from bstune.result import Confirmed, finite
+from bstune.core.step_time_law import MEDIAN_ERROR
+from bstune.result import INTERVAL_QUANTILE, Confirmed, finite
 from bstune.search.observations import FAILURE_FACTOR
 from bstune.study.plan import is_baseline_replicate
 
 Runs = Mapping[int, tuple[TrialResult, ...]]
 Predicted = Mapping[int, float]  # steps that a fresh seed is predicted to take, by a trial's number
 CANDIDATES = 8  # trials of the best single runs, which may win: their checkpoints are kept
-# Of the standard normal distribution, at the ends of a 90% interval.
-QUANTILE = 1.645
-# A median's standard error over a mean's, of normal values.
-MEDIAN_ERROR = 1.2533
 SAME_POINT = 0.2  # octaves: closer than this in both batch size and learning rate, two trials are at one point
 
 
@@ -345,11 +342,13 @@ def _median_of_runs(
     if not earliest:
         return _MedianOfRuns(None, None, None)
     if middle is None:
-        return _MedianOfRuns(None, min(earliest) * math.exp(-QUANTILE * error), None)
-    of_median = QUANTILE * MEDIAN_ERROR * scatter / math.sqrt(len(runs))
+        return _MedianOfRuns(None, min(earliest) * math.exp(-INTERVAL_QUANTILE * error), None)
+    of_median = INTERVAL_QUANTILE * MEDIAN_ERROR * scatter / math.sqrt(len(runs))
     below = max(math.log(middle / min(earliest)), of_median)
-    low = middle * math.exp(-math.hypot(below, QUANTILE * error))
+    low = middle * math.exp(-math.hypot(below, INTERVAL_QUANTILE * error))
     if latest is None:
         return _MedianOfRuns(middle, low, None)
     above = max(math.log(latest / middle), of_median)
-    return _MedianOfRuns(middle, low, middle * math.exp(math.hypot(above, QUANTILE * error)))
+    return _MedianOfRuns(
+        middle, low, middle * math.exp(math.hypot(above, INTERVAL_QUANTILE * error))
+    )

@@ -28,6 +28,7 @@ from bstune.report.figure import draw_curve
 from bstune.report.page import write_page
 from bstune.report.study_folder import read_study
 from bstune.result import (
+    INTERVAL_QUANTILE,
     WINNERS,
     AsGood,
     CriticalAtTarget,
@@ -91,8 +92,6 @@ if TYPE_CHECKING:
 TARGET_PARTICLES = 400  # of the posterior at each easier target
 # Standard deviation of the log of two batch sizes' ratio of seconds: from here on timing is what blurs them.
 BLURRED = 0.1
-# Of these deviations, that two times are apart where they are told apart.
-TOLD_APART = 1.645
 CURVE_LADDER = 48  # batch sizes at which the fitted curve is sent to MLflow
 OF_A_STUDY = (
     "trial.",
@@ -364,7 +363,7 @@ def not_told_apart(
             continue
         if own.time_median is None or fresh.time_median is None:
             continue
-        if abs(math.log(fresh.time_median / own.time_median)) < TOLD_APART * error:
+        if abs(math.log(fresh.time_median / own.time_median)) < INTERVAL_QUANTILE * error:
             found.add(size)
     return tuple(sorted(found - {winner.trial.batch_size}))
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from bstune.core.errors import ConfigError, StudyError, TableError
 from bstune.core.records import Target, TrialResult
-from bstune.core.step_time_law import SizeTiming, StepTimeLaw, fit_step_time_law, law_of_trials
+from bstune.core.step_time_law import StepTimeLaw, fit_step_time_law, law_of_trials
 from bstune.options import ReplayedWorkload, with_option
 from bstune.report.answer import answer
 from bstune.report.page import write_page
@@ -249,11 +249,7 @@ def _surveyed(found: StudyFiles) -> TrialBackend:
         ]
         law = law_of_trials(timed)
     elif len(hardware.measured.timings) > 1:
-        timings = [
-            SizeTiming(row.batch_size, row.seconds, row.low, row.high, row.visits)
-            for row in hardware.measured.timings
-        ]
-        law = fit_step_time_law(timings, hardware.measured.waited)
+        law = fit_step_time_law(hardware.measured.timings, hardware.measured.waited)
         threads = None if hardware.threads is None else hardware.threads.threads
         backend.timed = Timed(hardware.seconds_of, hardware.measured.waited, threads)
     backend.step_time = law  # type: ignore[assignment]

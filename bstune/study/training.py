@@ -106,7 +106,6 @@ class TrainingService:
         self._protocol = protocol
         self._backend: LightningBackend | None = None
         self._tried: PreflightFindings | None = None
-        self._how: HowTimed | None = None
 
     @property
     def backend(self) -> "LightningBackend":
@@ -187,7 +186,6 @@ class TrainingService:
         key, how = None, None
         if surveyed:
             key, how = survey_key(options, recipe, space, protocol, workload.train_examples)
-        self._how = how
         return Tried(
             findings=findings,
             device=backend.device,
@@ -207,15 +205,19 @@ class TrainingService:
         )
 
     def time_steps(
-        self, ceiling: "Ceiling", seconds: float, *, say: Say, end: End | None = None
+        self,
+        how: "HowTimed",
+        ceiling: "Ceiling",
+        seconds: float,
+        *,
+        say: Say,
+        end: End | None = None,
     ) -> "TimedSteps":
         """Time steps up to the memory ceiling, within some seconds."""
         # 4 s, in the process that trains
-        from bstune.hardware.survey import how_timed, time_workload
+        from bstune.hardware.survey import time_workload
 
         options, protocol = self._options, self._protocol
-        backend = self.backend
-        how = self._how or how_timed(options, backend.sample_module())
         with (
             watching(say, options.protocol.trial_seconds, end),
             waiting_for("the survey of the hardware"),
@@ -257,7 +259,9 @@ class Training(Protocol):
     def look(self, trial: TrialSpec | None, continues: bool, surveyed: bool, say: Say) -> Tried:
         """Load the data and take a few steps."""
 
-    def time_steps(self, say: Say, ceiling: "Ceiling", seconds: float) -> "TimedSteps":
+    def time_steps(
+        self, say: Say, how: "HowTimed", ceiling: "Ceiling", seconds: float
+    ) -> "TimedSteps":
         """Time steps up to the memory ceiling."""
 
     def use_threads(self, count: int) -> DeviceNames:
@@ -291,11 +295,13 @@ class TrainingHere:
         with printed_once(self._log), _users_errors():
             return self.service.look(trial, continues, surveyed, say=own)
 
-    def time_steps(self, say: Say, ceiling: "Ceiling", seconds: float) -> "TimedSteps":
+    def time_steps(
+        self, say: Say, how: "HowTimed", ceiling: "Ceiling", seconds: float
+    ) -> "TimedSteps":
         """Time steps up to the memory ceiling."""
         own = own_lines(say)
         with printed_once(self._log), _users_errors():
-            return self.service.time_steps(ceiling, seconds, say=own)
+            return self.service.time_steps(how, ceiling, seconds, say=own)
 
     def use_threads(self, count: int) -> DeviceNames:
         """Train with so many threads of torch until it is closed."""
@@ -350,9 +356,11 @@ class TrainingProcess:
         tried: Tried = self._call("look", trial, continues, surveyed, say=say)
         return tried
 
-    def time_steps(self, say: Say, ceiling: "Ceiling", seconds: float) -> "TimedSteps":
+    def time_steps(
+        self, say: Say, how: "HowTimed", ceiling: "Ceiling", seconds: float
+    ) -> "TimedSteps":
         """Time steps up to the memory ceiling."""
-        steps: TimedSteps = self._call("time_steps", ceiling, seconds, say=say)
+        steps: TimedSteps = self._call("time_steps", how, ceiling, seconds, say=say)
         return steps
 
     def use_threads(self, count: int) -> DeviceNames:

@@ -437,11 +437,6 @@ class LightningBackend(TrialBackend):
         threads = torch.get_num_threads() if is_alone else None
         self.frozen_settings = {**self._frozen, "device": self.device, "threads": threads}
 
-    def sample_module(self) -> LightningModule:
-        """Build a module as a trial at the reference has it."""
-        lr = self._options.scaling.lr
-        return self.workload.build_module(TrialSpec(0, 0, 1, lr, None, 0))
-
     def run(
         self, spec: TrialSpec, folder: Output | None, resumed_from: TrialResult | None
     ) -> TrialResult:
