@@ -324,7 +324,7 @@ def test_trials_of_a_process_that_is_gone_are_asked_again(study, tmp_path):
             gone.own = replace(gone.own, ended=True)
             gone._write(gone.own)
             turn = turn_at(other, 2, gone.own.id)
-            ask(other, turn, BUDGET, SPACE, RandomSampler(), stops=True)
+            ask(other, turn, BUDGET, replace(SPACE, high=512), RandomSampler(), stops=True)
 
     done = run(study(Answers(does), "search.trials=4"))
     assert asked[:4] == [0, 1, 2, 3]

@@ -12,6 +12,7 @@ import pytest
 from builders import options_of
 from optuna.samplers import RandomSampler
 from optuna.visualization import plot_optimization_history
+from sqlalchemy.exc import ProgrammingError
 from toolbox import FakeTime, make_result
 
 from bstune.core import scaling
@@ -593,6 +594,33 @@ def test_a_server_that_fails_for_a_while_loses_and_doubles_nothing(
     assert [result.trial_index for result in results(study)] == [0, 1, 2, 3]
     assert {message.split(":")[0] for message in caplog.messages} == {"the storage does not answer"}
     assert running(study) == []
+
+
+@pytest.mark.usefixtures("_impatient")
+@pytest.mark.parametrize(
+    ("code", "tries"),
+    [
+        (patience.MADE_MEANWHILE, 2),  # another process made the table: the next look finds it
+        ("42P01", 1),  # no such table: no waiting ends that
+    ],
+)
+def test_a_table_that_another_process_made_meanwhile_is_looked_for_again(code, tries):
+    asked = []
+
+    def makes():
+        asked.append(None)
+        if len(asked) == 1:
+            raise ProgrammingError("CREATE TABLE studies", {}, DriversError(code))
+
+    with contextlib.suppress(patience.StorageGoneError):
+        patience.patient(makes)()
+    assert len(asked) == tries
+
+
+class DriversError(Exception):
+    def __init__(self, code):
+        super().__init__(code)
+        self.pgcode = code
 
 
 @pytest.mark.slow

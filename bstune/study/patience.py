@@ -35,6 +35,9 @@ if importlib.util.find_spec("grpc") is not None:
     STORAGE_ERRORS = (*STORAGE_ERRORS, grpc.RpcError)
 # Errors that no waiting ends, such as a table that is not there.
 LASTING: Errors = (ArgumentError, DataError, NotSupportedError, ProgrammingError)
+# But for a table that another process made between the look for it and the statement that makes it:
+# PostgreSQL's code of the error, which both of its drivers carry.
+MADE_MEANWHILE = "42P07"
 # And those that drivers tell by their text alone. PostgreSQL's are in the server's language; in
 # another one than English they are waited for in vain.
 LASTING_TEXT = re.compile(
@@ -91,12 +94,19 @@ def reason_of(error: Exception) -> str:
     return text.splitlines()[0]
 
 
+def _is_lasting(error: BaseException) -> bool:
+    if not isinstance(error, LASTING):
+        return False
+    drivers = getattr(error, "orig", None)
+    codes = {getattr(drivers, "pgcode", None), getattr(drivers, "sqlstate", None)}
+    return MADE_MEANWHILE not in codes
+
+
 def _pause(error: Exception, tries: int, seconds: float) -> None:
     """Wait before the next try, ``seconds`` after the first one began; or raise what ends them."""
     cause = error.__cause__ or error
     reason = reason_of(error)
-    is_lasting = isinstance(error, LASTING) or isinstance(cause, LASTING)
-    if is_lasting or LASTING_TEXT.search(str(cause)):
+    if _is_lasting(error) or _is_lasting(cause) or LASTING_TEXT.search(str(cause)):
         raise StorageGoneError(reason) from error
     if seconds >= RETRY_SECONDS:
         raise StorageGoneError(
