@@ -104,3 +104,23 @@ def test_the_error_of_a_ratio_has_no_common_factor():
     logs = np.log(draws)
     assert law.ratio_error(16, 256) == pytest.approx(np.std(logs[:, 2] - logs[:, 0]), rel=0.5)
     assert law.ratio_error(100, 100) == 0.0
+
+
+@pytest.mark.parametrize(
+    ("count", "same_loop", "shift", "spread", "expected"),
+    [
+        (9, True, 0.5, 0.5, QUIET_FACTOR),  # too few
+        (2000, True, 0.0, 0.3, 0.3),
+        (2000, True, 0.5, 0.001, 0.5 / 1.645),  # all minutes were slower than the survey's
+        (2000, False, 0.5, 0.3, 0.3),  # another loop's steps: the shift says nothing
+    ],
+)
+def test_trials_see_how_the_machines_speed_changes(count, same_loop, shift, spread, expected):
+    law = drawn_law(0.02, 0)
+    rng = np.random.default_rng(1)
+    sizes = rng.integers(8, 512, count)
+    off = np.exp(shift + rng.normal(0.0, spread, count))
+    measured = [(size, law(size) * by) for size, by in zip(sizes, off, strict=True)]
+    seen = law.seen_by_trials(measured, same_loop)
+    assert seen.factor_error == pytest.approx(expected, rel=0.1)
+    assert (seen.seconds, seen.ratio_error(8, 64)) == (law.seconds, law.ratio_error(8, 64))

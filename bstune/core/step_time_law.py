@@ -8,13 +8,14 @@ to the line; where they hardly do, tau is what was measured. It does not fall wi
 timings fall by far more than their errors: on tensor cores, B = 129 can be slower than 136.
 
 A draw of tau is a draw of r, made monotone likewise, times one factor for all batch sizes: what a
-busy machine adds to all of them is not seen in their scatter.
+busy machine adds to all of them is not seen in their scatter, nor what the machine does in other
+minutes than those of the timings. The trials' own steps tell the latter.
 """
 
 import math
 import statistics
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Protocol
 
@@ -54,6 +55,11 @@ FEW_NEARER = 1.15
 POOLED_TIMINGS = 4.0
 # Combined standard errors by which a fall of tau is confirmed.
 CONFIRMED = 4.0
+# Trials, at least, whose own steps say how a machine's speed changes from minute to minute.
+TRIALS_OF_FACTOR = 10
+# Of trials that lie within an error on either side, and that many standard deviations apart.
+CENTRAL_SHARE = 0.9
+CENTRAL_QUANTILE = 1.645
 # The factor of all batch sizes, relative: on a quiet machine, and on one that waits all the time.
 # Measured on digits beside two busy processes, their wait left out: steps took 1.0 to 2.2 times as long.
 QUIET_FACTOR = 0.02
@@ -144,6 +150,28 @@ class StepTimeLaw(StepTime):
         weights = self._weights(first) - self._weights(second)
         variance = float(weights @ np.array(self.log_covariance) @ weights)
         return math.sqrt(max(variance, 0.0))
+
+    def seen_by_trials(
+        self, measured: Sequence[tuple[int, float]], same_loop: bool
+    ) -> "StepTimeLaw":
+        """Give this law with the factor of all batch sizes as uncertain as trials' own steps were off it.
+
+        A survey sees some seconds of a machine whose speed may change from minute to minute; the
+        trials see the minutes of a whole study. Nine of ten of them lie within 1.645 standard
+        deviations of the factor. Below ten trials the law stays as it is.
+
+        Args:
+            measured: batch size and own seconds of a step, of each trial.
+            same_loop: whether the loop that was timed trained them, too; of another loop only the
+                scatter counts.
+        """
+        if len(measured) < TRIALS_OF_FACTOR:
+            return self
+        off = np.array([math.log(seconds / self(size)) for size, seconds in measured])
+        if not same_loop:
+            off = off - np.median(off)
+        seen = float(np.quantile(np.abs(off), CENTRAL_SHARE)) / CENTRAL_QUANTILE
+        return replace(self, factor_error=math.hypot(self.factor_error, seen))
 
     def _weights(self, batch_size: float) -> Array:
         """Give the timed sizes' weights in log tau(B), linear over log B."""

@@ -19,12 +19,17 @@ def common_law(prepared: PreparedStudy, done: Sequence[TrialResult]) -> StepTime
         return None
     if prepared.backend.timed is not None:
         return None
-    timed = list[tuple[int, float]]()
+    return law_of_trials(own_step_times(done))
+
+
+def own_step_times(done: Sequence[TrialResult]) -> list[tuple[int, float]]:
+    """Give batch size and own seconds of a step of each trial that timed its steps."""
+    found = list[tuple[int, float]]()
     for trial in done:
         own = trial.measured_seconds_per_step or trial.seconds_per_step
         if own:
-            timed.append((trial.batch_size, own))
-    return law_of_trials(timed)
+            found.append((trial.batch_size, own))
+    return found
 
 
 def with_common_step_time(

@@ -48,7 +48,7 @@ from bstune.search.observations import Posterior, fresh_horizons, fresh_steps
 from bstune.search.posterior import frontier
 from bstune.study.as_good import as_good
 from bstune.study.baseline import baseline_result, baseline_runs, gain_of
-from bstune.study.common_step_time import common_law, with_common_step_time
+from bstune.study.common_step_time import common_law, own_step_times, with_common_step_time
 from bstune.study.critical import (
     INTERVAL,
     ROOM,
@@ -320,9 +320,11 @@ def law_of(prepared: PreparedStudy, done: Sequence[TrialResult]) -> StepTimeLaw 
     None where it is recorded, or too few trials were timed.
     """
     surveyed = prepared.backend.step_time
-    if isinstance(surveyed, StepTimeLaw):
-        return surveyed
-    return common_law(prepared, done)
+    if not isinstance(surveyed, StepTimeLaw):
+        return common_law(prepared, done)
+    timed = prepared.backend.timed
+    same_loop = timed is None or timed.seconds_of == "lean"
+    return surveyed.seen_by_trials(own_step_times(done), same_loop)
 
 
 def timing_of(

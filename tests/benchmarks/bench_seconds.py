@@ -1,12 +1,15 @@
-"""Whether the seconds that a study states for its winner are those that further seeds take.
+"""Whether the seconds that a study states for its winner are those that further seeds take, and the least there are.
 
     python tests/benchmarks/bench_seconds.py +workload=digits [OPTION=VALUE ...] [--studies 10] [--fresh 20]
         [--busy 0] --rows FILE
 
-Each study has a seed of its own, as on the command line. When it has ended, its winner trains on further seeds in one
-process, one after the other; seconds are steps to the target times that run's own seconds per step. ``--busy N`` keeps
-N processes computing beside the study, and none beside the further seeds: the seconds that a study on a busy machine
-states are to be those of a quiet one. A row of JSON a study is appended to FILE, and the same command goes on.
+First a sweep finds the point of least time: batch sizes a factor of two apart times learning rates a factor of two
+apart around the scaling rule's, two seeds each, then half as far apart around the best, more seeds for the best ones.
+Each study has a seed of its own, as on the command line. When it has ended, its winner and the sweep's best train on
+further seeds in one process, in turns; seconds are steps to the target, of a run that is evaluated at each step, times
+the seconds per step of the same run with the workload's own evaluations. ``--busy N`` keeps N processes computing
+beside the study, and none beside the further seeds: the seconds that a study on a busy machine states are to be those
+of a quiet one. A row of JSON a sweep and a study is appended to FILE, and the same command goes on.
 """
 
 import argparse
@@ -18,13 +21,15 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 SPIN = "while True: pass"
+SHOWN = ("seed", "batch_size", "stated", "low", "high", "median", "holds", "over_best", "seconds")
 
 
 @contextmanager
@@ -54,53 +59,134 @@ def run_study(arguments: Sequence[str], seed: int, folder: Path) -> dict[str, An
     return result
 
 
-def further_seeds(
-    arguments: Sequence[str], result: dict[str, Any], count: int
-) -> list[float | None]:
-    """Train a study's winner on further seeds; return the seconds to the target, None where it was missed."""
-    import torch
+Point = tuple[int, float, dict[str, Any]]
+"""Batch size, learning rate, and what else is tuned."""
+OCTAVES = (-2, -1, 0, 1, 2, 3)
+"""Of the sweep's learning rates over the scaling rule's."""
+SWEEP_THREADS = 1
+SWEPT_SEEDS = 2
+BEST_OF_SWEEP = 6
+"""Points of the sweep that run on more seeds."""
+BEST_SEEDS = 6
 
-    from bstune.core.records import TrialSpec
-    from bstune.study.prepare import compose_checked
-    from bstune.trial.workload import LightningBackend, build_workload, checked_protocol, resolve
 
-    timing, winner = result["timing"], result[result["use"]]
-    composed = compose_checked(arguments)
-    options, recipe = resolve(composed.options, composed.recipe)
-    protocol = checked_protocol(options, recipe)
-    if timing["seconds_of"] == "trainer":
-        protocol = replace(protocol, fast="off")
-    if timing["threads"] is not None:
-        torch.set_num_threads(timing["threads"])
-    backend = LightningBackend(options, recipe, build_workload(options, recipe), protocol)
-    seconds = list[float | None]()
-    expected = winner["steps"] or winner["single_run"]["steps"]
-    for seed in range(1, count + 1):
+class Trainer:
+    """Trains points of one workload in this process, as its studies do."""
+
+    def __init__(self, arguments: Sequence[str], threads: int | None, seconds_of: str) -> None:
+        import torch
+
+        from bstune.study.prepare import compose_checked
+        from bstune.trial.workload import (
+            LightningBackend,
+            build_workload,
+            checked_protocol,
+            resolve,
+        )
+
+        composed = compose_checked(arguments)
+        self.options, recipe = resolve(composed.options, composed.recipe)
+        protocol = checked_protocol(self.options, recipe)
+        if seconds_of == "trainer":
+            protocol = replace(protocol, fast="off")
+        if threads is not None:
+            torch.set_num_threads(threads)
+        workload = build_workload(self.options, recipe)
+        self.budget = protocol.budget
+        self.backend = LightningBackend(self.options, recipe, workload, protocol)
+
+    def run(
+        self, point: Point, seed: int, max_steps: int, dense: tuple[int, int] | None = None
+    ) -> Any:
+        from bstune.core.records import TrialSpec
+
+        batch_size, lr, hyperparameters = point
         spec = TrialSpec(
             number=0,
             trial_index=0,
-            batch_size=winner["batch_size"],
-            lr=winner["lr"],
+            batch_size=batch_size,
+            lr=lr,
             delta=None,
             seed=10_000 + seed,
-            max_steps=math.ceil(4 * expected),
-            dense_steps=(max(1, round(0.3 * expected)), math.ceil(3 * expected)),
-            hyperparameters=winner["hyperparameters"],
+            max_steps=max_steps,
+            dense_steps=dense,
+            hyperparameters=hyperparameters,
         )
-        record = backend.run(spec, None, None)
-        seconds.append(record.time_to_target)
-    return seconds
+        return self.backend.run(spec, None, None)
+
+    def seconds(self, point: Point, seed: int, expected: float | None = None) -> float:
+        """Give the seconds to the target, infinite where it is missed.
+
+        Args:
+            point: what trains.
+            seed: of the weights and the order of examples.
+            expected: steps to the target; None: the first run finds them.
+        """
+        most = self.budget.last_step(point[0]) if expected is None else math.ceil(4 * expected)
+        plain = self.run(point, seed, most)
+        if not plain.reached:
+            return math.inf
+        first = max(1, plain.steps_low)
+        found = self.run(point, seed, most, (first, plain.steps))
+        return float(found.steps * plain.seconds_per_step)
 
 
-def measure(arguments: Sequence[str], seed: int, fresh: int, others: int) -> dict[str, Any]:
-    """Run one study and its winner's further seeds; return the row."""
+def sweep(arguments: Sequence[str]) -> dict[str, Any]:
+    """Find the point of least time by a sweep; return the row."""
+    began = time.monotonic()
+    trainer = Trainer(arguments, SWEEP_THREADS, "lean")
+    options = trainer.options
+    low, high = options.search.batch_size.low, options.search.batch_size.high
+    reference = options.scaling.batch_size
+    found = dict[tuple[int, float], list[float]]()
+
+    def take(batch_size: int, lr: float, seeds: int) -> None:
+        seconds = found.setdefault((batch_size, lr), [])
+        for seed in range(len(seconds), seeds):
+            seconds.append(trainer.seconds((batch_size, lr, {}), seed))
+
+    sizes = [low * 2**i for i in range(math.floor(math.log2(high / low)) + 1)]
+    for batch_size in sizes:
+        for octave in OCTAVES:
+            lr = options.scaling.lr * math.sqrt(batch_size / reference) * 2.0**octave
+            take(batch_size, lr, SWEPT_SEEDS)
+    # Half as far apart around the best one.
+    batch_size, lr = min(found, key=lambda point: statistics.median(found[point]))
+    for i in (-1, 0, 1):
+        for j in (-1, 0, 1):
+            size = min(max(round(batch_size * 2 ** (i / 2)), low), high)
+            take(size, lr * 2 ** (j / 2), SWEPT_SEEDS)
+    for point in sorted(found, key=lambda one: statistics.median(found[one]))[:BEST_OF_SWEEP]:
+        take(*point, BEST_SEEDS)
+    full = {point: runs for point, runs in found.items() if len(runs) == BEST_SEEDS}
+    best = min(full, key=lambda one: statistics.median(full[one]))
+    return {
+        "arguments": [*arguments],
+        "sweep": [[*point, runs] for point, runs in found.items()],
+        "best": best,
+        "seconds": statistics.median(full[best]),
+        "sweep_seconds": round(time.monotonic() - began),
+    }
+
+
+def measure(
+    arguments: Sequence[str], best: Sequence[float], seed: int, fresh: int, others: int
+) -> dict[str, Any]:
+    """Run one study, and its winner's further seeds in turns with the sweep's best; return the row."""
     began = time.monotonic()
     with tempfile.TemporaryDirectory() as name, busy(others):
         result = run_study(arguments, seed, Path(name))
-    winner = result[result["use"]]
+    study_seconds = time.monotonic() - began
+    winner, timing = result[result["use"]], result["timing"]
     confirmed = winner["confirmed"]
-    found = further_seeds(arguments, result, fresh)
-    middle = statistics.median(math.inf if one is None else one for one in found)
+    trainer = Trainer(arguments, timing["threads"], timing["seconds_of"])
+    own = (winner["batch_size"], winner["lr"], winner["hyperparameters"])
+    sweeps = (int(best[0]), best[1], {})
+    further, bests = list[float](), list[float]()
+    for number in range(1, fresh + 1):
+        further.append(trainer.seconds(own, 1000 + number, winner["steps"]))
+        bests.append(trainer.seconds(sweeps, 1000 + number))
+    middle, least = statistics.median(further), statistics.median(bests)
     low, high = confirmed["time_low"], confirmed["time_high"]
     return {
         "arguments": [*arguments],
@@ -111,11 +197,14 @@ def measure(arguments: Sequence[str], seed: int, fresh: int, others: int) -> dic
         "stated": confirmed["time_median"],
         "low": low,
         "high": high,
-        "timing": result["timing"],
-        "further": found,
+        "timing": timing,
+        "further": further,
         "median": middle,
-        "holds": low is not None and high is not None and low <= middle <= high,
-        "study_seconds": round(time.monotonic() - began),
+        "bests": bests,
+        "over_best": middle / least,
+        "holds": low is not None and low <= middle and (high is None or middle <= high),
+        "study_seconds": round(study_seconds),
+        "seconds": round(time.monotonic() - began),
     }
 
 
@@ -132,20 +221,22 @@ def main() -> None:
     rows = list[dict[str, Any]]()
     if options.rows.exists():
         rows = [json.loads(line) for line in options.rows.read_text().splitlines()]
-    done = [row for row in rows if row["arguments"] == arguments and row["busy"] == options.busy]
-    for seed in range(len(done), options.studies):
-        row = measure(arguments, seed, options.fresh, options.busy)
-        done.append(row)
+    rows = [row for row in rows if row["arguments"] == arguments]
+
+    def taken(make: Callable[[], dict[str, Any]], shown: Sequence[str]) -> dict[str, Any]:
+        row = make()
         with options.rows.open("a") as file:
             file.write(json.dumps(row) + "\n")
-        print(
-            json.dumps(
-                {
-                    key: row[key]
-                    for key in ("seed", "batch_size", "stated", "low", "high", "median", "holds")
-                }
-            )
-        )
+        print(json.dumps({key: row[key] for key in shown}), flush=True)
+        return row
+
+    swept = [row for row in rows if "sweep" in row]
+    if not swept:
+        swept = [taken(lambda: sweep(arguments), ("best", "seconds", "sweep_seconds"))]
+    done = [row for row in rows if row.get("busy") == options.busy]
+    for seed in range(len(done), options.studies):
+        make = partial(measure, arguments, swept[0]["best"], seed, options.fresh, options.busy)
+        done.append(taken(make, SHOWN))
     holds = sum(row["holds"] for row in done)
     ratios = sorted(row["stated"] / row["median"] for row in done if row["stated"])
     print(f"{holds} of {len(done)} intervals hold the median of {options.fresh} further seeds")
@@ -153,6 +244,9 @@ def main() -> None:
         print(
             f"stated over median: {ratios[0]:.2f} to {ratios[-1]:.2f}, median {statistics.median(ratios):.2f}"
         )
+    over = sorted(row["over_best"] for row in done)
+    ninth = over[math.ceil(0.9 * len(over)) - 1]
+    print(f"winner over the sweep's best: median {statistics.median(over):.2f}, 90% {ninth:.2f}")
 
 
 if __name__ == "__main__":
