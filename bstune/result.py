@@ -36,6 +36,7 @@ Real = Annotated[float, Field(allow_inf_nan=False)]
 NotNegative = Annotated[float, Field(ge=0.0, le=LARGEST_COUNT, allow_inf_nan=False)]
 Positive = Annotated[float, Field(ge=1e-15, le=LARGEST_COUNT, allow_inf_nan=False)]
 Level = Annotated[float, Field(gt=0.0, lt=1.0)]
+Share = Annotated[float, Field(ge=0.0, le=1.0)]
 Text = Annotated[str, Field(max_length=MAX_TEXT)]
 # An integer stays one: a width of 15.0 is none.
 Whole = Annotated[int, Field(ge=-LARGEST_COUNT, le=LARGEST_COUNT)]
@@ -394,6 +395,17 @@ class ParetoTrial(Part, frozen=True):
     """Seconds of training to the target."""
 
 
+class Reaching(Part, frozen=True):
+    """How likely further seeds reach the target where schedules end with the trial: predicted by all trials."""
+
+    chance: Share
+    """With the winner's horizon."""
+    best_chance: Share
+    """With the longest horizon that the budget allows at its batch size."""
+    longest: Count
+    """That horizon: steps."""
+
+
 class WinnerResult(ParetoTrial, frozen=True):
     """A winner: steps and seconds are those to expect of a fresh seed.
 
@@ -405,6 +417,8 @@ class WinnerResult(ParetoTrial, frozen=True):
     """None where it was not run again."""
     single_run: SingleRun
     """Its own trial's."""
+    reaching: Reaching | None = None
+    """None where schedules do not end with the trial."""
 
     def expected(self, merit: Merit) -> float | None:
         """Give the seconds of training, or the steps, that a fresh seed takes to the target."""

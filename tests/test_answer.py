@@ -30,6 +30,7 @@ from bstune.result import (
     Exponent,
     NextTrial,
     NotRunAgain,
+    Reaching,
     SearchPlan,
     SeedScatter,
     StepTiming,
@@ -242,6 +243,16 @@ def test_hyperparameters_horizon_and_test_metrics_stand_with_the_winner():
     point = "batch size 64, learning rate 0.1, momentum 0.9, a schedule of 500 steps: "
     assert texts(tested, "USE")[0].startswith(point)
     assert texts(tested, "TEST")[0].startswith("test/error 0.1012 of one run")
+
+
+@pytest.mark.parametrize(("chance", "cautions"), [(0.62, 1), (0.93, 0)])
+def test_what_further_seeds_reach_stands_beside_what_three_did(chance, cautions):
+    shown = result_of(CONFIRMED)
+    reaching = Reaching(chance=chance, best_chance=0.97, longest=900)
+    winner = shown.best_by_time.model_copy(update={"reaching": reaching, "horizon": 500})
+    shown = shown.model_copy(update={"best_by_time": winner})
+    assert f"{chance:.0%}" in texts(shown, "USE")[0]
+    assert sum(f"{chance:.0%}" in text for text in texts(shown, "CAUTION")) == cautions
 
 
 def test_test_metrics_of_the_other_winner_are_not_shown():

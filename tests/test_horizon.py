@@ -26,7 +26,14 @@ from bstune.search.horizon import (
     log_shortest,
     misfit,
 )
-from bstune.search.observations import fresh_horizons, fresh_steps, infer, likelihood_data, smoothed
+from bstune.search.observations import (
+    chance_of_reaching,
+    fresh_horizons,
+    fresh_steps,
+    infer,
+    likelihood_data,
+    smoothed,
+)
 from bstune.search.posterior import draw_prior, log_likelihood, log_steps, make_prior
 from bstune.search.sampler import default_policy
 from bstune.trial.workload import build_module
@@ -314,6 +321,21 @@ def test_a_point_is_run_again_at_the_horizon_of_least_cost(met, least, most, bud
     assert named.keys() == fresh_steps(posterior).keys() == {3, 4, 5, 6, 7}
     assert all(least <= horizon <= most for horizon in named.values())
     assert fresh_horizons(inferred(trials, prior=prior(horizon=False))) == {}
+
+
+def test_the_chance_of_reaching_is_the_share_of_seeds_whose_steps_lie_below_the_horizon():
+    """S of seeds scatters by 20% about 1,000 steps: it lies below 1,000 in half of them."""
+    rng = np.random.default_rng(0)
+    trials = [
+        trial(i, 128, 0.1, round(horizon), shortest=1000.0 * math.exp(rng.normal(0.0, 0.2)))
+        for i, horizon in enumerate(np.geomspace(600.0, 1800.0, 24))
+    ]
+    posterior = inferred(trials, particles=400)
+    number = max(fresh_steps(posterior))
+    chances = [chance_of_reaching(posterior, number, horizon) for horizon in (600, 1000, 1800)]
+    assert chances[0] < 0.15
+    assert chances[1] == pytest.approx(0.5, abs=0.2)
+    assert 0.85 < chances[2] <= 1.0 - OUTLIERS
 
 
 def decided(trials, seed, budget=BUDGET, **changes):

@@ -34,6 +34,7 @@ from bstune.study.storage import (
     RECORD,
     STUDY_ID,
     Ranking,
+    _first_looks,
     ask,
     ask_replicate,
     build_sampler,
@@ -532,6 +533,27 @@ def test_trials_that_run_keep_their_trials_and_end_one_by_one(study, name):
     assert running(study, "of another process") == []
     assert results(study)[-1].trial_index == 1, "what was stored in vain is no trial"
     assert (free_indices(study, 4), free_indices(study, 2)) == ([2, 3], [])
+
+
+@pytest.mark.parametrize(
+    ("steps_low", "batch_size", "looks"),
+    [
+        (0, 64, (10, 100)),
+        (0, 256, (2, 100)),  # a quarter of the steps are as many examples
+        (0, 16, (10, 400)),
+        (90, 64, None),  # when that one met the target is known
+    ],
+)
+def test_trials_are_looked_at_early_where_another_met_the_target_at_its_first_look(
+    study, steps_low, batch_size, looks
+):
+    def reaches(spec):
+        fields = {**spec.trial_fields(), "batch_size": 64}
+        return make_result(**fields, steps=100, steps_low=steps_low, history=((100, 0.1),))
+
+    run(study, asked(study, 0, "random"), reaches)
+    assert _first_looks(study.trials, batch_size) == looks
+    assert (asked(study, 1, "random")[1].dense_steps is None) == (looks is None)
 
 
 def test_two_trials_that_run_do_not_go_on_from_the_same_one(study):

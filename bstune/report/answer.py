@@ -44,6 +44,8 @@ PREDICTED = "predicted, not run again on fresh seeds"
 # Times its low end: an interval this narrow is good, and good enough.
 NARROW = 1.5
 NARROW_ENOUGH = 3.0
+# Chance of reaching the target from which on a winner is called no risk: nine of ten, and some room.
+SURE = 0.8
 NOISY = 0.1  # relative error of a step's seconds, on a quiet machine at most
 BUSY = 0.1  # share of the time that steps wait for a processor, on a quiet machine at most
 HALF = 0.5  # efficiency: the first number of devices below it is the last that is named
@@ -220,8 +222,11 @@ def expected_text(winner: WinnerResult) -> str:
         return f"not known: {reached} reached the target"
     if not middle:
         return f"not known: only {reached} reached the target ({', '.join(ranges)})"
+    seen = f"{reached} reached it"
+    if winner.reaching is not None:
+        seen += f", predicted for {winner.reaching.chance:.0%} of further ones"
     level = f"{INTERVAL_LEVEL:.0%}"
-    return f"{', '.join(middle)} ({reached} reached it; {level}: {', '.join(ranges)})"
+    return f"{', '.join(middle)} ({seen}; {level}: {', '.join(ranges)})"
 
 
 def fresh_text(fresh: Confirmed) -> str:
@@ -338,6 +343,7 @@ def _cautions(result: StudyResult) -> Iterator[str | None]:
         yield _cause(result).why
         return
     yield from _missed(result)
+    yield from _may_miss(result)
     if result.search.limit is not None and result.stop_reason is not None:
         yield result.stop_reason
     yield from _not_run_again(result)
@@ -364,6 +370,24 @@ def _missed(result: StudyResult) -> Iterator[str]:
         yield f"only {fresh_text(winner.confirmed)} reached the target at {winner_text(winner)}"
     if result.search.replicates == 0:
         yield "USE is one run's luck, too: search.replicates=3 runs it again on fresh seeds"
+
+
+def _may_miss(result: StudyResult) -> Iterator[str]:
+    """Name a schedule that further seeds are not sure to reach the target with, whatever the few fresh ones did."""
+    winner = result.winner
+    if winner is None or winner.reaching is None or winner.horizon is None:
+        return
+    reaching = winner.reaching
+    if reaching.chance >= SURE:
+        return
+    schedule = f"a schedule of {plural(winner.horizon, 'step')}"
+    text = (
+        f"{reaching.chance:.0%} of further seeds are predicted to reach the target with {schedule}"
+    )
+    if reaching.longest > winner.horizon:
+        longest = f"the longest one, of {format_count(reaching.longest)}"
+        text += f", {reaching.best_chance:.0%} with {longest}"
+    yield text
 
 
 def _not_run_again(result: StudyResult) -> Iterator[str]:

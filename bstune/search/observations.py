@@ -16,11 +16,12 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.special import ndtr
 
 from bstune.core.records import Target, TrialResult
 from bstune.core.step_time import StepTime, StepTimes, fit_step_times
 from bstune.core.step_time_law import StepTimeDraws, StepTimeLaw
-from bstune.search.horizon import RELIABLE, Ends, least_cost, log_met, misfit
+from bstune.search.horizon import OUTLIERS, RELIABLE, Ends, least_cost, log_met, misfit
 from bstune.search.posterior import (
     NOISE,
     LikelihoodData,
@@ -441,6 +442,20 @@ def fresh_horizons(posterior: Posterior) -> dict[int, int]:
     """
     least = _least_costs(posterior) if posterior.prior.horizon else {}
     return {number: round(horizon) for number, (_, horizon) in least.items()}
+
+
+def chance_of_reaching(posterior: Posterior, number: int, horizon: float) -> float:
+    """Give the chance that a fresh seed at a reached observation's point meets the target with a horizon.
+
+    ``P = (1 - outliers) Phi((log h - E[log S])/sd)``, the deviation that of log S over the posterior and
+    from seed to seed.
+    """
+    theta, prior = posterior.theta, posterior.prior
+    place = [one.number for one in posterior.observations].index(number)
+    at = posterior.data.points.take(np.array([place]))
+    variance = float(log_steps(theta, at, prior).var()) + _noise(theta)
+    above = math.log(horizon) - _fresh_log_steps(posterior)[place]
+    return (1.0 - OUTLIERS) * float(ndtr(above / math.sqrt(variance)))
 
 
 def _least_costs(posterior: Posterior) -> dict[int, tuple[float, float]]:

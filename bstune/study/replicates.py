@@ -22,7 +22,7 @@ from statistics import median
 from bstune.core.objectives import SOUGHT, Objective
 from bstune.core.records import Merit, TrialResult
 from bstune.core.step_time_law import MEDIAN_ERROR
-from bstune.result import INTERVAL_QUANTILE, Confirmed, finite
+from bstune.result import INTERVAL_QUANTILE, Confirmed, Reaching, finite
 from bstune.search.observations import FAILURE_FACTOR
 from bstune.study.plan import is_baseline_replicate
 
@@ -45,6 +45,7 @@ class Winner:
     predicted_horizon: int | None = (
         None  # with which ``steps`` are predicted, where schedules end with the trial
     )
+    reaching: Reaching | None = None
 
     @property
     def horizon(self) -> int | None:

@@ -36,6 +36,7 @@ from bstune.result import (
     Curve,
     DevicePlans,
     NotRunAgain,
+    Reaching,
     Reference,
     SearchPlan,
     StepTiming,
@@ -44,7 +45,12 @@ from bstune.result import (
     finite,
 )
 from bstune.search.acquisition import best_learning_rates, steps_band
-from bstune.search.observations import Posterior, fresh_horizons, fresh_steps
+from bstune.search.observations import (
+    Posterior,
+    chance_of_reaching,
+    fresh_horizons,
+    fresh_steps,
+)
 from bstune.search.posterior import frontier
 from bstune.study.as_good import as_good
 from bstune.study.baseline import baseline_result, baseline_runs, gain_of
@@ -227,10 +233,12 @@ def analyse(
     )
     ranking = done, fresh_steps(posterior), budget.objective, budget.replicates, budget.candidates
     horizons = fresh_horizons(posterior)
-    best = {
-        merit: replace(winner, predicted_horizon=horizons.get(winner.trial.number))
-        for merit, winner in winners(*ranking).items()
-    }
+    best = dict[Merit, Winner]()
+    for merit, found in winners(*ranking).items():
+        foreseen = replace(found, predicted_horizon=horizons.get(found.trial.number))
+        if found.trial.number in horizons:
+            foreseen = replace(foreseen, reaching=reaching_of(posterior, foreseen))
+        best[merit] = foreseen
     critical = critical_batch(posterior, budget.objective != "steps")
     b_crit = None if critical is None else critical.value
     exponent = fit_lr_exponent(
@@ -266,6 +274,22 @@ def analyse(
         timing=timing_of(prepared, law, winner, again),
         not_run_again=_not_run_again(left_out(*ranking), budget.candidates),
         scale_out=plans,
+    )
+
+
+def reaching_of(posterior: Posterior, winner: Winner) -> Reaching | None:
+    """Tell how likely further seeds reach the target at a winner whose schedule ends with the trial."""
+    horizon = winner.advised_horizon
+    if horizon is None:
+        return None
+    number = winner.trial.number
+    longest = horizon
+    if posterior.budget is not None:
+        longest = max(horizon, math.floor(posterior.budget(winner.trial.batch_size)))
+    return Reaching(
+        chance=chance_of_reaching(posterior, number, horizon),
+        best_chance=chance_of_reaching(posterior, number, longest),
+        longest=longest,
     )
 
 

@@ -607,6 +607,9 @@ def _draft(
             lr, seed = continued.lr, continued.seed
     delta = space.delta(batch_size, lr)
     values = space.searched(trial.params)  # and back
+    dense_steps = None
+    if resumed_from is None:
+        dense_steps = _first_looks(turn.trials, batch_size)
     return draft, TrialSpec(
         trial.number,
         trial_index,
@@ -617,7 +620,24 @@ def _draft(
         max_steps,
         resumed_from,
         hyperparameters=values,
+        dense_steps=dense_steps,
     )
+
+
+def _first_looks(trials: Sequence[FrozenTrial], batch_size: int) -> tuple[int, int] | None:
+    """Give the steps between which a trial is looked at early; None where no trial met the target at its first look.
+
+    When such a trial met it is not known. Another one is expected to take as many steps as the
+    nearest in batch size did, or as many examples.
+    """
+    ended = [_record(one.user_attrs[RECORD]) for one in trials if RECORD in one.user_attrs]
+    untold = [one for one in ended if one.reached and one.steps_low == 0]
+    if not untold:
+        return None
+    nearest = min(untold, key=lambda one: abs(math.log(one.batch_size / batch_size)))
+    as_many_examples = nearest.steps * nearest.batch_size / batch_size
+    earliest = DENSE_FROM_UNTOLD * min(nearest.steps, as_many_examples)
+    return max(1, math.floor(earliest)), math.ceil(max(nearest.steps, as_many_examples))
 
 
 def _draft_baseline(

@@ -254,6 +254,7 @@ def winner_result(winner: Winner, scatter: float = 0.0, time_error: float = 0.0)
         time_to_target=seconds,
         confirmed=fresh,
         single_run=SingleRun(steps=trial.steps, time_to_target=trial.time_to_target),
+        reaching=winner.reaching,
     )
 
 
