@@ -44,6 +44,7 @@ PREDICTED = "predicted, not run again on fresh seeds"
 # Times its low end: an interval this narrow is good, and good enough.
 NARROW = 1.5
 NARROW_ENOUGH = 3.0
+NOTHING_REACHED = "nothing that was tried reached the target"
 # Chance of reaching the target from which on a winner is called no risk: nine of ten, and some room.
 SURE = 0.8
 NOISY = 0.1  # relative error of a step's seconds, on a quiet machine at most
@@ -291,7 +292,7 @@ def _compared_text(compared: AtEqualSeconds, own: str) -> str:
     return f"after {seconds} of training the closest point was at {value}, {own} at {of_baseline} (one run each)"
 
 
-def _no_gain_text(baseline: BaselineResult, use: WinnerResult | None, own: str) -> str | None:
+def _no_gain_text(baseline: BaselineResult, use: WinnerResult | None, own: str) -> str:
     """Why there is no gain, and what the user's own configuration came to."""
     after = plural(baseline.steps, "step")
     if baseline.status == "out of memory":
@@ -299,7 +300,7 @@ def _no_gain_text(baseline: BaselineResult, use: WinnerResult | None, own: str) 
     if baseline.status == "diverged":
         return f"not known: {own} diverged after {after}"
     if use is None:
-        return None
+        return f"not known: {NOTHING_REACHED}, nor did {own} in {after}"
     if _is_at(use, baseline):
         return f"none: {own} is the best that was found"
     return f"not known: {own} {baseline.status} after {after}"
@@ -698,7 +699,11 @@ def verdict(low: float, high: float, exponents: Mapping[str, float]) -> str:
 def _devices(result: StudyResult) -> Iterator[str | None]:
     """Give the critical batch size, and what further devices would be worth."""
     critical = result.critical_batch_size
-    if critical is None or result.winner is None:
+    if result.winner is None:
+        yield f"not known: {NOTHING_REACHED}" if any(result.statuses.values()) else None
+        return
+    if critical is None:
+        yield "not known yet"
         return
     if critical.is_of_one_size:
         size = format_count(critical.smallest)
