@@ -28,8 +28,8 @@ from bstune.core.errors import ConfigError
 from bstune.core.records import TrialResult, TrialSpec
 from bstune.core.search_space import van_der_corput
 from bstune.search.sampler import BATCH_SIZE, LR, RECORD, RESUMED_FROM, FrontierSampler
-from bstune.study.critical import critical_batch
-from bstune.study.model import MOVES, REPORT_PARTICLES
+from bstune.study.analysis.critical import critical_batch
+from bstune.study.analysis.model import MOVES, REPORT_PARTICLES
 from bstune.sweeps.search_problem import MAX_TRIALS, Problem, Search, least, merit, stopping_step
 
 Form = Literal["pruned", "bound"]

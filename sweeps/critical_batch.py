@@ -21,7 +21,7 @@ from bstune.core.errors import ConfigError, TableError
 from bstune.core.records import Target
 from bstune.report.drawing import INK, PURPLE, log_axis, log_limits
 from bstune.result import CriticalAtTarget
-from bstune.study.critical import FINE, MAX_COARSE, growth
+from bstune.study.analysis.critical import FINE, MAX_COARSE, growth
 from bstune.sweeps.harness import Finding
 from bstune.sweeps.search_benchmark import find_sources, find_target
 from bstune.sweeps.search_problem import dense_points

@@ -27,9 +27,9 @@ from bstune.result import (
     SearchPlan,
     StudyResult,
 )
+from bstune.study.analysis.summary import Analysis, Asked, summarize
 from bstune.study.prepare import PreparedStudy, compose_checked, prepare
 from bstune.study.replicates import Winner
-from bstune.study.summary import Analysis, Asked, summarize
 from bstune.trial.backend import TrialBackend
 
 if TYPE_CHECKING:

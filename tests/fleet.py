@@ -14,10 +14,11 @@ from rich.console import Console
 
 from bstune.core.errors import BstuneError
 from bstune.options import StudyOptions
-from bstune.study.patience import STORAGE_ERRORS
 from bstune.study.prepare import PreparedStudy, compose_checked, compose_joined, prepare
 from bstune.study.run import run_study, run_worker
-from bstune.study.storage import find_study, trial_index_of
+from bstune.study.storage.opening import find_study
+from bstune.study.storage.patience import STORAGE_ERRORS
+from bstune.study.storage.trials import trial_index_of
 from bstune.trial.backend import make_protocol
 from bstune.trial.replay import ReplayBackend
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from toolbox import make_trial
 
-from bstune.study.as_good import AS_GOOD_WITHIN, as_good
+from bstune.study.analysis.as_good import AS_GOOD_WITHIN, as_good
 
 SIZES = (16, 32, 64, 128, 256, 512)
 # tau(B) = 1 + B/64 seconds, S(B) = 100 (1 + 64/B): T = 100 (2 + B/64 + 64/B) is least at B = 64.

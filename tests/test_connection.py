@@ -13,9 +13,9 @@ import pytest
 from toolbox import entries
 
 from bstune.core.errors import StudyError
-from bstune.study import patience
-from bstune.study.connection import check_storage, engine_arguments
-from bstune.study.storage import find_study, open_study
+from bstune.study.storage import patience
+from bstune.study.storage.connection import check_storage, engine_arguments
+from bstune.study.storage.opening import find_study, open_study
 
 
 def url(folder, name="study"):
@@ -65,7 +65,7 @@ def test_a_storage_of_another_version_of_optuna_is_named_as_such(tmp_path):
 def test_a_storage_that_does_not_answer_is_reported(tmp_path, monkeypatch):
     opened(tmp_path)
     monkeypatch.setattr(patience, "RETRY_SECONDS", 0.0)
-    monkeypatch.setattr("bstune.study.connection.ANSWER_SECONDS", 0.2)
+    monkeypatch.setattr("bstune.study.storage.connection.ANSWER_SECONDS", 0.2)
     with contextlib.closing(sqlite3.connect(tmp_path / "study.db")) as other_process:
         other_process.execute("BEGIN EXCLUSIVE")
         with pytest.raises(StudyError, match="database is locked"):
@@ -76,7 +76,7 @@ def test_a_server_that_takes_a_connection_and_says_nothing_is_reported(monkeypat
     pytest.importorskip("psycopg2")
     monkeypatch.setattr(patience, "RETRY_SECONDS", 0.0)
     # The least that libpq takes; it holds for all of the greeting.
-    monkeypatch.setattr("bstune.study.connection.CONNECT_SECONDS", 2)
+    monkeypatch.setattr("bstune.study.storage.connection.CONNECT_SECONDS", 2)
     with socket.create_server(("127.0.0.1", 0)) as silent:
         address = f"postgresql+psycopg2://me@127.0.0.1:{silent.getsockname()[1]}/studies"
         with pytest.raises(StudyError, match=r"the storage does not answer: .*timeout expired"):
@@ -113,7 +113,8 @@ BEGINS = """
 import sys
 from pathlib import Path
 import optuna
-from bstune.study.storage import STUDY_ID, open_study
+from bstune.study.storage.attributes import STUDY_ID
+from bstune.study.storage.opening import open_study
 optuna.logging.set_verbosity(optuna.logging.WARNING)
 print("ready", flush=True)
 sys.stdin.readline()

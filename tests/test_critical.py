@@ -13,7 +13,7 @@ from bstune.result import CriticalAtTarget
 from bstune.search.acquisition import most_telling
 from bstune.search.observations import Observation, Posterior, likelihood_data
 from bstune.search.posterior import B_CRIT, B_OPT, LEVEL, draw_prior, make_prior
-from bstune.study.critical import (
+from bstune.study.analysis.critical import (
     critical_batch,
     easier_targets,
     growth,

@@ -13,7 +13,10 @@ from test_storage import BUDGET, SPACE, options_with, url
 from bstune.core.errors import ConfigError
 from bstune.core.search_space import Tunable, van_der_corput
 from bstune.search.each_batch_size import EachBatchSize, batch_sizes
-from bstune.study.storage import ask, build_sampler, distributions, open_study, turn_at
+from bstune.study.storage.asking import ask, distributions
+from bstune.study.storage.opening import open_study
+from bstune.study.storage.samplers import build_sampler
+from bstune.study.storage.turns import turn_at
 
 NODE = {"_target_": "bstune.search.each_batch_size.EachBatchSize", "ratio": 2.0}
 MOMENTUM = Tunable("momentum", "", 0.1, 0.99, log=True, integer=False, complement=True)

@@ -11,7 +11,7 @@ import pytest
 from toolbox import trials_of
 
 from bstune.core.records import TrialResult
-from bstune.study.storage import CUT_SHORT
+from bstune.study.storage.trials import CUT_SHORT
 
 DEEDS = """
 import ctypes, multiprocessing, os, signal, sys, threading
@@ -78,7 +78,7 @@ class Does(Classifier):
 IMPATIENT = """
 from bstune.__main__ import command
 from bstune.system import files
-from bstune.study import patience
+from bstune.study.storage import patience
 
 files.WRITE_TRIES, patience.RETRY_SECONDS = 2, 1.0
 command()

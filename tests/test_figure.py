@@ -338,7 +338,7 @@ def test_the_curve_is_written_as_a_png_and_as_svg_and_nothing_else(tmp_path):
 def test_a_figure_needs_no_display_and_an_import_no_matplotlib(tmp_path):
     code = (
         "import sys, pathlib\n"
-        "import bstune.study.summary, bstune.report.figure as f\n"
+        "import bstune.study.analysis.summary, bstune.report.figure as f\n"
         "loaded = {'matplotlib', 'torch', 'lightning'} & sys.modules.keys()\n"
         "text = pathlib.Path(sys.argv[2]).read_text()\n"
         "from bstune.report.schema import read_result\n"

@@ -9,8 +9,8 @@ import pytest
 from toolbox import FakeTime
 
 from bstune.core.errors import StudyError
-from bstune.study import lease as module
-from bstune.study.lease import PREFIX, Leases, process_started
+from bstune.study.storage import lease as module
+from bstune.study.storage.lease import PREFIX, Leases, process_started
 
 SECONDS = 60.0
 

@@ -13,9 +13,9 @@ import pytest
 import yaml
 
 from bstune.core.errors import StudyError
-from bstune.study import patience
-from bstune.study.connection import check_storage, connect
-from bstune.study.storage import worker_of
+from bstune.study.storage import patience
+from bstune.study.storage.connection import check_storage, connect
+from bstune.study.storage.trials import worker_of
 
 GUARD = 120  # seconds, which nothing here takes unless it is stuck
 UNSHARE = ("unshare", "--pid", "--mount", "--fork", "--kill-child", "--mount-proc")

@@ -8,7 +8,7 @@ from bstune.core.step_time import StepTime, StepTimes
 from bstune.result import LearningRateLaw
 from bstune.search.observations import Observation, Posterior, likelihood_data
 from bstune.search.posterior import B_CRIT, BEND, EXPONENT, NOISE, SHIFT, make_prior
-from bstune.study.model import (
+from bstune.study.analysis.model import (
     fit_lr_exponent,
     rule_exponents,
     seed_scatter,

@@ -20,6 +20,7 @@ from bstune.hardware import survey as hardware_survey
 from bstune.options import flat_settings
 from bstune.report.answer import INDENT
 from bstune.study import report
+from bstune.study.analysis import analyse
 from bstune.study.run import run_study
 from bstune.study.training import open_service
 from bstune.system.files import Output, is_own
@@ -297,8 +298,8 @@ def test_what_is_optional_never_ends_a_study(tmp_path, monkeypatch):
     def fail(*arguments, **options):
         raise LookupError("no such thing")
 
-    for name in ("draw_curve", "over_targets"):
-        monkeypatch.setattr(report, name, fail)
+    monkeypatch.setattr(report, "draw_curve", fail)
+    monkeypatch.setattr(analyse, "over_targets", fail)
     monkeypatch.setattr(runs, "Tracking", fail)
     options = (
         "workload.table=t.jsonl",

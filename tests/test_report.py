@@ -15,18 +15,18 @@ from bstune.core.curve import CurveBand
 from bstune.core.step_time_law import SizeTiming, fit_step_time_law
 from bstune.report.answer import answer, trust
 from bstune.result import StepTiming
+from bstune.study.analysis.analyse import curve_of
+from bstune.study.analysis.scale_out import step_times
+from bstune.study.analysis.step_times import not_told_apart
 from bstune.study.replicates import Winner
 from bstune.study.report import (
     best_yaml,
-    curve_of,
     missing_in_trials,
-    not_told_apart,
     places,
     show,
     show_places,
     train_command,
 )
-from bstune.study.scale_out import step_times
 from bstune.system.files import Output
 
 

@@ -18,10 +18,10 @@ from toolbox import end_as_lightning, make_trial, table_rows, trials_of, write_r
 
 from bstune.core.records import Budget, Target, TrialResult
 from bstune.search.posterior import sample_posterior
-from bstune.study.model import REPORT_PARTICLES
+from bstune.study.analysis.model import REPORT_PARTICLES
 from bstune.study.run import MINUTE, Progress, budget_text, trial_line
 from bstune.study.search import MAX_STATES, worth_continuing
-from bstune.study.storage import spec_of
+from bstune.study.storage.trials import spec_of
 from bstune.trial.workers import InProcess
 
 REPLAY = (

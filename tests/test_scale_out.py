@@ -9,7 +9,7 @@ from rich.console import Console
 from synthetic import Law, synthetic_table
 
 from bstune.core.curve import CurveBand
-from bstune.study.scale_out import (
+from bstune.study.analysis.scale_out import (
     candidates,
     draw_scale_out,
     half_efficient,

@@ -18,23 +18,16 @@ from toolbox import make_result, table_rows, trials_of, write_rows
 
 from bstune.core.errors import StudyError, UserCodeError
 from bstune.core.records import TrialSpec
-from bstune.study.lease import Leases
 from bstune.study.prepare import compose_joined, prepare
 from bstune.study.run import run_study, run_worker
 from bstune.study.search import _is_out_of_time, check_failures
-from bstune.study.storage import (
-    CUT_SHORT,
-    ask,
-    connect,
-    find_study,
-    free_indices,
-    free_turn,
-    open_study,
-    running,
-    tell,
-    trial_index_of,
-    turn_at,
-)
+from bstune.study.storage.asking import ask
+from bstune.study.storage.connection import connect
+from bstune.study.storage.lease import Leases
+from bstune.study.storage.opening import find_study, open_study
+from bstune.study.storage.telling import tell
+from bstune.study.storage.trials import CUT_SHORT, running, trial_index_of
+from bstune.study.storage.turns import free_indices, free_turn, turn_at
 from bstune.trial.backend import TrialBackend
 from bstune.trial.workers import InProcess, failed
 

@@ -21,7 +21,7 @@ from toolbox import table_rows, write_rows
 
 from bstune.config import secret_option
 from bstune.report.html import json_script
-from bstune.study.connection import connect
+from bstune.study.storage.connection import connect
 from bstune.system import secrets
 from bstune.system.failures import described
 from bstune.system.files import Identity, append_text, write_text
@@ -669,7 +669,7 @@ def test_trials_that_fail_record_no_secret(run, tmp_path, monkeypatch):
 )
 def test_a_storage_that_does_not_answer_shows_no_secret(run, arguments, monkeypatch):
     monkeypatch.setenv("STUDIES", FAILING)
-    monkeypatch.setattr("bstune.study.patience.RETRY_SECONDS", 0.0)
+    monkeypatch.setattr("bstune.study.storage.patience.RETRY_SECONDS", 0.0)
     status, _, err = run("--config-dir=conf", *arguments, *REPLAY)
     assert status == 2
     assert "storage=postgresql+psycopg2://me:***@127.0.0.1:9/db" in err

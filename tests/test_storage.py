@@ -21,37 +21,21 @@ from bstune.core.records import Target, TrialResult
 from bstune.core.search_space import Space
 from bstune.options import StudyOptions, with_option
 from bstune.search.acquisition import MIN_STEPS
-from bstune.search.sampler import FrontierSampler
-from bstune.study import patience
-from bstune.study.connection import check_storage
-from bstune.study.lease import Leases
+from bstune.search.sampler import RECORD, FrontierSampler
 from bstune.study.plan import SearchBudget
 from bstune.study.prepare import compose_joined
 from bstune.study.replicates import Winner
-from bstune.study.storage import (
-    FORMAT,
-    FROZEN_SETTINGS,
-    RECORD,
-    STUDY_ID,
-    Ranking,
-    _first_looks,
-    ask,
-    ask_replicate,
-    build_sampler,
-    cut_short,
-    distributions,
-    ended_below_limit,
-    find_study,
-    finish_abandoned,
-    free_indices,
-    open_study,
-    results,
-    running,
-    store_unstored,
-    tell,
-    trial_index_of,
-    turn_at,
-)
+from bstune.study.storage import patience
+from bstune.study.storage.asking import Ranking, ask, ask_replicate, distributions
+from bstune.study.storage.attributes import FORMAT, FROZEN_SETTINGS, STUDY_ID
+from bstune.study.storage.connection import check_storage
+from bstune.study.storage.lease import Leases
+from bstune.study.storage.looks import first_looks
+from bstune.study.storage.opening import find_study, open_study
+from bstune.study.storage.samplers import build_sampler
+from bstune.study.storage.telling import cut_short, finish_abandoned, store_unstored, tell
+from bstune.study.storage.trials import results, running, trial_index_of
+from bstune.study.storage.turns import ended_below_limit, free_indices, turn_at
 from bstune.system.files import Output
 from bstune.trial.backend import stops_trials
 
@@ -552,7 +536,7 @@ def test_trials_are_looked_at_early_where_another_met_the_target_at_its_first_lo
         return make_result(**fields, steps=100, steps_low=steps_low, history=((100, 0.1),))
 
     run(study, asked(study, 0, "random"), reaches)
-    assert _first_looks(study.trials, batch_size) == looks
+    assert first_looks(study.trials, batch_size) == looks
     assert (asked(study, 1, "random")[1].dense_steps is None) == (looks is None)
 
 
@@ -707,7 +691,7 @@ def test_a_server_takes_a_long_record(database_server, tmp_path):
 
 def test_a_database_that_is_locked_is_waited_for(study, tmp_path, monkeypatch):
     monkeypatch.setattr(patience, "WAIT_SECONDS", (0.0,))
-    monkeypatch.setattr("bstune.study.connection.ANSWER_SECONDS", 0.05)
+    monkeypatch.setattr("bstune.study.storage.connection.ANSWER_SECONDS", 0.05)
     again = open_study("toy", url(tmp_path), "steps", SETTINGS, tmp_path)
     with contextlib.closing(
         sqlite3.connect(tmp_path / "study.db", check_same_thread=False)
@@ -753,7 +737,7 @@ def test_a_storage_that_fails_for_good_ends_the_study_once_the_stated_time_is_ov
     clock = FakeTime()
     fake = SimpleNamespace(monotonic=clock, sleep=clock.sleep)
     monkeypatch.setattr(patience, "time", fake)
-    monkeypatch.setattr("bstune.study.connection.ANSWER_SECONDS", 0.01)
+    monkeypatch.setattr("bstune.study.storage.connection.ANSWER_SECONDS", 0.01)
     study = open_study("toy", url(tmp_path), "steps", SETTINGS, tmp_path)
     now = asked(study, 0, "random")
     kept = fault(tmp_path)

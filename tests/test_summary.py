@@ -10,7 +10,7 @@ from toolbox import best_of, make_trial
 from bstune.core.curve import fit_curve, frontier_points
 from bstune.core.records import Budget, Target
 from bstune.result import SingleRun, StudyResult
-from bstune.study.summary import noise_scale, pareto_front
+from bstune.study.analysis.summary import noise_scale, pareto_front
 
 TARGET = Target("val/error", 0.1, "min")
 
@@ -61,7 +61,8 @@ def test_summary_on_points_of_the_curve_itself():
     fields += ("time_to_target",)
     single = {name: getattr(trials[6], name) for name in ("steps", "time_to_target")}
     row = {name: getattr(trials[6], name) for name in fields}
-    assert summary.best_by_steps.model_dump() == {**row, "confirmed": None, "single_run": single}
+    rest = {"confirmed": None, "single_run": single, "reaching": None}
+    assert summary.best_by_steps.model_dump() == row | rest
     assert (summary.lr_exponent, summary.stop_reason, summary.continued) == (None, None, 0)
     assert json.loads(summary.to_json())["points"][0]["batch_size"] == 8
     assert StudyResult.model_validate_json(summary.to_json()) == summary

@@ -38,7 +38,7 @@ from bstune.report.study_folder import read_study
 from bstune.study.prepare import compose_joined, prepare
 from bstune.study.report import Findings
 from bstune.study.run import Progress
-from bstune.study.storage import find_study
+from bstune.study.storage.opening import find_study
 
 README = Path(bstune.__file__).parent / "README.md"
 QUIET = {

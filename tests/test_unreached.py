@@ -8,7 +8,7 @@ from toolbox import make_trial
 
 from bstune.core.records import Target
 from bstune.report.answer import answer
-from bstune.study.unreached import best_so_far
+from bstune.study.analysis.unreached import best_so_far
 
 TARGET = Target("val/error", 0.1, "min")
 ACCURACY = Target("val/accuracy", 0.9, "max")

@@ -14,10 +14,12 @@ from bstune.core.search_space import Space
 from bstune.options import StudyOptions, flat_settings, with_option
 from bstune.recipe import Recipe
 from bstune.study.baseline import Baseline, baseline_of
-from bstune.study.connection import check_storage
 from bstune.study.duration import advice_on_time
 from bstune.study.plan import SearchBudget, max_seconds
-from bstune.study.storage import ARGUMENTS, build_sampler, stored_setting
+from bstune.study.storage.attributes import ARGUMENTS
+from bstune.study.storage.connection import check_storage
+from bstune.study.storage.opening import stored_setting
+from bstune.study.storage.samplers import build_sampler
 from bstune.study.training import Training, TrainingHere, TrainingProcess, TriedBackend
 from bstune.system.failures import cause
 from bstune.system.files import Identity, Output, check_owner, check_writable

@@ -21,7 +21,7 @@ from bstune.core.records import TrialResult, TrialSpec, dump_json
 from bstune.core.search_space import HALF_LIVES
 from bstune.options import with_option
 from bstune.study.prepare import compose_checked, prepare
-from bstune.study.storage import changes
+from bstune.study.storage.opening import changes
 from bstune.system.console import quieten
 from bstune.system.exits import is_interruption
 from bstune.system.files import append_text, check_writable, write_text

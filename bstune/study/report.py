@@ -1,91 +1,55 @@
 """The report of a job's study: its files, its answer, the winners on the test set, its curve in MLflow."""
 
-import math
 import re
 import shlex
 import sys
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import chdir
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import optuna
 import yaml
-from numpy.typing import NDArray
 from rich.console import Console
 from rich.text import Text
 
-from bstune.core.curve import CurveBand, CurveError, CurveFit, fit_curve, frontier_points
-from bstune.core.objectives import SOUGHT
 from bstune.core.records import Merit, TrialResult
-from bstune.core.step_time_law import StepTimeLaw
 from bstune.options import overrides
 from bstune.report.answer import INDENT, Answer, Line, answer, block, labelled_rows
 from bstune.report.figure import draw_curve
 from bstune.report.page import write_page
 from bstune.report.study_folder import read_study
 from bstune.result import (
-    INTERVAL_QUANTILE,
     WINNERS,
-    AsGood,
-    CriticalAtTarget,
-    CriticalBatchSize,
-    Curve,
-    DevicePlans,
-    NotRunAgain,
-    Reaching,
     Reference,
     SearchPlan,
-    StepTiming,
     StudyResult,
     WinnerName,
     finite,
 )
-from bstune.search.acquisition import best_learning_rates, steps_band
-from bstune.search.observations import (
-    Posterior,
-    chance_of_reaching,
-    fresh_horizons,
-    fresh_steps,
-)
-from bstune.search.posterior import frontier
-from bstune.study.as_good import as_good
-from bstune.study.baseline import baseline_result, baseline_runs, gain_of
-from bstune.study.common_step_time import common_law, own_step_times, with_common_step_time
-from bstune.study.critical import (
-    INTERVAL,
-    ROOM,
-    at_target_value,
-    critical_batch,
-    growth,
-    no_easier_target,
-    over_targets,
-)
-from bstune.study.model import (
+from bstune.search.observations import Posterior
+from bstune.study.analysis.analyse import analyse, easier_targets_of
+from bstune.study.analysis.critical import ROOM
+from bstune.study.analysis.model import (
     REPORT_PARTICLES,
-    fit_lr_exponent,
-    ideal_of,
-    sampler_context,
-    seed_scatter,
     study_posterior,
 )
-from bstune.study.plan import SearchEnd
-from bstune.study.prepare import PreparedStudy
-from bstune.study.replicates import Winner, confirmed, confirmed_points, left_out, winners
-from bstune.study.scale_out import draw_scale_out, scale_out, scale_out_table, step_times
-from bstune.study.storage import TESTS, WINNER, results, trained_by
-from bstune.study.summary import (
-    Analysis,
+from bstune.study.analysis.scale_out import draw_scale_out, scale_out_table
+from bstune.study.analysis.step_times import with_common_step_time
+from bstune.study.analysis.summary import (
     Asked,
     OverTarget,
     summarize,
     winner_result,
     winner_to_use,
 )
-from bstune.study.unreached import best_so_far
+from bstune.study.plan import SearchEnd
+from bstune.study.prepare import PreparedStudy
+from bstune.study.replicates import Winner
+from bstune.study.storage.attributes import TESTS, WINNER
+from bstune.study.storage.trials import results, trained_by
 from bstune.system.console import format_count, line_width, plural
 from bstune.system.failures import optional
 from bstune.system.files import Output, is_own, write_text
@@ -95,10 +59,6 @@ from bstune.system.secrets import redact_values
 if TYPE_CHECKING:
     from bstune.tracking.runs import Tracking
 
-TARGET_PARTICLES = 400  # of the posterior at each easier target
-# Standard deviation of the log of two batch sizes' ratio of seconds: from here on timing is what blurs them.
-BLURRED = 0.1
-CURVE_LADDER = 48  # batch sizes at which the fitted curve is sent to MLflow
 OF_A_STUDY = (
     "trial.",
     "search.",
@@ -148,7 +108,7 @@ def report_study(
     best = analysis.best
     over_target = OverTarget()
     with optional("no critical batch size at easier targets", missing):
-        over_target = _over_target(prepared, done, analysis.critical)
+        over_target = easier_targets_of(prepared, done, analysis.critical)
     test = _test_winners(prepared, study, best, missing)
     _mark_winners(study, best)
     elsewhere = _elsewhere(prepared, study, best)
@@ -215,185 +175,6 @@ def asked_of(prepared: PreparedStudy, end: SearchEnd | None) -> Asked:
     )
 
 
-def analyse(
-    prepared: PreparedStudy,
-    done: Sequence[TrialResult],
-    posterior: Posterior,
-    missing: list[str],
-) -> Analysis:
-    """Tell what trials and their posterior say: the critical batch size, S*(B), the winners and what follows.
-
-    Nothing is trained, written or printed. ``missing`` gets a line for each part that fails.
-    """
-    options, space, budget, target = (
-        prepared.options,
-        prepared.space,
-        prepared.budget,
-        prepared.protocol.target,
-    )
-    ranking = done, fresh_steps(posterior), budget.objective, budget.replicates, budget.candidates
-    horizons = fresh_horizons(posterior)
-    best = dict[Merit, Winner]()
-    for merit, found in winners(*ranking).items():
-        foreseen = replace(found, predicted_horizon=horizons.get(found.trial.number))
-        if found.trial.number in horizons:
-            foreseen = replace(foreseen, reaching=reaching_of(posterior, foreseen))
-        best[merit] = foreseen
-    critical = critical_batch(posterior, budget.objective != "steps")
-    b_crit = None if critical is None else critical.value
-    exponent = fit_lr_exponent(
-        posterior, space.low, space.high, b_crit, options.scaling.noise_scale
-    )
-    band = None if critical is None else _band(posterior, critical)
-    plans = _plan(prepared, posterior, critical, missing)
-    use = SOUGHT[budget.objective].merits[0]
-    law = law_of(prepared, done)
-    again = confirmed_points(done, budget.replicates)
-    runs = baseline_runs(done, prepared.baseline)
-    scatter = seed_scatter(posterior)
-    curve = None
-    if band is not None:
-        tau = step_times(posterior, space.high, prepared.backend.step_time)
-        curve = curve_of(posterior, band, tau, law)
-    winner = best.get(use)
-    good: AsGood | None = None
-    if curve is not None and winner is not None and (use == "steps" or curve.seconds_per_step):
-        drawn = merit_draws(posterior, curve, use, law)
-        good = as_good(curve.batch_size, curve.lr, drawn, winner.trial, use)
-    return Analysis(
-        fit=_fit(done),
-        critical=critical,
-        best=best,
-        lr_exponent=exponent,
-        curve=curve,
-        seed_scatter=None if critical is None else scatter,
-        baseline=baseline_result(runs, target, ideal_of(prepared)),
-        so_far=best_so_far(done, target, None if runs is None else runs.first, posterior),
-        gain=gain_of(runs, winner, use, scatter.scatter),
-        as_good=good,
-        timing=timing_of(prepared, law, winner, again),
-        not_run_again=_not_run_again(left_out(*ranking), budget.candidates),
-        scale_out=plans,
-    )
-
-
-def reaching_of(posterior: Posterior, winner: Winner) -> Reaching | None:
-    """Tell how likely further seeds reach the target at a winner whose schedule ends with the trial."""
-    horizon = winner.advised_horizon
-    if horizon is None:
-        return None
-    number = winner.trial.number
-    longest = horizon
-    if posterior.budget is not None:
-        longest = max(horizon, math.floor(posterior.budget(winner.trial.batch_size)))
-    return Reaching(
-        chance=chance_of_reaching(posterior, number, horizon),
-        best_chance=chance_of_reaching(posterior, number, longest),
-        longest=longest,
-    )
-
-
-def curve_of(
-    posterior: Posterior,
-    band: CurveBand,
-    tau: Callable[[NDArray[np.float64]], NDArray[np.float64]] | None,
-    law: StepTimeLaw | None = None,
-) -> Curve:
-    """S*(B), tau(B) and the best learning rate with its interval, on the curve's ladder of batch sizes.
-
-    ``tau`` in seconds is not the posterior's, which counts examples where the objective is steps; None: not timed.
-    """
-    lr_low, lr, lr_high = best_learning_rates(posterior, band.batch_size, INTERVAL)
-    seconds_per_step = None
-    if tau is not None:
-        seconds_per_step = tuple(tau(band.batch_size).tolist())
-    seconds_error = None
-    if law is not None:
-        seconds_error = tuple(law.relative_error(size) for size in band.batch_size.tolist())
-    return Curve(
-        batch_size=tuple(band.batch_size.tolist()),
-        steps=tuple(band.steps.tolist()),
-        low=tuple(band.low.tolist()),
-        high=tuple(band.high.tolist()),
-        lr_low=tuple(lr_low.tolist()),
-        lr=tuple(lr.tolist()),
-        lr_high=tuple(lr_high.tolist()),
-        seconds_per_step=seconds_per_step,
-        seconds_error=seconds_error,
-    )
-
-
-def merit_draws(
-    posterior: Posterior, curve: Curve, merit: Merit, law: StepTimeLaw | None
-) -> NDArray[np.float64]:
-    """Draw the log of the steps or seconds at each batch size of a curve: shape (draws, batch sizes)."""
-    sizes = np.array(curve.batch_size)
-    drawn = frontier(posterior.theta, posterior.prior.at(np.log2(sizes)), posterior.prior)
-    if merit == "steps" or curve.seconds_per_step is None:
-        return drawn
-    drawn = drawn + np.log(curve.seconds_per_step)
-    if law is None:
-        return drawn
-    step_times = law.draws(len(drawn), np.random.default_rng(0))
-    return np.asarray(drawn + np.log(step_times.over_law(sizes)))
-
-
-def law_of(prepared: PreparedStudy, done: Sequence[TrialResult]) -> StepTimeLaw | None:
-    """Give tau(B) with its error, the survey's or that of all trials.
-
-    None where it is recorded, or too few trials were timed.
-    """
-    surveyed = prepared.backend.step_time
-    if not isinstance(surveyed, StepTimeLaw):
-        return common_law(prepared, done)
-    timed = prepared.backend.timed
-    same_loop = timed is None or timed.seconds_of == "lean"
-    return surveyed.seen_by_trials(own_step_times(done), same_loop)
-
-
-def timing_of(
-    prepared: PreparedStudy,
-    law: StepTimeLaw | None,
-    winner: Winner | None,
-    confirmed_winners: Sequence[Winner],
-) -> StepTiming | None:
-    """Tell what the seconds of a step are, how well they are known at the winner, and what they do not tell."""
-    if law is None:
-        return None
-    batch_size = prepared.options.scaling.batch_size if winner is None else winner.trial.batch_size
-    timed = prepared.backend.timed
-    return StepTiming(
-        seconds_of="lean" if timed is None else timed.seconds_of,
-        surveyed=timed is not None,
-        relative_error=law.relative_error(batch_size),
-        waited=0.0 if timed is None else timed.waited,
-        threads=None if timed is None else timed.threads,
-        not_told_apart=() if winner is None else not_told_apart(law, winner, confirmed_winners),
-    )
-
-
-def not_told_apart(
-    law: StepTimeLaw, winner: Winner, confirmed_winners: Sequence[Winner]
-) -> tuple[int, ...]:
-    """Give the batch sizes that ran on fresh seeds whose times lie nearer to the winner's than steps are timed.
-
-    Those that steps are timed well enough for, and whose seeds alone do not tell them apart, are no matter of timing.
-    """
-    own = confirmed(winner.runs)
-    found = set[int]()
-    for other in confirmed_winners:
-        size = other.trial.batch_size
-        error = law.ratio_error(size, winner.trial.batch_size)
-        fresh = confirmed(other.runs)
-        if error < BLURRED or own is None or fresh is None:
-            continue
-        if own.time_median is None or fresh.time_median is None:
-            continue
-        if abs(math.log(fresh.time_median / own.time_median)) < INTERVAL_QUANTILE * error:
-            found.add(size)
-    return tuple(sorted(found - {winner.trial.batch_size}))
-
-
 def places(files: Output, mlflow: Sequence[str]) -> list[Line]:
     """Give where the results are: the page, or the folder; the comparison; MLflow's view."""
     page = files.report if files.report.exists() else files.root
@@ -454,47 +235,6 @@ def _show_plan(
     console.print(scale_out_table(plans.told, title))
 
 
-def _plan(
-    prepared: PreparedStudy,
-    posterior: Posterior,
-    critical: CriticalBatchSize | None,
-    missing: list[str],
-) -> DevicePlans:
-    """Give the plan for several devices; it starts from the seconds of one.
-
-    There is none where an end of the critical batch size's interval is open: the curve does not allow it.
-    """
-    if critical is None or prepared.options.devices > 1:
-        return DevicePlans()
-    if critical.is_open:
-        if prepared.options.hardware.scale_out.show:
-            missing.append(
-                "no plan for several devices: the critical batch size's interval has an open end"
-            )
-        return DevicePlans()
-    plans = DevicePlans()
-    with optional("no plan for several devices", missing):
-        plans = scale_out(prepared, posterior, round(ROOM * critical.largest))
-    return plans  # noqa: RET504 (empty where that failed)
-
-
-def _fit(done: Sequence[TrialResult]) -> CurveFit | str:
-    """Return the fit to the frontier's points, or why there is none."""
-    try:
-        return fit_curve(frontier_points(done))
-    except CurveError as error:
-        return str(error)
-
-
-def _not_run_again(left: Winner | None, max_candidates: int) -> NotRunAgain | None:
-    """Give the point, predicted to be better than the winner, that ``search.candidates`` kept from fresh seeds."""
-    if left is None:
-        return None
-    return NotRunAgain(
-        batch_size=left.trial.batch_size, lr=left.trial.lr, candidates=max_candidates
-    )
-
-
 def missing_in_trials(done: Sequence[TrialResult]) -> list[str]:
     """Return a line for each thing that trials went on without, such as the noise scale, and in how many."""
     messages = Counter(
@@ -524,38 +264,6 @@ def _elsewhere(
         for number in sorted(numbers)
         if not is_own(files.checkpoint(number))
     ]
-
-
-def _band(posterior: Posterior, critical: CriticalBatchSize) -> CurveBand:
-    """Return S*(B) where the study looked: between the batch sizes that reached the target."""
-    ratio = critical.largest / critical.smallest
-    ladder = sorted(
-        {round(critical.smallest * ratio ** (i / CURVE_LADDER)) for i in range(CURVE_LADDER + 1)}
-    )
-    return steps_band(posterior, ladder, INTERVAL)
-
-
-def _over_target(
-    prepared: PreparedStudy, done: Sequence[TrialResult], critical: CriticalBatchSize | None
-) -> OverTarget:
-    """B_crit at easier targets and how it grows, or why there is none."""
-    target = prepared.protocol.target
-    ideal = sampler_context(prepared)["ideal"]
-    horizon = prepared.backend.horizon
-    rows = list[CriticalAtTarget]()
-    if not horizon:
-        rows = over_targets(
-            [trial for trial in done if trial.status != "failed"],
-            target,
-            ideal,
-            lambda trials, easier: study_posterior(prepared, trials, TARGET_PARTICLES, easier),
-        )
-    note = None if rows else no_easier_target(target, ideal, horizon)
-    found = None
-    if ideal is not None and critical is not None:
-        reached = sum(trial.reached for trial in done)
-        found = growth([*rows, at_target_value(critical, target.value, reached)], ideal)
-    return OverTarget(rows, note, found)
 
 
 def _test_winners(

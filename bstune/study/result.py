@@ -27,7 +27,7 @@ from bstune.result import Best, CriticalInterval, Gain, StudyResult
 from bstune.study.folder_config import options_of_folder
 from bstune.study.report import Findings
 from bstune.study.retarget import study_so_far
-from bstune.study.storage import find_study
+from bstune.study.storage.opening import find_study
 from bstune.system.files import Output
 
 if TYPE_CHECKING:

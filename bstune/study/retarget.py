@@ -20,12 +20,13 @@ from bstune.report.study_folder import StudyFiles, StudyFolder, read_curve, read
 from bstune.result import CriticalAtTarget, StudyResult
 from bstune.search.acquisition import best_learning_rate, steps_band
 from bstune.search.observations import Posterior
-from bstune.study.critical import INTERVAL, at_target_value, passing, too_few_passed
+from bstune.study.analysis.analyse import analyse
+from bstune.study.analysis.critical import INTERVAL, at_target_value, passing, too_few_passed
+from bstune.study.analysis.model import REPORT_PARTICLES, study_posterior
+from bstune.study.analysis.summary import OverTarget, summarize
 from bstune.study.folder_config import options_of_folder
-from bstune.study.model import REPORT_PARTICLES, study_posterior
 from bstune.study.prepare import PreparedStudy, search_budget
-from bstune.study.report import analyse, asked_of, show
-from bstune.study.summary import OverTarget, summarize
+from bstune.study.report import asked_of, show
 from bstune.system.console import format_count, format_number, format_seconds, plain_console
 from bstune.system.files import Output
 from bstune.system.terminal import ArgumentParser

@@ -26,22 +26,15 @@ from bstune.options import StudyOptions
 from bstune.recipe import Recipe
 from bstune.search.each_batch_size import batch_sizes
 from bstune.study.folder_config import text_of_options
-from bstune.study.lease import Leases
 from bstune.study.plan import max_seconds, remaining_seconds, searched
 from bstune.study.prepare import PreparedStudy, prepare
 from bstune.study.report import Findings, report_study
 from bstune.study.search import Search
-from bstune.study.storage import (
-    ARGUMENTS,
-    DEVICE,
-    OUTPUT,
-    STUDY_ID,
-    check_joined,
-    finish_abandoned,
-    open_study,
-    results,
-    store_unstored,
-)
+from bstune.study.storage.attributes import ARGUMENTS, DEVICE, OUTPUT, STUDY_ID
+from bstune.study.storage.lease import Leases
+from bstune.study.storage.opening import check_joined, open_study
+from bstune.study.storage.telling import finish_abandoned, store_unstored
+from bstune.study.storage.trials import results
 from bstune.system import interruption
 from bstune.system.console import format_count, format_number, format_seconds, plural, print_line
 from bstune.system.failures import optional

@@ -19,6 +19,9 @@ from bstune.core.objectives import SOUGHT, Objective
 from bstune.core.records import Merit, TrialResult, TrialSpec
 from bstune.search.acquisition import GIVEN_UP_AT, LEAST_GROWTH, MIN_STEPS, most_promising
 from bstune.search.observations import Posterior, fresh_horizons, fresh_steps
+from bstune.study.analysis.critical import critical_batch
+from bstune.study.analysis.model import REPORT_PARTICLES, sampler_context, study_posterior
+from bstune.study.analysis.step_times import with_common_step_time
 from bstune.study.baseline import (
     Baseline,
     BaselineRuns,
@@ -26,41 +29,27 @@ from bstune.study.baseline import (
     due_seed,
     first_steps,
 )
-from bstune.study.common_step_time import with_common_step_time
-from bstune.study.critical import critical_batch
 from bstune.study.duration import Runs, pace_of, replicates_to_come, seconds_to_go
-from bstune.study.lease import Leases
-from bstune.study.model import REPORT_PARTICLES, sampler_context, study_posterior
-from bstune.study.patience import StorageGoneError
 from bstune.study.plan import MEANS_SHARE, SearchEnd, is_baseline_replicate, searched
 from bstune.study.prepare import PreparedStudy
 from bstune.study.replicates import Winner, candidates, next_replicate, winners
-from bstune.study.storage import (
+from bstune.study.storage.asking import Ranking, ask, ask_continuation, ask_replicate
+from bstune.study.storage.attributes import DEVICE, OUTPUT
+from bstune.study.storage.lease import Leases
+from bstune.study.storage.patience import StorageGoneError
+from bstune.study.storage.samplers import build_sampler
+from bstune.study.storage.telling import cut_short, finish_abandoned, shorten, tell, within_steps
+from bstune.study.storage.trials import (
     CUT_SHORT,
-    DEVICE,
-    OUTPUT,
     AskedTrial,
-    Ranking,
     Trials,
-    ask,
-    ask_continuation,
-    ask_replicate,
-    attempt,
-    build_sampler,
-    cut_short,
-    ended_below_limit,
-    finish_abandoned,
     finished,
-    free_indices,
-    free_turn,
     read,
     results,
     running,
-    shorten,
-    tell,
-    within_steps,
     working,
 )
+from bstune.study.storage.turns import attempt, ended_below_limit, free_indices, free_turn
 from bstune.study.wall import REPORT_SECONDS, TrialCost, WallTime, best, fit_cost
 from bstune.system.console import format_count
 from bstune.system.files import append_text, keep_trials, write_text

@@ -24,7 +24,7 @@ from bstune.study.prepare import compose_joined, prepare
 from bstune.study.report import Findings
 from bstune.study.run import run as run_options
 from bstune.study.run import run_worker
-from bstune.study.storage import find_study
+from bstune.study.storage.opening import find_study
 from bstune.system.console import plain_console, print_line, quieten
 from bstune.system.exits import os_exit_answered
 from bstune.system.failures import in_users_code

@@ -22,7 +22,7 @@ from mlflow.store.db import utils as mlflow_database
 from mlflow.store.db.base_sql_model import Base
 
 from bstune.core.errors import ConfigError
-from bstune.study.connection import primary_keys, tables_text
+from bstune.study.storage.connection import primary_keys, tables_text
 from bstune.system.files import final_name, partial_of, put_in_place, sync_file
 from bstune.system.sqlite import foreign_tables
 

@@ -29,7 +29,8 @@ from bstune.core.records import TrialResult
 from bstune.report.answer import answer, block
 from bstune.result import StudyResult
 from bstune.study.prepare import PreparedStudy
-from bstune.study.storage import STUDY_ID, results
+from bstune.study.storage.attributes import STUDY_ID
+from bstune.study.storage.trials import results
 from bstune.system.files import is_own
 from bstune.tracking import colours, content, saved_view
 from bstune.tracking.address import database_path, opening, tracking_uri

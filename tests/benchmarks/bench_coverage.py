@@ -27,7 +27,7 @@ from torch import device
 
 from bstune.core.records import Target, TrialResult, TrialSpec
 from bstune.search.acquisition import b_crit_quantiles
-from bstune.study.model import MOVES, REPORT_PARTICLES, slopes
+from bstune.study.analysis.model import MOVES, REPORT_PARTICLES, slopes
 from bstune.sweeps.baselines import FrontierSearch
 from bstune.sweeps.search_problem import Benchmark, factor, make_benchmark, run_search
 from bstune.trial.replay import read_index, read_table

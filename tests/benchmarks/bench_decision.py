@@ -22,7 +22,7 @@ from synthetic import Law, synthetic_table
 
 from bstune.core.records import Target, TrialResult, TrialSpec
 from bstune.search.sampler import RECORD, RESUMED_FROM, FrontierSampler
-from bstune.study.model import MOVES, REPORT_PARTICLES
+from bstune.study.analysis.model import MOVES, REPORT_PARTICLES
 from bstune.trial.replay import replay
 
 TARGET = Target("error", 0.1, "min")

@@ -42,8 +42,8 @@ from bstune.core.records import TrialResult
 from bstune.search.acquisition import b_crit_quantiles
 from bstune.search.observations import Posterior
 from bstune.search.posterior import frontier
-from bstune.study.critical import INTERVAL, critical_batch
-from bstune.study.model import MOVES, REPORT_PARTICLES
+from bstune.study.analysis.critical import INTERVAL, critical_batch
+from bstune.study.analysis.model import MOVES, REPORT_PARTICLES
 
 KINDS = {"two terms": "noise 10%", "u-shape": "u-shape"}
 MULTIPLES = (1.0, 2.0, 4.0)  # of the best batch size, at which S*(B) is judged

@@ -24,9 +24,13 @@ sys.path.append(str(Path(__file__).parents[1]))
 import fleet
 from postgres import Postgres, program
 
-from bstune.study.model import sampler_context
+from bstune.study.analysis.model import sampler_context
 from bstune.study.prepare import compose_checked, prepare
-from bstune.study.storage import ask, build_sampler, ended_below_limit, free_turn, results, tell
+from bstune.study.storage.asking import ask
+from bstune.study.storage.samplers import build_sampler
+from bstune.study.storage.telling import tell
+from bstune.study.storage.trials import results
+from bstune.study.storage.turns import ended_below_limit, free_turn
 from bstune.sweeps.search_problem import least, make_benchmark, median_time
 from bstune.trial.replay import read_index, read_table
 

@@ -16,12 +16,12 @@ from bstune.result import Reference, SearchPlan, StudyResult
 from bstune.search.acquisition import steps_band
 from bstune.search.observations import Posterior, fresh_steps
 from bstune.search.sampler import FrontierSampler
-from bstune.study.critical import INTERVAL, critical_batch
-from bstune.study.model import MOVES, REPORT_PARTICLES, fit_lr_exponent
+from bstune.study.analysis.analyse import curve_of
+from bstune.study.analysis.critical import INTERVAL, critical_batch
+from bstune.study.analysis.model import MOVES, REPORT_PARTICLES, fit_lr_exponent
+from bstune.study.analysis.scale_out import step_times
+from bstune.study.analysis.summary import Analysis, Asked, summarize
 from bstune.study.replicates import winners
-from bstune.study.report import curve_of
-from bstune.study.scale_out import step_times
-from bstune.study.summary import Analysis, Asked, summarize
 
 FOLDER = Path(__file__).parent
 TARGET = Target("val/error", 0.1, "min")

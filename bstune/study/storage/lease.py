@@ -2,7 +2,7 @@
 
 A lease is an attribute of the study. The clocks of machines differ, so none is compared: a lease has run out when an
 observer has seen no new beat of it for ``seconds`` by the observer's own clock. One of a process on this machine runs
-out with the process. Leases say who is there; that no trial runs twice is up to :func:`bstune.study.storage.claim`.
+out with the process. Leases say who is there; that no trial runs twice is up to :func:`bstune.study.storage.asking`.
 """
 
 import json
@@ -22,7 +22,7 @@ import optuna
 from pydantic import TypeAdapter, ValidationError
 
 from bstune.core.errors import StudyError
-from bstune.study.patience import STORAGE_ERRORS, StorageGoneError, patient, reason_of
+from bstune.study.storage.patience import STORAGE_ERRORS, StorageGoneError, patient, reason_of
 from bstune.system.inputs import one_line
 from bstune.system.user import user_name
 

@@ -20,9 +20,9 @@ from bstune.result import INTERVAL_LEVEL, Exponent, LearningRateLaw, SeedScatter
 from bstune.search.observations import Posterior, ideal_value
 from bstune.search.posterior import NOISE, Prior, draw_prior, optimum
 from bstune.search.sampler import FrontierSampler
-from bstune.study.critical import INTERVAL
+from bstune.study.analysis.critical import INTERVAL
 from bstune.study.prepare import PreparedStudy
-from bstune.study.storage import distributions
+from bstune.study.storage.asking import distributions
 
 Array = NDArray[np.float64]
 REPORT_PARTICLES = 600  # of the posterior for a report

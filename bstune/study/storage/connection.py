@@ -17,7 +17,7 @@ from sqlalchemy.engine import make_url
 from sqlalchemy.exc import ArgumentError
 
 from bstune.core.errors import StudyError
-from bstune.study.patience import STORAGE_ERRORS, StorageGoneError, patient, reason_of
+from bstune.study.storage.patience import STORAGE_ERRORS, StorageGoneError, patient, reason_of
 from bstune.system.files import check_writable
 from bstune.system.secrets import redact_values
 from bstune.system.sqlite import foreign_tables

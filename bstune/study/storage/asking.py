@@ -1,0 +1,344 @@
+"""Asks for a trial: suggested by the sampler, the baseline, a replicate, or one that continues a stopped one.
+
+Four transactions write a trial. One makes it, with its parameters and all that is known before it
+runs; then come its record, from which on a killed process loses nothing of it, what Optuna's
+dashboard shows, and its end with its values (see :mod:`bstune.study.storage.telling`).
+"""
+
+import copy
+import math
+import warnings
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from typing import Any
+
+import optuna
+from optuna.distributions import FloatDistribution, IntDistribution
+from optuna.exceptions import ExperimentalWarning, UpdateFinishedTrialError
+from optuna.samplers import BaseSampler, PartialFixedSampler, RandomSampler
+from optuna.trial import FrozenTrial, TrialState
+
+from bstune.core.records import Target, TrialResult, TrialSpec
+from bstune.core.search_space import Space
+from bstune.search.acquisition import MIN_STEPS
+from bstune.search.sampler import RECORD, RESUMED_FROM, nearest
+from bstune.study.baseline import Baseline, baseline_spec
+from bstune.study.plan import FIRST_REPLICATE, SearchBudget
+from bstune.study.replicates import Winner
+from bstune.study.storage.attributes import LEARNING_RATE, LOST, SPEC
+from bstune.study.storage.draft import Draft
+from bstune.study.storage.looks import dense_steps_of, first_looks
+from bstune.study.storage.patience import patient
+from bstune.study.storage.trials import (
+    AskedTrial,
+    end_trial,
+    read,
+    record_of,
+    spec_of,
+    text_of,
+    trial_index_of,
+    worker_of,
+)
+from bstune.study.storage.turns import TAKEN, TRIES, Turn, count_failures, failed_at, turn_at
+from bstune.system.secrets import redact_values
+
+REPORTED = 1  # step of the one value of a stopped trial that samplers see
+REPLICATE_LIMIT = 2  # times the steps of the trial that it replicates, or those predicted
+
+
+def _begin(
+    study: optuna.Study, turn: Turn, template: FrozenTrial, spec: TrialSpec
+) -> AskedTrial | None:
+    """Store a trial that was suggested; None if another process has begun one at its index before.
+
+    All of it is stored in one transaction, and numbers count up: of two trials at one index the one with the smaller
+    number stays.
+    """
+    if any(_has_begun(trial, turn.trial_index) for trial in turn.trials):
+        return None
+    storage, study_id = study._storage, study._study_id
+    expected = len(turn.trials)
+    # Optuna's ask() cannot store parameters and attributes in the transaction that makes the trial.
+    trial_id = patient(storage.create_new_trial)(study_id, template)
+    find = patient(storage.get_trial_id_from_study_id_trial_number)
+    if find(study_id, expected) == trial_id:  # no trial was begun since the index was found free
+        return trial_id, replace(spec, number=expected)
+    trials = read(study)
+    own = next(trial for trial in trials if trial._trial_id == trial_id)
+    earlier = (trial for trial in trials if trial.number < own.number)
+    for first in earlier:
+        if not _has_begun(first, turn.trial_index):
+            continue
+        if worker_of(first) != turn.worker:
+            _drop(study, trial_id)
+            return None
+        # The storage made it without answering, and was asked again.
+        _drop(study, first._trial_id)
+    return trial_id, replace(spec, number=own.number)
+
+
+def _has_begun(trial: FrozenTrial, trial_index: int) -> bool:
+    """Tell whether a trial runs, or has run to its end, at an index."""
+    return trial.state in TAKEN and trial_index_of(trial) == trial_index
+
+
+def _drop(study: optuna.Study, trial_id: int) -> None:
+    """End a trial that was stored in vain and never runs."""
+    with suppress(UpdateFinishedTrialError):
+        patient(study._storage.set_trial_user_attr)(trial_id, LOST, True)
+    end_trial(study, trial_id, TrialState.FAIL)
+
+
+@dataclass(frozen=True)
+class Ranking:
+    """How a sampler that ranks pruned trials by what they reported, as TPE does, sees a stopped one."""
+
+    target: Target
+
+    def seen(self, trials: Sequence[FrozenTrial]) -> list[FrozenTrial]:
+        """Return the trials, those that missed the target with their gap to it.
+
+        TPE ranks pruned trials by their last reported step, then by the value there. Steps mean
+        different things at different batch sizes, so all get the same one: the gap ranks them.
+        """
+        return [self._with_gap(trial) for trial in trials]
+
+    def _with_gap(self, trial: FrozenTrial) -> FrozenTrial:
+        if trial.state != TrialState.PRUNED or RECORD not in trial.user_attrs:
+            return trial
+        result = record_of(trial.user_attrs[RECORD])
+        values = [value for _, value in result.history if value is not None]
+        if result.reached or not values:
+            return trial
+        seen = copy.copy(trial)
+        seen.intermediate_values = {REPORTED: self.target.gap(values[-1])}
+        return seen
+
+
+def _unlimited(spec: TrialSpec) -> TrialSpec:
+    return spec
+
+
+def ask(
+    study: optuna.Study,
+    turn: Turn,
+    budget: SearchBudget,
+    space: Space,
+    sampler: BaseSampler,
+    stops: bool,
+    baseline: tuple[Baseline, int | None] | None = None,
+    ranking: Ranking | None = None,
+    limited: Callable[[TrialSpec], TrialSpec | None] = _unlimited,
+) -> AskedTrial | None:
+    """Ask a trial at an index, as the sampler suggests it or as it was asked before it was cut short.
+
+    ``stops``: whether a trial can be stopped early and continued; else the sampler's limits count only as horizons.
+    ``baseline``: what the first index runs in place of a suggestion, and for how many steps at most.
+    ``ranking``: of trials without a value, where the sampler ranks them by what they reported.
+    ``limited``: the trial within the time that is left; None where that is too short, and then nothing is stored.
+
+    Returns:
+        None as well if another process has begun a trial at the index meanwhile.
+    """
+    draft, spec = _draft(study, turn, budget, space, sampler, stops, baseline, ranking)
+    within = limited(spec)
+    return None if within is None else _begin(study, turn, _template(draft, turn, within), within)
+
+
+def _draft(
+    study: optuna.Study,
+    turn: Turn,
+    budget: SearchBudget,
+    space: Space,
+    sampler: BaseSampler,
+    stops: bool,
+    baseline: tuple[Baseline, int | None] | None,
+    ranking: Ranking | None,
+) -> tuple[Draft, TrialSpec]:
+    """Suggest a trial that is not stored yet; the arguments are those of :func:`ask`."""
+    trial_index = turn.trial_index
+    stopping: Any = sampler if hasattr(sampler, "max_steps") else None
+    failed = failed_at(turn.trials, trial_index)
+    earlier = failed[-1] if failed else None
+    if earlier is not None and not (
+        RECORD in earlier.user_attrs and count_failures(failed) % TRIES == 0
+    ):
+        draft, trial = _suggested(study, turn, space, sampler, dict(earlier.params), ranking)
+        return draft, replace(spec_of(earlier), number=trial.number)
+    if trial_index == 0 and baseline is not None and not failed:
+        return _draft_baseline(study, turn, space, budget, *baseline)
+    chooses = stopping is not None or getattr(sampler, "chooses_batch_sizes", False)
+    stratum = None if chooses else budget.stratum(trial_index, space)
+    fixed = {} if stratum is None else {"batch_size": stratum}
+    draft, trial = _suggested(study, turn, space, sampler, fixed, ranking)
+    batch_size = space.snap(trial.params["batch_size"])
+    lr, seed = space.lr(batch_size, trial.params["delta"]), budget.trial_seed(trial_index)
+    max_steps, resumed_from = None, None
+    if stopping is not None and (stops or getattr(sampler, "horizon", False)):
+        max_steps, resumed_from = (
+            stopping.max_steps(trial.number),
+            stopping.resumed_from(trial.number),
+        )
+        if resumed_from is not None:
+            continued = record_of(turn.trials[resumed_from].user_attrs[RECORD])
+            lr, seed = continued.lr, continued.seed
+    delta = space.delta(batch_size, lr)
+    values = space.searched(trial.params)  # and back
+    dense_steps = None
+    if resumed_from is None:
+        dense_steps = first_looks(turn.trials, batch_size)
+    return draft, TrialSpec(
+        trial.number,
+        trial_index,
+        batch_size,
+        lr,
+        delta,
+        seed,
+        max_steps,
+        resumed_from,
+        hyperparameters=values,
+        dense_steps=dense_steps,
+    )
+
+
+def _draft_baseline(
+    study: optuna.Study,
+    turn: Turn,
+    space: Space,
+    budget: SearchBudget,
+    baseline: Baseline,
+    max_steps: int | None,
+) -> tuple[Draft, TrialSpec]:
+    """Ask the user's own configuration, which Optuna has at the nearest place within its ranges."""
+    delta = space.delta(baseline.batch_size, baseline.lr)
+    searched = space.searched(baseline.hyperparameters)
+    params = {"batch_size": baseline.batch_size, "delta": delta, **searched}
+    within = {
+        name: nearest(params[name], distribution)
+        for name, distribution in distributions(space).items()
+    }
+    draft, trial = _suggested(study, turn, space, RandomSampler(seed=0), within)
+    seed = budget.trial_seed(turn.trial_index)
+    return draft, baseline_spec(baseline, trial.number, space, seed, max_steps)
+
+
+def ask_replicate(
+    study: optuna.Study,
+    winner: Winner,
+    replicate: int,
+    budget: SearchBudget,
+    space: Space,
+    stops: bool,
+    worker: str = "",
+    horizon: int | None = None,
+    seed_of: TrialResult | None = None,
+) -> AskedTrial | None:
+    """Ask a trial with all of another's hyperparameters, on a fresh seed; None if another process runs it.
+
+    ``seed_of``: a winner's replicate, on whose seed the baseline runs.
+
+    Where trials stop it takes at most twice the steps that the other took, or that a fresh seed is predicted to take,
+    and no fewer than any trial; elsewhere it has this horizon, or that of the replicates before, where the other's was
+    chosen too.
+    """
+    original = winner.trial
+    place = original.trial_index if seed_of is None else 0
+    trial_index = budget.replicate_index(place, replicate)
+    turn = turn_at(study, trial_index, worker)
+    first = turn.trials[original.number]
+    max_steps = spec_of(first).max_steps
+    if stops:
+        max_steps = math.ceil(max(REPLICATE_LIMIT * max(original.steps, winner.steps), MIN_STEPS))
+    elif max_steps is not None:
+        max_steps = winner.horizon if winner.runs else horizon or max_steps
+    spec = replace(
+        spec_of(first),
+        trial_index=trial_index,
+        seed=budget.trial_seed(trial_index) if seed_of is None else seed_of.seed,
+        max_steps=max_steps,
+        resumed_from=None,
+        replicate_of=original.number,
+        dense_steps=dense_steps_of(original, winner.steps),
+    )
+    return _ask_again(study, turn, space, first, spec)
+
+
+def ask_continuation(
+    study: optuna.Study,
+    stopped: TrialResult,
+    max_steps: int,
+    space: Space,
+    worker: str = "",
+    *,
+    afresh: bool = False,
+) -> AskedTrial | None:
+    """Ask a trial that continues a stopped one, at an index of its own; None if another process has taken that.
+
+    ``afresh``: it is trained again from its first step, as nothing can be continued.
+    """
+    trials = read(study)
+    indices = [trial_index_of(trial) or 0 for trial in trials]
+    last = max(index for index in indices if index < FIRST_REPLICATE)
+    turn = Turn(last + 1, worker, trials)
+    parent = trials[stopped.number]
+    spec = replace(
+        spec_of(parent),
+        trial_index=turn.trial_index,
+        max_steps=max_steps,
+        resumed_from=None if afresh else stopped.number,
+    )
+    return _ask_again(study, turn, space, parent, spec)
+
+
+def _ask_again(
+    study: optuna.Study, turn: Turn, space: Space, earlier: FrozenTrial, spec: TrialSpec
+) -> AskedTrial | None:
+    """Ask a trial with the parameters of an earlier one."""
+    draft, _ = _suggested(study, turn, space, RandomSampler(seed=0), dict(earlier.params))
+    return _begin(study, turn, _template(draft, turn, spec), spec)
+
+
+def _suggested(
+    study: optuna.Study,
+    turn: Turn,
+    space: Space,
+    sampler: BaseSampler,
+    fixed: dict[str, Any],
+    ranking: Ranking | None = None,
+) -> tuple[Draft, optuna.Trial]:
+    seen = turn.trials if ranking is None else ranking.seen(turn.trials)
+    draft = Draft(study, seen)
+    with warnings.catch_warnings(action="ignore", category=ExperimentalWarning):
+        chosen = PartialFixedSampler(fixed, sampler) if fixed else sampler
+        # A sampler may store what it has to remember of the study.
+        trial = patient(optuna.Trial)(draft.study(chosen), draft.trial_id)
+        for name, one in distributions(space).items():
+            if isinstance(one, IntDistribution):
+                patient(trial.suggest_int)(name, one.low, one.high, log=one.log)
+            else:
+                patient(trial.suggest_float)(name, one.low, one.high, log=one.log)
+    return draft, trial
+
+
+def _template(draft: Draft, turn: Turn, spec: TrialSpec) -> FrozenTrial:
+    """Return a suggested trial with all that its storage is given before it runs."""
+    attributes = {LEARNING_RATE: spec.lr, SPEC: text_of(spec, turn.worker)}
+    if spec.resumed_from is not None:
+        attributes[RESUMED_FROM] = spec.resumed_from
+    return draft.template(redact_values(attributes))
+
+
+def distributions(space: Space) -> dict[str, IntDistribution | FloatDistribution]:
+    """Return the parameters of a study, as :func:`ask` suggests them."""
+    searched: dict[str, IntDistribution | FloatDistribution] = {
+        "batch_size": IntDistribution(space.low, space.high, log=True),
+        "delta": FloatDistribution(-space.delta_bound, space.delta_bound),
+    }
+    for one in space.tunables:
+        if one.integer:
+            searched[one.name] = IntDistribution(round(one.low), round(one.high), log=one.log)
+        else:
+            low, high = sorted((one.searched(one.low), one.searched(one.high)))
+            searched[one.name] = FloatDistribution(low, high, log=one.log)
+    return searched

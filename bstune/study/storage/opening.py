@@ -1,0 +1,232 @@
+"""Begins a study in Optuna's storage, finds one there, and refuses one that is not bstune's or has other settings."""
+
+import json
+import time
+import uuid
+import warnings
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import optuna
+from optuna.exceptions import DuplicatedStudyError, ExperimentalWarning
+from optuna.storages import BaseStorage
+from optuna.study import StudyDirection
+from pydantic import TypeAdapter, ValidationError
+
+from bstune.core.errors import BstuneError, StudyError
+from bstune.core.objectives import SOUGHT, Objective
+from bstune.core.records import dump_json
+from bstune.search.sampler import RECORD
+from bstune.study.storage.attributes import (
+    ARGUMENTS,
+    DEVICE,
+    FORMAT,
+    FORMAT_VERSION,
+    FROZEN_SETTINGS,
+    OPTIONAL_ATTRIBUTES,
+    OUTPUT,
+    STUDY_ATTRIBUTES,
+    STUDY_ID,
+    TRIAL_ATTRIBUTES,
+)
+from bstune.study.storage.connection import (
+    RACE_SECONDS,
+    answering,
+    check_storage,
+    connect,
+    database_file,
+)
+from bstune.study.storage.patience import patient
+from bstune.study.storage.trials import is_asked, read, record_of, spec_of
+from bstune.system.inputs import one_line, parse_json
+from bstune.system.secrets import redact_values
+
+
+def open_study(
+    name: str,
+    url: str,
+    objective: Objective,
+    frozen_settings: Mapping[str, Any],
+    output: Path,
+    device: str = "",
+    arguments: Sequence[str] = (),
+) -> optuna.Study:
+    """Create the study, or load it if its frozen settings and its output folder are the same.
+
+    ``device`` is what its seconds belong to; ``arguments`` of the command line compose its config for other machines.
+    """
+    made = {
+        FORMAT: FORMAT_VERSION,
+        STUDY_ID: uuid.uuid4().hex,
+        OUTPUT: str(output),
+        DEVICE: device,
+        ARGUMENTS: list(arguments),
+        FROZEN_SETTINGS: dump_json(frozen_settings),  # the last one: it is made
+    }
+    with answering(url):
+        study, is_new = _create_or_load(connect(url), name, objective, made)
+        if not is_new:
+            _check_continued(study, frozen_settings)
+            _check_output(study, output)
+    return study
+
+
+@patient
+def _create_or_load(
+    storage: BaseStorage, name: str, objective: Objective, made: Mapping[str, Any]
+) -> tuple[optuna.Study, bool]:
+    """Return a study, and whether this process made it, with the attributes ``made``."""
+    names = list(SOUGHT[objective].values)
+    directions = [StudyDirection.MINIMIZE] * len(names)
+    try:
+        study = optuna.create_study(study_name=name, storage=storage, directions=directions)
+    except DuplicatedStudyError:
+        study = optuna.load_study(study_name=name, storage=storage)
+        if not _being_made(study):
+            return study, study.user_attrs.get(STUDY_ID) == made[STUDY_ID]
+    with warnings.catch_warnings(action="ignore", category=ExperimentalWarning):
+        study.set_metric_names(names)
+    for key, value in made.items():
+        study.set_user_attr(key, value)
+    return study, True
+
+
+def _being_made(study: optuna.Study) -> bool:
+    """Wait for a process that is making this study; return whether it has gone before it was done."""
+    for wait in (*RACE_SECONDS, 0.0):
+        attributes = study.user_attrs
+        foreign = study.get_trials(deepcopy=False) or any(
+            not key.startswith("bstune:") for key in attributes
+        )
+        if FROZEN_SETTINGS in attributes or foreign:
+            return False
+        time.sleep(wait)
+    return True
+
+
+def find_study(name: str, url: str) -> optuna.Study:
+    """Return a study that another process has begun; StudyError if there is none."""
+    check_storage(url)
+    path = database_file(url)
+    names: list[str] = []
+    with answering(url):
+        if path is None or path.exists():  # connecting would make it
+            storage = connect(url)
+            names = patient(optuna.get_all_study_names)(storage)
+        if name not in names:
+            raise StudyError(
+                f"storage={url} has no study {name!r}, but {', '.join(names) or 'none at all'}: begin it there with "
+                f"bstune workload=NAME storage=... study={name}, then join it"
+            )
+        study = patient(optuna.load_study)(study_name=name, storage=storage)
+        _check_format(study)
+        return study
+
+
+def stored_setting(name: str, url: str, key: str) -> object:
+    """Give a frozen setting of a study; None where there is no such study yet, or none that can be read."""
+    try:
+        study = find_study(name, url)
+        return _settings_of(study).get(key)
+    except StudyError:
+        return None
+
+
+def check_joined(study: optuna.Study, frozen_settings: Mapping[str, Any]) -> None:
+    """Refuse to join with other settings than the study's, but for the device."""
+    began = _settings_of(study)
+    _check_continued(study, {**frozen_settings, "device": began.get("device")})
+
+
+def changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
+    """Return the settings that differ, a line each."""
+    changed = [key for key in sorted(before.keys() | now.keys()) if before.get(key) != now.get(key)]
+    return "\n".join(f"  {key}: was {before.get(key)!r}, now {now.get(key)!r}" for key in changed)
+
+
+def _check_attributes(study: optuna.Study) -> None:
+    """Refuse a study whose attributes are not those that bstune writes: another program may have written them."""
+    for key, kind in STUDY_ATTRIBUTES.items():
+        if key not in study.user_attrs and key not in OPTIONAL_ATTRIBUTES:
+            raise StudyError(
+                f"the study {study.study_name!r} lacks the attribute {key}: begin another one with study=NAME"
+            )
+        _check_attribute(study, "", key, study.user_attrs, kind)
+    _settings_of(study)
+    for trial in read(study):
+        place = f"trial {trial.number} of "
+        for key, kind in TRIAL_ATTRIBUTES.items():
+            _check_attribute(study, place, key, trial.user_attrs, kind)
+        try:
+            if is_asked(trial):
+                spec_of(trial)
+            if RECORD in trial.user_attrs:
+                record_of(trial.user_attrs[RECORD])
+        except BstuneError as error:
+            raise StudyError(f"{place}the study {study.study_name!r}: {error}") from error
+
+
+def _check_attribute(
+    study: optuna.Study, place: str, key: str, attributes: Mapping[str, Any], kind: TypeAdapter[Any]
+) -> None:
+    try:
+        if key in attributes:
+            kind.validate_python(attributes[key], strict=True)
+    except ValidationError as error:
+        value = one_line(repr(attributes[key]))
+        raise StudyError(
+            f"{place}the study {study.study_name!r} has an attribute {key} that bstune has not written, {value}: "
+            "begin another one with study=NAME"
+        ) from error
+
+
+def _settings_of(study: optuna.Study) -> dict[str, Any]:
+    """Read the frozen settings that a study began with."""
+    what = f"the attribute {FROZEN_SETTINGS} of the study {study.study_name!r}"
+    settings = parse_json(study.user_attrs[FROZEN_SETTINGS], what)
+    if not isinstance(settings, dict):
+        raise StudyError(f"{what} holds no settings: begin another one with study=NAME")
+    return settings
+
+
+@patient
+def _check_format(study: optuna.Study) -> None:
+    name, attributes = study.study_name, study.user_attrs
+    if FORMAT not in attributes and FROZEN_SETTINGS not in attributes:
+        raise StudyError(
+            f"the storage has a study {name!r} that is not bstune's: choose another name with study=NAME"
+        )
+    version = attributes.get(FORMAT, 1)
+    if version != FORMAT_VERSION:
+        raise StudyError(
+            f"the study {name!r} was begun by another version of bstune (format "
+            f"{one_line(repr(version))}; this one reads {FORMAT_VERSION}): continue it with that "
+            "version, or begin another one with study=NAME"
+        )
+    _check_attributes(study)
+
+
+def _check_continued(study: optuna.Study, frozen_settings: Mapping[str, Any]) -> None:
+    """Refuse another format and other settings."""
+    _check_format(study)
+    now = json.loads(dump_json(redact_values(frozen_settings)))  # as the storage has them
+    lines = changes(_settings_of(study), now)
+    if lines:
+        raise StudyError(
+            f"the study {study.study_name!r} began with other settings:\n{lines}\n"
+            "continue it with the settings it began with, or begin another one with study=NAME"
+        )
+
+
+def _check_output(study: optuna.Study, output: Path) -> None:
+    """Refuse a second output folder while the first one exists."""
+    first = Path(study.user_attrs[OUTPUT])
+    if first == output:
+        return
+    if first.exists():
+        raise StudyError(
+            f"the study {study.study_name!r} writes to {first}: continue it with output={first}, "
+            "or begin another one with study=NAME"
+        )
+    study.set_user_attr(OUTPUT, str(output))  # the folder was moved

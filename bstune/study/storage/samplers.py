@@ -1,0 +1,55 @@
+"""Builds the sampler of one trial."""
+
+import copy
+import inspect
+import warnings
+from collections.abc import Mapping
+from functools import partial
+from typing import Any
+
+from optuna.exceptions import ExperimentalWarning
+from optuna.samplers import BaseSampler, QMCSampler, RandomSampler
+
+from bstune.core.errors import ConfigError
+from bstune.options import StudyOptions
+from bstune.study.plan import SearchBudget
+from bstune.trial.backend import sampler_factory
+
+
+def build_sampler(
+    options: StudyOptions,
+    budget: SearchBudget,
+    trial_index: int,
+    context: Mapping[str, Any] | None = None,
+    attempt: int = 0,
+    factory: partial[BaseSampler] | None = None,
+) -> BaseSampler:
+    """Build the sampler of one trial, with its own seed and the entries of ``context`` that its class asks for.
+
+    ``factory`` is what ``sampler_factory`` makes of the options, where that is at hand: Hydra takes longer over it than
+    a sampler over a suggestion.
+    """
+    # What a sampler is given, such as another sampler, is its own: no trial finds it as used.
+    factory = sampler_factory(options) if factory is None else copy.deepcopy(factory)
+    sampler = getattr(factory, "func", None)
+    if not (inspect.isclass(sampler) and issubclass(sampler, BaseSampler)):
+        raise ConfigError(
+            f"sampler must name an optuna.samplers.BaseSampler in _target_, but got {options.sampler}"
+        )
+    seed, wanted = budget.sampler_seed(trial_index, attempt), getattr(sampler, "context", ())
+    place = {"trial_index": trial_index, "attempt": attempt, "study_seed": budget.seed}
+    arguments = {
+        name: value for name, value in {**(context or {}), **place}.items() if name in wanted
+    }
+    if issubclass(
+        sampler, QMCSampler
+    ):  # keeps one seed: its place in the sequence is kept in the storage
+        arguments |= {"seed": budget.seed, "independent_sampler": RandomSampler(seed=seed)}
+    elif "seed" in inspect.signature(sampler).parameters:
+        arguments["seed"] = seed
+    try:
+        with warnings.catch_warnings(action="ignore", category=ExperimentalWarning):
+            built: BaseSampler = factory(**arguments)
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"sampler cannot be built: {error}") from error
+    return built

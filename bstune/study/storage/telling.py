@@ -1,0 +1,154 @@
+"""Stores how a trial ended, and ends those of processes that are gone."""
+
+import logging
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+from typing import Any
+
+import optuna
+from optuna.exceptions import UpdateFinishedTrialError
+from optuna.trial import TrialState
+
+from bstune.core.errors import RecordError, StudyError
+from bstune.core.objectives import SOUGHT, Objective
+from bstune.core.records import TrialResult, TrialSpec
+from bstune.search.sampler import RECORD
+from bstune.study.storage.attributes import OUTCOME, SPEC
+from bstune.study.storage.patience import StorageGoneError, patient
+from bstune.study.storage.trials import (
+    AskedTrial,
+    end_trial,
+    running,
+    running_trials,
+    text_of,
+    worker_of,
+)
+from bstune.system.files import Output
+from bstune.system.inputs import read_bytes
+
+logger = logging.getLogger(__name__)
+RECORD_BEGINS = '{"number": '  # of TrialResult.to_json
+
+
+def within_steps(spec: TrialSpec, max_steps: int) -> TrialSpec:
+    """Return what a trial is asked to do, to end after ``max_steps`` at most."""
+    if spec.max_steps is not None and spec.max_steps <= max_steps:
+        return spec
+    return replace(spec, max_steps=max_steps)
+
+
+def shorten(study: optuna.Study, asked: AskedTrial, max_steps: int, worker: str = "") -> None:
+    """Store that a trial which ``worker`` runs ends after ``max_steps`` at most."""
+    trial_id, spec = asked
+    shortened = within_steps(spec, max_steps)
+    if shortened != spec:
+        text = text_of(shortened, worker)
+        patient(study._storage.set_trial_user_attr)(trial_id, SPEC, text)
+
+
+@contextmanager
+def cut_short(study: optuna.Study, objective: Objective, worker: str) -> Iterator[None]:
+    """End all running trials of ``worker`` if the body, which runs them, raises: they are asked again later."""
+    try:
+        yield
+    except StorageGoneError:  # nothing can be ended in it
+        raise
+    except BaseException:  # Ctrl-C too; it goes on up
+        for spec in running(study, worker):
+            _warn(
+                spec, " was cut short; the finished ones are stored, the same command asks it again"
+            )
+        finish_abandoned(study, objective, lambda other: other == worker)
+        raise
+
+
+def _warn(spec: TrialSpec, what: str) -> None:
+    logger.warning("trial %d (B %d, lr %g)%s", spec.number, spec.batch_size, spec.lr, what)
+
+
+def finish_abandoned(
+    study: optuna.Study, objective: Objective, gone: Callable[[str], bool]
+) -> None:
+    """End the running trials of processes that are gone: with their record if it was stored, as failed otherwise."""
+    for trial in running_trials(study):
+        if not gone(worker_of(trial)):
+            continue
+        record = trial.user_attrs.get(RECORD)
+        if record is None:
+            end_trial(study, trial._trial_id, TrialState.FAIL)
+        else:
+            _tell(study, trial._trial_id, TrialResult.from_json(record), objective)
+
+
+def store_unstored(study: optuna.Study, files: Output) -> None:
+    """Store the records of trials that finished while the storage was away, before :func:`finish_abandoned`."""
+    if not files.unstored.exists():
+        return
+    text = read_bytes(files.unstored, "the file").decode("utf-8", errors="replace")
+    lines = text.splitlines()
+    if not all(_may_be_record(line) for line in lines):
+        raise StudyError(
+            f"{files.unstored} holds other lines than the records of trials, which bstune keeps there while the "
+            "storage is away: move it away"
+        )
+    by_number = {trial.number: trial for trial in running_trials(study)}
+    for record in lines:
+        try:
+            trial = by_number.get(TrialResult.from_json(record).number)
+        except RecordError:
+            logger.warning(
+                "%s has a record that was cut short: its trial is asked again", files.unstored
+            )
+            continue
+        if trial is not None:  # nobody has given it to another process meanwhile
+            patient(study._storage.set_trial_user_attr)(trial._trial_id, RECORD, record)
+    files.unstored.unlink()
+
+
+def _may_be_record(line: str) -> bool:
+    """Return whether a line begins as a trial's record does; it may have been cut short."""
+    return line.startswith(RECORD_BEGINS) or RECORD_BEGINS.startswith(line)
+
+
+def tell(study: optuna.Study, asked: AskedTrial, result: TrialResult, objective: Objective) -> None:
+    """Store a trial's record, and tell Optuna its value: reached is COMPLETE, failed is FAIL, the others are PRUNED."""
+    trial_id, spec = asked
+    try:
+        # From here on a killed process loses nothing of the trial.
+        patient(study._storage.set_trial_user_attr)(trial_id, RECORD, result.to_json())
+    except UpdateFinishedTrialError:
+        logger.warning(
+            "trial %d ran out of its lease and was given to another process: it is dropped",
+            spec.number,
+        )
+        return
+    _tell(study, trial_id, result, objective)
+
+
+def outcome(result: TrialResult) -> dict[str, Any]:
+    """Give a trial's end as Optuna's dashboard shows it; a stopped trial has no steps to target."""
+    steps = "steps" if result.reached else "stopped at step"
+    shown: dict[str, Any] = {"status": result.status, steps: result.steps}
+    if result.time_to_target is not None:
+        shown["seconds"] = result.time_to_target
+    return shown
+
+
+def _tell(study: optuna.Study, trial_id: int, result: TrialResult, objective: Objective) -> None:
+    with suppress(UpdateFinishedTrialError):
+        patient(study._storage.set_trial_user_attr)(trial_id, OUTCOME, outcome(result))
+    if result.status == "failed":
+        end_trial(study, trial_id, TrialState.FAIL)
+        return
+    sought = SOUGHT[objective].values
+    values = list[float]()
+    for value_of in sought.values():
+        value = value_of(result)
+        # Seconds of another device than the study's do not count.
+        if value is not None:
+            values.append(value)
+    if result.reached and len(values) == len(sought):
+        end_trial(study, trial_id, TrialState.COMPLETE, values)
+    else:  # it has no value: what it was stopped at is not one
+        end_trial(study, trial_id, TrialState.PRUNED)
