@@ -57,7 +57,7 @@ from bstune.trial.batches import (
     stream_of,
     weight_micro_batches,
 )
-from bstune.trial.checkpoint import Own, PlainFiles, StateWriter, Stopped, TrialState, read_state
+from bstune.trial.checkpoint import Own, PlainFiles, StateWriter, Stopped, StoppedState, read_state
 from bstune.trial.compile import (
     USER_CODE_ERRORS,
     Compiling,
@@ -332,7 +332,7 @@ class _Progress:
         self.ended = False
         self.spec, self.protocol, self._validation_examples = spec, protocol, validation_examples
         self.due_step = self._next_due()
-        self.state: TrialState | None = None
+        self.state: StoppedState | None = None
         if resume is not None:
             record = resume.record
             device = device_name(protocol.trainer, protocol.devices)
@@ -604,7 +604,7 @@ class _TargetLoop(Callback):
         if self.progress.state is not None:
             self._resume(trainer, self.progress.state)
 
-    def _resume(self, trainer: Trainer, state: TrialState) -> None:
+    def _resume(self, trainer: Trainer, state: StoppedState) -> None:
         """Go on as the trial that was not stopped: Lightning next steps the schedules that look at metrics."""
         self._frozen = state.frozen
         trainer.callback_metrics.update(state.metrics)
@@ -785,19 +785,27 @@ class _TargetLoop(Callback):
         metrics: Mapping[str, torch.Tensor],
         epoch: Mapping[str, Any],
     ) -> None:
+        frozen = [name for name, one in module.named_parameters() if not one.requires_grad]
         writer.take(
-            batches,
-            epoch=epoch,
-            **{name: getattr(self.spec, name) for name in ("number", "batch_size", "lr", "seed")},
-            **{
-                name: getattr(self.progress, name)
-                for name in ("steps", "skipped", "start_gap", "near", "due_step", "forced")
-            },
-            metrics={name: value.detach().cpu().clone() for name, value in metrics.items()},
-            generators=self._generators,
-            frozen=tuple(name for name, one in module.named_parameters() if not one.requires_grad),
-            device=device_name(self.protocol.trainer, self.protocol.devices),
-            versions=dict(versions()),
+            StoppedState(
+                number=self.spec.number,
+                batch_size=self.spec.batch_size,
+                lr=self.spec.lr,
+                seed=self.spec.seed,
+                steps=self.progress.steps,
+                skipped=self.progress.skipped,
+                start_gap=self.progress.start_gap,
+                near=self.progress.near,
+                due_step=self.progress.due_step,
+                forced=self.progress.forced,
+                metrics={name: value.detach().cpu().clone() for name, value in metrics.items()},
+                epoch=epoch,
+                stream=writer.position(batches),
+                generators=self._generators or {},
+                frozen=tuple(frozen),
+                device=device_name(self.protocol.trainer, self.protocol.devices),
+                versions=dict(versions()),
+            )
         )
 
     def _restore_generators(self) -> None:
