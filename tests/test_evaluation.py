@@ -112,13 +112,14 @@ def test_the_clock_goes_on(value, lean_loop_runs, phase):
     assert entered == ([] if phase is Phase.EVALUATION else [phase])
 
 
-def test_an_evaluation_without_the_metric_is_left_out():
-    parts, trainer = trained(10)
+@pytest.mark.parametrize(("steps", "stops", "due"), [(10, False, 11), (50, True, 10)])
+def test_an_evaluation_without_the_metric_is_left_out(steps, stops, due):
+    parts, trainer = trained(steps)
     trainer.callback_metrics[NAME] = tensor(0.05)
     parts.metric.before_evaluation(trainer)
     end_evaluation(parts, trainer, lean_loop_runs=False)
     assert (parts.state.status, parts.state.history) == ("stopped", [])
-    assert parts.cadence.due_step == 11
+    assert (parts.cadence.due_step, trainer.should_stop) == (due, stops)
 
 
 def test_the_stopped_trials_evaluation_is_judged_once():

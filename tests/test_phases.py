@@ -1,11 +1,12 @@
 """What a trial's seconds go to: each phase of a made trial takes its own number of seconds."""
 
+from contextlib import contextmanager
+
 import pytest
 from made_parts import make_state
 from toolbox import FakeTime
 
 from bstune.core.clock import Phase, TrialClock
-from bstune.trial.compile import Compiling
 from bstune.trial.phases import Phases, aside
 
 STARTUP, SANITY, EVALUATION, CLOSING = 100.0, 10.0, 20.0, 7.0
@@ -94,13 +95,29 @@ def test_steps_that_are_all_skipped_make_no_segment():
     assert (clock.segments, clock.seconds(Phase.TRAINING)) == ([], 5.0)
 
 
-def test_what_is_done_aside_is_no_training():
+class Compiled:
+    """Stands for what compiles; notes whether its code is left aside."""
+
+    def __init__(self):
+        self.is_eager = False
+
+    @contextmanager
+    def eagerly(self):
+        self.is_eager = True
+        yield
+        self.is_eager = False
+
+
+def test_what_is_done_aside_is_no_training_and_not_compiled():
     fake = FakeTime()
     clock = TrialClock(fake)
+    compiled = Compiled()
     clock.enter(Phase.TRAINING)
     fake.sleep(1.0)
-    with aside(clock, Compiling(None, clock)):
+    with aside(clock, compiled):
+        assert compiled.is_eager
         fake.sleep(30.0)
+    assert not compiled.is_eager
     fake.sleep(2.0)
     clock.end_segment(1, Phase.CLOSING)
     assert clock.segments == [(1, 3.0)]
