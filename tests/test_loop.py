@@ -1,4 +1,5 @@
 import math
+import os
 import signal
 import sys
 from dataclasses import replace
@@ -370,8 +371,8 @@ def test_an_interruption_is_no_error_of_the_users():
 def test_a_copy_of_the_process_does_not_train_on(stage, monkeypatch):
     """The copy finds that its process is another one."""
     ended = []
-    monkeypatch.setattr(loop.os, "_exit", ended.append)
-    module = fails_in(stage, lambda: monkeypatch.setattr(loop.os, "getpid", lambda: -1) or 1.0)
+    monkeypatch.setattr(os, "_exit", ended.append)
+    module = fails_in(stage, lambda: monkeypatch.setattr(os, "getpid", lambda: -1) or 1.0)
     count(module, protocol=make_protocol(4))
     assert ended[0] == 0
 

@@ -130,8 +130,8 @@ class Stopped:
 
 
 @dataclass(frozen=True)
-class TrialState:
-    """bstune's own part of a trial's state, from before the evaluation that ends the trial."""
+class StoppedState:
+    """bstune's own part of what a stopped trial leaves, from before the evaluation that ends the trial."""
 
     number: int
     batch_size: int
@@ -168,15 +168,19 @@ class StateWriter(Callback):
     def __init__(self, path: Path, stream: IndexStream, clock: TrialClock) -> None:
         self._path, self._partial = path, partial_of(path)
         self._stream, self._clock = stream, clock
-        self._state: TrialState | None = None
+        self._state: StoppedState | None = None
 
     def prepare(self, last: bool) -> None:
         """Remember the stream's position if the ``last`` step is next: Lightning fetches one batch ahead meanwhile."""
         self._stream.remembers = last
 
-    def take(self, batches: int, **values: Any) -> None:
-        """Take the :class:`TrialState` after ``batches`` batches; it is written when the evaluation starts."""
-        self._state = TrialState(stream=self._stream.position(batches), **values)
+    def position(self, batches: int) -> Mapping[str, Any]:
+        """Return the stream's position after ``batches`` batches."""
+        return self._stream.position(batches)
+
+    def take(self, state: StoppedState) -> None:
+        """Take a state, which is written when the evaluation starts."""
+        self._state = state
 
     def keep(self) -> None:
         """Give the file its name, if it was written and no other's file has the name."""
@@ -211,7 +215,7 @@ class StateWriter(Callback):
 
 def read_state(
     stopped: Stopped, spec: TrialSpec, device: str, versions: Mapping[str, str]
-) -> TrialState:
+) -> StoppedState:
     """Return the state that a trial left; a StateError says why ``spec`` cannot be resumed from it on this device."""
     try:
         # First that all bytes are as they were written: from others torch makes any error.
@@ -222,7 +226,7 @@ def read_state(
         checkpoint = torch.load(stopped.state, map_location="cpu", weights_only=True)
         values = checkpoint[KEY]
         of_ranks, place = values.pop(OF_RANKS, None), distributed.place()
-        state = TrialState(**values | ({} if place is None else of_ranks[place.rank]))
+        state = StoppedState(**values | ({} if place is None else of_ranks[place.rank]))
     except (
         *DAMAGED,
         RuntimeError,

@@ -1,0 +1,49 @@
+"""How a trial has ended that no evaluation ended: by itself, by a wish to stop, or by an error."""
+
+from lightning.pytorch import LightningModule, Trainer
+from torch import Tensor
+
+from bstune.trial.state import TrialState
+
+
+def explain_end(state: TrialState, trainer: Trainer) -> None:
+    """Note what ended a trial that neither an evaluation nor its last step ended.
+
+    A RuntimeError says that it did not train at all, as where a hook raises a StopIteration.
+    """
+    if state.ended or state.status != "stopped":
+        return
+    has_no_step = state.steps == state.first_step
+    if not trainer.should_stop and (has_no_step or trainer.max_epochs == 1):
+        raise RuntimeError(
+            f"the training ended by itself at step {state.steps}, as a StopIteration ends it"
+        )
+    reason = _reason_of_callbacks(trainer)
+    if reason is None:
+        reason = "by the module or a call-back" if trainer.should_stop else "by itself"
+    state.message = f"the training was stopped at step {state.steps}: {reason.splitlines()[0]}"
+
+
+def _reason_of_callbacks(trainer: Trainer) -> str | None:
+    """Return the first reason that a call-back gives, as Lightning's EarlyStopping does; None: none does."""
+    for callback in trainer.callbacks:  # type: ignore[attr-defined]
+        reason: str | None = getattr(callback, "stopping_reason_message", None)
+        if reason:
+            return reason
+    return None
+
+
+def what_is_not_finite(state: TrialState, module: LightningModule | None) -> str | None:
+    """Return what is not finite any more, the last step's loss or the weights; None if both are."""
+    try:
+        if isinstance(state.loss, Tensor) and not state.loss.isfinite().all():
+            return f"the training loss is {state.loss.float().mean().item()}"
+        if module is None:
+            return None
+        for name, weight in module.named_parameters():
+            if not weight.isfinite().all():
+                return f"{name} is not finite"
+    # The device does not compute any more, as after an assertion of CUDA.
+    except RuntimeError:
+        return None
+    return None

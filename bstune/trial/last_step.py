@@ -1,0 +1,63 @@
+"""The step after which a trial ends: its budget's, its own limit, or the next one once its wall time is over."""
+
+import time
+from collections.abc import Callable
+
+from bstune.core.errors import ConfigError
+from bstune.core.records import TrialProtocol, TrialSpec
+from bstune.trial.state import TrialState
+
+
+def last_step_of(spec: TrialSpec, protocol: TrialProtocol, steps: int) -> int:
+    """Return the last step of a trial that has ``steps`` of them; a ConfigError says that it has none left."""
+    last = spec.max_steps
+    # A trial that is asked for by itself may have a limit past the budget.
+    if last is None:
+        last = protocol.last_step(spec.batch_size)
+    if last <= steps:
+        raise ConfigError(
+            f"a trial that has {steps} steps cannot be trained until step {last}: raise max_steps"
+        )
+    return last
+
+
+def steps_of_trainer(
+    state: TrialState, spec: TrialSpec, protocol: TrialProtocol, horizon: int | None
+) -> int:
+    """Return the steps after which the Trainer itself ends, skipped ones included.
+
+    That is the ``horizon``, where there is one; else the budget's, so that a trial that is stopped early has the
+    schedules of one that is not.
+    """
+    if horizon is not None:
+        return horizon
+    budget = protocol.last_step(spec.batch_size)
+    return max(budget, state.last_step) + state.skipped
+
+
+class LastStep:
+    """Ends a trial with its next step once its wall time is over.
+
+    Args:
+        state: of the trial, whose last step it writes.
+        max_seconds: of wall time, from this call on; None: there is no limit.
+        now: a monotonic clock, in seconds.
+    """
+
+    def __init__(
+        self,
+        state: TrialState,
+        max_seconds: float | None,
+        now: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._state = state
+        self._max_seconds = max_seconds
+        self._now = now
+        self._began = now()
+
+    def bring_forward(self) -> None:
+        """Make the next step the last one if the time is over."""
+        if self._max_seconds is None:
+            return
+        if self._now() - self._began > self._max_seconds:
+            self._state.last_step = min(self._state.last_step, self._state.steps + 1)

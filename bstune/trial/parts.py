@@ -1,0 +1,116 @@
+"""The parts of a trial, one job each, and the state that they share."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
+
+from bstune.core.clock import TrialClock
+from bstune.core.records import TrialProtocol, TrialSpec
+from bstune.trial import distributed
+from bstune.trial.agreed_stop import AgreedStop
+from bstune.trial.batches import micro_batch_sizes
+from bstune.trial.cadence import Cadence
+from bstune.trial.checkpoint import Stopped, StoppedState, read_state
+from bstune.trial.compile import Compiling
+from bstune.trial.device import device_name
+from bstune.trial.epoch_ends import EpochEnds
+from bstune.trial.forks import OneProcess
+from bstune.trial.generators import Generators
+from bstune.trial.last_step import LastStep, last_step_of
+from bstune.trial.metric import LoggedMetric
+from bstune.trial.phases import Phases, aside
+from bstune.trial.resume import Resume
+from bstune.trial.snapshot import Snapshot
+from bstune.trial.state import TrialState, state_after
+from bstune.trial.step_count import StepCount
+from bstune.trial.trial_noise import TrialNoiseScale
+from bstune.trial.verdict import Verdict
+
+
+@dataclass(frozen=True)
+class Parts:
+    """What a trial is made of: :class:`bstune.trial.trial_callback.TrialCallback` calls each in its turn."""
+
+    spec: TrialSpec
+    protocol: TrialProtocol
+    clock: TrialClock
+    state: TrialState
+    # Examples in each micro-batch of a step.
+    micro_batch_sizes: tuple[int, ...]
+    one_process: OneProcess
+    agreed_stop: AgreedStop
+    step_count: StepCount
+    last_step: LastStep
+    cadence: Cadence
+    epoch_ends: EpochEnds
+    phases: Phases
+    generators: Generators
+    snapshot: Snapshot
+    resume: Resume
+    compiling: Compiling
+    noise_scale: TrialNoiseScale
+    metric: LoggedMetric
+    verdict: Verdict
+
+
+def parts_of(
+    spec: TrialSpec,
+    protocol: TrialProtocol,
+    validation_examples: int,
+    clock: TrialClock,
+    resume: Stopped | None,
+    horizon: int | None,
+    versions: Mapping[str, str],
+) -> Parts:
+    """Return the parts of a trial that begins.
+
+    Arguments as of :func:`bstune.trial.loop.run_trial`. A StateError says that the stopped trial cannot be resumed, a
+    ConfigError that no step is left.
+    """
+    alone = distributed.place() is None
+    cadence = Cadence(spec, protocol, validation_examples)
+    generators = Generators()
+    stopped: StoppedState | None = None
+    start_gap: float | None = None
+    if resume is None:
+        state = TrialState(first_step=0, last_step=last_step_of(spec, protocol, 0), steps=0)
+    else:
+        device = device_name(protocol.trainer, protocol.devices)
+        stopped = read_state(resume, spec, device, versions)
+        last_step = last_step_of(spec, protocol, stopped.steps)
+        state = state_after(resume.record, stopped.skipped, last_step)
+        cadence.go_on(stopped, state.history)
+        generators = Generators(stopped.generators)
+        start_gap = stopped.start_gap
+    compiling = Compiling(protocol.compile, clock)
+    # Of several processes each would see another time.
+    max_seconds = spec.max_seconds if alone else None
+    return Parts(
+        spec=spec,
+        protocol=protocol,
+        clock=clock,
+        state=state,
+        micro_batch_sizes=micro_batch_sizes(spec.batch_size, protocol.micro_batch_size),
+        one_process=OneProcess(),
+        agreed_stop=AgreedStop(alone),
+        # A Trainer with a horizon of its own ends there.
+        step_count=StepCount(state, adds_steps=horizon is None),
+        last_step=LastStep(state, max_seconds),
+        cadence=cadence,
+        epoch_ends=EpochEnds(state, adds_epochs=horizon is None),
+        phases=Phases(state, clock, protocol.warmup_steps),
+        generators=generators,
+        snapshot=Snapshot(spec, protocol, versions),
+        resume=Resume(stopped),
+        compiling=compiling,
+        noise_scale=TrialNoiseScale(
+            protocol.noise_scale_every, partial(aside, clock, compiling), alone
+        ),
+        metric=LoggedMetric(protocol.target.metric),
+        verdict=Verdict(
+            state,
+            protocol.target,
+            protocol.divergence,
+            start_gap,
+        ),
+    )

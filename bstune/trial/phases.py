@@ -1,0 +1,71 @@
+"""What a trial's seconds go to: the clock runs over training steps, in segments between the evaluations."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from bstune.core.clock import Phase, TrialClock
+from bstune.trial.compile import Compiling
+from bstune.trial.state import TrialState
+
+
+class Phases:
+    """Tells the clock which phase a trial enters, and how many steps a segment of its training had.
+
+    Args:
+        state: of the trial, whose steps it reads.
+        clock: the trial's.
+        warmup_steps: a segment of their own, where no evaluation cuts them short.
+    """
+
+    def __init__(self, state: TrialState, clock: TrialClock, warmup_steps: int) -> None:
+        self._state = state
+        self._clock = clock
+        self._warmup_steps = warmup_steps
+        self._segment_start = state.steps
+
+    def begin_sanity_check(self) -> None:
+        """Evaluate before the training."""
+        self._clock.enter(Phase.EVALUATION)
+
+    def end_sanity_check(self) -> None:
+        """Go on with what comes before the first step."""
+        self._clock.enter(Phase.STARTUP)
+
+    def begin_training(self) -> None:
+        """Train from here on, up to the first evaluation."""
+        self._clock.enter(Phase.TRAINING)
+
+    def repeat_evaluation(self) -> None:
+        """Run the evaluation that ended the stopped trial again, before the first step."""
+        self._clock.enter(Phase.EVALUATION)
+
+    def begin_evaluation(self) -> None:
+        """Close the segment of the steps since the last evaluation."""
+        self._clock.end_segment(self._state.steps - self._segment_start, Phase.EVALUATION)
+
+    def end_step(self) -> None:
+        """Close the segment of the warm-up at its last step, if nothing was evaluated before."""
+        steps = self._state.steps
+        if self._segment_start == self._state.first_step == steps - self._warmup_steps:
+            self._clock.end_segment(self._warmup_steps, Phase.TRAINING)
+            self._segment_start = steps
+
+    def end_evaluation(self, stops: bool, trains: bool) -> None:
+        """Begin another segment, or close the trial.
+
+        Args:
+            stops: whether the trial ends here.
+            trains: whether training goes on at once; else the loop starts the clock when Lightning is done.
+        """
+        self._segment_start = self._state.steps
+        if stops:
+            self._clock.enter(Phase.CLOSING)
+        elif trains:
+            self._clock.train()
+
+
+@contextmanager
+def aside(clock: TrialClock, compiling: Compiling) -> Iterator[None]:
+    """Run what is inside beside the training: off its clock, and without code that was compiled for other shapes."""
+    with clock.interrupt_segment(Phase.EVALUATION), compiling.eagerly():
+        yield

@@ -1,0 +1,122 @@
+"""A trial that goes on from a stopped one: what Lightning's checkpoint does not put back, or a hook may reset."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from lightning.pytorch import LightningModule, Trainer
+from torch import Tensor
+
+from bstune.trial.checkpoint import StoppedState
+from bstune.trial.epoch import accumulate_on
+
+
+class Resume:
+    """Makes a trial go on as the one that was not stopped.
+
+    Args:
+        stopped: what the stopped trial left; None: this one starts afresh, and nothing is put back.
+
+    Attributes:
+        stopped: as it was given.
+        evaluates_again: whether the next evaluation is the stopped trial's last one, which tells nothing new.
+    """
+
+    def __init__(self, stopped: StoppedState | None) -> None:
+        self.stopped = stopped
+        # Each of these is put back once, and then None.
+        self._weights: dict[str, Tensor] | None = None
+        self._frozen: tuple[str, ...] | None = None
+        self._accumulated: Mapping[str, Any] | None = None
+        # Until the first batch of this trial.
+        self._amid_epoch = False
+        self.evaluates_again = False
+
+    def keep_weights(self, module: LightningModule) -> None:
+        """Copy the checkpoint's weights, which are loaded, ahead of the module's own hooks, which may set some."""
+        if self.stopped is not None:
+            self._weights = _copied_tensors(module)
+
+    def begin(self, trainer: Trainer, has_epochs: bool) -> None:
+        """Go on where the trial was stopped: Lightning next steps the schedules that look at metrics."""
+        if self.stopped is None:
+            return
+        self._frozen = self.stopped.frozen
+        trainer.callback_metrics.update(self.stopped.metrics)
+        trainer.val_check_batch = trainer.fit_loop.batch_idx + 1
+        if has_epochs:
+            self._accumulated = self.stopped.epoch
+            self._amid_epoch = True
+
+    def lacks_evaluation(self, at_epoch_end: bool) -> bool:
+        """Return whether the state is from before an evaluation that the trial would have had without its stop.
+
+        ``at_epoch_end`` is whether it was stopped at the end of an epoch that is evaluated there.
+        """
+        if self.stopped is None or not self._amid_epoch:
+            return False
+        return at_epoch_end or self.stopped.steps >= self.stopped.due_step
+
+    def evaluate_again(self, trainer: Trainer) -> None:
+        """Let Lightning begin with that evaluation, which what looks at it is to see."""
+        self.evaluates_again = True
+        validation = trainer.fit_loop.epoch_loop.val_loop
+        validation.restarting = False
+        validation._restart_stage = "restarted_mid_evaluation"
+
+    def before_batch(self, trainer: Trainer, module: LightningModule) -> None:
+        """Put back what is left to be, before a training batch."""
+        if self.stopped is None:
+            return
+        self.put_back(trainer, module)
+        # Lightning would accumulate anew from what it takes for an epoch's first batch.
+        if self._amid_epoch:
+            trainer._logger_connector._first_loop_iter = False
+            self._amid_epoch = False
+
+    def end_epoch(self, trainer: Trainer, module: LightningModule) -> None:
+        """Let Lightning step schedules by a metric at the end of an epoch in which the trial went on: it would not."""
+        self.put_back(trainer, module)
+        trainer.fit_loop._restarting = False
+        self._amid_epoch = False
+
+    def put_back(self, trainer: Trainer, module: LightningModule) -> None:
+        """Put back weights, what is frozen and what was accumulated, once, after hooks that may reset them."""
+        if self._weights is not None:
+            _put_back_tensors(module, self._weights)
+            self._weights = None
+        if self._frozen is not None:
+            _freeze(module, self._frozen)
+            self._frozen = None
+        if self._accumulated is not None:
+            accumulate_on(trainer, module, self._accumulated)
+            self._accumulated = None
+
+
+def _copied_tensors(module: LightningModule) -> dict[str, Tensor]:
+    """Copy a module's weights and buffers."""
+    copies = {}
+    for name, value in module.state_dict().items():
+        if isinstance(value, Tensor):
+            copies[name] = value.detach().clone()
+    return copies
+
+
+def _put_back_tensors(module: LightningModule, copies: Mapping[str, Tensor]) -> None:
+    """Set a module's weights and buffers where they differ from a copy."""
+    present = module.state_dict()
+    with torch.no_grad():
+        for name, value in copies.items():
+            tensor = present.get(name)
+            if not isinstance(tensor, Tensor) or tensor.shape != value.shape:
+                continue
+            if not torch.equal(tensor, value):
+                tensor.copy_(value)
+
+
+def _freeze(module: LightningModule, names: tuple[str, ...]) -> None:
+    """Freeze the parameters of these names, and no others."""
+    for name, parameter in module.named_parameters():
+        is_frozen = name in names
+        if parameter.requires_grad == is_frozen:
+            parameter.requires_grad_(not is_frozen)

@@ -1,0 +1,90 @@
+"""What a trial leaves at its last step, so that another one can go on from there."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from lightning.pytorch import LightningModule, Trainer
+
+from bstune.core.records import TrialProtocol, TrialSpec
+from bstune.trial.cadence import Cadence
+from bstune.trial.checkpoint import StateWriter, StoppedState
+from bstune.trial.device import device_name
+from bstune.trial.epoch import accumulated
+from bstune.trial.state import TrialState
+
+
+class Snapshot:
+    """Takes a trial's state, where one is asked for, before the evaluation at its last step.
+
+    Args:
+        spec: of the trial.
+        protocol: names the device; nothing goes on from the state on another one.
+        versions: of the packages; nothing goes on from the state under others.
+
+    Attributes:
+        writer: writes the state when the evaluation starts; None: none is asked for.
+    """
+
+    def __init__(
+        self, spec: TrialSpec, protocol: TrialProtocol, versions: Mapping[str, str]
+    ) -> None:
+        self._spec = spec
+        self._protocol = protocol
+        self._versions = versions
+        self.writer: StateWriter | None = None
+
+    def expect(self, state: TrialState) -> None:
+        """Have the stream of batches remember its position if the next step is the last one."""
+        if self.writer is not None:
+            self.writer.prepare(last=state.steps + 1 >= state.last_step)
+
+    def take(
+        self,
+        state: TrialState,
+        cadence: Cadence,
+        start_gap: float | None,
+        generators: Mapping[str, Any],
+        trainer: Trainer,
+        module: LightningModule,
+        has_epochs: bool,
+    ) -> None:
+        """Take the state of a trial that is out of steps, and has not ended otherwise; do nothing with any other.
+
+        Args:
+            state: of the trial.
+            cadence: of its evaluations.
+            start_gap: how far it was from the target before training; None if that was not measured.
+            generators: states of the random number generators after the last step.
+            trainer: whose logged metrics are kept, on the CPU.
+            module: whose frozen parameters are named.
+            has_epochs: whether an epoch ends, so that what it has accumulated is kept as well.
+        """
+        is_out_of_steps = state.steps >= state.last_step and state.status == "stopped"
+        if self.writer is None or not is_out_of_steps:
+            return
+        metrics = {}
+        for name, value in trainer.callback_metrics.items():
+            metrics[name] = value.detach().cpu().clone()
+        frozen = [name for name, one in module.named_parameters() if not one.requires_grad]
+        self.writer.take(
+            StoppedState(
+                number=self._spec.number,
+                batch_size=self._spec.batch_size,
+                lr=self._spec.lr,
+                seed=self._spec.seed,
+                steps=state.steps,
+                skipped=state.skipped,
+                start_gap=start_gap,
+                near=cadence.near,
+                due_step=cadence.due_step,
+                forced=cadence.forced,
+                metrics=metrics,
+                epoch=accumulated(trainer, module) if has_epochs else {},
+                # A step that a gradient scaler skips has taken a batch as well.
+                stream=self.writer.position(state.steps + state.skipped),
+                generators=generators,
+                frozen=tuple(frozen),
+                device=device_name(self._protocol.trainer, self._protocol.devices),
+                versions=dict(self._versions),
+            )
+        )

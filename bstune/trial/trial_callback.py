@@ -1,0 +1,149 @@
+"""The one call-back of a trial: it passes Lightning's hooks on to the trial's parts, in a fixed order.
+
+Lightning's calls of a call-back for each part would be some percent of a short step. And within a hook the order
+matters: a step is counted before anything looks at the count.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from lightning.pytorch import Callback, LightningModule, Trainer
+
+from bstune.trial import distributed
+from bstune.trial.callback_order import order_callbacks
+from bstune.trial.evaluation import begin_evaluation, end_evaluation, is_evaluation_due
+from bstune.trial.half_lives import effective_lr
+from bstune.trial.lean_loop import LeanLoop
+from bstune.trial.parts import Parts
+
+
+class TrialCallback(Callback):
+    """Calls the parts of a trial, each in its turn.
+
+    Attributes:
+        parts: of the trial.
+        module: that is trained; None before the fit.
+        lean: takes the steps in place of Lightning's loop, where it can; None before there is a Trainer.
+    """
+
+    def __init__(self, parts: Parts) -> None:
+        self.parts = parts
+        self._micro_batches = len(parts.micro_batch_sizes)
+        self.module: LightningModule | None = None
+        self.lean: LeanLoop | None = None
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what the noise scale has measured."""
+        return self.parts.noise_scale.state_dict()
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Take up what the stopped trial has measured."""
+        self.parts.noise_scale.load_state_dict(state_dict)
+
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        """Take the last place among the call-backs, and see whether the first step is the last one."""
+        parts = self.parts
+        self.module = pl_module
+        order_callbacks(trainer, pl_module, first=parts.snapshot.writer, last=self)
+        parts.last_step.bring_forward()
+        parts.snapshot.expect(parts.state)
+        batch_size = parts.spec.batch_size
+        parts.noise_scale.setup(trainer, pl_module, stage, batch_size, self._micro_batches)
+
+    def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        """Take the noise scale's hooks off the module."""
+        self.parts.noise_scale.teardown(trainer, pl_module, stage)
+
+    def on_exception(
+        self, trainer: Trainer, pl_module: LightningModule, exception: BaseException
+    ) -> None:
+        """Say in a line what does not go with several devices."""
+        distributed.explain(exception)
+
+    def on_sanity_check_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Stop the clock of the start-up."""
+        self.parts.phases.begin_sanity_check()
+
+    def on_sanity_check_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Go on with the start-up."""
+        self.parts.phases.end_sanity_check()
+
+    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Keep the weights of a trial that goes on: the checkpoint's are there, and the module's hooks follow."""
+        self.parts.resume.keep_weights(pl_module)
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Start the clock of the training, where a trial goes on as it was stopped."""
+        parts = self.parts
+        parts.state.effective_lr = effective_lr(trainer.optimizers)
+        parts.step_count.begin(trainer, pl_module)
+        parts.generators.restore()
+        parts.epoch_ends.begin(trainer, pl_module)
+        parts.phases.begin_training()
+        parts.resume.begin(trainer, parts.epoch_ends.exist)
+        if parts.resume.lacks_evaluation(parts.epoch_ends.evaluates(trainer)):
+            parts.generators.keep()
+            parts.resume.evaluate_again(trainer)
+            parts.phases.repeat_evaluation()
+
+    def on_train_batch_start(
+        self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int
+    ) -> None:
+        """Compile and measure what this batch asks for, beside the training."""
+        parts = self.parts
+        parts.resume.before_batch(trainer, pl_module)
+        parts.compiling.before_training_step(trainer, pl_module, batch, batch_idx)
+        parts.noise_scale.before_batch(trainer, pl_module, batch, batch_idx)
+
+    def on_after_backward(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Measure the gradients of the micro-batches."""
+        self.parts.noise_scale.after_backward(trainer, pl_module)
+
+    def on_train_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        """Count the step, and ask for an evaluation where one is due."""
+        parts = self.parts
+        # Lightning validates after a batch whose number is a multiple of val_check_batch: this one, or none.
+        trainer.val_check_batch = batch_idx + 2
+        parts.one_process.end_copy()
+        parts.agreed_stop.hold(trainer)
+        parts.state.loss = outputs.get("loss") if isinstance(outputs, Mapping) else outputs
+        if (batch_idx + 1) % self._micro_batches:
+            return
+        parts.step_count.end_step(trainer)
+        parts.last_step.bring_forward()
+        parts.snapshot.expect(parts.state)
+        if is_evaluation_due(parts, trainer):
+            trainer.val_check_batch = batch_idx + 1
+            begin_evaluation(parts, trainer, pl_module)
+        else:
+            parts.phases.end_step()
+
+    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Go on to another epoch, if the trial has steps left."""
+        self.parts.agreed_stop.hold(trainer)
+        self.parts.resume.end_epoch(trainer, pl_module)
+        self.parts.epoch_ends.end(trainer)
+
+    def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Note what was logged before."""
+        self.parts.resume.put_back(trainer, pl_module)
+        self.parts.metric.before_evaluation(trainer)
+
+    def on_validation_batch_start(
+        self,
+        trainer: Trainer,
+        pl_module: LightningModule,
+        batch: Any,
+        batch_idx: int,
+        dataloader_idx: int = 0,
+    ) -> None:
+        """Compile what this batch asks for, off the clock of the evaluation."""
+        self.parts.compiling.before_validation_step(trainer, pl_module, batch, batch_idx)
+
+    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """End the trial, or go on."""
+        self.parts.one_process.end_copy()
+        lean_loop_runs = self.lean is not None and self.lean.runs
+        end_evaluation(self.parts, trainer, lean_loop_runs)

@@ -1,0 +1,96 @@
+"""The noise scale of a trial: what goes wrong with its measurement is no failure of the trial."""
+
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
+from typing import Any
+
+from lightning.pytorch import LightningModule, Trainer
+
+from bstune.system.failures import cause
+from bstune.trial.compile import USER_CODE_ERRORS, warn_once
+from bstune.trial.noise_scale import NoiseScale
+
+# The noise scale is taken of batches split in two; normalisation layers refuse parts of a single example.
+MIN_SPLIT = 4
+
+
+class TrialNoiseScale:
+    """Measures the noise scale beside a trial's training, where that can be; an error there ends the measuring alone.
+
+    Args:
+        every: steps from one measured step to the next; None: nothing is measured.
+        around: makes a context in which the parts of a batch are measured, off the training's clock.
+        alone: whether this process trains the trial by itself; else nothing is measured.
+
+    Attributes:
+        missing: why the measuring has ended; None: it has not.
+    """
+
+    def __init__(
+        self, every: int | None, around: Callable[[], AbstractContextManager[Any]], alone: bool
+    ) -> None:
+        self._is_asked = every is not None
+        self._alone = alone
+        self._noise_scale = NoiseScale(every=every, weights="examples", around=around)
+        self._measures = False
+        self.missing: str | None = None
+
+    @property
+    def measurements(self) -> tuple[tuple[int, float, float], ...]:
+        """The step, the unbiased |G|^2 and tr Sigma of each measured step."""
+        return self._noise_scale.measurements
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the measurements for a trial that goes on, as plain data."""
+        return {"noise_scale": self._noise_scale.state_dict()} if self._is_asked else {}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take up the measurements of the stopped trial, if it has made any."""
+        if self._is_asked and "noise_scale" in state:
+            self._noise_scale.load_state_dict(state["noise_scale"])
+
+    def setup(
+        self, trainer: Trainer, module: LightningModule, stage: str, batch_size: int, parts: int
+    ) -> None:
+        """Begin to measure steps of ``parts`` micro-batches; a single one has to be large enough to be split."""
+        is_possible = self._alone and module.automatic_optimization
+        has_parts = parts > 1 or batch_size >= MIN_SPLIT
+        self._measures = self._is_asked and is_possible and has_parts
+        if self._measures:
+            self._attempt(self._noise_scale.setup, trainer, module, stage)
+
+    def teardown(self, trainer: Trainer, module: LightningModule, stage: str) -> None:
+        """Leave the module's parameters without hooks."""
+        if self._measures:
+            self._attempt(self._noise_scale.teardown, trainer, module, stage)
+
+    def before_batch(
+        self, trainer: Trainer, module: LightningModule, batch: Any, batch_idx: int
+    ) -> None:
+        """Measure a step on parts of its batch, or get ready to read its micro-batches."""
+        if self._measures:
+            self._attempt(self._noise_scale.on_train_batch_start, trainer, module, batch, batch_idx)
+
+    def after_backward(self, trainer: Trainer, module: LightningModule) -> None:
+        """Measure a step after its last micro-batch."""
+        if self._measures:
+            self._attempt(self._noise_scale.on_after_backward, trainer, module)
+
+    def _attempt(
+        self,
+        measure: Callable[..., None],
+        trainer: Trainer,
+        module: LightningModule,
+        *arguments: Any,
+    ) -> None:
+        """Call a hook of the noise scale; an error there is told of once."""
+        try:
+            measure(trainer, module, *arguments)
+        except USER_CODE_ERRORS as error:
+            self._measures = False
+            self._noise_scale.on_exception(trainer, module, error)
+            self.missing = (
+                "the noise scale is not measured (protocol.noise_scale_every=null leaves it out): "
+                f"{cause(error)}"
+            )
+            warn_once(self.missing)
