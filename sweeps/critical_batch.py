@@ -23,10 +23,10 @@ from bstune.report.drawing import INK, PURPLE, log_axis, log_limits
 from bstune.result import CriticalAtTarget
 from bstune.study.analysis.critical import FINE, MAX_COARSE, growth
 from bstune.sweeps.harness import Finding
-from bstune.sweeps.search_benchmark import find_sources, find_target
+from bstune.sweeps.search_benchmark import find_sources, find_target, read_without_horizons
 from bstune.sweeps.search_problem import dense_points
 from bstune.system.console import format_number
-from bstune.trial.replay import Run, Table, read_index, read_table
+from bstune.trial.replay import Run, Table, read_index
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -51,7 +51,8 @@ def run(
         raise ConfigError(f"sweep.experiment.level must be between 0 and 1, but got {level}")
     rows, notes, seeds = [], [], []
     for name, (file, shipped) in find_sources(tables, read_index()).items():
-        table, goal = read_table(file), find_target(file, shipped, target)
+        table = read_without_horizons(file)
+        goal = find_target(file, shipped, target)
         if goal.mode != "min":
             raise TableError(
                 f"{file}: its target {goal} is to be exceeded, and easier ones are multiples of a loss or error"

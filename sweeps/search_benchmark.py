@@ -26,7 +26,7 @@ from bstune.sweeps.search_benchmark_report import Standing, make_finding, standi
 from bstune.sweeps.search_problem import MULTIPLES, Benchmark, SearchRun, make_benchmark, run_search
 from bstune.system.files import check_writable, write_text
 from bstune.system.inputs import parse_json, read_text
-from bstune.trial.replay import Source, read_index, read_table
+from bstune.trial.replay import Source, Table, read_index, read_table
 
 SEEDS, QUICK_SEEDS = 20, 3
 QUICK = (FRONTIER, "random/lr", "tpe/lr", "tpe/sqrt", "shallue", "zeus")
@@ -83,7 +83,9 @@ def run(
     for name, (file, shipped) in sources.items():
         goal = find_target(file, shipped, target)
         benchmarks.append(
-            make_benchmark(name, read_table(file), goal, objective, lr_factor, budget_factor)
+            make_benchmark(
+                name, read_without_horizons(file), goal, objective, lr_factor, budget_factor
+            )
         )
         digests[name] = sha256(file.read_bytes()).hexdigest()[:16]
     path = Path(runs)
@@ -205,6 +207,17 @@ def find_sources(
             "bstune ships no tables here: name a file with sweep.experiment.tables=[FILE], and a target"
         )
     return sources
+
+
+def read_without_horizons(path: Path) -> Table:
+    """Read a table whose trials may be stopped anywhere; TableError for one whose runs have horizons."""
+    table = read_table(path)
+    if table.has_horizons:
+        raise TableError(
+            f"the schedules of the runs in {path} end with them, and here trials are stopped on the way: name a table "
+            "whose runs have no horizon"
+        )
+    return table
 
 
 def find_target(path: Path, shipped: Source | None, value: float | None) -> Target:

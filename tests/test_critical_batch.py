@@ -11,12 +11,13 @@ from bstune.core.errors import ConfigError, TableError
 from bstune.core.records import Target
 from bstune.sweeps import critical_batch
 from bstune.sweeps.critical_batch import best_rates, lr_exponent, row, sentence, too_coarse
-from bstune.trial.replay import read_table
+from bstune.trial.replay import find_table, read_table
 
 # Of a sweep: a change elsewhere seldom breaks it, and CI runs it.
 pytestmark = pytest.mark.slow
 
 SIZES = tuple(2**k for k in range(1, 12))
+HORIZONS = str(find_table("digits_linear"))
 EXPONENT = 0.5  # of the best learning rate
 
 
@@ -118,6 +119,7 @@ def test_targets_that_were_not_evaluated_closely_are_left_out(tmp_path):
         ),
         ({"level": 1.0}, r"level must be between 0 and 1, but got 1.0"),
         ({"tables": ["nowhere"]}, r"there is no table nowhere: give the path of a file"),
+        ({"tables": [HORIZONS], "target": 0.1}, r"name a table whose runs have no horizon"),
     ],
 )
 def test_mistakes(changes, message):

@@ -39,7 +39,7 @@ from bstune.sweeps.search_benchmark_report import (
     title,
 )
 from bstune.sweeps.search_problem import MULTIPLES, SearchRun, least, run_search, stopping_step
-from bstune.trial.replay import Run, Table
+from bstune.trial.replay import Run, Table, find_table
 
 # Of a sweep: a change elsewhere seldom breaks it, and CI runs it.
 pytestmark = pytest.mark.slow
@@ -52,6 +52,7 @@ ENTRIES = {entry.key: entry for entry in search_benchmark.searches()}
 NOISY = posed(synthetic_table(Law(noise=0.1), (8, 32, 128, 512), (0.01, 0.1, 1.0)))
 # B 40 is fastest, 50 s; lr 1 never reaches the target, and diverges at B 40 after 5 steps
 HAND = posed(Table((*TABLE.runs[:3], recorded(40, 1.0, None, end=5, diverged=True))))
+HORIZONS = str(find_table("digits_linear"))
 REACHED, STOPPED, DIVERGED = (40, 0.1), (10, 1.0), (40, 1.0)
 
 
@@ -547,6 +548,7 @@ def test_a_rule_without_a_noise_scale_is_left_out(folder):
         ({"searches": ["math:nothing"]}, "cannot be imported"),
         ({"tables": ["missing.jsonl"]}, "there is no table missing.jsonl: give the path of a file"),
         ({"tables": ["two.jsonl"]}, "two.jsonl is not one of bstune's own tables"),
+        ({"tables": [HORIZONS], "target": 0.1}, "name a table whose runs have no horizon"),
         (
             {"tables": ["easy"], "target": 0.01},
             "is never reached in this table; lowest val/error 0.1",

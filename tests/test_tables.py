@@ -13,6 +13,7 @@ from bstune.core.errors import ConfigError
 from bstune.trial.replay import SHIPPED, find_table, read_index, read_table, unusable_target
 
 INDEX = read_index()
+OF_HORIZONS = read_index(horizon=True)
 
 
 def recordings(name):
@@ -35,8 +36,9 @@ def recordings(name):
 
 @pytest.mark.parametrize("name", sorted(path.stem for path in SHIPPED.glob("*.jsonl")))
 def test_its_target_is_reached_in_most_batch_sizes_and_not_at_once(name):
-    source = INDEX[name]
+    source = (INDEX | OF_HORIZONS)[name]
     table = read_table(source.path)
+    assert table.has_horizons == (name in OF_HORIZONS)
     assert unusable_target(table, source.target) is None
     reached = {run.batch_size for run in table.runs if run.steps_to(source.target) is not None}
     assert len(reached) > 0.5 * len(table.batch_sizes)
@@ -60,10 +62,25 @@ def test_its_command_makes_it(name, monkeypatch, tmp_path):
             )
 
 
-@pytest.mark.parametrize("name", ["fashion_mlp", "shakespeare_lstm"])
+@pytest.mark.parametrize("name", OF_HORIZONS)
+def test_the_target_is_just_met_within_the_horizons_of_most_batch_sizes(name):
+    source = OF_HORIZONS[name]
+    table = read_table(source.path)
+    within = set()
+    for (size, _), runs in table.cells.items():
+        seeds = {run.seed for run in runs}
+        horizons = {run.horizon for run in runs}
+        assert len(runs) == len(seeds) * len(horizons)
+        met = {run.horizon for run in runs if run.steps_to(source.target) is not None}
+        if met and min(met) > min(horizons):
+            within.add(size)
+    assert len(within) > 0.5 * len(table.batch_sizes)
+
+
+@pytest.mark.parametrize("name", ["fashion_mlp", "shakespeare_lstm", "digits_linear"])
 def test_it_is_replayed_to_its_own_target_unless_another_is_given(monkeypatch, tmp_path, name):
     monkeypatch.chdir(tmp_path)
-    expected = INDEX[name].target
+    expected = (INDEX | OF_HORIZONS)[name].target
     for table in (name, find_table(name)):
         options = ["+workload=replay", f"workload.table={table}"]
         target = options_of(*options).workload.target

@@ -5,6 +5,9 @@ A table is a file of JSON lines, one a recorded run: ``batch_size``, ``lr``, ``s
 ``status`` may be ``diverged``, and ``hyperparameters`` has what was searched besides, by name. Runs
 of the same batch size and learning rate are a cell; cells need not fill a rectangle.
 
+A run may have ``horizon``, the steps after which its schedule ended, and has then been recorded to its end. In a table
+all runs have one or none has: with them it is replayed as a workload whose schedule ends with the trial.
+
 ``bstune record FILE ...`` writes a table; see :mod:`bstune.study.record`.
 """
 
@@ -23,6 +26,7 @@ from typing import Any
 
 import numpy as np
 import yaml
+from numpy.typing import NDArray
 
 import bstune
 from bstune.core.errors import ConfigError, TableError
@@ -31,8 +35,9 @@ from bstune.core.search_space import Space
 from bstune.options import ReplayedWorkload, StudyOptions, flatten
 from bstune.system.files import Output
 from bstune.system.inputs import STANDARD_INPUT, parse_json, read_bytes, read_text
-from bstune.trial.backend import TrialBackend
+from bstune.trial.backend import TrialBackend, chooses_horizons
 
+Array = NDArray[np.float64]
 DEVICE = "replay"
 METRIC = "val/error"  # of a file of one's own
 SHIPPED = Path(__file__).parent / "tables"
@@ -51,11 +56,22 @@ class Run:
     diverged: bool
     # What was searched besides, by name; replays take it as it comes.
     hyperparameters: Mapping[str, float] = field(default_factory=dict)
+    horizon: int | None = None  # steps after which its schedule ended; None: it has no horizon
 
     @property
     def end(self) -> int:
         """The last evaluated step, which ends the record; 1 for a run that diverged before its first evaluation."""
         return self.steps[-1] if self.steps else 1
+
+    def log_best(self, worse: float) -> tuple[Array, Array]:
+        """Return the logs of each evaluated step over the horizon, and of the best value of the metric so far.
+
+        ``worse`` is 1 for a metric that is to fall, -1 for one that is to rise.
+        """
+        log_shares = [math.log(step / _horizon(self)) for step in self.steps]
+        log_metric = [math.log(value) for value in self.metric]
+        best = worse * np.minimum.accumulate(worse * np.array(log_metric))
+        return np.array(log_shares), best
 
     def steps_to(self, target: Target) -> int | None:
         """Return the first evaluated step that met the target, None if none did."""
@@ -137,6 +153,85 @@ class Table:
         tau = _geometric_mean([run.seconds_per_step for run in runs], weights)
         return Outcome(steps, steps, tau, _rescaled(nearest, hit, steps / hit), False)
 
+    @cached_property
+    def has_horizons(self) -> bool:
+        """Whether the schedules of its runs ended with them."""
+        return any(run.horizon is not None for run in self.runs)
+
+    def outcome_of_horizon(
+        self, batch_size: float, lr: float, horizon: int, seed: int, target: Target
+    ) -> Outcome:
+        """Return what a trial comes to whose schedule ends after ``horizon`` steps; the target's value is above 0.
+
+        What is interpolated is the log of the metric's best value so far at each share of the horizon, a share being a
+        step over the horizon's steps: linearly in log h between the two horizons of a cell that are around, then
+        bilinearly in (log B, log lr) between the cells around. The target is met where the line between two of these
+        evaluations crosses it, in log steps, and missed if all of them miss it. Not the values themselves are
+        interpolated, as runs dip below a target at steps of their own: between two that met it, it would be missed.
+
+        A horizon longer than all of a cell has the course of the longest, step by step, and its last value from there
+        on. One shorter than all has the course of the shortest, share by share, with a metric as many times worse as
+        the horizon is shorter, but no worse than any of the table. Beyond a batch size's learning rates, and the
+        table's batch sizes, it is as at their edge. Where the nearest run diverged, so does the trial, at the same
+        step; other runs that diverged do not count. Of a cell's seeds one is drawn by ``seed``, the same place in every
+        cell.
+        """
+        share = float(np.random.default_rng(seed).random())
+        return self.read_horizon(batch_size, lr, horizon, target, share)
+
+    def read_horizon(
+        self, batch_size: float, lr: float, horizon: int, target: Target, share: float
+    ) -> Outcome:
+        """Return :meth:`outcome_of_horizon` with, of a cell's seeds in their order, the one at ``share`` of them."""
+        corners = [
+            (self._ladder(size, rate, share), size_weight * rate_weight)
+            for size, size_weight in _bracket(self.batch_sizes, batch_size)
+            for rate, rate_weight in _bracket(self._lrs_of[size], lr)
+        ]
+        nearest_ladder, _ = max(corners, key=lambda corner: corner[1])
+        nearest = _nearest(nearest_ladder, horizon)
+        if nearest.diverged:
+            return _diverged(nearest, horizon, target)
+        usable = [corner for corner in corners if not _nearest(corner[0], horizon).diverged]
+        whole = sum(weight for _, weight in usable)
+        worse = 1.0 if target.mode == "min" else -1.0
+        log_shares = _evaluated(nearest, horizon)
+        log_best = np.zeros(len(log_shares))
+        log_tau = 0.0
+        for ladder, weight in usable:
+            log_best += weight / whole * _log_best(ladder, horizon, log_shares, worse)
+            log_tau += weight / whole * math.log(ladder[0].seconds_per_step)
+        log_best = np.clip(log_best, *self._log_metric_range)
+        return _outcome(target, horizon, log_shares, log_best, math.exp(log_tau))
+
+    def _ladder(self, batch_size: int, lr: float, share: float) -> tuple[Run, ...]:
+        """Return a cell's runs of the seed at ``share`` of its seeds, from the shortest horizon to the longest."""
+        of_seeds = self._ladders[batch_size, lr]
+        return of_seeds[min(int(share * len(of_seeds)), len(of_seeds) - 1)]
+
+    @cached_property
+    def _ladders(self) -> Mapping[tuple[int, float], tuple[tuple[Run, ...], ...]]:
+        """The runs of each cell: for each of its seeds, in their order, from the shortest horizon to the longest."""
+        ladders = {}
+        for cell, runs in self.cells.items():
+            of_seeds = [tuple(some) for _, some in groupby(runs, key=lambda run: run.seed)]
+            ladders[cell] = tuple(tuple(sorted(some, key=_horizon)) for some in of_seeds)
+        return ladders
+
+    @cached_property
+    def _lrs_of(self) -> Mapping[int, tuple[float, ...]]:
+        """The learning rates of each batch size, ascending."""
+        rates: dict[int, list[float]] = {}
+        for size, rate in self.cells:
+            rates.setdefault(size, []).append(rate)
+        return {size: tuple(sorted(some)) for size, some in rates.items()}
+
+    @cached_property
+    def _log_metric_range(self) -> tuple[float, float]:
+        """The log of the lowest and of the highest value of runs that did not diverge."""
+        values = [value for run in self.runs if not run.diverged for value in run.metric]
+        return math.log(min(values)), math.log(max(values))
+
     def _draw(self, batch_size: int, lr: float, share: float) -> Run:
         runs = self.cells.get((batch_size, lr))
         if runs is None:
@@ -172,6 +267,89 @@ def _rescaled(run: Run, end: float = math.inf, scale: float = 1.0) -> tuple[tupl
     )
 
 
+def _horizon(run: Run) -> int:
+    """Return the horizon of a run that has one."""
+    if run.horizon is None:
+        raise ValueError("trials with horizons are read from runs with horizons, and this has none")
+    return run.horizon
+
+
+def _nearest(ladder: Sequence[Run], horizon: int) -> Run:
+    """Return the run whose horizon is nearest in the logarithm; of two, the shorter one."""
+    return min(ladder, key=lambda run: abs(math.log(_horizon(run) / horizon)))
+
+
+def _evaluated(run: Run, horizon: int) -> Array:
+    """Return the log of the shares of a horizon at which a trial is evaluated as a run was."""
+    log_shares, _ = run.log_best(1.0)
+    longer = math.log(horizon / _horizon(run))
+    # At the same steps where the horizon is longer, and at its end.
+    return np.append(log_shares - longer, 0.0) if longer > 0.0 else log_shares
+
+
+def _log_best(ladder: Sequence[Run], horizon: int, log_shares: Array, worse: float) -> Array:
+    """Return the log of the best value so far at these shares of a horizon, between a cell's runs of one seed.
+
+    ``worse`` is 1 for a metric that is to fall, -1 for one that is to rise.
+    """
+    horizons = [_horizon(run) for run in ladder]
+    if horizon <= horizons[0]:
+        shorter = math.log(horizons[0] / horizon)
+        return np.interp(log_shares, *ladder[0].log_best(worse)) + worse * shorter
+    if horizon >= horizons[-1]:
+        longer = math.log(horizon / horizons[-1])
+        return np.interp(log_shares + longer, *ladder[-1].log_best(worse))
+    above = bisect_left(horizons, horizon)
+    low, high = ladder[above - 1], ladder[above]
+    if low.diverged or high.diverged:
+        return np.interp(log_shares, *_nearest((low, high), horizon).log_best(worse))
+    weight = math.log(horizon / _horizon(low)) / math.log(_horizon(high) / _horizon(low))
+    at_low = np.interp(log_shares, *low.log_best(worse))
+    at_high = np.interp(log_shares, *high.log_best(worse))
+    return (1.0 - weight) * at_low + weight * at_high
+
+
+def _diverged(run: Run, horizon: int, target: Target) -> Outcome:
+    """Return what a trial comes to as a run that diverged, at the same steps; it may have met the target before."""
+    end = min(run.end, horizon)
+    met = run.steps_to(target)
+    if met is not None and met <= end:
+        return Outcome(met, met, run.seconds_per_step, _rescaled(run, met), False)
+    return Outcome(None, end, run.seconds_per_step, _rescaled(run, end), True)
+
+
+def _outcome(
+    target: Target, horizon: int, log_shares: Array, log_best: Array, seconds_per_step: float
+) -> Outcome:
+    """Return the outcome of a course over a horizon: its history ends where the target is met."""
+    sign = 1.0 if target.mode == "min" else -1.0
+    goal = math.log(target.value)
+    course: dict[int, float] = {}
+    for log_share, value in zip(log_shares, log_best, strict=True):
+        # Of evaluations that fall together the last stays.
+        course[max(1, round(horizon * math.exp(log_share)))] = float(value)
+    missed: dict[int, float] = {}
+    met = None
+    for step, value in course.items():
+        if sign * (value - goal) <= 0.0:
+            met = step if not missed else _crossing(*max(missed.items()), step, value, goal)
+            break
+        missed[step] = value
+    history = [(step, math.exp(value)) for step, value in missed.items()]
+    if met is None:
+        return Outcome(None, horizon, seconds_per_step, tuple(history), False)
+    history.append((met, target.value))
+    return Outcome(met, met, seconds_per_step, tuple(history), False)
+
+
+def _crossing(before: int, value_before: float, step: int, value: float, goal: float) -> int:
+    """Return the step, after ``before``, at which a line in log steps crosses the goal."""
+    share = (value_before - goal) / (value_before - value)
+    log_step = math.log(before) + share * math.log(step / before)
+    crossing = round(math.exp(log_step))
+    return min(max(crossing, before + 1), step)
+
+
 def replay(
     table: Table,
     spec: TrialSpec,
@@ -182,9 +360,14 @@ def replay(
     """Return the record of a trial that is answered from the table.
 
     ``last_step`` counts from the first step of the trial that it continues, if any; only what is added costs seconds.
+    Where the table has horizons it is the trial's own.
     """
     done = 0 if resumed_from is None else resumed_from.steps
-    outcome = table.outcome(spec.batch_size, spec.lr, spec.seed, target)
+    horizon = last_step if table.has_horizons else None
+    if horizon is None:
+        outcome = table.outcome(spec.batch_size, spec.lr, spec.seed, target)
+    else:
+        outcome = table.outcome_of_horizon(spec.batch_size, spec.lr, horizon, spec.seed, target)
     steps = min(outcome.end, max(last_step, done))
     reached = outcome.steps is not None and outcome.steps <= steps
     status: Status = (
@@ -212,6 +395,7 @@ def replay(
         versions={"bstune": bstune.__version__},
         history=history,
         message="the recorded run diverged" if status == "diverged" else None,
+        horizon=horizon,
     )
 
 
@@ -256,16 +440,17 @@ def read_table(path: Path) -> Table:
     """Return the table in a file of JSON lines; a BstuneError if it is none, or is no use to a search."""
     # A table is read again whenever its study goes on: a file called - is no standard input.
     lines = read_text(path.absolute() if path == STANDARD_INPUT else path, "the table").splitlines()
-    runs: dict[tuple[int, float, int], Run] = {}
+    runs: dict[tuple[int, float, int, int | None], Run] = {}
     for number, line in enumerate(lines, start=1):
         if not line.strip():
             continue
         run = _run(line, f"{path}, line {number}")
-        key = run.batch_size, run.lr, run.seed
+        key = run.batch_size, run.lr, run.seed, run.horizon
         if key in runs:
+            horizon = "" if run.horizon is None else f", horizon={run.horizon}"
             raise TableError(
-                f"{path}, line {number}: batch_size={run.batch_size}, lr={run.lr:g}, seed={run.seed} is there twice: "
-                "drop one of the two, or give them different seeds"
+                f"{path}, line {number}: batch_size={run.batch_size}, lr={run.lr:g}, seed={run.seed}{horizon} is there "
+                "twice: drop one of the two, or give them different seeds"
             )
         runs[key] = run
     if not any(run.steps for run in runs.values()):
@@ -273,6 +458,12 @@ def read_table(path: Path) -> Table:
             f"the table {path} holds no evaluated run: it needs one a line, with {', '.join(COLUMNS)}"
         )
     table = Table(tuple(runs.values()))
+    without = sum(run.horizon is None for run in table.runs)
+    if table.has_horizons and without > 0:
+        raise TableError(
+            f"of the {len(table.runs)} runs in the table {path} {without} lack horizon, and the others have one: the "
+            "schedules of a workload end with the trial or do not, so make two tables of them"
+        )
     if len(table.batch_sizes) == 1:
         raise TableError(
             f"the table {path} has batch size {table.batch_sizes[0]} only: a search over batch sizes needs two or more"
@@ -304,6 +495,10 @@ def _run(line: str, place: str) -> Run:
         raise TableError(
             f"{place} has no evaluation: only a run whose status is diverged may have none"
         )
+    horizon = values.get("horizon")
+    if horizon is not None:
+        _check_horizon(horizon, values, diverged, place)
+        horizon = int(horizon)
     return Run(
         batch_size=int(values["batch_size"]),
         lr=float(values["lr"]),
@@ -313,7 +508,25 @@ def _run(line: str, place: str) -> Run:
         seconds_per_step=float(values["seconds_per_step"]),
         diverged=diverged,
         hyperparameters={name: float(value) for name, value in searched.items()},
+        horizon=horizon,
     )
+
+
+def _check_horizon(horizon: Any, values: Mapping[str, Any], diverged: bool, place: str) -> None:
+    """Refuse a horizon that is none, or whose run does not say how the metric came to its end."""
+    if not _is_integer(horizon) or horizon < 1:
+        raise TableError(f"{place}: horizon must be a positive integer, but got {horizon!r:.60}")
+    last = values["steps"][-1] if values["steps"] else 0
+    if last > horizon or (last < horizon and not diverged):
+        raise TableError(
+            f"{place}: the last evaluation must be at the horizon's end, step {horizon}, but got {last}: go on "
+            "recording a run that has met the target"
+        )
+    lowest = min(values["metric"], default=1.0)
+    if lowest <= 0.0:
+        raise TableError(
+            f"{place}: between horizons the log of the metric is read, which must be above 0, but got {lowest}"
+        )
 
 
 def unusable_target(table: Table, target: Target) -> str | None:
@@ -366,14 +579,19 @@ def find_table(name: str) -> Path:
     )
 
 
-def read_index() -> dict[str, Source]:
-    """Return the tables that ship, by name, as ``tables.yaml`` beside them lists them; all metrics are errors."""
+def read_index(horizon: bool = False) -> dict[str, Source]:
+    """Return the tables that ship, by name, as ``tables.yaml`` beside them lists them; all metrics are errors.
+
+    Args:
+        horizon: of runs whose schedule ended with them; else of the others, which can be stopped anywhere.
+    """
     listed = yaml.safe_load((SHIPPED / "tables.yaml").read_text(encoding="utf-8"))
     return {
         name: Source(
             SHIPPED / f"{name}.jsonl", Target(one["metric"], one["target"], "min"), one["command"]
         )
         for name, one in listed.items()
+        if one.get("horizon", False) == horizon
     }
 
 
@@ -420,7 +638,7 @@ def complete(workload: Mapping[str, object]) -> dict[str, object]:
         "budget.steps": steps,
         "budget.examples": max(longer, default=1),
     }
-    sources = read_index().values()
+    sources = (read_index() | read_index(horizon=True)).values()
     targets = [source.target for source in sources if source.path.resolve() == path.resolve()]
     defaults["target.metric"] = METRIC
     if targets:
@@ -467,14 +685,24 @@ class ReplayBackend(TrialBackend):
         self.step_time = lambda batch_size: float(
             np.exp(np.interp(math.log(batch_size), log_sizes, log_taus))
         )
+        self.horizon = self.table.has_horizons
+        self.stops = not self.horizon
         self.device = DEVICE
         self.description = f"recorded runs ({path.stem})"
         self.versions = {"bstune": bstune.__version__}
         self.lr_range = lrs[0], lrs[-1]
-        self.frozen_settings = {"workload.table": f"sha256 {_content(path)}", "device": DEVICE}
+        # Where schedules end with the budget, it is part of the workload.
+        budget = flatten({"budget": options.budget.model_dump()})
+        if self.stops or chooses_horizons(options):
+            budget = {}
+        table = {"workload.table": f"sha256 {_content(path)}"}
+        self.frozen_settings = {**table, **budget, "device": DEVICE}
+        ends = "a trial also ends where its record does"
+        if self.horizon:
+            ends = "a trial's schedule ends with it"
         self.notes = (
             f"answered from {len(self.table.runs)} recorded runs at {len(sizes)} batch sizes and {len(lrs)} learning "
-            "rates: seconds are simulated, and a trial also ends where its record does",
+            f"rates: seconds are simulated, and {ends}",
             *_searched_note(self.table),
         )
 
@@ -490,7 +718,12 @@ class ReplayBackend(TrialBackend):
         return replay(self.table, spec, self._protocol.target, last_step, resumed_from)
 
     def longest(self, batch_size: int, protocol: TrialProtocol) -> int:
-        """Return the steps of the longest record at the nearest batch size, within the budget."""
+        """Return the steps of the longest record at the nearest batch size, within the budget.
+
+        Where the table has horizons a trial that never reaches the target takes all of its own.
+        """
+        if self.horizon:
+            return protocol.budget.last_step(batch_size)
         nearest = min(self.table.batch_sizes, key=lambda size: abs(math.log(size / batch_size)))
         longest = max(run.end for run in self.table.runs if run.batch_size == nearest)
         return min(longest, protocol.budget.last_step(batch_size))

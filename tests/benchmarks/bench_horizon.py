@@ -3,6 +3,7 @@
     python tests/benchmarks/bench_horizon.py laws [--laws 12] [--seeds 2] [--floor F] [--searches ...] [--jobs 2]
         [--json FILE]
     python tests/benchmarks/bench_horizon.py digits [--seeds 5] [--fresh 8] [--searches ...] [--jobs 2] [--json FILE]
+    python tests/benchmarks/bench_horizon.py table [--tables ...] [--seeds 3] [--searches ...] [--jobs 2] [--json FILE]
 
 No clock goes in. All searches get the same budget, in examples: it is the fixed horizon, and caps the chosen ones. TPE
 searches delta, off the square-root rule, and the share of the budget that the horizon takes; its value is the log of
@@ -22,6 +23,11 @@ rate from the best point.
 
 ``digits``: that workload with ``schedule=linear``, trained, and its own budget. Seconds are steps times a fixed tau(B).
 Spending is counted in the least cost of any incumbent; every incumbent is judged by the same number of fresh seeds.
+
+``table``: recorded runs over (B, lr, horizon), replayed (:meth:`bstune.trial.replay.Table.outcome_of_horizon`). The
+budget is the least that no recorded run exceeds, the reference that of the recorded workload, and the square-root rule
+goes through the middle of the table. An incumbent is judged by all of the table's seeds. Spending is counted in the
+least cost of any point of a grid over (B, lr, horizon), finer than the table by ``BETWEEN``.
 """
 
 import argparse
@@ -46,11 +52,12 @@ from scipy.special import ndtr
 from synthetic import START, TARGET, Law
 from torch import device
 
-from bstune.core.records import Target, TrialResult, TrialSpec
+from bstune.core.records import Budget, Target, TrialResult, TrialSpec
 from bstune.search.observations import fresh_horizons
 from bstune.search.sampler import RECORD, FrontierSampler
 from bstune.study.prepare import compose_checked
 from bstune.system.console import quieten
+from bstune.trial.replay import Table, complete, read_index, read_table, replay
 from bstune.trial.workload import LightningBackend, build_workload, checked_protocol, resolve
 
 SPENDINGS = (10.0, 20.0, 40.0)
@@ -59,6 +66,11 @@ LR_LOW, LR_HIGH = 2.0**-11, 2.0**1.25
 SHORTEST = 1 / 64  # of the budget, of TPE's horizons
 STOP_FACTOR = 2.0
 MAX_TRIALS = 400
+# Steps of the grid, between two recorded values, on which the least cost of a table is sought.
+BETWEEN = 2
+HORIZONS = 60  # of that grid
+# What a user of a recorded workload runs today: batch size and learning rate of its config.
+REFERENCES = {"digits_linear": (64, 0.4), "mnist_mlp_linear": (64, 0.2)}
 DIGITS_SECONDS = 3.0  # of steps times tau(B) that a search on digits spends
 ERROR = Target("error", TARGET, "min")
 REFERENCE_FIRST = "bstune, reference first"
@@ -214,7 +226,75 @@ class Digits:
         )
 
 
-Problem = HorizonLaw | Digits
+class Recorded:
+    """A shipped table of runs over (B, lr, horizon); its seconds are those of the table."""
+
+    def __init__(self, name: str) -> None:
+        source = read_index(horizon=True)[name]
+        self.table: Table = read_table(source.path)
+        self.target = source.target
+        self._seeds = len({run.seed for run in self.table.runs})
+        sizes = self.table.batch_sizes
+        self.sizes = (sizes[0], sizes[-1])
+        self.lrs = (self.table.lrs[0], self.table.lrs[-1])
+        self.reference = REFERENCES[name]
+        filled = complete({"table": name})
+        self._budget = Budget(filled["workload.budget.steps"], filled["workload.budget.examples"])
+        by_size = {run.batch_size: run.seconds_per_step for run in self.table.runs}
+        self._log_sizes = np.log(sizes)
+        self._log_taus = np.log([by_size[size] for size in sizes])
+
+    def tau(self, batch_size: float) -> float:
+        """Return seconds per step, linear in the logarithms between the recorded ones."""
+        log_tau = np.interp(math.log(batch_size), self._log_sizes, self._log_taus)
+        return math.exp(float(log_tau))
+
+    def rule(self, batch_size: float) -> float:
+        """Return the learning rate of the square-root rule through the middle of both ranges."""
+        middle_size = math.sqrt(self.sizes[0] * self.sizes[1])
+        middle_lr = math.sqrt(self.lrs[0] * self.lrs[1])
+        return middle_lr * math.sqrt(batch_size / middle_size)
+
+    def budget(self, batch_size: float) -> float:
+        """Return the steps of the least budget that no recorded run exceeds."""
+        return float(self._budget.last_step(round(batch_size)))
+
+    def run(self, number: int, batch_size: int, lr: float, horizon: int, seed: int) -> TrialResult:
+        """Return the record of a run."""
+        spec = TrialSpec(number, number, batch_size, lr, None, seed, max_steps=horizon)
+        return replay(self.table, spec, self.target, horizon)
+
+    def cost(self, batch_size: float, lr: float, horizon: float) -> float:
+        """Return the seconds until a run meets the target, over all seeds: infinite if none does."""
+        seconds, reached = 0.0, 0
+        for share in (np.arange(self._seeds) + 0.5) / self._seeds:
+            outcome = self.table.read_horizon(batch_size, lr, round(horizon), self.target, share)
+            seconds += outcome.end * outcome.seconds_per_step
+            reached += outcome.steps is not None
+        return seconds / reached if reached else math.inf
+
+    @cached_property
+    def best(self) -> tuple[float, float, float, float]:
+        """The least cost, and its batch size, learning rate and horizon."""
+        horizons = [run.horizon for run in self.table.runs if run.horizon is not None]
+        grid = product(
+            _finer(self.table.batch_sizes),
+            _finer(self.table.lrs),
+            np.geomspace(min(horizons), max(horizons), HORIZONS),
+        )
+        points = [(round(size), lr, round(horizon)) for size, lr, horizon in grid]
+        within = [point for point in points if point[2] <= self.budget(point[0])]
+        return min((self.cost(*point), *point) for point in within)
+
+
+def _finer(values: Sequence[float]) -> list[float]:
+    """Return the values, and ``BETWEEN`` - 1 between each two, evenly in the logarithm."""
+    places = np.arange(0.0, len(values) - 1 + 1e-9, 1.0 / BETWEEN)
+    logs = np.interp(places, np.arange(len(values)), np.log(values))
+    return np.exp(logs).tolist()
+
+
+Problem = HorizonLaw | Digits | Recorded
 
 
 class Frontier:
@@ -389,6 +469,26 @@ def of_law(job: tuple[int, int, str], floor: float | None) -> dict[str, Any]:
     }
 
 
+def of_table(job: tuple[str, int, str]) -> dict[str, Any]:
+    """Run one search on one table with one seed; return the judged and the own ratio after each spending."""
+    table, seed, name = job
+    problem = recorded(table)
+    unit = problem.best[0]
+    path = list(search(problem, name, seed, SPENDINGS[-1] * unit))
+    first = next((spent / unit for spent, chosen in path if chosen is not None), None)
+    row = {"table": table, "seed": seed, "search": name, "trials": len(path), "first": first}
+    return {**row, "ratios": [judged(problem, at(path, one * unit)) for one in SPENDINGS]}
+
+
+def judged(problem: Recorded, incumbent: TrialResult | None) -> tuple[float, float]:
+    """Return the cost of an incumbent's point and horizon, and of its own run, over the least; infinite without one."""
+    if incumbent is None:
+        return math.inf, math.inf
+    cost = problem.cost(incumbent.batch_size, incumbent.lr, incumbent.horizon or 0)
+    own = incumbent.time_to_target or math.inf
+    return cost / problem.best[0], own / problem.best[0]
+
+
 def of_digits(job: tuple[int, str]) -> dict[str, Any]:
     """Run one search on the workload; return its path, each incumbent as (B, lr, horizon, own seconds)."""
     seed, name = job
@@ -409,6 +509,7 @@ def fresh_cost(job: tuple[tuple[int, float, int], int]) -> float:
 
 
 digits = cache(Digits)
+recorded = cache(Recorded)
 
 
 def judge_digits(rows: Sequence[dict[str, Any]], fresh: int, pool: ProcessPoolExecutor) -> None:
@@ -457,7 +558,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     kinds = parser.add_subparsers(required=True, dest="what")
-    for name, seeds in (("laws", 2), ("digits", 5)):
+    for name, seeds in (("laws", 2), ("digits", 5), ("table", 3)):
         kind = kinds.add_parser(name)
         kind.add_argument("--seeds", type=int, default=seeds)
         kind.add_argument("--searches", nargs="+", default=list(SEARCHES), choices=SEARCHES)
@@ -468,16 +569,26 @@ def main() -> None:
     kinds.choices["digits"].add_argument(
         "--fresh", type=int, default=8, help="seeds that judge an incumbent"
     )
+    tables = list(read_index(horizon=True))
+    kinds.choices["table"].add_argument("--tables", nargs="+", default=tables, choices=tables)
     options = parser.parse_args()
     about = machine(device("cpu"), options.seeds * (options.laws if options.what == "laws" else 1))
     with ProcessPoolExecutor(options.jobs, get_context("spawn")) as pool:
         if options.what == "laws":
             jobs = product(range(options.laws), range(options.seeds), options.searches)
             rows = list(pool.map(partial(of_law, floor=options.floor), jobs))
+        elif options.what == "table":
+            jobs = product(options.tables, range(options.seeds), options.searches)
+            rows = list(pool.map(of_table, jobs))
         else:
             rows = list(pool.map(of_digits, product(range(options.seeds), options.searches)))
             judge_digits(rows, options.fresh, pool)
-    show(rows)
+    for table in dict.fromkeys(row.get("table") for row in rows):
+        if table is not None:
+            cost, size, lr, horizon = recorded(table).best
+            best = f"B {size}, lr {lr:.3g}, horizon {horizon}"
+            print(f"{table}, the least cost: {1e3 * cost:.1f} ms at {best}")
+        show([row for row in rows if row.get("table") == table])
     write(options.json, about, rows)
 
 
