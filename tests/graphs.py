@@ -41,7 +41,7 @@ class Recording(TorchDispatchMode):
 
 
 def record(step: Callable[[], None], generators: Sequence[torch.Generator]) -> Callable[[], None]:
-    """Do as :func:`bstune.trial.graph.record` does, on a CPU."""
+    """Do as :func:`bstune.trial.fast.graph.record` does, on a CPU."""
     with Recording() as recording:
         step()
     return recording.replay

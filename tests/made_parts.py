@@ -4,7 +4,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from bstune.trial.checkpoint import StoppedState
-from bstune.trial.state import TrialState
+from bstune.trial.parts.state import TrialState
 
 
 def make_state(steps: int = 0, **changes: Any) -> TrialState:

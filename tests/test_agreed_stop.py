@@ -3,7 +3,7 @@
 import pytest
 from made_parts import make_trainer
 
-from bstune.trial.agreed_stop import AgreedStop
+from bstune.trial.parts.agreed_stop import AgreedStop
 
 
 def test_alone_nothing_is_put_off():

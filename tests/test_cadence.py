@@ -5,7 +5,7 @@ from made_parts import make_stopped
 from toolbox import make_protocol, make_spec
 
 from bstune.core.records import EvaluationSchedule, Target
-from bstune.trial.cadence import Cadence
+from bstune.trial.parts.cadence import Cadence
 
 # With 10 examples to evaluate at a cost of 0.5 and steps of 4 examples, k evaluations have to have 10 k steps before
 # them far from the target, where half of a quarter is spent, and 5 k steps near it.

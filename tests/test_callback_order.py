@@ -6,7 +6,7 @@ from lightning.pytorch.callbacks import GradientAccumulationScheduler
 from made_parts import make_trainer
 
 from bstune.core.errors import ConfigError
-from bstune.trial.callback_order import order_callbacks
+from bstune.trial.parts.callback_order import order_callbacks
 
 FIRST, LAST, A, B = (Callback() for _ in range(4))
 

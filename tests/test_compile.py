@@ -19,7 +19,7 @@ from bstune.core.errors import ConfigError
 from bstune.core.records import CompileMode, Target
 from bstune.options import with_option
 from bstune.trial import backend
-from bstune.trial.compile import PASSES, called_modules, compiled_graphs
+from bstune.trial.fast.compile import PASSES, called_modules, compiled_graphs
 from bstune.workloads.classifier import Classifier
 
 COMPILE = torch.compile

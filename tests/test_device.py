@@ -6,7 +6,6 @@ import pytest
 import torch
 
 from bstune.trial import device
-from bstune.trial.compile import is_out_of_memory
 from bstune.trial.device import (
     cuda_settings,
     device_of,
@@ -14,6 +13,7 @@ from bstune.trial.device import (
     memory_ran_out,
     synchronize,
 )
+from bstune.trial.fast.compile import is_out_of_memory
 from bstune.trial.process import restored
 from bstune.trial.workers import mps_runs
 

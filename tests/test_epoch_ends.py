@@ -5,7 +5,7 @@ from lightning.pytorch import LightningModule
 from made_parts import make_state, make_trainer
 from torch.utils.data import DataLoader
 
-from bstune.trial.epoch_ends import EpochEnds
+from bstune.trial.parts.epoch_ends import EpochEnds
 
 SIX = DataLoader(range(6))
 ENDLESS = iter(())

@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from bstune.trial.forks import OneProcess
+from bstune.trial.parts.forks import OneProcess
 
 
 def test_the_process_itself_goes_on(monkeypatch):

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from bstune.trial.batches import random_state
-from bstune.trial.generators import Generators
+from bstune.trial.parts.generators import Generators
 
 
 def draw():

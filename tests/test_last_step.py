@@ -5,7 +5,7 @@ from made_parts import make_state
 from toolbox import FakeTime, make_protocol, make_spec
 
 from bstune.core.errors import ConfigError
-from bstune.trial.last_step import LastStep, last_step_of, steps_of_trainer
+from bstune.trial.parts.last_step import LastStep, last_step_of, steps_of_trainer
 
 # 20 steps and 1000 examples have to be spent.
 PROTOCOL = make_protocol(20, examples=1000)

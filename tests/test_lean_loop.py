@@ -21,11 +21,11 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from bstune.core.clock import Phase, TrialClock
 from bstune.core.errors import ConfigError
-from bstune.trial import lean_loop
 from bstune.trial.backend import make_protocol
 from bstune.trial.batches import EvalBatches, Normalisation, TrainBatches
 from bstune.trial.checkpoint import Stopped
-from bstune.trial.lean_loop import BATCH_HOOKS, CALLBACK_HOOKS, MODULE_HOOKS
+from bstune.trial.fast import lean_loop
+from bstune.trial.fast.lean_loop import BATCH_HOOKS, CALLBACK_HOOKS, MODULE_HOOKS
 from bstune.trial.loop import Workload, run_trial
 from bstune.trial.workload import build_module
 from bstune.workloads.averaging import Lookahead, RunningWeightAverage

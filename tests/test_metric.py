@@ -10,7 +10,7 @@ from torch import tensor
 from torch.utils.data import DataLoader
 
 from bstune.core.errors import ConfigError
-from bstune.trial.metric import LoggedMetric, checks_all_data, mean_loss, metric
+from bstune.trial.parts.metric import LoggedMetric, checks_all_data, mean_loss, metric
 
 NAME = "val/error"
 

@@ -7,7 +7,7 @@ from made_parts import make_state
 from toolbox import FakeTime
 
 from bstune.core.clock import Phase, TrialClock
-from bstune.trial.phases import Phases, aside
+from bstune.trial.parts.phases import Phases, aside
 
 STARTUP, SANITY, EVALUATION, CLOSING = 100.0, 10.0, 20.0, 7.0
 

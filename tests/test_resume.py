@@ -6,8 +6,8 @@ from lightning.pytorch import LightningModule
 from made_parts import make_stopped, make_trainer
 from torch import nn, tensor
 
-from bstune.trial import resume as resuming
-from bstune.trial.resume import Resume
+from bstune.trial.parts.assemble import resume as resuming
+from bstune.trial.parts.resume import Resume
 
 
 class TwoLayers(LightningModule):

@@ -3,7 +3,7 @@
 import pytest
 from toolbox import make_result
 
-from bstune.trial.state import TrialState, state_after
+from bstune.trial.parts.state import TrialState, state_after
 
 FRESH = {"first_step": 0, "last_step": 50, "steps": 0}
 

@@ -6,7 +6,7 @@ import pytest
 from made_parts import make_state, make_trainer
 from torch import tensor
 
-from bstune.trial.step_count import SKIPPED_STEPS_MEAN_DIVERGED, StepCount
+from bstune.trial.parts.step_count import SKIPPED_STEPS_MEAN_DIVERGED, StepCount
 
 
 class Scaler:

@@ -8,9 +8,8 @@ from lightning.pytorch import Callback
 from made_parts import make_state, make_trainer
 from toolbox import make_spec
 
-from bstune.trial import trial_callback
-from bstune.trial.parts import Parts
-from bstune.trial.trial_callback import TrialCallback
+from bstune.trial.parts.assemble import Parts, trial_callback
+from bstune.trial.parts.trial_callback import TrialCallback
 
 MODULE = SimpleNamespace()
 BATCH = ("batch", 0)

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 from made_parts import make_trainer
 
-from bstune.trial.trial_noise import MIN_SPLIT, TrialNoiseScale
+from bstune.trial.parts.trial_noise import MIN_SPLIT, TrialNoiseScale
 
 HOOKS = ("setup", "teardown", "on_train_batch_start", "on_after_backward")
 MODULE = SimpleNamespace(automatic_optimization=True)

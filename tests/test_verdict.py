@@ -7,7 +7,7 @@ from made_parts import make_state
 
 from bstune.core.errors import ConfigError
 from bstune.core.records import Target
-from bstune.trial.verdict import Verdict, refuse_met_target
+from bstune.trial.parts.verdict import Verdict, refuse_met_target
 
 ERROR = Target("val/error", 0.1, "min")
 ACCURACY = Target("val/accuracy", 0.9, "max")

@@ -54,7 +54,7 @@ from bstune.system.watchdog import waiting_for, watching
 from bstune.trial.backend import make_space
 from bstune.trial.batches import loaders_of
 from bstune.trial.device import device_name, processor, processor_wait_of, versions
-from bstune.trial.graph import eager_steps
+from bstune.trial.fast.graph import eager_steps
 from bstune.trial.loop import Workload
 from bstune.trial.preflight import (
     FEW_EXAMPLES,

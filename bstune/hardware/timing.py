@@ -27,8 +27,8 @@ from bstune.hardware.roofline import (
 )
 from bstune.system.watchdog import Wait, waiting_for
 from bstune.trial.batches import endless, micro_batch_sizes
-from bstune.trial.compile import compiled
 from bstune.trial.device import device_of, processor_wait_of, products_in, synchronize
+from bstune.trial.fast.compile import compiled
 from bstune.trial.loop import Workload, run_trial
 from bstune.trial.start import at_start
 from bstune.trial.trainer import without_monitors

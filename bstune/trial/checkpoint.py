@@ -152,7 +152,7 @@ class StoppedState:
     ]  # logged last; Lightning steps schedules on them only after the evaluation
     epoch: Mapping[
         str, Any
-    ]  # what it has accumulated so far (bstune.trial.epoch); empty where it has no end
+    ]  # what it has accumulated so far (bstune.trial.parts.epoch); empty where it has no end
     stream: Mapping[str, Any]  # a position of bstune.trial.batches.IndexStream
     generators: Mapping[str, Any]  # of bstune.trial.batches.random_state
     frozen: tuple[

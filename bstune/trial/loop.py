@@ -35,7 +35,6 @@ from bstune.system.interruption import temporary_folder
 from bstune.trial import distributed
 from bstune.trial.batches import stream_of, weight_micro_batches
 from bstune.trial.checkpoint import Own, PlainFiles, StateWriter, Stopped
-from bstune.trial.compile import first_line, is_out_of_memory
 from bstune.trial.device import (
     cuda_settings,
     device_name,
@@ -45,12 +44,13 @@ from bstune.trial.device import (
     synchronize,
     versions,
 )
-from bstune.trial.ending import explain_end, what_is_not_finite
-from bstune.trial.last_step import steps_of_trainer
-from bstune.trial.lean_loop import LeanLoop
-from bstune.trial.parts import parts_of
+from bstune.trial.fast.compile import first_line, is_out_of_memory
+from bstune.trial.fast.lean_loop import LeanLoop
+from bstune.trial.parts.assemble import parts_of
+from bstune.trial.parts.ending import explain_end, what_is_not_finite
+from bstune.trial.parts.last_step import steps_of_trainer
+from bstune.trial.parts.trial_callback import TrialCallback
 from bstune.trial.trainer import lengths, make_trainer, of_package, package_of, serving
-from bstune.trial.trial_callback import TrialCallback
 
 # Of a trial, by the user's loggers as hyper-parameters.
 LOGGED = ("number", "batch_size", "lr", "seed")

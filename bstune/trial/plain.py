@@ -8,7 +8,7 @@ from lightning.pytorch import LightningModule, Trainer, seed_everything
 
 from bstune.core.records import TrialProtocol, TrialSpec
 from bstune.trial.batches import micro_batch_sizes, weight_micro_batches
-from bstune.trial.lean_loop import LeanLoop
+from bstune.trial.fast.lean_loop import LeanLoop
 from bstune.trial.loop import Workload
 from bstune.trial.trainer import lengths, of_package, package_of, serving
 

@@ -17,7 +17,7 @@ from bstune.core.clock import Phase, TrialClock, seconds_per_step
 from bstune.core.errors import ConfigError
 from bstune.core.records import Target
 from bstune.trial.device import synchronize
-from bstune.trial.metric import metric
+from bstune.trial.parts.metric import metric
 
 
 class StopAtTarget(Callback):

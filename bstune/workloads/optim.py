@@ -29,7 +29,7 @@ class Muon(Optimizer):
     w <- (1 - lr x weight_decay) w, w <- w - lr x O(u), where O makes the singular values of u near 1, a filter bank
     being a matrix with a row for each filter. The gradient's scale cancels. Another group with
     ``betas`` and ``eps`` is stepped as AdamW does. Nothing waits for an accelerator. A group's
-    ``lr`` may become a tensor without dimensions, which a CUDA graph of the step reads (bstune.trial.graph).
+    ``lr`` may become a tensor without dimensions, which a CUDA graph of the step reads (bstune.trial.fast.graph).
 
     Args:
         params: parameters, or groups of them with options of their own.

@@ -26,7 +26,7 @@ def captured(case: Case) -> dict[str, Any]:
     """Run a case and return what its replays were."""
     from watch import LOG, changes, watching
 
-    from bstune.trial import graph, lean_loop
+    from bstune.trial.fast import graph, lean_loop
 
     steps: list[list[Any]] = []
     events: collections.Counter = collections.Counter()

@@ -162,10 +162,10 @@ def _replace_files() -> None:
 def _replace_generators_state() -> None:
     """Leave the host's generators alone: numpy wants real tensors."""
     import bstune.trial.batches
-    import bstune.trial.generators
     import bstune.trial.noise_scale
+    import bstune.trial.parts.generators
 
-    for module in (bstune.trial.batches, bstune.trial.generators, bstune.trial.noise_scale):
+    for module in (bstune.trial.batches, bstune.trial.parts.generators, bstune.trial.noise_scale):
         module.random_state = lambda: {"none": 0}
         module.set_random_state = lambda state: None
 

@@ -3,7 +3,7 @@
 from lightning.fabric.utilities.data import sized_len
 from lightning.pytorch import LightningModule, Trainer
 
-from bstune.trial.state import TrialState
+from bstune.trial.parts.state import TrialState
 from bstune.trial.trainer import looks_at_epochs
 
 

@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 from bstune.core.errors import ConfigError
 from bstune.core.records import TrialProtocol, TrialSpec
-from bstune.trial.state import TrialState
+from bstune.trial.parts.state import TrialState
 
 
 def last_step_of(spec: TrialSpec, protocol: TrialProtocol, steps: int) -> int:

@@ -26,6 +26,7 @@ from bstune.core.clock import Phase, TrialClock
 from bstune.core.errors import ConfigError
 from bstune.core.records import CUDA_GRAPH_MODES
 from bstune.trial.device import memory_ran_out
+from bstune.trial.fast.watch import Number, watching
 from bstune.trial.noise_scale import (
     gradients_of,
     loss_scale,
@@ -33,7 +34,6 @@ from bstune.trial.noise_scale import (
     step_arguments,
     untouched,
 )
-from bstune.trial.watch import Number, watching
 
 logger = logging.getLogger(__name__)
 PASSES = 3  # of a new shape: with CUDA graphs the first is not recorded, the second is, the third is as all that follow

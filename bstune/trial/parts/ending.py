@@ -3,7 +3,7 @@
 from lightning.pytorch import LightningModule, Trainer
 from torch import Tensor
 
-from bstune.trial.state import TrialState
+from bstune.trial.parts.state import TrialState
 
 
 def explain_end(state: TrialState, trainer: Trainer) -> None:

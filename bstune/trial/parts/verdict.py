@@ -4,7 +4,7 @@ import math
 
 from bstune.core.errors import ConfigError
 from bstune.core.records import Target
-from bstune.trial.state import TrialState
+from bstune.trial.parts.state import TrialState
 
 
 class Verdict:

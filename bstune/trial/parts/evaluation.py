@@ -3,8 +3,8 @@
 from lightning.pytorch import LightningModule, Trainer
 
 from bstune.trial import distributed
-from bstune.trial.metric import checks_all_data, mean_loss
-from bstune.trial.parts import Parts
+from bstune.trial.parts.assemble import Parts
+from bstune.trial.parts.metric import checks_all_data, mean_loss
 
 
 def is_evaluation_due(parts: Parts, trainer: Trainer) -> bool:

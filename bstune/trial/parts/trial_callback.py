@@ -10,11 +10,11 @@ from typing import Any
 from lightning.pytorch import Callback, LightningModule, Trainer
 
 from bstune.trial import distributed
-from bstune.trial.callback_order import order_callbacks
-from bstune.trial.evaluation import begin_evaluation, end_evaluation, is_evaluation_due
+from bstune.trial.fast.lean_loop import LeanLoop
 from bstune.trial.half_lives import effective_lr
-from bstune.trial.lean_loop import LeanLoop
-from bstune.trial.parts import Parts
+from bstune.trial.parts.assemble import Parts
+from bstune.trial.parts.callback_order import order_callbacks
+from bstune.trial.parts.evaluation import begin_evaluation, end_evaluation, is_evaluation_due
 
 
 class TrialCallback(Callback):

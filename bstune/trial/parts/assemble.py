@@ -7,29 +7,29 @@ from functools import partial
 from bstune.core.clock import TrialClock
 from bstune.core.records import TrialProtocol, TrialSpec
 from bstune.trial import distributed
-from bstune.trial.agreed_stop import AgreedStop
 from bstune.trial.batches import micro_batch_sizes
-from bstune.trial.cadence import Cadence
 from bstune.trial.checkpoint import Stopped, StoppedState, read_state
-from bstune.trial.compile import Compiling
 from bstune.trial.device import device_name
-from bstune.trial.epoch_ends import EpochEnds
-from bstune.trial.forks import OneProcess
-from bstune.trial.generators import Generators
-from bstune.trial.last_step import LastStep, last_step_of
-from bstune.trial.metric import LoggedMetric
-from bstune.trial.phases import Phases, aside
-from bstune.trial.resume import Resume
-from bstune.trial.snapshot import Snapshot
-from bstune.trial.state import TrialState, state_after
-from bstune.trial.step_count import StepCount
-from bstune.trial.trial_noise import TrialNoiseScale
-from bstune.trial.verdict import Verdict
+from bstune.trial.fast.compile import Compiling
+from bstune.trial.parts.agreed_stop import AgreedStop
+from bstune.trial.parts.cadence import Cadence
+from bstune.trial.parts.epoch_ends import EpochEnds
+from bstune.trial.parts.forks import OneProcess
+from bstune.trial.parts.generators import Generators
+from bstune.trial.parts.last_step import LastStep, last_step_of
+from bstune.trial.parts.metric import LoggedMetric
+from bstune.trial.parts.phases import Phases, aside
+from bstune.trial.parts.resume import Resume
+from bstune.trial.parts.snapshot import Snapshot
+from bstune.trial.parts.state import TrialState, state_after
+from bstune.trial.parts.step_count import StepCount
+from bstune.trial.parts.trial_noise import TrialNoiseScale
+from bstune.trial.parts.verdict import Verdict
 
 
 @dataclass(frozen=True)
 class Parts:
-    """What a trial is made of: :class:`bstune.trial.trial_callback.TrialCallback` calls each in its turn."""
+    """What a trial is made of: :class:`bstune.trial.parts.trial_callback.TrialCallback` calls each in its turn."""
 
     spec: TrialSpec
     protocol: TrialProtocol

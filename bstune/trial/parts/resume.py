@@ -8,7 +8,7 @@ from lightning.pytorch import LightningModule, Trainer
 from torch import Tensor
 
 from bstune.trial.checkpoint import StoppedState
-from bstune.trial.epoch import accumulate_on
+from bstune.trial.parts.epoch import accumulate_on
 
 
 class Resume:

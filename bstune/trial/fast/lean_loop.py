@@ -25,7 +25,7 @@ from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimize
 
 from bstune.core.records import FastMode
 from bstune.trial.batches import TrainBatches
-from bstune.trial.graph import CapturedSteps, captures
+from bstune.trial.fast.graph import CapturedSteps, captures
 from bstune.trial.trainer import NoProfiler, is_overridden, of_package, package_of
 
 TRIED = (

@@ -4,8 +4,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from bstune.core.clock import Phase, TrialClock
-from bstune.trial.compile import Compiling
-from bstune.trial.state import TrialState
+from bstune.trial.fast.compile import Compiling
+from bstune.trial.parts.state import TrialState
 
 
 class Phases:

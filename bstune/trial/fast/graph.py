@@ -23,8 +23,8 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from bstune.core.records import FastMode
 from bstune.trial.batches import random_state
-from bstune.trial.compile import USER_CODE_ERRORS, first_line, is_out_of_memory, warn_once
-from bstune.trial.watch import Number, watching
+from bstune.trial.fast.compile import USER_CODE_ERRORS, first_line, is_out_of_memory, warn_once
+from bstune.trial.fast.watch import Number, watching
 
 Step = Callable[[Any, int], Any]
 DEVICES = ("cuda",)

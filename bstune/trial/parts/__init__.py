@@ -1,0 +1,1 @@
+"""The parts of a trial, one job each, which share one state; :mod:`assemble` puts them together."""
