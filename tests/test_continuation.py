@@ -22,11 +22,11 @@ from torch.optim.lr_scheduler import LambdaLR
 from torch.utils.data import DataLoader, Dataset
 from torchmetrics import MaxMetric
 
-from bstune.trial import preflight as checks
 from bstune.trial.attributes import Attribute
-from bstune.trial.continuation import LEARNING_RATES, WEIGHTS, Course, LostState, lost_state
+from bstune.trial.checks import preflight as checks
+from bstune.trial.checks.continuation import LEARNING_RATES, WEIGHTS, Course, LostState, lost_state
+from bstune.trial.checks.preflight import preflight
 from bstune.trial.loop import Workload
-from bstune.trial.preflight import preflight
 
 PROJECTS = Path(__file__).parent / "projects"
 

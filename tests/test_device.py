@@ -14,8 +14,8 @@ from bstune.trial.device import (
     synchronize,
 )
 from bstune.trial.fast.compile import is_out_of_memory
-from bstune.trial.process import restored
-from bstune.trial.workers import mps_runs
+from bstune.trial.processes.process import restored
+from bstune.trial.processes.workers import mps_runs
 
 GIB = 2**30
 

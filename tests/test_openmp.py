@@ -5,7 +5,7 @@ import os
 import pytest
 
 from bstune.system.openmp import SPIN, WAIT_POLICY, spin_shortly
-from bstune.trial import workers
+from bstune.trial.processes import workers
 
 
 @pytest.mark.parametrize(

@@ -27,10 +27,10 @@ from bstune.core.errors import ConfigError
 from bstune.core.records import Target, TrialSpec
 from bstune.core.search_space import Space
 from bstune.core.step_time import StepTime
-from bstune.trial import preflight as checks
 from bstune.trial.batches import rebatch
+from bstune.trial.checks import preflight as checks
+from bstune.trial.checks.preflight import check_loaders, check_takes_rate, preflight
 from bstune.trial.loop import Workload
-from bstune.trial.preflight import check_loaders, check_takes_rate, preflight
 from bstune.trial.start import check_hooks
 
 DATA = TensorDataset(torch.arange(64.0).view(64, 1).sin(), torch.arange(64) % 3)

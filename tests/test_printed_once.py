@@ -6,8 +6,8 @@ from contextlib import contextmanager, redirect_stderr, redirect_stdout
 
 import pytest
 
-from bstune.trial.printed_once import own_lines, printed_once
-from bstune.trial.trials_log import TrialsLog
+from bstune.trial.processes.printed_once import own_lines, printed_once
+from bstune.trial.processes.trials_log import TrialsLog
 
 
 @contextmanager

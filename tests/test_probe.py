@@ -21,7 +21,7 @@ from bstune.hardware.probe import (
     largest_in_time,
     measure_ceiling,
 )
-from bstune.trial.preflight import PreflightFindings
+from bstune.trial.checks.preflight import PreflightFindings
 from bstune.workloads.models import mlp
 
 MiB = 2**20

@@ -22,7 +22,7 @@ from bstune.study.analysis.model import REPORT_PARTICLES
 from bstune.study.run import MINUTE, Progress, budget_text, trial_line
 from bstune.study.search import MAX_STATES, worth_continuing
 from bstune.study.storage.trials import spec_of
-from bstune.trial.workers import InProcess
+from bstune.trial.processes.workers import InProcess
 
 REPLAY = (
     "workload=replay",

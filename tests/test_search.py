@@ -29,7 +29,7 @@ from bstune.study.storage.telling import tell
 from bstune.study.storage.trials import CUT_SHORT, running, trial_index_of
 from bstune.study.storage.turns import free_indices, free_turn, turn_at
 from bstune.trial.backend import TrialBackend
-from bstune.trial.workers import InProcess, failed
+from bstune.trial.processes.workers import InProcess, failed
 
 OPTIONS = (
     "workload=replay",

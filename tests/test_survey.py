@@ -25,7 +25,7 @@ from bstune.hardware.survey import (
 from bstune.hardware.threads import ThreadChoice
 from bstune.study.tune import survey
 from bstune.trial.backend import make_protocol, make_space
-from bstune.trial.preflight import PreflightFindings
+from bstune.trial.checks.preflight import PreflightFindings
 from bstune.trial.workload import build_workload, load_data
 from tests.toolbox import entries, make_survey
 

@@ -19,7 +19,7 @@ from bstune.study.given import GivenObjects
 from bstune.study.study import compose_objects
 from bstune.study.training import TrainingHere, TrainingProcess, TriedBackend
 from bstune.system.files import Output
-from bstune.trial.trials_log import TrialsLog
+from bstune.trial.processes.trials_log import TrialsLog
 from bstune.trial.workload import checked_protocol, resolve
 
 # Of a step that never ends; a busy machine takes a second for a preflight's own.

@@ -1,6 +1,6 @@
 import os
 
-from bstune.trial.trials_log import MAX_KINDS, TrialsLog
+from bstune.trial.processes.trials_log import MAX_KINDS, TrialsLog
 
 
 def log_in(folder):

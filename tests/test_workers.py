@@ -20,7 +20,7 @@ from bstune.core.records import TrialSpec
 from bstune.study.search import _first_trials
 from bstune.system.failures import described
 from bstune.system.files import Output
-from bstune.trial.workers import Workers, _ignoring_ctrl_c, with_step_time
+from bstune.trial.processes.workers import Workers, _ignoring_ctrl_c, with_step_time
 
 # What the processes import: nothing that takes long. What is asked of a trial is its batch size.
 TOY = """
@@ -72,7 +72,7 @@ from functools import partial
 from pathlib import Path
 from bstune.system.files import Output
 from bstune.core.records import TrialSpec
-from bstune.trial.workers import Workers
+from bstune.trial.processes.workers import Workers
 
 if __name__ == "__main__":
     Workers(partial(toy.open_train, None), 2).start(TrialSpec(1, 1, 8, 0.1, 0.0, 3), Output(Path()), None)

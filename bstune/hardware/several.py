@@ -17,7 +17,7 @@ from bstune.system.files import Output
 from bstune.system.watchdog import STEP_SECONDS, waiting_for
 from bstune.trial.distributed import options_of_process
 from bstune.trial.loop import run_trial
-from bstune.trial.workers import Train, Workers
+from bstune.trial.processes.workers import Train, Workers
 from bstune.trial.workload import load
 
 STEPS, WARMUP_STEPS = 4, 1

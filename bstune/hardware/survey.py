@@ -53,18 +53,18 @@ from bstune.system.inputs import read_bytes
 from bstune.system.watchdog import waiting_for, watching
 from bstune.trial.backend import make_space
 from bstune.trial.batches import loaders_of
-from bstune.trial.device import device_name, processor, processor_wait_of, versions
-from bstune.trial.fast.graph import eager_steps
-from bstune.trial.loop import Workload
-from bstune.trial.preflight import (
+from bstune.trial.checks.preflight import (
     FEW_EXAMPLES,
     PreflightFindings,
     check_loaders,
     in_small_batches,
     preflight,
 )
+from bstune.trial.device import device_name, processor, processor_wait_of, versions
+from bstune.trial.fast.graph import eager_steps
+from bstune.trial.loop import Workload
+from bstune.trial.processes.workers import start_server
 from bstune.trial.start import at_start
-from bstune.trial.workers import start_server
 from bstune.trial.workload import (
     build_module,
     build_workload,

@@ -33,10 +33,10 @@ from bstune.trial.backend import (
     make_space,
     stops_trials,
 )
-from bstune.trial.printed_once import own_lines, printed_once
+from bstune.trial.processes.printed_once import own_lines, printed_once
+from bstune.trial.processes.trials_log import TrialsLog
+from bstune.trial.processes.workers import InProcess, Workers, mps_runs
 from bstune.trial.replay import ReplayBackend, complete
-from bstune.trial.trials_log import TrialsLog
-from bstune.trial.workers import InProcess, Workers, mps_runs
 
 if TYPE_CHECKING:
     import optuna
@@ -265,7 +265,7 @@ def _prepare_training(
 ) -> _Prepared:
     """Try a few steps, survey the hardware, and say which processes train."""
     # 4 s, as above
-    from bstune.trial.preflight import check_takes_rate
+    from bstune.trial.checks.preflight import check_takes_rate
 
     check_takes_rate(recipe)
     trials_log = TrialsLog(files.trials_log)

@@ -54,7 +54,7 @@ from bstune.study.wall import REPORT_SECONDS, TrialCost, WallTime, best, fit_cos
 from bstune.system.console import format_count
 from bstune.system.files import append_text, keep_trials, write_text
 from bstune.trial.backend import chooses_horizons, sampler_factory, stops_trials
-from bstune.trial.workers import Finished, Runner, with_step_time
+from bstune.trial.processes.workers import Finished, Runner, with_step_time
 
 if TYPE_CHECKING:
     from bstune.tracking.runs import Tracking

@@ -30,7 +30,7 @@ from bstune.system.exits import os_exit_answered
 from bstune.system.failures import in_users_code
 from bstune.system.terminal import filtered
 from bstune.system.user import name_user
-from bstune.trial.workers import PICKLE_ERRORS
+from bstune.trial.processes.workers import PICKLE_ERRORS
 
 # torch and lightning take 4 s to import, and a replayed study needs neither: what knows them is
 # imported where it is used.
@@ -129,7 +129,7 @@ class Study:
         arguments = dict(locals())
         # torch and lightning, which a study of the command line that replays needs not
         from bstune.study.given import GivenObjects
-        from bstune.trial.process import restored
+        from bstune.trial.processes.process import restored
 
         chosen = {
             option: arguments[argument]
@@ -209,7 +209,7 @@ class Study:
         """
         # 4 s, as above
         from bstune.study.result import Result
-        from bstune.trial.process import restored
+        from bstune.trial.processes.process import restored
 
         with restored(), filtered():
             name_user(os.environ)

@@ -26,14 +26,14 @@ from bstune.system.exits import is_interruption, untrainable
 from bstune.system.files import Output, is_own
 from bstune.system.watchdog import waiting_for, watching
 from bstune.trial.backend import TrialBackend, make_space
-from bstune.trial.printed_once import own_lines, printed_once
-from bstune.trial.trials_log import TrialsLog
-from bstune.trial.workers import Process, Workers
+from bstune.trial.processes.printed_once import own_lines, printed_once
+from bstune.trial.processes.trials_log import TrialsLog
+from bstune.trial.processes.workers import Process, Workers
 
 if TYPE_CHECKING:
     from bstune.hardware.memory import Ceiling
     from bstune.hardware.survey import HowTimed, TimedSteps
-    from bstune.trial.preflight import PreflightFindings
+    from bstune.trial.checks.preflight import PreflightFindings
     from bstune.trial.workload import LightningBackend
 
 Say = Callable[[str], None]
@@ -149,7 +149,7 @@ class TrainingService:
     def _look(self, trial: TrialSpec | None, continues: bool, surveyed: bool, say: Say) -> Tried:
         # 4 s, in the process that trains
         from bstune.hardware.survey import survey_key
-        from bstune.trial.preflight import check_loaders, check_tunables, preflight
+        from bstune.trial.checks.preflight import check_loaders, check_tunables, preflight
         from bstune.trial.start import check_hooks
         from bstune.trial.workload import (
             LightningBackend,

@@ -12,8 +12,8 @@ from bstune.study.result import Result
 from bstune.study.study import Study, compose_objects, users_errors
 from bstune.system.exits import os_exit_answered
 from bstune.system.terminal import filtered
-from bstune.trial.process import restored
-from bstune.trial.workers import PICKLE_ERRORS
+from bstune.trial.processes.process import restored
+from bstune.trial.processes.workers import PICKLE_ERRORS
 
 # A goal that no metric meets.
 UNMET = -1e15

@@ -3,8 +3,8 @@
 All processes run the same trial: same seed, same stream of batches, of which each takes its own micro-batches, and the
 same evaluations on all validation data. Gradients are exchanged by gloo on CPUs and by nccl on CUDA. What processes may
 see differently, a metric, a loss, a wish to stop, they agree on at each evaluation, so that none goes on alone. The
-first one writes the files, and its record is the trial's. Where one fails, :mod:`bstune.trial.workers` ends the others,
-which would wait for it.
+first one writes the files, and its record is the trial's. Where one fails, :mod:`bstune.trial.processes.workers`
+ends the others, which would wait for it.
 """
 
 import logging

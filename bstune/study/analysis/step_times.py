@@ -13,7 +13,7 @@ from bstune.options import ReplayedWorkload
 from bstune.result import INTERVAL_QUANTILE, StepTiming
 from bstune.study.prepare import PreparedStudy
 from bstune.study.replicates import Winner, confirmed
-from bstune.trial.workers import with_step_time
+from bstune.trial.processes.workers import with_step_time
 
 # Standard deviation of the log of two batch sizes' ratio of seconds: from here on timing is what blurs them.
 BLURRED = 0.1

@@ -36,7 +36,7 @@ from bstune.trial.backend import chooses_horizons
 from bstune.trial.batches import KEPT_OPTIONS, loaders_of, not_rebatchable, random_state
 from bstune.trial.branch import AT_THE_END
 from bstune.trial.checkpoint import Stopped
-from bstune.trial.continuation import Course, lost_state
+from bstune.trial.checks.continuation import Course, lost_state
 from bstune.trial.device import device_of, synchronize
 from bstune.trial.loop import Workload, run_trial
 from bstune.trial.parts.metric import metric

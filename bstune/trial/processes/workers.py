@@ -35,7 +35,7 @@ from bstune.system.files import Output, full_disk
 from bstune.system.openmp import SPIN, spin_shortly
 from bstune.system.secrets import know, known
 from bstune.system.terminal import install_filters
-from bstune.trial.trials_log import TrialsLog
+from bstune.trial.processes.trials_log import TrialsLog
 
 Train = Callable[[TrialSpec, Output, TrialResult | None], TrialResult]
 CONTEXT = multiprocessing.get_context("forkserver")

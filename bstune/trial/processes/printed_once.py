@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, TextIO
 
-from bstune.trial.trials_log import TrialsLog
+from bstune.trial.processes.trials_log import TrialsLog
 
 _thread = threading.local()  # ``is_own``: whether this thread prints a line of bstune's own
 
