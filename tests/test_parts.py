@@ -8,8 +8,9 @@ from toolbox import FakeTime, make_protocol, make_result, make_spec
 
 from bstune.core.clock import TrialClock
 from bstune.core.errors import ConfigError
-from bstune.trial import distributed, parts
+from bstune.trial import distributed
 from bstune.trial.checkpoint import Stopped
+from bstune.trial.parts import assemble
 
 RECORD = make_result(number=1, steps=20, steps_low=20, history=((20, 0.9),), status="stopped")
 
@@ -18,9 +19,9 @@ def begin(tmp_path=None, protocol=None, stopped=None, horizon=None, monkeypatch=
     """Return the parts of a trial; one that goes on from ``stopped`` finds that in its file."""
     resume = None
     if stopped is not None:
-        monkeypatch.setattr(parts, "read_state", lambda *arguments: stopped)
+        monkeypatch.setattr(assemble, "read_state", lambda *arguments: stopped)
         resume = Stopped(RECORD, tmp_path / "1.state")
-    return parts.parts_of(
+    return assemble.parts_of(
         make_spec(4, **changes),
         protocol or make_protocol(50),
         10,
@@ -65,7 +66,7 @@ def test_micro_batches_are_the_protocols():
 def test_of_several_processes_none_goes_by_its_own_time(monkeypatch, alone, last_step):
     place = None if alone else distributed.Place(rank=0, count=2)
     monkeypatch.setattr(distributed, "place", lambda: place)
-    monkeypatch.setattr(parts, "micro_batch_sizes", lambda *sizes: (2,))
+    monkeypatch.setattr(assemble, "micro_batch_sizes", lambda *sizes: (2,))
     # More than no time has passed.
     made = begin(max_seconds=-1.0)
     made.last_step.bring_forward()

@@ -6,7 +6,7 @@ from lightning.pytorch import LightningModule
 from made_parts import make_stopped, make_trainer
 from torch import nn, tensor
 
-from bstune.trial.parts.assemble import resume as resuming
+from bstune.trial.parts import resume as resuming
 from bstune.trial.parts.resume import Resume
 
 

@@ -8,7 +8,8 @@ from lightning.pytorch import Callback
 from made_parts import make_state, make_trainer
 from toolbox import make_spec
 
-from bstune.trial.parts.assemble import Parts, trial_callback
+from bstune.trial.parts import trial_callback
+from bstune.trial.parts.assemble import Parts
 from bstune.trial.parts.trial_callback import TrialCallback
 
 MODULE = SimpleNamespace()
