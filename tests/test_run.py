@@ -450,7 +450,7 @@ def test_what_did_not_run_again_is_said_and_the_posterior_of_a_finished_study_is
     def nothing_confirmed(posterior):
         return {one.number: 1.0 for one in posterior.observations}
 
-    for module in ("search", "report"):
+    for module in ("search", "analysis.analyse"):
         monkeypatch.setattr(f"bstune.study.{module}.fresh_steps", nothing_confirmed)
     arguments = (*REPLAY, STEPS, "sampler=random", "search.trials=6", "search.replicates=1")
     for candidates in (1, 8):

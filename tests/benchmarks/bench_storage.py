@@ -37,7 +37,7 @@ TIMED = (
     ("bstune.search.sampler", "infer", "posteriors"),
     ("bstune.search.sampler", "suggest", "acquisition"),
     ("bstune.study.run", "report_study", "report"),
-    ("bstune.study.report", "_over_target", "report: easier targets"),
+    ("bstune.study.report", "easier_targets_of", "report: easier targets"),
     ("bstune.study.report", "draw_curve", "report: figure"),
     ("bstune.study.report", "write_page", "report: page"),
     ("bstune.study.search.Search", "_write", "files and progress"),
