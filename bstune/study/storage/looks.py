@@ -6,8 +6,7 @@ from collections.abc import Sequence
 from optuna.trial import FrozenTrial
 
 from bstune.core.records import TrialResult
-from bstune.search.sampler import RECORD
-from bstune.study.storage.trials import record_of
+from bstune.study.storage.trials import results
 
 # Of the steps of the trial that a replicate repeats, or that are predicted: where it is evaluated densely.
 DENSE_FROM, DENSE_UNTIL = 0.5, 1.6
@@ -20,11 +19,10 @@ def first_looks(trials: Sequence[FrozenTrial], batch_size: int) -> tuple[int, in
     When such a trial met it is not known. Another one is expected to take as many steps as the
     nearest in batch size did, or as many examples.
     """
-    ended = [record_of(one.user_attrs[RECORD]) for one in trials if RECORD in one.user_attrs]
-    untold = [one for one in ended if one.reached and one.steps_low == 0]
+    untold = [trial for trial in results(trials) if trial.reached and trial.steps_low == 0]
     if not untold:
         return None
-    nearest = min(untold, key=lambda one: abs(math.log(one.batch_size / batch_size)))
+    nearest = min(untold, key=lambda trial: abs(math.log(trial.batch_size / batch_size)))
     as_many_examples = nearest.steps * nearest.batch_size / batch_size
     earliest = DENSE_FROM_UNTOLD * min(nearest.steps, as_many_examples)
     return max(1, math.floor(earliest)), math.ceil(max(nearest.steps, as_many_examples))
