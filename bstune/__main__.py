@@ -479,7 +479,9 @@ def lightning(arguments: list[str]) -> str | None:
         "config", type=Path, help="YAML file with trainer, model and data; - is standard input"
     )
     parser.add_argument(
-        "--target", help="val_loss=0.1, 'val_loss<=0.1' or 'val_acc>=0.9'; or target=val_loss=0.1"
+        "--target",
+        help="val_loss=0.1, 'val_loss<=0.1' or 'val_acc>=0.9'; or target=val_loss=0.1 (default: what the "
+        "file's own configuration comes to)",
     )
     for one in ("model", "data"):
         parser.add_argument(
@@ -493,8 +495,6 @@ def lightning(arguments: list[str]) -> str | None:
     options = parser.parse_intermixed_args(arguments)
     if options.target is None:
         options.target, options.overrides = _target_among(options.overrides)
-    if options.target is None:
-        parser.error("give the target: target=val_loss=0.1, 'target=val_acc>=0.9'")
     quieten()
     # 4 s, as above
     from yaml import safe_dump

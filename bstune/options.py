@@ -1,5 +1,6 @@
 """Every option: its type, its bounds, its cross-checks. The defaults are in ``conf/``, none is here."""
 
+import math
 import re
 import unicodedata
 from collections.abc import Mapping
@@ -25,6 +26,8 @@ from bstune.core.search_space import BUDGET, HALF_LIVES, MODULE
 from bstune.system.files import expand_home
 
 MOST_THREADS = 1024
+# Of a metric.
+LARGEST_VALUE = 1e15
 
 
 def _not_bool(value: object) -> object:
@@ -42,6 +45,21 @@ def _auto_or_count(value: object) -> object:
     if value == "auto" or (is_count and 1 <= value <= MOST_THREADS):  # type: ignore[operator]
         return value
     raise ValueError(f"must be auto or 1 to {MOST_THREADS}, but got {value!r}")
+
+
+def _auto_or_number(value: object) -> object:
+    """Refuse what is neither, in one line, as :func:`_auto_or_count` does."""
+    if value == "auto":
+        return value
+    try:
+        number = float(value)  # type: ignore[arg-type]
+    except (TypeError, ValueError):
+        number = math.nan
+    if isinstance(value, bool) or not abs(number) <= LARGEST_VALUE:
+        raise ValueError(
+            f"must be a number of at most {LARGEST_VALUE:g} in size, or auto, but got {value!r}"
+        )
+    return number
 
 
 # Every number has a range. Its ends are far from what one needs; beyond them arithmetic or memory
@@ -234,8 +252,8 @@ class TargetOptions(Section):
 
     metric: Text
     """The name of a metric that the module logs in validation."""
-    value: Finite
-    """The value to reach."""
+    value: Annotated[Finite | Literal["auto"], BeforeValidator(_auto_or_number)]
+    """The value to reach; auto: what the reference comes to at the end of its budget."""
     mode: Literal["min", "max"]
     """Whether the metric is to be at most (min) or at least (max) the value."""
     bounds: list[Number] | None = None
@@ -248,6 +266,8 @@ class TargetOptions(Section):
         if len(self.bounds) != 2 or not self.bounds[0] < self.bounds[1]:
             raise ValueError(f"bounds must be two increasing numbers, but got {self.bounds}")
         target = self.target
+        if target.is_open:
+            return self
         low, high = self.bounds
         best = low if self.mode == "min" else high
         worst = high if self.mode == "min" else low
@@ -263,7 +283,9 @@ class TargetOptions(Section):
 
     @property
     def target(self) -> Target:
-        """The target as trials have it."""
+        """The target as trials have it; open where its value is that of a first trial."""
+        if self.value == "auto":
+            return Target(self.metric, 0.0, self.mode).never_met
         return Target(self.metric, self.value, self.mode)
 
 

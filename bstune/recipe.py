@@ -13,6 +13,9 @@ from typing import TYPE_CHECKING, Protocol
 if TYPE_CHECKING:
     from lightning.pytorch import LightningDataModule, LightningModule
 
+# Names of an argument, or of a number in a config, that is the learning rate.
+RATES = ("lr", "learning_rate")
+
 
 @dataclass(frozen=True)
 class TrialValues:

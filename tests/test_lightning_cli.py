@@ -10,7 +10,8 @@ from toolbox import entries
 from bstune.core.errors import ConfigError
 from bstune.hydra_recipe import HydraRecipe
 from bstune.recipe import TrialValues
-from bstune.trial.lightning_cli import Chosen, parse_target, with_value, workload_of
+from bstune.core.metric_names import parse_target
+from bstune.trial.lightning_cli import Chosen, with_value, workload_of
 
 pytest.importorskip("jsonargparse")
 PROJECTS = Path(__file__).parent / "projects"

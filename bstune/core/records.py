@@ -78,8 +78,15 @@ class Target:
         """The same metric with a goal that no value meets: for training that only its budget ends."""
         return replace(self, value=-NEVER if self.mode == "min" else NEVER)
 
+    @property
+    def is_open(self) -> bool:
+        """Whether its goal is not known yet, as it is to be what a first trial comes to."""
+        return abs(self.value) == NEVER
+
     def __str__(self) -> str:
-        return f"{self.metric} {'<=' if self.mode == 'min' else '>='} {self.value:g}"
+        sign = "<=" if self.mode == "min" else ">="
+        goal = "what your own configuration comes to" if self.is_open else f"{self.value:g}"
+        return f"{self.metric} {sign} {goal}"
 
 
 @dataclass(frozen=True)
@@ -108,10 +115,12 @@ class TrialSpec:
     # Between these steps it is evaluated as densely as evaluations of as many examples as it trains on
     # allow: there it is expected to meet the target. None: nowhere.
     dense_steps: tuple[int, int] | None = None
+    # The target's goal, where the study has it from its first trial; None: the protocol's.
+    goal: float | None = None
 
     def trial_fields(self) -> dict[str, Any]:
         """Return the fields that a trial's record takes over as they are: all but its limits."""
-        limits = ("max_steps", "max_seconds", "dense_steps")
+        limits = ("max_steps", "max_seconds", "dense_steps", "goal")
         return {f.name: getattr(self, f.name) for f in fields(self) if f.name not in limits}
 
 
@@ -466,3 +475,9 @@ class TrialProtocol:
     def last_step(self, batch_size: int) -> int:
         """Return the steps after which the budget of a trial at this batch size is spent."""
         return self.budget.last_step(batch_size)
+
+    def of(self, spec: TrialSpec) -> "TrialProtocol":
+        """Give the protocol of a trial: with the goal that its spec has, where it has one."""
+        if spec.goal is None:
+            return self
+        return replace(self, target=replace(self.target, value=spec.goal))

@@ -78,7 +78,7 @@ def given_study(given: GivenObjects) -> tuple[Node, PythonRecipe | None]:
         "budget": {"steps": given.budget.steps, "examples": given.budget.examples},
         "target": {
             "metric": given.target.metric,
-            "value": given.target.value,
+            "value": "auto" if given.target.is_open else given.target.value,
             "mode": given.target.mode,
         },
         "tunable": tunable,
@@ -102,6 +102,12 @@ def recipe_of(module: Module, data: Data, options: StudyOptions) -> PythonRecipe
         {},
         own_values=own_values,
     )
+
+
+def middles_of(tunable: Mapping[str, Any] | None) -> dict[str, float]:
+    """Give each further hyper-parameter the middle of its range, where a trial states none."""
+    checked = {name: _tunable(name, value) for name, value in (tunable or {}).items()}
+    return {name: Tunable(name, **searched).middle for name, searched in checked.items()}
 
 
 def _recipe(

@@ -21,6 +21,7 @@ from bstune.study.storage.connection import check_storage
 from bstune.study.storage.opening import stored_setting
 from bstune.study.storage.samplers import build_sampler
 from bstune.study.training import Training, TrainingHere, TrainingProcess, TriedBackend
+from bstune.system.console import format_number
 from bstune.system.failures import cause
 from bstune.system.files import Identity, Output, check_owner, check_writable
 from bstune.system.secrets import redact_values
@@ -28,6 +29,7 @@ from bstune.system.watchdog import waiting_for, watching
 from bstune.trial.backend import (
     Timed,
     TrialBackend,
+    chooses_batch_sizes,
     chooses_horizons,
     make_protocol,
     make_space,
@@ -60,6 +62,15 @@ FIXED_HORIZON_CAVEAT = (
 )
 ON_TEST_CAVEAT = "The target is measured on the test images, as the workload's source does: there is no other test."
 ON_TEST_NOTE = "the target is measured on the test images, as the workload's source does"
+
+OWN_TARGET_CAVEAT = (
+    "The target, {metric} {goal}, is what your own configuration came to at the end of its run, made easier by the "
+    "scatter of its last evaluations (workload.target.value sets another)."
+)
+NO_OWN_RUN = (
+    "workload.target.value=auto takes the target from a run of your own configuration, the reference: {because}; "
+    "give target=VALUE"
+)
 
 SHARED_CAVEAT = "No plan for further devices: it starts from the seconds per step of one, and here {} share the steps."
 
@@ -99,6 +110,7 @@ class PreparedStudy:
     notes: list[str]  # further lines of the printed plan
     elapsed: Callable[[], float]  # seconds of the command, which search.wall_seconds is of
     baseline: Baseline | None = None  # what trial 0 runs; None: the search's own first point
+    goal: float | None = None  # the target's, where trial 0 has set it
 
     def open_runner(self, count: int | None = None) -> Workers | InProcess:
         """Return what runs the trials, ``search.workers`` or ``count`` at a time."""
@@ -123,6 +135,10 @@ class PreparedStudy:
             caveats.append(SHARED_CAVEAT.format(self.options.devices))
         if self.backend.validates_on_test:
             caveats.append(ON_TEST_CAVEAT)
+        if self.goal is not None:
+            metric = self.protocol.target.metric
+            goal = format_number(self.goal)
+            caveats.append(OWN_TARGET_CAVEAT.format(metric=metric, goal=goal))
         return caveats
 
 
@@ -190,6 +206,8 @@ def prepare(
     if trial is None:
         baseline, why_none = baseline_of(options, space, _largest(backend, survey))
         notes += [] if why_none is None else [why_none]
+    if protocol.target.is_open and baseline is None:
+        raise ConfigError(NO_OWN_RUN.format(because=_why_no_own_run(options, trial, notes)))
     return PreparedStudy(
         options=options,
         recipe=recipe,
@@ -207,6 +225,17 @@ def prepare(
         elapsed=elapsed,
         baseline=baseline,
     )
+
+
+def _why_no_own_run(options: StudyOptions, trial: TrialSpec | None, notes: Sequence[str]) -> str:
+    """Say why a study does not run the configuration of its user; the last note is on its batch size."""
+    if trial is not None:
+        return "a single trial has none beside it"
+    if not options.search.baseline:
+        return "search.baseline=false leaves it out"
+    if chooses_batch_sizes(options):
+        return "this sampler goes through the batch sizes by itself"
+    return notes[-1]
 
 
 def _with_stored_threads(options: StudyOptions) -> StudyOptions:

@@ -315,7 +315,7 @@ def best_yaml(
 
     A study without ``arguments``, as one of Python objects, has no such command.
     """
-    kept = _again(arguments or ())
+    kept = _with_known_target(_again(arguments or ()), prepared)
     values: dict[str, Any] = {}
     for name, criterion in WINNERS.items():
         if criterion.merit not in best:
@@ -365,6 +365,7 @@ def train_command(winner: Winner, arguments: Sequence[str], prepared: PreparedSt
     for name, value in trial.hyperparameters.items():
         one = tunables.get(name)
         values[name] = value if one is None else rounded_within(value, one.low, one.high)
+    kept = _with_known_target(kept, prepared)
     own = [f"trial.batch_size={trial.batch_size}", f"trial.lr={lr!r}"]
     horizon = winner.advised_horizon
     if not prepared.backend.stops and horizon is not None:
@@ -392,3 +393,13 @@ def rounded_within(value: float, low: float, high: float) -> float:
 def _again(arguments: Sequence[str]) -> list[str]:
     """Return the arguments that give the study again, without a trial's own."""
     return [argument for argument in arguments if not argument.startswith("trial.")]
+
+
+def _with_known_target(arguments: Sequence[str], prepared: PreparedStudy) -> list[str]:
+    """Give the arguments with the target that the study's first trial has set, where it has."""
+    if prepared.goal is None:
+        return list(arguments)
+    named = ("target=", "workload.target.value=")
+    kept = [one for one in arguments if not one.lstrip("+").startswith(named)]
+    # Ahead of the trial's own, after the workload.
+    return [*kept, f"target={prepared.goal!r}"]

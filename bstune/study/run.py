@@ -26,13 +26,16 @@ from bstune.options import StudyOptions
 from bstune.recipe import Recipe
 from bstune.search.each_batch_size import batch_sizes
 from bstune.study.folder_config import text_of_options
+from bstune.study.analysis.critical import passing
+from bstune.study.own_target import goal_of, stored_goal, with_goal
 from bstune.study.plan import max_seconds, remaining_seconds, searched
 from bstune.study.prepare import PreparedStudy, prepare
 from bstune.study.report import Findings, report_study
 from bstune.study.search import Search
-from bstune.study.storage.attributes import ARGUMENTS, DEVICE, OUTPUT, STUDY_ID
+from bstune.study.storage.attributes import ARGUMENTS, DEVICE, GOAL, OUTPUT, STUDY_ID
 from bstune.study.storage.lease import Leases
 from bstune.study.storage.opening import check_joined, open_study
+from bstune.study.storage.patience import patient
 from bstune.study.storage.telling import finish_abandoned, store_unstored
 from bstune.study.storage.trials import results
 from bstune.system import interruption
@@ -376,6 +379,9 @@ def run_study(
             from bstune.hardware.report import write_survey
 
             write_survey(prepared.survey, files, missing)
+        if prepared.protocol.target.is_open:
+            prepared = _with_own_target(prepared, study, leases, console)
+            write_text(files.config, text_of_options(prepared.options))
         tracking = None
         if options.mlflow.enabled:
             from bstune.tracking.runs import open_tracking  # mlflow takes seconds to import
@@ -393,6 +399,32 @@ def run_study(
         )
 
 
+def _with_own_target(
+    prepared: PreparedStudy, study: optuna.Study, leases: Leases, console: Console
+) -> PreparedStudy:
+    """Let the study's first trial set its target, unless it has, and give the study with it."""
+    metric = prepared.protocol.target
+
+    def met_target(record: TrialResult) -> TrialResult:
+        """Store the goal, from which on a killed process loses nothing of it, and end the record there."""
+        goal = goal_of(record, metric)
+        patient(study.set_user_attr)(GOAL, goal)
+        return passing(record, replace(metric, value=goal))
+
+    if stored_goal(study) is None:
+        interruption.enter(Stage.SEARCH)
+        progress = Progress(prepared.budget.trials, metric, console)
+        with progress.live or nullcontext(), heard(progress):
+            Search(prepared, study, leases, None, progress.show).run_baseline(met_target)
+    goal = stored_goal(study)
+    assert goal is not None  # noqa: S101 (set just now)
+    prepared = with_goal(prepared, goal)
+    print_line(
+        console, f"the target is what your own configuration came to: {prepared.protocol.target}"
+    )
+    return prepared
+
+
 def run_worker(prepared: PreparedStudy, study: optuna.Study, console: Console) -> int:
     """Run trials of a study that another process owns until there is none left to run; return how many."""
     check_joined(study, prepared.frozen_settings)
@@ -405,6 +437,14 @@ def run_worker(prepared: PreparedStudy, study: optuna.Study, console: Console) -
     ):  # this machine sees the owner's folder: states and checkpoints go there
         check_owner(shared, identity)
         prepared = replace(prepared, files=shared)
+    if prepared.protocol.target.is_open:
+        goal = stored_goal(study)
+        if goal is None:
+            raise StudyError(
+                f"the study {study.study_name!r} has its target from its first trial, which has not "
+                "ended yet: join it then"
+            )
+        prepared = with_goal(prepared, goal)
     leases = Leases(study, "worker", prepared.options.search.lease_seconds)
     with leases.acquired(), owned(prepared.files, identity):
         store_unstored(study, prepared.files)

@@ -125,6 +125,27 @@ class Search:
         self._leave()
         return end
 
+    def run_baseline(self, read: Callable[[TrialResult], TrialResult]) -> None:
+        """Run the baseline alone, as trial 0, and store what ``read`` makes of its record.
+
+        It is asked again after it failed, as any trial is; what has no record sets no target.
+        """
+        with (
+            cut_short(self._study, self._budget.objective, self._worker),
+            self._prepared.open_runner(1) as runner,
+        ):
+            while not searched(self._write(self._read())):
+                asked = self._ask([], self._study)
+                if asked is None:
+                    raise StudyError(
+                        "another process has begun the study's first trial, which sets its target: "
+                        "the same command goes on once it has ended"
+                    )
+                self._start(runner, asked)
+                with self._wall.trial():
+                    finished = runner.wait()
+                self._store(finished, read)
+
     def _leave(self) -> None:
         self._wall.keep()
         if self._files_kept_here:
@@ -355,11 +376,14 @@ class Search:
         )
         is_baseline = self._stops and self._prepared.baseline is not None and spec.trial_index == 0
         limit = self._wall.trial_limit(is_baseline)
-        spec = replace(spec, max_seconds=limit if math.isfinite(limit) else None)
+        max_seconds = limit if math.isfinite(limit) else None
+        spec = replace(spec, max_seconds=max_seconds, goal=self._prepared.goal)
         runner.start(spec, self._prepared.files, resumed_from)
 
-    def _store(self, finished: Finished) -> None:
-        """Store a trial's record; an error that ends the study is raised."""
+    def _store(
+        self, finished: Finished, read: Callable[[TrialResult], TrialResult] | None = None
+    ) -> None:
+        """Store a trial's record, or what ``read`` makes of it; an error that ends the study is raised."""
         result, spec = finished.result(), finished.spec
         self.ran += 1
         if not self._times:
@@ -367,6 +391,8 @@ class Search:
         survey = self._prepared.survey
         if survey is not None and survey.step_time is not None:
             result = with_step_time(result, survey.step_time)
+        if read is not None and result.status != "failed":
+            result = read(result)
         if self._gone:
             self._keep(result)
             return

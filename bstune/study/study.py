@@ -69,11 +69,16 @@ class Study:
             and, if it likes, others of these names.
         data: a LightningDataModule; DataLoaders ``(train, val)`` or ``(train, val, test)``, or a dict of these names;
             or a function of a batch size that returns one of them. Trials train on batches of exactly B examples.
-        target: the validation metric to reach, such as ``Target("val_loss", 0.1, mode="min")``.
-        batch_sizes: the smallest and the largest one to search.
-        reference: a batch size and a learning rate that go together: where the search begins.
-        budget: after which a trial gives up.
-        trainer: further arguments of the Lightning Trainer.
+        target: the validation metric to reach, such as ``Target("val_loss", 0.1, mode="min")`` or
+            ``"val_loss<=0.1"``; a metric alone, such as ``"val_loss"``, or None, is to become what the
+            reference comes to.
+        batch_sizes: the smallest and the largest one to search; None: from 1/16 of the reference's on.
+        reference: a batch size and a learning rate that go together: where the search begins; None:
+            the batch size of the data and the rate that the module's class has as a default.
+        budget: after which a trial gives up; None: the Trainer's own length, or two minutes of the
+            whole study. What is taken for granted is printed, a line each.
+        trainer: further arguments of the Lightning Trainer; ``max_epochs`` and ``max_steps`` in
+            place of ``budget``.
         tunable: further hyper-parameters to search, by name: ``(low, high)``, or a dict of ``low``, ``high``, ``log``,
             ``integer`` and ``complement`` (1 - value is searched).
         name: of the study: one of the same name is continued; None: the module's class.
@@ -99,16 +104,18 @@ class Study:
     recipe: Recipe | None
     # Of the command line, which compose it again; None: none do.
     arguments: tuple[str, ...] | None
+    # What was taken for granted, a line each.
+    assumptions: tuple[str, ...] = ()
 
     def __init__(
         self,
         module: "Module | None" = None,
         data: "Data | None" = None,
         *,
-        target: Target,
-        batch_sizes: tuple[int, int],
-        reference: tuple[int, float],
-        budget: Budget,
+        target: Target | str | None = None,
+        batch_sizes: tuple[int, int] | None = None,
+        reference: tuple[int, float] | None = None,
+        budget: Budget | None = None,
         trainer: Mapping[str, Any] | None = None,
         tunable: Mapping[str, Any] | None = None,
         name: str | None = None,
@@ -128,7 +135,7 @@ class Study:
     ) -> None:
         arguments = dict(locals())
         # torch and lightning, which a study of the command line that replays needs not
-        from bstune.study.given import GivenObjects
+        from bstune.study.assumed import Stated, complete
         from bstune.trial.processes.process import restored
 
         chosen = {
@@ -138,20 +145,27 @@ class Study:
         }
         if output is not None:
             chosen["output"] = str(output)
-        given = GivenObjects(
+        stated = Stated(
+            module=module,
+            data=data,
             target=target,
             batch_sizes=batch_sizes,
             reference=reference,
             budget=budget,
-            module=module,
-            data=data,
             trainer=trainer,
             tunable=tunable,
             seed=seed,
+            device=device,
+            is_timed=seconds is not None or wall_seconds is not None or _are_timed(options),
         )
         self.arguments = None
         with restored(), filtered():
-            self.options, recipe = compose_objects(given, options, chosen)
+            quieten()
+            completed = complete(stated)
+            self.assumptions = completed.lines
+            if completed.wall_seconds is not None:
+                chosen["search.wall_seconds"] = completed.wall_seconds
+            self.options, recipe = compose_objects(completed.given, options, chosen)
             self.recipe = recipe
             if recipe is not None:
                 self.options = _for_processes(self.options, recipe, chosen)
@@ -240,10 +254,18 @@ class Study:
         """
         if self.recipe is None and isinstance(self.options, GivenOptions):
             raise ConfigError("the study has no module to train: give module=... and data=...")
+        for line in self.assumptions:
+            print_line(console, f"assumed: {line}")
         return run_options(self.options, self.recipe, self.arguments, console, elapsed)
 
     def __repr__(self) -> str:
         return f"Study({self.options.study!r}, workload={self.options.workload.name!r})"
+
+
+def _are_timed(options: Sequence[str]) -> bool:
+    """Say whether some of the options end a study by its seconds."""
+    timed = ("search.seconds=", "search.wall_seconds=", "quick=true")
+    return any(str(option).startswith(timed) for option in options)
 
 
 def compose_objects(

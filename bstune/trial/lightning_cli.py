@@ -5,7 +5,6 @@
 ``data`` as LightningCLI does: nested classes, callables and conversions by type hints included.
 """
 
-import math
 import re
 from argparse import ArgumentError
 from collections.abc import Iterator, Mapping
@@ -17,16 +16,17 @@ from types import MethodType
 from typing import Any
 
 import yaml
-from torch.utils.data import DataLoader
+from lightning.pytorch import LightningDataModule
 
 from bstune.core.errors import ConfigError
+from bstune.core.metric_names import parse_target
 from bstune.hydra_recipe import instantiate_partial
 from bstune.options import Node
+from bstune.recipe import RATES
 from bstune.system.inputs import one_line, parse_yaml, read_text
 from bstune.trial.backend import OWNED
-from bstune.trial.batches import epoch_length
+from bstune.trial.own_values import OwnMetric, own_batches, own_examples, own_metric
 
-RATES = ("lr", "learning_rate")
 IGNORED = (
     "seed_everything",
     "ckpt_path",
@@ -34,9 +34,6 @@ IGNORED = (
     "weights_only",
 )  # a study has seeds of its own
 PRECISIONS = {"32": "32-true", "16": "16-mixed", "bf16": "bf16-mixed"}  # short forms
-# Words in the name of a metric that say which way is better.
-LESS = ("loss", "error", "err", "mse", "rmse", "mae", "nll", "perplexity", "ppl")
-MORE = ("acc", "accuracy", "f1", "auc", "auroc", "precision", "recall", "iou", "dice", "r2")
 BELOW, ABOVE = 8, 16  # batch sizes that are searched, as factors of the file's own
 TRIALS = 40
 
@@ -45,7 +42,7 @@ TRIALS = 40
 class Chosen:
     """What the command line adds to a file."""
 
-    target: str
+    target: str | None = None  # None: the project's own metric and what its own configuration comes to
     model: str | None = None  # classes, where the file names none
     data: str | None = None
     lr: str | None = None  # the key of the learning rate
@@ -95,10 +92,26 @@ def workload_of(path: Path, chosen: Chosen) -> tuple[dict[str, Any], list[str]]:
     key, lr = _learning_rate(parsed, chosen.lr)
     own = {name: parsed[name] for name in ("model", "optimizer", "lr_scheduler") if parsed[name]}
     of_trials = with_value(own, key, "${trial.lr}")
-    size, examples = _batch_size(parsed["data"])
-    size *= parsed["trainer"].get("accumulate_grad_batches") or 1
-    budget = _examples(path, parsed["trainer"], size, examples)
-    metric, value, mode = parse_target(chosen.target)
+    own_data = build_data(parsed["data"])
+    batches = own_batches(own_data, parsed["data"]["class_path"])
+    examples = batches.examples
+    size = batches.batch_size * (parsed["trainer"].get("accumulate_grad_batches") or 1)
+    budget = own_examples(parsed["trainer"], size, examples)
+    if budget is None:
+        raise ConfigError(
+            f"{path}: how long is a trial at most? set trainer.max_epochs or trainer.max_steps in it"
+        )
+    assumed = list[str]()
+    value: float | str
+    if chosen.target is not None:
+        metric, value, mode = parse_target(chosen.target)
+    else:
+        found = _own_metric(sections, parsed, own_data)
+        metric, value, mode = found.name, "auto", found.mode
+        assumed.append(
+            f"target: what this configuration itself comes to by {metric}, as {found.why} "
+            f"(--target '{metric}<=VALUE' sets another)"
+        )
     left_out = [
         f"trainer.{name}"
         for name in trainer
@@ -122,10 +135,23 @@ def workload_of(path: Path, chosen: Chosen) -> tuple[dict[str, Any], list[str]]:
     lines = [
         f"{key} is the learning rate: {lr:g} at batch size {size}",
         f"{examples} training examples",
+        *assumed,
     ]
     if left_out:
         lines.append(f"left to bstune: {', '.join(left_out)}")
     return workload, lines
+
+
+def _own_metric(
+    sections: Mapping[str, Any], parsed: Mapping[str, Any], data: LightningDataModule
+) -> OwnMetric:
+    """Choose the metric that the file's model is judged by, as it stands."""
+    model = build_module(sections["model"], sections.get("optimizer"), sections.get("lr_scheduler"))
+    cli = import_module(f"{_package(sections['model'])}.cli")
+    callbacks = list[Any]()
+    for named in parsed["trainer"].get("callbacks") or ():
+        callbacks.append(cli.instantiate_class((), named))
+    return own_metric(model, data, {"callbacks": callbacks}, "cpu")
 
 
 def with_value(node: Node, key: str, value: object) -> Node:
@@ -134,31 +160,6 @@ def with_value(node: Node, key: str, value: object) -> Node:
     if rest:
         value = with_value(node[name], rest, value)
     return {**node, name: value}
-
-
-def parse_target(text: str) -> tuple[str, float, str]:
-    """Return the metric, the value and the mode (min or max) of ``val_loss<=0.1``, ``val_acc>=0.9``, ``val_loss=0.1``.
-
-    Where neither sign says which way is better, the metric's name must.
-    """
-    found = re.fullmatch(r"\s*([^<>=\s]+)\s*(<=|>=|=)\s*(\S+)\s*", text)
-    try:
-        if found is None:
-            raise ValueError
-        metric, sign, value = found[1], found[2], float(found[3])
-    except ValueError as error:
-        raise ConfigError(
-            f"--target must be a metric and a number, such as val_loss=0.1, 'val_loss<=0.1' or 'val_acc>=0.9', but got "
-            f"{text}"
-        ) from error
-    words = set(re.split(r"[^a-z0-9]+", metric.lower()))
-    modes = [mode for mode, names in (("min", LESS), ("max", MORE)) if words.intersection(names)]
-    if sign == "=" and len(modes) != 1:
-        raise ConfigError(
-            f"--target {text}: the name does not say which way is better: write '{metric}<={value:g}' or "
-            f"'{metric}>={value:g}', in quotes"
-        )
-    return metric, value, modes[0] if sign == "=" else "min" if sign == "<=" else "max"
 
 
 def _sections(path: Path, chosen: Chosen) -> dict[str, Any]:
@@ -261,28 +262,3 @@ def _numbers(value: Any, key: str = "") -> Iterator[tuple[str, float]]:
             yield from _numbers(one, f"{key}{name}.")
         elif isinstance(one, int | float) and not isinstance(one, bool):
             yield f"{key}{name}", one
-
-
-def _batch_size(data: Mapping[str, Any]) -> tuple[int, int]:
-    """Return the batch size of the training loader and the number of its examples."""
-    module = build_data(data)
-    module.prepare_data()
-    module.setup("fit")
-    loader = module.train_dataloader()
-    if not isinstance(loader, DataLoader) or loader.batch_size is None:
-        raise ConfigError(
-            f"{data['class_path']}.train_dataloader() must return a torch DataLoader with a batch size, but returned "
-            f"{type(loader).__name__}"
-        )
-    return loader.batch_size, epoch_length(loader)
-
-
-def _examples(path: Path, trainer: Mapping[str, Any], batch_size: int, examples: int) -> int:
-    """Return how many examples the file's own training would take."""
-    epochs, steps = trainer.get("max_epochs") or -1, trainer.get("max_steps") or -1
-    limits = [one for one in (epochs * examples, steps * batch_size) if one > 0]
-    if not limits:
-        raise ConfigError(
-            f"{path}: how long is a trial at most? set trainer.max_epochs or trainer.max_steps in it"
-        )
-    return math.ceil(min(limits))

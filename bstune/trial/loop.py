@@ -97,6 +97,7 @@ def run_trial(
         raise ValueError(
             f"a trial with resumed_from={spec.resumed_from} cannot go on from trial {resumed_from}"
         )
+    protocol = protocol.of(spec)
     distributed.check_count(protocol.devices)
     device = device_of(protocol.trainer)
     clock = clock or TrialClock(

@@ -19,9 +19,8 @@ from lightning.pytorch import LightningDataModule
 from torch.utils.data import DataLoader, Dataset
 
 from bstune.core.errors import ConfigError
-from bstune.recipe import TrialValues
+from bstune.recipe import RATES, TrialValues
 
-RATES = ("lr", "learning_rate")  # names of a module's argument that takes the learning rate
 LOADERS = ("train", "val", "test")
 # A function that returns a new module for a trial.
 BuildModule = Callable[["Trial"], Any]

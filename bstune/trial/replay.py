@@ -530,7 +530,12 @@ def _check_horizon(horizon: Any, values: Mapping[str, Any], diverged: bool, plac
 
 
 def unusable_target(table: Table, target: Target) -> str | None:
-    """Return why a search for the target is no use: no run reaches it, or all do at once; None if it is of use."""
+    """Return why a search for the target is no use: no run reaches it, or all do at once; None if it is of use.
+
+    One that a first trial sets is not known yet.
+    """
+    if target.is_open:
+        return None
     if all(run.steps and target.reached(run.metric[0]) for run in table.runs):
         return (
             f"{target} is met by every run in this table at its first evaluation: "
@@ -715,7 +720,8 @@ class ReplayBackend(TrialBackend):
             if spec.max_steps is None
             else spec.max_steps
         )
-        return replay(self.table, spec, self._protocol.target, last_step, resumed_from)
+        target = self._protocol.of(spec).target
+        return replay(self.table, spec, target, last_step, resumed_from)
 
     def longest(self, batch_size: int, protocol: TrialProtocol) -> int:
         """Return the steps of the longest record at the nearest batch size, within the budget.

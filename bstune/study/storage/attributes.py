@@ -17,6 +17,7 @@ DEVICE, ARGUMENTS = (
     "bstune:device",
     "bstune:arguments",
 )  # whose seconds count; what composes the config elsewhere
+GOAL = "bstune:goal"  # of the target, where the study's first trial sets it
 SPEC = "bstune:spec"  # what a trial is asked to do, and the process that runs it, as JSON
 WORKER = "worker"  # in a trial's spec: the id of that process's lease
 LOST = "bstune:lost"  # of a trial at whose index another one had been begun: it never ran
@@ -31,10 +32,11 @@ STUDY_ATTRIBUTES: Mapping[str, TypeAdapter[Any]] = {
     ARGUMENTS: TypeAdapter(list[str]),
     FROZEN_SETTINGS: TypeAdapter(str),
     TESTS: TypeAdapter(dict[str, dict[str, float]]),
+    GOAL: TypeAdapter(float),
     wall.BEGAN: TypeAdapter(float),
     wall.TAKEN: TypeAdapter(float),
 }
-OPTIONAL_ATTRIBUTES = (TESTS, wall.BEGAN, wall.TAKEN)
+OPTIONAL_ATTRIBUTES = (TESTS, GOAL, wall.BEGAN, wall.TAKEN)
 TRIAL_ATTRIBUTES: Mapping[str, TypeAdapter[Any]] = {
     SPEC: TypeAdapter(str),
     RECORD: TypeAdapter(str),

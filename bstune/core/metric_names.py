@@ -1,0 +1,61 @@
+"""What the name of a metric tells: which way is better, and which of several is meant."""
+
+import re
+from collections.abc import Collection
+from typing import Literal
+
+from bstune.core.errors import ConfigError
+
+Mode = Literal["min", "max"]
+# Words in the name of a metric that say which way is better.
+LESS = ("loss", "error", "err", "mse", "rmse", "mae", "nll", "perplexity", "ppl")
+MORE = ("acc", "accuracy", "f1", "auc", "auroc", "precision", "recall", "iou", "dice", "r2")
+LOSS = "loss"
+
+
+def mode_of(metric: str) -> Mode | None:
+    """Say which way is better, by the words of a name; None where they do not tell."""
+    words = set(re.split(r"[^a-z0-9]+", metric.lower()))
+    is_less = bool(words.intersection(LESS))
+    is_more = bool(words.intersection(MORE))
+    if is_less == is_more:
+        return None
+    return "min" if is_less else "max"
+
+
+def the_loss(metrics: Collection[str]) -> str | None:
+    """Choose among the metrics of a validation: the only one, or the shortest name that holds loss.
+
+    The shortest, as Lightning logs ``val_loss`` as ``val_loss_epoch``, too. None: they do not tell.
+    """
+    if len(metrics) == 1:
+        return next(iter(metrics))
+    losses = [metric for metric in metrics if LOSS in metric.lower()]
+    return min(losses, key=lambda metric: (len(metric), metric), default=None)
+
+
+def parse_target(text: str, option: str = "--target") -> tuple[str, float, Mode]:
+    """Read the metric, the value and the mode of ``val_loss<=0.1``, ``val_acc>=0.9`` or ``val_loss=0.1``.
+
+    ConfigError, which names the ``option``, for another text, and where neither the sign nor the
+    metric's name says which way is better.
+    """
+    found = re.fullmatch(r"\s*([^<>=\s]+)\s*(<=|>=|=)\s*(\S+)\s*", text)
+    try:
+        if found is None:
+            raise ValueError
+        metric, sign, value = found[1], found[2], float(found[3])
+    except ValueError as error:
+        raise ConfigError(
+            f"{option} must be a metric and a number, such as val_loss=0.1, 'val_loss<=0.1' or 'val_acc>=0.9', but got "
+            f"{text}"
+        ) from error
+    if sign != "=":
+        return metric, value, "min" if sign == "<=" else "max"
+    mode = mode_of(metric)
+    if mode is None:
+        raise ConfigError(
+            f"{option} {text}: the name does not say which way is better: write '{metric}<={value:g}' or "
+            f"'{metric}>={value:g}', in quotes"
+        )
+    return metric, value, mode

@@ -1,0 +1,114 @@
+"""``workload.target.value=auto``: the target is what the user's own configuration comes to, so that none need be known.
+
+Trial 0 runs the baseline alone, to the end of its budget. What its metric has come to there, made easier by the scatter
+of its last evaluations, is the study's target: the same quality as today, sooner. It is stored with the study before
+the trial's record is, and stays; the trial's record is that of a trial which ended where it met the target.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import numpy as np
+import optuna
+
+from bstune.core.errors import StudyError
+from bstune.core.records import Target, TrialResult
+from bstune.options import with_option
+from bstune.study.prepare import PreparedStudy
+from bstune.study.storage.attributes import GOAL
+
+LAST_SHARE = 0.5  # of a trial's steps, from which on its evaluations say what it comes to
+FEWEST = 3  # evaluations that say it
+DIGITS = 4  # of a goal, which is read and typed
+
+
+@dataclass(frozen=True)
+class OwnResult:
+    """What a trial came to at the end of its budget.
+
+    Args:
+        value: of the metric, by a line in log steps through the last evaluations.
+        scatter: standard deviation of these evaluations about the line.
+        goal: the value made easier by the scatter; some evaluation of the trial met it.
+    """
+
+    value: float
+    scatter: float
+    goal: float
+
+
+def own_result(
+    history: Sequence[tuple[int, float | None]], mode: Literal["min", "max"]
+) -> OwnResult | None:
+    """What a history comes to at its end; None of one without a finite value.
+
+    The line is fitted by least squares to ``value = a + b log(step)`` over the last half of the
+    steps, or the last three evaluations. With fewer the goal is the best value.
+    """
+    seen = [(step, value) for step, value in history if step > 0 and value is not None]
+    if not seen:
+        return None
+    last_step = seen[-1][0]
+    last = [pair for pair in seen if pair[0] >= LAST_SHARE * last_step]
+    if len(last) < FEWEST:
+        last = seen[-FEWEST:]
+    values = np.array([value for _, value in last])
+    worse = 1.0 if mode == "min" else -1.0
+    best = float(worse * np.min(worse * np.array([value for _, value in seen])))
+    if len(last) < FEWEST:
+        return OwnResult(value=best, scatter=0.0, goal=best)
+    log_steps = np.log([step / last_step for step, _ in last])
+    slope, end = np.polyfit(log_steps, values, 1)
+    residuals = values - (end + slope * log_steps)
+    scatter = math.sqrt(float(residuals @ residuals) / (len(last) - 2))
+    easier = float(end) + worse * scatter
+    # A noisy trial may never have come to what its line says.
+    goal = worse * max(worse * easier, worse * best)
+    return OwnResult(value=float(end), scatter=scatter, goal=_rounded(goal, worse))
+
+
+def _rounded(goal: float, worse: float) -> float:
+    """Round to a few digits, away from what is hard to reach."""
+    if goal == 0.0:
+        return goal
+    unit = 10.0 ** (math.floor(math.log10(abs(goal))) + 1 - DIGITS)
+    whole = math.ceil(worse * goal / unit - 1e-9)
+    return worse * float(f"{whole * unit:.{DIGITS}g}")
+
+
+def goal_of(record: TrialResult, target: Target) -> float:
+    """Give the goal that the baseline's run sets; StudyError where it came to nothing."""
+    found = own_result(record.history, target.mode)
+    how_else = "give the target a value, target=VALUE, or another reference, scaling.lr=LR"
+    if record.status not in ("stopped", "reached"):
+        because = "" if record.message is None else f": {record.message}"
+        raise StudyError(
+            f"the target is to be what your own configuration comes to, but its run at batch size "
+            f"{record.batch_size} and learning rate {record.lr:g} ended as {record.status}{because}; {how_else}"
+        )
+    if found is None:
+        raise StudyError(
+            f"the target is to be what your own configuration comes to, but its run was not evaluated in "
+            f"{record.steps} steps; {how_else}"
+        )
+    return found.goal
+
+
+def stored_goal(study: optuna.Study) -> float | None:
+    """Give the goal that a study has from its first trial; None before it has."""
+    goal: float | None = study.user_attrs.get(GOAL)
+    return goal
+
+
+def with_goal(prepared: PreparedStudy, goal: float) -> PreparedStudy:
+    """Give the study with its target known."""
+    target = replace(prepared.protocol.target, value=goal)
+    return replace(
+        prepared,
+        goal=goal,
+        protocol=replace(prepared.protocol, target=target),
+        options=with_option(prepared.options, "workload.target.value", goal),
+    )
+

@@ -1,0 +1,172 @@
+"""What a project itself says of its training: batch size, learning rate, validation metrics, length, to be assumed.
+
+Nothing here trains: a data module is set up, a module is built, and a few batches are validated.
+"""
+
+import inspect
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from lightning.pytorch import LightningDataModule, LightningModule
+from torch.utils.data import DataLoader
+
+from bstune.core.errors import BstuneError, ConfigError
+from bstune.core.metric_names import Mode, mode_of, the_loss
+from bstune.recipe import RATES
+from bstune.system.failures import described
+from bstune.system.interruption import temporary_folder
+from bstune.trial.batches import epoch_length
+from bstune.trial.trainer import listed, make_trainer
+
+# Batches on which an untrained module shows which metrics it logs.
+VALIDATED_BATCHES = 2
+
+
+@dataclass(frozen=True)
+class OwnBatches:
+    """The batches that a project trains on.
+
+    Args:
+        batch_size: examples of one.
+        examples: of an epoch.
+    """
+
+    batch_size: int
+    examples: int
+
+
+def own_batches(data: LightningDataModule, name: str) -> OwnBatches:
+    """Set a data module up and read its training loader; ``name`` it in a ConfigError of another kind of loader."""
+    data.prepare_data()
+    data.setup("fit")
+    loader = data.train_dataloader()
+    batch_size = None
+    if isinstance(loader, DataLoader):
+        # A loader with a sampler of batches has none of its own.
+        batch_size = loader.batch_size or getattr(loader.batch_sampler, "batch_size", None)
+    if batch_size is None:
+        raise ConfigError(
+            f"{name}.train_dataloader() must return a torch DataLoader with a batch size, but returned "
+            f"{type(loader).__name__}"
+        )
+    return OwnBatches(batch_size, epoch_length(loader))
+
+
+def own_rate(module: Any) -> float | None:
+    """Give the learning rate that a module's class has as a default, or a partial of it; None where it has none."""
+    function = module.func if isinstance(module, partial) else module
+    if not isinstance(function, type):
+        return None
+    arguments = inspect.signature(module).parameters
+    rates = [arguments[name].default for name in RATES if name in arguments]
+    numbers = [rate for rate in rates if isinstance(rate, int | float) and rate > 0]
+    return float(numbers[0]) if len(numbers) == 1 else None
+
+
+def own_examples(
+    trainer: Mapping[str, Any], batch_size: int, examples: int, default: int | None = None
+) -> int | None:
+    """Give how many examples a project's Trainer trains on, by its max_epochs and max_steps.
+
+    Args:
+        trainer: its arguments; -1 and None set no limit.
+        batch_size: examples of a step.
+        examples: of an epoch.
+        default: without either.
+    """
+    epochs = trainer.get("max_epochs") or -1
+    steps = trainer.get("max_steps") or -1
+    limits = [limit for limit in (epochs * examples, steps * batch_size) if limit > 0]
+    return math.ceil(min(limits)) if limits else default
+
+
+@dataclass(frozen=True)
+class OwnMetric:
+    """The metric that a project is judged by.
+
+    Args:
+        name: as it is logged in validation.
+        mode: which way is better.
+        others: that are logged in validation, too.
+        why: it is this one, in words.
+    """
+
+    name: str
+    mode: Mode
+    others: tuple[str, ...]
+    why: str
+
+
+def own_metric(
+    module: LightningModule, data: LightningDataModule, trainer: Mapping[str, Any], accelerator: str
+) -> OwnMetric:
+    """Validate an untrained module on a few batches, and choose among the metrics that it logs.
+
+    What a call-back of the Trainer monitors comes first, then the only metric, then the one whose
+    name holds loss. ConfigError where none of this tells, with the metrics.
+    """
+    logged = sorted(_logged_in_validation(module, data, trainer, accelerator))
+    if not logged:
+        raise ConfigError(
+            f"{type(module).__name__} logs no metric in validation, by which batch sizes could be compared: "
+            "log one in validation_step, as self.log('val_loss', loss)"
+        )
+    how = "give target=bstune.Target('METRIC', VALUE, mode='min'), or target='METRIC<=VALUE'"
+    monitored = _monitored(trainer, logged)
+    if monitored is not None:
+        name, mode, callback = monitored
+        return OwnMetric(name, mode, _without(logged, name), f"{callback} monitors it")
+    name_of_loss = the_loss(logged)
+    if name_of_loss is None:
+        raise ConfigError(
+            f"{type(module).__name__} logs {', '.join(logged)} in validation, and none is a loss by its name: {how}"
+        )
+    mode = mode_of(name_of_loss)
+    if mode is None:
+        raise ConfigError(
+            f"{name_of_loss}, which {type(module).__name__} logs in validation, does not say by its name "
+            f"which way is better: {how}"
+        )
+    why = "it alone is logged in validation" if len(logged) == 1 else "its name holds loss"
+    return OwnMetric(name_of_loss, mode, _without(logged, name_of_loss), why)
+
+
+def _without(names: list[str], left_out: str) -> tuple[str, ...]:
+    return tuple(name for name in names if name != left_out)
+
+
+def _monitored(trainer: Mapping[str, Any], logged: list[str]) -> tuple[str, Mode, str] | None:
+    """Give the metric that a call-back monitors, its mode and the call-back's class."""
+    for callback in listed(trainer.get("callbacks")):
+        name = getattr(callback, "monitor", None)
+        mode = getattr(callback, "mode", None)
+        if name in logged and mode in ("min", "max"):
+            return name, mode, type(callback).__name__
+    return None
+
+
+def _logged_in_validation(
+    module: LightningModule, data: LightningDataModule, trainer: Mapping[str, Any], accelerator: str
+) -> dict[str, float]:
+    with temporary_folder() as folder:
+        try:
+            validating = make_trainer(
+                {**trainer, "accelerator": accelerator, "devices": 1},
+                module,
+                folder=folder,
+                limit_val_batches=VALIDATED_BATCHES,
+            )
+            with torch.no_grad():
+                validating.validate(module, datamodule=data, verbose=False)
+        except BstuneError:
+            raise
+        except Exception as error:  # of the user's code, which a trial may spare
+            raise ConfigError(
+                f"the metrics that {type(module).__name__} logs are not known, as validating it untrained "
+                f"failed with {described(error)[0]}: give target=bstune.Target('METRIC', VALUE, mode='min')"
+            ) from error
+        return {name: float(value) for name, value in validating.callback_metrics.items()}
