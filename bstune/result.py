@@ -636,8 +636,8 @@ class NotRunAgain(Part, frozen=True):
     """Examples of a step."""
     lr: Positive
     """The learning rate."""
-    candidates: Count
-    """``search.candidates``, which kept it from them."""
+    candidates: Count | None
+    """``search.candidates``, which kept it from them; None: the study ended before."""
 
 
 class Growth(Part, frozen=True):

@@ -397,8 +397,10 @@ def _not_run_again(result: StudyResult) -> Iterator[str]:
     if left is None:
         return
     point = f"batch size {format_count(left.batch_size)}, learning rate {format_number(left.lr)}"
-    more = left.candidates + 1
-    yield f"{point} may be better, and did not run on fresh seeds: search.candidates={more} does it"
+    how = "the study ended before, and a longer one does it"
+    if left.candidates is not None:
+        how = f"search.candidates={left.candidates + 1} does it"
+    yield f"{point} may be better, and did not run on fresh seeds: {how}"
 
 
 def _too_easy(result: StudyResult) -> Iterator[str]:

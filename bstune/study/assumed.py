@@ -6,8 +6,8 @@ assumed: reference=(64, 0.001): MyData's own batch size, and lr of MyModule; the
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from functools import partial
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
 from typing import Any
 
 from bstune.core.errors import ConfigError
@@ -24,7 +24,7 @@ from bstune.trial.own_values import (
     own_metric,
     own_rate,
 )
-from bstune.trial.python_recipe import Trial, data_module, module_builder
+from bstune.trial.python_recipe import Loaders, Trial, data_module, module_builder
 
 # Batch sizes that are searched begin at this part of the project's own.
 SMALLEST_PART = 16
@@ -76,109 +76,152 @@ def complete(stated: Stated) -> Completed:
     Raises:
         ConfigError: where these do not tell, with the argument to give.
     """
+    target = _target(stated.target)
     needed = {
-        "target": stated.target,
+        "target": target,
         "batch_sizes": stated.batch_sizes,
         "reference": stated.reference,
         "budget": stated.budget,
     }
     left_out = [name for name, value in needed.items() if value is None]
-    if stated.module is None or stated.data is None:
-        if left_out:
-            raise ConfigError(
-                f"a study without module and data needs {', '.join(left_out)} besides: with them these "
-                "are taken from the project"
-            )
-        return Completed(_given(stated, _target(stated.target), stated.trainer), None, ())
-    if not left_out:
-        return Completed(_given(stated, _target(stated.target), stated.trainer), None, ())
-    return _from_project(stated)
+    if left_out and stated.module is not None and stated.data is not None:
+        return _from_project(stated, stated.module, stated.data)
+    if target is None or not stated.batch_sizes or not stated.reference or not stated.budget:
+        raise ConfigError(
+            f"a study without module and data needs {', '.join(left_out)} besides: with them these "
+            "are taken from the project"
+        )
+    given = _given(stated, target, stated.batch_sizes, stated.reference, stated.budget)
+    return Completed(given, None, ())
 
 
-def _from_project(stated: Stated) -> Completed:
+def _from_project(stated: Stated, module: Module, data: Data) -> Completed:
     """Take what is left out from the project itself."""
-    assert stated.module is not None and stated.data is not None  # noqa: S101 (the caller has looked)
     if stated.trainer is not None and not isinstance(stated.trainer, Mapping):
         raise ConfigError(
             f"trainer must be a dict of the Trainer's arguments, but got {type(stated.trainer).__name__}"
         )
-    trainer = dict(stated.trainer or {})
+    project = _Project(module, data_module(data, ANY_BATCH_SIZE), dict(stated.trainer or {}))
     lines = list[str]()
-    data = data_module(stated.data, ANY_BATCH_SIZE)
-    name = type(data).__name__
-    batches: OwnBatches | None = None
-    if None in (stated.reference, stated.batch_sizes, stated.budget):
-        batches = own_batches(data, name)
     reference = stated.reference
     if reference is None:
-        assert batches is not None  # noqa: S101 (read just now)
-        accumulated = int(trainer.pop(ACCUMULATED, None) or 1)
-        reference = batches.batch_size * accumulated, _own_rate(stated.module, stated.tunable)
+        if callable(data) and not hasattr(data, "train_dataloader"):
+            raise ConfigError(
+                "which batch size do you run today? data is a function of it: give "
+                "reference=(batch size, learning rate)"
+            )
+        reference = project.take_batch_size(), _own_rate(module, stated.tunable)
         lines.append(
-            f"reference={reference}: the batch size of {name} and the learning rate of your module, as "
-            "you run it today; the gain is over these"
+            f"reference={reference}: the batch size of {project.data_name} and the learning rate of your "
+            "module, as you run it today; the gain is over these"
         )
+    batch_size = int(reference[0])
     sizes = stated.batch_sizes
     if sizes is None:
-        assert batches is not None  # noqa: S101 (read just now)
-        sizes = max(1, int(reference[0]) // SMALLEST_PART), batches.examples
+        sizes = max(1, batch_size // SMALLEST_PART), project.batches.examples
         lines.append(
-            f"batch_sizes={sizes}: from 1/{SMALLEST_PART} of yours to the whole training data, or what memory holds"
+            f"batch_sizes={sizes}: from 1/{SMALLEST_PART} of yours to the whole training data, or what "
+            "memory holds"
         )
     budget = stated.budget
     wall_seconds: float | None = None
     if budget is None:
-        assert batches is not None  # noqa: S101 (read just now)
-        examples = own_examples(trainer, int(reference[0]), batches.examples)
-        if examples is None and not stated.is_timed:
+        length = project.take_length(batch_size)
+        if not length.is_own and not stated.is_timed:
             wall_seconds = QUICK_SECONDS
             lines.append(
                 f"wall_seconds={wall_seconds:g}: the study takes {format_seconds(wall_seconds)}, as "
                 "neither it nor trainer={'max_epochs': N} says how long"
             )
-        why = "the Trainer's own length"
-        if examples is None:
-            examples = MOST_EPOCHS * batches.examples
-            why = f"{MOST_EPOCHS} epochs"
-        budget = Budget(examples=examples)
+        budget = Budget(examples=length.examples)
         lines.append(
-            f"budget=bstune.Budget(examples={examples}): {why} of {format_count(batches.examples)} "
-            "examples, after which a trial gives up"
+            f"budget=bstune.Budget(examples={length.examples}), after which a trial gives up: {length.why}"
         )
-        for length in LENGTHS:
-            trainer.pop(length, None)
-    target: Target
-    if isinstance(stated.target, Target):
-        target = stated.target
-    elif stated.target is not None:
-        target = _target(stated.target)
-    else:
-        found = _own_metric(stated, reference, budget, data, trainer)
+    target = _target(stated.target)
+    if target is None:
+        trial = _any_trial(batch_size, reference[1], budget.last_step(batch_size), stated.tunable)
+        built = module_builder(module, list(stated.tunable or ()))(trial)
+        accelerator = "cpu" if stated.device == "cpu" else "auto"
+        found = own_metric(built, project.data, project.trainer, accelerator)
         target = Target(found.name, 0.0, found.mode).never_met
-        others = f", not {', '.join(found.others)}" if found.others else ""
-        lines.append(
-            f"target={found.name!r}: what your own configuration comes to, by {found.name}{others}, as "
-            f"{found.why}; target={_example(found)!r} sets another"
-        )
-    completed = Stated(
-        **{**vars(stated), "batch_sizes": sizes, "reference": reference, "budget": budget}
+        lines.append(_line_on(found))
+    given = _given(replace(stated, trainer=project.trainer), target, sizes, reference, budget)
+    return Completed(given, wall_seconds, tuple(lines))
+
+
+@dataclass(frozen=True)
+class _Length:
+    """How long a trial is.
+
+    Args:
+        examples: that it trains on at most.
+        is_own: whether the Trainer's arguments say so.
+        why: it is so long, in words.
+    """
+
+    examples: int
+    is_own: bool
+    why: str
+
+
+@dataclass(frozen=True)
+class _Project:
+    """The user's module and data, and the arguments of the Trainer that are still the Trainer's."""
+
+    module: Module
+    data: Any
+    trainer: dict[str, Any]
+
+    @property
+    def data_name(self) -> str:
+        """The data module's class, or what else the user knows it by."""
+        return "your data" if isinstance(self.data, Loaders) else type(self.data).__name__
+
+    @cached_property
+    def batches(self) -> OwnBatches:
+        """The batches that the project trains on; the data are set up for it."""
+        return own_batches(self.data, self.data_name)
+
+    def take_batch_size(self) -> int:
+        """Take the batch size, and the Trainer's number of batches that it accumulates."""
+        accumulated = self.trainer.pop(ACCUMULATED, None) or 1
+        return self.batches.batch_size * int(accumulated)
+
+    def take_length(self, batch_size: int) -> _Length:
+        """Take the length of the Trainer's arguments; without one it is so long that time ends the study."""
+        examples = own_examples(self.trainer, batch_size, self.batches.examples)
+        for length in LENGTHS:
+            self.trainer.pop(length, None)
+        epoch = f"epochs of {format_count(self.batches.examples)} examples"
+        if examples is not None:
+            return _Length(examples, True, f"the Trainer's own length, in {epoch}")
+        return _Length(MOST_EPOCHS * self.batches.examples, False, f"{MOST_EPOCHS} {epoch}")
+
+
+def _line_on(found: OwnMetric) -> str:
+    others = f", not {', '.join(found.others)}" if found.others else ""
+    sign = "<=" if found.mode == "min" else ">="
+    return (
+        f"target={found.name!r}: what your own configuration comes to, by {found.name}{others}, as "
+        f"{found.why}; target='{found.name}{sign}VALUE' sets another"
     )
-    return Completed(_given(completed, target, trainer), wall_seconds, tuple(lines))
 
 
 def _given(
-    stated: Stated, target: Target | None, trainer: Mapping[str, Any] | None
+    stated: Stated,
+    target: Target,
+    batch_sizes: tuple[int, int],
+    reference: tuple[int, float],
+    budget: Budget,
 ) -> GivenObjects:
-    assert target is not None and stated.batch_sizes is not None  # noqa: S101 (complete)
-    assert stated.reference is not None and stated.budget is not None  # noqa: S101 (complete)
     return GivenObjects(
         target=target,
-        batch_sizes=stated.batch_sizes,
-        reference=stated.reference,
-        budget=stated.budget,
+        batch_sizes=batch_sizes,
+        reference=reference,
+        budget=budget,
         module=stated.module,
         data=stated.data,
-        trainer=trainer,
+        trainer=stated.trainer,
         tunable=stated.tunable,
         seed=stated.seed,
     )
@@ -197,11 +240,6 @@ def _target(target: Target | str | None) -> Target | None:
             f"bstune.Target({target!r}, VALUE, mode='min') or mode='max'"
         )
     return Target(target, 0.0, mode).never_met
-
-
-def _example(found: OwnMetric) -> str:
-    sign = "<=" if found.mode == "min" else ">="
-    return f"{found.name}{sign}VALUE"
 
 
 def _own_rate(module: Module, tunable: Mapping[str, Any] | None) -> float:
@@ -225,18 +263,3 @@ def _any_trial(
     values: dict[str, float] = {"batch_size": batch_size, "lr": lr, "seed": 0}
     values["total_steps"] = total_steps
     return Trial({**values, **middles_of(tunable)})
-
-
-def _own_metric(
-    stated: Stated,
-    reference: tuple[int, float],
-    budget: Budget,
-    data: Any,
-    trainer: Mapping[str, Any],
-) -> OwnMetric:
-    """Choose the metric by a module as the reference builds it."""
-    batch_size, lr = int(reference[0]), float(reference[1])
-    trial = _any_trial(batch_size, lr, budget.last_step(batch_size), stated.tunable)
-    module = module_builder(stated.module, list(stated.tunable or ()))(trial)
-    accelerator = "cpu" if stated.device == "cpu" else "auto"
-    return own_metric(module, data, trainer, accelerator)

@@ -42,7 +42,7 @@ class OwnResult:
 def own_result(
     history: Sequence[tuple[int, float | None]], mode: Literal["min", "max"]
 ) -> OwnResult | None:
-    """What a history comes to at its end; None of one without a finite value.
+    """Tell what a history comes to at its end; None of one without a finite value.
 
     The line is fitted by least squares to ``value = a + b log(step)`` over the last half of the
     steps, or the last three evaluations. With fewer the goal is the best value.
@@ -111,4 +111,3 @@ def with_goal(prepared: PreparedStudy, goal: float) -> PreparedStudy:
         protocol=replace(prepared.protocol, target=target),
         options=with_option(prepared.options, "workload.target.value", goal),
     )
-

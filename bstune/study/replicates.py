@@ -29,6 +29,7 @@ from bstune.study.plan import is_baseline_replicate
 Runs = Mapping[int, tuple[TrialResult, ...]]
 Predicted = Mapping[int, float]  # steps that a fresh seed is predicted to take, by a trial's number
 CANDIDATES = 8  # trials of the best single runs, which may win: their checkpoints are kept
+WORTH_A_CHANGE = 0.1  # by so much a point without fresh seeds is to be better than one with them
 SAME_POINT = 0.2  # octaves: closer than this in both batch size and learning rate, two trials are at one point
 
 
@@ -148,6 +149,47 @@ def winners(
         for one in merits
     }
     return {merit: winner for merit, winner in found.items() if winner is not None}
+
+
+@dataclass(frozen=True)
+class Kept:
+    """A winner with all its fresh seeds, in place of one that got none.
+
+    Args:
+        winner: which ran on fresh seeds.
+        passed_over: which did not, and is predicted to be a little better.
+    """
+
+    winner: Winner
+    passed_over: Winner
+
+
+def kept_instead(
+    found: Winner,
+    trials: Sequence[TrialResult],
+    predicted: Predicted,
+    merit: Merit,
+    objective: Objective,
+    replicates: int,
+) -> Kept | None:
+    """Give the best point with all its fresh seeds where the winner has none, as time ran out; None elsewhere.
+
+    It is kept as far as it takes ``WORTH_A_CHANGE`` more than what is predicted of the winner at
+    most: what was measured is worth more than that.
+    """
+    if not replicates or found.runs:
+        return None
+    # With no further candidate only points that have run again are left.
+    known = find_best(trials, predicted, merit, objective, replicates, 0)
+    if known is None or len(known.runs) < replicates:
+        return None
+    if 2 * sum(run.reached for run in known.runs) < len(known.runs):
+        return None
+    measured = _confirmed_merit(known.trial, known.runs, merit)
+    expected = math.log(_predicted_merit(found.trial, merit, predicted))
+    if measured > expected + math.log1p(WORTH_A_CHANGE):
+        return None
+    return Kept(known, found)
 
 
 def confirmed_points(trials: Sequence[TrialResult], replicates: int) -> list[Winner]:

@@ -25,8 +25,8 @@ from bstune.core.records import Budget, Target, TrialResult, TrialSpec
 from bstune.options import StudyOptions
 from bstune.recipe import Recipe
 from bstune.search.each_batch_size import batch_sizes
-from bstune.study.folder_config import text_of_options
 from bstune.study.analysis.critical import passing
+from bstune.study.folder_config import text_of_options
 from bstune.study.own_target import goal_of, stored_goal, with_goal
 from bstune.study.plan import max_seconds, remaining_seconds, searched
 from bstune.study.prepare import PreparedStudy, prepare

@@ -42,7 +42,9 @@ TRIALS = 40
 class Chosen:
     """What the command line adds to a file."""
 
-    target: str | None = None  # None: the project's own metric and what its own configuration comes to
+    target: str | None = (
+        None  # None: the project's own metric and what its own configuration comes to
+    )
     model: str | None = None  # classes, where the file names none
     data: str | None = None
     lr: str | None = None  # the key of the learning rate

@@ -1,6 +1,6 @@
-"""What a project itself says of its training: batch size, learning rate, validation metrics, length, to be assumed.
+"""What a project itself says of its training, to be assumed: batch size, learning rate, validation metrics, length.
 
-Nothing here trains: a data module is set up, a module is built, and a few batches are validated.
+A data module is set up, a module is built, and takes one step before a few batches are validated.
 """
 
 import inspect
@@ -10,8 +10,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-import torch
-from lightning.pytorch import LightningDataModule, LightningModule
+from lightning.pytorch import Callback, LightningDataModule, LightningModule, Trainer
 from torch.utils.data import DataLoader
 
 from bstune.core.errors import BstuneError, ConfigError
@@ -22,7 +21,7 @@ from bstune.system.interruption import temporary_folder
 from bstune.trial.batches import epoch_length
 from bstune.trial.trainer import listed, make_trainer
 
-# Batches on which an untrained module shows which metrics it logs.
+# Batches on which a module shows which metrics it logs.
 VALIDATED_BATCHES = 2
 
 
@@ -104,7 +103,7 @@ class OwnMetric:
 def own_metric(
     module: LightningModule, data: LightningDataModule, trainer: Mapping[str, Any], accelerator: str
 ) -> OwnMetric:
-    """Validate an untrained module on a few batches, and choose among the metrics that it logs.
+    """Validate a module on a few batches, and choose among the metrics that it logs.
 
     What a call-back of the Trainer monitors comes first, then the only metric, then the one whose
     name holds loss. ConfigError where none of this tells, with the metrics.
@@ -118,8 +117,7 @@ def own_metric(
     how = "give target=bstune.Target('METRIC', VALUE, mode='min'), or target='METRIC<=VALUE'"
     monitored = _monitored(trainer, logged)
     if monitored is not None:
-        name, mode, callback = monitored
-        return OwnMetric(name, mode, _without(logged, name), f"{callback} monitors it")
+        return monitored
     name_of_loss = the_loss(logged)
     if name_of_loss is None:
         raise ConfigError(
@@ -139,34 +137,56 @@ def _without(names: list[str], left_out: str) -> tuple[str, ...]:
     return tuple(name for name in names if name != left_out)
 
 
-def _monitored(trainer: Mapping[str, Any], logged: list[str]) -> tuple[str, Mode, str] | None:
-    """Give the metric that a call-back monitors, its mode and the call-back's class."""
+def _monitored(trainer: Mapping[str, Any], logged: list[str]) -> OwnMetric | None:
+    """Give the metric that a call-back of the Trainer monitors, by the way that it says is better."""
     for callback in listed(trainer.get("callbacks")):
         name = getattr(callback, "monitor", None)
         mode = getattr(callback, "mode", None)
         if name in logged and mode in ("min", "max"):
-            return name, mode, type(callback).__name__
+            why = f"{type(callback).__name__} monitors it"
+            return OwnMetric(name, mode, _without(logged, name), why)
     return None
+
+
+class _ValidationMetrics(Callback):
+    """Keeps the metrics that come with a validation, and not those of the training step before it."""
+
+    def __init__(self) -> None:
+        self._before: set[str] = set()
+        self.names: set[str] = set()
+
+    def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._before = set(trainer.callback_metrics)
+
+    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self.names |= set(trainer.callback_metrics) - self._before
 
 
 def _logged_in_validation(
     module: LightningModule, data: LightningDataModule, trainer: Mapping[str, Any], accelerator: str
-) -> dict[str, float]:
+) -> set[str]:
+    """Take one step, as some modules need what their hooks prepare for it, and validate a few batches."""
+    seen = _ValidationMetrics()
+    arguments: dict[str, Any] = {
+        "max_steps": 1,
+        # An epoch keeps its length, which modules read.
+        "val_check_interval": 1,
+        "limit_val_batches": VALIDATED_BATCHES,
+        "num_sanity_val_steps": 0,
+        "accelerator": accelerator,
+        "devices": 1,
+    }
     with temporary_folder() as folder:
         try:
-            validating = make_trainer(
-                {**trainer, "accelerator": accelerator, "devices": 1},
-                module,
-                folder=folder,
-                limit_val_batches=VALIDATED_BATCHES,
-            )
-            with torch.no_grad():
-                validating.validate(module, datamodule=data, verbose=False)
+            fitting = make_trainer(trainer, module, [seen], folder, **arguments)
+            fitting.fit(module, datamodule=data)
         except BstuneError:
             raise
         except Exception as error:  # of the user's code, which a trial may spare
+            if seen.names:
+                return seen.names
             raise ConfigError(
-                f"the metrics that {type(module).__name__} logs are not known, as validating it untrained "
-                f"failed with {described(error)[0]}: give target=bstune.Target('METRIC', VALUE, mode='min')"
+                f"the metrics that {type(module).__name__} logs are not known, as one step of it and a "
+                f"validation failed with {described(error)[0]}: give target=bstune.Target('METRIC', VALUE, mode='min')"
             ) from error
-        return {name: float(value) for name, value in validating.callback_metrics.items()}
+    return seen.names

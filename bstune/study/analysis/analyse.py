@@ -49,7 +49,7 @@ from bstune.study.analysis.summary import Analysis, OverTarget
 from bstune.study.analysis.unreached import best_so_far
 from bstune.study.baseline import baseline_result, baseline_runs, gain_of
 from bstune.study.prepare import PreparedStudy
-from bstune.study.replicates import Winner, confirmed_points, left_out, winners
+from bstune.study.replicates import Winner, confirmed_points, kept_instead, left_out, winners
 from bstune.system.failures import optional
 
 # Batch sizes at which the fitted curve is sent to MLflow.
@@ -75,8 +75,14 @@ def analyse(
     )
     ranking = done, fresh_steps(posterior), budget.objective, budget.replicates, budget.candidates
     horizons = fresh_horizons(posterior)
+    use = SOUGHT[budget.objective].merits[0]
     best = dict[Merit, Winner]()
-    for merit, found in winners(*ranking).items():
+    passed_over: Winner | None = None
+    for merit, first in winners(*ranking).items():
+        kept = kept_instead(first, done, ranking[1], merit, budget.objective, budget.replicates)
+        found = first if kept is None else kept.winner
+        if kept is not None and merit == use:
+            passed_over = kept.passed_over
         foreseen = replace(found, predicted_horizon=horizons.get(found.trial.number))
         if found.trial.number in horizons:
             foreseen = replace(foreseen, reaching=reaching_of(posterior, foreseen))
@@ -88,7 +94,6 @@ def analyse(
     )
     band = None if critical is None else _band(posterior, critical)
     plans = _plan(prepared, posterior, critical, missing)
-    use = SOUGHT[budget.objective].merits[0]
     law = law_of(prepared, done)
     again = confirmed_points(done, budget.replicates)
     runs = baseline_runs(done, prepared.baseline)
@@ -114,7 +119,7 @@ def analyse(
         gain=gain_of(runs, winner, use, scatter.scatter),
         as_good=good,
         timing=timing_of(prepared, law, winner, again),
-        not_run_again=_not_run_again(left_out(*ranking), budget.candidates),
+        not_run_again=_not_run_again(left_out(*ranking), passed_over, budget.candidates),
         scale_out=plans,
     )
 
@@ -212,12 +217,23 @@ def _fit(done: Sequence[TrialResult]) -> CurveFit | str:
         return str(error)
 
 
-def _not_run_again(left: Winner | None, max_candidates: int) -> NotRunAgain | None:
-    """Give the point, predicted to be better than the winner, that ``search.candidates`` kept from fresh seeds."""
-    if left is None:
+def _not_run_again(
+    left: Winner | None, passed_over: Winner | None, max_candidates: int
+) -> NotRunAgain | None:
+    """Give the point, predicted to be better than the winner, that got no fresh seeds.
+
+    Args:
+        left: which ``search.candidates`` kept from them.
+        passed_over: for which there was no time.
+        max_candidates: ``search.candidates``.
+    """
+    found = passed_over or left
+    if found is None:
         return None
     return NotRunAgain(
-        batch_size=left.trial.batch_size, lr=left.trial.lr, candidates=max_candidates
+        batch_size=found.trial.batch_size,
+        lr=found.trial.lr,
+        candidates=max_candidates if passed_over is None else None,
     )
 
 
