@@ -130,7 +130,7 @@ def test_allows():
         "be a valid boolean": "debug=maybe",
         "be a valid list": "search.tune=momentum",
         "be a valid dictionary": "trainer=3",
-        "be a finite number": "prior.exponent_sigma=inf workload.target.value=nan mlflow.seconds=nan "
+        "be a finite number": "prior.exponent_sigma=inf mlflow.seconds=nan "
         f"search.wall_seconds=nan mlflow.study_seconds=inf protocol.divergence=inf {REDUCE}.overlap=inf trial.lr=nan "
         "search.seconds=inf",
         "be at least 0": "search.replicates=-1 search.workers=-1 trial.seed=-1 protocol.warmup_steps=-1 "
@@ -175,6 +175,12 @@ def test_types_and_bounds(must, overrides):
         for name, value in values.items()
     ]
     assert sorted(mistakes("workload=digits", *overrides.split())) == sorted(lines)
+
+
+@pytest.mark.parametrize("value", ["nan", "inf", "1e16", "low", "null", "[1]"])
+def test_a_target_is_a_number_or_auto(value):
+    (line,) = mistakes("workload=digits", f"workload.target.value={value}")
+    assert line.startswith("workload.target.value: must be a number")
 
 
 @pytest.mark.parametrize(

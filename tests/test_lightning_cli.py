@@ -8,9 +8,9 @@ import yaml
 from toolbox import entries
 
 from bstune.core.errors import ConfigError
+from bstune.core.metric_names import parse_target
 from bstune.hydra_recipe import HydraRecipe
 from bstune.recipe import TrialValues
-from bstune.core.metric_names import parse_target
 from bstune.trial.lightning_cli import Chosen, with_value, workload_of
 
 pytest.importorskip("jsonargparse")

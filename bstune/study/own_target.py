@@ -58,7 +58,7 @@ def own_result(
     worse = 1.0 if mode == "min" else -1.0
     best = float(worse * np.min(worse * np.array([value for _, value in seen])))
     if len(last) < FEWEST:
-        return OwnResult(value=best, scatter=0.0, goal=best)
+        return OwnResult(value=best, scatter=0.0, goal=_rounded(best, worse))
     log_steps = np.log([step / last_step for step, _ in last])
     slope, end = np.polyfit(log_steps, values, 1)
     residuals = values - (end + slope * log_steps)

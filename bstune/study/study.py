@@ -243,7 +243,11 @@ class Study:
         # pandas' and matplotlib's callers
         from bstune.study.result import load
 
-        return replace(load(self.options.output), options=self.options, recipe=self.recipe)
+        found = load(self.options.output)
+        options = self.options
+        if options.workload.target.target.is_open:
+            options = with_option(options, "workload.target.value", found.summary.target_value)
+        return replace(found, options=options, recipe=self.recipe)
 
     def run_on(
         self, console: Console, elapsed: Callable[[], float] | None = None

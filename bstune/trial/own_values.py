@@ -5,6 +5,7 @@ A data module is set up, a module is built, and takes one step before a few batc
 
 import inspect
 import math
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -176,7 +177,8 @@ def _logged_in_validation(
         "accelerator": accelerator,
         "devices": 1,
     }
-    with temporary_folder() as folder:
+    # Whatever Lightning advises here is said of the first trial, too.
+    with temporary_folder() as folder, warnings.catch_warnings(action="ignore"):
         try:
             fitting = make_trainer(trainer, module, [seen], folder, **arguments)
             fitting.fit(module, datamodule=data)

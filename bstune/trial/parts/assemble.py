@@ -112,5 +112,7 @@ def parts_of(
             protocol.target,
             protocol.divergence,
             start_gap,
+            # The study's own first trial may have come to no more than other weights begin with.
+            may_begin_met=spec.goal is not None,
         ),
     )

@@ -16,18 +16,29 @@ class Verdict:
         divergence: how many times as far from the target as at its start a trial counts as diverged.
         start_gap: how far from the target the trial was before training; None if that was not measured on all
             validation data, so that no value is far past it.
+        may_begin_met: whether untrained weights may meet the target, as they may one that another trial
+            came to; else they are refused.
     """
 
     def __init__(
-        self, state: TrialState, target: Target, divergence: float, start_gap: float | None = None
+        self,
+        state: TrialState,
+        target: Target,
+        divergence: float,
+        start_gap: float | None = None,
+        may_begin_met: bool = False,
     ) -> None:
         self._state = state
         self._target = target
         self._divergence = divergence
         self.start_gap = start_gap
+        self._may_begin_met = may_begin_met
 
     def begin(self, value: float) -> None:
         """Take in the metric before training; a ConfigError says that it meets the target already."""
+        if self._may_begin_met and self._target.reached(value):
+            # Its first evaluation then ends the trial, unless it is worse.
+            return
         refuse_met_target(self._target, value)
         self.start_gap = self._target.gap(value)
 

@@ -1,0 +1,47 @@
+"""What the name of a metric tells."""
+
+import pytest
+
+from bstune.core.errors import ConfigError
+from bstune.core.metric_names import mode_of, parse_target, the_loss
+
+
+@pytest.mark.parametrize(
+    ("metric", "mode"),
+    [
+        ("val_loss", "min"),
+        ("val/error", "min"),
+        ("Valid/RMSE", "min"),
+        ("val_acc", "max"),
+        ("val/top1-accuracy", "max"),
+        ("macro_f1", "max"),
+        ("reward", None),
+        ("accuracy_loss", None),
+        ("glossary", None),
+    ],
+)
+def test_the_words_of_a_name_say_which_way_is_better(metric, mode):
+    assert mode_of(metric) == mode
+
+
+@pytest.mark.parametrize(
+    ("metrics", "chosen"),
+    [
+        (["reward"], "reward"),
+        (["val_acc", "val_loss"], "val_loss"),
+        (["val_loss_epoch", "val_loss", "val_acc"], "val_loss"),
+        (["b/loss", "a/loss"], "a/loss"),
+        (["val_acc", "val_f1"], None),
+        ([], None),
+    ],
+)
+def test_of_several_metrics_the_loss_is_meant(metrics, chosen):
+    assert the_loss(metrics) == chosen
+
+
+def test_a_message_names_the_option_that_was_given():
+    with pytest.raises(ConfigError, match="^goal must be a metric and a number"):
+        parse_target("reward<=x", "goal")
+    with pytest.raises(ConfigError, match="^goal reward=3: the name does not say"):
+        parse_target("reward=3", "goal")
+    assert parse_target("reward<=3", "goal") == ("reward", 3.0, "min")

@@ -1,0 +1,191 @@
+"""A target that the user's own configuration sets: what a run comes to, and studies whose first trial says it."""
+
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import yaml
+from toolbox import make_result, table_rows, trials_of, write_rows
+
+from bstune.core.errors import StudyError
+from bstune.core.records import Target
+from bstune.study import search
+from bstune.study.analysis.critical import passing
+from bstune.study.own_target import goal_of, own_result
+
+TARGET = Target("val/loss", 0.0, "min").never_met
+REPLAY = ("workload=replay", "workload.table=t.jsonl", "workload.name=replay", "study=own")
+REPLAY += ("mlflow.enabled=false", "scaling.batch_size=32", "search.trials=6")
+AUTO = (*REPLAY, "target=auto")
+
+
+def falling(slope=-0.1, end=0.3, last_step=1000, noise=0.0, seed=0):
+    """Return a history whose metric is ``end + slope log(step/last_step)``, and noise."""
+    rng = np.random.default_rng(seed)
+    steps = sorted({max(1, round(last_step * 1.05**-i)) for i in range(80)})
+    values = [end + slope * np.log(step / last_step) + noise * rng.normal() for step in steps]
+    return [(step, float(value)) for step, value in zip(steps, values, strict=True)]
+
+
+def test_a_line_in_log_steps_comes_to_its_end_without_scatter():
+    found = own_result(falling(), "min")
+    assert found.value == pytest.approx(0.3, abs=1e-12)
+    assert found.scatter == pytest.approx(0.0, abs=1e-12)
+    assert found.goal == pytest.approx(0.3, abs=1e-3)
+    # The target is no harder than what the run came to.
+    assert found.goal >= 0.3
+
+
+def test_the_scatter_of_the_last_evaluations_makes_the_goal_easier():
+    # 15 evaluations lie in the last half of the steps, by a factor of 1.05 each.
+    found = [own_result(falling(noise=0.02, seed=seed), "min") for seed in range(200)]
+    assert np.mean([one.value for one in found]) == pytest.approx(0.3, abs=0.003)
+    assert np.sqrt(np.mean([one.scatter**2 for one in found])) == pytest.approx(0.02, rel=0.05)
+    for one in found:
+        assert one.goal >= one.value + one.scatter - 1e-12
+        assert one.goal == pytest.approx(one.value + one.scatter, abs=1e-3)
+
+
+def test_a_metric_that_is_to_rise_is_the_mirror_of_one_that_is_to_fall():
+    history = falling(noise=0.01)
+    down = own_result(history, "min")
+    up = own_result([(step, -value) for step, value in history], "max")
+    assert (up.value, up.goal) == pytest.approx((-down.value, -down.goal))
+
+
+@pytest.mark.parametrize("mode", ["min", "max"])
+@pytest.mark.parametrize("seed", range(20))
+def test_the_run_itself_has_met_its_goal(mode, seed):
+    rng = np.random.default_rng(seed)
+    count = int(rng.integers(1, 30))
+    values = rng.normal(0.0, 10.0 ** rng.integers(-6, 6), count)
+    history = [(10 * (i + 1), float(value)) for i, value in enumerate(values)]
+    goal = own_result(history, mode).goal
+    trial = make_result(status="stopped", history=tuple(history))
+    assert passing(trial, Target("m", goal, mode)).reached
+
+
+@pytest.mark.parametrize(
+    ("history", "goal"),
+    [
+        ([(0, 5.0), (10, None), (20, 0.4), (40, 0.3)], 0.3),
+        ([(10, 0.0), (20, 0.0), (30, 0.0)], 0.0),
+        ([(10, 0.12345678)], 0.1235),
+    ],
+)
+def test_few_evaluations_and_round_numbers(history, goal):
+    assert own_result(history, "min").goal == pytest.approx(goal)
+
+
+def test_a_run_that_came_to_nothing_sets_no_target():
+    assert own_result([(0, 1.0), (10, None)], "min") is None
+    stopped = make_result(status="stopped", history=((10, None),))
+    with pytest.raises(StudyError, match="was not evaluated"):
+        goal_of(stopped, TARGET)
+    with pytest.raises(StudyError, match="ended as diverged: too far"):
+        goal_of(replace(stopped, status="diverged", message="too far"), TARGET)
+
+
+@pytest.fixture
+def table(tmp_path):
+    """Write a table whose runs go to half again their steps to 0.14."""
+    rows = table_rows()
+    write_rows(tmp_path / "t.jsonl", rows)
+    return rows
+
+
+def own_goal(folder):
+    return yaml.safe_load((folder / "config.yaml").read_text())["workload"]["target"]["value"]
+
+
+def test_the_first_trial_sets_the_target_and_the_others_are_to_reach_it(bstune, tmp_path, table):
+    status, printed, err = bstune(*AUTO)
+    assert (status, err) == (0, "")
+    folder = tmp_path / "outputs" / "own"
+    goal = own_goal(folder)
+    first, *others = trials_of(folder)
+    assert (first.batch_size, first.status) == (32, "reached")
+    assert goal == own_result(first.history, "min").goal
+    assert any(trial.reached for trial in others)
+    for trial in others:
+        met = [value <= goal for _, value in trial.history]
+        assert any(met) == trial.reached
+        assert not any(met[:-1])
+    told = json.loads((folder / "curve.json").read_text())
+    assert told["target_value"] == goal
+    assert f"target={goal!r}" in told["train"]
+    assert "target=auto" not in told["train"]
+    # The command that gives the study again leaves the target open.
+    assert "target=auto" in " ".join(told["arguments"]) or "value=auto" in " ".join(
+        told["arguments"]
+    )
+
+
+def test_a_study_goes_on_with_the_target_that_it_has(bstune, tmp_path, table):
+    bstune(*AUTO)
+    folder = tmp_path / "outputs" / "own"
+    goal, before = own_goal(folder), trials_of(folder)
+    status, _, err = bstune(*AUTO, "search.trials=8")
+    assert (status, err) == (0, "")
+    after = trials_of(folder)
+    assert own_goal(folder) == goal
+    assert after[: len(before)] == before
+    assert len(after) > len(before)
+    status, _, err = bstune(*REPLAY, "target=0.14")
+    assert status == 2
+    assert "workload.target.value: was 'auto', now 0.14" in err
+
+
+def test_a_kill_between_the_goal_and_the_record_loses_nothing(bstune, tmp_path, table, monkeypatch):
+    bstune(*AUTO, "study=whole")
+    whole = trials_of(tmp_path / "outputs" / "whole")
+
+    def killed(*arguments):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(search, "tell", killed)
+        status, _, _ = bstune(*AUTO)
+        assert status != 0
+    status, _, err = bstune(*AUTO)
+    assert (status, err) == (0, "")
+    again = [trial for trial in trials_of(tmp_path / "outputs" / "own") if trial.status != "failed"]
+
+    def outcomes(trials):
+        return [(trial.batch_size, trial.status, trial.steps) for trial in trials]
+
+    assert outcomes(again)[0] == outcomes(whole)[0]
+    assert own_goal(tmp_path / "outputs" / "own") == own_goal(tmp_path / "outputs" / "whole")
+
+
+@pytest.mark.parametrize(
+    ("options", "because"),
+    [
+        (("search.baseline=false",), "search.baseline=false leaves it out"),
+        (("trial.batch_size=32", "trial.lr=0.04"), "a single trial has none beside it"),
+        (("target=soon",), "must be a number of at most 1e+15 in size, or auto, but got 'soon'"),
+        (("target=true",), "must be a number of at most 1e+15 in size, or auto, but got True"),
+    ],
+)
+def test_where_no_run_of_the_users_sets_a_target(bstune, tmp_path, table, options, because):
+    status, _, err = bstune(*AUTO, *options)
+    assert status == 2
+    assert because in err
+    assert not (tmp_path / "outputs").exists()
+
+
+def test_a_worker_joins_once_the_target_is_known(bstune, tmp_path, table, monkeypatch):
+    def killed(*arguments, **options):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(search.Search, "run_baseline", killed)
+        bstune(*AUTO)
+    join = ("worker", "storage=sqlite:///bstune.db", "study=own")
+    status, _, err = bstune(*join)
+    assert status == 2
+    assert "join it then" in err
+    bstune(*AUTO)
+    status, printed, err = bstune(*join)
+    assert (status, err) == (0, "")

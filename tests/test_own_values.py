@@ -1,0 +1,282 @@
+"""What a project itself says of its training, and what a study assumes of it."""
+
+from functools import partial
+
+import pytest
+import torch
+from lightning.pytorch import Callback, LightningDataModule, LightningModule
+from lightning.pytorch.callbacks import EarlyStopping
+from torch import nn
+from torch.utils.data import BatchSampler, DataLoader, RandomSampler, TensorDataset
+
+import bstune
+from bstune.core.errors import ConfigError
+from bstune.core.records import Budget, Target
+from bstune.study.prepare import QUICK_SECONDS
+from bstune.trial.own_values import own_batches, own_examples, own_metric, own_rate
+
+X = torch.randn(96, 3, generator=torch.Generator().manual_seed(0))
+ROWS = TensorDataset(X, X[:, :1])
+
+
+class Net(LightningModule):
+    """Logs what it is told in validation, and one metric in training."""
+
+    logged = ("val_loss",)
+
+    def __init__(self, lr=0.01, hidden=4):
+        super().__init__()
+        self.lr, self.net = lr, nn.Linear(3, 1)
+
+    def training_step(self, batch, batch_idx):
+        loss = nn.functional.mse_loss(self.net(batch[0]), batch[1])
+        self.log("train_loss", loss)
+        return loss
+
+    def validation_step(self, batch, batch_idx):
+        for name in self.logged:
+            self.log(name, nn.functional.mse_loss(self.net(batch[0]), batch[1]))
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=self.lr)
+
+
+class Data(LightningDataModule):
+    def train_dataloader(self):
+        return DataLoader(ROWS, batch_size=24, shuffle=True)
+
+    def val_dataloader(self):
+        return DataLoader(ROWS, batch_size=32)
+
+
+class NoDefault(Net):
+    def __init__(self, lr):
+        super().__init__(lr)
+
+
+class Renamed(Net):
+    def __init__(self, learning_rate=0.2):
+        super().__init__(learning_rate)
+
+
+def logging(*names):
+    net = Net()
+    net.logged = names
+    return net
+
+
+def loader_data(loader):
+    data = Data()
+    data.train_dataloader = lambda: loader
+    return data
+
+
+@pytest.mark.parametrize(
+    ("module", "rate"),
+    [
+        (Net, 0.01),
+        (Renamed, 0.2),
+        (partial(Net, hidden=8), 0.01),
+        (partial(Net, lr=0.3), 0.3),
+        (NoDefault, None),
+        (lambda trial: Net(trial.lr), None),
+    ],
+)
+def test_the_rate_is_the_default_of_the_modules_class(module, rate):
+    assert own_rate(module) == rate
+
+
+@pytest.mark.parametrize(
+    ("loader", "batch_size"),
+    [
+        (DataLoader(ROWS, batch_size=24), 24),
+        (DataLoader(ROWS, batch_sampler=BatchSampler(RandomSampler(ROWS), 12, False)), 12),
+    ],
+)
+def test_the_batch_size_is_that_of_the_training_loader(loader, batch_size):
+    found = own_batches(loader_data(loader), "Data")
+    assert (found.batch_size, found.examples) == (batch_size, 96)
+
+
+def test_another_kind_of_loader_is_named():
+    with pytest.raises(ConfigError, match="returned list"):
+        own_batches(loader_data([X]), "Data")
+
+
+@pytest.mark.parametrize(
+    ("trainer", "examples"),
+    [
+        ({"max_epochs": 10}, 960),
+        ({"max_steps": 7}, 168),
+        ({"max_epochs": 10, "max_steps": 7}, 168),
+        ({"max_epochs": -1, "max_steps": -1}, None),
+        ({}, None),
+    ],
+)
+def test_the_length_is_the_shorter_of_the_trainers(trainer, examples):
+    assert own_examples(trainer, 24, 96) == examples
+
+
+@pytest.mark.parametrize(
+    ("names", "callbacks", "chosen"),
+    [
+        (("val_mse",), [], ("val_mse", "min", ())),
+        (("val_acc", "val_loss"), [], ("val_loss", "min", ("val_acc",))),
+        (("reward", "val_loss"), [EarlyStopping("reward", mode="max")], ("reward", "max", ("val_loss",))),
+        (("val_loss",), [EarlyStopping("train_loss")], ("val_loss", "min", ())),
+    ],
+)  # fmt: skip
+def test_the_metric_is_what_is_monitored_or_the_loss(names, callbacks, chosen):
+    found = own_metric(logging(*names), Data(), {"callbacks": callbacks}, "cpu")
+    assert (found.name, found.mode, found.others) == chosen
+
+
+@pytest.mark.parametrize(
+    ("names", "problem"),
+    [
+        ((), "logs no metric in validation"),
+        (("val_acc", "val_f1"), "logs val_acc, val_f1 in validation, and none is a loss"),
+        (("reward",), "does not say by its name which way is better"),
+    ],
+)
+def test_metrics_that_do_not_tell_are_listed(names, problem):
+    with pytest.raises(ConfigError, match=problem):
+        own_metric(logging(*names), Data(), {}, "cpu")
+
+
+class Broken(Net):
+    def validation_step(self, batch, batch_idx):
+        raise ZeroDivisionError("no")
+
+
+class BrokenLater(Net):
+    def on_train_epoch_end(self):
+        raise ZeroDivisionError("no")
+
+
+def test_an_error_of_the_users_code_asks_for_the_target():
+    with pytest.raises(ConfigError, match=r"failed with ZeroDivisionError: no .*give target="):
+        own_metric(Broken(), Data(), {}, "cpu")
+    # What comes after the metrics does not matter.
+    assert own_metric(BrokenLater(), Data(), {}, "cpu").name == "val_loss"
+
+
+class LoggedByCallback(Callback):
+    def on_validation_epoch_end(self, trainer, pl_module):
+        self.log("macro_f1", 0.5)
+
+
+def test_a_callback_of_the_trainer_may_log_the_metric():
+    found = own_metric(logging(), Data(), {"callbacks": [LoggedByCallback()]}, "cpu")
+    assert (found.name, found.mode) == ("macro_f1", "max")
+
+
+def assumed(study):
+    """Return the names of the arguments that a study assumed."""
+    return [line.partition("=")[0] for line in study.assumptions]
+
+
+def test_a_module_and_data_are_enough():
+    study = bstune.Study(Net, Data())
+    options = study.options
+    assert assumed(study) == ["reference", "batch_sizes", "wall_seconds", "budget", "target"]
+    assert (options.scaling.batch_size, options.scaling.lr) == (24, 0.01)
+    assert (options.search.batch_size.low, options.search.batch_size.high) == (1, 96)
+    assert options.search.wall_seconds == QUICK_SECONDS
+    assert options.budget.budget == Budget(examples=9600)
+    assert options.workload.target.value == "auto"
+    assert options.workload.target.metric == "val_loss"
+
+
+def test_the_trainers_arguments_are_the_projects_own():
+    trainer = {"max_epochs": 5, "accumulate_grad_batches": 2, "gradient_clip_val": 1.0}
+    study = bstune.Study(Net, Data(), trainer=trainer)
+    assert assumed(study) == ["reference", "batch_sizes", "budget", "target"]
+    assert study.options.scaling.batch_size == 48
+    assert study.options.budget.budget == Budget(examples=480)
+    assert study.options.search.wall_seconds is None
+    own = study.recipe.trainer()
+    assert own["gradient_clip_val"] == 1.0
+    assert not own.keys() & trainer.keys() - {"gradient_clip_val"}
+    # They are the caller's.
+    assert trainer == {"max_epochs": 5, "accumulate_grad_batches": 2, "gradient_clip_val": 1.0}
+
+
+def test_what_is_given_is_not_assumed():
+    loaders = DataLoader(ROWS, batch_size=16), DataLoader(ROWS, batch_size=96)
+    study = bstune.Study(
+        lambda trial: Net(trial.lr),
+        loaders,
+        target="val_loss<=0.2",
+        budget=Budget(examples=960),
+        batch_sizes=(2, 32),
+    )
+    assert assumed(study) == ["reference"]
+    assert (study.options.scaling.batch_size, study.options.scaling.lr) == (16, 0.01)
+    assert study.options.workload.target.target == Target("val_loss", 0.2, "min")
+    timed = bstune.Study(Net, Data(), wall_seconds=30.0, target="val_loss")
+    assert assumed(timed) == ["reference", "batch_sizes", "budget"]
+    assert timed.options.search.wall_seconds == 30.0
+    assert timed.options.workload.target.value == "auto"
+    quick = bstune.Study(Net, Data(), options=["search.seconds=3"])
+    assert quick.options.search.wall_seconds is None
+
+
+@pytest.mark.parametrize(
+    ("arguments", "problem"),
+    [
+        ({"module": NoDefault, "data": Data()}, "which learning rate do you run today"),
+        ({"module": Net, "data": lambda size: (ROWS, ROWS)}, "which batch size do you run today"),
+        ({"module": Net, "data": Data(), "target": "reward"}, "does not say which way is better"),
+        ({"module": Net, "data": Data(), "target": "val_loss<=x"}, "target must be a metric and"),
+        ({"module": Net, "data": Data(), "trainer": [1]}, "trainer must be a dict"),
+        ({"target": "val_loss"}, "needs batch_sizes, reference, budget besides"),
+        ({}, "needs target, batch_sizes, reference, budget besides"),
+    ],
+)
+def test_what_the_project_does_not_tell_is_asked_for(arguments, problem):
+    with pytest.raises(ConfigError, match=problem):
+        bstune.Study(**arguments)
+
+
+def test_a_study_that_assumes_all_is_run(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    result = bstune.tune(
+        Net,
+        Data(),
+        trainer={"max_epochs": 4},
+        trials=4,
+        workers=0,
+        survey=False,
+        mlflow=False,
+        objective="steps",
+        options=["search.replicates=1"],
+    )
+    first = result.records[0]
+    assert (first.batch_size, first.lr, first.status) == (24, 0.01, "reached")
+    assert result.summary.target_value == pytest.approx(first.history[-1][1], abs=0.05)
+    assert any("your own configuration came to" in note for note in result.summary.notes)
+
+
+def test_untrained_weights_may_meet_what_the_first_trial_came_to(tmp_path, monkeypatch):
+    """A learning rate that trains nothing sets a target that other seeds begin below."""
+    monkeypatch.chdir(tmp_path)
+    result = bstune.tune(
+        Net,
+        Data(),
+        reference=(24, 1e-6),
+        trainer={"max_epochs": 2},
+        trials=6,
+        workers=0,
+        survey=False,
+        mlflow=False,
+        objective="steps",
+        options=["search.replicates=0"],
+    )
+    begun_below = [trial for trial in result.records if trial.reached and trial.steps_low == 0]
+    assert begun_below
+    assert "failed" not in {trial.status for trial in result.records}
+    again = bstune.Study(Net, Data(), reference=(24, 1e-6), trainer={"max_epochs": 2}).result
+    assert again.options.workload.target.value == result.summary.target_value
+    module, _ = again.train()
+    assert isinstance(module, Net)
