@@ -100,7 +100,7 @@ def own_goal(folder):
 
 
 def test_the_first_trial_sets_the_target_and_the_others_are_to_reach_it(bstune, tmp_path, table):
-    status, printed, err = bstune(*AUTO)
+    status, _, err = bstune(*AUTO)
     assert (status, err) == (0, "")
     folder = tmp_path / "outputs" / "own"
     goal = own_goal(folder)
@@ -187,5 +187,5 @@ def test_a_worker_joins_once_the_target_is_known(bstune, tmp_path, table, monkey
     assert status == 2
     assert "join it then" in err
     bstune(*AUTO)
-    status, printed, err = bstune(*join)
+    status, _, err = bstune(*join)
     assert (status, err) == (0, "")

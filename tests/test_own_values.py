@@ -278,5 +278,5 @@ def test_untrained_weights_may_meet_what_the_first_trial_came_to(tmp_path, monke
     assert "failed" not in {trial.status for trial in result.records}
     again = bstune.Study(Net, Data(), reference=(24, 1e-6), trainer={"max_epochs": 2}).result
     assert again.options.workload.target.value == result.summary.target_value
-    module, _ = again.train()
+    module, _ = again.train(logger=False, enable_checkpointing=False)
     assert isinstance(module, Net)
