@@ -502,10 +502,10 @@ def lightning(arguments: list[str]) -> str | None:
     from bstune.study.prepare import compose_checked
     from bstune.system.files import write_text
     from bstune.trial.lightning_cli import Chosen, workload_of
+    from bstune.trial.own_values import are_timed
 
-    chosen = Chosen(
-        **{name: getattr(options, name) for name in ("target", "model", "data", "lr", "name")}
-    )
+    named = {name: getattr(options, name) for name in ("target", "model", "data", "lr", "name")}
+    chosen = Chosen(**named, is_timed=are_timed(options.overrides))
     workload, lines = workload_of(options.config, chosen)
     if names := secret_options(workload):
         raise ConfigError(

@@ -121,6 +121,37 @@ def test_what_defines_a_trial_is_left_to_bstune(tmp_path):
     assert set(lines[-1].removeprefix("left to bstune: ").split(", ")) == left
 
 
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(
+    ("callbacks", "chosen"),
+    [
+        ([], ("val_loss", "min")),
+        (
+            [
+                {
+                    "class_path": "lightning.pytorch.callbacks.EarlyStopping",
+                    "init_args": {"monitor": "val_loss", "mode": "max"},
+                }
+            ],
+            ("val_loss", "max"),
+        ),
+    ],
+)
+def test_without_a_target_the_file_is_to_come_to_its_own_result(callbacks, chosen, tmp_path):
+    path = changed(tmp_path, trainer={"max_epochs": 10, "callbacks": callbacks})
+    workload, lines = workload_of(path, Chosen())
+    metric, mode = chosen
+    assert workload["target"] == {"metric": metric, "value": "auto", "mode": mode}
+    assert any(line.startswith("target: ") for line in lines)
+
+
+def test_the_studys_time_may_stand_for_the_length_of_a_trial(tmp_path):
+    path = changed(tmp_path, trainer={"logger": False})
+    workload, lines = workload_of(path, Chosen("val_loss=0.2", is_timed=True))
+    assert workload["budget"]["examples"] == 100 * 1200
+    assert any(line.startswith("budget: ") for line in lines)
+
+
 @pytest.mark.parametrize(
     ("text", "parsed"),
     [

@@ -26,7 +26,7 @@ def blocks(language: str) -> list[str]:
 class MyModule(LightningModule):
     """A project's own module: what the README's YAML names."""
 
-    def __init__(self, lr: float) -> None:
+    def __init__(self, lr: float = 0.1) -> None:
         super().__init__()
         self.save_hyperparameters()
         self.layer = torch.nn.Linear(3, 2)
@@ -35,6 +35,8 @@ class MyModule(LightningModule):
         return torch.nn.functional.cross_entropy(self.layer(batch[0]), batch[1])
 
     def validation_step(self, batch, batch_idx):
+        loss = torch.nn.functional.cross_entropy(self.layer(batch[0]), batch[1])
+        self.log("val/loss", loss)
         self.log("val/accuracy", (self.layer(batch[0]).argmax(1) == batch[1]).float().mean())
 
     def configure_optimizers(self):

@@ -17,6 +17,7 @@ from bstune.study.given import Data, GivenObjects, Module, middles_of
 from bstune.study.prepare import QUICK_SECONDS
 from bstune.system.console import format_count, format_seconds
 from bstune.trial.own_values import (
+    MOST_EPOCHS,
     OwnBatches,
     OwnMetric,
     own_batches,
@@ -28,8 +29,6 @@ from bstune.trial.python_recipe import Loaders, Trial, data_module, module_build
 
 # Batch sizes that are searched begin at this part of the project's own.
 SMALLEST_PART = 16
-# Epochs after which a trial gives up, where the study's time is what limits it.
-MOST_EPOCHS = 100
 # Arguments of the Trainer that say how the project itself trains, and what is made of them.
 LENGTHS = ("max_epochs", "max_steps")
 ACCUMULATED = "accumulate_grad_batches"
@@ -51,7 +50,7 @@ class Stated:
     tunable: Mapping[str, Any] | None
     seed: int | None
     device: str | None
-    # Whether search.seconds or search.wall_seconds ends the study.
+    # Whether the study's seconds end it.
     is_timed: bool
 
 

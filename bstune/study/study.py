@@ -136,6 +136,7 @@ class Study:
         arguments = dict(locals())
         # torch and lightning, which a study of the command line that replays needs not
         from bstune.study.assumed import Stated, complete
+        from bstune.trial.own_values import are_timed
         from bstune.trial.processes.process import restored
 
         chosen = {
@@ -156,7 +157,7 @@ class Study:
             tunable=tunable,
             seed=seed,
             device=device,
-            is_timed=seconds is not None or wall_seconds is not None or _are_timed(options),
+            is_timed=seconds is not None or wall_seconds is not None or are_timed(options),
         )
         self.arguments = None
         with restored(), filtered():
@@ -264,12 +265,6 @@ class Study:
 
     def __repr__(self) -> str:
         return f"Study({self.options.study!r}, workload={self.options.workload.name!r})"
-
-
-def _are_timed(options: Sequence[str]) -> bool:
-    """Say whether some of the options end a study by its seconds."""
-    timed = ("search.seconds=", "search.wall_seconds=", "quick=true")
-    return any(str(option).startswith(timed) for option in options)
 
 
 def compose_objects(

@@ -25,7 +25,7 @@ from bstune.options import Node
 from bstune.recipe import RATES
 from bstune.system.inputs import one_line, parse_yaml, read_text
 from bstune.trial.backend import OWNED
-from bstune.trial.own_values import OwnMetric, own_batches, own_examples, own_metric
+from bstune.trial.own_values import MOST_EPOCHS, OwnMetric, own_batches, own_examples, own_metric
 
 IGNORED = (
     "seed_everything",
@@ -49,6 +49,7 @@ class Chosen:
     data: str | None = None
     lr: str | None = None  # the key of the learning rate
     name: str | None = None
+    is_timed: bool = False  # whether the study's seconds end it
 
 
 def build_module(model: Mapping[str, Any], optimizer: Any = None, lr_scheduler: Any = None) -> Any:
@@ -98,12 +99,18 @@ def workload_of(path: Path, chosen: Chosen) -> tuple[dict[str, Any], list[str]]:
     batches = own_batches(own_data, parsed["data"]["class_path"])
     examples = batches.examples
     size = batches.batch_size * (parsed["trainer"].get("accumulate_grad_batches") or 1)
+    assumed = list[str]()
     budget = own_examples(parsed["trainer"], size, examples)
     if budget is None:
-        raise ConfigError(
-            f"{path}: how long is a trial at most? set trainer.max_epochs or trainer.max_steps in it"
+        if not chosen.is_timed:
+            raise ConfigError(
+                f"{path}: how long is a trial at most? set trainer.max_epochs or trainer.max_steps in "
+                "it, or give the study's time, quick=true or search.wall_seconds=SECONDS"
+            )
+        budget = MOST_EPOCHS * examples
+        assumed.append(
+            f"budget: a trial gives up after {MOST_EPOCHS} epochs (budget.examples={budget})"
         )
-    assumed = list[str]()
     value: float | str
     if chosen.target is not None:
         metric, value, mode = parse_target(chosen.target)

@@ -6,7 +6,7 @@ A data module is set up, a module is built, and takes one step before a few batc
 import inspect
 import math
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -22,6 +22,10 @@ from bstune.system.interruption import temporary_folder
 from bstune.trial.batches import epoch_length
 from bstune.trial.trainer import listed, make_trainer
 
+# Epochs after which a trial gives up, where the study's time is what limits it.
+MOST_EPOCHS = 100
+# Options that end a study by its seconds.
+TIMED = ("search.seconds=", "search.wall_seconds=", "quick=true")
 # Batches on which a module shows which metrics it logs.
 VALIDATED_BATCHES = 2
 
@@ -65,6 +69,11 @@ def own_rate(module: Any) -> float | None:
     rates = [arguments[name].default for name in RATES if name in arguments]
     numbers = [rate for rate in rates if isinstance(rate, int | float) and rate > 0]
     return float(numbers[0]) if len(numbers) == 1 else None
+
+
+def are_timed(options: Iterable[str]) -> bool:
+    """Say whether some options, as on the command line, end a study by its seconds."""
+    return any(str(option).startswith(TIMED) for option in options)
 
 
 def own_examples(
