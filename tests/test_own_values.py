@@ -7,7 +7,7 @@ import torch
 from lightning.pytorch import Callback, LightningDataModule, LightningModule
 from lightning.pytorch.callbacks import EarlyStopping
 from torch import nn
-from torch.utils.data import BatchSampler, DataLoader, RandomSampler, TensorDataset
+from torch.utils.data import BatchSampler, DataLoader, IterableDataset, RandomSampler, TensorDataset
 
 import bstune
 from bstune.core.errors import ConfigError
@@ -98,9 +98,27 @@ def test_the_batch_size_is_that_of_the_training_loader(loader, batch_size):
     assert (found.batch_size, found.examples) == (batch_size, 96)
 
 
-def test_another_kind_of_loader_is_named():
-    with pytest.raises(ConfigError, match="returned list"):
-        own_batches(loader_data([X]), "Data")
+class Stream(IterableDataset):
+    def __iter__(self):
+        yield from X
+
+
+class NeedsTrainer(Data):
+    def train_dataloader(self):
+        return DataLoader(ROWS, batch_size=8 * self.trainer.world_size)
+
+
+@pytest.mark.parametrize(
+    ("data", "problem"),
+    [
+        (loader_data([X]), "returned list"),
+        (loader_data(DataLoader(Stream(), batch_size=8)), "a stream, Stream, of which no epoch"),
+        (NeedsTrainer(), "failed with AttributeError"),
+    ],
+)
+def test_other_kinds_of_loaders_are_named(data, problem):
+    with pytest.raises(ConfigError, match=problem):
+        own_batches(data, "Data")
 
 
 @pytest.mark.parametrize(

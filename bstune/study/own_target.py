@@ -16,7 +16,7 @@ import optuna
 from bstune.core.errors import StudyError
 from bstune.core.records import Target, TrialResult
 from bstune.options import with_option
-from bstune.study.prepare import PreparedStudy
+from bstune.study.prepare import OwnGoal, PreparedStudy
 from bstune.study.storage.attributes import GOAL
 
 LAST_SHARE = 0.5  # of a trial's steps, from which on its evaluations say what it comes to
@@ -102,12 +102,16 @@ def stored_goal(study: optuna.Study) -> float | None:
     return goal
 
 
-def with_goal(prepared: PreparedStudy, goal: float) -> PreparedStudy:
-    """Give the study with its target known."""
-    target = replace(prepared.protocol.target, value=goal)
+def with_goal(prepared: PreparedStudy, value: float, first: TrialResult | None) -> PreparedStudy:
+    """Give the study with its target known; ``first``: the record of the trial that set it, if it is at hand."""
+    steps = 0 if first is None or not first.history else first.history[-1][0]
+    seconds: float | None = None
+    if first is not None and first.seconds_per_step is not None:
+        seconds = steps * first.seconds_per_step
+    target = replace(prepared.protocol.target, value=value)
     return replace(
         prepared,
-        goal=goal,
+        goal=OwnGoal(value, steps, seconds),
         protocol=replace(prepared.protocol, target=target),
-        options=with_option(prepared.options, "workload.target.value", goal),
+        options=with_option(prepared.options, "workload.target.value", value),
     )

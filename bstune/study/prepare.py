@@ -21,7 +21,7 @@ from bstune.study.storage.connection import check_storage
 from bstune.study.storage.opening import stored_setting
 from bstune.study.storage.samplers import build_sampler
 from bstune.study.training import Training, TrainingHere, TrainingProcess, TriedBackend
-from bstune.system.console import format_number
+from bstune.system.console import format_seconds, plural
 from bstune.system.failures import cause
 from bstune.system.files import Identity, Output, check_owner, check_writable
 from bstune.system.secrets import redact_values
@@ -64,8 +64,8 @@ ON_TEST_CAVEAT = "The target is measured on the test images, as the workload's s
 ON_TEST_NOTE = "the target is measured on the test images, as the workload's source does"
 
 OWN_TARGET_CAVEAT = (
-    "The target, {metric} {goal}, is what your own configuration came to at the end of its run, made easier by the "
-    "scatter of its last evaluations (workload.target.value sets another)."
+    "The target is what your own configuration came to {after}: {target}, made easier by the scatter of its last "
+    "evaluations (workload.target.value sets another)."
 )
 NO_OWN_RUN = (
     "workload.target.value=auto takes the target from a run of your own configuration, the reference: {because}; "
@@ -91,6 +91,27 @@ def compose_joined(study: "optuna.Study", arguments: Sequence[str]) -> Composed:
 
 
 @dataclass(frozen=True)
+class OwnGoal:
+    """The target's goal, where a study has it from its first trial.
+
+    Args:
+        value: of the metric.
+        steps: of that trial's whole run.
+        seconds: of these steps; None: not known.
+    """
+
+    value: float
+    steps: int
+    seconds: float | None
+
+    @property
+    def after(self) -> str:
+        """How long the trial ran, in words."""
+        steps = f"after {plural(self.steps, 'step')}"
+        return steps if self.seconds is None else f"{steps}, {format_seconds(self.seconds)}"
+
+
+@dataclass(frozen=True)
 class PreparedStudy:
     """A checked study, or one trial by itself."""
 
@@ -110,7 +131,7 @@ class PreparedStudy:
     notes: list[str]  # further lines of the printed plan
     elapsed: Callable[[], float]  # seconds of the command, which search.wall_seconds is of
     baseline: Baseline | None = None  # what trial 0 runs; None: the search's own first point
-    goal: float | None = None  # the target's, where trial 0 has set it
+    goal: OwnGoal | None = None  # the target's, where trial 0 has set it
 
     def open_runner(self, count: int | None = None) -> Workers | InProcess:
         """Return what runs the trials, ``search.workers`` or ``count`` at a time."""
@@ -136,9 +157,8 @@ class PreparedStudy:
         if self.backend.validates_on_test:
             caveats.append(ON_TEST_CAVEAT)
         if self.goal is not None:
-            metric = self.protocol.target.metric
-            goal = format_number(self.goal)
-            caveats.append(OWN_TARGET_CAVEAT.format(metric=metric, goal=goal))
+            target = self.protocol.target
+            caveats.append(OWN_TARGET_CAVEAT.format(after=self.goal.after, target=target))
         return caveats
 
 

@@ -402,4 +402,4 @@ def _with_known_target(arguments: Sequence[str], prepared: PreparedStudy) -> lis
     named = ("target=", "workload.target.value=")
     kept = [one for one in arguments if not one.lstrip("+").startswith(named)]
     # Ahead of the trial's own, after the workload.
-    return [*kept, f"target={prepared.goal!r}"]
+    return [*kept, f"target={prepared.goal.value!r}"]

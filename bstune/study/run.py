@@ -418,9 +418,12 @@ def _with_own_target(
             Search(prepared, study, leases, None, progress.show).run_baseline(met_target)
     goal = stored_goal(study)
     assert goal is not None  # noqa: S101 (set just now)
-    prepared = with_goal(prepared, goal)
+    ended = [trial for trial in results(study) if trial.trial_index == 0]
+    prepared = with_goal(prepared, goal, ended[-1] if ended else None)
+    after = "" if prepared.goal is None else f" {prepared.goal.after}"
     print_line(
-        console, f"the target is what your own configuration came to: {prepared.protocol.target}"
+        console,
+        f"the target is what your own configuration came to{after}: {prepared.protocol.target}",
     )
     return prepared
 
@@ -444,7 +447,7 @@ def run_worker(prepared: PreparedStudy, study: optuna.Study, console: Console) -
                 f"the study {study.study_name!r} has its target from its first trial, which has not "
                 "ended yet: join it then"
             )
-        prepared = with_goal(prepared, goal)
+        prepared = with_goal(prepared, goal, None)
     leases = Leases(study, "worker", prepared.options.search.lease_seconds)
     with leases.acquired(), owned(prepared.files, identity):
         store_unstored(study, prepared.files)

@@ -377,7 +377,8 @@ class Search:
         is_baseline = self._stops and self._prepared.baseline is not None and spec.trial_index == 0
         limit = self._wall.trial_limit(is_baseline)
         max_seconds = limit if math.isfinite(limit) else None
-        spec = replace(spec, max_seconds=max_seconds, goal=self._prepared.goal)
+        goal = self._prepared.goal
+        spec = replace(spec, max_seconds=max_seconds, goal=None if goal is None else goal.value)
         runner.start(spec, self._prepared.files, resumed_from)
 
     def _store(

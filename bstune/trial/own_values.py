@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+from lightning.fabric.utilities.data import sized_len
 from lightning.pytorch import Callback, LightningDataModule, LightningModule, Trainer
 from torch.utils.data import DataLoader
 
@@ -44,10 +45,28 @@ class OwnBatches:
 
 
 def own_batches(data: LightningDataModule, name: str) -> OwnBatches:
-    """Set a data module up and read its training loader; ``name`` it in a ConfigError of another kind of loader."""
-    data.prepare_data()
-    data.setup("fit")
-    loader = data.train_dataloader()
+    """Set a data module up and read its training loader.
+
+    Args:
+        data: which may be set up here.
+        name: of it, for messages.
+
+    Raises:
+        ConfigError: for a loader that has no batch size or no end, or that cannot be had without a
+            Trainer.
+    """
+    how = "give reference=(batch size, learning rate), batch_sizes and budget"
+    try:
+        data.prepare_data()
+        data.setup("fit")
+        loader = data.train_dataloader()
+    except BstuneError:
+        raise
+    except Exception as error:  # of the user's code, which a Trainer may spare
+        raise ConfigError(
+            f"the batches of {name} are not known, as its train_dataloader() failed with "
+            f"{described(error)[0]}: {how}"
+        ) from error
     batch_size = None
     if isinstance(loader, DataLoader):
         # A loader with a sampler of batches has none of its own.
@@ -55,8 +74,11 @@ def own_batches(data: LightningDataModule, name: str) -> OwnBatches:
     if batch_size is None:
         raise ConfigError(
             f"{name}.train_dataloader() must return a torch DataLoader with a batch size, but returned "
-            f"{type(loader).__name__}"
+            f"{type(loader).__name__}: {how}"
         )
+    if sized_len(loader.dataset) is None:
+        kind = type(loader.dataset).__name__
+        raise ConfigError(f"{name} trains on a stream, {kind}, of which no epoch is known: {how}")
     return OwnBatches(batch_size, epoch_length(loader))
 
 
