@@ -28,18 +28,25 @@ def falling(slope=-0.1, end=0.3, last_step=1000, noise=0.0, seed=0):
     return [(step, float(value)) for step, value in zip(steps, values, strict=True)]
 
 
-def test_a_line_in_log_steps_comes_to_its_end_without_scatter():
-    found = own_result(falling(), "min")
+@pytest.mark.parametrize("anneals", [False, True])
+def test_a_line_in_log_steps_comes_to_its_end_without_scatter(anneals):
+    found = own_result(falling(slope=-0.1), "min", anneals=anneals)
     assert found.value == pytest.approx(0.3, abs=1e-12)
     assert found.scatter == pytest.approx(0.0, abs=1e-12)
-    assert found.goal == pytest.approx(0.3, abs=1e-3)
+    # What a seed that takes e^0.25 times the steps comes to; no steps can be left of a schedule.
+    easier = 0.0 if anneals else 0.1 * 0.25
+    assert found.goal == pytest.approx(0.3 + easier, abs=1e-3)
     # The target is no harder than what the run came to.
     assert found.goal >= 0.3
 
 
+def test_a_metric_that_gets_worse_at_its_end_is_eased_by_its_scatter_alone():
+    assert own_result(falling(slope=0.1), "min").goal == pytest.approx(0.3, abs=1e-3)
+
+
 def test_the_scatter_of_the_last_evaluations_makes_the_goal_easier():
     # 15 evaluations lie in the last half of the steps, by a factor of 1.05 each.
-    found = [own_result(falling(noise=0.02, seed=seed), "min") for seed in range(200)]
+    found = [own_result(falling(slope=-0.001, noise=0.02, seed=seed), "min") for seed in range(200)]
     assert np.mean([one.value for one in found]) == pytest.approx(0.3, abs=0.003)
     assert np.sqrt(np.mean([one.scatter**2 for one in found])) == pytest.approx(0.02, rel=0.05)
     for one in found:

@@ -1,8 +1,14 @@
 """``workload.target.value=auto``: the target is what the user's own configuration comes to, so that none need be known.
 
-Trial 0 runs the baseline alone, to the end of its budget. What its metric has come to there, made easier by the scatter
-of its last evaluations, is the study's target: the same quality as today, sooner. It is stored with the study before
-the trial's record is, and stays; the trial's record is that of a trial which ended where it met the target.
+Trial 0 runs the baseline alone, to the end of its budget. What its metric has come to there is the study's target, made
+easier by what chance is worth: the same quality as today, sooner. It is stored with the study before the trial's record
+is, and stays; the trial's record is that of a trial which ended where it met the target.
+
+What chance is worth is the larger of two: the scatter of the last evaluations, and how much the metric gains while the
+steps grow by a factor of ``e^SEED_SCATTER``. By so much the steps to one value differ from seed to seed (two standard
+deviations of the prior's middle), so that a fresh seed of the same configuration comes to the target within the budget,
+too. A schedule that ends with the trial gains most at its end, where fewer steps are another schedule: there only the
+scatter counts.
 """
 
 import math
@@ -21,6 +27,7 @@ from bstune.study.storage.attributes import GOAL
 
 LAST_SHARE = 0.5  # of a trial's steps, from which on its evaluations say what it comes to
 FEWEST = 3  # evaluations that say it
+SEED_SCATTER = 0.25  # of log steps to one value, from seed to seed
 DIGITS = 4  # of a goal, which is read and typed
 
 
@@ -31,7 +38,7 @@ class OwnResult:
     Args:
         value: of the metric, by a line in log steps through the last evaluations.
         scatter: standard deviation of these evaluations about the line.
-        goal: the value made easier by the scatter; some evaluation of the trial met it.
+        goal: the value made easier by what chance is worth; some evaluation of the trial met it.
     """
 
     value: float
@@ -40,12 +47,20 @@ class OwnResult:
 
 
 def own_result(
-    history: Sequence[tuple[int, float | None]], mode: Literal["min", "max"]
+    history: Sequence[tuple[int, float | None]],
+    mode: Literal["min", "max"],
+    *,
+    anneals: bool = False,
 ) -> OwnResult | None:
     """Tell what a history comes to at its end; None of one without a finite value.
 
     The line is fitted by least squares to ``value = a + b log(step)`` over the last half of the
     steps, or the last three evaluations. With fewer the goal is the best value.
+
+    Args:
+        history: step and value of the evaluations.
+        mode: which way is better.
+        anneals: whether the trial's schedule ended with it.
     """
     seen = [(step, value) for step, value in history if step > 0 and value is not None]
     if not seen:
@@ -63,7 +78,9 @@ def own_result(
     slope, end = np.polyfit(log_steps, values, 1)
     residuals = values - (end + slope * log_steps)
     scatter = math.sqrt(float(residuals @ residuals) / (len(last) - 2))
-    easier = float(end) + worse * scatter
+    # Where the metric gets worse at its end, more steps gain nothing.
+    gained = 0.0 if anneals else max(0.0, -worse * float(slope) * SEED_SCATTER)
+    easier = float(end) + worse * max(scatter, gained)
     # A noisy trial may never have come to what its line says.
     goal = worse * max(worse * easier, worse * best)
     return OwnResult(value=float(end), scatter=scatter, goal=_rounded(goal, worse))
@@ -80,7 +97,7 @@ def _rounded(goal: float, worse: float) -> float:
 
 def goal_of(record: TrialResult, target: Target) -> float:
     """Give the goal that the baseline's run sets; StudyError where it came to nothing."""
-    found = own_result(record.history, target.mode)
+    found = own_result(record.history, target.mode, anneals=record.horizon is not None)
     how_else = "give the target a value, target=VALUE, or another reference, scaling.lr=LR"
     if record.status not in ("stopped", "reached"):
         because = "" if record.message is None else f": {record.message}"

@@ -64,8 +64,8 @@ ON_TEST_CAVEAT = "The target is measured on the test images, as the workload's s
 ON_TEST_NOTE = "the target is measured on the test images, as the workload's source does"
 
 OWN_TARGET_CAVEAT = (
-    "The target is what your own configuration came to {after}: {target}, made easier by the scatter of its last "
-    "evaluations (workload.target.value sets another)."
+    "The target is what your own configuration came to {after}: {target}, which is made easier by what chance is "
+    "worth (workload.target.value sets another)."
 )
 NO_OWN_RUN = (
     "workload.target.value=auto takes the target from a run of your own configuration, the reference: {because}; "
