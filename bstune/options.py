@@ -658,6 +658,7 @@ class PolicyNumbers(OpenSection):
     curve_cost: Factor = 1
     curve_width: OverOne = 2
     loss_first_share: PositiveShare = 1
+    loss_sure: Weight = 0
     loss_early: Weight = 0
     loss_cost_weight: Weight = 0
     loss_fresh_after: Factor = 1

@@ -86,6 +86,7 @@ class Policy:
     curve_width: float  # ... less once the interval of B_crit is narrower: upper over lower end
     # Of the objective ``loss``, see :mod:`bstune.search.fixed_budget`; costs count in full trials.
     loss_first_share: float  # of the budget, to which a trial runs first
+    loss_sure: float  # deviations of the law, over that of such a trial, below which it goes on
     loss_early: float  # until so much is spent, expected improvement for its cost decides
     loss_cost_weight: float  # of the cost to go in the score: log share of the budget, a full trial
     loss_fresh_after: float  # for each so much that is spent, one more fresh seed of the best
@@ -96,7 +97,7 @@ class Policy:
     def __post_init__(self) -> None:
         least = {"particles": 10, "moves": 1, "candidates": 10}
         least |= dict.fromkeys(("cost_weight", "random_fraction", "curve_after", "curve_share"), 0)
-        least |= dict.fromkeys(("loss_early", "loss_cost_weight"), 0)
+        least |= dict.fromkeys(("loss_sure", "loss_early", "loss_cost_weight"), 0)
         above = {"stop_factor": 1, "curve_width": 1}  # the other fractions: above 0
         for name, value in vars(self).items():
             if name in least and not value >= least[name]:

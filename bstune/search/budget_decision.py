@@ -31,8 +31,15 @@ from bstune.search.acquisition import (
     new_points,
     rates_near_rule,
 )
-from bstune.search.fixed_budget import BudgetPosterior, BudgetRun, last_step_of, rank_full_trials
+from bstune.search.fixed_budget import (
+    BudgetPosterior,
+    BudgetRun,
+    last_step_of,
+    rank_full_trials,
+    stopped_spread,
+)
 from bstune.search.posterior import NOISE, log_steps
+from bstune.search.ruler import Ruler
 
 NEAR = 0.3  # octaves of batch size and of rate: a candidate as near to a running trial is that one
 NEAR_PENALTY = 0.3  # in ``behind``, of such a candidate
@@ -90,7 +97,9 @@ def suggest_within_budget(
     last_step = last_step_of(posterior.budget(float(np.exp2(options.x[chosen]))))
     steps = last_step
     if options.done[chosen] == 0.0 and resumable is not None:
-        steps = first_steps(last_step, policy)
+        first = first_steps(last_step, posterior.ruler, policy)
+        if _tells_something(posterior, options, chosen, first / last_step, policy):
+            steps = first
     waiting = chosen < len(options.waiting)
     return Suggestion(
         x=float(options.x[chosen]),
@@ -101,9 +110,26 @@ def suggest_within_budget(
     )
 
 
-def first_steps(last_step: int, policy: Policy) -> int:
-    """Give the steps to which a trial runs first, of a budget that ends at ``last_step``."""
-    return min(max(1, math.ceil(policy.loss_first_share * last_step)), last_step)
+def first_steps(last_step: int, ruler: Ruler, policy: Policy) -> int:
+    """Give the steps to which a trial runs first, of a budget that ends at ``last_step``.
+
+    It is at least where the ruler was first evaluated: a trial that stops before says nothing.
+    """
+    first_evaluation = math.exp(float(ruler.log_shares[0]))
+    share = max(policy.loss_first_share, first_evaluation)
+    return min(math.ceil(share * last_step - 1e-6), last_step)
+
+
+def _tells_something(
+    posterior: BudgetPosterior, options: BudgetCandidates, chosen: int, share: float, policy: Policy
+) -> bool:
+    """Say whether a new trial's first share may change what is expected of it.
+
+    It does not where the law is surer than a trial is after that share, near the best ones: the
+    trial would wait for no news, so it runs to the end at once.
+    """
+    drawn = _log_behind(posterior, options, posterior.theta)[:, chosen]
+    return float(drawn.std()) > policy.loss_sure * stopped_spread(-math.log(share), policy)
 
 
 def fresh_seed_due(posterior: BudgetPosterior, policy: Policy) -> BudgetRun | None:
