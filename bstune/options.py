@@ -679,6 +679,14 @@ class PolicyNumbers(OpenSection):
     curve_share: Share = 0
     curve_cost: Factor = 1
     curve_width: OverOne = 2
+    loss_first_share: PositiveShare = 1
+    loss_sure: Weight = 0
+    loss_early: Weight = 0
+    loss_cost_weight: Weight = 0
+    loss_fresh_after: Factor = 1
+    loss_drift: Factor = 1
+    loss_spread: Factor = 1
+    loss_least_slope: Factor = 1
 
 
 class SamplerNumbers(OpenSection):

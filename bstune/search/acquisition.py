@@ -83,13 +83,21 @@ class Policy:
     curve_after: float  # once this many times the incumbent's cost has been spent, whatever the objective ...
     curve_share: float  # ... at most this fraction of the decisions is made as for the objective ``curve``, ...
     curve_cost: float  # ... and this fraction of what is spent goes into them, ...
-    curve_width: (
-        float  # ... less once the interval of B_crit is narrower than this: upper over lower end
-    )
+    curve_width: float  # ... less once the interval of B_crit is narrower: upper over lower end
+    # Of the objective ``loss``, see :mod:`bstune.search.fixed_budget`; costs count in full trials.
+    loss_first_share: float  # of the budget, to which a trial runs first
+    loss_sure: float  # deviations of the law, over that of such a trial, below which it goes on
+    loss_early: float  # until so much is spent, expected improvement for its cost decides
+    loss_cost_weight: float  # of the cost to go in the score: log share of the budget, a full trial
+    loss_fresh_after: float  # for each so much that is spent, one more fresh seed of the best
+    loss_drift: float  # of ``behind`` until the budget's end, over sqrt(-log share)
+    loss_spread: float  # of ``behind`` of a trial that stopped, beside the drift
+    loss_least_slope: float  # of the curves at the budget's end, over that of the last tenfold
 
     def __post_init__(self) -> None:
         least = {"particles": 10, "moves": 1, "candidates": 10}
         least |= dict.fromkeys(("cost_weight", "random_fraction", "curve_after", "curve_share"), 0)
+        least |= dict.fromkeys(("loss_sure", "loss_early", "loss_cost_weight"), 0)
         above = {"stop_factor": 1, "curve_width": 1}  # the other fractions: above 0
         for name, value in vars(self).items():
             if name in least and not value >= least[name]:
@@ -100,7 +108,7 @@ class Policy:
                 raise ConfigError(
                     f"sampler.policy.{name} must be a number above {above.get(name, 0)}, but got {value}"
                 )
-            if name in ("random_fraction", "curve_share") and value > 1:
+            if name in ("random_fraction", "curve_share", "loss_first_share") and value > 1:
                 raise ConfigError(f"sampler.policy.{name} must be at most 1, but got {value}")
 
 
@@ -126,6 +134,7 @@ class Suggestion:
     other: tuple[float, ...]
     max_steps: int
     resumed_from: int | None
+    repeats: int | None = None  # the trial that it runs again, on a fresh seed
 
 
 @dataclass(frozen=True)
@@ -202,8 +211,8 @@ def suggest(
     draw = posterior.theta[row]
     if posterior.observations and rng.random() < policy.random_fraction:
         chosen, predicted = len(options.stopped) + 2, math.inf
-        x = math.log2(domain.snap(2.0 ** rng.uniform(*_log_sizes(posterior, domain))))
-        bottom, top = _rates_near_rule(posterior, domain, np.array([x]))
+        x = math.log2(domain.snap(2.0 ** rng.uniform(*log_sizes(domain, posterior.too_large))))
+        bottom, top = rates_near_rule(posterior.theta, posterior.prior, domain, np.array([x]))
         options.x[chosen], options.z[chosen] = x, rng.uniform(bottom[0], top[0])
     else:
         longest_at = budget if posterior.prior.horizon else None
@@ -355,60 +364,99 @@ def _candidates(
         one for one in stopped if one.number not in taken and objective_so_far(one, weight) < most
     ]
     stopped = [one for one in stopped if resumable is not None and resumable(one.number)]
-    (low, high), n, theta = _log_sizes(posterior, domain), policy.candidates, posterior.theta
-    x = rng.uniform(low, high, n)
-    x[:2] = low, high
-    rows = theta[rng.integers(len(theta), size=-(-n // 8))]
-    prior = posterior.prior
-    best = [
-        optimum(row[None], prior.at(x[8 * i : 8 * i + 8]), prior)[0] for i, row in enumerate(rows)
-    ]
-    z = np.concatenate(best)[:n] + rng.normal(0.0, 0.5, n)
-    other = rng.random((n, domain.others))
-    for j in range(domain.others):
-        preferred = theta[rng.integers(len(theta), size=n), OTHER + 3 * j] + rng.normal(0.0, 0.1, n)
-        other[::2, j] = np.clip(preferred[::2], 0.0, 1.0)
     reached = [one for one in posterior.observations if one.status == "reached"]
     reached = sorted(reached, key=lambda one: objective_so_far(one, weight))
-    for i, one in enumerate((reached[:CENTRES] * n)[: n // 3]):
-        x[n - 1 - i] = one.x + rng.normal(0.0, 0.5)
-        z[n - 1 - i] = one.z + rng.normal(0.0, 0.5)
-        other[n - 1 - i] = np.clip(
-            np.array(one.other) + rng.normal(0.0, 0.1, domain.others), 0.0, 1.0
-        )
-    x = np.array([math.log2(domain.snap(2.0 ** min(max(value, low), high))) for value in x])
-    bottom, top = _rates_near_rule(posterior, domain, x)
+    centres = [(one.x, one.z, one.other) for one in reached[:CENTRES]]
+    x, z, other = new_points(
+        posterior.theta,
+        posterior.prior,
+        domain,
+        log_sizes(domain, posterior.too_large),
+        centres,
+        policy.candidates,
+        rng,
+    )
+    count = len(x)
     return Candidates(
         stopped=tuple(stopped),
         x=np.concatenate([[one.x for one in stopped], x]),
-        z=np.concatenate([[one.z for one in stopped], np.clip(z, bottom, top)]),
+        z=np.concatenate([[one.z for one in stopped], z]),
         other=np.concatenate(
             [np.array([one.other for one in stopped]).reshape(len(stopped), domain.others), other]
         ),
-        done=np.concatenate([[float(one.steps) for one in stopped], np.zeros(n)]),
+        done=np.concatenate([[float(one.steps) for one in stopped], np.zeros(count)]),
     )
 
 
-def _rates_near_rule(posterior: Posterior, domain: Domain, x: Array) -> tuple[Array, Array]:
+def new_points(
+    theta: Array,
+    prior: Prior,
+    domain: Domain,
+    ends: tuple[float, float],
+    centres: Sequence[tuple[float, float, tuple[float, ...]]],
+    count: int,
+    rng: np.random.Generator,
+) -> tuple[Array, Array, Array]:
+    """Draw points to choose from, a third of them around the best trials.
+
+    The others lie along the posterior's optima, and at both ends of the batch sizes.
+
+    Args:
+        theta: draws of the posterior.
+        prior: its prior.
+        domain: where the search may go.
+        ends: log2 of the least and of the largest batch size.
+        centres: log2 B, log2 lr and the other hyper-parameters of the best trials; may be none.
+        count: of the points.
+        rng: the source of chance.
+
+    Returns:
+        log2 B (n,), log2 lr (n,) and the other hyper-parameters (n, k).
+    """
+    low, high = ends
+    x = rng.uniform(low, high, count)
+    x[:2] = low, high
+    rows = theta[rng.integers(len(theta), size=-(-count // 8))]
+    best = [
+        optimum(row[None], prior.at(x[8 * i : 8 * i + 8]), prior)[0] for i, row in enumerate(rows)
+    ]
+    z = np.concatenate(best)[:count] + rng.normal(0.0, 0.5, count)
+    other = rng.random((count, domain.others))
+    for j in range(domain.others):
+        preferred = theta[rng.integers(len(theta), size=count), OTHER + 3 * j]
+        preferred = preferred + rng.normal(0.0, 0.1, count)
+        other[::2, j] = np.clip(preferred[::2], 0.0, 1.0)
+    around = (list(centres) * count)[: count // 3]
+    for i, (log_size, log_rate, others) in enumerate(around):
+        x[count - 1 - i] = log_size + rng.normal(0.0, 0.5)
+        z[count - 1 - i] = log_rate + rng.normal(0.0, 0.5)
+        moved = np.array(others) + rng.normal(0.0, 0.1, domain.others)
+        other[count - 1 - i] = np.clip(moved, 0.0, 1.0)
+    x = np.array([math.log2(domain.snap(2.0 ** min(max(value, low), high))) for value in x])
+    bottom, top = rates_near_rule(theta, prior, domain, x)
+    return x, np.clip(z, bottom, top), other
+
+
+def rates_near_rule(theta: Array, prior: Prior, domain: Domain, x: Array) -> tuple[Array, Array]:
     """Return the lowest and the highest log2 rate of new trials at log2 batch sizes (n,).
 
     What is tried first lies where the user's own rate and the rule say; trials that diverge or crawl there move the
     posterior, and the range with it.
     """
     bottom, top = domain.lrs(x)
-    points = posterior.prior.at(x)
-    drawn = optimum(posterior.theta, points, posterior.prior)
+    points = prior.at(x)
+    drawn = optimum(theta, points, prior)
     low, high = np.quantile(drawn, CENTRAL, axis=0)
     lowest = np.minimum(points.rule - NEAR_RULE, low - BEYOND)
     highest = np.maximum(points.rule + NEAR_RULE, high + BEYOND)
     return np.clip(lowest, bottom, top), np.clip(highest, bottom, top)
 
 
-def _log_sizes(posterior: Posterior, domain: Domain) -> tuple[float, float]:
+def log_sizes(domain: Domain, too_large: float) -> tuple[float, float]:
     """Return log2 of the least and the largest batch size to try: below one that ran out of memory, if it can be."""
     low = math.log2(domain.low)
-    high = max(low, min(math.log2(domain.high), posterior.too_large - ROOM))
-    while high > low and domain.snap(2.0**high) >= 2.0**posterior.too_large:
+    high = max(low, min(math.log2(domain.high), too_large - ROOM))
+    while high > low and domain.snap(2.0**high) >= 2.0**too_large:
         high = max(low, high - ROOM)
     return low, high
 

@@ -13,6 +13,20 @@ In a study of one's own::
 
 With ``target`` it reads the reported values. A stopped trial is suggested again, to be continued from its checkpoint,
 only where ``resumable`` allows it. Further parameters of the study join the model.
+
+The best metric within a budget needs no target. A trial runs to a share of its budget first, waits, and goes on if it
+is chosen again (:mod:`bstune.search.fixed_budget`)::
+
+    sampler = FrontierSampler(objective="loss", budget=lambda size: 300.0 / tau(size), resumable=lambda number: True)
+    study = optuna.create_study(direction="minimize", sampler=sampler)
+    trial = study.ask()
+    batch_size, lr = trial.suggest_int("batch_size", 8, 4096, log=True), trial.suggest_float("lr", 1e-4, 1, log=True)
+    max_steps, resumed_from = sampler.max_steps(trial.number), sampler.resumed_from(trial.number)
+    trial.set_user_attr("bstune:resumed_from", resumed_from)  # where it is not None: train on from its checkpoint
+    ...  # train up to step `max_steps`, with trial.report(value, step) at each evaluation and at the end
+    trial.set_user_attr("steps", max_steps)
+    study.tell(trial, value)  # at the budget's end; before it, state=TrialState.PRUNED, and
+    # trial.set_user_attr("status", "diverged") with it if the training broke
 """
 
 import logging
@@ -21,7 +35,7 @@ from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
 from functools import cache, cached_property, lru_cache
 from importlib.resources import files
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import optuna
@@ -40,9 +54,19 @@ from optuna.trial import FrozenTrial, TrialState
 from bstune.core.errors import ConfigError
 from bstune.core.objectives import OBJECTIVES, Objective
 from bstune.core.records import Target, TrialResult, TrialSpec
-from bstune.search.acquisition import Array, Domain, Policy, Suggestion, suggest
+from bstune.search.acquisition import Array, Domain, Pending, Policy, Suggestion, suggest
+from bstune.search.budget_decision import suggest_within_budget
+from bstune.search.fixed_budget import (
+    LOSS,
+    BudgetPosterior,
+    infer_at_budget,
+    last_step_of,
+    rank_full_trials,
+    shortened,
+)
 from bstune.search.observations import Posterior, infer, smoothed, start_of
 from bstune.search.posterior import Prior, make_prior, noise_scale_prior
+from bstune.search.ruler import Mode
 
 logger = logging.getLogger(__name__)
 RECORD = "bstune:record"  # the trial's record, as JSON, among its user attributes
@@ -79,7 +103,7 @@ class FrontierSampler(BaseSampler):
 
     Args:
         objective: ``time`` (steps x seconds per step), ``steps``, ``both`` (in turn, of a study whose two values are
-            steps and seconds), or ``curve`` (B_crit).
+            steps and seconds), ``curve`` (B_crit), or ``loss`` (the best metric at the budget's end).
         rule: learning rate over batch size, the prior mean of the best one; None: the square-root rule through the
             middle of both ranges.
         sigma: how far from the rule, in octaves: the scale of a Student's t with 3 degrees of freedom; None for
@@ -89,15 +113,17 @@ class FrontierSampler(BaseSampler):
         noise_scale: in examples, a wide prior of B_crit; None for the one that trials measured, if they did (see
             :mod:`bstune.search.posterior`).
         budget: steps over batch size at which a trial ends in any case; None for none, and then the first trial has no
-            limit.
-        target: of the values that are reported; None: they are not read.
+            limit. The objective ``loss`` needs it.
+        target: of the values that are reported; None: they are not read. The objective ``loss`` takes nothing but its
+            mode from it; without it, that is the study's direction.
         ideal: the best value of the target's metric; None if unknown.
         resumable: whether a stopped trial can be continued, by number; None: none can.
         snap: returns the batch size that a trial uses; None for rounding.
         lr_range: smallest and largest learning rate that can be had; None for what the parameters allow.
         step_time: seconds per step over batch size, measured before the first trial; None: not measured.
         horizon: whether a trial's schedule ends with its ``max_steps``, which are then chosen so that it just reaches
-            the target, within the budget; set the user attribute ``horizon`` to them.
+            the target, within the budget; set the user attribute ``horizon`` to them. For ``loss``: the
+            budget's.
         search_space: of the study, if it is fixed before the first trial.
         policy: how to spend; None for that of ``conf/sampler/frontier.yaml``.
         seed: None for one that is drawn.
@@ -123,7 +149,7 @@ class FrontierSampler(BaseSampler):
     def __init__(
         self,
         *,
-        objective: Objective = "time",
+        objective: Objective | Literal["loss"] = "time",
         rule: Callable[[float], float] | None = None,
         sigma: float | None = None,
         exponent_sigma: float | None = None,
@@ -140,9 +166,13 @@ class FrontierSampler(BaseSampler):
         policy: Policy | None = None,
         seed: int | None = None,
     ) -> None:
-        if objective not in OBJECTIVES:
+        if objective not in (*OBJECTIVES, LOSS):
             raise ConfigError(
-                f"the objective must be one of {', '.join(OBJECTIVES)}, but got {objective!r}"
+                f"the objective must be one of {', '.join((*OBJECTIVES, LOSS))}, but got {objective!r}"
+            )
+        if objective == LOSS and budget is None:
+            raise ConfigError(
+                "the objective loss is the best metric at a budget's end: give budget, the steps over batch size"
             )
         for name, value in (
             ("sigma", sigma),
@@ -167,6 +197,7 @@ class FrontierSampler(BaseSampler):
         self._rng = np.random.default_rng(seed)
         self._max_steps: dict[int, int] = {}
         self._resumed_from: dict[int, int] = {}
+        self._repeats: dict[int, int] = {}
         self._passed_over: set[int] = set()
 
     def max_steps(self, number: int) -> int | None:
@@ -177,6 +208,10 @@ class FrontierSampler(BaseSampler):
         """Return the number of the stopped trial that trial ``number`` continues; None if it starts afresh."""
         return self._resumed_from.get(number)
 
+    def repeats(self, number: int) -> int | None:
+        """Name the trial that trial ``number`` runs again on a fresh seed; None if it is no such one."""
+        return self._repeats.get(number)
+
     def reseed_rng(self) -> None:
         """Draw a new seed, as Optuna asks of a sampler that is copied to another process."""
         self._rng = np.random.default_rng()
@@ -185,7 +220,7 @@ class FrontierSampler(BaseSampler):
         self, study: optuna.Study, trial: FrozenTrial
     ) -> dict[str, BaseDistribution]:
         """Return the parameters that all trials share; empty before the first one has finished."""
-        if StudyDirection.MAXIMIZE in study.directions:
+        if StudyDirection.MAXIMIZE in study.directions and self.objective != LOSS:
             raise ConfigError(
                 f"steps and seconds are minimized, but study {study.study_name!r} maximizes"
             )
@@ -210,12 +245,35 @@ class FrontierSampler(BaseSampler):
             return {}
         coordinates = Coordinates(search_space, self._rule, self._snap, self._lr_range)
         trials = [t for t in study.get_trials(deepcopy=False) if t.number != trial.number]
-        posterior = self._infer(*self._records(trials, coordinates), coordinates, self._rng)
         pending = [
             (*coordinates.point(t.params), t.user_attrs.get(RESUMED_FROM))
             for t in trials
             if t.state == TrialState.RUNNING and coordinates.complete(t.params)
         ]
+        if self.objective == LOSS:
+            suggestion = self._suggest_at_budget(study, trials, pending, coordinates)
+            self._max_steps[trial.number] = suggestion.max_steps
+        else:
+            suggestion = self._suggest(trials, pending, coordinates, trial.number)
+        if suggestion.repeats is not None:
+            self._repeats[trial.number] = suggestion.repeats
+        again = suggestion.repeats if suggestion.resumed_from is None else suggestion.resumed_from
+        if suggestion.resumed_from is not None:
+            self._resumed_from[trial.number] = suggestion.resumed_from
+        if again is not None:
+            same = next(t for t in trials if t.number == again)
+            return {name: same.params[name] for name in search_space}
+        return coordinates.parameters(suggestion)
+
+    def _suggest(
+        self,
+        trials: Sequence[FrozenTrial],
+        pending: Pending,
+        coordinates: "Coordinates",
+        number: int,
+    ) -> Suggestion:
+        """Choose the next trial for a target, and the limit of its steps where there is one."""
+        posterior = self._infer(*self._records(trials, coordinates), coordinates, self._rng)
         objective: str = self.objective
         if objective == "both":
             asked = sum(
@@ -237,12 +295,30 @@ class FrontierSampler(BaseSampler):
             or self._budget is not None
             or any(one.status == "reached" for one in posterior.observations)
         ):
-            self._max_steps[trial.number] = suggestion.max_steps
-        if suggestion.resumed_from is not None:
-            self._resumed_from[trial.number] = suggestion.resumed_from
-            stopped = next(t for t in trials if t.number == suggestion.resumed_from)
-            return {name: stopped.params[name] for name in search_space}
-        return coordinates.parameters(suggestion)
+            self._max_steps[number] = suggestion.max_steps
+        return suggestion
+
+    def _suggest_at_budget(
+        self,
+        study: optuna.Study,
+        trials: Sequence[FrozenTrial],
+        pending: Pending,
+        coordinates: "Coordinates",
+    ) -> Suggestion:
+        """Choose the next trial for the best metric at the budget's end."""
+        results, others = self._records(trials, coordinates)
+        posterior = self._infer_at_budget(
+            results, others, coordinates, self._mode(study), self._rng
+        )
+        # A schedule that ends with the budget cannot be stopped on the way and compared there.
+        return suggest_within_budget(
+            posterior,
+            pending,
+            domain=coordinates.domain(),
+            resumable=None if self.horizon else self._resumable,
+            policy=self._policy,
+            rng=self._rng,
+        )
 
     def sample_independent(
         self,
@@ -297,8 +373,110 @@ class FrontierSampler(BaseSampler):
         rng = deepcopy(self._rng) if rng is None else rng
         return self._infer(records, others, coordinates, rng, particles, moves, independent)
 
+    def budget_posterior(
+        self,
+        trials: optuna.Study | Sequence[TrialResult],
+        *,
+        mode: Mode | None = None,
+        share: float = 1.0,
+        particles: int | None = None,
+        moves: int | None = None,
+        rng: np.random.Generator | None = None,
+    ) -> BudgetPosterior | None:
+        """Give the posterior of the objective ``loss``; None before the study has parameters.
+
+        Args:
+            trials: a study, or records of its trials, as for :meth:`posterior`.
+            mode: whether the metric falls or rises; None for the target's, else the study's direction.
+            share: of the budget: what a shorter one would have come to is read from the same trials.
+            particles: draws; None for the policy's.
+            moves: Metropolis steps at each temperature; None for the policy's.
+            rng: the source of chance; None for a copy of the sampler's own.
+
+        Raises:
+            ConfigError: for another objective, or records without any mode.
+        """
+        if self.objective != LOSS:
+            raise ConfigError(f"budget_posterior is of the objective loss, not {self.objective}")
+        space = self._space(trials) if isinstance(trials, optuna.Study) else self._search_space
+        if not space:
+            return None
+        if mode is None:
+            mode = self._mode(trials if isinstance(trials, optuna.Study) else None)
+        coordinates = Coordinates(space, self._rule, self._snap, self._lr_range)
+        if isinstance(trials, optuna.Study):
+            records, others = self._records(trials.get_trials(deepcopy=False), coordinates)
+        else:
+            records = [trial for trial in trials if trial.status != "failed"]
+            others = {trial.number: coordinates.others(trial.hyperparameters) for trial in records}
+        rng = deepcopy(self._rng) if rng is None else rng
+        return self._infer_at_budget(
+            records, others, coordinates, mode, rng, share, particles, moves
+        )
+
+    def _mode(self, study: optuna.Study | None) -> Mode:
+        """Whether the metric falls or rises: by the target, else by the study's direction."""
+        if self._target is not None:
+            return self._target.mode
+        if study is None:
+            raise ConfigError("records do not say whether their metric falls or rises: give mode")
+        return "max" if study.directions[0] == StudyDirection.MAXIMIZE else "min"
+
+    def _infer_at_budget(
+        self,
+        results: Sequence[TrialResult],
+        others: Mapping[int, tuple[float, ...]],
+        coordinates: "Coordinates",
+        mode: Mode,
+        rng: np.random.Generator,
+        share: float = 1.0,
+        particles: int | None = None,
+        moves: int | None = None,
+    ) -> BudgetPosterior:
+        whole = self._budget
+        if whole is None:
+            raise ConfigError("the objective loss needs a budget")
+        budget = whole
+        if share != 1.0:
+            results = shortened(results, whole, share)
+
+            def budget(batch_size: float) -> float:
+                return share * whole(batch_size)
+
+        low, high = coordinates.low, coordinates.high
+        prior = make_prior(
+            low=low,
+            high=high,
+            rule=coordinates.log_rule,
+            # The level is what the best trial has at its budget's end: S is about the budget.
+            log_budget=math.log(4.0 * budget(math.sqrt(low * high))),
+            sigma=self._sigma,
+            exponent_sigma=self._exponent_sigma,
+            noise_scale=self._noise_scale,
+            others=coordinates.columns,
+        )
+        return infer_at_budget(
+            results,
+            others,
+            prior=prior,
+            budget=budget,
+            mode=mode,
+            ideal=self._ideal,
+            policy=self._policy,
+            rng=rng,
+            particles=particles,
+            moves=moves,
+        )
+
     def recommended(self, study: optuna.Study) -> int | None:
-        """Return the number of the reached trial best by the posterior's mean (``both``: by time), else None."""
+        """Return the number of the reached trial best by the posterior's mean (``both``: by time), else None.
+
+        For ``loss`` it is the full trial whose fresh seed is predicted to be best.
+        """
+        if self.objective == LOSS:
+            at_budget = self.budget_posterior(study)
+            expected = [] if at_budget is None else rank_full_trials(at_budget)
+            return expected[0].run.number if expected else None
         posterior, objective = (
             self.posterior(study),
             "steps" if self.objective == "steps" else "time",
@@ -315,7 +493,7 @@ class FrontierSampler(BaseSampler):
             trial for trial in trials if trial.state in (TrialState.COMPLETE, TrialState.PRUNED)
         ]
         for trial in (one for one in finished if coordinates.complete(one.params)):
-            result = trial_result(trial, coordinates, self.objective)
+            result = self._result(trial, coordinates)
             if result is not None:
                 results.append(result)
                 others[trial.number] = coordinates.others(trial.params)
@@ -328,6 +506,11 @@ class FrontierSampler(BaseSampler):
                     trial.values,
                 )
         return results, others
+
+    def _result(self, trial: FrozenTrial, coordinates: "Coordinates") -> TrialResult | None:
+        if self.objective == LOSS and self._budget is not None and RECORD not in trial.user_attrs:
+            return result_at_budget(trial, coordinates, self._budget)
+        return trial_result(trial, coordinates, self.objective)
 
     def _infer(
         self,
@@ -563,4 +746,45 @@ def trial_result(
         seconds_per_step=seconds,
         history=tuple((step, value if math.isfinite(value) else None) for step, value in history),
         horizon=trial.user_attrs.get("horizon"),
+    )
+
+
+def result_at_budget(
+    trial: FrozenTrial, coordinates: Coordinates, budget: Callable[[float], float]
+) -> TrialResult | None:
+    """Make the record of a foreign trial of the objective ``loss``; None without usable numbers.
+
+    A complete trial has run to its budget's end, and its value is its metric there; another one to its attribute
+    ``steps``, else to the last step that it reported.
+    """
+    x, z = coordinates.point(trial.params)
+    batch_size = round(2.0**x)
+    last_step = last_step_of(budget(float(batch_size)))
+    history: dict[int, float | None] = {}
+    for step, value in sorted(trial.intermediate_values.items()):
+        history[step] = value if math.isfinite(value) else None
+    steps = trial.user_attrs.get("steps", max(history, default=None))
+    status = trial.user_attrs.get("status", "stopped")
+    if trial.state == TrialState.COMPLETE:
+        steps = last_step
+        value = trial.values[0]
+        history[last_step] = value if math.isfinite(value) else None
+    if steps is None or not (math.isfinite(steps) and steps >= 1):
+        return None
+    spec = TrialSpec(
+        trial.number,
+        trial.number,
+        batch_size,
+        2.0**z,
+        None,
+        0,
+        resumed_from=trial.user_attrs.get(RESUMED_FROM),
+    )
+    return TrialResult.unmeasured(
+        spec,
+        status,
+        steps=round(steps),
+        steps_low=round(steps),
+        examples=round(steps) * batch_size,
+        history=tuple(history.items()),
     )

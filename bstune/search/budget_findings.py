@@ -1,0 +1,280 @@
+"""What the trials of a fixed budget say: which point to use, how good it is, and what else would do.
+
+All that is said of the metric is read from the ruler: a point that is ``behind`` by so much has at
+its budget's end what the best trial had at the share e^-behind of its own, and one that is ahead
+what the best trial's slope leads to. Intervals hold 90% of the posterior's draws; they are of the
+metric without the luck of a seed.
+
+The same histories, read up to a half, a quarter and an eighth of the budget, show how the best batch
+size moves with it: the exponent of B ~ budget^exponent is a line through log B* of one draw at each
+share. The draws of two shares are independent, though the trials are the same: errors that they
+share would cancel, so that the interval is wide rather than narrow::
+
+    posteriors = {}
+    for share in BUDGET_SHARES:
+        posteriors[share] = sampler.budget_posterior(study, share=share, particles=1000, moves=8)
+    findings = findings_of(posteriors)
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from bstune.search.acquisition import ROOM
+from bstune.search.fixed_budget import BudgetPosterior, Expected, rank_full_trials
+from bstune.search.posterior import OTHER, frontier, log_steps, optimum
+from bstune.search.ruler import Array, Ruler, RunningBest
+
+BUDGET_SHARES = (1.0, 0.5, 0.25, 0.125)
+SIZES_AN_OCTAVE = 4  # of the curve over batch sizes
+OPTIMA_AN_OCTAVE = 16  # at which the best batch size of a draw is sought
+INTERVAL = (0.05, 0.95)
+# The least chance of being as good as the best that is not yet "shown to be worse".
+DOUBT = 0.05
+
+
+@dataclass(frozen=True)
+class RankedTrial:
+    """A full trial; the first of them is to be used."""
+
+    number: int
+    batch_size: int
+    lr: float
+    metric: float  # its own, the best within its budget
+    behind: float  # the ruler, predicted of a fresh seed, in log of the budget's share
+    fresh_metric: float  # predicted of a fresh seed
+
+
+@dataclass(frozen=True)
+class MetricAtSize:
+    """The best that a batch size has at the budget's end, and the learning rate for it."""
+
+    batch_size: int
+    metric: float
+    metric_low: float
+    metric_high: float
+    lr: float
+    lr_low: float
+    lr_high: float
+
+
+@dataclass(frozen=True)
+class AsGoodSizes:
+    """The batch sizes around the best one that are not shown to be worse."""
+
+    low: int
+    high: int
+    low_open: bool  # the search's smallest batch size is one of them: smaller ones may be, too
+    high_open: bool
+
+
+@dataclass(frozen=True)
+class BestSize:
+    """The best batch size for a share of the budget."""
+
+    share: float
+    batch_size: float
+    low: float
+    high: float
+    at_end: bool  # of the batch sizes that were searched: the best one may lie beyond
+
+
+@dataclass(frozen=True)
+class SizeGrowth:
+    """How the best batch size grows with the budget: B ~ budget^exponent."""
+
+    exponent: float
+    low: float
+    high: float
+    best_sizes: tuple[BestSize, ...]  # the longest budget first
+
+
+@dataclass(frozen=True)
+class BudgetFindings:
+    """All that a report needs of a fixed budget."""
+
+    ranked: tuple[RankedTrial, ...]  # the best first
+    curve: tuple[MetricAtSize, ...]  # over rising batch sizes
+    as_good: AsGoodSizes
+    # Units of the metric, 0 or more: expected of the best single point that could run next ...
+    gain_left: float
+    # ... and of whoever knew the law exactly: no search can expect more than this.
+    gain_left_at_most: float
+    growth: SizeGrowth | None  # None where fewer than two shares of the budget have a full trial
+
+
+def findings_of(posteriors: Mapping[float, BudgetPosterior]) -> BudgetFindings | None:
+    """Say what the trials say; None before one is full.
+
+    ``posteriors``: of the whole budget, by the key 1, and of shares of it.
+    """
+    whole = posteriors[1.0]
+    ruler = whole.ruler
+    if ruler is None:
+        return None
+    expected = rank_full_trials(whole)
+    x = _log_sizes(whole, SIZES_AN_OCTAVE)
+    drawn = _best_behind(whole, x)
+    return BudgetFindings(
+        ranked=tuple(_ranked_trial(whole, ruler, one) for one in expected),
+        curve=_curve(whole, ruler, x, drawn),
+        as_good=_as_good(x, drawn),
+        gain_left=_gain_left(whole, ruler, x, expected[0].behind),
+        gain_left_at_most=_gain(whole, ruler, expected[0].behind, drawn.min(axis=1)),
+        growth=size_growth(posteriors),
+    )
+
+
+def share_to_match(
+    winners: Sequence[RunningBest], baselines: Sequence[RunningBest]
+) -> float | None:
+    """Tell at which share of its budget the winner has what the baseline has at its end.
+
+    Of several seeds the mean running best counts, on the ruler's scale; between two evaluations a
+    line is drawn in log share. None where the winner does not come so far, or nothing has run.
+    """
+    if not winners or not baselines:
+        return None
+    goal = float(np.mean([curve.best for curve in baselines]))
+    log_shares = np.unique(np.concatenate([curve.log_shares for curve in winners]))
+    # Before all of them have been evaluated there is no mean.
+    start = max(float(curve.log_shares[0]) for curve in winners)
+    log_shares = log_shares[log_shares >= start]
+    curves = [np.interp(log_shares, curve.log_shares, curve.heights) for curve in winners]
+    mean = np.mean(curves, axis=0)
+    met = np.flatnonzero(mean <= goal)
+    if not met.size:
+        return None
+    first = int(met[0])
+    if first == 0:
+        return math.exp(float(log_shares[0]))
+    way = (mean[first - 1] - goal) / (mean[first - 1] - mean[first])
+    log_share = log_shares[first - 1] + way * (log_shares[first] - log_shares[first - 1])
+    return math.exp(float(log_share))
+
+
+def size_growth(posteriors: Mapping[float, BudgetPosterior]) -> SizeGrowth | None:
+    """Say how the best batch size moves with the budget; see the module's docstring."""
+    shares = [share for share in posteriors if posteriors[share].ruler is not None]
+    shares = sorted(shares, reverse=True)
+    if len(shares) < 2:
+        return None
+    optima, best_sizes = list[Array](), list[BestSize]()
+    for share in shares:
+        x = _log_sizes(posteriors[share], OPTIMA_AN_OCTAVE)
+        best = x[_best_behind(posteriors[share], x).argmin(axis=1)]
+        low, middle, high = np.quantile(best, (INTERVAL[0], 0.5, INTERVAL[1]))
+        optima.append(best)
+        at_end = bool(middle <= x[0] or middle >= x[-1])
+        best_sizes.append(
+            BestSize(
+                share=share,
+                batch_size=2.0 ** float(middle),
+                low=2.0 ** float(low),
+                high=2.0 ** float(high),
+                at_end=at_end,
+            )
+        )
+    count = min(len(best) for best in optima)
+    log2_sizes = np.stack([best[:count] for best in optima])
+    exponents = np.polyfit(np.log2(shares), log2_sizes, 1)[0]
+    low, middle, high = np.quantile(exponents, (INTERVAL[0], 0.5, INTERVAL[1])).tolist()
+    return SizeGrowth(middle, low, high, tuple(best_sizes))
+
+
+def _log_sizes(posterior: BudgetPosterior, an_octave: int) -> Array:
+    """Give log2 of batch sizes from end to end, without those that do not fit into memory."""
+    prior = posterior.prior
+    high = max(prior.log_low, min(prior.log_high, posterior.too_large - ROOM))
+    count = 1 + math.ceil(an_octave * (high - prior.log_low))
+    return np.linspace(prior.log_low, high, count)
+
+
+def _best_behind(posterior: BudgetPosterior, x: Array) -> Array:
+    """Draw how far behind the ruler each batch size is at its best rate: (m, n)."""
+    steps = frontier(posterior.theta, posterior.prior.at(x), posterior.prior)
+    return np.asarray(steps - posterior.log_budget(x))
+
+
+def _metric(posterior: BudgetPosterior, ruler: Ruler, behind: Array) -> Array:
+    """Give the metric at the budget's end of what is so far behind."""
+    return posterior.scale.metric(ruler.height(-behind))
+
+
+def _ranked_trial(posterior: BudgetPosterior, ruler: Ruler, expected: Expected) -> RankedTrial:
+    run = expected.run
+    height = np.array([math.inf if run.curve is None else run.curve.best])
+    return RankedTrial(
+        number=run.number,
+        batch_size=round(2.0**run.x),
+        lr=2.0**run.z,
+        metric=float(posterior.scale.metric(height)[0]),
+        behind=expected.behind,
+        fresh_metric=float(_metric(posterior, ruler, np.array([expected.behind]))[0]),
+    )
+
+
+def _curve(
+    posterior: BudgetPosterior, ruler: Ruler, x: Array, drawn: Array
+) -> tuple[MetricAtSize, ...]:
+    """Give the best metric over batch sizes, and the rate that it takes."""
+    shares = (INTERVAL[0], 0.5, INTERVAL[1])
+    metrics = np.quantile(_metric(posterior, ruler, drawn), shares, axis=0)
+    log_rates = optimum(posterior.theta, posterior.prior.at(x), posterior.prior)
+    rates = np.exp2(np.quantile(log_rates, shares, axis=0))
+    curve = list[MetricAtSize]()
+    for i, size in enumerate(np.exp2(x).tolist()):
+        metric_low, metric, metric_high = metrics[:, i].tolist()
+        lr_low, lr, lr_high = rates[:, i].tolist()
+        curve.append(
+            MetricAtSize(
+                batch_size=round(size),
+                metric=metric,
+                metric_low=metric_low,
+                metric_high=metric_high,
+                lr=lr,
+                lr_low=lr_low,
+                lr_high=lr_high,
+            )
+        )
+    return tuple(curve)
+
+
+def _as_good(x: Array, drawn: Array) -> AsGoodSizes:
+    """Give the batch sizes around the best that at least ``DOUBT`` of the draws hold as good."""
+    best = int(np.median(drawn, axis=0).argmin())
+    chance = (drawn <= drawn[:, [best]]).mean(axis=0)
+    first = best
+    while first > 0 and chance[first - 1] >= DOUBT:
+        first -= 1
+    last = best
+    while last < len(x) - 1 and chance[last + 1] >= DOUBT:
+        last += 1
+    return AsGoodSizes(
+        low=round(2.0 ** float(x[first])),
+        high=round(2.0 ** float(x[last])),
+        low_open=first == 0,
+        high_open=last == len(x) - 1,
+    )
+
+
+def _gain(posterior: BudgetPosterior, ruler: Ruler, best: float, behind: Array) -> float:
+    """Give by how much draws (m,) are better than the best trial's fresh seed, in the mean."""
+    now = _metric(posterior, ruler, np.array([best]))
+    then = _metric(posterior, ruler, np.minimum(behind, best))
+    return float(np.abs(now - then).mean())
+
+
+def _gain_left(posterior: BudgetPosterior, ruler: Ruler, x: Array, best: float) -> float:
+    """Give the largest expected improvement of one point: of each batch size at its likely rate."""
+    theta, prior = posterior.theta, posterior.prior
+    z = np.median(optimum(theta, prior.at(x), prior), axis=0)
+    other = np.zeros((x.size, prior.others))
+    for j in range(prior.others):
+        other[:, j] = np.clip(np.median(theta[:, OTHER + 3 * j]), 0.0, 1.0)
+        # The best rate moves with the other hyper-parameters, which the optimum has in the middle.
+        z = z + np.median(theta[:, OTHER + 3 * j + 2]) * (other[:, j] - 0.5)
+    behind = log_steps(theta, prior.at(x, z, other), prior) - posterior.log_budget(x)
+    return max(_gain(posterior, ruler, best, behind[:, i]) for i in range(x.size))

@@ -1,0 +1,193 @@
+"""A curve as a ruler of training: when the best trial so far had a metric that another one has now.
+
+Two trials of a fixed budget are compared by time, not by metric: a trial that has a metric m at the
+share s of its budget is behind the ruler by
+
+    behind = log s - log s_ruler(m),
+
+with s_ruler(m) the share at which the ruler's running best first was m. It is 0 for the ruler
+itself, and log c for a trial whose curve is the ruler's with c times the steps. No unit of the
+metric is left in it: between two metrics that the ruler had, only their order and the ruler's own
+steps count, up to the line that is drawn between two evaluations. Beyond the ruler's best its own
+slope goes on, which needs a scale on which curves are nearly straight over log s:
+
+- where the metric's ideal value is known, the log of the distance from it, as metrics fall about as
+  a power of the steps (Hestness et al. 2017, arXiv 1712.00409);
+- elsewhere the metric itself, whatever its sign, by its local slope dm/dlog s.
+
+The slope is a median over the best trials, since the end of one curve is noisy; it is at least a
+share of the slope over the last tenfold of the steps: a curve that happens to be flat at its end
+would make an hour of a hair's breadth.
+"""
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+Array = NDArray[np.float64]
+Mode = Literal["min", "max"]
+History = Sequence[tuple[int, float | None]]
+
+LATE = 1 / 3  # of the budget, from which on the slope at its end is measured
+TENFOLD = 0.1  # of the budget, from which on the least slope is
+EARLY_FACTOR = 3.0  # of the first evaluation's steps, over which the slope at the start is measured
+BEST_CURVES = 5  # whose slopes at the end have a say
+LEAST_POINTS = 3  # evaluations that a line is fitted to; fewer are joined by their ends
+TINY = 1e-12  # a slope of a curve that never moves
+
+
+@dataclass(frozen=True)
+class Scale:
+    """The metric as what falls while training goes on: its height.
+
+    Args:
+        mode: ``min`` for a metric that falls, ``max`` for one that rises.
+        ideal: its best value; None where there is none, as of a log-likelihood.
+        closest: the distance from the ideal value that one of it is taken for: its log is finite.
+    """
+
+    mode: Mode
+    ideal: float | None
+    closest: float = 1e-6
+
+    @property
+    def _sign(self) -> float:
+        return 1.0 if self.mode == "min" else -1.0
+
+    def height(self, metric: Array) -> Array:
+        """Give the log of the distance from the ideal value, or the metric with its sign."""
+        if self.ideal is None:
+            return self._sign * metric
+        return np.log(np.maximum(self._sign * (metric - self.ideal), self.closest))
+
+    def metric(self, height: Array) -> Array:
+        """Give back the metric of a height."""
+        if self.ideal is None:
+            return self._sign * height
+        return self.ideal + self._sign * np.exp(np.minimum(height, 700.0))
+
+
+def scale_of(histories: Iterable[History], mode: Mode, ideal: float | None) -> Scale:
+    """Choose the scale of a study's histories.
+
+    A metric that falls and is positive throughout, as errors and most losses are, has the ideal
+    value 0 unless another one is given.
+    """
+    values = [value for history in histories for _, value in history if _is_finite(value)]
+    metrics = np.array(values, dtype=np.float64)
+    if ideal is None and mode == "min" and metrics.size and metrics.min() > 0.0:
+        ideal = 0.0
+    if ideal is None:
+        return Scale(mode, None)
+    # Half of the least distance seen: no error among 1,000 examples counts as half of one.
+    distances = np.abs(metrics - ideal)
+    positive = distances[distances > 0.0]
+    return Scale(mode, ideal, 0.5 * float(positive.min())) if positive.size else Scale(mode, ideal)
+
+
+def _is_finite(value: float | None) -> bool:
+    return value is not None and math.isfinite(value)
+
+
+@dataclass(frozen=True)
+class RunningBest:
+    """A trial's best height so far at each of its evaluations, in order: arrays of shape (n,)."""
+
+    log_shares: Array  # log of the share of the budget, at most 0
+    heights: Array
+
+    @property
+    def best(self) -> float:
+        """The least height."""
+        return float(self.heights[-1])
+
+    def slope(self, since: float) -> float | None:
+        """Give -dh/dlog s from a share of the budget on; None where nothing is seen there."""
+        late = self.log_shares >= math.log(since) - 1e-9
+        x, y = self.log_shares[late], self.heights[late]
+        if x.size >= LEAST_POINTS:
+            return -float(np.polyfit(x, y, 1)[0])
+        # Few evaluations: from where the curve enters the window to its end.
+        start = max(math.log(since), float(self.log_shares[0]))
+        width = float(self.log_shares[-1]) - start
+        if width <= 0.0:
+            return None
+        return (float(np.interp(start, self.log_shares, self.heights)) - self.best) / width
+
+
+def running_best(history: History, last_step: int, scale: Scale) -> RunningBest | None:
+    """Read a history whose budget ends at ``last_step``; None without a finite evaluation in it."""
+    seen = [
+        (step, value)
+        for step, value in history
+        if 0 < step <= last_step and value is not None and math.isfinite(value)
+    ]
+    if not seen:
+        return None
+    steps, values = np.array(seen, dtype=np.float64).T
+    heights = np.minimum.accumulate(scale.height(values))
+    return RunningBest(np.log(steps / last_step), heights)
+
+
+@dataclass(frozen=True)
+class Ruler:
+    """The best full trial's curve by its first hits, and its slopes beyond both ends.
+
+    Args:
+        log_shares: when each height was first had, rising; the last is 0, the budget's end, as the
+            best metric is what the trial has there, even where it had it a little earlier.
+        heights: falling.
+        slope: -dh/dlog s at the budget's end.
+        first_slope: the same before the first evaluation.
+    """
+
+    log_shares: Array
+    heights: Array
+    slope: float
+    first_slope: float
+
+    def log_share(self, heights: Array) -> Array:
+        """Tell when the ruler had these heights: log of the share of its budget."""
+        inside = np.interp(-heights, -self.heights, self.log_shares)
+        beyond = np.maximum(self.heights[-1] - heights, 0.0) / self.slope
+        before = np.maximum(heights - self.heights[0], 0.0) / self.first_slope
+        return np.asarray(inside + beyond - before)
+
+    def height(self, log_shares: Array) -> Array:
+        """Tell what height the ruler had, or would have, at these shares: the inverse."""
+        inside = np.interp(log_shares, self.log_shares, self.heights)
+        beyond = np.maximum(log_shares, 0.0) * self.slope
+        before = np.maximum(self.log_shares[0] - log_shares, 0.0) * self.first_slope
+        return np.asarray(inside - beyond + before)
+
+
+def make_ruler(curves: Sequence[RunningBest], least_slope: float) -> Ruler:
+    """Make the ruler of full trials' curves, the best first.
+
+    ``least_slope``: of the slope over the last tenfold of the steps, what the end has at least.
+    """
+    first_hit = np.append(True, np.diff(curves[0].heights) < 0.0)
+    log_shares = curves[0].log_shares[first_hit]
+    heights = curves[0].heights[first_hit]
+    log_shares[-1] = 0.0
+    ends, tenfolds = list[float](), list[float]()
+    for curve in curves[:BEST_CURVES]:
+        end, tenfold = curve.slope(LATE), curve.slope(TENFOLD)
+        if end is not None and tenfold is not None:
+            ends.append(end)
+            tenfolds.append(tenfold)
+    if ends:
+        slope = max(float(np.median(ends)), least_slope * float(np.median(tenfolds)), TINY)
+    else:
+        # One evaluation a trial: what the trials differ by stands for one in log s.
+        slope = max(float(np.ptp([curve.best for curve in curves])), TINY)
+    early = log_shares <= log_shares[0] + math.log(EARLY_FACTOR)
+    width = float(log_shares[early][-1] - log_shares[0])
+    first_slope = slope
+    if width > 0.0:
+        first_slope = max(slope, float(heights[0] - heights[early][-1]) / width)
+    return Ruler(log_shares, heights, slope, first_slope)

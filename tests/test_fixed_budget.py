@@ -1,0 +1,664 @@
+"""The best metric within a budget: the ruler, what is read of trials, decisions, findings, and whole searches."""
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import optuna
+import pytest
+from optuna.distributions import FloatDistribution, IntDistribution
+from optuna.trial import TrialState
+from synthetic import Law
+from toolbox import make_spec
+
+from bstune.core.errors import ConfigError
+from bstune.core.records import Target, TrialResult
+from bstune.search.acquisition import Domain
+from bstune.search.budget_decision import first_steps, fresh_seed_due, suggest_within_budget
+from bstune.search.budget_findings import BUDGET_SHARES, findings_of, share_to_match
+from bstune.search.fixed_budget import (
+    infer_at_budget,
+    last_step_of,
+    rank_full_trials,
+    shortened,
+)
+from bstune.search.posterior import LEVEL, make_prior
+from bstune.search.ruler import RunningBest, Scale, make_ruler, running_best, scale_of
+from bstune.search.sampler import RESUMED_FROM, FrontierSampler, default_policy
+
+optuna.logging.set_verbosity(optuna.logging.ERROR)
+
+LOW, HIGH = 8, 4096
+LR_LOW, LR_HIGH = 2.0**-11, 2.0**1.25
+LAST = 10_000  # step of a budget
+POLICY = replace(
+    default_policy(), particles=96, moves=2, candidates=80, random_fraction=0.0, loss_sure=0.0
+)
+SHARES = np.exp(np.linspace(math.log(0.01), 0.0, 47))
+ERROR = Scale("min", 0.0)
+DOMAIN = Domain(
+    LOW, HIGH, round, lambda x: (np.full(x.shape, -11.0), np.full(x.shape, 1.25)), others=0
+)
+
+
+def history(metric, last_step=LAST, until=1.0):
+    """Return evaluations of a metric over the share of the budget, the last at its end."""
+    seen = {max(1, round(share * last_step)): float(metric(share)) for share in SHARES}
+    return tuple((step, value) for step, value in seen.items() if step <= until * last_step + 0.5)
+
+
+def power(factor, exponent=0.3):
+    """Return a metric that takes ``factor`` times the steps of s^-exponent."""
+    return lambda share: (share / factor) ** -exponent
+
+
+def trial(number, metric, batch_size=64, lr=0.1, share=1.0, last_step=LAST, **changes):
+    """Return the record of a trial that ran to a share of its budget."""
+    spec = make_spec(batch_size, lr, number=number, seed=number)
+    steps = round(share * last_step)
+    record = TrialResult.unmeasured(
+        spec, "stopped", steps=steps, history=history(metric, last_step, share)
+    )
+    return replace(record, **changes)
+
+
+def prior(budget=LAST):
+    return make_prior(
+        low=LOW,
+        high=HIGH,
+        rule=lambda x: math.log2(0.1) + 0.5 * (x - 7.0),
+        log_budget=math.log(4.0 * budget),
+        sigma=1.0,
+        exponent_sigma=0.3,
+        noise_scale=None,
+        others=0,
+    )
+
+
+def read(trials, budget=LAST, mode="min", ideal=0.0, policy=POLICY, seed=0):
+    return infer_at_budget(
+        trials,
+        {},
+        prior=prior(budget),
+        budget=lambda batch_size: budget,
+        mode=mode,
+        ideal=ideal,
+        policy=policy,
+        rng=np.random.default_rng(seed),
+    )
+
+
+def behinds(posterior):
+    return {run.number: run.behind for run in posterior.runs}
+
+
+def suggested(posterior, pending=(), resumable=lambda number: True, policy=POLICY, seed=0):
+    return suggest_within_budget(
+        posterior,
+        pending,
+        domain=DOMAIN,
+        resumable=resumable,
+        policy=policy,
+        rng=np.random.default_rng(seed),
+    )
+
+
+# The ruler
+
+
+def ruler_of(metric, least_slope=0.5):
+    return make_ruler([running_best(history(metric), LAST, ERROR)], least_slope)
+
+
+@pytest.mark.parametrize("factor", [1.0, 1.5, 3.0])
+@pytest.mark.parametrize("share", [0.125, 0.5, 1.0])
+def test_a_trial_that_takes_c_times_the_steps_is_log_c_behind(factor, share):
+    found = behinds(read([trial(0, power(1.0)), trial(1, power(factor), share=share)]))
+    assert found[0] == 0.0
+    assert found[1] == pytest.approx(math.log(factor), abs=1e-3)
+
+
+@pytest.mark.parametrize("factor", [0.5, 0.8])
+def test_a_trial_that_is_ahead_of_all_that_the_ruler_had_is_read_by_its_slope(factor):
+    ahead = trial(1, power(factor), share=0.7, history=((7000, power(factor)(0.7)),))
+    found = behinds(read([trial(0, power(1.0)), ahead]))
+    assert found[1] == pytest.approx(math.log(factor), abs=0.01)
+
+
+def test_the_ruler_reads_its_own_heights_back_within_and_beyond_both_ends():
+    ruler = ruler_of(power(1.0))
+    at = np.log([0.002, 0.01, 0.07, 0.5, 1.0, 1.8])
+    assert ruler.log_share(ruler.height(at)) == pytest.approx(at, abs=1e-9)
+    assert ruler.slope == pytest.approx(0.3, abs=1e-4)
+    assert ruler.first_slope == pytest.approx(0.3, abs=1e-3)
+
+
+def test_a_curve_that_is_flat_at_its_end_has_a_share_of_its_slope_over_the_last_tenfold():
+    def flat(share):
+        return min(share, 0.4) ** -0.3
+
+    whole = running_best(history(flat), LAST, ERROR).slope(0.1)
+    assert ruler_of(flat).slope == pytest.approx(0.5 * whole)
+    assert ruler_of(flat, least_slope=0.25).slope == pytest.approx(0.25 * whole)
+
+
+def test_two_evaluations_in_the_last_third_give_a_slope():
+    seen = tuple((step, power(1.0)(step / LAST)) for step in (500, 2000, 5000, LAST))
+    ruler = make_ruler([running_best(seen, LAST, ERROR)], 0.0)
+    assert ruler.slope == pytest.approx(0.3, abs=0.01)
+
+
+def test_a_single_evaluation_at_the_end_still_ranks():
+    ends = [trial(i, power(1.0), history=((LAST, value),)) for i, value in enumerate((0.3, 0.2))]
+    posterior = read(ends)
+    assert behinds(posterior) == {0: pytest.approx(1.0), 1: 0.0}
+
+
+def test_noise_counts_by_its_running_best():
+    up_and_down = ((100, 0.5), (200, 0.3), (300, 0.9), (400, None), (500, 0.25))
+    curve = running_best(up_and_down, 1000, ERROR)
+    assert np.exp(curve.heights) == pytest.approx([0.5, 0.3, 0.3, 0.25])
+    assert np.exp(curve.log_shares) == pytest.approx([0.1, 0.2, 0.3, 0.5])
+    assert running_best(((100, None), (2000, 0.1)), 1000, ERROR) is None
+
+
+# Scales
+
+
+@pytest.mark.parametrize(
+    ("mode", "ideal", "values", "expected"),
+    [
+        ("min", None, (0.5, 0.2), 0.0),
+        ("min", None, (0.5, -0.2), None),
+        ("max", None, (0.5, 0.7), None),
+        ("max", 1.0, (0.5, 0.7), 1.0),
+        ("min", -2.0, (0.5, 0.7), -2.0),
+    ],
+)
+def test_the_ideal_value_is_what_is_given_or_zero_of_what_is_positive_and_falls(
+    mode, ideal, values, expected
+):
+    assert scale_of([tuple(enumerate(values, start=1))], mode, ideal).ideal == expected
+
+
+@pytest.mark.parametrize(
+    "scale", [ERROR, Scale("max", 1.0), Scale("min", None), Scale("max", None)]
+)
+def test_a_height_gives_its_metric_back(scale):
+    metrics = np.array([0.2, 0.5, 0.9])
+    assert scale.metric(scale.height(metrics)) == pytest.approx(metrics)
+    assert (np.diff(scale.height(metrics)) > 0).all() == (scale.mode == "min")
+
+
+def test_an_error_of_exactly_zero_has_a_height():
+    scale = scale_of([((1, 0.1), (2, 0.02), (3, 0.0))], "min", 0.0)
+    assert scale.height(np.array([0.0]))[0] == pytest.approx(math.log(0.01))
+
+
+FACTORS = (1.0, 1.2, 1.7, 2.5)
+TRANSFORMED = {
+    "square root": (lambda m: math.sqrt(m), "min", 0.0, 1e-6),
+    "accuracy": (lambda m: 1.0 - 0.2 * m, "max", 1.0, 1e-6),
+    "log-likelihood of either sign": (lambda m: 0.7 - math.log(m), "max", None, 1e-6),
+    "a loss below zero": (lambda m: m - 5.0, "min", None, 0.03),
+    "accuracy without bounds": (lambda m: 1.0 - 0.2 * m, "max", None, 0.03),
+}
+
+
+def four(transform, last_step=LAST):
+    """Return two full and two stopped trials, seen through a transform of the metric."""
+    trials = []
+    for i, factor in enumerate(FACTORS):
+        metric = power(factor)
+        share = 1.0 if i % 2 == 0 else 0.3
+        trials.append(
+            trial(
+                i,
+                lambda s, metric=metric: transform(metric(s)),
+                16 * 2**i,
+                0.05 * 2**i,
+                share,
+                last_step,
+            )
+        )
+    return trials
+
+
+@pytest.mark.parametrize("name", TRANSFORMED)
+def test_a_monotone_transform_of_the_metric_changes_hardly_anything(name):
+    transform, mode, ideal, tolerance = TRANSFORMED[name]
+    plain, seen = read(four(lambda m: m)), read(four(transform), mode=mode, ideal=ideal)
+    assert behinds(seen) == pytest.approx(behinds(plain), abs=tolerance)
+    assert [one.run.number for one in rank_full_trials(seen)] == [0, 2]
+    # By the same draws, so that what differs is what was read.
+    seen = replace(seen, theta=plain.theta)
+    decisions = [(suggested(plain, seed=seed), suggested(seen, seed=seed)) for seed in range(20)]
+    assert sum(chosen == again for chosen, again in decisions) >= 19
+
+
+def test_beyond_its_best_the_ruler_goes_by_the_slope_of_any_metric():
+    """A loss below zero, 0.2 ahead on its own scale: dm/dlog s is the slope of s^-0.3 at the end."""
+    ahead = trial(1, power(1.0), share=0.9, history=((9000, 0.98 - 5.0),))
+    shifted = [trial(0, lambda s: power(1.0)(s) - 5.0), ahead]
+    posterior = read(shifted, ideal=None)
+    assert posterior.ruler.slope == pytest.approx(0.36, abs=0.02)
+    expected = math.log(0.9) - 0.02 / posterior.ruler.slope
+    assert behinds(posterior)[1] == pytest.approx(expected, abs=1e-6)
+
+
+def test_the_unit_of_time_does_not_matter():
+    coarse, fine = read(four(lambda m: m)), read(four(lambda m: m, 100 * LAST), budget=100 * LAST)
+    assert behinds(fine) == pytest.approx(behinds(coarse), abs=1e-3)
+    theta = coarse.theta.copy()
+    theta[:, LEVEL] += math.log(100.0)
+    fine = replace(fine, theta=theta)
+    for seed in range(20):
+        chosen, again = suggested(coarse, seed=seed), suggested(fine, seed=seed)
+        assert (again.x, again.z) == (chosen.x, chosen.z)
+        assert again.resumed_from == chosen.resumed_from
+        assert again.max_steps == 100 * chosen.max_steps
+    assert fine.spent == pytest.approx(coarse.spent)
+
+
+# What is read of trials
+
+
+def test_a_trial_that_diverged_says_only_that():
+    broken = trial(1, power(0.1), lr=1.0, share=0.3, status="diverged")
+    posterior = read([trial(0, power(1.0)), broken])
+    assert posterior.data.diverged.tolist() == [False, True]
+    assert not posterior.data.bound.any()
+    assert [one.run.number for one in rank_full_trials(posterior)] == [0]
+
+
+def test_a_full_trial_without_a_finite_metric_is_one_that_diverged():
+    posterior = read([trial(0, power(1.0)), trial(1, power(1.0), history=((LAST, None),))])
+    assert posterior.data.diverged.tolist() == [False, True]
+
+
+def test_a_trial_without_an_evaluation_is_a_bound_at_its_steps():
+    posterior = read([trial(0, power(1.0)), trial(1, power(1.0), share=0.1, history=())])
+    assert posterior.data.bound.tolist() == [False, True]
+    assert posterior.data.y[1] == pytest.approx(math.log(0.1 * LAST))
+
+
+def test_the_less_of_its_budget_a_trial_has_run_the_less_sure_is_what_it_says():
+    shares = (1.0, 0.5, 0.25, 0.125)
+    trials = [trial(i, power(1.0), share=share) for i, share in enumerate(shares)]
+    spread = read(trials).data.spread
+    assert spread[0] == pytest.approx(0.02)
+    assert spread[2] == pytest.approx(math.hypot(0.1, 0.3 * math.sqrt(math.log(4.0))), rel=0.05)
+    assert (np.diff(spread) > 0).all()
+
+
+def test_a_chain_is_read_as_one_and_paid_once():
+    first = trial(1, power(2.0), share=0.125)
+    rest = trial(2, power(2.0), resumed_from=1)
+    rest = replace(rest, history=tuple(pair for pair in rest.history if pair[0] > first.steps))
+    whole = read([trial(0, power(1.0)), trial(2, power(2.0))])
+    chain = read([trial(0, power(1.0)), first, rest])
+    assert behinds(chain) == behinds(whole)
+    assert chain.runs[1].curve.heights.tolist() == whole.runs[1].curve.heights.tolist()
+    assert chain.spent == pytest.approx(2.0)
+
+
+def test_a_budget_of_few_steps_ends_at_its_last_whole_step():
+    assert [last_step_of(budget) for budget in (0.4, 1.0, 2.9, 3.0 - 1e-12)] == [1, 1, 2, 3]
+    posterior = read([trial(0, power(1.0), last_step=2)], budget=2.9)
+    assert posterior.runs[0].full
+
+
+def test_a_shorter_budget_reads_the_same_histories_up_to_its_end():
+    trials = [trial(0, power(1.0)), trial(1, power(1.0), share=0.125)]
+    late = trial(2, power(1.0), share=0.6, status="diverged")
+    cut = shortened([*trials, late], lambda batch_size: LAST, 0.25)
+    assert [one.steps for one in cut] == [2500, 1250, 2500]
+    assert [one.status for one in cut] == ["stopped"] * 3
+    assert max(step for step, _ in cut[0].history) <= 2500
+
+
+# Decisions
+
+
+def test_the_first_trial_is_the_middle_and_runs_to_the_end():
+    chosen = suggested(read([]))
+    assert chosen.x == math.log2(round(math.sqrt(LOW * HIGH)))
+    assert chosen.max_steps == LAST
+
+
+def test_before_a_trial_is_full_all_run_to_the_end():
+    broken = trial(0, power(1.0), 181, 1.0, share=0.2, status="diverged")
+    chosen = suggested(read([broken]))
+    assert chosen.max_steps == LAST
+    assert chosen.resumed_from is None
+    assert chosen.z < 0.0
+
+
+def started(count=12, share=0.125):
+    """Return a full trial and many that wait, of which the third is far ahead.
+
+    It has the largest batch: with a budget of steps the prior expects that of it.
+    """
+    waiting = []
+    for i in range(1, count):
+        factor = 0.3 if i == 3 else 3.0
+        waiting.append(trial(i, power(factor), 2 ** (12 - (i - 3) % 9), 0.1, share))
+    return [trial(0, power(1.0), 2048), *waiting]
+
+
+def test_a_new_trial_waits_at_the_first_share():
+    chosen = suggested(read([trial(0, power(1.0))]))
+    assert chosen.resumed_from is None
+    assert chosen.max_steps == math.ceil(POLICY.loss_first_share * LAST)
+
+
+def test_one_that_the_law_is_surer_of_than_its_first_share_runs_to_the_end():
+    posterior = read([trial(i, power(1.0 + 0.1 * i), 2**i) for i in range(3, 13)])
+    policy = replace(POLICY, loss_fresh_after=1e6)
+    sure, unsure = replace(policy, loss_sure=0.9), replace(policy, loss_sure=0.05)
+    for seed in range(5):
+        assert suggested(posterior, policy=sure, seed=seed).max_steps == LAST
+        assert suggested(posterior, policy=unsure, seed=seed).max_steps == 1250
+
+
+@pytest.mark.parametrize(("first", "expected"), [(100, 1250), (3000, 3000), (LAST, LAST)])
+def test_it_runs_at_least_to_where_the_ruler_was_first_evaluated(first, expected):
+    seen = [(step, power(1.0)(step / LAST)) for step in sorted({first, LAST})]
+    ruler = make_ruler([running_best(seen, LAST, ERROR)], 0.5)
+    assert first_steps(LAST, ruler, POLICY) == expected
+    assert first_steps(1, ruler, POLICY) == 1
+
+
+@pytest.mark.parametrize("early", [0.0, 100.0], ids=["Thompson", "expected improvement"])
+def test_what_is_ahead_goes_on_to_the_end_and_no_further(early):
+    policy = replace(POLICY, loss_early=early, loss_fresh_after=1e6)
+    posterior = read(started(), policy=policy)
+    seen = [suggested(posterior, policy=policy, seed=seed) for seed in range(10)]
+    again = [chosen for chosen in seen if chosen.resumed_from is not None]
+    assert len(again) >= 4
+    for chosen in again:
+        assert (chosen.resumed_from, chosen.max_steps) == (3, LAST)
+
+
+@pytest.mark.parametrize("resumable", [None, lambda number: number != 3], ids=["none", "not it"])
+def test_only_what_can_be_continued_is(resumable):
+    policy = replace(POLICY, loss_fresh_after=1e6)
+    posterior = read(started(), policy=policy)
+    for seed in range(10):
+        chosen = suggested(posterior, resumable=resumable, policy=policy, seed=seed)
+        assert chosen.resumed_from != 3
+        if resumable is None:
+            assert chosen.resumed_from is None
+            assert chosen.max_steps == LAST
+
+
+def test_what_runs_now_is_not_continued_again():
+    policy = replace(POLICY, loss_fresh_after=1e6)
+    posterior = read(started(), policy=policy)
+    one = next(run for run in posterior.runs if run.number == 3)
+    for seed in range(10):
+        chosen = suggested(posterior, [(one.x, one.z, 3)], policy=policy, seed=seed)
+        assert chosen.resumed_from != 3
+
+
+# A fresh seed of the best
+
+
+def two_full():
+    return [trial(0, power(1.5), 256), trial(1, power(1.0), 64), *started()[2:6]]
+
+
+def test_a_fresh_seed_of_the_best_is_due_once_so_much_is_spent():
+    posterior = read(two_full())
+    assert posterior.spent == pytest.approx(2.5)
+    assert fresh_seed_due(posterior, replace(POLICY, loss_fresh_after=2.6)) is None
+    policy = replace(POLICY, loss_fresh_after=2.4)
+    assert fresh_seed_due(posterior, policy).number == 1
+    chosen = suggested(posterior, policy=policy)
+    assert (chosen.repeats, chosen.resumed_from, chosen.max_steps) == (1, None, LAST)
+    assert (chosen.x, chosen.z) == (6.0, math.log2(0.1))
+
+
+def test_it_is_not_due_while_it_runs_nor_when_it_has_run():
+    policy = replace(POLICY, loss_fresh_after=1.0)
+    posterior = read(two_full(), policy=policy)
+    running = [(6.0, math.log2(0.1), None)]
+    assert suggested(posterior, running, policy=policy).repeats is None
+    again = read([*two_full(), trial(9, power(1.1), 64)], policy=policy)
+    assert fresh_seed_due(again, policy) is None
+
+
+def test_a_lucky_seed_falls_behind_by_what_its_fresh_ones_are():
+    trials = [trial(0, power(1.3), 32), trial(1, power(1.0), 64)]
+    assert rank_full_trials(read(trials))[0].run.number == 1
+    broken = trial(9, power(1.0), 64, share=0.3, status="diverged")
+    assert rank_full_trials(read([*trials, broken]))[0].run.number == 0
+    unlucky = [trial(9 + i, power(3.0), 64) for i in range(2)]
+    assert rank_full_trials(read([*trials, *unlucky]))[0].run.number == 0
+
+
+# Findings
+
+
+def test_when_the_winner_has_what_the_baseline_ends_with():
+    baseline = running_best(history(power(2.5)), LAST, ERROR)
+    winner = running_best(history(power(1.0)), LAST, ERROR)
+    assert share_to_match([winner], [baseline]) == pytest.approx(0.4, rel=0.01)
+    assert share_to_match([baseline], [winner]) is None
+    assert share_to_match([], [baseline]) is None
+    seeds = [running_best(history(power(factor)), LAST, ERROR) for factor in (0.5, 2.0)]
+    assert share_to_match(seeds, [baseline]) == pytest.approx(0.4, rel=0.01)
+    at_once = RunningBest(np.log([0.25, 1.0]), np.array([-9.0, -9.0]))
+    assert share_to_match([at_once], [baseline]) == pytest.approx(0.25)
+
+
+# Whole searches on laws
+
+
+def seconds_of(law, factor):
+    sizes = np.exp2(np.arange(3.0, 12.01, 0.25))
+    return factor * min(law.frontier(size) * law.tau(size) for size in sizes)
+
+
+class Workload:
+    """A law's trials with a budget of seconds: error f + (0.9 - f) (1 + step/s_0)^-0.7, 0.1 after S steps."""
+
+    def __init__(self, law, seconds, floor=0.0):
+        self.law, self.seconds, self.floor = law, seconds, floor
+
+    def budget(self, batch_size):
+        return 100.0 * self.seconds / self.law.tau(batch_size)  # a hundredth of a step each
+
+    def metric(self, batch_size, lr, share, luck=1.0):
+        """Return the metric at a share of the budget; None where the run diverges."""
+        steps = self.law.steps(batch_size, lr)
+        if steps is None:
+            return None
+        scale = steps * luck / (((0.9 - self.floor) / (0.1 - self.floor)) ** (1.0 / 0.7) - 1.0)
+        at = share * self.seconds / self.law.tau(batch_size)
+        return self.floor + (0.9 - self.floor) * (1.0 + at / scale) ** -0.7
+
+    def best(self, share=1.0):
+        """Return the least metric and its batch size."""
+        sizes = np.exp2(np.arange(3.0, 12.01, 0.125))
+        return min((self.metric(size, self.law.best_lr(size), share), size) for size in sizes)
+
+    def run(self, study, seed, mode="min"):
+        """Run one trial as the sampler's docstring shows; return its cost in full trials."""
+        sampler, sign = study.sampler, 1.0 if mode == "min" else -1.0
+        trial = study.ask()
+        batch_size = trial.suggest_int("batch_size", LOW, HIGH, log=True)
+        lr = trial.suggest_float("lr", LR_LOW, LR_HIGH, log=True)
+        last_step = last_step_of(self.budget(batch_size))
+        max_steps, parent = sampler.max_steps(trial.number), sampler.resumed_from(trial.number)
+        before = 0
+        if parent is not None:
+            trial.set_user_attr(RESUMED_FROM, parent)
+            before = study.trials[parent].user_attrs["steps"]
+        luck_seed = trial.number if parent is None else parent
+        luck = math.exp(self.law.noise * np.random.default_rng([seed, luck_seed]).standard_normal())
+        assert before < max_steps <= last_step
+        trial.set_user_attr("steps", max_steps)
+        if self.metric(batch_size, lr, 1.0) is None:
+            trial.set_user_attr("status", "diverged")
+            study.tell(trial, state=TrialState.PRUNED)
+            return (max_steps - before) / last_step
+        for share in [*SHARES[SHARES * last_step < max_steps], max_steps / last_step]:
+            step = max(1, round(share * last_step))
+            if step > before:
+                trial.report(sign * self.metric(batch_size, lr, share, luck), step)
+        if max_steps == last_step:
+            study.tell(trial, sign * self.metric(batch_size, lr, 1.0, luck))
+        else:
+            study.tell(trial, state=TrialState.PRUNED)
+        return (max_steps - before) / last_step
+
+
+def search(workload, seed, spending, mode="min"):
+    sampler = FrontierSampler(
+        objective="loss",
+        budget=workload.budget,
+        resumable=lambda number: True,
+        search_space={
+            "batch_size": IntDistribution(LOW, HIGH, log=True),
+            "lr": FloatDistribution(LR_LOW, LR_HIGH, log=True),
+        },
+        policy=POLICY,
+        seed=seed,
+    )
+    direction = "minimize" if mode == "min" else "maximize"
+    study = optuna.create_study(sampler=sampler, direction=direction)
+    spent = 0.0
+    while spent < spending:
+        spent += workload.run(study, seed, mode)
+    return study
+
+
+LAW = Law(s_min=300.0, b_crit=400.0, lr=0.03, batch_size=128.0, noise=0.05)
+
+
+@pytest.mark.parametrize("mode", ["min", "max"])
+def test_a_study_finds_the_best_point_of_a_law(mode):
+    workload = Workload(LAW, seconds_of(LAW, 2.0))
+    study = search(workload, 0, 12.0, mode)
+    winner = study.trials[study.sampler.recommended(study)]
+    found = workload.metric(winner.params["batch_size"], winner.params["lr"], 1.0)
+    assert found < 1.06 * workload.best()[0]
+    waited = [one for one in study.trials if one.state == TrialState.PRUNED]
+    went_on = [
+        one.user_attrs[RESUMED_FROM] for one in study.trials if RESUMED_FROM in one.user_attrs
+    ]
+    assert len(went_on) == len(set(went_on)) >= 2
+    assert set(went_on) <= {one.number for one in waited}
+    again = [one.number for one in study.trials if study.sampler.repeats(one.number) is not None]
+    assert len(again) >= 1
+    for number in again:
+        original = study.trials[study.sampler.repeats(number)]
+        assert study.trials[number].params == original.params
+
+
+def findings(study, particles=400):
+    posteriors = {}
+    for share in BUDGET_SHARES:
+        posteriors[share] = study.sampler.budget_posterior(
+            study, share=share, particles=particles, moves=4, rng=np.random.default_rng(0)
+        )
+    return findings_of(posteriors)
+
+
+KINDS = (("two_terms", 1.0), ("power", 0.7), ("power", 1.5), ("knee", 4.0), ("u_shape", 0.2))
+
+
+def drawn_workload(seed):
+    """Return a law of a kind, some outside of the model's own family, with a budget of its own."""
+    rng = np.random.default_rng([seed, 3])
+    kind, parameter = KINDS[seed % len(KINDS)]
+    law = Law(
+        s_min=math.exp(rng.uniform(math.log(50.0), math.log(500.0))),
+        b_crit=math.exp(rng.uniform(math.log(64.0), math.log(1024.0))),
+        lr=2.0 ** rng.uniform(-6.5, -4.5),
+        batch_size=181.0,
+        exponent=float(rng.choice((0.0, 0.5, 1.0))),
+        left=rng.uniform(0.06, 0.2),
+        right=rng.uniform(0.2, 0.6),
+        noise=0.1,
+        overhead=5e-6 * math.exp(rng.uniform(math.log(20.0), math.log(2000.0))),
+        per_example=5e-6,
+        kind=kind,
+        parameter=parameter,
+    )
+    factor = math.exp(rng.uniform(math.log(0.5), math.log(4.0)))
+    return Workload(law, seconds_of(law, factor), floor=rng.uniform(0.0, 0.05))
+
+
+@pytest.mark.slow
+def test_as_good_holds_the_best_batch_size_of_made_curves():
+    held, widths, growths = 0, [], 0
+    for seed in range(10):
+        workload = drawn_workload(seed)
+        found = findings(search(workload, seed, 15.0))
+        best = workload.best()[1]
+        good = found.as_good
+        held += good.low <= 1.1 * best and best <= 1.1 * good.high
+        widths.append(math.log2(good.high / good.low))
+        sizes = [workload.best(size.share)[1] for size in found.growth.best_sizes]
+        shares = [size.share for size in found.growth.best_sizes]
+        exponent = np.polyfit(np.log(shares), np.log(sizes), 1)[0]
+        growths += found.growth.low <= exponent <= found.growth.high
+    assert held >= 8
+    # A set that holds everything says nothing.
+    assert np.median(widths) < 5.0
+    assert growths >= 8
+
+
+def test_what_is_found_of_a_law():
+    workload = Workload(LAW, seconds_of(LAW, 2.0))
+    study = search(workload, 1, 12.0)
+    found = findings(study)
+    metric, size = workload.best()
+    assert found.ranked[0].number == study.sampler.recommended(study) or len(found.ranked) > 1
+    assert [one.behind for one in found.ranked] == sorted(one.behind for one in found.ranked)
+    assert found.as_good.low <= size <= found.as_good.high
+    at = min(found.curve, key=lambda one: abs(math.log(one.batch_size / size)))
+    assert at.metric == pytest.approx(metric, rel=0.08)
+    assert at.metric_low <= at.metric <= at.metric_high
+    assert at.lr_low <= at.lr <= at.lr_high
+    assert at.lr == pytest.approx(LAW.best_lr(size), rel=0.6)
+    assert 0.0 <= found.gain_left <= found.gain_left_at_most < 0.1 * metric
+    assert [size.share for size in found.growth.best_sizes] == list(BUDGET_SHARES)
+    assert found.growth.low <= found.growth.exponent <= found.growth.high
+
+
+def test_nothing_is_found_before_a_trial_is_full():
+    assert findings_of({1.0: read([trial(0, power(1.0), share=0.5)])}) is None
+
+
+# Options
+
+
+def test_a_budget_is_needed():
+    with pytest.raises(ConfigError, match="give budget, the steps over batch size"):
+        FrontierSampler(objective="loss")
+
+
+def test_the_mode_is_the_targets_or_the_directions():
+    budget = {"objective": "loss", "budget": lambda batch_size: 100.0}
+    space = {
+        "batch_size": IntDistribution(LOW, HIGH, log=True),
+        "lr": FloatDistribution(LR_LOW, LR_HIGH, log=True),
+    }
+    up = FrontierSampler(**budget, search_space=space, target=Target("accuracy", 0.9, "max"))
+    assert up.budget_posterior([]).scale.mode == "max"
+    plain = FrontierSampler(**budget, search_space=space)
+    with pytest.raises(ConfigError, match="give mode"):
+        plain.budget_posterior([])
+    study = optuna.create_study(direction="maximize", sampler=plain)
+    assert plain.budget_posterior(study).scale.mode == "max"
+    with pytest.raises(ConfigError, match="of the objective loss, not time"):
+        FrontierSampler(search_space=space).budget_posterior([])
+
+
+@pytest.mark.parametrize("share", [0.0, 1.5])
+def test_a_first_share_lies_within_the_budget(share):
+    with pytest.raises(ConfigError, match="loss_first_share"):
+        replace(POLICY, loss_first_share=share)
