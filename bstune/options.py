@@ -247,6 +247,14 @@ class BudgetOptions(Section):
         return Budget(self.steps, self.examples)
 
 
+class TrialBudgetOptions(BudgetOptions):
+    """When a trial of the study ends."""
+
+    seconds: PositiveSeconds | None
+    """Of search.objective=loss: seconds of training of one trial, by tau(B); null: its examples, or
+    its steps where examples are 1."""
+
+
 class TargetOptions(Section):
     """What a trial is to reach."""
 
@@ -738,7 +746,7 @@ class StudyOptions(Section):
     """Show a traceback instead of a plain message."""
     workload: WorkloadOptions
     """What is trained, and what is to be reached."""
-    budget: BudgetOptions
+    budget: TrialBudgetOptions
     """Of one trial."""
     scaling: ScalingOptions
     """The rule of the learning rate."""
@@ -772,6 +780,13 @@ class StudyOptions(Section):
     def _goes_with_the_rest(cls, search: SearchOptions, info: ValidationInfo) -> SearchOptions:
         protocol = info.data.get("protocol")
         workload = info.data.get("workload")
+        budget = info.data.get("budget")
+        if budget is not None and budget.seconds is not None and search.objective != "loss":
+            raise ValueError(
+                f"budget.seconds={budget.seconds:g} is of search.objective=loss, but got "
+                f"search.objective={search.objective}: a trial for a target ends by budget.steps and "
+                "budget.examples"
+            )
         if protocol is not None:
             _check_own_process(search, protocol)
         if workload is not None:
@@ -882,6 +897,10 @@ def flat_settings(options: StudyOptions) -> dict[str, object]:
     for key in list(values):
         if key.startswith("workload.tunable") and not key.startswith(searched):
             del values[key]
+    if options.search.objective == "loss":
+        # There it is what is asked, and the value of a target is not.
+        values |= flatten({"budget": options.budget.model_dump()})
+        values.pop("workload.target.value", None)
     return {**values, "search.objective": options.search.objective, "seed": options.seed}
 
 

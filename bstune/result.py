@@ -21,7 +21,7 @@ from pydantic import AfterValidator, BaseModel, Field, model_validator
 from bstune.core.objectives import Objective
 from bstune.core.records import STATUSES, Merit, Status, dump_json
 
-SCHEMA_NUMBER = 3  # of curve.json: a change of its keys or of their meaning counts it up
+SCHEMA_NUMBER = 4  # of curve.json: a change of its keys or of their meaning counts it up
 INTERVAL_LEVEL = 0.9  # nominal coverage of a result's intervals
 INTERVAL_QUANTILE = 1.645  # of the standard normal distribution, at the ends of such an interval
 # Of counts and measurements: beyond what any study reports, below where floats lose integers.
@@ -747,6 +747,159 @@ class DevicePlans(Part, frozen=True):
         return self.with_all_reduce or self.ideal
 
 
+class FreshValues(Part, frozen=True):
+    """What runs of one point on fresh seeds came to at their budget's end."""
+
+    seeds: Items[Count]
+    """Their seeds."""
+    values: Items[Real]
+    """The best value of the metric of each."""
+    mean: Real
+    """Their mean."""
+    low: Real
+    """Lower end of the mean's interval."""
+    high: Real
+    """Upper end of the mean's interval."""
+    level: Level
+    """Nominal coverage of the interval."""
+
+
+class PointAtBudget(Part, frozen=True):
+    """A point, and what it comes to at its budget's end."""
+
+    number: Count
+    """Its trial's number."""
+    seed: Count
+    """Its trial's seed."""
+    batch_size: BatchSize
+    """Examples of a step."""
+    lr: Positive
+    """The learning rate."""
+    hyperparameters: Hyperparameters
+    """Further ones that the study searches, by name."""
+    horizon: Count | None
+    """Steps after which its schedule ends; None where none does."""
+    steps: Count
+    """Of its budget."""
+    value: Real
+    """The best value of the metric within its trial, which may be lucky."""
+    predicted: Real | None
+    """The metric that all trials predict of a fresh seed."""
+    fresh: FreshValues | None
+    """None where it did not run on fresh seeds."""
+
+    @property
+    def expected(self) -> float:
+        """The metric to expect: of its fresh seeds, else predicted, else its own."""
+        if self.fresh is not None:
+            return self.fresh.mean
+        return self.value if self.predicted is None else self.predicted
+
+
+class GainAtBudget(Part, frozen=True):
+    """By how much the winner is better than the baseline at the budget's end."""
+
+    difference: Real
+    """The baseline's metric over the winner's, or the other way where it rises: above 0 is better."""
+    low: Real | None
+    """Lower end of its interval; None without fresh seeds of both."""
+    high: Real | None
+    """Upper end of its interval."""
+    level: Level
+    """Nominal coverage of the interval."""
+    seeds: Count
+    """Fresh seeds on which both ran."""
+    share: Share | None
+    """The part of the budget after which the winner has the baseline's metric; None: it never has."""
+
+
+class AsGoodAtBudget(Part, frozen=True):
+    """The batch sizes that are not shown to be worse than the best, each at its best learning rate."""
+
+    low: BatchSize
+    """The smallest of them, in examples."""
+    high: BatchSize
+    """The largest of them, in examples."""
+    lr_low: Positive
+    """The best learning rate at ``low``."""
+    lr_high: Positive
+    """The best learning rate at ``high``."""
+    is_low_open: bool
+    """Whether ``low`` is the smallest that was searched."""
+    is_high_open: bool
+    """Whether ``high`` is the largest that was searched."""
+
+
+class SizeAtBudget(Part, frozen=True):
+    """What a batch size comes to at the budget's end, at its best learning rate."""
+
+    batch_size: BatchSize
+    """Examples of a step."""
+    value: Real
+    """The metric, the posterior's median, without a seed's luck."""
+    low: Real
+    """Lower end of its interval."""
+    high: Real
+    """Upper end of its interval."""
+    lr: Positive
+    """The best learning rate."""
+
+
+class BestSizeAtShare(Part, frozen=True):
+    """The best batch size for a part of the budget."""
+
+    share: Share
+    """Of the budget."""
+    batch_size: Positive
+    """The posterior's median, in examples."""
+    low: Positive
+    """Lower end of its interval."""
+    high: Positive
+    """Upper end of its interval."""
+    is_at_end: bool
+    """Whether it is an end of the batch sizes that were searched."""
+
+
+class SizeGrowthOverBudget(Part, frozen=True):
+    """How the best batch size grows with the budget: B ~ budget^exponent."""
+
+    exponent: Real
+    """The posterior's median."""
+    low: Real
+    """Lower end of its interval."""
+    high: Real
+    """Upper end of its interval."""
+    level: Level
+    """Nominal coverage of the interval."""
+    best_sizes: Items[BestSizeAtShare]
+    """The longest budget first."""
+
+
+class AtBudget(Part, frozen=True):
+    """The answer of the objective loss: what has the best metric when the budget ends."""
+
+    seconds: Positive | None
+    """Seconds of training, by tau(B), where these are the budget."""
+    examples: Count | None
+    """Examples, where these are."""
+    steps: Count | None
+    """Steps, where these are."""
+    winner: PointAtBudget
+    """The point to use."""
+    baseline: PointAtBudget | None
+    """The reference; None where it did not run to its budget's end."""
+    gain: GainAtBudget | None
+    """None without a baseline, or where it is the winner."""
+    as_good: AsGoodAtBudget
+    """Around the best batch size."""
+    curve: Items[SizeAtBudget]
+    """Over rising batch sizes."""
+    growth: SizeGrowthOverBudget | None
+    """None where fewer than two parts of the budget have a trial."""
+    gain_left: NotNegative
+    """What one more point may gain, expected, in units of the metric."""
+
+
 class Best(Part, frozen=True):
     """The winner by the study's objective: the least time, or the fewest steps, to the target.
 
@@ -791,8 +944,8 @@ class StudyResult(Part, frozen=True):
     """The target in words, such as ``val/loss <= 0.1``."""
     metric: Text
     """The target's metric."""
-    target_value: Real
-    """The target's value."""
+    target_value: Real | None
+    """The target's value; None of the objective loss, which has none."""
     mode: Literal["min", "max"]
     """Whether the metric falls or rises to it."""
     devices: Items[Text]
@@ -836,7 +989,8 @@ class StudyResult(Part, frozen=True):
     use: WinnerName | None
     """The winner by the study's objective."""
     confirmed: bool
-    """Whether all its fresh seeds reached the target, and their times tell it from the others'."""
+    """Whether all its fresh seeds reached the target, and their times tell it from the others'; of the
+    objective loss whether it ran on fresh seeds."""
     train: Command | None
     """The command that trains it; None for a study of Python objects."""
     arguments: Items[Text] | None
@@ -861,6 +1015,8 @@ class StudyResult(Part, frozen=True):
     """None where no trial reached the target, or the curve has no seconds that it asks for."""
     not_run_again: NotRunAgain | None
     """None where ``search.candidates`` left nothing out."""
+    at_budget: AtBudget | None = None
+    """Of the objective loss; None of another one, and before a trial has run to its budget's end."""
     over_target: Items[CriticalAtTarget]
     """The critical batch size at easier targets."""
     over_target_note: Text | None
@@ -914,6 +1070,19 @@ class StudyResult(Part, frozen=True):
 
     def best_by(self, merit: Merit) -> Best | None:
         """Give the winner by a merit, or the best point so far; None where no trial has a metric."""
+        if self.at_budget is not None:
+            at_budget = self.at_budget.winner
+            return Best(
+                batch_size=at_budget.batch_size,
+                lr=at_budget.lr,
+                hyperparameters=at_budget.hyperparameters,
+                steps=at_budget.steps,
+                time_to_target=None,
+                horizon=at_budget.horizon,
+                number=at_budget.number,
+                seed=at_budget.seed,
+                reached=False,
+            )
         winner = self.winner_by(merit)
         if winner is not None:
             return Best(

@@ -9,7 +9,7 @@ from typing import Literal, get_args
 
 from bstune.core.records import Merit, TrialResult
 
-Objective = Literal["time", "steps", "both", "curve"]
+Objective = Literal["time", "steps", "both", "curve", "loss"]
 OBJECTIVES: tuple[Objective, ...] = get_args(Objective)
 
 
@@ -18,7 +18,8 @@ class Sought:
     """What a study of one objective looks for.
 
     Args:
-        merits: by which winners are chosen; the first one's is the answer's.
+        merits: by which winners are chosen; the first one's is the answer's. None of the objective
+            loss, whose winner has the best metric at its budget's end.
         values: what Optuna minimizes, by the names that its dashboard shows; a value of None is
             not known, such as seconds on another device than the study's.
     """
@@ -39,9 +40,15 @@ def _examples(trial: TrialResult) -> float:
     return float(trial.steps * trial.batch_size)
 
 
+def _metric(trial: TrialResult) -> float | None:
+    """Give the last value of the metric, of a trial that ran to its budget's end."""
+    return next((value for _, value in reversed(trial.history) if value is not None), None)
+
+
 SOUGHT: dict[Objective, Sought] = {
     "time": Sought(("time",), {"seconds to target": _seconds}),
     "steps": Sought(("steps",), {"steps to target": _steps}),
     "both": Sought(("time", "steps"), {"steps to target": _steps, "seconds to target": _seconds}),
     "curve": Sought(("time",), {"examples to target": _examples}),
+    "loss": Sought((), {"metric at the budget's end": _metric}),
 }

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from bstune.core.records import Merit
 from bstune.core.scaling import RULES
+from bstune.report import budget_answer
 from bstune.result import (
     INTERVAL_LEVEL,
     MAXIMAL_DATA_PARALLELISM,
@@ -90,12 +91,15 @@ def answer(result: StudyResult) -> Answer:
     if result.study != result.workload:
         title.insert(0, f"study {result.study}")
     title.append(plural(result.trials, "trial"))
+    lines, actions, details = LINES, ACTIONS, DETAILS
+    if result.objective == "loss":
+        lines, actions, details = BUDGET_LINES, BUDGET_ACTIONS, BUDGET_DETAILS
     return Answer(
         " · ".join(part for part in title if part),
         _headline(result),
-        _only(LINES, result),
-        _only(ACTIONS, result),
-        _only(DETAILS, result),
+        _only(lines, result),
+        _only(actions, result),
+        _only(details, result),
     )
 
 
@@ -138,6 +142,12 @@ def labelled_rows(label: str, texts: Sequence[str], width: int | None) -> list[s
 
 def _headline(result: StudyResult) -> str:
     use = result.winner
+    if result.at_budget is not None:
+        point = result.at_budget.winner
+        value = format_number(point.expected, 3)
+        return (
+            f"{result.workload}: use B = {format_count(point.batch_size)}, {result.metric} {value}"
+        )
     if use is None:
         return f"{result.workload}: {unreached_text(result)}"
     text = f"{result.workload}: use B = {format_count(use.batch_size)}"
@@ -886,6 +896,16 @@ LINES: Lines = (
 )
 # What to do with the answer.
 ACTIONS: Lines = (("NEXT", _next), ("MORE", _more))
+# Likewise of the objective loss.
+BUDGET_LINES: Lines = (
+    ("USE", budget_answer.use),
+    ("GAIN", budget_answer.gain),
+    ("AS GOOD", budget_answer.as_good),
+    ("BUDGET", budget_answer.growth),
+    ("CAUTION", budget_answer.cautions),
+)
+BUDGET_ACTIONS: Lines = (("NEXT", budget_answer.next_steps),)
+BUDGET_DETAILS: Lines = (("TRIALS", _ends), ("NOTE", _notes_of))
 # What the page has besides.
 DETAILS: Lines = (
     ("CRITICAL", _critical),

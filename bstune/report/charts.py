@@ -269,10 +269,10 @@ def _merit_text(merit: Merit, value: float) -> str:
 
 
 def _band(rows: Band) -> Trace:
-    return _area(rows.batch_size, rows.low, rows.high)
+    return area(rows.batch_size, rows.low, rows.high)
 
 
-def _area(x: Sequence[float], low: Sequence[float], high: Sequence[float]) -> Trace:
+def area(x: Sequence[float], low: Sequence[float], high: Sequence[float]) -> Trace:
     """Give the 90% band between two lines."""
     return {
         "type": "scatter",
@@ -384,7 +384,7 @@ def learning_rates(study: StudyFolder) -> str:
     curve = result.curve
     if curve is not None:
         start, end = round(curve.batch_size[0]), round(curve.batch_size[-1])
-        traces.append(_area(curve.batch_size, curve.lr_low, curve.lr_high))
+        traces.append(area(curve.batch_size, curve.lr_low, curve.lr_high))
         hover = list[str]()
         for size, lr in zip(curve.batch_size, curve.lr, strict=True):
             hover.append(f"B = {format_count(size)}: lr = {format_number(lr)}")
@@ -456,6 +456,8 @@ def _rates_text(study: StudyFolder) -> str:
 def over_target(result: StudyResult) -> str:
     """Draw the critical batch size at each target where it is known, or say why it is not."""
     critical, goal, metric = result.critical_batch_size, result.target_value, result.metric
+    if goal is None:
+        return ""
     rows = list(result.over_target)
     if not rows:
         note = result.over_target_note
@@ -584,11 +586,13 @@ def learning_curves(study: StudyFolder) -> str:
         "xaxis": axis("optimizer steps"),
         "yaxis": axis(metric, **scale),
     }
-    if goal > 0.0 or not scale["log"]:
+    if goal is not None and (goal > 0.0 or not scale["log"]):
         layout |= _target_line(goal, scale["log"])
     missed = sum(not trial.reached for trial in shown)
     caption = ""
-    if missed == len(shown):
+    if goal is None:
+        caption = "Each trial ends with its budget, or waits on the way."
+    elif missed == len(shown):
         caption = "None reached the target (dashed line)."
     elif missed:
         caption = f"Faint: {plural(missed, 'trial')} that did not reach the target (dashed line)."
@@ -609,16 +613,16 @@ def _learning_curve(trial: TrialResult, is_faint: bool) -> Trace:
     }
 
 
-def _metric_axis(trials: Sequence[TrialResult], goal: float) -> dict[str, Any]:
+def _metric_axis(trials: Sequence[TrialResult], goal: float | None) -> dict[str, Any]:
     """Give the metric's axis: around what trials came to, and the target, so that the gap to it is seen."""
     values = [value for trial in trials for _, value in trial.history if value is not None]
-    is_log = goal > 0.0 and all(value > 0.0 for value in values)
+    is_log = (goal is None or goal > 0.0) and all(value > 0.0 for value in values)
     # One that diverged, or its start, would leave the others no room.
-    near = [goal]
+    near = list[float]() if goal is None else [goal]
     for trial in trials:
         if trial.status != "diverged":
             near += [value for _, value in trial.history[1:] if value is not None]
-    if len(near) == 1:
+    if len(near) < 2:
         near += values
     if is_log:
         return {"log": True, **_range(near, 0.05)}

@@ -9,6 +9,7 @@ import yaml
 from bstune.core.records import TrialResult
 from bstune.report import charts
 from bstune.report.answer import Answer, Line, Trust, answer, trust
+from bstune.report.budget_charts import metric_at_budget
 from bstune.report.html import Cell, Section, json_script, page, paragraph, table, text
 from bstune.report.study_folder import StudyFolder
 from bstune.result import Curve, StudyResult
@@ -49,7 +50,7 @@ def study_page(study: StudyFolder) -> str:
     found = answer(result)
     sections = [
         Section("", _answer(found, trust(result), beside.notes)),
-        Section("Steps and time to target", charts.curves(study)),
+        Section(*_over_batch_size(study)),
         Section("What the trials say besides", _lines(found.details, "answer details")),
         Section("Learning rate", charts.learning_rates(study)),
         Section("Critical batch size over the target", charts.over_target(result)),
@@ -66,6 +67,13 @@ def study_page(study: StudyFolder) -> str:
     curve = result.curve
     is_timed = curve is not None and curve.seconds_per_step is not None
     return page(found.title, shown, [calculator] if is_timed else [])
+
+
+def _over_batch_size(study: StudyFolder) -> tuple[str, str]:
+    """Give the heading and the charts of what is sought, over batch size."""
+    if study.result.objective == "loss":
+        return "Metric at the budget's end", metric_at_budget(study)
+    return "Steps and time to target", charts.curves(study)
 
 
 def _answer(found: Answer, trusted: Sequence[Trust], notes: Sequence[str]) -> str:

@@ -31,6 +31,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from bstune.core.objectives import Objective
 from bstune.core.records import TrialResult
 from bstune.search.acquisition import Policy
 from bstune.search.observations import FAILURE_FACTOR
@@ -46,7 +47,7 @@ from bstune.search.ruler import (
     scale_of,
 )
 
-LOSS = "loss"  # the objective's name
+LOSS: Objective = "loss"
 FULL_SPREAD = 0.02  # of ``behind`` of a full trial: evaluations have a distance
 BEHIND_SPREAD = 0.15  # of ``behind``, of a trial that is
 FARTHEST = 4.0  # ``behind`` or ahead, at most: 55 times the steps

@@ -35,7 +35,7 @@ from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
 from functools import cache, cached_property, lru_cache
 from importlib.resources import files
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import optuna
@@ -149,7 +149,7 @@ class FrontierSampler(BaseSampler):
     def __init__(
         self,
         *,
-        objective: Objective | Literal["loss"] = "time",
+        objective: Objective = "time",
         rule: Callable[[float], float] | None = None,
         sigma: float | None = None,
         exponent_sigma: float | None = None,
@@ -166,9 +166,9 @@ class FrontierSampler(BaseSampler):
         policy: Policy | None = None,
         seed: int | None = None,
     ) -> None:
-        if objective not in (*OBJECTIVES, LOSS):
+        if objective not in OBJECTIVES:
             raise ConfigError(
-                f"the objective must be one of {', '.join((*OBJECTIVES, LOSS))}, but got {objective!r}"
+                f"the objective must be one of {', '.join(OBJECTIVES)}, but got {objective!r}"
             )
         if objective == LOSS and budget is None:
             raise ConfigError(

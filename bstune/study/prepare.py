@@ -1,5 +1,6 @@
 """Everything that can be wrong with a study, found before anything is written."""
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -139,6 +140,27 @@ class PreparedStudy:
             return InProcess(self.backend.run)
         return self.open_processes(count or self.options.search.workers)
 
+    @property
+    def sets_target(self) -> bool:
+        """Whether the study's first trial is still to set its target."""
+        return self.budget.objective != "loss" and self.protocol.target.is_open
+
+    def last_step(self, batch_size: float) -> int:
+        """Give the step after which a trial's budget is spent.
+
+        Of the objective loss one of three is compared at all batch sizes: seconds by tau(B), else
+        examples, else steps.
+        """
+        budget = self.options.budget
+        size = round(batch_size)
+        if self.budget.objective != "loss":
+            return self.protocol.last_step(size)
+        if budget.seconds is not None:
+            return max(1, math.floor(budget.seconds / self.backend.step_time(size)))
+        if budget.examples > 1:
+            return math.ceil(budget.examples / size)
+        return budget.steps
+
     def close(self) -> None:
         """End the processes that were started for it and train nothing now."""
         if self.training is not None:
@@ -226,7 +248,8 @@ def prepare(
     if trial is None:
         baseline, why_none = baseline_of(options, space, _largest(backend, survey))
         notes += [] if why_none is None else [why_none]
-    if protocol.target.is_open and baseline is None:
+    is_for_target = options.search.objective != "loss"
+    if is_for_target and protocol.target.is_open and baseline is None:
         raise ConfigError(NO_OWN_RUN.format(because=_why_no_own_run(options, trial, notes)))
     return PreparedStudy(
         options=options,

@@ -18,11 +18,13 @@ from rich.text import Text
 from bstune.core.records import Merit, TrialResult
 from bstune.options import overrides
 from bstune.report.answer import INDENT, Answer, Line, answer, block, labelled_rows
+from bstune.report.budget_figure import draw_budget
 from bstune.report.figure import draw_curve
 from bstune.report.page import write_page
 from bstune.report.study_folder import read_study
 from bstune.result import (
     WINNERS,
+    AtBudget,
     Reference,
     SearchPlan,
     StudyResult,
@@ -31,6 +33,7 @@ from bstune.result import (
 )
 from bstune.search.observations import Posterior
 from bstune.study.analysis.analyse import analyse, easier_targets_of
+from bstune.study.analysis.at_budget import analyse_at_budget
 from bstune.study.analysis.critical import ROOM
 from bstune.study.analysis.model import (
     REPORT_PARTICLES,
@@ -39,12 +42,14 @@ from bstune.study.analysis.model import (
 from bstune.study.analysis.scale_out import draw_scale_out, scale_out_table
 from bstune.study.analysis.step_times import with_common_step_time
 from bstune.study.analysis.summary import (
+    Analysis,
     Asked,
     OverTarget,
     summarize,
     winner_result,
     winner_to_use,
 )
+from bstune.study.at_budget import question_of
 from bstune.study.plan import SearchEnd
 from bstune.study.prepare import PreparedStudy
 from bstune.study.replicates import Winner
@@ -59,6 +64,7 @@ from bstune.system.secrets import redact_values
 if TYPE_CHECKING:
     from bstune.tracking.runs import Tracking
 
+NO_TARGET = "the objective loss has no target"
 OF_A_STUDY = (
     "trial.",
     "search.",
@@ -102,13 +108,12 @@ def report_study(
     recorded, files = results(study), prepared.files
     done = with_common_step_time(prepared, recorded)
     missing = [*missing, *missing_in_trials(done)]
-    if sampled is None or sampled[0] != done:
-        sampled = done, study_posterior(prepared, done, REPORT_PARTICLES)
-    analysis = analyse(prepared, done, sampled[1], missing)
+    analysis = _analysis_of(prepared, done, sampled, missing)
     best = analysis.best
     over_target = OverTarget()
-    with optional("no critical batch size at easier targets", missing):
-        over_target = easier_targets_of(prepared, done, analysis.critical)
+    if prepared.budget.objective != "loss":
+        with optional("no critical batch size at easier targets", missing):
+            over_target = easier_targets_of(prepared, done, analysis.critical)
     test = _test_winners(prepared, study, best, missing)
     _mark_winners(study, best)
     elsewhere = _elsewhere(prepared, study, best)
@@ -121,7 +126,7 @@ def report_study(
         over_target=over_target,
         test=test,
         arguments=None if arguments is None else _again(arguments),
-        train=_train(prepared, best, arguments),
+        train=_train(prepared, analysis, done, arguments),
         notes=[*notes, *missing],
     )
     write_text(files.curve, result.to_json())
@@ -135,7 +140,8 @@ def report_study(
     show(found, console, in_python)
     answered = len(missing)
     with optional("no figure of the curve", missing):
-        draw_curve(done, result, files.figure, files.vector_figure)
+        draw = draw_budget if result.objective == "loss" else draw_curve
+        draw(done, result, files.figure, files.vector_figure)
     if prepared.options.hardware.scale_out.show:
         _show_plan(prepared, result, missing, console)
     if len(missing) > answered:
@@ -150,6 +156,23 @@ def report_study(
     result = result.with_notes([*notes, *missing])  # of what failed since, too
     show_places(places(files, mlflow), [*elsewhere, *missing], console)
     return Findings(prepared, recorded, result)
+
+
+def _analysis_of(
+    prepared: PreparedStudy,
+    done: Sequence[TrialResult],
+    sampled: tuple[Sequence[TrialResult], Posterior] | None,
+    missing: list[str],
+) -> Analysis:
+    """Tell what the trials say; ``sampled``: the posterior of some trials, which may be these."""
+    if prepared.budget.objective == "loss":
+        at_budget: AtBudget | None = None
+        with optional("no answer for the budget's end", missing):
+            at_budget = analyse_at_budget(prepared, done)
+        return Analysis(fit=NO_TARGET, at_budget=at_budget)
+    if sampled is None or sampled[0] != done:
+        sampled = done, study_posterior(prepared, done, REPORT_PARTICLES)
+    return analyse(prepared, done, sampled[1], missing)
 
 
 def asked_of(prepared: PreparedStudy, end: SearchEnd | None) -> Asked:
@@ -172,6 +195,7 @@ def asked_of(prepared: PreparedStudy, end: SearchEnd | None) -> Asked:
             lr=options.scaling.lr,
             rule=options.scaling.rule["_target_"].rpartition(".")[2],
         ),
+        question=question_of(options) if budget.objective == "loss" else None,
     )
 
 
@@ -346,9 +370,17 @@ def best_yaml(
 
 
 def _train(
-    prepared: PreparedStudy, best: Mapping[Merit, Winner], arguments: Sequence[str] | None
+    prepared: PreparedStudy,
+    analysis: Analysis,
+    done: Sequence[TrialResult],
+    arguments: Sequence[str] | None,
 ) -> str | None:
     """Give the command that trains the winner to use; None without a winner, or of Python objects."""
+    best = analysis.best
+    if analysis.at_budget is not None and arguments is not None:
+        number = analysis.at_budget.winner.number
+        trial = next(trial for trial in done if trial.number == number)
+        return train_command(Winner(trial, float(trial.steps)), arguments, prepared)
     use = winner_to_use(prepared.budget.objective, best)
     if use is None or arguments is None:
         return None
@@ -368,7 +400,11 @@ def train_command(winner: Winner, arguments: Sequence[str], prepared: PreparedSt
     kept = _with_known_target(kept, prepared)
     own = [f"trial.batch_size={trial.batch_size}", f"trial.lr={lr!r}"]
     horizon = winner.advised_horizon
-    if not prepared.backend.stops and horizon is not None:
+    if prepared.budget.objective == "loss":
+        kept = [one for one in kept if not one.startswith("budget.")]
+        own.append("search.objective=loss")
+        own += [f"budget.steps={prepared.last_step(trial.batch_size)}", "budget.examples=1"]
+    elif not prepared.backend.stops and horizon is not None:
         own += [f"budget.steps={horizon}", "budget.examples=1"]
     own += _threads_option(prepared)
     return shlex.join(["bstune", *kept, *own, *overrides(prepared.options, values)])

@@ -84,7 +84,8 @@ class Result:
     @property
     def best(self) -> Best:
         """The winner, or the best point so far; StudyError where no trial has a value of the metric."""
-        best = self.summary.best_by(SOUGHT[self.summary.objective].merits[0])
+        merits = SOUGHT[self.summary.objective].merits or ("time",)
+        best = self.summary.best_by(merits[0])
         if best is None:
             raise StudyError(unreached_advice(self.summary))
         return best

@@ -26,6 +26,7 @@ from bstune.options import StudyOptions
 from bstune.recipe import Recipe
 from bstune.search.each_batch_size import batch_sizes
 from bstune.study.analysis.critical import passing
+from bstune.study.at_budget import question_of
 from bstune.study.folder_config import text_of_options
 from bstune.study.own_target import goal_of, stored_goal, with_goal
 from bstune.study.plan import max_seconds, remaining_seconds, searched
@@ -110,8 +111,12 @@ def plan_text(prepared: PreparedStudy, done: Sequence[TrialResult]) -> str:
         if space.lr_low > 0
         else ""
     )
+    question = str(prepared.protocol.target)
+    if budget.objective == "loss":
+        question = question_of(options)
+        ends = "; each ends at its budget, and waits on the way while another is better"
     lines = [
-        f"study {options.study}: {prepared.protocol.target}, objective {budget.objective}, on "
+        f"study {options.study}: {question}, objective {budget.objective}, on "
         f"{prepared.backend.description}",
         f"  batch sizes {format_count(space.low)} to {format_count(space.high)}, "
         f"learning rates within a factor of {format_number(2**space.delta_bound)} of rule {rule} "
@@ -359,7 +364,14 @@ def run_study(
     again = [one for one in arguments or () if not one.lstrip("+~").startswith(MACHINE_OPTIONS)]
     kind = prepared.backend.device_kind
     study = open_study(
-        options.study, options.storage, objective, prepared.frozen_settings, files.root, kind, again
+        options.study,
+        options.storage,
+        objective,
+        prepared.frozen_settings,
+        files.root,
+        kind,
+        again,
+        maximizes=objective == "loss" and prepared.protocol.target.mode == "max",
     )
     identity = Identity.of(options.study, options.storage, study.user_attrs[STUDY_ID])
     leases = Leases(study, "owner", options.search.lease_seconds)
@@ -379,7 +391,7 @@ def run_study(
             from bstune.hardware.report import write_survey
 
             write_survey(prepared.survey, files, missing)
-        if prepared.protocol.target.is_open:
+        if prepared.sets_target:
             prepared = _with_own_target(prepared, study, leases, console)
             write_text(files.config, text_of_options(prepared.options))
         tracking = None
@@ -440,7 +452,7 @@ def run_worker(prepared: PreparedStudy, study: optuna.Study, console: Console) -
     ):  # this machine sees the owner's folder: states and checkpoints go there
         check_owner(shared, identity)
         prepared = replace(prepared, files=shared)
-    if prepared.protocol.target.is_open:
+    if prepared.sets_target:
         goal = stored_goal(study)
         if goal is None:
             raise StudyError(

@@ -18,10 +18,17 @@ from bstune.core.errors import StudyError, UserCodeError
 from bstune.core.objectives import SOUGHT, Objective
 from bstune.core.records import Merit, TrialResult, TrialSpec
 from bstune.search.acquisition import GIVEN_UP_AT, LEAST_GROWTH, MIN_STEPS, most_promising
+from bstune.search.fixed_budget import rank_full_trials
 from bstune.search.observations import Posterior, fresh_horizons, fresh_steps
 from bstune.study.analysis.critical import critical_batch
-from bstune.study.analysis.model import REPORT_PARTICLES, sampler_context, study_posterior
+from bstune.study.analysis.model import (
+    REPORT_PARTICLES,
+    budget_posteriors,
+    sampler_context,
+    study_posterior,
+)
 from bstune.study.analysis.step_times import with_common_step_time
+from bstune.study.at_budget import due_run, is_full
 from bstune.study.baseline import (
     Baseline,
     BaselineRuns,
@@ -30,7 +37,7 @@ from bstune.study.baseline import (
     first_steps,
 )
 from bstune.study.duration import Runs, pace_of, replicates_to_come, seconds_to_go
-from bstune.study.plan import MEANS_SHARE, SearchEnd, is_baseline_replicate, searched
+from bstune.study.plan import MEANS_SHARE, RESCUE_SHARE, SearchEnd, is_baseline_replicate, searched
 from bstune.study.prepare import PreparedStudy
 from bstune.study.replicates import Winner, candidates, next_replicate, winners
 from bstune.study.storage.asking import Ranking, ask, ask_continuation, ask_replicate
@@ -157,7 +164,7 @@ class Search:
                 try:
                     end = self._search(runner)
                     if runner.count == 1:
-                        self._replicate(runner)
+                        self._run_again(runner)
                 except BaseException as error:
                     # An interruption too: what has finished meanwhile is stored all the same.
                     self._gone = self._gone or isinstance(error, StorageGoneError)
@@ -172,8 +179,20 @@ class Search:
                 self._prepared.options.search.workers > 1
             ):  # nothing beside them, so that their seconds are measured
                 with self._prepared.open_runner(1) as runner:
-                    self._replicate(runner)
+                    self._run_again(runner)
         return end
+
+    def _run_again(self, runner: Runner) -> None:
+        """Run the winners again on fresh seeds."""
+        if self._is_for_loss:
+            self._run_again_at_budget(runner)
+        else:
+            self._replicate(runner)
+
+    @property
+    def _is_for_loss(self) -> bool:
+        """Whether the best metric at the budget's end is sought, and no target."""
+        return self._budget.objective == "loss"
 
     def _search(self, runner: Runner) -> SearchEnd:
         end: SearchEnd | None = None
@@ -214,7 +233,12 @@ class Search:
         """
         prepared, budget = self._prepared, self._budget
         is_owner = self._leases.own.role == "owner"
-        if not self._stops or not is_owner or any(trial.reached for trial in done):
+        if (
+            self._is_for_loss
+            or not self._stops
+            or not is_owner
+            or any(trial.reached for trial in done)
+        ):
             return None
         ended = [
             trial
@@ -313,6 +337,46 @@ class Search:
             if runner.running:
                 self._store(runner.wait())
 
+    def _run_again_at_budget(self, runner: Runner) -> None:
+        """Run the point whose fresh seed is predicted to be best again, and the baseline beside it."""
+        prepared, budget = self._prepared, self._budget
+        while self._leases.own.role == "owner":
+            done = with_common_step_time(prepared, self._write(self._read()))
+            with self._wall.fine_look():
+                posterior = budget_posteriors(prepared, done, REPORT_PARTICLES, (1.0,))[1.0]
+            expected = rank_full_trials(posterior)
+            if not expected:
+                return
+            best = next(trial for trial in done if trial.number == expected[0].run.number)
+            runs = baseline_runs(done, prepared.baseline)
+            due = due_run(done, best, runs, budget.replicates, budget.candidates)
+            if due is None or not self._has_time_to_the_end(done, due.trial):
+                return
+            last_step = prepared.last_step(due.trial.batch_size)
+            asked = ask_replicate(
+                self._study,
+                Winner(due.trial, float(last_step)),
+                due.replicate,
+                budget,
+                prepared.space,
+                prepared.backend.stops,
+                self._worker,
+                seed_of=due.seed_of,
+                last_step=last_step,
+            )
+            self._start(runner, asked)
+            if runner.running:
+                self._store(runner.wait())
+
+    def _has_time_to_the_end(self, done: Sequence[TrialResult], trial: TrialResult) -> bool:
+        """Return whether one more run of a trial to its budget's end may begin."""
+        seconds = self._wall.replicate_seconds(
+            self._prepared.last_step(trial.batch_size),
+            self._prepared.backend.step_time(trial.batch_size),
+            self._cost(done),
+        )
+        return self._wall.left > seconds
+
     def _ask_baseline_again(
         self, done: Sequence[TrialResult], predicted: Mapping[int, float]
     ) -> AskedTrial | None:
@@ -401,7 +465,8 @@ class Search:
         if _is_out_of_time(spec, result):
             shorten(self._study, asked, result.steps, self._worker)
         try:
-            tell(self._study, asked, result, self._budget.objective)
+            full = self._is_for_loss and is_full(result, self._prepared.last_step)
+            tell(self._study, asked, result, self._budget.objective, full)
         except StudyError as error:
             self._gone = isinstance(error, StorageGoneError)
             self._keep(result)
@@ -450,6 +515,9 @@ class Search:
 
     def _within_time(self, done: Sequence[TrialResult], spec: TrialSpec) -> TrialSpec | None:
         """Return a trial that ends while there is time for what has to follow; None if that leaves it too short."""
+        if self._is_for_loss:
+            # Nothing else ends it where no sampler of bstune's says how far it is to run.
+            spec = within_steps(spec, self._prepared.last_step(spec.batch_size))
         if not self._stops:
             return spec
         backend = self._prepared.backend
@@ -468,11 +536,24 @@ class Search:
         """Return the wall seconds that are kept; none before the first trial, without which there is no answer."""
         if not searched(done):
             return 0.0
+        if self._is_for_loss:
+            return self._reserve_at_budget(done, cost)
         if not self._stops and not any(trial.reached for trial in done):
             return 0.0  # no stopped trial can go on
         runs = baseline_runs(done, self._prepared.baseline)
         first = None if runs is None else runs.first
         return self._wall.reserve(done, cost, self._prepared.backend.step_time, first)
+
+    def _reserve_at_budget(self, done: Sequence[TrialResult], cost: TrialCost) -> float:
+        """Return the wall seconds of the winner's fresh seeds and the baseline's, or a share of all at most."""
+        batch_size = self._prepared.options.scaling.batch_size
+        seconds = self._wall.replicate_seconds(
+            self._prepared.last_step(batch_size),
+            self._prepared.backend.step_time(batch_size),
+            cost,
+        )
+        runs = self._budget.replicates * (1 if self._prepared.baseline is None else 2)
+        return min(runs * seconds, RESCUE_SHARE * self._wall.limit)
 
     def _cost(self, done: Sequence[TrialResult]) -> TrialCost:
         backend = self._prepared.backend
@@ -489,7 +570,9 @@ class Search:
         if baseline is None:
             return None
         backend = prepared.backend
-        last_step = prepared.protocol.last_step(baseline.batch_size)
+        last_step = prepared.last_step(baseline.batch_size)
+        if self._is_for_loss:
+            return baseline, last_step
         if not self._stops:
             chosen = backend.horizon and chooses_horizons(prepared.options)
             return baseline, last_step if chosen else None
@@ -531,7 +614,11 @@ class Search:
             needed = {
                 spec.resumed_from for spec in running(trials) if spec.resumed_from is not None
             }
-            return worth_continuing(done, objective) | needed
+            open_trials = done
+            if self._is_for_loss:
+                last_step = self._prepared.last_step
+                open_trials = [trial for trial in done if not is_full(trial, last_step)]
+            return worth_continuing(open_trials, objective) | needed
 
         if self._files_kept_here and ended != self._ended:
             self._ended = ended
@@ -594,12 +681,13 @@ class Search:
 
     def _end(self, done: Sequence[TrialResult]) -> SearchEnd | None:
         """Return the limit that ends the search; None while it goes on."""
-        spent = self._budget.spent(done, continues=self._stops)
+        # Of a budget no share is kept for a trial that is to reach something.
+        spent = self._budget.spent(done, continues=self._stops and not self._is_for_loss)
         if spent is None and math.isfinite(self._wall.limit):
             cost = self._cost(done)
             reserve = self._reserve(done, cost)
             spent = self._wall.spent(done, cost, reserve, self._shortest(cost))
-        if spent is not None or self._budget.precision is None:
+        if spent is not None or self._budget.precision is None or self._is_for_loss:
             return spent
         first = _first_trials(searched(done))
         if len(first) <= self._looked:
@@ -686,7 +774,7 @@ def worth_continuing(done: Sequence[TrialResult], objective: Objective) -> set[i
     def may_win(trial: TrialResult) -> bool:
         by_time = trial.steps * (trial.seconds_per_step or 0.0) < ABANDON_FACTOR * fastest
         by_steps = trial.steps < ABANDON_FACTOR * fewest
-        if objective == "curve":
+        if objective in ("curve", "loss"):
             return True
         by_merit: dict[Merit, bool] = {"time": by_time, "steps": by_steps}
         return any(by_merit[merit] for merit in SOUGHT[objective].merits)

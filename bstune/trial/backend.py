@@ -167,8 +167,12 @@ def make_protocol(options: StudyOptions, recipe: Recipe | None) -> TrialProtocol
             trainer["precision"] = options.precision
     # torch.compile captures the graphs itself.
     captured_by_torch = protocol.fast == "graph" and options.compile in CUDA_GRAPH_MODES
+    target = options.workload.target.target
+    if options.search.objective == "loss":
+        # Only the budget ends a trial.
+        target = target.never_met
     return TrialProtocol(
-        target=options.workload.target.target,
+        target=target,
         budget=options.budget.budget,
         evaluation_schedule=EvaluationSchedule(
             ratio=protocol.evaluation_ratio,

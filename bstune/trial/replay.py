@@ -17,7 +17,7 @@ import re
 import sys
 from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import groupby, pairwise
 from pathlib import Path
@@ -399,6 +399,26 @@ def replay(
     )
 
 
+def held_to(record: TrialResult, last_step: int) -> TrialResult:
+    """Let a record that ended before ``last_step``, as where it met a target, stay at its last value until then.
+
+    That is the least that a longer run would have come to, as the best value so far counts.
+    """
+    if record.status != "stopped" or record.steps >= last_step or not record.history:
+        return record
+    more = last_step - record.steps
+    seconds = more * (record.seconds_per_step or 0.0)
+    _, value = record.history[-1]
+    return replace(
+        record,
+        **record.after(last_step),
+        steps_low=last_step,
+        history=(*record.history, (last_step, value)),
+        train_seconds=record.train_seconds + seconds,
+        wall_seconds=record.wall_seconds + seconds,
+    )
+
+
 def _is_number(value: Any) -> bool:
     # NaN compares false; an integer may be too large for a float.
     return (
@@ -696,6 +716,8 @@ class ReplayBackend(TrialBackend):
         self.description = f"recorded runs ({path.stem})"
         self.versions = {"bstune": bstune.__version__}
         self.lr_range = lrs[0], lrs[-1]
+        # A fixed budget compares trials that have all spent it.
+        self._holds = options.search.objective == "loss" and not self.horizon
         # Where schedules end with the budget, it is part of the workload.
         budget = flatten({"budget": options.budget.model_dump()})
         if self.stops or chooses_horizons(options):
@@ -721,7 +743,8 @@ class ReplayBackend(TrialBackend):
             else spec.max_steps
         )
         target = self._protocol.of(spec).target
-        return replay(self.table, spec, target, last_step, resumed_from)
+        record = replay(self.table, spec, target, last_step, resumed_from)
+        return held_to(record, last_step) if self._holds else record
 
     def longest(self, batch_size: int, protocol: TrialProtocol) -> int:
         """Return the steps of the longest record at the nearest batch size, within the budget.

@@ -17,6 +17,7 @@ from bstune.core.records import Target, TrialResult
 from bstune.core.scaling import RULES
 from bstune.options import ReplayedWorkload
 from bstune.result import INTERVAL_LEVEL, Exponent, LearningRateLaw, SeedScatter
+from bstune.search.fixed_budget import BudgetPosterior
 from bstune.search.observations import Posterior, ideal_value
 from bstune.search.posterior import NOISE, Prior, draw_prior, optimum
 from bstune.search.sampler import FrontierSampler
@@ -52,7 +53,7 @@ def sampler_context(prepared: PreparedStudy, finished: Collection[int] = ()) -> 
     return {
         "objective": prepared.budget.objective,
         "rule": space.rule,
-        "budget": lambda batch_size: float(prepared.protocol.last_step(round(batch_size))),
+        "budget": lambda batch_size: float(prepared.last_step(batch_size)),
         "target": prepared.protocol.target,
         "ideal": ideal_of(prepared),
         "resumable": resumable,
@@ -93,6 +94,31 @@ def study_posterior(
     )
     assert posterior is not None  # noqa: S101 - its search space is given
     return posterior
+
+
+def budget_posteriors(
+    prepared: PreparedStudy, done: Sequence[TrialResult], particles: int, shares: Sequence[float]
+) -> dict[float, BudgetPosterior]:
+    """Give the posterior of the objective loss for these shares of the budget, of the same trials."""
+    prior, scale = prepared.options.prior, prepared.options.scaling.noise_scale
+    sampler = FrontierSampler(
+        **sampler_context(prepared),
+        sigma=prior.level_sigma,
+        exponent_sigma=prior.exponent_sigma,
+        noise_scale=scale,
+    )
+    searched = [
+        replace(one, hyperparameters=prepared.space.searched(one.hyperparameters)) for one in done
+    ]
+    found = dict[float, BudgetPosterior]()
+    for share in shares:
+        rng = np.random.default_rng(prepared.budget.seed)
+        posterior = sampler.budget_posterior(
+            searched, share=share, particles=particles, moves=MOVES, rng=rng
+        )
+        assert posterior is not None  # noqa: S101 - its search space is given
+        found[share] = posterior
+    return found
 
 
 def seed_scatter(posterior: Posterior) -> SeedScatter:

@@ -22,6 +22,7 @@ from bstune.result import (
     SCHEMA_NUMBER,
     WINNERS,
     AsGood,
+    AtBudget,
     BaselineResult,
     CriticalAtTarget,
     CriticalBatchSize,
@@ -45,6 +46,7 @@ from bstune.result import (
     Spend,
     StepTiming,
     StudyResult,
+    Unreached,
     WinnerName,
     WinnerResult,
 )
@@ -76,6 +78,8 @@ class Asked:
     """The search's own budget."""
     reference: Reference
     """The pair that the scaling rule goes through."""
+    question: str | None = None
+    """In words, where it is none of a target."""
 
 
 @dataclass(frozen=True)
@@ -97,6 +101,7 @@ class Analysis:
     gain: Gain | None = None
     as_good: AsGood | None = None
     not_run_again: NotRunAgain | None = None
+    at_budget: AtBudget | None = None
     scale_out: DevicePlans = DevicePlans()  # noqa: RUF009 (frozen)
 
 
@@ -143,6 +148,9 @@ def summarize(
     last = _last_parts(trials)
     critical = analysis.critical
     fit = None if isinstance(analysis.fit, str) else fit_of(analysis.fit)
+    unreached: Unreached | None = None
+    if asked.objective != "loss":
+        unreached = unreached_because(trials, last, asked.target, asked.budget, sought)
     tested = {name: dict(metrics) for name, metrics in (test or {}).items()}
     return StudyResult(
         schema_number=SCHEMA_NUMBER,
@@ -150,9 +158,9 @@ def summarize(
         workload=asked.workload,
         tokens=asked.tokens,
         objective=asked.objective,
-        target=str(asked.target),
+        target=asked.question or str(asked.target),
         metric=asked.target.metric,
-        target_value=asked.target.value,
+        target_value=None if asked.target.is_open else asked.target.value,
         mode=asked.target.mode,
         devices=tuple(sorted({trial.device for trial in trials if trial.device})),
         training_loops=_training_loops(trials),
@@ -161,7 +169,7 @@ def summarize(
         continued=len(trials) - len(last),
         spend=_spend(trials, last),
         statuses=_statuses(last),
-        unreached=unreached_because(trials, last, asked.target, asked.budget, sought),
+        unreached=unreached,
         points=tuple(_curve_point(point, trials) for point in points),
         critical_batch_size=critical,
         regimes=() if critical is None else regimes(critical),
@@ -191,6 +199,7 @@ def summarize(
         gain=analysis.gain,
         as_good=analysis.as_good,
         not_run_again=analysis.not_run_again,
+        at_budget=analysis.at_budget,
         over_target=tuple(over_target.rows),
         over_target_note=over_target.note,
         over_target_growth=over_target.growth,
@@ -201,6 +210,8 @@ def summarize(
 
 
 def _is_confirmed(objective: Objective, analysis: Analysis) -> bool:
+    if analysis.at_budget is not None:
+        return analysis.at_budget.winner.fresh is not None
     use = winner_to_use(objective, analysis.best)
     if use is None:
         return False

@@ -233,10 +233,11 @@ def ask_replicate(
     worker: str = "",
     horizon: int | None = None,
     seed_of: TrialResult | None = None,
+    last_step: int | None = None,
 ) -> AskedTrial | None:
     """Ask a trial with all of another's hyperparameters, on a fresh seed; None if another process runs it.
 
-    ``seed_of``: a winner's replicate, on whose seed the baseline runs.
+    ``seed_of``: a winner's replicate, on whose seed the baseline runs. ``last_step``: to which it runs in any case.
 
     Where trials stop it takes at most twice the steps that the other took, or that a fresh seed is predicted to take,
     and no fewer than any trial; elsewhere it has this horizon, or that of the replicates before, where the other's was
@@ -248,7 +249,9 @@ def ask_replicate(
     turn = turn_at(study, trial_index, worker)
     first = turn.trials[original.number]
     max_steps = spec_of(first).max_steps
-    if stops:
+    if last_step is not None:
+        max_steps = last_step
+    elif stops:
         max_steps = math.ceil(max(REPLICATE_LIMIT * max(original.steps, winner.steps), MIN_STEPS))
     elif max_steps is not None:
         max_steps = winner.horizon if winner.runs else horizon or max_steps
@@ -259,7 +262,7 @@ def ask_replicate(
         max_steps=max_steps,
         resumed_from=None,
         replicate_of=original.number,
-        dense_steps=dense_steps_of(original, winner.steps),
+        dense_steps=None if last_step is not None else dense_steps_of(original, winner.steps),
     )
     return _ask_again(study, turn, space, first, spec)
 

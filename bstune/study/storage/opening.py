@@ -51,10 +51,12 @@ def open_study(
     output: Path,
     device: str = "",
     arguments: Sequence[str] = (),
+    maximizes: bool = False,
 ) -> optuna.Study:
     """Create the study, or load it if its frozen settings and its output folder are the same.
 
-    ``device`` is what its seconds belong to; ``arguments`` of the command line compose its config for other machines.
+    ``device`` is what its seconds belong to; ``arguments`` of the command line compose its config for other machines;
+    ``maximizes``: whether more of its value is better, as of a metric that rises.
     """
     made = {
         FORMAT: FORMAT_VERSION,
@@ -65,7 +67,7 @@ def open_study(
         FROZEN_SETTINGS: dump_json(frozen_settings),  # the last one: it is made
     }
     with answering(url):
-        study, is_new = _create_or_load(connect(url), name, objective, made)
+        study, is_new = _create_or_load(connect(url), name, objective, made, maximizes)
         if not is_new:
             _check_continued(study, frozen_settings)
             _check_output(study, output)
@@ -74,11 +76,16 @@ def open_study(
 
 @patient
 def _create_or_load(
-    storage: BaseStorage, name: str, objective: Objective, made: Mapping[str, Any]
+    storage: BaseStorage,
+    name: str,
+    objective: Objective,
+    made: Mapping[str, Any],
+    maximizes: bool,
 ) -> tuple[optuna.Study, bool]:
     """Return a study, and whether this process made it, with the attributes ``made``."""
     names = list(SOUGHT[objective].values)
-    directions = [StudyDirection.MINIMIZE] * len(names)
+    direction = StudyDirection.MAXIMIZE if maximizes else StudyDirection.MINIMIZE
+    directions = [direction] * len(names)
     try:
         study = optuna.create_study(study_name=name, storage=storage, directions=directions)
     except DuplicatedStudyError:

@@ -111,8 +111,17 @@ def _may_be_record(line: str) -> bool:
     return line.startswith(RECORD_BEGINS) or RECORD_BEGINS.startswith(line)
 
 
-def tell(study: optuna.Study, asked: AskedTrial, result: TrialResult, objective: Objective) -> None:
-    """Store a trial's record, and tell Optuna its value: reached is COMPLETE, failed is FAIL, the others are PRUNED."""
+def tell(
+    study: optuna.Study,
+    asked: AskedTrial,
+    result: TrialResult,
+    objective: Objective,
+    is_full: bool = False,
+) -> None:
+    """Store a trial's record, and tell Optuna its value: reached is COMPLETE, failed is FAIL, the others are PRUNED.
+
+    ``is_full``: whether a trial of the objective loss has run to its budget's end, which is COMPLETE as well.
+    """
     trial_id, spec = asked
     try:
         # From here on a killed process loses nothing of the trial.
@@ -123,7 +132,7 @@ def tell(study: optuna.Study, asked: AskedTrial, result: TrialResult, objective:
             spec.number,
         )
         return
-    _tell(study, trial_id, result, objective)
+    _tell(study, trial_id, result, objective, is_full)
 
 
 def outcome(result: TrialResult) -> dict[str, Any]:
@@ -135,7 +144,13 @@ def outcome(result: TrialResult) -> dict[str, Any]:
     return shown
 
 
-def _tell(study: optuna.Study, trial_id: int, result: TrialResult, objective: Objective) -> None:
+def _tell(
+    study: optuna.Study,
+    trial_id: int,
+    result: TrialResult,
+    objective: Objective,
+    is_full: bool = False,
+) -> None:
     with suppress(UpdateFinishedTrialError):
         patient(study._storage.set_trial_user_attr)(trial_id, OUTCOME, outcome(result))
     if result.status == "failed":
@@ -148,7 +163,7 @@ def _tell(study: optuna.Study, trial_id: int, result: TrialResult, objective: Ob
         # Seconds of another device than the study's do not count.
         if value is not None:
             values.append(value)
-    if result.reached and len(values) == len(sought):
+    if (result.reached or is_full) and len(values) == len(sought):
         end_trial(study, trial_id, TrialState.COMPLETE, values)
     else:  # it has no value: what it was stopped at is not one
         end_trial(study, trial_id, TrialState.PRUNED)

@@ -1,0 +1,166 @@
+"""The lines of the answer of the objective loss: what has the best metric when the budget ends."""
+
+from collections.abc import Iterator
+
+from bstune.result import INTERVAL_LEVEL, AtBudget, FreshValues, PointAtBudget, StudyResult
+from bstune.system.console import format_count, format_number, format_seconds, plural
+
+INTERVAL_TEXT = f"{INTERVAL_LEVEL:.0%}"
+# Of a gain that is left, over the metric: below it, another search is not worth its time.
+LITTLE = 0.002
+
+
+def budget_words(found: AtBudget) -> str:
+    """Write the budget of a trial: ``1.00 min``, ``60,000 examples`` or ``500 steps``."""
+    if found.seconds is not None:
+        return format_seconds(found.seconds)
+    if found.examples is not None:
+        return plural(found.examples, "example")
+    return plural(found.steps or 0, "step")
+
+
+def point_words(point: PointAtBudget) -> str:
+    """Write ``batch size 204, learning rate 1.13``, and what else is searched."""
+    parts = [
+        f"batch size {format_count(point.batch_size)}",
+        f"learning rate {format_number(point.lr)}",
+    ]
+    parts += [f"{name} {format_number(value)}" for name, value in point.hyperparameters.items()]
+    if point.horizon is not None:
+        parts.append(f"a schedule of {plural(point.horizon, 'step')}")
+    return ", ".join(parts)
+
+
+def fresh_words(fresh: FreshValues) -> str:
+    """Write ``mean of 3 fresh seeds, 0.301 to 0.309``."""
+    seeds = plural(len(fresh.values), "fresh seed")
+    least, most = format_number(min(fresh.values), 3), format_number(max(fresh.values), 3)
+    if len(fresh.values) == 1:
+        return f"one {seeds.removeprefix('1 ')}"
+    return f"mean of {seeds}, {least} to {most}"
+
+
+def use(result: StudyResult) -> Iterator[str | None]:
+    """Give the point to use, and the metric to expect of it."""
+    found = result.at_budget
+    if found is None:
+        yield "nothing yet: no trial has run to its budget's end with a metric"
+        return
+    winner = found.winner
+    how = "predicted, not run again on fresh seeds"
+    if winner.fresh is not None:
+        how = fresh_words(winner.fresh)
+    yield (
+        f"{point_words(winner)}: {result.metric} {format_number(winner.expected, 3)} after "
+        f"{budget_words(found)}, {plural(winner.steps, 'step')} ({how})"
+    )
+
+
+def gain(result: StudyResult) -> Iterator[str | None]:
+    """Tell by how much that is better than the baseline, and how much sooner it has what that has."""
+    found = result.at_budget
+    if found is None:
+        return
+    if found.baseline is None:
+        yield "not known: your own configuration did not run to its budget's end"
+        return
+    own = (
+        f"your batch size {format_count(found.baseline.batch_size)}, learning rate "
+        f"{format_number(found.baseline.lr)}"
+    )
+    if found.gain is None:
+        yield f"none: {own} is the best that was found"
+        return
+    reached = format_number(found.baseline.expected, 3)
+    told = found.gain
+    by = f"{result.metric} {format_number(abs(told.difference), 2)}"
+    interval = ""
+    if told.low is not None and told.high is not None:
+        ends = f"{format_number(told.low, 2)} to {format_number(told.high, 2)}"
+        interval = f" ({INTERVAL_TEXT}: {ends}, {plural(told.seeds, 'fresh seed')})"
+    better = "lower" if result.mode == "min" else "higher"
+    is_shown = told.low is None or told.low > 0.0
+    if told.difference <= 0.0 or not is_shown:
+        yield f"not shown to be better than {own}, which comes to {reached}{interval}: keep what you have"
+        return
+    yield f"{by} {better} than {own}, which comes to {reached}{interval}"
+    if told.share is not None and told.share < 1.0:
+        yield f"has that {reached} after {told.share:.0%} of the budget"
+
+
+def as_good(result: StudyResult) -> Iterator[str | None]:
+    """Tell which batch sizes are not shown to be worse."""
+    found = result.at_budget
+    if found is None:
+        return
+    sizes = found.as_good
+    if sizes.low == sizes.high:
+        yield f"no other batch size than about {format_count(sizes.low)}"
+        return
+    rates = (
+        f"{format_number(sizes.lr_low, 3)} at {format_count(sizes.low)}, "
+        f"{format_number(sizes.lr_high, 3)} at {format_count(sizes.high)}"
+    )
+    text = (
+        f"batch sizes {format_count(sizes.low)} to {format_count(sizes.high)} are not shown to be "
+        f"worse; learning rate {rates}"
+    )
+    open_ends = [
+        word
+        for word, is_open in (("smaller", sizes.is_low_open), ("larger", sizes.is_high_open))
+        if is_open
+    ]
+    if open_ends:
+        text += f"; {' and '.join(open_ends)} ones were not searched"
+    yield text
+
+
+def growth(result: StudyResult) -> Iterator[str | None]:
+    """Tell how the best batch size moves with the budget."""
+    found = result.at_budget
+    if found is None or found.growth is None:
+        return
+    law = found.growth
+    sizes = ", ".join(
+        f"{format_count(round(one.batch_size))} at {one.share:.3g}"
+        for one in reversed(law.best_sizes)
+    )
+    ends = f"{format_number(law.low, 2)} to {format_number(law.high, 2)}"
+    text = (
+        f"the best batch size is {sizes} of the budget: B ~ budget^{format_number(law.exponent, 2)}"
+    )
+    text += f" ({INTERVAL_TEXT}: {ends})"
+    if law.low <= 0.0 <= law.high:
+        text += ", which is not told apart from no growth"
+    yield text
+
+
+def cautions(result: StudyResult) -> Iterator[str | None]:
+    """Say what weakens the answer."""
+    found = result.at_budget
+    if found is None:
+        yield from (note for note in result.notes)
+        return
+    if found.winner.fresh is None:
+        yield "USE is one run's luck, too: search.replicates=3 runs it again on fresh seeds"
+    if found.gain_left > LITTLE * abs(found.winner.expected):
+        yield (
+            f"more points may still gain: {result.metric} {format_number(found.gain_left, 2)} is expected of "
+            f"the next; search.trials={2 * result.search.trials} goes on"
+        )
+    if result.search.limit is not None and result.stop_reason is not None:
+        yield result.stop_reason
+
+
+def next_steps(result: StudyResult) -> Iterator[str | None]:
+    """Give the command that trains the winner."""
+    found = result.at_budget
+    if found is None or result.train is None:
+        return
+    told = found.gain
+    keeps = told is None or told.difference <= 0.0 or (told.low is not None and told.low <= 0.0)
+    if found.baseline is not None and keeps:
+        yield "keep your configuration; to train with USE all the same:"
+    else:
+        yield "to train with USE:"
+    yield result.train

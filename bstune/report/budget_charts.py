@@ -1,0 +1,78 @@
+"""The page's chart of the objective loss: the metric at the budget's end over batch size."""
+
+from typing import Any
+
+from bstune.report.budget_rows import BudgetRows, Dot, budget_rows
+from bstune.report.charts import area
+from bstune.report.html import axis, chart
+from bstune.report.rows import YOURS, last_parts
+from bstune.report.study_folder import StudyFolder
+from bstune.system.console import format_count, format_number, plural
+
+Trace = dict[str, Any]
+
+
+def metric_at_budget(study: StudyFolder) -> str:
+    """Draw the best metric over batch size, its interval, the trials, the winner and the baseline."""
+    rows = budget_rows(last_parts(study.files.trials), study.result)
+    if rows is None:
+        return ""
+    traces = [
+        area(rows.batch_sizes, rows.low, rows.high),
+        _curve(rows),
+        _marks(rows.dots, "trials to the budget's end", "--blue", "circle", 7),
+        _marks((rows.use,), "USE", "--vermilion", "star", 17),
+    ]
+    if rows.baseline is not None:
+        traces.append(_marks((rows.baseline,), YOURS, "--green", "square", 10))
+    low, high = rows.shown
+    layout = {
+        "xaxis": axis("batch size B (examples)"),
+        "yaxis": axis(rows.title, log=False, range=[low, high]),
+    }
+    caption = "Line and band: the best learning rate at each batch size, without a seed's luck, and its 90% interval."
+    return chart(traces, layout, caption, alt=_text(rows))
+
+
+def _curve(rows: BudgetRows) -> Trace:
+    hover = list[str]()
+    for size, value, lr in zip(rows.batch_sizes, rows.values, rows.lrs, strict=True):
+        hover.append(
+            f"B = {format_count(size)}: {rows.metric} {format_number(value)} at lr = {format_number(lr)}"
+        )
+    return {
+        "type": "scatter",
+        "mode": "lines",
+        "x": list(rows.batch_sizes),
+        "y": list(rows.values),
+        "name": "best at each batch size",
+        "line": {"color": "--blue", "width": 2},
+        "hoverinfo": "text",
+        "hovertext": hover,
+    }
+
+
+def _marks(dots: tuple[Dot, ...], name: str, color: str, symbol: str, size: int) -> Trace:
+    return {
+        "type": "scatter",
+        "mode": "markers",
+        "x": [dot.batch_size for dot in dots],
+        "y": [dot.value for dot in dots],
+        "name": name,
+        "marker": {"symbol": symbol, "size": size, "color": color},
+        "hoverinfo": "text",
+        "hovertext": [dot.words for dot in dots],
+    }
+
+
+def _text(rows: BudgetRows) -> str:
+    """Say what the chart shows."""
+    best = rows.use
+    sentences = [
+        f"{rows.title} over batch size: {plural(len(rows.dots), 'trial')}.",
+        f"{best.words}, {rows.metric} {format_number(best.value)}.",
+    ]
+    if rows.baseline is not None:
+        own = rows.baseline
+        sentences.append(f"{own.words}, {rows.metric} {format_number(own.value)}.")
+    return " ".join(sentences)

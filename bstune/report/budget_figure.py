@@ -1,0 +1,89 @@
+"""``curve.png`` of the objective loss: the metric at the budget's end and the best learning rate over batch size."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from bstune.core.records import TrialResult
+from bstune.report.answer import answer
+from bstune.report.budget_rows import BudgetRows, budget_rows
+from bstune.report.drawing import BLUE, GREEN, INK, PAGE_DPI, PAGE_INCHES, VERMILION, save_figure
+from bstune.report.rows import YOURS
+from bstune.result import StudyResult
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+BUDGET_FIGURE_INCHES = (PAGE_INCHES, 4.2)
+BAND_ALPHA = 0.15
+
+
+def draw_budget(trials: Sequence[TrialResult], result: StudyResult, *paths: Path) -> None:
+    """Write the picture, by the suffix of each path; nothing before a trial has run to its budget's end."""
+    rows = budget_rows(trials, result)
+    if rows is None:
+        return
+    found = answer(result)
+    asked = found.title.replace(f"{result.workload} · ", "", 1)
+    title = f"{found.headline}\n{asked}"
+    save_figure(
+        lambda figure: _paint(figure, rows, title),
+        BUDGET_FIGURE_INCHES,
+        *paths,
+        dots_per_inch=PAGE_DPI,
+    )
+
+
+def _paint(figure: "Figure", rows: BudgetRows, title: str) -> None:
+    left, right = figure.subplots(1, 2)
+    _draw_metric(left, rows)
+    _draw_rates(right, rows)
+    for axes in (left, right):
+        axes.set_xscale("log", base=2)
+        axes.xaxis.set_major_formatter(lambda size, _: f"{size:g}")
+        axes.set_xlabel("batch size B (examples per step)")
+        axes.grid(color=INK, alpha=0.07, linewidth=0.6)
+    figure.suptitle(title, x=0.01, ha="left", parse_math=False)
+    left.legend(fontsize=7.5, frameon=False)
+
+
+def _draw_metric(axes: "Axes", rows: BudgetRows) -> None:
+    axes.fill_between(
+        rows.batch_sizes, rows.low, rows.high, color=BLUE, alpha=BAND_ALPHA, linewidth=0
+    )
+    axes.plot(rows.batch_sizes, rows.values, color=BLUE, label="best learning rate, 90%")
+    axes.plot(
+        [dot.batch_size for dot in rows.dots],
+        [dot.value for dot in rows.dots],
+        "o",
+        color=BLUE,
+        markersize=4,
+        fillstyle="none",
+        label="trials to the budget's end",
+    )
+    if rows.baseline is not None:
+        own = rows.baseline
+        axes.plot([own.batch_size], [own.value], "s", color=GREEN, markersize=7, label=YOURS)
+    axes.plot(
+        [rows.use.batch_size], [rows.use.value], "*", color=VERMILION, markersize=13, label="USE"
+    )
+    axes.set_ylim(*rows.shown)
+    axes.set_title(rows.title, loc="left", fontsize=9, parse_math=False)
+
+
+def _draw_rates(axes: "Axes", rows: BudgetRows) -> None:
+    axes.plot(rows.batch_sizes, rows.lrs, color=BLUE)
+    axes.plot(
+        [dot.batch_size for dot in rows.dots],
+        [dot.lr for dot in rows.dots],
+        "o",
+        color=BLUE,
+        markersize=4,
+        fillstyle="none",
+    )
+    if rows.baseline is not None:
+        axes.plot([rows.baseline.batch_size], [rows.baseline.lr], "s", color=GREEN, markersize=7)
+    axes.plot([rows.use.batch_size], [rows.use.lr], "*", color=VERMILION, markersize=13)
+    axes.set_yscale("log")
+    axes.set_title("best learning rate, and the trials'", loc="left", fontsize=9)

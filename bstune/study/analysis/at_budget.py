@@ -1,0 +1,243 @@
+"""The answer of the objective loss: what has the best metric when the budget ends, and what that is worth.
+
+The gain is the mean difference of the metric over the seeds on which the winner and the baseline both ran, with
+Student's interval; ``share`` is the part of the budget at which the mean of the winner's runs has what the baseline
+has at its end.
+"""
+
+import math
+from collections.abc import Sequence
+from statistics import fmean, stdev
+
+from scipy.special import stdtrit
+
+from bstune.core.records import TrialResult
+from bstune.result import (
+    INTERVAL_LEVEL,
+    AsGoodAtBudget,
+    AtBudget,
+    BestSizeAtShare,
+    FreshValues,
+    GainAtBudget,
+    PointAtBudget,
+    SizeAtBudget,
+    SizeGrowthOverBudget,
+)
+from bstune.search.budget_findings import (
+    BUDGET_SHARES,
+    BudgetFindings,
+    MetricAtSize,
+    RankedTrial,
+    SizeGrowth,
+    findings_of,
+    share_to_match,
+)
+from bstune.search.fixed_budget import BudgetPosterior
+from bstune.search.ruler import RunningBest, running_best
+from bstune.study.analysis.model import REPORT_PARTICLES, budget_posteriors
+from bstune.study.at_budget import fresh_runs_of, is_full
+from bstune.study.baseline import BaselineRuns, baseline_runs
+from bstune.study.prepare import PreparedStudy
+from bstune.study.replicates import same_point
+
+
+def analyse_at_budget(prepared: PreparedStudy, done: Sequence[TrialResult]) -> AtBudget | None:
+    """Tell what the trials of a study for the objective loss say; None before one ran to its budget's end."""
+    posteriors = budget_posteriors(prepared, done, REPORT_PARTICLES, BUDGET_SHARES)
+    found = findings_of(posteriors)
+    if found is None:
+        return None
+    by_number = {trial.number: trial for trial in done}
+    best = by_number[found.ranked[0].number]
+    if best.replicate_of is not None:
+        best = by_number[best.replicate_of]
+    winner = _point(prepared, done, best, found.ranked, fresh_runs_of(done, best.number))
+    runs = baseline_runs(done, prepared.baseline)
+    baseline: PointAtBudget | None = None
+    if runs is not None and is_full(runs.first, prepared.last_step):
+        baseline = _point(prepared, done, runs.first, found.ranked, runs.again)
+    gain: GainAtBudget | None = None
+    if runs is not None and baseline is not None and not same_point(runs.first, best):
+        gain = _gain(prepared, done, best, runs, winner, baseline, posteriors[1.0])
+    budget = prepared.options.budget
+    is_of_examples = budget.seconds is None and budget.examples > 1
+    is_of_steps = budget.seconds is None and not is_of_examples
+    return AtBudget(
+        seconds=budget.seconds,
+        examples=budget.examples if is_of_examples else None,
+        steps=budget.steps if is_of_steps else None,
+        winner=winner,
+        baseline=baseline,
+        gain=gain,
+        as_good=_as_good(found),
+        curve=tuple(_size(one) for one in found.curve),
+        growth=None if found.growth is None else _growth(found.growth),
+        gain_left=found.gain_left,
+    )
+
+
+def best_value(trial: TrialResult, mode: str) -> float | None:
+    """Give the best value of a trial's metric; None where it has none."""
+    values = [value for step, value in trial.history if step > 0 and value is not None]
+    if not values:
+        return None
+    return min(values) if mode == "min" else max(values)
+
+
+def _point(
+    prepared: PreparedStudy,
+    done: Sequence[TrialResult],
+    trial: TrialResult,
+    ranked: Sequence[RankedTrial],
+    again: Sequence[TrialResult],
+) -> PointAtBudget:
+    """Give a point with what its trial and its runs on fresh seeds came to."""
+    mode = prepared.protocol.target.mode
+    numbers = {trial.number, *(run.number for run in again)}
+    predicted = next((one.fresh_metric for one in ranked if one.number in numbers), None)
+    value = best_value(trial, mode)
+    return PointAtBudget(
+        number=trial.number,
+        seed=trial.seed,
+        batch_size=trial.batch_size,
+        lr=trial.lr,
+        hyperparameters=dict(trial.hyperparameters),
+        horizon=trial.horizon,
+        steps=prepared.last_step(trial.batch_size),
+        value=math.nan if value is None else value,
+        predicted=predicted,
+        fresh=_fresh(prepared, again),
+    )
+
+
+def _fresh(prepared: PreparedStudy, runs: Sequence[TrialResult]) -> FreshValues | None:
+    """Give what runs on fresh seeds came to; None unless all of them ran to their budget's end."""
+    mode = prepared.protocol.target.mode
+    values = list[float]()
+    for run in runs:
+        value = best_value(run, mode)
+        if value is None or not is_full(run, prepared.last_step):
+            return None
+        values.append(value)
+    if not values:
+        return None
+    mean, half = _mean_and_half(values)
+    return FreshValues(
+        seeds=tuple(run.seed for run in runs),
+        values=tuple(values),
+        mean=mean,
+        low=mean - half,
+        high=mean + half,
+        level=INTERVAL_LEVEL,
+    )
+
+
+def _mean_and_half(values: Sequence[float]) -> tuple[float, float]:
+    """Give a mean and half of its interval: t s/sqrt(n), Student's at n - 1 degrees of freedom; 0 of one value."""
+    count = len(values)
+    if count < 2:
+        return fmean(values), 0.0
+    quantile = float(stdtrit(count - 1, 0.5 + 0.5 * INTERVAL_LEVEL))
+    return fmean(values), quantile * stdev(values) / math.sqrt(count)
+
+
+def _gain(
+    prepared: PreparedStudy,
+    done: Sequence[TrialResult],
+    best: TrialResult,
+    runs: BaselineRuns,
+    winner: PointAtBudget,
+    baseline: PointAtBudget,
+    posterior: BudgetPosterior,
+) -> GainAtBudget:
+    """Give by how much the winner is better, on the seeds on which both ran where there are some."""
+    mode = prepared.protocol.target.mode
+    worse = 1.0 if mode == "min" else -1.0
+    own = fresh_runs_of(done, best.number)
+    of_baseline = {run.seed: run for run in runs.again}
+    pairs = [(run, of_baseline[run.seed]) for run in own if run.seed in of_baseline]
+    differences = list[float]()
+    for run, beside in pairs:
+        mine, theirs = best_value(run, mode), best_value(beside, mode)
+        if mine is not None and theirs is not None:
+            differences.append(worse * (theirs - mine))
+    low: float | None = None
+    high: float | None = None
+    difference = worse * (baseline.expected - winner.expected)
+    if len(differences) > 1:
+        difference, half = _mean_and_half(differences)
+        low, high = difference - half, difference + half
+    winners = [run for run, _ in pairs] or [best]
+    baselines = [beside for _, beside in pairs] or [runs.first]
+    return GainAtBudget(
+        difference=difference,
+        low=low,
+        high=high,
+        level=INTERVAL_LEVEL,
+        seeds=len(differences),
+        share=share_to_match(
+            _curves(prepared, winners, posterior), _curves(prepared, baselines, posterior)
+        ),
+    )
+
+
+def _curves(
+    prepared: PreparedStudy, runs: Sequence[TrialResult], posterior: BudgetPosterior
+) -> list[RunningBest]:
+    """Give the running bests of trials on the posterior's own scale."""
+    curves = list[RunningBest]()
+    for run in runs:
+        last_step = prepared.last_step(run.batch_size)
+        curve = running_best(run.history, last_step, posterior.scale)
+        if curve is not None:
+            curves.append(curve)
+    return curves
+
+
+def _as_good(found: BudgetFindings) -> AsGoodAtBudget:
+    sizes = found.as_good
+    return AsGoodAtBudget(
+        low=sizes.low,
+        high=sizes.high,
+        lr_low=_rate_at(found.curve, sizes.low),
+        lr_high=_rate_at(found.curve, sizes.high),
+        is_low_open=sizes.low_open,
+        is_high_open=sizes.high_open,
+    )
+
+
+def _rate_at(curve: Sequence[MetricAtSize], batch_size: int) -> float:
+    """Give the best learning rate at the nearest batch size of the curve."""
+    nearest = min(curve, key=lambda one: abs(math.log(one.batch_size / batch_size)))
+    return nearest.lr
+
+
+def _size(one: MetricAtSize) -> SizeAtBudget:
+    return SizeAtBudget(
+        batch_size=one.batch_size,
+        value=one.metric,
+        low=min(one.metric_low, one.metric_high),
+        high=max(one.metric_low, one.metric_high),
+        lr=one.lr,
+    )
+
+
+def _growth(growth: SizeGrowth) -> SizeGrowthOverBudget:
+    sizes = list[BestSizeAtShare]()
+    for one in growth.best_sizes:
+        sizes.append(
+            BestSizeAtShare(
+                share=one.share,
+                batch_size=one.batch_size,
+                low=one.low,
+                high=one.high,
+                is_at_end=one.at_end,
+            )
+        )
+    return SizeGrowthOverBudget(
+        exponent=growth.exponent,
+        low=growth.low,
+        high=growth.high,
+        level=INTERVAL_LEVEL,
+        best_sizes=tuple(sizes),
+    )

@@ -1,0 +1,122 @@
+"""The objective loss in a study: which trials ran to their budget's end, and which of them run again on fresh seeds.
+
+The search itself is :mod:`bstune.search.fixed_budget`. Once it has ended, the point whose fresh seed is predicted to be
+best runs again on ``search.replicates`` fresh seeds, and then the baseline on the same ones. Each run moves what is
+predicted: where another point is best then, it runs again as well, up to ``search.candidates`` of them.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from bstune.core.records import TrialResult
+from bstune.options import StudyOptions
+from bstune.study.baseline import BaselineRuns
+from bstune.study.plan import is_baseline_replicate
+from bstune.study.replicates import same_point
+from bstune.system.console import format_seconds, plural
+
+
+@dataclass(frozen=True)
+class FreshRun:
+    """A run on a fresh seed that is due.
+
+    Args:
+        trial: which it runs again.
+        replicate: how many it has had.
+        seed_of: the winner's run on whose seed it runs, where the trial is the baseline; else None.
+    """
+
+    trial: TrialResult
+    replicate: int
+    seed_of: TrialResult | None = None
+
+
+def is_full(trial: TrialResult, last_step: Callable[[float], int]) -> bool:
+    """Say whether a trial ran to its budget's end and has a metric."""
+    has_metric = any(value is not None for _, value in trial.history)
+    return (
+        trial.status in ("stopped", "reached")
+        and trial.steps >= last_step(trial.batch_size)
+        and has_metric
+    )
+
+
+def fresh_runs_of(trials: Sequence[TrialResult], number: int) -> tuple[TrialResult, ...]:
+    """Give a trial's runs on fresh seeds, in order of their numbers."""
+    return tuple(
+        trial
+        for trial in trials
+        if trial.replicate_of == number
+        and trial.status != "failed"
+        and not is_baseline_replicate(trial.trial_index)
+    )
+
+
+def due_run(
+    trials: Sequence[TrialResult],
+    best: TrialResult,
+    baseline: BaselineRuns | None,
+    replicates: int,
+    candidates: int,
+) -> FreshRun | None:
+    """Give the run on a fresh seed that is due; None where all have run.
+
+    Args:
+        trials: all that ended.
+        best: the one whose fresh seed is predicted to be best; a point that ran again stands for
+            its runs.
+        baseline: the user's own runs.
+        replicates: ``search.replicates``.
+        candidates: ``search.candidates``.
+    """
+    if not replicates:
+        return None
+    original = _original(trials, best)
+    runs = fresh_runs_of(trials, original.number)
+    begun = {trial.replicate_of for trial in trials if trial.replicate_of is not None}
+    if baseline is not None:
+        begun.discard(baseline.first.number)
+    may_begin = bool(runs) or len(begun) < candidates
+    if len(runs) < replicates and may_begin:
+        return FreshRun(original, len(runs))
+    return _due_of_baseline(original, runs, baseline)
+
+
+def _due_of_baseline(
+    winner: TrialResult, runs: Sequence[TrialResult], baseline: BaselineRuns | None
+) -> FreshRun | None:
+    """Give the baseline's run on the next of the winner's seeds."""
+    if baseline is None or same_point(baseline.first, winner):
+        return None
+    if baseline.first.status in ("diverged", "out of memory"):
+        return None
+    taken = {run.seed for run in baseline.again}
+    for run in runs:
+        if run.seed not in taken:
+            return FreshRun(baseline.first, len(baseline.again), run)
+    return None
+
+
+def _original(trials: Sequence[TrialResult], best: TrialResult) -> TrialResult:
+    """Give the search's own trial that a run on a fresh seed repeats, or the trial itself."""
+    by_number = {trial.number: trial for trial in trials}
+    while best.replicate_of is not None and best.replicate_of in by_number:
+        best = by_number[best.replicate_of]
+    return best
+
+
+def budget_text(options: StudyOptions) -> str:
+    """Say what a trial of the objective loss may spend."""
+    budget = options.budget
+    if budget.seconds is not None:
+        return f"{format_seconds(budget.seconds)} of training"
+    if budget.examples > 1:
+        return plural(budget.examples, "example")
+    return plural(budget.steps, "step")
+
+
+def question_of(options: StudyOptions) -> str:
+    """Say what a study of the objective loss asks."""
+    target = options.workload.target
+    which = "least" if target.mode == "min" else "most"
+    return f"{which} {target.metric} within {budget_text(options)}"
