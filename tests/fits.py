@@ -16,7 +16,7 @@ from bstune.core.records import EvaluationSchedule, Target
 from bstune.trial.batches import endless, rebatch
 from bstune.trial.checkpoint import Stopped
 from bstune.trial.loop import Workload, run_trial
-from bstune.trial.trainer import package_of
+from bstune.trial.packages import package_of
 
 EXAMPLES, BATCH_SIZE, STEPS = (
     50,

@@ -30,6 +30,7 @@ from bstune.system.files import (
 )
 from bstune.trial import distributed
 from bstune.trial.batches import IndexStream
+from bstune.trial.fast.lightning_internals import argument_of_hyper_parameters
 
 KEY = "bstune"
 OF_RANKS = (
@@ -110,8 +111,7 @@ class PlainFiles:
                 continue
             checkpoint[owner.CHECKPOINT_HYPER_PARAMS_KEY] = owner.hparams
             checkpoint[owner.CHECKPOINT_HYPER_PARAMS_TYPE] = type(owner.hparams)
-            if hasattr(owner, "_hparams_name"):
-                checkpoint[owner.CHECKPOINT_HYPER_PARAMS_NAME] = owner._hparams_name
+            checkpoint |= argument_of_hyper_parameters(owner)
         return checkpoint
 
 

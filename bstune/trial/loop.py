@@ -44,13 +44,14 @@ from bstune.trial.device import (
     synchronize,
     versions,
 )
-from bstune.trial.fast.compile import first_line, is_out_of_memory
-from bstune.trial.fast.lean_loop import LeanLoop
+from bstune.trial.errors import first_line, is_out_of_memory
+from bstune.trial.fast.take_steps import take_steps
+from bstune.trial.packages import of_package, package_of
 from bstune.trial.parts.assemble import parts_of
 from bstune.trial.parts.ending import explain_end, what_is_not_finite
 from bstune.trial.parts.last_step import steps_of_trainer
 from bstune.trial.parts.trial_callback import TrialCallback
-from bstune.trial.trainer import lengths, make_trainer, of_package, package_of, serving
+from bstune.trial.trainer import lengths, make_trainer, serving
 
 # Of a trial, by the user's loggers as hyper-parameters.
 LOGGED = ("number", "batch_size", "lr", "seed")
@@ -152,7 +153,7 @@ def _record(callback: TrialCallback) -> TrialResult:
         history=tuple(state.history),
         message=state.message or parts.compiling.failed or parts.noise_scale.missing,
         noise_scale=parts.noise_scale.measurements,
-        training_loop=None if callback.lean is None else callback.lean.name,
+        training_loop=None if callback.step_taker is None else callback.step_taker.name,
         effective_lr=state.effective_lr,
         seconds_per_step=seconds_per_step(clock.segments, protocol.warmup_steps),
     )
@@ -197,7 +198,7 @@ def _train(
             **arguments,
         )
         around = functools.partial(parts.clock.interrupt_segment, Phase.STARTUP)
-        callback.lean = LeanLoop(trainer, protocol.fast, around, parts.clock.train)
+        callback.step_taker = take_steps(trainer, protocol.fast, around, parts.clock.train)
         trainer.strategy.checkpoint_io = PlainFiles(trainer, module)  # type: ignore[assignment]
         for logger in trainer.loggers:
             logger.log_hyperparams(

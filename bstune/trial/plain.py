@@ -8,9 +8,10 @@ from lightning.pytorch import LightningModule, Trainer, seed_everything
 
 from bstune.core.records import TrialProtocol, TrialSpec
 from bstune.trial.batches import micro_batch_sizes, weight_micro_batches
-from bstune.trial.fast.lean_loop import LeanLoop
+from bstune.trial.fast.take_steps import take_steps
 from bstune.trial.loop import Workload
-from bstune.trial.trainer import lengths, of_package, package_of, serving
+from bstune.trial.packages import of_package, package_of
+from bstune.trial.trainer import lengths, serving
 
 
 def fit(
@@ -54,7 +55,7 @@ def fit(
     }
     trainer: Trainer = of_package(package_of(module), "Trainer")(**options)
     if fast:
-        LeanLoop(trainer, protocol.fast)
+        take_steps(trainer, protocol.fast)
     data = workload.data_module
     if data is None:
         trainer.fit(module, train, validation)

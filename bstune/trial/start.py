@@ -16,8 +16,9 @@ from bstune.system.failures import cause
 from bstune.system.watchdog import waiting_for
 from bstune.trial.batches import micro_batch_sizes
 from bstune.trial.loop import Workload, fit
+from bstune.trial.packages import is_overridden
 from bstune.trial.schedule_end import ScheduleEnd
-from bstune.trial.trainer import is_overridden, lengths, make_trainer, without_monitors
+from bstune.trial.trainer import lengths, make_trainer, without_monitors
 
 SCHEDULE_STEPS = 20_000  # of a schedule, that are looked at: under a second
 

@@ -52,16 +52,10 @@ from bstune.trial.device import device_name, has_bfloat16, processor, resolve_de
 from bstune.trial.distributed import check_devices, count
 from bstune.trial.half_lives import follow_batch_size
 from bstune.trial.loop import Workload, run_trial
+from bstune.trial.packages import is_lightning, is_overridden
 from bstune.trial.python_recipe import Loaders
 from bstune.trial.start import depends_on_length
-from bstune.trial.trainer import (
-    check_types,
-    is_lightning,
-    is_overridden,
-    make_trainer,
-    serving,
-    without_monitors,
-)
+from bstune.trial.trainer import check_types, make_trainer, serving, without_monitors
 
 BATCH_HOOKS = ("on_before_batch_transfer", "transfer_batch_to_device", "on_after_batch_transfer")
 logger = logging.getLogger(__name__)

@@ -39,10 +39,11 @@ from bstune.trial.checkpoint import Stopped
 from bstune.trial.checks.continuation import Course, lost_state
 from bstune.trial.device import device_of, synchronize
 from bstune.trial.loop import Workload, run_trial
+from bstune.trial.packages import is_overridden
 from bstune.trial.parts.metric import metric
 from bstune.trial.parts.verdict import refuse_met_target
 from bstune.trial.schedule_end import ScheduleCopy, copies_of_schedules, end_of_schedule
-from bstune.trial.trainer import is_overridden, without_monitors
+from bstune.trial.trainer import without_monitors
 
 STEPS = 4  # of one short trial
 # After which the weights of two learning rates are compared, and one of the trials is stopped.

@@ -8,16 +8,13 @@ another batch size takes the same code from torch's cache on the disk.
 """
 
 import functools
-import logging
-import re
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from functools import cache, partial
+from functools import partial
 from typing import Any
 
 import torch
 from lightning.pytorch import LightningModule, Trainer
-from lightning.pytorch.utilities.memory import is_oom_error
 from torch import Tensor, nn
 from torch._dynamo.utils import counters
 from torch.utils._pytree import tree_leaves
@@ -25,8 +22,8 @@ from torch.utils._pytree import tree_leaves
 from bstune.core.clock import Phase, TrialClock
 from bstune.core.errors import ConfigError
 from bstune.core.records import CUDA_GRAPH_MODES
-from bstune.trial.device import memory_ran_out
-from bstune.trial.fast.watch import Number, watching
+from bstune.trial.errors import USER_CODE_ERRORS, first_line, is_out_of_memory, warn_once
+from bstune.trial.fast.watch import WatchedNumber, watching
 from bstune.trial.noise_scale import (
     gradients_of,
     loss_scale,
@@ -35,24 +32,12 @@ from bstune.trial.noise_scale import (
     untouched,
 )
 
-logger = logging.getLogger(__name__)
 PASSES = 3  # of a new shape: with CUDA graphs the first is not recorded, the second is, the third is as all that follow
 RECOMPILE_LIMIT = (
     64  # of one piece of code, in a trial: by batch shape, in training and in evaluation
 )
 # What maybe_mark_dynamic sets of a tensor; torch has nothing that takes it back.
 MARKS = ("_dynamo_weak_dynamic_indices", "_has_dynamo_dim_marking")
-# Of a step that is run beside the training: the user's code may raise anything. If the training cannot run the step
-# either, it raises the error again.
-USER_CODE_ERRORS = (Exception,)
-# Of torch and CUDA's libraries, for which torch raises a plain RuntimeError.
-NO_MEMORY = re.compile(
-    r"(CU[A-Z]+_STATUS|[A-Z]+)_ALLOC(ATION)?_FAILED|CUDA error: out of memory|DefaultCPUAllocator"
-)
-# What they say for other reasons too, such as a convolution that cuDNN does not have.
-PERHAPS_NO_MEMORY = re.compile(
-    "unable to find an engine|CU(BLAS|DNN|SOLVER)_STATUS_(NOT_INITIALIZED|INTERNAL_ERROR)"
-)
 
 
 class Compiling:
@@ -90,7 +75,7 @@ class Compiling:
                 " optimizers itself (manual optimization): set compile=null"
             )
         asked: list[str] = []
-        arguments = step_arguments(module.training_step, batch, Number(batch_idx, asked))
+        arguments = step_arguments(module.training_step, batch, WatchedNumber(batch_idx, asked))
         forward = partial(trainer.strategy.training_step, *arguments)
         parameters = optimized_parameters(trainer, module)
         scale = loss_scale(trainer)
@@ -361,22 +346,3 @@ def called_modules(module: nn.Module, run: Callable[[], object]) -> list[nn.Modu
 def compiled_graphs() -> int:
     """Return how many graphs torch has compiled in this process so far."""
     return int(counters["stats"]["unique_graphs"])
-
-
-def is_out_of_memory(error: BaseException) -> bool:
-    """Return whether an error says that memory ran out, on the device or on the host."""
-    if isinstance(error, torch.OutOfMemoryError | MemoryError) or is_oom_error(error):
-        return True
-    text = str(error)
-    return bool(NO_MEMORY.search(text)) or bool(PERHAPS_NO_MEMORY.search(text) and memory_ran_out())
-
-
-def first_line(error: BaseException) -> str:
-    """Return the first line of an error's text, or its kind where it has none."""
-    return (str(error) or type(error).__name__).splitlines()[0]
-
-
-@cache
-def warn_once(message: str) -> None:
-    """Log a warning, once in the life of the process."""
-    logger.warning("%s", message)
