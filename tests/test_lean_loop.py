@@ -22,7 +22,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from bstune.core.clock import Phase, TrialClock
 from bstune.core.errors import ConfigError
 from bstune.trial.backend import make_protocol
-from bstune.trial.batches import EvalBatches, Normalisation, TrainBatches
+from bstune.trial.batches.image_batches import EvalBatches, Normalisation, TrainBatches
 from bstune.trial.checkpoint import Stopped
 from bstune.trial.fast import lightning_internals
 from bstune.trial.fast.reasons import BATCH_HOOKS, CALLBACK_HOOKS, MODULE_HOOKS

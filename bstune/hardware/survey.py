@@ -52,7 +52,7 @@ from bstune.system.files import write_text
 from bstune.system.inputs import read_bytes
 from bstune.system.watchdog import waiting_for, watching
 from bstune.trial.backend import make_space
-from bstune.trial.batches import loaders_of
+from bstune.trial.batches.loader import loaders_of
 from bstune.trial.checks.preflight import (
     FEW_EXAMPLES,
     PreflightFindings,

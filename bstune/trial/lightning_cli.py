@@ -24,7 +24,7 @@ from bstune.hydra_recipe import instantiate_partial
 from bstune.options import Node
 from bstune.system.inputs import one_line, parse_yaml, read_text
 from bstune.trial.backend import OWNED
-from bstune.trial.batches import epoch_length
+from bstune.trial.batches.epochs import epoch_length
 
 RATES = ("lr", "learning_rate")
 IGNORED = (
@@ -95,9 +95,9 @@ def workload_of(path: Path, chosen: Chosen) -> tuple[dict[str, Any], list[str]]:
     key, lr = _learning_rate(parsed, chosen.lr)
     own = {name: parsed[name] for name in ("model", "optimizer", "lr_scheduler") if parsed[name]}
     of_trials = with_value(own, key, "${trial.lr}")
-    size, examples = _batch_size(parsed["data"])
-    size *= parsed["trainer"].get("accumulate_grad_batches") or 1
-    budget = _examples(path, parsed["trainer"], size, examples)
+    batch_size, examples = _batch_size(parsed["data"])
+    batch_size *= parsed["trainer"].get("accumulate_grad_batches") or 1
+    budget = _examples(path, parsed["trainer"], batch_size, examples)
     metric, value, mode = parse_target(chosen.target)
     left_out = [
         f"trainer.{name}"
@@ -111,16 +111,19 @@ def workload_of(path: Path, chosen: Chosen) -> tuple[dict[str, Any], list[str]]:
         "name": chosen.name or parsed["model"]["class_path"].rpartition(".")[2],
         "precision": PRECISIONS.get(precision, precision),
         "trials": TRIALS,
-        "reference": {"batch_size": size, "lr": lr},
-        "batch_size": {"low": max(1, size // BELOW), "high": min(examples, size * ABOVE)},
-        "budget": {"steps": max(1, budget // (BELOW * size)), "examples": budget},
+        "reference": {"batch_size": batch_size, "lr": lr},
+        "batch_size": {
+            "low": max(1, batch_size // BELOW),
+            "high": min(examples, batch_size * ABOVE),
+        },
+        "budget": {"steps": max(1, budget // (BELOW * batch_size)), "examples": budget},
         "target": {"metric": metric, "value": value, "mode": mode},
         "data": {"_target_": f"{here}build_data", "_recursive_": False, "data": parsed["data"]},
         "module": module,
         "trainer": {name: value for name, value in trainer.items() if name not in OWNED},
     }
     lines = [
-        f"{key} is the learning rate: {lr:g} at batch size {size}",
+        f"{key} is the learning rate: {lr:g} at batch size {batch_size}",
         f"{examples} training examples",
     ]
     if left_out:

@@ -33,7 +33,8 @@ from bstune.system.exits import is_interruption, sys_exit_error
 from bstune.system.files import may_take, partial_of, put_in_place
 from bstune.system.interruption import temporary_folder
 from bstune.trial import distributed
-from bstune.trial.batches import stream_of, weight_micro_batches
+from bstune.trial.batches.accumulation import weight_micro_batches
+from bstune.trial.batches.index_stream import stream_of
 from bstune.trial.checkpoint import Own, PlainFiles, StateWriter, Stopped
 from bstune.trial.device import (
     cuda_settings,
@@ -172,13 +173,13 @@ def _train(
     spec, protocol = parts.spec, parts.protocol
     seed_everything(spec.seed, workers=False, verbose=False)
     module = workload.build_module(spec)
-    sizes = parts.micro_batch_sizes
-    if len(sizes) > 1 or distributed.place() is not None:
-        weight_micro_batches(module, sizes, spec.batch_size)
+    micro_batch_sizes = parts.micro_batch_sizes
+    if len(micro_batch_sizes) > 1 or distributed.place() is not None:
+        weight_micro_batches(module, micro_batch_sizes, spec.batch_size)
     for name in ("training_step", "validation_step"):
         setattr(module, name, _without_stop_iteration(name, getattr(module, name)))
     train = workload.train_batches(spec)
-    distributed.check_share(train, sizes)
+    distributed.check_share(train, micro_batch_sizes)
     options: dict[str, Any] = {"weights_only": True}
     if resume is not None and parts.resume.stopped is not None:
         stream_of(train).resume(parts.resume.stopped.stream)
@@ -187,14 +188,14 @@ def _train(
         parts.snapshot.writer = StateWriter(state, stream_of(train), parts.clock)
     writer = parts.snapshot.writer
     steps = steps_of_trainer(parts.state, spec, protocol, horizon)
-    arguments = lengths(train, len(sizes), steps, module.automatic_optimization)
+    arguments = lengths(train, len(micro_batch_sizes), steps, module.automatic_optimization)
     with temporary_folder() as folder, _discarding(writer):
         trainer = make_trainer(
             protocol.trainer,
             module,
             [callback],
             folder,
-            accumulate_grad_batches=len(sizes),
+            accumulate_grad_batches=len(micro_batch_sizes),
             **arguments,
         )
         around = functools.partial(parts.clock.interrupt_segment, Phase.STARTUP)
@@ -204,7 +205,7 @@ def _train(
             logger.log_hyperparams(
                 {name: getattr(spec, name) for name in LOGGED} | dict(spec.hyperparameters)
             )
-        fit(trainer, workload, module, train, sizes[0], **options)
+        fit(trainer, workload, module, train, micro_batch_sizes[0], **options)
         explain_end(parts.state, trainer)
         if parts.state.status == "reached" and checkpoint is not None:
             _save_weights(trainer, checkpoint)
@@ -229,10 +230,10 @@ def fit(
     workload: Workload,
     module: LightningModule,
     train: Iterable[Any],
-    size: int,
+    micro_batch_size: int,
     **options: Any,
 ) -> None:
-    """Train a module on these batches, of ``size`` examples each, with the workload's other data."""
+    """Train a module on these batches, of ``micro_batch_size`` examples each, with the workload's other data."""
     data, validation = workload.data_module, workload.validation_batches
     with warnings.catch_warnings():
         # The data live on the device, so advice on loader workers is beside the point.
@@ -246,7 +247,9 @@ def fit(
             trainer.fit(module, train, validation, **options)
         else:
             trainer.fit(
-                module, datamodule=serving(data, size, train=train, val=validation), **options
+                module,
+                datamodule=serving(data, micro_batch_size, train=train, val=validation),
+                **options,
             )
 
 

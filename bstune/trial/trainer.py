@@ -227,18 +227,18 @@ def without_monitors(options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def serving(
-    data_module: LightningDataModule, batch_size: int | None = None, **batches: Iterable[Any]
+    data_module: LightningDataModule, micro_batch_size: int | None = None, **batches: Iterable[Any]
 ) -> LightningDataModule:
     """Return a shallow copy of a data module that is set up and serves these ``train``, ``val`` or ``test`` batches.
 
-    Where it has a ``batch_size``, that is the training batches'.
+    Where it has a ``batch_size``, that is what a loader hands out at once: the training batches' ``micro_batch_size``.
     """
     served = copy.copy(data_module)
-    if batch_size is not None and "batch_size" in vars(served):
-        served.batch_size = batch_size  # type: ignore[attr-defined]
-    if batch_size is not None and "batch_size" in served.hparams:
+    if micro_batch_size is not None and "batch_size" in vars(served):
+        served.batch_size = micro_batch_size  # type: ignore[attr-defined]
+    if micro_batch_size is not None and "batch_size" in served.hparams:
         copy_hyper_parameters(served)
-        served.hparams["batch_size"] = batch_size
+        served.hparams["batch_size"] = micro_batch_size
     served.prepare_data = lambda: None  # type: ignore[method-assign]
     served.setup = lambda stage: None  # type: ignore[method-assign]
     served.teardown = lambda stage: None  # type: ignore[method-assign]  # later trials read what it would close

@@ -21,7 +21,7 @@ from lightning.pytorch import LightningModule
 from torch import Tensor
 
 from bstune.core.records import FastMode
-from bstune.trial.batches import TrainBatches
+from bstune.trial.batches.image_batches import TrainBatches
 from bstune.trial.fast.graph import CapturedSteps, captures
 from bstune.trial.fast.lightning_internals import (
     CurrentHook,
