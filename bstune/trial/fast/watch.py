@@ -19,6 +19,7 @@ OPERATIONS = (
     "__le__",
     "__gt__",
     "__ge__",
+    "__hash__",
     "__bool__",
     "__int__",
     "__float__",
@@ -26,8 +27,14 @@ OPERATIONS = (
     "__str__",
     "__repr__",
     "__format__",
+    "__round__",
+    "__trunc__",
+    "__floor__",
+    "__ceil__",
+    "__abs__",
     "__neg__",
-    "__divmod__",
+    "__pos__",
+    "__invert__",
     "__add__",
     "__radd__",
     "__sub__",
@@ -40,6 +47,20 @@ OPERATIONS = (
     "__rfloordiv__",
     "__mod__",
     "__rmod__",
+    "__divmod__",
+    "__rdivmod__",
+    "__pow__",
+    "__rpow__",
+    "__lshift__",
+    "__rlshift__",
+    "__rshift__",
+    "__rrshift__",
+    "__and__",
+    "__rand__",
+    "__or__",
+    "__ror__",
+    "__xor__",
+    "__rxor__",
 )
 LOGS = ("log", "log_dict")
 
@@ -51,7 +72,7 @@ class WatchedNumber(int):
 
     * The results of two numbers, compared, tell only of what differs between these two: ``batch_idx % 50 == 0``, a log
       line or a weight that is seldom, is the same for both. (A replay is compared with its step at another number
-      nevertheless: that sees what torch reads of an int without calling an operator.)
+      nevertheless: that sees what C code reads of an int without calling an operator, as in ``0.5 * batch_idx``.)
     * The code of ``training_step`` tells that it mentions the number, and most modules only hand it on:
       ``self.shared_step(batch, batch_idx)``.
     * Another object in the number's place, which is no int, breaks a step that checks its type or counts with it; the
