@@ -32,10 +32,10 @@ from bstune.trial.noise_scale import (
     untouched,
 )
 
-PASSES = 3  # of a new shape: with CUDA graphs the first is not recorded, the second is, the third is as all that follow
-RECOMPILE_LIMIT = (
-    64  # of one piece of code, in a trial: by batch shape, in training and in evaluation
-)
+# Of a new shape: with CUDA graphs the first is not recorded, the second is, the third is as all that follow.
+PASSES = 3
+# Of one piece of code, in a trial: by batch shape, in training and in evaluation.
+RECOMPILE_LIMIT = 64
 # What maybe_mark_dynamic sets of a tensor; torch has nothing that takes it back.
 MARKS = ("_dynamo_weak_dynamic_indices", "_has_dynamo_dim_marking")
 
@@ -50,15 +50,15 @@ class Compiling:
 
     def __init__(self, mode: str | None, clock: TrialClock) -> None:
         self.failed: str | None = None
-        self._mode, self._clock = mode, clock
+        self._mode = mode
+        self._clock = clock
         self._modules: list[nn.Module] = []
-        self._step: tuple[LightningModule, Callable[..., Any]] | None = (
-            None  # as it was before it was compiled
-        )
-        self._whole = True  # whether it can be
-        self._free = (
-            mode not in CUDA_GRAPH_MODES
-        )  # which record a graph for each number of examples anyway
+        # The module with its training step as it was before that was compiled; None: it was not.
+        self._step: tuple[LightningModule, Callable[..., Any]] | None = None
+        # Whether the training step can be compiled as a whole.
+        self._whole = True
+        # Whether code holds for any number of examples; a graph is recorded for each number anyway.
+        self._free = mode not in CUDA_GRAPH_MODES
         self._warm: set[tuple[str, tuple[torch.Size, ...], tuple[bool, ...]]] = set()
         self._compiled_stages: set[str] = set()
         self._expected = compiled_graphs()
@@ -144,9 +144,8 @@ class Compiling:
         return new
 
     def _begin_step(self) -> None:
-        if (
-            self._mode in CUDA_GRAPH_MODES
-        ):  # what the last step's graphs returned may be overwritten
+        # What the last step's graphs returned may be overwritten.
+        if self._mode in CUDA_GRAPH_MODES:
             torch.compiler.cudagraph_mark_step_begin()  # type: ignore[no-untyped-call]
 
     def _warm_up(
@@ -162,19 +161,18 @@ class Compiling:
 
         ``forward`` runs its forward pass, and ``step`` all of it, as if it came so many batches later.
         """
-        before, called = compiled_graphs(), []
+        before = compiled_graphs()
+        called: list[nn.Module] = []
         for fail in (self._fix_lengths, self._fail) if self._free else (self._fail,):
             with failing(fail):
                 with self.eagerly(), untouched(trainer, module), watching(module, asked):
                     called = called_modules(module, forward)
-                if called and not (
-                    stage == "training" and self._compile_step(trainer, module, step, asked)
-                ):
-                    for part in called:
-                        if part not in self._modules:
-                            self._modules.append(part)
-                            compile_in_place(part, self._mode, self._free)
-                    self._passes(trainer, module, step)
+                if not called:
+                    break
+                if stage == "training" and self._compile_step(trainer, module, step, asked):
+                    break
+                self._compile_modules(called)
+                self._passes(trainer, module, step)
                 break
         made = compiled_graphs() - before
         self._expected += made
@@ -182,6 +180,12 @@ class Compiling:
             self._compiled_stages.add(stage)
         elif called and self.failed is None and stage not in self._compiled_stages:
             self._fail("torch found nothing in the module that it can compile")
+
+    def _compile_modules(self, called: list[nn.Module]) -> None:
+        for part in called:
+            if part not in self._modules:
+                self._modules.append(part)
+                compile_in_place(part, self._mode, self._free)
 
     def _compile_step(
         self,
@@ -199,7 +203,8 @@ class Compiling:
             compiled = _compiled(module.training_step, self._mode, self._free)
             module.training_step = compiled  # type: ignore[method-assign]
         if self._passes(trainer, module, step):
-            self._whole = False  # it is compiled anew for each number of a batch
+            # It is compiled anew for each number of a batch.
+            self._whole = False
             self._restore_step()
         return self._whole
 
@@ -261,7 +266,8 @@ def failing(fail: Callable[[str], None]) -> Iterator[None]:
     try:
         yield
     except USER_CODE_ERRORS as error:
-        innermost: BaseException = error  # torch wraps the compiler's error in its own
+        # torch wraps the compiler's error in its own.
+        innermost: BaseException = error
         while isinstance(inner := getattr(innermost, "inner_exception", None), BaseException):
             innermost = inner
         if is_out_of_memory(innermost):
@@ -286,18 +292,23 @@ def _compiled(function: Callable[..., Any], mode: str | None, free: bool) -> Cal
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
         # A module that is compiled by itself may be called in a step that is: there nothing is marked.
-        for leaf in [] if torch.compiler.is_compiling() else tree_leaves((args, kwargs)):
-            if isinstance(leaf, Tensor) and leaf.dim() and free:
-                torch._dynamo.maybe_mark_dynamic(
-                    leaf, 0
-                )  # it stays fixed where the function needs that
-            for name in (
-                MARKS if isinstance(leaf, Tensor) and not free else ()
-            ):  # those of an earlier try
-                vars(leaf).pop(name, None)
+        if not torch.compiler.is_compiling():
+            for leaf in tree_leaves((args, kwargs)):
+                if isinstance(leaf, Tensor):
+                    _mark_length(leaf, free)
         return compiled(*args, **kwargs)
 
     return call
+
+
+def _mark_length(tensor: Tensor, free: bool) -> None:
+    """Let a tensor's length be free in the code that is compiled with it, or take the mark of an earlier try off it."""
+    if not free:
+        for name in MARKS:
+            vars(tensor).pop(name, None)
+    elif tensor.dim():
+        # It stays fixed where the function needs that.
+        torch._dynamo.maybe_mark_dynamic(tensor, 0)
 
 
 def undo(parts: list[nn.Module]) -> None:
@@ -305,7 +316,7 @@ def undo(parts: list[nn.Module]) -> None:
 
     torch would keep it for ever, and past its limit of recompilations run all else eagerly without a word.
     """
-    # a second of imports that only compiled trials need
+    # A second of imports that only compiled trials need.
     from torch._inductor.codecache import PyCodeCache
 
     for part in parts:
