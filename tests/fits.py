@@ -13,10 +13,10 @@ from torch.nn import functional as F
 from torch.utils.data import DataLoader, TensorDataset
 
 from bstune.core.records import EvaluationSchedule, Target
-from bstune.trial.batches import endless, rebatch
+from bstune.trial.batches.loader import endless, rebatch
 from bstune.trial.checkpoint import Stopped
 from bstune.trial.loop import Workload, run_trial
-from bstune.trial.trainer import package_of
+from bstune.trial.packages import package_of
 
 EXAMPLES, BATCH_SIZE, STEPS = (
     50,

@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader
 
 from bstune.core.clock import TrialClock
 from bstune.core.records import EvaluationSchedule, Target
-from bstune.trial.batches import EvalBatches, Normalisation, TrainBatches
+from bstune.trial.batches.image_batches import EvalBatches, Normalisation, TrainBatches
 from bstune.trial.loop import Workload, run_trial
 from bstune.workloads.classifier import Classifier
 

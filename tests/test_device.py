@@ -13,7 +13,7 @@ from bstune.trial.device import (
     memory_ran_out,
     synchronize,
 )
-from bstune.trial.fast.compile import is_out_of_memory
+from bstune.trial.errors import is_out_of_memory
 from bstune.trial.processes.process import restored
 from bstune.trial.processes.workers import mps_runs
 

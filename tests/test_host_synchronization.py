@@ -12,7 +12,7 @@ from toolbox import make_spec
 from bstune.core.clock import Phase, TrialClock
 from bstune.options import with_option
 from bstune.trial.backend import make_protocol
-from bstune.trial.batches import EvalBatches, Normalisation, TrainBatches
+from bstune.trial.batches.image_batches import EvalBatches, Normalisation, TrainBatches
 from bstune.trial.loop import Workload, run_trial
 from bstune.trial.workload import build_module
 from bstune.workloads.images import random_crop_flip

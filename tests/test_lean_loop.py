@@ -22,10 +22,10 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from bstune.core.clock import Phase, TrialClock
 from bstune.core.errors import ConfigError
 from bstune.trial.backend import make_protocol
-from bstune.trial.batches import EvalBatches, Normalisation, TrainBatches
+from bstune.trial.batches.image_batches import EvalBatches, Normalisation, TrainBatches
 from bstune.trial.checkpoint import Stopped
-from bstune.trial.fast import lean_loop
-from bstune.trial.fast.lean_loop import BATCH_HOOKS, CALLBACK_HOOKS, MODULE_HOOKS
+from bstune.trial.fast import lightning_internals
+from bstune.trial.fast.reasons import BATCH_HOOKS, CALLBACK_HOOKS, MODULE_HOOKS
 from bstune.trial.loop import Workload, run_trial
 from bstune.trial.workload import build_module
 from bstune.workloads.averaging import Lookahead, RunningWeightAverage
@@ -548,7 +548,7 @@ def test_where_somebody_listens_or_a_step_is_of_another_kind_lightnings_loop_run
 
 
 def test_another_version_of_lightning_runs_its_own_loop(monkeypatch):
-    monkeypatch.setattr(lean_loop, "TRIED", ("1.0", "1.1"))
+    monkeypatch.setattr(lightning_internals, "TRIED", ("1.0", "1.1"))
     version = pytest.importorskip("lightning").__version__
     text = f"lightning.pytorch {version} is not one of the versions that it was compared with, 1.0 and 1.1"
     compare(Regression, f"Lightning's: {text}", {"steps": 7})

@@ -19,7 +19,7 @@ from torchmetrics.aggregation import MeanMetric
 
 from bstune.core.errors import ConfigError
 from bstune.core.noise_scale import GradientNorms, combine_norms, estimate_noise_scale
-from bstune.trial.batches import weight_micro_batches
+from bstune.trial.batches.accumulation import weight_micro_batches
 from bstune.trial.noise_scale import NoiseScale, count_examples, split_batch
 
 pytestmark = pytest.mark.filterwarnings(

@@ -66,7 +66,7 @@ def test_micro_batches_are_the_protocols():
 def test_of_several_processes_none_goes_by_its_own_time(monkeypatch, alone, last_step):
     place = None if alone else distributed.Place(rank=0, count=2)
     monkeypatch.setattr(distributed, "place", lambda: place)
-    monkeypatch.setattr(assemble, "micro_batch_sizes", lambda *sizes: (2,))
+    monkeypatch.setattr(assemble, "micro_batch_sizes_of", lambda *sizes: (2,))
     # More than no time has passed.
     made = begin(max_seconds=-1.0)
     made.last_step.bring_forward()

@@ -27,7 +27,7 @@ from bstune.core.errors import ConfigError
 from bstune.core.records import Target, TrialSpec
 from bstune.core.search_space import Space
 from bstune.core.step_time import StepTime
-from bstune.trial.batches import rebatch
+from bstune.trial.batches.loader import rebatch
 from bstune.trial.checks import preflight as checks
 from bstune.trial.checks.preflight import check_loaders, check_takes_rate, preflight
 from bstune.trial.loop import Workload

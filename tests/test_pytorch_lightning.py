@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader
 
 from bstune.core.errors import ConfigError
 from bstune.trial.noise_scale import NoiseScale
-from bstune.trial.trainer import package_of
+from bstune.trial.packages import package_of
 
 
 class Plateau(Sine, pytorch_lightning.LightningModule):

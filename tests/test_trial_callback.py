@@ -139,7 +139,7 @@ def test_the_loss_is_what_the_step_returned(outputs, loss, calls):
 
 def test_where_the_lean_loop_runs_it_starts_the_clock(calls):
     callback = callback_of(calls)
-    callback.lean = SimpleNamespace(runs=True)
+    callback.step_taker = SimpleNamespace(runs=True)
     callback.on_validation_end(make_trainer(), MODULE)
     assert calls[-1] == "end_evaluation True"
 

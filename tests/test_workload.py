@@ -14,7 +14,7 @@ from bstune.config import compose, with_settings
 from bstune.core.errors import ConfigError
 from bstune.core.records import Target
 from bstune.hydra_recipe import instantiate
-from bstune.trial.batches import endless
+from bstune.trial.batches.loader import endless
 from bstune.trial.loop import run_trial
 from bstune.trial.workload import build_module, build_workload, checked_protocol
 from bstune.workloads.images import ImageData

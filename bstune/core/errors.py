@@ -54,3 +54,9 @@ class Interrupted(BstuneError):
     """Ctrl-C or a termination signal ended a study that the same command continues."""
 
     exit_status = 130
+
+
+def check_positive_integer(name: str, value: object) -> None:
+    """Raise a ConfigError that says ``name`` if ``value`` is not a positive integer."""
+    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        raise ConfigError(f"{name} must be a positive integer, but got {value!r}")

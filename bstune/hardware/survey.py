@@ -52,7 +52,7 @@ from bstune.system.files import write_text
 from bstune.system.inputs import read_bytes
 from bstune.system.watchdog import waiting_for, watching
 from bstune.trial.backend import make_space
-from bstune.trial.batches import loaders_of
+from bstune.trial.batches.loader import loaders_of
 from bstune.trial.checks.preflight import (
     FEW_EXAMPLES,
     PreflightFindings,
@@ -61,7 +61,7 @@ from bstune.trial.checks.preflight import (
     preflight,
 )
 from bstune.trial.device import device_name, processor, processor_wait_of, versions
-from bstune.trial.fast.graph import eager_steps
+from bstune.trial.fast.take_steps import eager_steps
 from bstune.trial.loop import Workload
 from bstune.trial.processes.workers import start_server
 from bstune.trial.start import at_start

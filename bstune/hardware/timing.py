@@ -26,7 +26,8 @@ from bstune.hardware.roofline import (
     training_loss,
 )
 from bstune.system.watchdog import Wait, waiting_for
-from bstune.trial.batches import endless, micro_batch_sizes
+from bstune.trial.batches.loader import endless
+from bstune.trial.batches.micro_batches import micro_batch_sizes_of
 from bstune.trial.device import device_of, processor_wait_of, products_in, synchronize
 from bstune.trial.fast.compile import compiled
 from bstune.trial.loop import Workload, run_trial
@@ -273,7 +274,7 @@ def time_trial(
     """
     device = device_of(protocol.trainer)
     mark, seconds_between = _marker(device, now)
-    sizes = micro_batch_sizes(batch_size, protocol.micro_batch_size)
+    micro_batch_sizes = micro_batch_sizes_of(batch_size, protocol.micro_batch_size)
     # The first step's edge is the first tick within training, and the last step ends without one.
     budget = Budget(protocol.warmup_steps + steps + 2, 1)
     trainer = {
@@ -287,7 +288,7 @@ def time_trial(
             replace(
                 workload,
                 train_batches=lambda spec: _Watched(
-                    workload.train_batches(spec), len(sizes), clock
+                    workload.train_batches(spec), len(micro_batch_sizes), clock
                 ),
             ),
             TrialSpec(0, 0, batch_size, lr, None, 0),

@@ -13,8 +13,10 @@ from torch.optim.lr_scheduler import LambdaLR, LRScheduler
 from bstune.core.errors import ConfigError, InputError
 from bstune.core.records import Budget, EvaluationSchedule, TrialProtocol, TrialResult, TrialSpec
 from bstune.system.inputs import one_line, open_regular
+from bstune.trial.fast.lightning_internals import load_callbacks
 from bstune.trial.loop import Workload, run_trial
-from bstune.trial.trainer import builds_layers_later, of_package, package_of, without_monitors
+from bstune.trial.packages import package_of
+from bstune.trial.trainer import builds_layers_later, without_monitors
 
 AT_THE_END = EvaluationSchedule(
     ratio=1e6, share=1e-12, cost=1.0, near=1.0
@@ -117,10 +119,7 @@ class _GoesOn(Callback):
             **self._checkpoint,
             "callbacks": {key: state for key, state in saved.items() if key in own},
         }
-        for name in ("on_load_checkpoint", "load_state_dict"):
-            of_package(package_of(pl_module), f"trainer.call._call_callbacks_{name}")(
-                trainer, checkpoint
-            )
+        load_callbacks(package_of(pl_module), trainer, checkpoint)
 
     def on_sanity_check_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         value = trainer.callback_metrics.get(self._metric)

@@ -29,7 +29,8 @@ from bstune.system.files import (
     sync_file,
 )
 from bstune.trial import distributed
-from bstune.trial.batches import IndexStream
+from bstune.trial.batches.index_stream import IndexStream
+from bstune.trial.fast.lightning_internals import argument_of_hyper_parameters
 
 KEY = "bstune"
 OF_RANKS = (
@@ -110,8 +111,7 @@ class PlainFiles:
                 continue
             checkpoint[owner.CHECKPOINT_HYPER_PARAMS_KEY] = owner.hparams
             checkpoint[owner.CHECKPOINT_HYPER_PARAMS_TYPE] = type(owner.hparams)
-            if hasattr(owner, "_hparams_name"):
-                checkpoint[owner.CHECKPOINT_HYPER_PARAMS_NAME] = owner._hparams_name
+            checkpoint |= argument_of_hyper_parameters(owner)
         return checkpoint
 
 
@@ -153,8 +153,8 @@ class StoppedState:
     epoch: Mapping[
         str, Any
     ]  # what it has accumulated so far (bstune.trial.parts.epoch); empty where it has no end
-    stream: Mapping[str, Any]  # a position of bstune.trial.batches.IndexStream
-    generators: Mapping[str, Any]  # of bstune.trial.batches.random_state
+    stream: Mapping[str, Any]  # a position of bstune.trial.batches.index_stream.IndexStream
+    generators: Mapping[str, Any]  # of bstune.trial.batches.randomness.random_state
     frozen: tuple[
         str, ...
     ]  # parameters without a gradient, as a call-back may freeze and unfreeze them

@@ -101,10 +101,10 @@ def check_count(devices: int) -> None:
         )
 
 
-def check_share(batches: object, sizes: Sequence[int]) -> None:
-    """Refuse a trial's batches, on several devices, that are not this process's share of them, of these sizes."""
+def check_share(batches: object, micro_batch_sizes: Sequence[int]) -> None:
+    """Refuse a trial's batches, on several devices, that are not this process's micro-batches of them."""
     source = getattr(batches, "batch_sampler", None) or batches
-    if _place is not None and getattr(source, "micro_batch_sizes", None) != sizes:
+    if _place is not None and getattr(source, "micro_batch_sizes", None) != micro_batch_sizes:
         raise ConfigError(
             f"devices={_place.count}: the batches of {type(batches).__name__} are not split over devices: take them "
             "from TrainBatches or a DataLoader, or set devices=1"
@@ -180,7 +180,7 @@ def check_devices(options: StudyOptions) -> None:
             raise ConfigError(f"devices={count} {line}")
 
 
-def sizes_of_process(
+def micro_batch_sizes_of_process(
     batch_size: int, micro_batch_size: int | None
 ) -> tuple[tuple[int, ...], slice]:
     """Return the sizes of all micro-batches of a batch over several devices, and which of them are this process's."""

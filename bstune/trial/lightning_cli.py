@@ -98,9 +98,10 @@ def workload_of(path: Path, chosen: Chosen) -> tuple[dict[str, Any], list[str]]:
     own_data = build_data(parsed["data"])
     batches = own_batches(own_data, parsed["data"]["class_path"])
     examples = batches.examples
-    size = batches.batch_size * (parsed["trainer"].get("accumulate_grad_batches") or 1)
+    accumulated = parsed["trainer"].get("accumulate_grad_batches") or 1
+    batch_size = batches.batch_size * accumulated
     assumed = list[str]()
-    budget = own_examples(parsed["trainer"], size, examples)
+    budget = own_examples(parsed["trainer"], batch_size, examples)
     if budget is None:
         if not chosen.is_timed:
             raise ConfigError(
@@ -133,16 +134,19 @@ def workload_of(path: Path, chosen: Chosen) -> tuple[dict[str, Any], list[str]]:
         "name": chosen.name or parsed["model"]["class_path"].rpartition(".")[2],
         "precision": PRECISIONS.get(precision, precision),
         "trials": TRIALS,
-        "reference": {"batch_size": size, "lr": lr},
-        "batch_size": {"low": max(1, size // BELOW), "high": min(examples, size * ABOVE)},
-        "budget": {"steps": max(1, budget // (BELOW * size)), "examples": budget},
+        "reference": {"batch_size": batch_size, "lr": lr},
+        "batch_size": {
+            "low": max(1, batch_size // BELOW),
+            "high": min(examples, batch_size * ABOVE),
+        },
+        "budget": {"steps": max(1, budget // (BELOW * batch_size)), "examples": budget},
         "target": {"metric": metric, "value": value, "mode": mode},
         "data": {"_target_": f"{here}build_data", "_recursive_": False, "data": parsed["data"]},
         "module": module,
         "trainer": {name: value for name, value in trainer.items() if name not in OWNED},
     }
     lines = [
-        f"{key} is the learning rate: {lr:g} at batch size {size}",
+        f"{key} is the learning rate: {lr:g} at batch size {batch_size}",
         f"{examples} training examples",
         *assumed,
     ]

@@ -33,7 +33,8 @@ from bstune.system.exits import is_interruption, sys_exit_error
 from bstune.system.files import may_take, partial_of, put_in_place
 from bstune.system.interruption import temporary_folder
 from bstune.trial import distributed
-from bstune.trial.batches import stream_of, weight_micro_batches
+from bstune.trial.batches.accumulation import weight_micro_batches
+from bstune.trial.batches.index_stream import stream_of
 from bstune.trial.checkpoint import Own, PlainFiles, StateWriter, Stopped
 from bstune.trial.device import (
     cuda_settings,
@@ -44,13 +45,14 @@ from bstune.trial.device import (
     synchronize,
     versions,
 )
-from bstune.trial.fast.compile import first_line, is_out_of_memory
-from bstune.trial.fast.lean_loop import LeanLoop
+from bstune.trial.errors import first_line, is_out_of_memory
+from bstune.trial.fast.take_steps import take_steps
+from bstune.trial.packages import of_package, package_of
 from bstune.trial.parts.assemble import parts_of
 from bstune.trial.parts.ending import explain_end, what_is_not_finite
 from bstune.trial.parts.last_step import steps_of_trainer
 from bstune.trial.parts.trial_callback import TrialCallback
-from bstune.trial.trainer import lengths, make_trainer, of_package, package_of, serving
+from bstune.trial.trainer import lengths, make_trainer, serving
 
 # Of a trial, by the user's loggers as hyper-parameters.
 LOGGED = ("number", "batch_size", "lr", "seed")
@@ -153,7 +155,7 @@ def _record(callback: TrialCallback) -> TrialResult:
         history=tuple(state.history),
         message=state.message or parts.compiling.failed or parts.noise_scale.missing,
         noise_scale=parts.noise_scale.measurements,
-        training_loop=None if callback.lean is None else callback.lean.name,
+        training_loop=None if callback.step_taker is None else callback.step_taker.name,
         effective_lr=state.effective_lr,
         seconds_per_step=seconds_per_step(clock.segments, protocol.warmup_steps),
     )
@@ -172,13 +174,13 @@ def _train(
     spec, protocol = parts.spec, parts.protocol
     seed_everything(spec.seed, workers=False, verbose=False)
     module = workload.build_module(spec)
-    sizes = parts.micro_batch_sizes
-    if len(sizes) > 1 or distributed.place() is not None:
-        weight_micro_batches(module, sizes, spec.batch_size)
+    micro_batch_sizes = parts.micro_batch_sizes
+    if len(micro_batch_sizes) > 1 or distributed.place() is not None:
+        weight_micro_batches(module, micro_batch_sizes, spec.batch_size)
     for name in ("training_step", "validation_step"):
         setattr(module, name, _without_stop_iteration(name, getattr(module, name)))
     train = workload.train_batches(spec)
-    distributed.check_share(train, sizes)
+    distributed.check_share(train, micro_batch_sizes)
     options: dict[str, Any] = {"weights_only": True}
     if resume is not None and parts.resume.stopped is not None:
         stream_of(train).resume(parts.resume.stopped.stream)
@@ -187,24 +189,24 @@ def _train(
         parts.snapshot.writer = StateWriter(state, stream_of(train), parts.clock)
     writer = parts.snapshot.writer
     steps = steps_of_trainer(parts.state, spec, protocol, horizon)
-    arguments = lengths(train, len(sizes), steps, module.automatic_optimization)
+    arguments = lengths(train, len(micro_batch_sizes), steps, module.automatic_optimization)
     with temporary_folder() as folder, _discarding(writer):
         trainer = make_trainer(
             protocol.trainer,
             module,
             [callback],
             folder,
-            accumulate_grad_batches=len(sizes),
+            accumulate_grad_batches=len(micro_batch_sizes),
             **arguments,
         )
         around = functools.partial(parts.clock.interrupt_segment, Phase.STARTUP)
-        callback.lean = LeanLoop(trainer, protocol.fast, around, parts.clock.train)
+        callback.step_taker = take_steps(trainer, protocol.fast, around, parts.clock.train)
         trainer.strategy.checkpoint_io = PlainFiles(trainer, module)  # type: ignore[assignment]
         for logger in trainer.loggers:
             logger.log_hyperparams(
                 {name: getattr(spec, name) for name in LOGGED} | dict(spec.hyperparameters)
             )
-        fit(trainer, workload, module, train, sizes[0], **options)
+        fit(trainer, workload, module, train, micro_batch_sizes[0], **options)
         explain_end(parts.state, trainer)
         if parts.state.status == "reached" and checkpoint is not None:
             _save_weights(trainer, checkpoint)
@@ -229,10 +231,10 @@ def fit(
     workload: Workload,
     module: LightningModule,
     train: Iterable[Any],
-    size: int,
+    micro_batch_size: int,
     **options: Any,
 ) -> None:
-    """Train a module on these batches, of ``size`` examples each, with the workload's other data."""
+    """Train a module on these batches, of ``micro_batch_size`` examples each, with the workload's other data."""
     data, validation = workload.data_module, workload.validation_batches
     with warnings.catch_warnings():
         # The data live on the device, so advice on loader workers is beside the point.
@@ -246,7 +248,9 @@ def fit(
             trainer.fit(module, train, validation, **options)
         else:
             trainer.fit(
-                module, datamodule=serving(data, size, train=train, val=validation), **options
+                module,
+                datamodule=serving(data, micro_batch_size, train=train, val=validation),
+                **options,
             )
 
 

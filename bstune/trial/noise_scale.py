@@ -21,7 +21,7 @@ from lightning.pytorch.loggers.logger import DummyLogger
 from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signature
 from torch import Tensor, nn
 
-from bstune.core.errors import ConfigError
+from bstune.core.errors import ConfigError, check_positive_integer
 from bstune.core.noise_scale import (
     LEVEL,
     MIN_BLOCKS,
@@ -32,7 +32,7 @@ from bstune.core.noise_scale import (
     estimate_noise_scale,
     moving_estimate,
 )
-from bstune.trial.batches import check_size, random_state, set_random_state
+from bstune.trial.batches.randomness import random_state, set_random_state
 
 # Steps between measurements: of steps of about 1 ms, all overhead, a split in two parts cost four to six, and reading
 # the norms of four micro-batches about one (tests/benchmarks/bench_noise.py).
@@ -97,7 +97,7 @@ class NoiseScale(Callback):
             ("window", window, MIN_BLOCKS),
         ):
             if value is not None:
-                check_size(f"the noise scale's {name}", value)
+                check_positive_integer(f"the noise scale's {name}", value)
                 if value < smallest:
                     raise ConfigError(
                         f"the noise scale's {name} must be at least {smallest}, but got {value}"
@@ -183,25 +183,25 @@ class NoiseScale(Callback):
             else:
                 self._reading = _Reading(optimized_parameters(trainer, pl_module))
         if self._reading is not None:
-            self._reading.sizes.append(count_examples(batch))
+            self._reading.examples.append(count_examples(batch))
             self._reading.norms.append([])
 
     def on_after_backward(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Measure a step after its last micro-batch."""
         reading = self._reading
-        if reading is None or len(reading.sizes) < trainer.accumulate_grad_batches:
+        if reading is None or len(reading.examples) < trainer.accumulate_grad_batches:
             return
         self._close()
         if reading.refused is not None:
             raise reading.refused
         gradients = {name: p.grad for name, p in reading.parameters.items() if p.grad is not None}
         *norms, big = _squares([*reading.norms, _norms(gradients)])
-        total = sum(reading.sizes)
+        total = sum(reading.examples)
         weights = [
-            n / total if self.weights == "examples" else 1.0 / len(reading.sizes)
-            for n in reading.sizes
+            n / total if self.weights == "examples" else 1.0 / len(reading.examples)
+            for n in reading.examples
         ]
-        micro_batches = list(zip(norms, weights, reading.sizes, strict=True))
+        micro_batches = list(zip(norms, weights, reading.examples, strict=True))
         # DDP averages over devices; a scaler's factor is the same for all micro-batches of a step.
         devices, scale = trainer.world_size, loss_scale(trainer) ** 2
         values = (
@@ -376,7 +376,7 @@ class _Reading:
 
     def __init__(self, parameters: Mapping[str, nn.Parameter]) -> None:
         self.parameters = parameters
-        self.sizes: list[int] = []
+        self.examples: list[int] = []
         self.norms: list[list[Tensor]] = []
         self.refused: ConfigError | None = (
             None  # raised after the backward pass, which is the training's own

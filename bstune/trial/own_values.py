@@ -20,7 +20,7 @@ from bstune.core.metric_names import Mode, mode_of, the_loss
 from bstune.recipe import RATES
 from bstune.system.failures import described
 from bstune.system.interruption import temporary_folder
-from bstune.trial.batches import epoch_length
+from bstune.trial.batches.epochs import epoch_length
 from bstune.trial.trainer import listed, make_trainer
 
 # Epochs after which a trial gives up, where the study's time is what limits it.

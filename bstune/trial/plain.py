@@ -7,10 +7,12 @@ from lightning.fabric.utilities.data import sized_len
 from lightning.pytorch import LightningModule, Trainer, seed_everything
 
 from bstune.core.records import TrialProtocol, TrialSpec
-from bstune.trial.batches import micro_batch_sizes, weight_micro_batches
-from bstune.trial.fast.lean_loop import LeanLoop
+from bstune.trial.batches.accumulation import weight_micro_batches
+from bstune.trial.batches.micro_batches import micro_batch_sizes_of
+from bstune.trial.fast.take_steps import take_steps
 from bstune.trial.loop import Workload
-from bstune.trial.trainer import lengths, of_package, package_of, serving
+from bstune.trial.packages import of_package, package_of
+from bstune.trial.trainer import lengths, serving
 
 
 def fit(
@@ -27,18 +29,18 @@ def fit(
     ``arguments`` of the Trainer come before the protocol's; of its call-backs and loggers copies are used.
     """
     seed_everything(spec.seed, workers=False, verbose=False)
-    sizes = micro_batch_sizes(spec.batch_size, protocol.micro_batch_size)
+    micro_batch_sizes = micro_batch_sizes_of(spec.batch_size, protocol.micro_batch_size)
     module, validation = workload.build_module(spec), workload.validation_batches
     train = workload.train_batches(spec)
-    if len(sizes) > 1:
-        weight_micro_batches(module, sizes, spec.batch_size)
-    own = lengths(train, len(sizes), steps, module.automatic_optimization)
+    if len(micro_batch_sizes) > 1:
+        weight_micro_batches(module, micro_batch_sizes, spec.batch_size)
+    own = lengths(train, len(micro_batch_sizes), steps, module.automatic_optimization)
     # One endless epoch.
     if sized_len(train) is None:
         own = {
             "max_steps": steps,
             "check_val_every_n_epoch": None,
-            "val_check_interval": steps * len(sizes),
+            "val_check_interval": steps * len(micro_batch_sizes),
         }
     copied = {
         name: copy.deepcopy(value)
@@ -49,18 +51,18 @@ def fit(
         **protocol.trainer,
         **copied,
         **own,
-        "accumulate_grad_batches": len(sizes),
+        "accumulate_grad_batches": len(micro_batch_sizes),
         **arguments,
     }
     trainer: Trainer = of_package(package_of(module), "Trainer")(**options)
     if fast:
-        LeanLoop(trainer, protocol.fast)
+        take_steps(trainer, protocol.fast)
     data = workload.data_module
     if data is None:
         trainer.fit(module, train, validation)
         trainer.validate(module, validation, verbose=False)
     else:
-        served = serving(data, sizes[0], train=train, val=validation)
+        served = serving(data, micro_batch_sizes[0], train=train, val=validation)
         trainer.fit(module, datamodule=served)
         trainer.validate(module, datamodule=served, verbose=False)
     return module, trainer

@@ -14,10 +14,11 @@ from bstune.core.errors import ConfigError
 from bstune.core.records import TrialProtocol, TrialSpec
 from bstune.system.failures import cause
 from bstune.system.watchdog import waiting_for
-from bstune.trial.batches import micro_batch_sizes
+from bstune.trial.batches.micro_batches import micro_batch_sizes_of
 from bstune.trial.loop import Workload, fit
+from bstune.trial.packages import is_overridden
 from bstune.trial.schedule_end import ScheduleEnd
-from bstune.trial.trainer import is_overridden, lengths, make_trainer, without_monitors
+from bstune.trial.trainer import lengths, make_trainer, without_monitors
 
 SCHEDULE_STEPS = 20_000  # of a schedule, that are looked at: under a second
 
@@ -122,21 +123,21 @@ def look_at_start(
     module = workload.build_module(spec)
     check_hooks(module)
     train = workload.train_batches(spec)
-    sizes = micro_batch_sizes(spec.batch_size, protocol.micro_batch_size)
+    micro_batch_sizes = micro_batch_sizes_of(spec.batch_size, protocol.micro_batch_size)
     trainer = make_trainer(
         without_monitors(protocol.trainer),
         module,
         [_AtStart(look)],
-        accumulate_grad_batches=len(sizes),
+        accumulate_grad_batches=len(micro_batch_sizes),
         num_sanity_val_steps=0,
-        **lengths(train, len(sizes), steps, module.automatic_optimization),
+        **lengths(train, len(micro_batch_sizes), steps, module.automatic_optimization),
     )
     with warnings.catch_warnings():
         warnings.filterwarnings(
             "ignore", "Detected call of `lr_scheduler.step"
         )  # without the optimizer's
         with waiting_for(f"the start of {type(module).__name__}'s training"):
-            fit(trainer, workload, module, train, sizes[0])
+            fit(trainer, workload, module, train, micro_batch_sizes[0])
     return module, trainer
 
 

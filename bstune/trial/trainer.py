@@ -1,18 +1,12 @@
-"""Lightning Trainers for trials and evaluations: quiet, with the user's own arguments, of the package that fits.
-
-``lightning.pytorch`` and ``pytorch_lightning`` are the same code with different classes: the Trainer of either takes
-modules, data modules and call-backs of its own package alone.
-"""
+"""Lightning Trainers for trials and evaluations: quiet, with the user's own arguments, of the package that fits."""
 
 import copy
 import logging
 import math
 import re
-import sys
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from functools import partial
-from importlib import import_module
 from pathlib import Path
 from typing import Any, get_type_hints
 
@@ -24,54 +18,12 @@ from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from bstune.core.errors import ConfigError
 from bstune.trial import distributed
+from bstune.trial.fast.lightning_internals import copy_hyper_parameters
+from bstune.trial.packages import PACKAGES, is_overridden, of_package, package_of
 
-PACKAGES = {"lightning.pytorch": "lightning.fabric", "pytorch_lightning": "lightning_fabric"}
 ANY_CLASS = ConfigDict(arbitrary_types_allowed=True)
 # Call-backs that print, where trials are quiet.
 PRINTING = ("ProgressBar", "ModelSummary")
-
-
-def is_lightning(thing: object, name: str) -> bool:
-    """Return whether a thing is of the class of this name, such as LightningModule, of either package."""
-    return isinstance(
-        thing, tuple(getattr(sys.modules[p], name) for p in PACKAGES if p in sys.modules)
-    )
-
-
-def package_of(*things: object) -> str:
-    """Return the package that the classes of Lightning objects are from; a ConfigError says that they are mixed."""
-    found: dict[str, str] = {}
-    for thing in things:
-        names = (base.__module__ for base in type(thing).__mro__)
-        packages = (
-            package for name in names for package in PACKAGES if name.startswith(f"{package}.")
-        )
-        package = next(packages, None)
-        # bstune's own call-backs work under both.
-        if package is not None and not type(thing).__module__.startswith("bstune.trial."):
-            found.setdefault(package, type(thing).__name__)
-    if len(found) > 1:
-        kinds = " and ".join(f"{name} is of {package}" for package, name in found.items())
-        raise ConfigError(
-            f"{kinds}: the two packages have different classes of the same names, so that no Trainer takes both; "
-            "import all of them from one package"
-        )
-    return next(iter(found), "lightning.pytorch")
-
-
-def of_package(package: str, place: str) -> Any:
-    """Return what ``place``, such as ``utilities.exceptions.SIGTERMException``, names in a package, or its fabric."""
-    top, _, rest = place.partition(".")
-    module, _, name = (
-        f"{PACKAGES[package]}.{rest}" if top == "fabric" else f"{package}.{place}"
-    ).rpartition(".")
-    return getattr(import_module(module), name)
-
-
-def is_overridden(name: str, thing: object) -> bool:
-    """Return whether a module, data module or call-back has a method of its own in place of Lightning's."""
-    check = of_package(package_of(thing), "utilities.model_helpers.is_overridden")
-    return bool(check(name, thing))
 
 
 class NoProfiler(PassThroughProfiler):
@@ -275,18 +227,18 @@ def without_monitors(options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def serving(
-    data_module: LightningDataModule, batch_size: int | None = None, **batches: Iterable[Any]
+    data_module: LightningDataModule, micro_batch_size: int | None = None, **batches: Iterable[Any]
 ) -> LightningDataModule:
     """Return a shallow copy of a data module that is set up and serves these ``train``, ``val`` or ``test`` batches.
 
-    Where it has a ``batch_size``, that is the training batches'.
+    Where it has a ``batch_size``, that is what a loader hands out at once: the training batches' ``micro_batch_size``.
     """
     served = copy.copy(data_module)
-    if batch_size is not None and "batch_size" in vars(served):
-        served.batch_size = batch_size  # type: ignore[attr-defined]
-    if batch_size is not None and "batch_size" in served.hparams:
-        served._hparams = copy.copy(served._hparams)
-        served.hparams["batch_size"] = batch_size
+    if micro_batch_size is not None and "batch_size" in vars(served):
+        served.batch_size = micro_batch_size  # type: ignore[attr-defined]
+    if micro_batch_size is not None and "batch_size" in served.hparams:
+        copy_hyper_parameters(served)
+        served.hparams["batch_size"] = micro_batch_size
     served.prepare_data = lambda: None  # type: ignore[method-assign]
     served.setup = lambda stage: None  # type: ignore[method-assign]
     served.teardown = lambda stage: None  # type: ignore[method-assign]  # later trials read what it would close

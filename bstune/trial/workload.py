@@ -4,10 +4,11 @@ Any LightningDataModule and LightningModule will do. A data module may have
 
 * ``train_batches(batch_size, micro_batch_size, seed)``: returns a trial's endless stream of batches, each of exactly
   ``batch_size`` examples, in micro-batches of at most ``micro_batch_size`` (None: in one piece). A stream with an
-  attribute ``stream``, a :class:`bstune.trial.batches.IndexStream`, lets trials be stopped and continued. Such a data
-  module has ``train_size``, known once ``prepare_data()`` has run, and ``validation_size``, numbers of examples; its
-  ``setup()`` is put off until the data are used, so that they may stay off the device. Without this method the
-  DataLoader of ``train_dataloader()`` is read in other batches, see :func:`bstune.trial.batches.rebatch`.
+  attribute ``stream``, a :class:`bstune.trial.batches.index_stream.IndexStream`, lets trials be stopped and continued.
+  Such a data module has ``train_size``, known once ``prepare_data()`` has run, and ``validation_size``, numbers of
+  examples; its ``setup()`` is put off until the data are used, so that they may stay off the device. Without this
+  method the DataLoader of ``train_dataloader()`` is read in other batches, see
+  :func:`bstune.trial.batches.loader.rebatch`.
 * ``validates_on_test``: True if the target is measured on the published test set.
 * ``first_images(count)``: returns the first training images as batches have them, without augmentation.
 
@@ -46,22 +47,17 @@ from bstune.system.files import Output, is_own, make_inside, remove_own
 from bstune.system.processor_wait import processors
 from bstune.system.watchdog import waiting_for
 from bstune.trial.backend import TrialBackend, chooses_horizons, make_protocol
-from bstune.trial.batches import epoch_length, loaders_of, rebatch
+from bstune.trial.batches.epochs import epoch_length
+from bstune.trial.batches.loader import loaders_of, rebatch
 from bstune.trial.checkpoint import PlainFiles, Stopped
 from bstune.trial.device import device_name, has_bfloat16, processor, resolve_device, versions
 from bstune.trial.distributed import check_devices, count
 from bstune.trial.half_lives import follow_batch_size
 from bstune.trial.loop import Workload, run_trial
+from bstune.trial.packages import is_lightning, is_overridden
 from bstune.trial.python_recipe import Loaders
 from bstune.trial.start import depends_on_length
-from bstune.trial.trainer import (
-    check_types,
-    is_lightning,
-    is_overridden,
-    make_trainer,
-    serving,
-    without_monitors,
-)
+from bstune.trial.trainer import check_types, make_trainer, serving, without_monitors
 
 BATCH_HOOKS = ("on_before_batch_transfer", "transfer_batch_to_device", "on_after_batch_transfer")
 logger = logging.getLogger(__name__)

@@ -15,8 +15,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils.data import DataLoader, TensorDataset
 
-from bstune.core.errors import ConfigError
-from bstune.trial.batches import check_size
+from bstune.core.errors import ConfigError, check_positive_integer
 from bstune.trial.device import resolve_device
 
 Batch = tuple[Tensor, Tensor]
@@ -91,7 +90,7 @@ class AirfoilData(lightning.LightningDataModule):
         if self._resident is None:
             device = resolve_device(self._device)
             table = self._load()
-            check_size("workload.data.rows", self._rows)
+            check_positive_integer("workload.data.rows", self._rows)
             if self._rows > len(table):
                 raise ConfigError(
                     f"workload.data.rows must be from 1 to {len(table)}, but got {self._rows}"

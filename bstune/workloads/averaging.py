@@ -13,8 +13,7 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.callbacks import WeightAveraging
 from torch import Tensor, nn
 
-from bstune.core.errors import ConfigError
-from bstune.trial.batches import check_size
+from bstune.core.errors import ConfigError, check_positive_integer
 
 # Snapshots per averaging window: the average changes little between them, and a step costs nothing in between.
 SNAPSHOTS = 16
@@ -167,7 +166,7 @@ class ExponentialMovingAverage(_DeviceAverage):
     def __init__(self, decay: float, every: int) -> None:
         if not 0.0 <= decay < 1.0:
             raise ConfigError(f"the decay of a moving average must lie in [0, 1), but got {decay}")
-        check_size("the steps between updates of an average", every)
+        check_positive_integer("the steps between updates of an average", every)
         super().__init__()
         self._decay, self._every = decay**every, every
 
@@ -199,7 +198,7 @@ class Lookahead(Callback):
     def __init__(self, total_steps: int, every: int, decay: float, power: float) -> None:
         if total_steps < 1:
             raise ConfigError(f"lookahead needs at least one step, but got {total_steps}")
-        check_size("the steps between updates of lookahead", every)
+        check_positive_integer("the steps between updates of lookahead", every)
         if not 0.0 <= decay <= 1.0:
             raise ConfigError(f"the decay of lookahead must lie in [0, 1], but got {decay}")
         if not 0.0 <= power < math.inf:

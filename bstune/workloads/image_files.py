@@ -19,8 +19,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 from torchmetrics.classification import MultilabelAveragePrecision
 
-from bstune.core.errors import ConfigError, DataError
-from bstune.trial.batches import check_size
+from bstune.core.errors import ConfigError, DataError, check_positive_integer
 from bstune.workloads.classifier import Classifier
 
 SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp")  # in any case; ImageNet's end in .JPEG
@@ -211,8 +210,8 @@ class ImageFileData(lightning.LightningDataModule):
         """List the files, once, and refuse options that cannot be."""
         if self._files is not None:
             return
-        check_size("workload.data.image_size", self._image_size)
-        check_size("workload.data.eval_batch_size", self._eval_batch_size)
+        check_positive_integer("workload.data.image_size", self._image_size)
+        check_positive_integer("workload.data.eval_batch_size", self._eval_batch_size)
         train, validation = self._load()
         if len(train.classes) > self._classes:
             raise DataError(

@@ -12,14 +12,13 @@ from lightning.fabric.utilities import move_data_to_device
 from numpy.typing import NDArray
 from torch import Tensor
 
-from bstune.core.errors import ConfigError, DataError
-from bstune.trial.batches import (
+from bstune.core.errors import ConfigError, DataError, check_positive_integer
+from bstune.trial.batches.image_batches import (
     Augment,
     EvalBatches,
     Normalisation,
     TrainBatches,
     bind_augmentation,
-    check_size,
 )
 from bstune.trial.device import resolve_device
 from bstune.workloads.datasets import ImageDataset, Images
@@ -43,7 +42,7 @@ class ImageData(lightning.LightningDataModule):
         test: how many of the training images to hold out as the test images, where the publisher has none; else None.
         split_seed: which images are held out.
         eval_batch_size: examples per evaluation batch.
-        augment: applied to training batches; see :class:`~bstune.trial.batches.TrainBatches`.
+        augment: applied to training batches; see :class:`~bstune.trial.batches.image_batches.TrainBatches`.
         alternating_flip: whether images are mirrored every other time; see the same.
         train_examples: how many of the training images that are left to train on, the first of the shuffled ones, so
             that a smaller set is part of a larger one; None: all. Neither held-out images nor normalisation change.
@@ -95,7 +94,7 @@ class ImageData(lightning.LightningDataModule):
     def prepare_data(self) -> None:
         """Read, download if need be, verify and split the data off the device, and refuse options that cannot be."""
         resolve_device(self._device)
-        check_size("workload.data.eval_batch_size", self._eval_batch_size)
+        check_positive_integer("workload.data.eval_batch_size", self._eval_batch_size)
         split = self._read()
         if (
             self._augment is not None and not self._on_device
@@ -261,7 +260,7 @@ def first_examples(images: Images, count: int | None) -> Images:
     """Return the first ``count`` of the training images, all for None; ConfigError for more than there are."""
     if count is None:
         return images
-    check_size("workload.data.train_examples", count)
+    check_positive_integer("workload.data.train_examples", count)
     if count > len(images):
         raise ConfigError(
             f"workload.data.train_examples={count}, but {len(images)} training images are left after the split"
@@ -335,7 +334,7 @@ def random_crop_flip(
         cutout: side of a square, wholly inside the image, that is set to the mean; 0: none; 8, later 5, in the source.
         mirror: bool, (n,): which images to mirror; None mirrors each with probability 1/2.
         mean: of the pixels per channel, (1, channels, 1, 1), rounded where the images are whole numbers; for
-            ``cutout`` only. :class:`~bstune.trial.batches.TrainBatches` passes it.
+            ``cutout`` only. :class:`~bstune.trial.batches.image_batches.TrainBatches` passes it.
         batch_size: of which the images are whole batches: each draws what it would draw alone; None: one batch.
 
     Raises:

@@ -17,14 +17,10 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional
 
-from bstune.core.errors import ConfigError, DataError
-from bstune.trial.batches import (
-    IndexStream,
-    check_size,
-    micro_batch_sizes,
-    seeded_generators,
-    splitter,
-)
+from bstune.core.errors import ConfigError, DataError, check_positive_integer
+from bstune.trial.batches.index_stream import IndexStream
+from bstune.trial.batches.micro_batches import micro_batch_sizes_of, splitter
+from bstune.trial.batches.randomness import seeded_generators
 from bstune.trial.device import resolve_device
 from bstune.workloads.classifier import Classifier
 from bstune.workloads.datasets import TINY_SHAKESPEARE, read_files
@@ -206,7 +202,7 @@ class TextData(lightning.LightningDataModule):
         if self._text is None:
             sizes = ("vocabulary", "context", "stride", "validation", "eval_batch_size")
             for name in (*sizes, *(["train_tokens"] if self._train_tokens is not None else [])):
-                check_size(f"workload.data.{name}", getattr(self, f"_{name}"))
+                check_positive_integer(f"workload.data.{name}", getattr(self, f"_{name}"))
             text = self._load()
             if text.vocabulary > self._vocabulary:
                 raise DataError(
@@ -268,9 +264,9 @@ class TokenBatches:
         micro_batch_size: int | None,
         seed: int,
     ) -> None:
-        check_size("batch size", batch_size)
+        check_positive_integer("batch size", batch_size)
         self.batch_size = batch_size
-        self.micro_batch_sizes = micro_batch_sizes(batch_size, micro_batch_size)
+        self.micro_batch_sizes = micro_batch_sizes_of(batch_size, micro_batch_size)
         self._split = splitter(batch_size, micro_batch_size)
         self._sequences: Tensor | NDArray[np.integer]  # (sequences, context + 1), a view
         if isinstance(tokens, Tensor):
@@ -300,9 +296,9 @@ class TokenEvalBatches:
         self.batch_size = batch_size
         self._sequences = sequences
 
-    def in_batches_of(self, size: int) -> "TokenEvalBatches":
+    def in_batches_of(self, batch_size: int) -> "TokenEvalBatches":
         """Hand out the same sequences in batches of another size."""
-        return TokenEvalBatches(self._sequences, size)
+        return TokenEvalBatches(self._sequences, batch_size)
 
     def __len__(self) -> int:
         return -(-len(self._sequences) // self.batch_size)
@@ -360,7 +356,7 @@ class Transformer(nn.Module):
             "heads": heads,
         }
         for name, size in sizes.items():
-            check_size(f"workload.module.model.{name}", size)
+            check_positive_integer(f"workload.module.model.{name}", size)
         if width % heads:
             raise ConfigError(
                 f"workload.module.model.width={width} must be a multiple of heads={heads}"
@@ -447,7 +443,7 @@ class Lstm(nn.Module):
         super().__init__()
         sizes = {"vocabulary": vocabulary, "embedding": embedding, "width": width, "layers": layers}
         for name, size in sizes.items():
-            check_size(f"workload.module.model.{name}", size)
+            check_positive_integer(f"workload.module.model.{name}", size)
         if not 0 <= projection < width:
             raise ConfigError(
                 f"workload.module.model.projection must be from 0 to below width={width}, but got {projection}"

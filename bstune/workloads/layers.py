@@ -12,8 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from bstune.core.errors import ConfigError
-from bstune.trial.batches import check_size
+from bstune.core.errors import ConfigError, check_positive_integer
 
 HALVES = (torch.float16, torch.bfloat16)
 Model = Callable[[Tensor], Tensor]
@@ -51,7 +50,7 @@ class BatchNorm(nn.BatchNorm2d):
         eps: float = 1e-5,
     ) -> None:
         if ghost_size is not None:
-            check_size("the ghost size of batch normalisation", ghost_size)
+            check_positive_integer("the ghost size of batch normalisation", ghost_size)
         if scale is not None and not (math.isfinite(scale) and scale > 0):
             raise ConfigError(
                 f"the frozen scale of batch normalisation must be positive, but got {scale}"
@@ -198,7 +197,7 @@ class Whitening(nn.Module):
             ("images", images),
             ("channels", channels),
         ):
-            check_size(f"whitening.{name}", value)
+            check_positive_integer(f"whitening.{name}", value)
         if not (math.isfinite(eps) and eps > 0):
             raise ConfigError(f"whitening.eps must be positive, but got {eps}")
         if padding < 0:

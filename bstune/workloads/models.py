@@ -6,8 +6,7 @@ from itertools import pairwise
 import torch
 from torch import Tensor, nn
 
-from bstune.core.errors import ConfigError
-from bstune.trial.batches import check_size
+from bstune.core.errors import ConfigError, check_positive_integer
 
 
 def mlp(inputs: int, hidden: Sequence[int], classes: int) -> nn.Sequential:
@@ -16,7 +15,7 @@ def mlp(inputs: int, hidden: Sequence[int], classes: int) -> nn.Sequential:
     ``hidden`` has the units of each hidden layer; ConfigError for one of none.
     """
     for width in hidden:
-        check_size("the units of a hidden layer", width)
+        check_positive_integer("the units of a hidden layer", width)
     widths = [inputs, *hidden]
     layers: list[nn.Module] = [nn.Flatten()]
     for fan_in, fan_out in pairwise(widths):
@@ -51,7 +50,7 @@ def simple_cnn(classes: int, width: int) -> nn.Sequential:
         width: filters of the first convolution; the second has 2 and the hidden layer 32 times as many. 32 in the
             paper's base model, 16 in its narrow one.
     """
-    check_size("the width of the network", width)
+    check_positive_integer("the width of the network", width)
     return nn.Sequential(
         nn.Conv2d(1, width, 5, padding=2),
         nn.ReLU(),
@@ -104,8 +103,8 @@ def small_resnet(classes: int, width: int, blocks: int) -> nn.Sequential:
         width: channels of the first group; 16 in the source.
         blocks: of each group.
     """
-    check_size("the width of the network", width)
-    check_size("the blocks of each group", blocks)
+    check_positive_integer("the width of the network", width)
+    check_positive_integer("the blocks of each group", blocks)
     channels = [width, *(width * factor for factor in (1, 2, 4) for _ in range(blocks))]
     network = nn.Sequential(
         nn.Conv2d(3, width, 3, padding=1),

@@ -12,8 +12,7 @@ from torch.optim import Optimizer
 from torch.optim.adamw import adamw
 from torch.optim.sgd import sgd
 
-from bstune.core.errors import ConfigError
-from bstune.trial.batches import check_size
+from bstune.core.errors import ConfigError, check_positive_integer
 from bstune.workloads.layers import Whitening
 
 # Of the quintic iteration: chosen for the slope at zero, so that a few steps bring every singular value near 1.
@@ -87,7 +86,7 @@ class Muon(Optimizer):
                 raise ConfigError(f"momentum must lie in [0, 1), but got {group['momentum']}")
             if group["nesterov"] and not group["momentum"]:
                 raise ConfigError("nesterov=true needs a momentum over 0")
-            check_size("the steps of muon's iteration", group["steps_of_iteration"])
+            check_positive_integer("the steps of muon's iteration", group["steps_of_iteration"])
             vectors = [
                 tuple(parameter.shape) for parameter in group["params"] if parameter.ndim < 2
             ]
@@ -400,7 +399,7 @@ def _group(
         **options,
     }
     if examples is not None:
-        check_size(f"groups.kinds.{kind}.examples", examples)
+        check_positive_integer(f"groups.kinds.{kind}.examples", examples)
         group |= {"steps": math.ceil(examples / batch_size), "fade": fade}
     elif fade:
         raise ConfigError(

@@ -46,7 +46,8 @@ def random_crop_flip_jitter(
         brightness: the largest shift of each channel, in units of the images' own values, at least 0.
         contrast: from 0 to below 1.
         mirror: as :func:`random_crop_flip` takes it.
-        mean: of the pixels per channel, (1, channels, 1, 1); :class:`~bstune.trial.batches.TrainBatches` passes it.
+        mean: of the pixels per channel, (1, channels, 1, 1);
+            :class:`~bstune.trial.batches.image_batches.TrainBatches` passes it.
 
     Raises:
         ConfigError: for a value out of its range, or without a mean.

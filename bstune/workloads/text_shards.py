@@ -22,9 +22,8 @@ import numpy as np
 from filelock import FileLock
 from numpy.typing import NDArray
 
-from bstune.core.errors import ConfigError, DataError
+from bstune.core.errors import ConfigError, DataError, check_positive_integer
 from bstune.system.files import put_in_place, sync_file
-from bstune.trial.batches import check_size
 from bstune.workloads.language import Text
 
 OPENERS: dict[str, Any] = {".gz": gzip.open, ".xz": lzma.open, ".bz2": bz2.open}
@@ -62,7 +61,7 @@ def load_shards(
     """
     if not str(root or ""):
         raise ConfigError("workload.data.load.root is empty: set it to the folder of the shards")
-    check_size("workload.data.load.vocabulary", vocabulary)
+    check_positive_integer("workload.data.load.vocabulary", vocabulary)
     if vocabulary < LEAST_VOCABULARY:
         raise ConfigError(
             f"workload.data.load.vocabulary must be at least {LEAST_VOCABULARY}, but got {vocabulary}"

@@ -26,7 +26,7 @@ def captured(case: Case) -> dict[str, Any]:
     """Run a case and return what its replays were."""
     from watch import LOG, changes, watching
 
-    from bstune.trial.fast import graph, lean_loop
+    from bstune.trial.fast import capturable, device_state, graph, lean_loop
 
     steps: list[list[Any]] = []
     events: collections.Counter = collections.Counter()
@@ -60,9 +60,12 @@ def captured(case: Case) -> dict[str, Any]:
             loops.append(self)
 
     graph.record, lean_loop.CapturedSteps = record, Loop  # type: ignore[misc]
+    # The hook that is there is LOG's own, and is called in a replay too.
+    capturable.has_step_hooks = lambda optimizer: False
     # Fake tensors have neither values nor places, and no generators.
-    graph._first_difference = lambda *arguments: None
-    graph._place, graph._generators, graph._host_random = id, lambda module: [], lambda device: []  # type: ignore[assignment]
+    graph.first_difference = lambda *arguments: None
+    device_state.generators_of = lambda module: []
+    graph.host_random = lambda device: []
     with watching(), tempfile.TemporaryDirectory() as folder:
         _train(case, Path(folder))
     return {

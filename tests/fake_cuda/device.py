@@ -161,11 +161,11 @@ def _replace_files() -> None:
 
 def _replace_generators_state() -> None:
     """Leave the host's generators alone: numpy wants real tensors."""
-    import bstune.trial.batches
-    import bstune.trial.noise_scale
-    import bstune.trial.parts.generators
+    from bstune.trial import noise_scale
+    from bstune.trial.batches import batch_sampler, randomness
+    from bstune.trial.parts import generators
 
-    for module in (bstune.trial.batches, bstune.trial.parts.generators, bstune.trial.noise_scale):
+    for module in (randomness, batch_sampler, generators, noise_scale):
         module.random_state = lambda: {"none": 0}
         module.set_random_state = lambda state: None
 

@@ -33,16 +33,18 @@ from bstune.system.interruption import temporary_folder
 from bstune.system.watchdog import Wait, waiting_for
 from bstune.trial.attributes import Attribute, attributes_of, fingerprint
 from bstune.trial.backend import chooses_horizons
-from bstune.trial.batches import KEPT_OPTIONS, loaders_of, not_rebatchable, random_state
+from bstune.trial.batches.loader import KEPT_OPTIONS, loaders_of, not_rebatchable
+from bstune.trial.batches.randomness import random_state
 from bstune.trial.branch import AT_THE_END
 from bstune.trial.checkpoint import Stopped
 from bstune.trial.checks.continuation import Course, lost_state
 from bstune.trial.device import device_of, synchronize
 from bstune.trial.loop import Workload, run_trial
+from bstune.trial.packages import is_overridden
 from bstune.trial.parts.metric import metric
 from bstune.trial.parts.verdict import refuse_met_target
 from bstune.trial.schedule_end import ScheduleCopy, copies_of_schedules, end_of_schedule
-from bstune.trial.trainer import is_overridden, without_monitors
+from bstune.trial.trainer import without_monitors
 
 STEPS = 4  # of one short trial
 # After which the weights of two learning rates are compared, and one of the trials is stopped.
@@ -254,8 +256,8 @@ class _ShortTrials:
         return recorder
 
 
-def in_small_batches(batches: Any, size: int) -> Any:
-    """Hand out validation batches of at most ``size`` examples, where they can be cut.
+def in_small_batches(batches: Any, batch_size: int) -> Any:
+    """Hand out validation batches of at most ``batch_size`` examples, where they can be cut.
 
     Of bstune's own batches and of a DataLoader that cuts them off its sampler's order, any can. A
     few steps are not to wait for an evaluation of a thousand images by a network that takes seconds
@@ -264,15 +266,15 @@ def in_small_batches(batches: Any, size: int) -> Any:
     if (sized_len(batches) or 0) == 0:
         return batches
     if hasattr(batches, "in_batches_of"):
-        return batches.in_batches_of(size) if batches.batch_size > size else batches
+        return batches.in_batches_of(batch_size) if batches.batch_size > batch_size else batches
     if type(batches) is not DataLoader or type(batches.batch_sampler) is not BatchSampler:
         return batches
-    if batches.batch_sampler.batch_size <= size:
+    if batches.batch_sampler.batch_size <= batch_size:
         return batches
     kept = {name: getattr(batches, name) for name in KEPT_OPTIONS}
     return DataLoader(
         batches.dataset,
-        batch_size=size,
+        batch_size=batch_size,
         sampler=batches.batch_sampler.sampler,
         drop_last=batches.batch_sampler.drop_last,
         **kept,

@@ -8,16 +8,13 @@ another batch size takes the same code from torch's cache on the disk.
 """
 
 import functools
-import logging
-import re
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from functools import cache, partial
+from functools import partial
 from typing import Any
 
 import torch
 from lightning.pytorch import LightningModule, Trainer
-from lightning.pytorch.utilities.memory import is_oom_error
 from torch import Tensor, nn
 from torch._dynamo.utils import counters
 from torch.utils._pytree import tree_leaves
@@ -25,8 +22,8 @@ from torch.utils._pytree import tree_leaves
 from bstune.core.clock import Phase, TrialClock
 from bstune.core.errors import ConfigError
 from bstune.core.records import CUDA_GRAPH_MODES
-from bstune.trial.device import memory_ran_out
-from bstune.trial.fast.watch import Number, watching
+from bstune.trial.errors import USER_CODE_ERRORS, first_line, is_out_of_memory, warn_once
+from bstune.trial.fast.watch import WatchedNumber, watching
 from bstune.trial.noise_scale import (
     gradients_of,
     loss_scale,
@@ -35,24 +32,12 @@ from bstune.trial.noise_scale import (
     untouched,
 )
 
-logger = logging.getLogger(__name__)
-PASSES = 3  # of a new shape: with CUDA graphs the first is not recorded, the second is, the third is as all that follow
-RECOMPILE_LIMIT = (
-    64  # of one piece of code, in a trial: by batch shape, in training and in evaluation
-)
+# Of a new shape: with CUDA graphs the first is not recorded, the second is, the third is as all that follow.
+PASSES = 3
+# Of one piece of code, in a trial: by batch shape, in training and in evaluation.
+RECOMPILE_LIMIT = 64
 # What maybe_mark_dynamic sets of a tensor; torch has nothing that takes it back.
 MARKS = ("_dynamo_weak_dynamic_indices", "_has_dynamo_dim_marking")
-# Of a step that is run beside the training: the user's code may raise anything. If the training cannot run the step
-# either, it raises the error again.
-USER_CODE_ERRORS = (Exception,)
-# Of torch and CUDA's libraries, for which torch raises a plain RuntimeError.
-NO_MEMORY = re.compile(
-    r"(CU[A-Z]+_STATUS|[A-Z]+)_ALLOC(ATION)?_FAILED|CUDA error: out of memory|DefaultCPUAllocator"
-)
-# What they say for other reasons too, such as a convolution that cuDNN does not have.
-PERHAPS_NO_MEMORY = re.compile(
-    "unable to find an engine|CU(BLAS|DNN|SOLVER)_STATUS_(NOT_INITIALIZED|INTERNAL_ERROR)"
-)
 
 
 class Compiling:
@@ -65,15 +50,15 @@ class Compiling:
 
     def __init__(self, mode: str | None, clock: TrialClock) -> None:
         self.failed: str | None = None
-        self._mode, self._clock = mode, clock
+        self._mode = mode
+        self._clock = clock
         self._modules: list[nn.Module] = []
-        self._step: tuple[LightningModule, Callable[..., Any]] | None = (
-            None  # as it was before it was compiled
-        )
-        self._whole = True  # whether it can be
-        self._free = (
-            mode not in CUDA_GRAPH_MODES
-        )  # which record a graph for each number of examples anyway
+        # The module with its training step as it was before that was compiled; None: it was not.
+        self._step: tuple[LightningModule, Callable[..., Any]] | None = None
+        # Whether the training step can be compiled as a whole.
+        self._whole = True
+        # Whether code holds for any number of examples; a graph is recorded for each number anyway.
+        self._free = mode not in CUDA_GRAPH_MODES
         self._warm: set[tuple[str, tuple[torch.Size, ...], tuple[bool, ...]]] = set()
         self._compiled_stages: set[str] = set()
         self._expected = compiled_graphs()
@@ -90,7 +75,7 @@ class Compiling:
                 " optimizers itself (manual optimization): set compile=null"
             )
         asked: list[str] = []
-        arguments = step_arguments(module.training_step, batch, Number(batch_idx, asked))
+        arguments = step_arguments(module.training_step, batch, WatchedNumber(batch_idx, asked))
         forward = partial(trainer.strategy.training_step, *arguments)
         parameters = optimized_parameters(trainer, module)
         scale = loss_scale(trainer)
@@ -159,9 +144,8 @@ class Compiling:
         return new
 
     def _begin_step(self) -> None:
-        if (
-            self._mode in CUDA_GRAPH_MODES
-        ):  # what the last step's graphs returned may be overwritten
+        # What the last step's graphs returned may be overwritten.
+        if self._mode in CUDA_GRAPH_MODES:
             torch.compiler.cudagraph_mark_step_begin()  # type: ignore[no-untyped-call]
 
     def _warm_up(
@@ -177,19 +161,18 @@ class Compiling:
 
         ``forward`` runs its forward pass, and ``step`` all of it, as if it came so many batches later.
         """
-        before, called = compiled_graphs(), []
+        before = compiled_graphs()
+        called: list[nn.Module] = []
         for fail in (self._fix_lengths, self._fail) if self._free else (self._fail,):
             with failing(fail):
                 with self.eagerly(), untouched(trainer, module), watching(module, asked):
                     called = called_modules(module, forward)
-                if called and not (
-                    stage == "training" and self._compile_step(trainer, module, step, asked)
-                ):
-                    for part in called:
-                        if part not in self._modules:
-                            self._modules.append(part)
-                            compile_in_place(part, self._mode, self._free)
-                    self._passes(trainer, module, step)
+                if not called:
+                    break
+                if stage == "training" and self._compile_step(trainer, module, step, asked):
+                    break
+                self._compile_modules(called)
+                self._passes(trainer, module, step)
                 break
         made = compiled_graphs() - before
         self._expected += made
@@ -197,6 +180,12 @@ class Compiling:
             self._compiled_stages.add(stage)
         elif called and self.failed is None and stage not in self._compiled_stages:
             self._fail("torch found nothing in the module that it can compile")
+
+    def _compile_modules(self, called: list[nn.Module]) -> None:
+        for part in called:
+            if part not in self._modules:
+                self._modules.append(part)
+                compile_in_place(part, self._mode, self._free)
 
     def _compile_step(
         self,
@@ -214,7 +203,8 @@ class Compiling:
             compiled = _compiled(module.training_step, self._mode, self._free)
             module.training_step = compiled  # type: ignore[method-assign]
         if self._passes(trainer, module, step):
-            self._whole = False  # it is compiled anew for each number of a batch
+            # It is compiled anew for each number of a batch.
+            self._whole = False
             self._restore_step()
         return self._whole
 
@@ -276,7 +266,8 @@ def failing(fail: Callable[[str], None]) -> Iterator[None]:
     try:
         yield
     except USER_CODE_ERRORS as error:
-        innermost: BaseException = error  # torch wraps the compiler's error in its own
+        # torch wraps the compiler's error in its own.
+        innermost: BaseException = error
         while isinstance(inner := getattr(innermost, "inner_exception", None), BaseException):
             innermost = inner
         if is_out_of_memory(innermost):
@@ -301,18 +292,23 @@ def _compiled(function: Callable[..., Any], mode: str | None, free: bool) -> Cal
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
         # A module that is compiled by itself may be called in a step that is: there nothing is marked.
-        for leaf in [] if torch.compiler.is_compiling() else tree_leaves((args, kwargs)):
-            if isinstance(leaf, Tensor) and leaf.dim() and free:
-                torch._dynamo.maybe_mark_dynamic(
-                    leaf, 0
-                )  # it stays fixed where the function needs that
-            for name in (
-                MARKS if isinstance(leaf, Tensor) and not free else ()
-            ):  # those of an earlier try
-                vars(leaf).pop(name, None)
+        if not torch.compiler.is_compiling():
+            for leaf in tree_leaves((args, kwargs)):
+                if isinstance(leaf, Tensor):
+                    _mark_length(leaf, free)
         return compiled(*args, **kwargs)
 
     return call
+
+
+def _mark_length(tensor: Tensor, free: bool) -> None:
+    """Let a tensor's length be free in the code that is compiled with it, or take the mark of an earlier try off it."""
+    if not free:
+        for name in MARKS:
+            vars(tensor).pop(name, None)
+    elif tensor.dim():
+        # It stays fixed where the function needs that.
+        torch._dynamo.maybe_mark_dynamic(tensor, 0)
 
 
 def undo(parts: list[nn.Module]) -> None:
@@ -320,7 +316,7 @@ def undo(parts: list[nn.Module]) -> None:
 
     torch would keep it for ever, and past its limit of recompilations run all else eagerly without a word.
     """
-    # a second of imports that only compiled trials need
+    # A second of imports that only compiled trials need.
     from torch._inductor.codecache import PyCodeCache
 
     for part in parts:
@@ -361,22 +357,3 @@ def called_modules(module: nn.Module, run: Callable[[], object]) -> list[nn.Modu
 def compiled_graphs() -> int:
     """Return how many graphs torch has compiled in this process so far."""
     return int(counters["stats"]["unique_graphs"])
-
-
-def is_out_of_memory(error: BaseException) -> bool:
-    """Return whether an error says that memory ran out, on the device or on the host."""
-    if isinstance(error, torch.OutOfMemoryError | MemoryError) or is_oom_error(error):
-        return True
-    text = str(error)
-    return bool(NO_MEMORY.search(text)) or bool(PERHAPS_NO_MEMORY.search(text) and memory_ran_out())
-
-
-def first_line(error: BaseException) -> str:
-    """Return the first line of an error's text, or its kind where it has none."""
-    return (str(error) or type(error).__name__).splitlines()[0]
-
-
-@cache
-def warn_once(message: str) -> None:
-    """Log a warning, once in the life of the process."""
-    logger.warning("%s", message)

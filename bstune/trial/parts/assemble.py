@@ -7,7 +7,7 @@ from functools import partial
 from bstune.core.clock import TrialClock
 from bstune.core.records import TrialProtocol, TrialSpec
 from bstune.trial import distributed
-from bstune.trial.batches import micro_batch_sizes
+from bstune.trial.batches.micro_batches import micro_batch_sizes_of
 from bstune.trial.checkpoint import Stopped, StoppedState, read_state
 from bstune.trial.device import device_name
 from bstune.trial.fast.compile import Compiling
@@ -90,7 +90,7 @@ def parts_of(
         protocol=protocol,
         clock=clock,
         state=state,
-        micro_batch_sizes=micro_batch_sizes(spec.batch_size, protocol.micro_batch_size),
+        micro_batch_sizes=micro_batch_sizes_of(spec.batch_size, protocol.micro_batch_size),
         one_process=OneProcess(),
         agreed_stop=AgreedStop(alone),
         # A Trainer with a horizon of its own ends there.

@@ -3,14 +3,15 @@
 from collections.abc import Mapping
 from typing import Any
 
-from bstune.trial.batches import random_state, set_random_state
+from bstune.trial.batches.randomness import random_state, set_random_state
 
 
 class Generators:
     """Keeps the states of the random number generators across an evaluation, or from a stopped trial.
 
     Args:
-        kept: a stopped trial's, as :func:`bstune.trial.batches.random_state` returned them; None: it starts afresh.
+        kept: a stopped trial's, as :func:`bstune.trial.batches.randomness.random_state` returned them; None: it starts
+            afresh.
     """
 
     def __init__(self, kept: Mapping[str, Any] | None = None) -> None:

@@ -9,7 +9,7 @@ from lightning.pytorch import Trainer
 from torch import Tensor
 
 from bstune.core.errors import ConfigError
-from bstune.trial.batches import loaders_of
+from bstune.trial.batches.loader import loaders_of
 
 
 class LoggedMetric:

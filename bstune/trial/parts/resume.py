@@ -8,6 +8,7 @@ from lightning.pytorch import LightningModule, Trainer
 from torch import Tensor
 
 from bstune.trial.checkpoint import StoppedState
+from bstune.trial.fast.lightning_internals import end_restart, go_on_amid_epoch, repeat_validation
 from bstune.trial.parts.epoch import accumulate_on
 
 
@@ -60,9 +61,7 @@ class Resume:
     def evaluate_again(self, trainer: Trainer) -> None:
         """Let Lightning begin with that evaluation, which what looks at it is to see."""
         self.evaluates_again = True
-        validation = trainer.fit_loop.epoch_loop.val_loop
-        validation.restarting = False
-        validation._restart_stage = "restarted_mid_evaluation"
+        repeat_validation(trainer)
 
     def before_batch(self, trainer: Trainer, module: LightningModule) -> None:
         """Put back what is left to be, before a training batch."""
@@ -71,13 +70,13 @@ class Resume:
         self.put_back(trainer, module)
         # Lightning would accumulate anew from what it takes for an epoch's first batch.
         if self._amid_epoch:
-            trainer._logger_connector._first_loop_iter = False
+            go_on_amid_epoch(trainer)
             self._amid_epoch = False
 
     def end_epoch(self, trainer: Trainer, module: LightningModule) -> None:
         """Let Lightning step schedules by a metric at the end of an epoch in which the trial went on: it would not."""
         self.put_back(trainer, module)
-        trainer.fit_loop._restarting = False
+        end_restart(trainer)
         self._amid_epoch = False
 
     def put_back(self, trainer: Trainer, module: LightningModule) -> None:

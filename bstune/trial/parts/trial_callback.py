@@ -10,7 +10,7 @@ from typing import Any
 from lightning.pytorch import Callback, LightningModule, Trainer
 
 from bstune.trial import distributed
-from bstune.trial.fast.lean_loop import LeanLoop
+from bstune.trial.fast.take_steps import StepTaker
 from bstune.trial.half_lives import effective_lr
 from bstune.trial.parts.assemble import Parts
 from bstune.trial.parts.callback_order import order_callbacks
@@ -23,14 +23,14 @@ class TrialCallback(Callback):
     Attributes:
         parts: of the trial.
         module: that is trained; None before the fit.
-        lean: takes the steps in place of Lightning's loop, where it can; None before there is a Trainer.
+        step_taker: takes the steps in place of Lightning's loop, where it can; None before there is a Trainer.
     """
 
     def __init__(self, parts: Parts) -> None:
         self.parts = parts
         self._micro_batches = len(parts.micro_batch_sizes)
         self.module: LightningModule | None = None
-        self.lean: LeanLoop | None = None
+        self.step_taker: StepTaker | None = None
 
     def state_dict(self) -> dict[str, Any]:
         """Return what the noise scale has measured."""
@@ -145,5 +145,5 @@ class TrialCallback(Callback):
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """End the trial, or go on."""
         self.parts.one_process.end_copy()
-        lean_loop_runs = self.lean is not None and self.lean.runs
+        lean_loop_runs = self.step_taker is not None and self.step_taker.runs
         end_evaluation(self.parts, trainer, lean_loop_runs)

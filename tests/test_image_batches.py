@@ -1,46 +1,36 @@
-import random
+"""Batches of images: to the bit those of a plain loop, whatever they are cut into or made together with."""
+
 from dataclasses import replace
 from functools import partial
 from itertools import islice
 
-import numpy as np
 import pytest
 import torch
 from learners import Operators
-from torch.utils.data import (
-    BatchSampler,
-    DataLoader,
-    IterableDataset,
-    RandomSampler,
-    SequentialSampler,
-    SubsetRandomSampler,
-    TensorDataset,
-    WeightedRandomSampler,
-)
 
-from bstune.core.errors import ConfigError
-from bstune.trial.batches import (
-    EvalBatches,
-    IndexStream,
-    Normalisation,
-    TrainBatches,
-    endless,
-    endless_indices,
-    epoch_length,
-    micro_batch_sizes,
-    rebatch,
-    seeded_generators,
-    stream_of,
-)
+from bstune.trial.batches.image_batches import EvalBatches, Normalisation, TrainBatches
+from bstune.trial.batches.index_stream import endless_indices
+from bstune.trial.batches.micro_batches import micro_batch_sizes_of
+from bstune.trial.batches.randomness import seeded_generators
 from bstune.workloads.images import random_crop_flip
 
 IMAGES = torch.randint(
     0, 256, (20, 3, 8, 6), generator=torch.Generator().manual_seed(1), dtype=torch.uint8
 )
+
+
 LABELS = torch.arange(20)
+
+
 SCALE = torch.linspace(0.01, 0.03, 3).view(1, 3, 1, 1)
+
+
 NORMALISE = Normalisation(SCALE, -100 * SCALE)
+
+
 crop = partial(random_crop_flip, padding=2)
+
+
 mirror_only = partial(random_crop_flip, padding=0)
 
 
@@ -50,60 +40,6 @@ def train_batches(
     labels = torch.arange(len(images), device=images.device)
     options |= {"batch_size": batch_size, "micro_batch_size": micro_batch_size, "seed": seed}
     return TrainBatches(images, labels, normalise=normalise, **options)
-
-
-@pytest.mark.parametrize(("n", "batch_size"), [(10, 1), (10, 3), (10, 10), (1, 1)])
-def test_indices_are_shuffled_epochs_cut_into_equal_batches(n, batch_size):
-    def indices(size, first=0):
-        return endless_indices(n, size, torch.Generator().manual_seed(0), first)
-
-    batches = list(islice(indices(batch_size), 3 * n))
-    assert {batch.shape for batch in batches} == {(batch_size,)}
-    stream = torch.cat(batches)
-    assert stream.dtype == torch.int64
-    epochs = stream[: len(stream) // n * n].view(-1, n)
-    assert torch.equal(epochs.sort(dim=1).values, torch.arange(n).expand_as(epochs))
-    if n > 1:
-        assert len({tuple(epoch) for epoch in epochs.tolist()}) > 1
-    whole = torch.cat(list(islice(indices(n), 3 * batch_size)))
-    assert torch.equal(whole, stream)  # the order does not depend on the batch size
-    for first in (0, 1, 3, 10, 2 * n):
-        later = islice(indices(batch_size, first), n)
-        assert all(torch.equal(a, b) for a, b in zip(batches[first:], later, strict=False))
-
-
-@pytest.mark.parametrize(
-    ("batch_size", "text"),
-    [
-        (70000, r"batch size 70000 is larger than the data set \(55000 examples\)"),
-        (0, "batch size must be a positive integer, but got 0"),
-        (32.0, "batch size must be a positive integer, but got 32.0"),
-        (True, "batch size must be a positive integer, but got True"),
-    ],
-)
-def test_batch_size_is_checked_at_once(batch_size, text):
-    with pytest.raises(ConfigError, match=text):
-        IndexStream(55000, batch_size, torch.Generator())
-
-
-@pytest.mark.parametrize(
-    ("batch_size", "micro_batch_size", "sizes"),
-    [(8, None, (8,)), (8, 8, (8,)), (8, 100, (8,)), (8, 3, (3, 3, 2)), (3, 1, (1, 1, 1))],
-)
-def test_micro_batch_sizes(batch_size, micro_batch_size, sizes):
-    assert micro_batch_sizes(batch_size, micro_batch_size) == sizes
-
-
-def test_seeded_generators_differ_from_each_other_and_from_the_next_seed():
-    numbers = [
-        torch.rand(1, generator=g).item()
-        for seed in (0, 1)
-        for g in seeded_generators(seed, "cpu", 2)
-    ]
-    assert len(set(numbers)) == 4
-    assert [torch.rand(1, generator=g).item() for g in seeded_generators(0, "cpu", 2)] == numbers[
-        :2
-    ]
 
 
 @pytest.mark.parametrize("batch_size", [1, 6, 20])
@@ -121,7 +57,7 @@ def test_train_batches_are_those_of_a_loop_over_examples(batch_size):
 
 @pytest.mark.parametrize(("micro_batch_size", "augment"), [(1, None), (4, crop), (9, None)])
 def test_micro_batches_are_the_batch_bit_for_bit(micro_batch_size, augment):
-    sizes = micro_batch_sizes(9, micro_batch_size)
+    sizes = micro_batch_sizes_of(9, micro_batch_size)
     stream = iter(train_batches(9, micro_batch_size, augment=augment))
     for x, y in islice(train_batches(9, augment=augment), 8):
         images, labels = zip(*islice(stream, len(sizes)), strict=True)
@@ -179,9 +115,6 @@ def test_what_is_cut_out_is_the_mean_and_becomes_zero():
     torch.testing.assert_close(
         NORMALISE(NORMALISE.mean.expand(1, 3, 8, 6)), torch.zeros(1, 3, 8, 6)
     )
-
-
-# Batches that are made together
 
 
 def equal(batches, expected):
@@ -259,11 +192,15 @@ def test_batches_come_in_the_type_and_the_memory_format_that_are_asked_for():
             assert torch.equal(y, same_y)
 
 
-# Alternating flip
-
 ARROWS = torch.zeros(101, 1, 4, 4, dtype=torch.uint8)
+
+
 ARROWS[:, :, :, 0] = 200  # bright on the left, unless it is mirrored
+
+
 IDENTITY = Normalisation(torch.ones(1, 1, 1, 1), torch.zeros(1, 1, 1, 1))
+
+
 arrows = partial(train_batches, images=ARROWS, normalise=IDENTITY, alternating_flip=True)
 
 
@@ -302,214 +239,6 @@ def test_without_it_mirroring_is_drawn_anew_each_time():
     seen = mirrored(arrows(50, alternating_flip=False, augment=mirror_only), 4)
     assert 0.3 < (seen[:-1] ^ seen[1:]).float().mean() < 0.7
     assert not mirrored(arrows(50, alternating_flip=False), 4).any()
-
-
-# Batches of any DataLoader
-
-
-def integers(examples):
-    return [int(x) for (x,) in examples]
-
-
-def loader(**options):
-    size = {} if "batch_sampler" in options else {"batch_size": 4}
-    return DataLoader(
-        TensorDataset(torch.arange(10)), **(size | {"collate_fn": integers} | options)
-    )
-
-
-@pytest.mark.parametrize(
-    ("batch_size", "micro_batch_size", "shuffle"), [(3, None, False), (7, 3, True), (10, 10, True)]
-)
-def test_rebatch_gives_epochs_of_an_endless_stream_of_the_same_data(
-    batch_size, micro_batch_size, shuffle
-):
-    result = rebatch(loader(shuffle=shuffle, drop_last=True), batch_size, micro_batch_size, seed=5)
-    sizes = micro_batch_sizes(batch_size, micro_batch_size)
-    assert len(result) == len(list(result)) == 10 // batch_size * len(sizes)
-    result = rebatch(loader(shuffle=shuffle, drop_last=True), batch_size, micro_batch_size, seed=5)
-    items = list(islice(endless(result), 10 * len(sizes)))
-    assert [len(item) for item in items] == list(sizes) * 10
-    stream = [value for item in items for value in item]
-    assert all(sorted(stream[k : k + 10]) == list(range(10)) for k in range(0, len(stream) - 9, 10))
-    again = islice(
-        endless(rebatch(loader(shuffle=shuffle), batch_size, micro_batch_size, seed=5)), len(items)
-    )
-    assert list(again) == items
-    half = rebatch(loader(), 5, None, seed=0)
-    assert sorted(next(iter(half)) + next(iter(half))) == list(
-        range(10)
-    )  # goes on where the last iterator left off
-
-
-def of_subset(epoch):
-    return sorted(epoch) == [2, 5, 7]
-
-
-def distinct(epoch):
-    return len(set(epoch)) == len(epoch)
-
-
-@pytest.mark.parametrize(
-    ("sampler", "n", "right", "shares"),
-    [
-        (SubsetRandomSampler([7, 2, 5]), 3, of_subset, {2: 1 / 3, 5: 1 / 3, 7: 1 / 3}),
-        (SubsetRandomSampler(np.array([7, 2, 5])), 3, of_subset, {2: 1 / 3, 5: 1 / 3, 7: 1 / 3}),
-        (
-            WeightedRandomSampler([0, 1, 0, 3, 0, 0, 0, 0, 0, 0], 6),
-            6,
-            lambda epoch: True,
-            {1: 0.25, 3: 0.75},
-        ),
-        (WeightedRandomSampler([1, 1, 1, 9] + [0] * 6, 3, replacement=False), 3, distinct, None),
-        (
-            RandomSampler(range(10), replacement=True),
-            10,
-            lambda epoch: True,
-            dict.fromkeys(range(10), 0.1),
-        ),
-        (RandomSampler(range(10), num_samples=5), 5, distinct, dict.fromkeys(range(10), 0.1)),
-        (RandomSampler(range(10), num_samples=15), 15, lambda epoch: distinct(epoch[:10]), None),
-        (RandomSampler(range(4)), 4, distinct, dict.fromkeys(range(4), 0.25)),
-        (SequentialSampler(range(4)), 4, distinct, dict.fromkeys(range(4), 0.25)),
-    ],
-)
-@pytest.mark.parametrize("in_batches", [False, True])
-def test_rebatch_draws_what_the_loaders_own_sampler_draws(in_batches, sampler, n, right, shares):
-    source = (
-        loader(batch_sampler=BatchSampler(sampler, 4, False))
-        if in_batches
-        else loader(sampler=sampler)
-    )
-    assert epoch_length(source) == n
-    result = rebatch(source, 2, None, seed=5)
-    assert len(result) == n // 2
-    drawn = [value for batch in islice(endless(result), 1500) for value in batch]
-    epochs = [drawn[k : k + n] for k in range(0, len(drawn) - n + 1, n)]
-    assert all(map(right, epochs))
-    assert len({tuple(epoch) for epoch in epochs}) > 5, "each epoch is drawn anew"
-    for value, share in (shares or {}).items():
-        assert drawn.count(value) / len(drawn) == pytest.approx(
-            share, abs=0.04
-        )  # 3 standard errors at most
-    assert shares is None or set(drawn) == set(shares)
-    resumed = rebatch(source, 2, None, seed=5)
-    stream_of(resumed).resume(stream_of(result).position(1500))
-    after = [value for batch in islice(endless(result), 20) for value in batch]
-    assert [value for batch in islice(endless(resumed), 20) for value in batch] == after
-
-
-def test_rebatch_keeps_the_loaders_options():
-    options = {
-        "num_workers": 2,
-        "timeout": 3.0,
-        "worker_init_fn": print,
-        "prefetch_factor": 5,
-        "in_order": False,
-    }
-    source = loader(**options, persistent_workers=True, multiprocessing_context="fork")
-    result = rebatch(source, 5, None, seed=0)
-    for name in (
-        *options,
-        "persistent_workers",
-        "multiprocessing_context",
-        "collate_fn",
-        "pin_memory",
-        "dataset",
-    ):
-        assert getattr(result, name) == getattr(source, name), name
-
-
-class Stream(IterableDataset):
-    def __iter__(self):
-        return iter(range(3))
-
-
-class NoLength:
-    pass
-
-
-class OwnWeights(WeightedRandomSampler):
-    """It may draw in another way."""
-
-
-class OwnIterator(DataLoader):
-    def __iter__(self):
-        return iter(())
-
-
-@pytest.mark.parametrize(
-    ("source", "text"),
-    [
-        ([1, 2], "but got list"),
-        (DataLoader(Stream()), "Stream, is iterable"),
-        (DataLoader(NoLength(), sampler=[0, 1]), "NoLength, has no length"),
-        (OwnIterator([1, 2]), "OwnIterator has an __iter__ of its own"),
-        (
-            DataLoader([1, 2], batch_size=None),
-            r"no batch size of its own \(batch_sampler is NoneType\)",
-        ),
-        (DataLoader([1, 2], batch_sampler=[[0], [1]]), "batch_sampler is list"),
-        (
-            loader(sampler=OwnWeights([1.0] * 10, 10)),
-            "its sampler, OwnWeights, is not one of torch's",
-        ),
-        (loader(sampler=[0, 1, 2]), "its sampler, list, is not one of torch's"),
-        (
-            loader(batch_sampler=BatchSampler([0, 1, 2], 2, False)),
-            "its sampler, list, is not one of torch's",
-        ),
-    ],
-)
-def test_rebatch_refuses(source, text):
-    with pytest.raises(ConfigError, match=text):
-        rebatch(source, 1, None, seed=0)
-
-
-# Positions in a stream
-
-
-def noisy(examples):
-    return [
-        float(x) + random.random() + np.random.randn() + torch.rand(()).item() for (x,) in examples
-    ]
-
-
-@pytest.mark.parametrize(("done", "micro_batch_size"), [(0, 4), (1, None), (7, 4)])
-def test_a_loader_is_resumed_with_what_reading_draws_from_python_numpy_and_torch(
-    done, micro_batch_size
-):
-    def fresh():
-        for seed in (random.seed, np.random.seed, torch.manual_seed):
-            seed(0)
-        np.random.randn()  # leaves a second one for the next call
-        return rebatch(loader(collate_fn=noisy), 7, micro_batch_size, seed=5)
-
-    parts = len(micro_batch_sizes(7, micro_batch_size))
-    whole = list(islice(endless(fresh()), (done + 3) * parts))
-    batches = fresh()
-    stream_of(batches).remembers = True
-    list(islice(endless(batches), done * parts + 1))
-    position = stream_of(batches).position(done)
-    again = fresh()
-    noisy([(0,)] * 3)
-    stream_of(again).resume(position)
-    assert list(islice(endless(again), 3 * parts)) == whole[done * parts :]
-
-
-@pytest.mark.parametrize("done", [2, 3, 4])  # of three batches an epoch
-def test_with_workers_a_position_is_a_number_of_batches(done):
-    source = loader(num_workers=1)
-    whole = list(islice(endless(rebatch(source, 3, None, seed=5)), 12))
-    batches = rebatch(source, 3, None, seed=5)
-    list(islice(endless(batches), done))
-    position = stream_of(batches).position(done)  # its workers have been given more
-    assert position == {"batches": done, "random": None}
-    again = rebatch(source, 3, None, seed=5)
-    stream_of(again).resume(position)
-    if done % 3 == 0:
-        assert list(again) == []  # of the epoch that ended there
-    assert list(islice(endless(again), 8)) == whole[done : done + 8]
 
 
 def test_a_position_that_is_past_is_refused():

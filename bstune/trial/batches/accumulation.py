@@ -1,0 +1,48 @@
+"""The gradient of a large batch, accumulated from its micro-batches."""
+
+import functools
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from lightning.pytorch import LightningModule
+
+from bstune.core.errors import ConfigError
+from bstune.trial import distributed
+
+
+def weight_micro_batches(
+    module: LightningModule, micro_batch_sizes: Sequence[int], batch_size: int
+) -> None:
+    """Make the accumulated gradient the large batch's: weight the loss of micro-batch i by n_i/B.
+
+    Args:
+        module: whose training step is changed.
+        micro_batch_sizes: n_i, of each micro-batch of a batch, on this device.
+        batch_size: B, their sum over all devices.
+    """
+    devices = distributed.count()
+    if not module.automatic_optimization:
+        what = "accumulated from micro-batches"
+        instead = "protocol.micro_batch_size=null"
+        if devices > 1:
+            what = "split over devices"
+            instead = "devices=1"
+        raise ConfigError(
+            f"{type(module).__name__} steps its optimizers itself (manual optimization), so its batches cannot be "
+            f"{what}: set {instead}"
+        )
+    count = len(micro_batch_sizes)
+    step = module.training_step
+
+    @functools.wraps(step)
+    def weighted(*args: Any, **kwargs: Any) -> Any:
+        output = step(*args, **kwargs)
+        # Lightning divides each of the k losses by k, and DDP the gradients' sum by the number of devices. The batch's
+        # number is the Trainer's: a step need not take it.
+        micro_batch_size = micro_batch_sizes[module.trainer.fit_loop.batch_idx % count]
+        weight = devices * count * micro_batch_size / batch_size
+        if isinstance(output, Mapping):
+            return {**output, "loss": output["loss"] * weight}
+        return None if output is None else output * weight
+
+    module.training_step = weighted  # type: ignore[method-assign]

@@ -1,0 +1,187 @@
+"""Batches of images that lie on the device: training batches without end, and evaluation batches."""
+
+import functools
+import inspect
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from bstune.core.errors import ConfigError, check_positive_integer
+from bstune.trial.batches.index_stream import IndexStream
+from bstune.trial.batches.micro_batches import micro_batch_sizes_of, splitter
+from bstune.trial.batches.randomness import seeded_generators
+
+# From uint8 images and a generator to images of the same shape. It is given mirror, bool (n,), mean, of the pixels per
+# channel, and batch_size, by name, where it has such arguments: see bstune.workloads.images.random_crop_flip. One with
+# batch_size is handed several batches at once, and draws for each what it would draw for it alone.
+Augment = Callable[..., Tensor]
+
+
+@dataclass(frozen=True)
+class Normalisation:
+    """Turns pixels into ``pixels * scale + shift``, both (1, channels, 1, 1), on the images' device.
+
+    It is computed in float32, and then rounded to ``dtype``, as autocast would round it for a convolution.
+    """
+
+    scale: Tensor
+    shift: Tensor
+    dtype: torch.dtype = torch.float32
+    memory_format: torch.memory_format = torch.preserve_format
+
+    @property
+    def mean(self) -> Tensor:
+        """The pixels that become 0, (1, channels, 1, 1)."""
+        return -self.shift / self.scale
+
+    def __call__(self, images: Tensor) -> Tensor:
+        """Return images of the same shape; ``images`` itself is left as it is."""
+        # One conversion, then in place: on a CPU faster than type promotion, and much faster than addcmul.
+        pixels = images.to(torch.float32, copy=True, memory_format=self.memory_format)
+        return pixels.mul_(self.scale).add_(self.shift).to(self.dtype)
+
+
+class TrainBatches:
+    """Endless training batches (x, y) from uint8 images (n, channels, height, width) and labels on one device.
+
+    Each iterator goes on where the last left off, at the next whole batch. Order and augmentation depend on ``seed``
+    alone, not on ``micro_batch_size``. With ``alternating_flip`` an image is mirrored at random in its first epoch and
+    then every other time, as in cifar10-airbench (Jordan 2024, arXiv 2404.00498, section 3.6).
+
+    Where several batches have at most ``at_once`` examples, they are made together, by as many operators as one, and
+    are the same to the bit: on an accelerator the host's time to launch them would be a large part of a short step. An
+    augmentation without an argument ``batch_size`` is called for each batch.
+    """
+
+    def __init__(
+        self,
+        images: Tensor,
+        labels: Tensor,
+        *,
+        batch_size: int,
+        micro_batch_size: int | None,
+        seed: int,
+        normalise: Normalisation,
+        augment: Augment | None = None,
+        alternating_flip: bool = False,
+        at_once: int = 1,
+    ) -> None:
+        self.batch_size = batch_size
+        self.micro_batch_sizes = micro_batch_sizes_of(batch_size, micro_batch_size)
+        self._split = splitter(batch_size, micro_batch_size)
+        # A generator each: the order must not depend on how many numbers the augmentation draws.
+        order, self._augment_generator, first_epoch = seeded_generators(seed, images.device, 3)
+        self._images = images
+        self._labels = labels
+        self._normalise = normalise
+        random_states: dict[str, Any] = {}
+        if augment is not None:
+            generator = self._augment_generator
+            random_states = {"get_random": generator.get_state, "set_random": generator.set_state}
+        together = max(1, min(at_once, len(images)) // batch_size)
+        if augment is not None and "batch_size" not in inspect.signature(augment).parameters:
+            together = 1
+        check_positive_integer("batch size", batch_size)
+        self.stream = IndexStream(
+            len(images), batch_size, order, together=together, **random_states
+        )
+        # Whole batches, not yet handed out.
+        self._made: Iterator[tuple[Tensor, Tensor]] = iter(())
+        self._augment: Augment | None = None
+        if augment is not None:
+            self._augment = bind_augmentation(augment, normalise.mean, alternating_flip)
+        self._mirrored: Tensor | None = None
+        if alternating_flip:
+            self._mirrored = torch.randint(
+                2, (len(images),), generator=first_epoch, device=images.device
+            ).bool()
+
+    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
+        split = self._split
+        are_together = self.stream.together > 1
+        while True:
+            images, labels = self._next_made() if are_together else self._make()
+            self.stream.drawn += 1
+            for x, y in zip(split(images), split(labels), strict=True):
+                # Several batches were normalised when they were made. A single one may be too large for that.
+                yield (x if are_together else self._normalise(x)), y
+
+    def _next_made(self) -> tuple[Tensor, Tensor]:
+        """Return the next batch of those that are made together, normalised; make more where none is left."""
+        batch = next(self._made, None)
+        if batch is None:
+            # Of a group that a stopped trial began.
+            done = self.stream.drawn % self.stream.together
+            images, labels = self._make()
+            of_images = torch.split(self._normalise(images), self.batch_size)
+            of_labels = torch.split(labels, self.batch_size)
+            batches = zip(of_images, of_labels, strict=True)
+            self._made = islice(batches, done, None)
+            batch = next(self._made)
+        return batch
+
+    def _make(self) -> tuple[Tensor, Tensor]:
+        """Return the next batches that are made together as one, augmented."""
+        stream = self.stream
+        index = stream.draw()
+        images = self._images.index_select(0, index)
+        labels = self._labels.index_select(0, index)
+        # Whole batches, so that what is drawn does not depend on micro-batches.
+        options: dict[str, Any] = {} if stream.together == 1 else {"batch_size": self.batch_size}
+        mirror = None
+        if self._mirrored is not None:
+            first = (stream.drawn - stream.drawn % stream.together) * self.batch_size
+            places = torch.arange(first, first + len(index), device=self._images.device)
+            epoch = places // len(self._images)
+            mirror = self._mirrored[index] ^ (epoch % 2 == 1)
+        if self._augment is not None:
+            if mirror is not None:
+                options["mirror"] = mirror
+            images = self._augment(images, self._augment_generator, **options)
+        elif mirror is not None:
+            images = torch.where(mirror.view(-1, 1, 1, 1), images.flip(-1), images)
+        return images, labels
+
+
+def bind_augmentation(augment: Augment, mean: Tensor, alternating_flip: bool) -> Augment:
+    """Return an augmentation with the mean of the pixels (1, channels, 1, 1), if it asks for it."""
+    arguments = inspect.signature(augment).parameters
+    if alternating_flip and "mirror" not in arguments:
+        inner = augment.func if isinstance(augment, functools.partial) else augment
+        name = getattr(inner, "__name__", type(inner).__name__)
+        raise ConfigError(
+            "workload.data.alternating_flip needs an augmentation with an argument mirror, such as "
+            f"bstune.workloads.images.random_crop_flip, but got {name}: set workload.data.alternating_flip to false"
+        )
+    return functools.partial(augment, mean=mean) if "mean" in arguments else augment
+
+
+class EvalBatches:
+    """Evaluation batches (x, y) in the order of the data, none without data; only the last may be smaller."""
+
+    def __init__(
+        self, images: Tensor, labels: Tensor, *, batch_size: int, normalise: Normalisation
+    ) -> None:
+        check_positive_integer("evaluation batch size", batch_size)
+        self.batch_size = batch_size
+        self._images = images
+        self._labels = labels
+        self._normalise = normalise
+
+    def in_batches_of(self, batch_size: int) -> "EvalBatches":
+        """Hand out the same examples in batches of another size."""
+        return EvalBatches(
+            self._images, self._labels, batch_size=batch_size, normalise=self._normalise
+        )
+
+    def __len__(self) -> int:
+        return -(-len(self._images) // self.batch_size)
+
+    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
+        for start in range(0, len(self._images), self.batch_size):
+            stop = start + self.batch_size
+            yield self._normalise(self._images[start:stop]), self._labels[start:stop]

@@ -1,0 +1,128 @@
+"""An endless stream of examples' indices, in whole batches, that can be resumed at any of them."""
+
+import functools
+import math
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader
+
+from bstune.core.errors import ConfigError, check_positive_integer
+from bstune.trial.batches.epochs import Epoch, permutation
+
+
+def endless_indices(
+    n: int,
+    batch_size: int,
+    generator: torch.Generator,
+    first: int = 0,
+    epoch: Epoch | None = None,
+) -> Iterator[Tensor]:
+    """Yield index tensors (B,), int64, from batch ``first`` on, of one epoch after another, on the generator's device.
+
+    Each epoch is a new permutation of 0 to n - 1, unless ``epoch`` draws its n indices in another way; a batch may
+    straddle two, and may then contain an example twice.
+    """
+    device = generator.device
+    epoch = permutation(n) if epoch is None else epoch
+    rest = torch.empty(0, dtype=torch.int64, device=device)
+    drawn = first * batch_size
+    epochs = math.ceil(drawn / n)
+    for _ in range(epochs):
+        rest = epoch(generator)
+    rest = rest[len(rest) - (epochs * n - drawn) :]
+    while True:
+        if len(rest) < batch_size:
+            rest = torch.cat([rest, epoch(generator)])
+        yield rest[:batch_size]
+        rest = rest[batch_size:]
+
+
+class IndexStream:
+    """Batches of :func:`endless_indices` that can be resumed at a position, with the generators of the augmentation.
+
+    ``together`` batches are drawn at once, and the generators are kept as before each such group. Of groups of one that
+    is done while ``remembers`` is set: Lightning fetches, and so augments, one batch ahead.
+    """
+
+    def __init__(
+        self,
+        n: int,
+        batch_size: int,
+        order: torch.Generator,
+        get_random: Callable[[], Any] = lambda: None,
+        set_random: Callable[[Any], object] = lambda state: None,
+        together: int = 1,
+        epoch: Epoch | None = None,
+    ) -> None:
+        check_positive_integer("batch size", batch_size)
+        if batch_size > n:
+            raise ConfigError(
+                f"batch size {batch_size} is larger than the data set ({n} examples): lower the largest batch size"
+            )
+        group_size = batch_size * together
+        self.remembers = False
+        # Batches that were handed out, from the first of the stream.
+        self.drawn = 0
+        self.together = together
+        self._start = functools.partial(endless_indices, n, group_size, order, epoch=epoch)
+        self._get_random = get_random
+        self._set_random = set_random
+        self._indices = self._start(0)
+        self._remembered: tuple[int, Any] | None = None
+        self._resumed: Any = None
+
+    def __iter__(self) -> Iterator[Tensor]:
+        """Yield the indices of one batch after another, where they are not drawn together."""
+        while True:
+            index = self.draw()
+            self.drawn += 1
+            yield index
+
+    def draw(self) -> Tensor:
+        """Return the indices of the group of batches that the next one is in, whose first ones may be handed out."""
+        if self._resumed is not None:
+            self._set_random(self._resumed)
+            self._resumed = None
+        if self.remembers or self.together > 1:
+            self._remembered = self._first_of_group(self.drawn), self._get_random()
+        return next(self._indices)
+
+    def position(self, batches: int) -> dict[str, Any]:
+        """Return the position after ``batches`` batches, all that are drawn or all but a remembered one, as data."""
+        state = self._get_random()
+        first = self._first_of_group(batches)
+        if state is not None and first != self.drawn:
+            if self._remembered is None or self._remembered[0] != first:
+                raise ValueError(
+                    f"the position after {batches} batches is not remembered: {self.drawn} are drawn"
+                )
+            state = self._remembered[1]
+        return {"batches": batches, "random": state}
+
+    def _first_of_group(self, batches: int) -> int:
+        return batches - batches % self.together
+
+    def resume(self, position: Mapping[str, Any]) -> None:
+        """Go on from a position of a stream of the same arguments, before any batch is drawn."""
+        if self.drawn:
+            raise ValueError(
+                f"only a fresh stream can be resumed, but {self.drawn} batches are drawn"
+            )
+        self.drawn = position["batches"]
+        self._resumed = position["random"]
+        self._indices = self._start(self.drawn // self.together)
+
+
+def stream_of(batches: object) -> IndexStream:
+    """Return the stream behind :class:`TrainBatches`, or behind what :func:`rebatch` returned."""
+    source = batches.batch_sampler if isinstance(batches, DataLoader) else batches
+    stream = getattr(source, "stream", None)
+    if isinstance(stream, IndexStream):
+        return stream
+    raise ConfigError(
+        f"a trial on batches from {type(batches).__name__} cannot be stopped to go on later: take them from "
+        "TrainBatches, or from a DataLoader through rebatch()"
+    )

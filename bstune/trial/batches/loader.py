@@ -1,0 +1,102 @@
+"""A user's DataLoader, read in batches of another size."""
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+from torch.utils.data import BatchSampler, DataLoader, IterableDataset
+
+from bstune.core.errors import ConfigError, check_positive_integer
+from bstune.trial.batches.batch_sampler import StreamBatchSampler
+from bstune.trial.batches.epochs import epoch_of
+from bstune.trial.batches.randomness import seeded_generators
+
+# What a DataLoader of other batches has of the user's, beside the data set.
+KEPT_OPTIONS = (
+    "collate_fn",
+    "in_order",
+    "multiprocessing_context",
+    "num_workers",
+    "persistent_workers",
+    "pin_memory",
+    "pin_memory_device",
+    "prefetch_factor",
+    "timeout",
+    "worker_init_fn",
+)
+
+
+def rebatch(
+    loader: object,
+    batch_size: int,
+    micro_batch_size: int | None,
+    seed: int,
+) -> DataLoader[Any]:
+    """Return a DataLoader like ``loader`` whose batches hold exactly B examples, shuffled, n // B of them an epoch.
+
+    Each epoch goes on in an endless stream of the shuffled examples, so that all batches are whole.
+    One of torch's samplers that draws a part of the examples, or with replacement or weights, still
+    does, n numbers an epoch. A resumed trial reads the same examples and draws the same numbers from
+    the generators of Python, numpy and torch, but not in worker processes, nor from generators of
+    the data set.
+    """
+    if not isinstance(loader, DataLoader):
+        raise ConfigError(
+            f"the training data must come from a torch DataLoader over a map-style data set, but got"
+            f" {type(loader).__name__}: return one from train_dataloader(), or build batches of the wanted size there"
+        )
+    problem = not_rebatchable(loader)
+    if problem:
+        raise ConfigError(
+            f"the batch size of the training DataLoader cannot be set: {problem}. Return DataLoader(dataset,"
+            " batch_size=..., shuffle=True) over a map-style data set, with a Subset to choose its examples"
+        )
+    order, workers = seeded_generators(seed, "cpu", 2)
+    drawn = epoch_of(loader)
+    assert drawn is not None  # noqa: S101  # it would have been refused
+    n, epoch = drawn
+    check_positive_integer("batch size", batch_size)
+    sampler = StreamBatchSampler(
+        n, batch_size, micro_batch_size, order, loader.num_workers == 0, epoch
+    )
+    kept = {name: getattr(loader, name) for name in KEPT_OPTIONS}
+    # Large batches make short epochs.
+    kept["persistent_workers"] = loader.num_workers > 0
+    return DataLoader(loader.dataset, batch_sampler=sampler, generator=workers, **kept)
+
+
+def not_rebatchable(loader: object) -> str | None:
+    """Return why other batches from the same loader would not be the same problem; None if they would be."""
+    if not isinstance(loader, DataLoader):
+        return f"it returns a {type(loader).__name__}, not a torch DataLoader"
+    if isinstance(loader.dataset, IterableDataset):
+        return f"its data set, {type(loader.dataset).__name__}, is iterable and decides itself what comes next"
+    if not hasattr(loader.dataset, "__len__"):
+        return f"its data set, {type(loader.dataset).__name__}, has no length"
+    if type(loader).__iter__ is not DataLoader.__iter__:
+        return f"{type(loader).__name__} has an __iter__ of its own"
+    if type(loader.batch_sampler) is not BatchSampler:
+        return f"it has no batch size of its own (batch_sampler is {type(loader.batch_sampler).__name__})"
+    if epoch_of(loader) is None:
+        name = type(loader.batch_sampler.sampler).__name__
+        return f"its sampler, {name}, is not one of torch's, whose epochs can be drawn again"
+    return None
+
+
+def loaders_of(loaders: Any) -> list[Any]:
+    """Return the loaders in what a data module returns: one, or a collection of them, as Lightning takes it."""
+    if isinstance(loaders, Mapping):
+        return list(loaders.values())
+    if isinstance(loaders, list | tuple):
+        return list(loaders)
+    # Lightning's CombinedLoader has them flattened.
+    return list(getattr(loaders, "flattened", [loaders]))
+
+
+def endless(batches: Iterable[Any]) -> Iterator[Any]:
+    """Yield batches of one epoch after another; an iterable without any is an end."""
+    has_any = True
+    while has_any:
+        has_any = False
+        for batch in batches:
+            has_any = True
+            yield batch

@@ -1,0 +1,39 @@
+"""How a batch is cut into micro-batches: what is in memory at once.
+
+Everywhere in a trial ``batch_size`` is the number of examples of a step, over all devices, and ``micro_batch_size`` is
+the number of them that are in memory at once.
+"""
+
+from collections.abc import Callable, Sequence
+
+from torch import Tensor
+
+from bstune.core.errors import check_positive_integer
+from bstune.trial import distributed
+
+
+def micro_batch_sizes_of(batch_size: int, micro_batch_size: int | None) -> tuple[int, ...]:
+    """Cut a batch into micro-batches of n_i examples: all equal but the last, which may be smaller.
+
+    Of a trial on several devices they are this process's, and differ by one example at most.
+    """
+    check_positive_integer("batch size", batch_size)
+    if micro_batch_size is not None:
+        check_positive_integer("micro-batch size", micro_batch_size)
+    if distributed.place() is not None:
+        of_all, own = distributed.micro_batch_sizes_of_process(batch_size, micro_batch_size)
+        return of_all[own]
+    if micro_batch_size is None:
+        return (batch_size,)
+    count, rest = divmod(batch_size, micro_batch_size)
+    whole = (micro_batch_size,) * count
+    return (*whole, rest) if rest else whole
+
+
+def splitter(batch_size: int, micro_batch_size: int | None) -> Callable[[Tensor], Sequence[Tensor]]:
+    """Return what cuts a whole batch into micro-batches, on several devices into this process's alone."""
+    if distributed.place() is not None:
+        of_all, own = distributed.micro_batch_sizes_of_process(batch_size, micro_batch_size)
+        return lambda batch: batch.split_with_sizes(of_all)[own]
+    micro_batch_sizes = micro_batch_sizes_of(batch_size, micro_batch_size)
+    return lambda batch: batch.split_with_sizes(micro_batch_sizes)

@@ -1,0 +1,45 @@
+"""Errors of the user's code, torch's and the device's in a trial: whether memory ran out, and how they are told."""
+
+import logging
+import re
+from functools import cache
+
+import torch
+from lightning.pytorch.utilities.memory import is_oom_error
+
+from bstune.trial.device import memory_ran_out
+
+logger = logging.getLogger(__name__)
+
+# Of a step that is run beside the training: the user's code may raise anything. If the training cannot run the step
+# either, it raises the error again.
+USER_CODE_ERRORS = (Exception,)
+# Of torch and CUDA's libraries, for which torch raises a plain RuntimeError.
+NO_MEMORY = re.compile(
+    r"(CU[A-Z]+_STATUS|[A-Z]+)_ALLOC(ATION)?_FAILED|CUDA error: out of memory|DefaultCPUAllocator"
+)
+# What they say for other reasons too, such as a convolution that cuDNN does not have.
+PERHAPS_NO_MEMORY = re.compile(
+    "unable to find an engine|CU(BLAS|DNN|SOLVER)_STATUS_(NOT_INITIALIZED|INTERNAL_ERROR)"
+)
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Return whether an error says that memory ran out, on the device or on the host."""
+    if isinstance(error, torch.OutOfMemoryError | MemoryError) or is_oom_error(error):
+        return True
+    text = str(error)
+    if NO_MEMORY.search(text):
+        return True
+    return bool(PERHAPS_NO_MEMORY.search(text)) and memory_ran_out()
+
+
+def first_line(error: BaseException) -> str:
+    """Return the first line of an error's text, or its kind where it has none."""
+    return (str(error) or type(error).__name__).splitlines()[0]
+
+
+@cache
+def warn_once(message: str) -> None:
+    """Log a warning, once in the life of the process."""
+    logger.warning("%s", message)

@@ -1,0 +1,38 @@
+"""Optimizers whose steps can be captured: they read their rates and counts on the device."""
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from bstune.trial.fast.optimizer_step import has_step_hooks
+
+
+def make_capturable(optimizer: Optimizer, device: torch.device) -> str | None:
+    """Let an optimizer read its rates and counts on the device; say why it cannot, None where it can.
+
+    Of torch's optimizers a group's ``fused`` and ``capturable`` are set. One of another kind says that it can by
+    ``capturable = True`` on its class: its step then takes an ``lr`` that is a tensor, and changes nothing on the host.
+    """
+    name = type(optimizer).__name__
+    if has_step_hooks(optimizer):
+        return f"the steps of {name} have hooks, which a graph does not call"
+    for group in optimizer.param_groups:
+        if isinstance(group["lr"], Tensor):
+            return f"a learning rate of {name} is a tensor already"
+        if group.get("differentiable"):
+            return f"{name} is differentiable"
+        has_options = "fused" in group or "capturable" in group
+        if not has_options and not getattr(type(optimizer), "capturable", False):
+            return f"the steps of {name} are neither fused nor capturable"
+    for group in optimizer.param_groups:
+        if "fused" in group:
+            group |= {"fused": True, "foreach": False}
+        if "capturable" in group:
+            group["capturable"] = device.type != "cpu"  # where torch refuses it
+        for parameter in group["params"]:
+            if parameter not in optimizer.state:
+                continue
+            count = optimizer.state[parameter].get("step")
+            if isinstance(count, Tensor):  # of a resumed trial
+                optimizer.state[parameter]["step"] = count.to(parameter.device, torch.float32)
+    return None

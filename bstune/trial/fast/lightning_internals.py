@@ -1,0 +1,238 @@
+"""Lightning's private members: this is the only file of the package that touches them.
+
+Each function does one thing that Lightning has no public name for. They are for the lean loop, for a trial that goes on
+where it was stopped, and for a checkpoint's hyper-parameters and call-backs. They are right for the versions in
+``TRIED``: tests/test_lightning_internals.py has a table of the functions of Lightning that the lean loop does the work
+of, and names those that have changed. With another version Lightning's own loop takes the steps
+(:mod:`bstune.trial.fast.reasons`).
+"""
+
+import copy
+from collections.abc import Iterator, Mapping
+from importlib import import_module
+from typing import Any
+
+import torch
+from lightning.pytorch import LightningDataModule, LightningModule, Trainer
+from torch import Tensor
+
+from bstune.trial.packages import of_package
+
+# Of either package. Between the two nothing has changed that the lean loop does in Lightning's place.
+TRIED = ("2.6.0", "2.6.6")
+
+# What an entry of what is logged is described by; the functions that reduce it are named apart.
+ENTRY_FIELDS = (
+    "fx",
+    "name",
+    "prog_bar",
+    "logger",
+    "on_step",
+    "on_epoch",
+    "enable_graph",
+    "add_dataloader_idx",
+    "dataloader_idx",
+    "metric_attribute",
+)
+SYNC_FIELDS = ("_should", "rank_zero_only", "_op")
+
+
+def version_not_tried(package: str) -> str | None:
+    """Say that a package is of another version than those tried; None where it is one of them."""
+    version = import_module(package).__version__
+    if version in TRIED:
+        return None
+    return (
+        f"{package} {version} is not one of the versions that it was compared with, "
+        f"{' and '.join(TRIED)}"
+    )
+
+
+# The lean loop: fetching a batch, and moving it to the device.
+
+
+def fetches_batches(package: str, fetcher: object) -> bool:
+    """Return whether a fetcher hands a batch to each step, and not the iterator of the data."""
+    return type(fetcher) is of_package(package, "loops.fetchers._PrefetchDataFetcher")
+
+
+def iterators_of(fetcher: Any) -> list[Iterator[Any]]:
+    """Return the iterators that a fetcher takes batches from, one for each loader."""
+    iterators: list[Iterator[Any]] = fetcher.iterator._iterator.iterators
+    return iterators
+
+
+def leave_out_profiler(epoch_loop: Any, fetcher: Any) -> None:
+    """Spare each fetch the calls of a profiler that profiles nothing."""
+    epoch_loop._on_before_fetch = _nothing
+    epoch_loop._on_after_fetch = _nothing
+    fetcher._start_profiler = _nothing
+    fetcher._stop_profiler = _nothing
+
+
+def _nothing() -> None:
+    pass
+
+
+def transferred_by_hooks(strategy: Any, module: LightningModule, batch: Any) -> Any:
+    """Move a batch to the device as the module's hooks, or its data module's, do it."""
+    batch = module._on_before_batch_transfer(batch, dataloader_idx=0)
+    return strategy.batch_to_device(batch, dataloader_idx=0)
+
+
+# The lean loop: what is logged.
+
+
+def results_of_training(trainer: Trainer) -> Any:
+    """Return the collection of what was logged in the training steps of the epoch so far."""
+    return trainer.fit_loop.epoch_loop._results
+
+
+def connector_of_loggers(trainer: Trainer) -> Any:
+    """Return what hands logged values on to the loggers and the call-backs."""
+    return trainer._logger_connector
+
+
+def begin_batch(connector: Any, results: Any, batch: Any) -> None:
+    """Let what is logged from here on be of a new batch: the connector's ``on_batch_start``."""
+    connector._first_loop_iter = connector._first_loop_iter is None
+    results.batch = batch
+    results.batch_size = None
+    results.dataloader_idx = None
+
+
+def count_step_for_loggers(epoch_loop: Any) -> None:
+    """Count a step by which loggers number what they are told."""
+    epoch_loop._batches_that_stepped += 1
+
+
+class CurrentHook:
+    """Says in which hook a module is: ``self.log`` files a value under it, and refuses it in some.
+
+    Lightning sets it around each hook of a module that it calls.
+
+    Args:
+        module: whose attributes are written past ``Module.__setattr__``, which takes longer.
+    """
+
+    def __init__(self, module: LightningModule) -> None:
+        self._attributes = vars(module)
+
+    def enter(self, hook: str | None) -> None:
+        """Let the module be in this hook; None: in none."""
+        self._attributes["_current_fx_name"] = hook
+
+
+# What a step asks of the Trainer.
+
+
+def trainer_within(part: Any) -> Any:
+    """Return the Trainer of a module, or of one inside it; None where it has none."""
+    return getattr(part, "_trainer", None)
+
+
+def put_trainer_within(part: Any, trainer: Any) -> None:
+    """Give such a module a Trainer, or what stands for one, of which Lightning checks nothing."""
+    part._trainer = trainer
+
+
+# A trial that goes on where it was stopped.
+
+
+def repeat_validation(trainer: Trainer) -> None:
+    """Let a fit that goes on begin with the validation in which it was stopped."""
+    validation = trainer.fit_loop.epoch_loop.val_loop
+    validation.restarting = False
+    validation._restart_stage = "restarted_mid_evaluation"
+
+
+def go_on_amid_epoch(trainer: Trainer) -> None:
+    """Let the next batch not be the first of its epoch, of which what is logged begins anew."""
+    trainer._logger_connector._first_loop_iter = False
+
+
+def end_restart(trainer: Trainer) -> None:
+    """Let the epoch that ends be one that was trained as a whole: its schedules by a metric step only then."""
+    trainer.fit_loop._restarting = False
+
+
+# What was logged in the part of an epoch before the stop: Lightning's checkpoints leave it out.
+
+
+def saved_entry(entry: Any) -> dict[str, Any]:
+    """Describe an entry of what is logged, as plain data; a metric of the module's own is left to the module."""
+    meta = entry.meta
+    return {
+        "meta": {name: getattr(meta, name) for name in ENTRY_FIELDS},
+        "reduce": meta.reduce_fx.__name__,
+        "sync": {name: getattr(meta.sync, name) for name in SYNC_FIELDS},
+        "has_reset": entry.has_reset,
+        "states": states_of_metric(entry) if entry.is_tensor else None,
+    }
+
+
+def restored_entry(
+    package: str, saved: Mapping[str, Any], trainer: Trainer, module: LightningModule
+) -> Any:
+    """Make an entry of what is logged from its description; None where the module lacks its metric."""
+    place = "trainer.connectors.logger_connector.result"
+    new_metadata = of_package(package, f"{place}._Metadata")
+    new_sync = of_package(package, f"{place}._Sync")
+    new_entry = of_package(package, f"{place}._ResultMetric")
+    meta = new_metadata(**saved["meta"], reduce_fx=getattr(torch, saved["reduce"]))
+    meta.sync = new_sync(fn=trainer.strategy.reduce, **saved["sync"])
+    is_tensor = saved["states"] is not None
+    entry = new_entry(meta, is_tensor)
+    if is_tensor:
+        restore_states(entry, saved["states"], module.device)
+    else:
+        parts = dict(module.named_modules())
+        name = saved["meta"]["metric_attribute"]
+        if name not in parts:
+            return None
+        entry.value = parts[name]
+    entry.has_reset = saved["has_reset"]
+    entry._update_count = 1
+    return entry
+
+
+def states_of_metric(metric: Any) -> dict[str, Any]:
+    """Copy what a metric of torchmetrics has accumulated, to the CPU."""
+    states = {name: _moved(getattr(metric, name), "cpu") for name in metric._defaults}
+    return {"count": metric._update_count, "states": states}
+
+
+def restore_states(metric: Any, saved: Mapping[str, Any], device: torch.device) -> None:
+    """Let a metric of torchmetrics have accumulated what :func:`states_of_metric` copied."""
+    for name, value in saved["states"].items():
+        setattr(metric, name, _moved(value, device))
+    metric._update_count = saved["count"]
+    metric._computed = None
+
+
+def _moved(value: Any, device: torch.device | str) -> Any:
+    if isinstance(value, Tensor):
+        return value.detach().to(device, copy=True)
+    return [_moved(part, device) for part in value]
+
+
+# Hyper-parameters and call-backs, as checkpoints have them.
+
+
+def copy_hyper_parameters(data_module: LightningDataModule) -> None:
+    """Give a shallow copy of a data module hyper-parameters of its own."""
+    data_module._hparams = copy.copy(data_module._hparams)
+
+
+def argument_of_hyper_parameters(owner: Any) -> dict[str, Any]:
+    """Name the one argument that all hyper-parameters are in, as a checkpoint does; nothing where there is none."""
+    if not hasattr(owner, "_hparams_name"):
+        return {}
+    return {owner.CHECKPOINT_HYPER_PARAMS_NAME: owner._hparams_name}
+
+
+def load_callbacks(package: str, trainer: Trainer, checkpoint: Mapping[str, Any]) -> None:
+    """Give a Trainer's call-backs what a checkpoint has of them, as a fit that goes on does."""
+    for name in ("on_load_checkpoint", "load_state_dict"):
+        call = of_package(package, f"trainer.call._call_callbacks_{name}")
+        call(trainer, checkpoint)

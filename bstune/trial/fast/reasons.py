@@ -1,0 +1,104 @@
+"""Why Lightning's own loop is to take the steps of a fit: somebody listens to them, or they are of another kind."""
+
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from lightning.pytorch import LightningModule
+from torch.optim import LBFGS, Optimizer
+
+from bstune.trial.fast.lightning_internals import fetches_batches, version_not_tried
+from bstune.trial.packages import is_overridden, of_package, package_of
+from bstune.trial.trainer import NoProfiler
+
+# Of modules and of data modules.
+BATCH_HOOKS = ("on_before_batch_transfer", "transfer_batch_to_device", "on_after_batch_transfer")
+MODULE_HOOKS = (
+    "on_train_batch_start",
+    "on_train_batch_end",
+    "on_before_zero_grad",
+    "optimizer_zero_grad",
+    "on_before_backward",
+    "backward",
+    "on_after_backward",
+    "on_before_optimizer_step",
+    "configure_gradient_clipping",
+    "clip_gradients",
+    "optimizer_step",
+    "lr_scheduler_step",
+    *BATCH_HOOKS,
+)
+# Of bstune's own call-backs, the hooks that the lean loop calls.
+CALLED = ("on_train_batch_start", "on_after_backward", "on_train_batch_end")
+CALLBACK_HOOKS = (*CALLED, "on_before_zero_grad", "on_before_backward", "on_before_optimizer_step")
+# Lightning's, for one device.
+PRECISIONS = ("Precision", "MixedPrecision", "HalfPrecision", "DoublePrecision")
+
+
+def why_not(trainer: Any, module: LightningModule, fetcher: object) -> str | None:
+    """Say why Lightning's own loop is to take the steps of a fit; None where the lean one does the same."""
+    return next(_reasons(trainer, module, fetcher), None)
+
+
+def _reasons(trainer: Any, module: LightningModule, fetcher: object) -> Iterator[str]:
+    package = package_of(module)
+    not_tried = version_not_tried(package)
+    if not_tried is not None:
+        yield not_tried
+    yield from _of_optimizers(trainer, module, package)
+    if trainer.accumulate_grad_batches != 1:
+        yield "accumulation of micro-batches"
+    if trainer.world_size != 1:
+        yield f"{trainer.world_size} devices"
+    strategy = trainer.strategy
+    single = of_package(package, "strategies.SingleDeviceStrategy")
+    if type(strategy) is not single or strategy.model is not module:
+        yield f"the strategy {type(strategy).__name__}"
+    precision = trainer.precision_plugin
+    if getattr(precision, "scaler", None) is not None:
+        yield "a gradient scaler"
+    known = [of_package(package, f"plugins.precision.{name}") for name in PRECISIONS]
+    if type(precision) not in known:
+        yield f"the precision plug-in {type(precision).__name__}"
+    if any(config.reduce_on_plateau for config in trainer.lr_scheduler_configs):
+        yield "a schedule by metrics"
+    if not fetches_batches(package, fetcher):
+        yield "training_step takes dataloader_iter"
+    if not isinstance(trainer.profiler, NoProfiler):
+        yield f"the profiler {type(trainer.profiler).__name__}"
+    yield from _of_listeners(trainer, module)
+
+
+def _of_optimizers(trainer: Any, module: LightningModule, package: str) -> Iterator[str]:
+    if not module.automatic_optimization:
+        yield "manual optimization"
+    if len(trainer.optimizers) != 1:
+        yield f"{len(trainer.optimizers)} optimizers"
+    lightnings = of_package(package, "core.optimizer.LightningOptimizer")
+    for optimizer in trainer.optimizers:
+        is_other = isinstance(optimizer, LBFGS | lightnings)
+        if is_other or not isinstance(optimizer, Optimizer):
+            yield f"the optimizer {type(optimizer).__name__}"
+
+
+def _of_listeners(trainer: Any, module: LightningModule) -> Iterator[str]:
+    yield from _overridden(module, MODULE_HOOKS)
+    if trainer.datamodule is not None:
+        yield from _overridden(trainer.datamodule, BATCH_HOOKS)
+    for callback in trainer.callbacks:
+        is_bstunes = type(callback).__module__.startswith("bstune.")
+        not_called = [name for name in CALLBACK_HOOKS if name not in CALLED]
+        yield from _overridden(callback, not_called if is_bstunes else CALLBACK_HOOKS)
+
+
+def _overridden(thing: object, hooks: Iterable[str]) -> Iterator[str]:
+    for name in hooks:
+        if overrides(thing, name):
+            yield f"{type(thing).__name__} has {name}"
+
+
+def overrides(thing: object, hook: str) -> bool:
+    """Return whether a module, data module or call-back does something in a hook."""
+    try:
+        return is_overridden(hook, thing)
+    except AttributeError:  # an object that is called in the method's place
+        return True
