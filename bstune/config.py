@@ -113,7 +113,19 @@ def compose(arguments: Sequence[str], complete: Complete | None = None) -> Compo
             raise ConfigError(f"--config-dir {parsed.config_dir} is not a folder")
         options.append(f"hydra.searchpath=[file://{Path(parsed.config_dir).absolute()}]")
     config, unknown = compose_known(CONFIG_MODULE, parsed.config_name, options)
-    return validate(config, unknown, complete, groups_in(parsed.config_dir), options)
+    composed = validate(config, unknown, complete, groups_in(parsed.config_dir), options)
+    _check_one_goal(composed.options, options)
+    return composed
+
+
+def _check_one_goal(options: StudyOptions, arguments: Sequence[str]) -> None:
+    """Refuse a target beside the objective loss, which has none; that of a workload's file is left alone."""
+    given = [one for one in arguments if one.lstrip("+").startswith("workload.target.value=")]
+    if options.search.objective == "loss" and given:
+        raise ConfigError(
+            f"search.objective=loss seeks the best {options.workload.target.metric} within a budget, and "
+            f"{given[0]} a target: leave one of them out"
+        )
 
 
 def groups_in(folder: str | None) -> frozenset[str]:
@@ -365,9 +377,18 @@ def validate(
         mistakes = [line for line in mistakes if " is missing: " not in line]
         if mistakes:
             raise ConfigError("\n".join(mistakes))
+        if OmegaConf.select(config, "search.objective") == "loss":
+            _leave_target_open(config)
         for key, value in complete(_resolve(config.workload, "", {})).items():
             OmegaConf.update(config, key, value, force_add=True)
     return check(config, unknown, groups)
+
+
+def _leave_target_open(config: DictConfig) -> None:
+    """Let a workload without a target's value have none, where a budget is what is asked."""
+    key = "workload.target.value"
+    if OmegaConf.select(config, key, throw_on_missing=False) is None:
+        OmegaConf.update(config, key, "auto", force_add=True)
 
 
 def _nothing_to_choose(kind: type[StudyOptions]) -> str | None:

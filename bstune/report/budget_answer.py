@@ -141,6 +141,8 @@ def cautions(result: StudyResult) -> Iterator[str | None]:
     if found is None:
         yield from (note for note in result.notes)
         return
+    if len({one.value for one in found.curve}) == 1:
+        yield f"{result.metric} does not differ between batch sizes: a longer budget tells more"
     if found.winner.fresh is None:
         yield "USE is one run's luck, too: search.replicates=3 runs it again on fresh seeds"
     if found.gain_left > LITTLE * abs(found.winner.expected):

@@ -7,7 +7,16 @@ from typing import TYPE_CHECKING
 from bstune.core.records import TrialResult
 from bstune.report.answer import answer
 from bstune.report.budget_rows import BudgetRows, budget_rows
-from bstune.report.drawing import BLUE, GREEN, INK, PAGE_DPI, PAGE_INCHES, VERMILION, save_figure
+from bstune.report.drawing import (
+    BLUE,
+    GREEN,
+    INK,
+    PAGE_DPI,
+    PAGE_INCHES,
+    VERMILION,
+    figure_of,
+    save_figure,
+)
 from bstune.report.rows import YOURS
 from bstune.result import StudyResult
 
@@ -20,22 +29,29 @@ BAND_ALPHA = 0.15
 
 
 def draw_budget(trials: Sequence[TrialResult], result: StudyResult, *paths: Path) -> None:
-    """Write the picture, by the suffix of each path; nothing before a trial has run to its budget's end."""
-    rows = budget_rows(trials, result)
-    if rows is None:
-        return
-    found = answer(result)
-    asked = found.title.replace(f"{result.workload} · ", "", 1)
-    title = f"{found.headline}\n{asked}"
+    """Write the picture, by the suffix of each path."""
     save_figure(
-        lambda figure: _paint(figure, rows, title),
+        lambda figure: _paint(figure, trials, result),
         BUDGET_FIGURE_INCHES,
         *paths,
         dots_per_inch=PAGE_DPI,
     )
 
 
-def _paint(figure: "Figure", rows: BudgetRows, title: str) -> None:
+def budget_figure(trials: Sequence[TrialResult], result: StudyResult) -> "Figure":
+    """Draw what :func:`draw_budget` writes."""
+    return figure_of(lambda figure: _paint(figure, trials, result), BUDGET_FIGURE_INCHES, PAGE_DPI)
+
+
+def _paint(figure: "Figure", trials: Sequence[TrialResult], result: StudyResult) -> None:
+    """Draw two panels; only the title before a trial has run to its budget's end."""
+    found = answer(result)
+    asked = found.title.replace(f"{result.workload} · ", "", 1)
+    title = f"{found.headline}\n{asked}"
+    figure.suptitle(title, x=0.01, ha="left", parse_math=False)
+    rows = budget_rows(trials, result)
+    if rows is None:
+        return
     left, right = figure.subplots(1, 2)
     _draw_metric(left, rows)
     _draw_rates(right, rows)
@@ -44,7 +60,6 @@ def _paint(figure: "Figure", rows: BudgetRows, title: str) -> None:
         axes.xaxis.set_major_formatter(lambda size, _: f"{size:g}")
         axes.set_xlabel("batch size B (examples per step)")
         axes.grid(color=INK, alpha=0.07, linewidth=0.6)
-    figure.suptitle(title, x=0.01, ha="left", parse_math=False)
     left.legend(fontsize=7.5, frameon=False)
 
 

@@ -26,10 +26,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bstune.core.errors import StudyError
+from bstune.report import budget_answer
 from bstune.report.answer import critical_text, device_text, expected_text, warnings
+from bstune.report.budget_answer import budget_words
 from bstune.report.schema import read_result
 from bstune.report.study_folder import StudyFolder, read_study
-from bstune.result import Gain, StudyResult
+from bstune.result import AtBudget, Gain, StudyResult
 from bstune.system.console import format_count, format_number, format_seconds, plural
 from bstune.system.files import Output
 
@@ -334,9 +336,18 @@ def compared(result: StudyResult, source: str) -> Compared:
         spend=spend,
         use=_use(result),
         gain=None if result.gain is None else result.gain.ratio,
-        gain_text=gain_text(result.gain),
+        gain_text=_gain_text(result),
         notes=tuple(_notes(result, points)),
     )
+
+
+def _gain_text(result: StudyResult) -> str:
+    if result.at_budget is None:
+        return gain_text(result.gain)
+    told = result.at_budget.gain
+    if told is None:
+        return "not known" if result.at_budget.baseline is None else "none"
+    return f"{result.metric} by {format_number(told.difference, 2)}"
 
 
 def gain_text(gain: Gain | None) -> str:
@@ -352,6 +363,8 @@ def gain_text(gain: Gain | None) -> str:
 
 def _use(result: StudyResult) -> Use | None:
     """Tell what a study says to use; None where nothing reached the target."""
+    if result.at_budget is not None:
+        return _use_at_budget(result.metric, result.at_budget)
     winner = result.winner
     if winner is None:
         return None
@@ -370,8 +383,28 @@ def _use(result: StudyResult) -> Use | None:
     )
 
 
+def _use_at_budget(metric: str, found: AtBudget) -> Use:
+    """Tell what a study of the objective loss says to use."""
+    point = found.winner
+    runs = 0 if point.fresh is None else len(point.fresh.values)
+    value = format_number(point.expected, 3)
+    return Use(
+        batch_size=point.batch_size,
+        lr=point.lr,
+        hyperparameters=point.hyperparameters,
+        seconds=None,
+        low=None,
+        high=None,
+        reached=runs,
+        runs=runs,
+        text=f"{metric} {value} after {budget_words(found)}",
+    )
+
+
 def _notes(result: StudyResult, points: Sequence[Point]) -> list[str]:
     """Return what a reader has to know of a study."""
+    if result.objective == "loss":
+        return [line for line in budget_answer.cautions(result) if line is not None]
     lines = list(warnings(result))
     if points and points[0].batch_size == points[-1].batch_size:
         lines.append("the target was reached at one batch size, so there is no curve")

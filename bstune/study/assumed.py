@@ -52,6 +52,7 @@ class Stated:
     device: str | None
     # Whether the study's seconds end it.
     is_timed: bool
+    objective: str | None = None
 
 
 @dataclass(frozen=True)
@@ -76,6 +77,11 @@ def complete(stated: Stated) -> Completed:
         ConfigError: where these do not tell, with the argument to give.
     """
     target = _target(stated.target)
+    if stated.objective == "loss" and target is not None and not target.is_open:
+        raise ConfigError(
+            f"objective='loss' seeks the best {target.metric} within a budget, and target={str(target)!r} a "
+            f"target: leave one of them out, or give target={target.metric!r}"
+        )
     needed = {
         "target": target,
         "batch_sizes": stated.batch_sizes,
@@ -143,7 +149,7 @@ def _from_project(stated: Stated, module: Module, data: Data) -> Completed:
         accelerator = "cpu" if stated.device == "cpu" else "auto"
         found = own_metric(built, project.data, project.trainer, accelerator)
         target = Target(found.name, 0.0, found.mode).never_met
-        lines.append(_line_on(found))
+        lines.append(_line_on(found, stated.objective))
     given = _given(replace(stated, trainer=project.trainer), target, sizes, reference, budget)
     return Completed(given, wall_seconds, tuple(lines))
 
@@ -197,8 +203,11 @@ class _Project:
         return _Length(MOST_EPOCHS * self.batches.examples, False, f"{MOST_EPOCHS} {epoch}")
 
 
-def _line_on(found: OwnMetric) -> str:
+def _line_on(found: OwnMetric, objective: str | None) -> str:
+    """Say which metric a study goes by, and what it is to come to."""
     others = f", not {', '.join(found.others)}" if found.others else ""
+    if objective == "loss":
+        return f"target={found.name!r}: the metric that is compared{others}, as {found.why}"
     sign = "<=" if found.mode == "min" else ">="
     return (
         f"target={found.name!r}: what your own configuration comes to, by {found.name}{others}, as "

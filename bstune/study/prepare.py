@@ -46,6 +46,7 @@ if TYPE_CHECKING:
 
     from bstune.hardware.survey import Survey
 
+FEWEST_STEPS = 10  # of a trial of the objective loss at the smallest batch size
 QUICK_SECONDS = 120.0  # of wall time, of a study with quick=true
 LEAST_SURVEYED = 100.0  # of search.wall_seconds: a shorter study has no seconds for a survey
 SURVEY_SHARE = (
@@ -251,7 +252,7 @@ def prepare(
     is_for_target = options.search.objective != "loss"
     if is_for_target and protocol.target.is_open and baseline is None:
         raise ConfigError(NO_OWN_RUN.format(because=_why_no_own_run(options, trial, notes)))
-    return PreparedStudy(
+    prepared_study = PreparedStudy(
         options=options,
         recipe=recipe,
         budget=budget,
@@ -267,6 +268,28 @@ def prepare(
         notes=notes,
         elapsed=elapsed,
         baseline=baseline,
+    )
+    if not is_for_target and trial is None:
+        _check_budget(prepared_study)
+    return prepared_study
+
+
+def _check_budget(prepared: PreparedStudy) -> None:
+    """Refuse a budget of the objective loss in which the smallest batch size takes hardly a step."""
+    smallest = prepared.space.low
+    steps = prepared.last_step(smallest)
+    if steps >= FEWEST_STEPS:
+        return
+    budget = prepared.options.budget
+    if budget.seconds is not None:
+        least = f"budget.seconds={FEWEST_STEPS * prepared.backend.step_time(smallest):.3g}"
+    elif budget.examples > 1:
+        least = f"budget.examples={FEWEST_STEPS * smallest}"
+    else:
+        least = f"budget.steps={FEWEST_STEPS}"
+    raise ConfigError(
+        f"a trial at the smallest batch size, {smallest}, ends after {plural(steps, 'step')}, which tells "
+        f"nothing: give {least} at least"
     )
 
 

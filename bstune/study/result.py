@@ -20,6 +20,7 @@ from bstune.core.records import TrialResult
 from bstune.options import StudyOptions
 from bstune.recipe import Recipe
 from bstune.report.answer import answer, block, unreached_advice
+from bstune.report.budget_figure import budget_figure
 from bstune.report.figure import curve_figure
 from bstune.report.page import write_page
 from bstune.report.study_folder import read_study
@@ -130,6 +131,8 @@ class Result:
 
     def plot(self) -> "Figure":
         """Return ``curve.png`` as a matplotlib figure, which a notebook shows."""
+        if self.summary.objective == "loss":
+            return budget_figure(self.records, self.summary)
         return curve_figure(self.records, self.summary)
 
     def report(self, path: str | Path) -> Path:

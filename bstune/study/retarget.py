@@ -19,20 +19,24 @@ from bstune.report.page import write_page
 from bstune.report.study_folder import StudyFiles, StudyFolder, read_curve, read_files, read_study
 from bstune.result import CriticalAtTarget, StudyResult
 from bstune.search.acquisition import best_learning_rate, steps_band
+from bstune.search.fixed_budget import shortened
 from bstune.search.observations import Posterior
 from bstune.study.analysis.analyse import analyse
+from bstune.study.analysis.at_budget import analyse_at_budget
 from bstune.study.analysis.critical import INTERVAL, at_target_value, passing, too_few_passed
 from bstune.study.analysis.model import REPORT_PARTICLES, study_posterior
-from bstune.study.analysis.summary import OverTarget, summarize
+from bstune.study.analysis.summary import Analysis, OverTarget, summarize
+from bstune.study.baseline import baseline_of
 from bstune.study.folder_config import options_of_folder
 from bstune.study.prepare import PreparedStudy, search_budget
-from bstune.study.report import asked_of, show
+from bstune.study.report import NO_TARGET, asked_of, show
 from bstune.system.console import format_count, format_number, format_seconds, plain_console
 from bstune.system.files import Output
 from bstune.system.terminal import ArgumentParser
 from bstune.trial.backend import Timed, TrialBackend, make_protocol, make_space
 from bstune.trial.replay import ReplayBackend
 
+BUDGET = "budget.seconds="
 LADDER = 33  # batch sizes among which extrapolation seeks the best
 # By how much the steps were too low, at the place of least time: 1.9 for fashion_mlp from 0.16 to 0.14, 3.5
 # for cifar_mlp from 0.6 to 0.55, against a study of the harder target.
@@ -50,7 +54,11 @@ def main(arguments: list[str]) -> str:
         "study", type=Path, metavar="STUDY", help="its output folder, such as outputs/digits"
     )
     parser.add_argument(
-        "target", nargs="?", metavar="target=VALUE", help="another goal of the study's metric"
+        "target",
+        nargs="?",
+        metavar="target=VALUE",
+        help="another goal of the study's metric; of search.objective=loss budget.seconds=SECONDS, a "
+        "shorter budget",
     )
     parser.add_argument(
         "--trust",
@@ -58,7 +66,10 @@ def main(arguments: list[str]) -> str:
         help="call what the folder's config names: a scaling rule or a sampler of your own",
     )
     options = parser.parse_intermixed_args(arguments)
-    goal = None if options.target is None else _goal(options.target)
+    asked = options.target
+    if asked is not None and asked.startswith(BUDGET):
+        return _at_shorter_budget(options.study, asked, options.trust)
+    goal = None if asked is None else _goal(asked)
     study, page = _study(options.study, goal, options.trust)
     write_page(study, page)
     console = plain_console()
@@ -68,6 +79,61 @@ def main(arguments: list[str]) -> str:
         console.print(note, soft_wrap=True, highlight=False, markup=False)
     show(answer(study.result), console, [("page", (shlex.quote(str(page)),))])
     return study.result.to_json()
+
+
+def _at_shorter_budget(path: Path, argument: str, trust: bool) -> str:
+    """Print what a study's trials say of a shorter budget, write its page and give its JSON."""
+    try:
+        seconds = float(argument.removeprefix(BUDGET))
+    except ValueError:
+        seconds = math.nan
+    if not seconds > 0.0 or not math.isfinite(seconds):
+        raise ConfigError(f"{BUDGET}SECONDS must be a positive number, but got {argument}")
+    files = _output_of(path)
+    study = within_seconds(files, seconds, trust)
+    page = files.root / f"report-{seconds:g}s.html"
+    write_page(study, page)
+    console = plain_console()
+    for note in study.files.notes:
+        console.print(note, soft_wrap=True, highlight=False, markup=False)
+    show(answer(study.result), console, [("page", (shlex.quote(str(page)),))])
+    return study.result.to_json()
+
+
+def within_seconds(files: Output, seconds: float | None, trust: bool = False) -> StudyFolder:
+    """Give a study of the objective loss as if its budget had been shorter; None: its own.
+
+    StudyError where its objective is another one, its budget is not of seconds, or is shorter.
+    """
+    found = read_files(files)
+    if not found.trials or found.config is None:
+        raise StudyError(
+            f"{files.root} does not tell what its trials were: {'; '.join(found.notes)}"
+        )
+    prepared, _ = _prepared(files, found, None, trust)
+    own = prepared.options.budget.seconds
+    if prepared.budget.objective != "loss":
+        raise StudyError(
+            f"{files.root} is a study of search.objective={prepared.budget.objective}, which has no "
+            f"budget of seconds: {BUDGET}SECONDS is of search.objective=loss"
+        )
+    trials = list(found.trials)
+    if seconds is not None:
+        if own is None or seconds > own:
+            has = "no budget of seconds" if own is None else f"a budget of {own:g} s"
+            raise StudyError(
+                f"{files.root} has {has}, which tells nothing of {seconds:g} s: run that, "
+                f"search.objective=loss budget.seconds={seconds:g}"
+            )
+        longer = prepared.last_step
+        trials = shortened(trials, lambda size: float(longer(size)), seconds / own)
+        options = with_option(prepared.options, "budget.seconds", seconds)
+        prepared = replace(prepared, options=options)
+    baseline, _ = baseline_of(prepared.options, prepared.space, None)
+    prepared = replace(prepared, baseline=baseline)
+    analysis = Analysis(fit=NO_TARGET, at_budget=analyse_at_budget(prepared, trials))
+    result = summarize(trials, asked_of(prepared, None), analysis, notes=prepared.caveats)
+    return StudyFolder(result, replace(found, trials=tuple(trials), best=None))
 
 
 def _goal(argument: str) -> float:
@@ -142,6 +208,13 @@ def at_target(files: Output, goal: float | None, trust: bool = False) -> StudyFo
         prepared, own = _prepared(files, found, goal, trust)
     except (ConfigError, TableError) as error:
         raise StudyError(f"{files.config}: {error}") from error
+    if prepared.budget.objective == "loss":
+        if goal is not None:
+            raise StudyError(
+                f"{files.root} is a study of search.objective=loss, which has no target: "
+                f"{BUDGET}SECONDS answers for a shorter budget"
+            )
+        return within_seconds(files, None, trust)
     target = prepared.protocol.target
     notes = list[str]()
     if target != own and prepared.backend.horizon:

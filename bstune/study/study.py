@@ -82,7 +82,8 @@ class Study:
         tunable: further hyper-parameters to search, by name: ``(low, high)``, or a dict of ``low``, ``high``, ``log``,
             ``integer`` and ``complement`` (1 - value is searched).
         name: of the study: one of the same name is continued; None: the module's class.
-        objective: ``time``, ``steps``, ``both`` or ``curve``.
+        objective: ``time``, ``steps``, ``both`` or ``curve``; or ``loss``, the best metric within a
+            budget, such as ``options=["budget.seconds=300"]``, without a target's value.
         trials: of the whole search; a stopped one that is continued counts once.
         seconds: of training, over the whole search.
         wall_seconds: of wall time, over all calls, each from its start to its report.
@@ -157,6 +158,7 @@ class Study:
             tunable=tunable,
             seed=seed,
             device=device,
+            objective=objective,
             is_timed=seconds is not None or wall_seconds is not None or are_timed(options),
         )
         self.arguments = None

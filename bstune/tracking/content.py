@@ -14,7 +14,8 @@ from mlflow.entities import Dataset, DatasetInput, InputTag, Metric
 from bstune.core.noise_scale import moving_estimate
 from bstune.core.records import TrialResult
 from bstune.options import TrainedWorkload, option_at
-from bstune.result import CurvePoint, StudyResult
+from bstune.result import AtBudget, CurvePoint, StudyResult
+from bstune.study.at_budget import question_of
 from bstune.study.prepare import PreparedStudy
 from bstune.system.console import format_count, format_number
 from bstune.system.secrets import redact_values
@@ -64,6 +65,8 @@ _POINTS: Mapping[str, Callable[[CurvePoint], float | None]] = {
 def study_name(prepared: PreparedStudy) -> str:
     """Return ``digits · cpu · val/loss<=0.1``."""
     target = str(prepared.protocol.target).replace(" ", "")
+    if prepared.budget.objective == "loss":
+        target = question_of(prepared.options)
     return cut(f"{prepared.options.study} · {prepared.backend.device} · {target}", KEY_LENGTH)
 
 
@@ -74,7 +77,9 @@ def study_params(prepared: PreparedStudy, commit: str | None) -> dict[str, str]:
     for name in ("scaling", "sampler"):
         if name in values:
             values[name] = str(values[name]).rpartition(".")[2]
-    values |= {"target": str(prepared.protocol.target), "device": prepared.backend.device}
+    is_for_loss = prepared.budget.objective == "loss"
+    target = question_of(prepared.options) if is_for_loss else str(prepared.protocol.target)
+    values |= {"target": target, "device": prepared.backend.device}
     values |= {} if commit is None else {"git_commit": commit}
     return {name: cut(str(value), PARAM_LENGTH) for name, value in values.items()}
 
@@ -108,11 +113,29 @@ def study_values(result: StudyResult) -> list[Value]:
         named["best/reached_of_n"] = None if fresh is None else fresh.reached / fresh.runs
         for metric, value in result.test.get(result.use, {}).items():
             named[f"test/{metric.removeprefix('test/')}"] = value
+    if result.at_budget is not None:
+        named |= _named_at_budget(result.at_budget)
     values = list[Value]()
     for name, number in named.items():
         # Six digits, as columns show all that there are.
         values.append((name, 0, None if number is None else float(f"{number:.6g}")))
     return [*values, *_curves(result)]
+
+
+def _named_at_budget(found: AtBudget) -> dict[str, float | None]:
+    """Give the metrics of a study of the objective loss."""
+    named: dict[str, float | None] = {
+        "best/batch_size": found.winner.batch_size,
+        "best/lr": found.winner.lr,
+        "best/steps": found.winner.steps,
+        "best/metric": found.winner.expected,
+    }
+    if found.gain is not None:
+        named["gain/metric"] = found.gain.difference
+        named["gain/metric_low"] = found.gain.low
+        named["gain/metric_high"] = found.gain.high
+        named["gain/share"] = found.gain.share
+    return named
 
 
 def _curves(result: StudyResult) -> Iterator[Value]:
@@ -125,6 +148,9 @@ def _curves(result: StudyResult) -> Iterator[Value]:
                 lowest[point.batch_size] = value
         for batch_size in sorted(lowest):
             yield f"curve/{name}", batch_size, lowest[batch_size]
+    if result.at_budget is not None:
+        for one in result.at_budget.curve:
+            yield "curve/metric_at_budget", one.batch_size, one.value
     fitted = result.curve
     if fitted is None:
         return

@@ -26,7 +26,7 @@ from bstune.trial.trainer import listed, make_trainer
 # Epochs after which a trial gives up, where the study's time is what limits it.
 MOST_EPOCHS = 100
 # Options that end a study by its seconds.
-TIMED = ("search.seconds=", "search.wall_seconds=", "quick=true")
+TIMED = ("search.seconds=", "search.wall_seconds=", "quick=true", "budget.seconds=")
 # Batches on which a module shows which metrics it logs.
 VALIDATED_BATCHES = 2
 

@@ -323,7 +323,8 @@ def _outcome(
 ) -> Outcome:
     """Return the outcome of a course over a horizon: its history ends where the target is met."""
     sign = 1.0 if target.mode == "min" else -1.0
-    goal = math.log(target.value)
+    # A goal that is not known yet is met by nothing.
+    goal = -sign * math.inf if target.is_open else math.log(target.value)
     course: dict[int, float] = {}
     for log_share, value in zip(log_shares, log_best, strict=True):
         # Of evaluations that fall together the last stays.

@@ -157,6 +157,8 @@ def _gain(
     of_baseline = {run.seed: run for run in runs.again}
     pairs = [(run, of_baseline[run.seed]) for run in own if run.seed in of_baseline]
     differences = list[float]()
+    # On a recorded table a fresh seed may be the same run again.
+    histories = {(run.history, beside.history) for run, beside in pairs}
     for run, beside in pairs:
         mine, theirs = best_value(run, mode), best_value(beside, mode)
         if mine is not None and theirs is not None:
@@ -164,8 +166,10 @@ def _gain(
     low: float | None = None
     high: float | None = None
     difference = worse * (baseline.expected - winner.expected)
-    if len(differences) > 1:
-        difference, half = _mean_and_half(differences)
+    if differences:
+        difference = fmean(differences)
+    if len(differences) > 1 and len(histories) > 1:
+        _, half = _mean_and_half(differences)
         low, high = difference - half, difference + half
     winners = [run for run, _ in pairs] or [best]
     baselines = [beside for _, beside in pairs] or [runs.first]

@@ -1,0 +1,339 @@
+"""search.objective=loss: which runs are due, what the answer says, and whole studies on recorded runs."""
+
+import json
+from dataclasses import replace
+
+import optuna
+import pytest
+from builders import result_of
+from toolbox import make_result, table_rows, trials_of, write_rows
+
+import bstune
+from bstune.core.errors import ConfigError
+from bstune.report import budget_answer
+from bstune.report.answer import answer
+from bstune.report.budget_rows import budget_rows
+from bstune.result import (
+    AsGoodAtBudget,
+    AtBudget,
+    FreshValues,
+    GainAtBudget,
+    PointAtBudget,
+    SizeAtBudget,
+)
+from bstune.study.analysis.at_budget import _mean_and_half, best_value
+from bstune.study.at_budget import due_run, is_full
+from bstune.study.baseline import BaselineRuns
+from bstune.study.plan import FIRST_REPLICATE
+
+LOSS = ("workload=replay", "workload.table=t.jsonl", "workload.name=replay", "study=loss")
+LOSS += ("mlflow.enabled=false", "scaling.batch_size=32", "search.objective=loss")
+SECONDS = (*LOSS, "budget.seconds=2")
+
+
+def run(number, steps=100, value=0.3, **changes):
+    """Return a trial that ended at its budget, after 100 steps."""
+    values = {"trial_index": number, "status": "stopped", "steps": steps, "steps_low": steps}
+    history = ((steps // 2, value + 0.1), (steps, value))
+    return make_result(number=number, history=history, **{**values, **changes})
+
+
+def again(number, of, seed, replicate=0, value=0.3):
+    """Return a run of a trial on a fresh seed."""
+    index = FIRST_REPLICATE * (1 + replicate) + of
+    return run(number, replicate_of=of, seed=seed, trial_index=index, value=value)
+
+
+@pytest.mark.parametrize(
+    ("trial", "full"),
+    [
+        (run(0), True),
+        (run(0, steps=101), True),
+        (run(0, steps=99), False),
+        (run(0, status="diverged"), False),
+        (run(0, status="failed"), False),
+        (replace(run(0), history=((100, None),)), False),
+    ],
+)
+def test_a_full_trial_ran_to_its_budget_and_has_a_metric(trial, full):
+    assert is_full(trial, lambda batch_size: 100) is full
+
+
+BASELINE = BaselineRuns(run(0, batch_size=64, lr=0.1))
+BEST = run(1, batch_size=16, lr=0.01)
+
+
+@pytest.mark.parametrize(
+    ("trials", "runs", "due"),
+    [
+        ([BEST], BASELINE, (1, 0, None)),
+        ([BEST, again(2, 1, 70)], BASELINE, (1, 1, None)),
+        # All of the winner's have run: the baseline runs on their seeds.
+        ([BEST, again(2, 1, 70), again(3, 1, 71)], BASELINE, (0, 0, 70)),
+        (
+            [BEST, again(2, 1, 70), again(3, 1, 71)],
+            replace(BASELINE, again=(again(4, 0, 70),)),
+            (0, 1, 71),
+        ),
+        (
+            [BEST, again(2, 1, 70), again(3, 1, 71)],
+            replace(BASELINE, again=(again(4, 0, 70), again(5, 0, 71))),
+            None,
+        ),
+        # Where the winner is the baseline's own point, it has run already.
+        ([BEST, again(2, 1, 70), again(3, 1, 71)], BaselineRuns(BEST), None),
+        (
+            [BEST, again(2, 1, 70), again(3, 1, 71)],
+            BaselineRuns(run(0, batch_size=64, lr=0.1, status="diverged")),
+            None,
+        ),
+        ([BEST, again(2, 1, 70), again(3, 1, 71)], None, None),
+    ],
+)
+def test_which_run_on_a_fresh_seed_is_due(trials, runs, due):
+    found = due_run(trials, BEST, runs, replicates=2, candidates=3)
+    told = None
+    if found is not None:
+        seed = None if found.seed_of is None else found.seed_of.seed
+        told = (found.trial.number, found.replicate, seed)
+    assert told == due
+
+
+def test_a_run_on_a_fresh_seed_stands_for_its_point():
+    trials = [BEST, again(2, 1, 70)]
+    assert due_run(trials, trials[1], None, 2, 3).trial.number == 1
+
+
+def test_no_more_points_than_candidates_run_again():
+    others = [run(10 + i, batch_size=2**i) for i in range(3)]
+    begun = [again(20 + i, one.number, 80 + i) for i, one in enumerate(others)]
+    assert due_run([BEST, *others, *begun], BEST, None, 2, candidates=4) is not None
+    assert due_run([BEST, *others, *begun], BEST, None, 2, candidates=3) is None
+    assert due_run([BEST], BEST, None, 0, candidates=3) is None
+
+
+def test_the_interval_of_a_mean_is_students():
+    # t of 95% at 2 degrees of freedom is 2.919986; the standard error of 1, 2, 3 is 1/sqrt(3).
+    mean, half = _mean_and_half([1.0, 2.0, 3.0])
+    assert (mean, half) == pytest.approx((2.0, 2.919986 / 3**0.5), rel=1e-6)
+    assert _mean_and_half([5.0]) == (5.0, 0.0)
+
+
+@pytest.mark.parametrize(("mode", "best"), [("min", 0.3), ("max", 0.4)])
+def test_the_best_value_counts(mode, best):
+    assert best_value(run(0), mode) == pytest.approx(best)
+    assert best_value(replace(run(0), history=((0, 1.0), (5, None))), mode) is None
+
+
+def point(batch_size, value, values=None, number=0):
+    fresh = None
+    if values is not None:
+        mean = sum(values) / len(values)
+        fresh = FreshValues(
+            seeds=tuple(range(len(values))),
+            values=values,
+            mean=mean,
+            low=min(values),
+            high=max(values),
+            level=0.9,
+        )
+    return PointAtBudget(
+        number=number,
+        seed=0,
+        batch_size=batch_size,
+        lr=0.1,
+        hyperparameters={},
+        horizon=None,
+        steps=100,
+        value=value,
+        predicted=value + 0.01,
+        fresh=fresh,
+    )
+
+
+def found_of(**changes):
+    values = {
+        "seconds": 60.0,
+        "examples": None,
+        "steps": None,
+        "winner": point(128, 0.28, (0.29, 0.3, 0.31), number=1),
+        "baseline": point(64, 0.4, (0.41, 0.42, 0.43)),
+        "gain": GainAtBudget(difference=0.12, low=0.1, high=0.14, level=0.9, seeds=3, share=0.41),
+        "as_good": AsGoodAtBudget(
+            low=64, high=256, lr_low=0.1, lr_high=0.2, is_low_open=False, is_high_open=True
+        ),
+        "curve": tuple(
+            SizeAtBudget(batch_size=size, value=value, low=value - 0.01, high=value + 0.01, lr=0.1)
+            for size, value in ((32, 0.5), (64, 0.4), (128, 0.3), (256, 0.31))
+        ),
+        "growth": None,
+        "gain_left": 0.0,
+    }
+    return AtBudget(**{**values, **changes})
+
+
+def told(found):
+    return result_of([run(0, batch_size=64)], objective="loss", at_budget=found)
+
+
+@pytest.mark.parametrize(
+    ("changes", "texts"),
+    [
+        ({}, ("0.12 lower than your batch size 64", "has that 0.42 after 41% of the budget")),
+        ({"gain": None}, ("none: your batch size 64",)),
+        ({"baseline": None, "gain": None}, ("did not run to its budget's end",)),
+        (
+            {
+                "gain": GainAtBudget(
+                    difference=0.02, low=-0.1, high=0.14, level=0.9, seeds=3, share=0.9
+                )
+            },
+            ("not shown to be better", "keep what you have"),
+        ),
+    ],
+)
+def test_the_gain_is_said_where_it_is_shown(changes, texts):
+    said = " ".join(budget_answer.gain(told(found_of(**changes))))
+    for text in texts:
+        assert text in said
+
+
+def test_the_metric_to_expect_is_that_of_fresh_seeds_then_the_predicted_one():
+    assert point(64, 0.3, (0.4, 0.5)).expected == pytest.approx(0.45)
+    assert point(64, 0.3).expected == pytest.approx(0.31)
+
+
+def test_an_answer_of_the_budget_has_lines_of_its_own():
+    labels = [label for label, _ in answer(told(found_of())).lines]
+    assert labels == ["USE", "GAIN", "AS GOOD"]
+    cautions = list(budget_answer.cautions(told(found_of(gain_left=0.01))))
+    assert len(cautions) == 1
+    nothing = answer(result_of([run(0)], objective="loss", at_budget=None))
+    assert dict(nothing.lines)["USE"] == (
+        "nothing yet: no trial has run to its budget's end with a metric",
+    )
+
+
+def test_the_picture_shows_trials_that_ran_to_the_end_of_the_budget():
+    found = found_of(seconds=None, steps=100)
+    trials = [run(0, batch_size=64), run(1, steps=40, batch_size=32), run(2, status="diverged")]
+    rows = budget_rows(trials, told(found))
+    assert [dot.batch_size for dot in rows.dots] == [64]
+    assert rows.use.value == pytest.approx(0.3)
+    low, high = rows.shown
+    assert low < 0.3 < high
+    assert budget_rows(trials, told(None)) is None
+
+
+@pytest.fixture
+def table(tmp_path):
+    write_rows(tmp_path / "t.jsonl", table_rows())
+
+
+def test_a_study_finds_the_best_metric_within_a_budget(bstune, tmp_path, table):
+    status, _, err = bstune(*SECONDS, "search.trials=20")
+    assert (status, err) == (0, "")
+    folder = tmp_path / "outputs" / "loss"
+    trials = trials_of(folder)
+    found = json.loads((folder / "curve.json").read_text())
+    at_budget = found["at_budget"]
+    first = trials[0]
+    # tau(B) = 0.01 + 0.0001 B seconds: trial 0, of B = 32, ends after 2 s.
+    assert (first.batch_size, first.steps) == (32, int(2 / 0.0132))
+    full = [trial for trial in trials if trial.steps * trial.seconds_per_step > 1.9]
+    values = [value for trial in full for _, value in trial.history]
+    assert at_budget["winner"]["value"] <= min(values) + 0.01
+    assert at_budget["winner"]["value"] <= at_budget["baseline"]["value"]
+    assert max(trial.steps * trial.seconds_per_step for trial in trials) <= 2.0 + 1e-9
+    assert found["target_value"] is None
+    assert found["use"] is None
+    assert found["confirmed"]
+    assert found["statuses"]["reached"] == 0
+    for name in ("curve.png", "curve.svg", "report.html"):
+        assert (folder / name).stat().st_size > 0
+    stored = optuna.load_study(study_name="loss", storage="sqlite:///bstune.db")
+    best = min(value for _, value in first.history)
+    assert stored.trials[0].value == pytest.approx(best, abs=0.02)
+    # The trials waited for a decision on their way.
+    assert any(trial.resumed_from is not None for trial in trials)
+
+
+def test_a_study_goes_on_and_its_budget_is_its_question(bstune, tmp_path, table):
+    bstune(*SECONDS, "search.trials=6")
+    before = trials_of(tmp_path / "outputs" / "loss")
+    status, _, err = bstune(*SECONDS, "search.trials=9")
+    assert (status, err) == (0, "")
+    after = trials_of(tmp_path / "outputs" / "loss")
+    assert after[: len(before)] == before
+    assert len(after) > len(before)
+    status, _, err = bstune(*LOSS, "budget.seconds=3")
+    assert status == 2
+    assert "budget.seconds: was 2.0, now 3.0" in err
+
+
+@pytest.mark.parametrize(
+    ("budget", "steps"),
+    [
+        (("budget.examples=3200",), 100),
+        (("budget.steps=70", "budget.examples=1"), 70),
+        (("budget.seconds=1.32", "budget.examples=3200"), 100),
+    ],
+)
+def test_one_of_three_budgets_counts(bstune, tmp_path, table, budget, steps):
+    status, _, err = bstune(*LOSS, *budget, "search.trials=2", "search.replicates=0")
+    assert (status, err) == (0, "")
+    assert trials_of(tmp_path / "outputs" / "loss")[0].steps == steps
+
+
+def test_the_same_runs_answer_for_a_shorter_budget(bstune, tmp_path, table):
+    bstune(*SECONDS, "search.trials=12")
+    status, printed, err = bstune("report", "outputs/loss", "budget.seconds=1")
+    assert (status, err) == (0, "")
+    assert "within 1.00 s of training" in printed
+    assert (tmp_path / "outputs/loss/report-1s.html").exists()
+    status, _, err = bstune("report", "outputs/loss", "budget.seconds=3")
+    assert (status, "tells nothing of 3 s" in err) == (1, True)
+    status, _, err = bstune("report", "outputs/loss", "target=0.2")
+    assert (status, "which has no target" in err) == (1, True)
+    status, _, err = bstune("report", "outputs/loss", "budget.seconds=-1")
+    assert (status, "must be a positive number" in err) == (2, True)
+
+
+def test_studies_of_a_budget_are_compared(bstune, tmp_path, table):
+    bstune(*SECONDS, "search.trials=4")
+    bstune(*LOSS, "budget.seconds=1", "search.trials=4", "study=shorter")
+    status, printed, err = bstune("compare", "outputs/loss", "outputs/shorter")
+    assert (status, err) == (0, "")
+    assert printed.count("use B = ") == 2
+
+
+@pytest.mark.parametrize("sampler", ["tpe", "random"])
+def test_optunas_samplers_run_each_trial_to_its_budget(bstune, tmp_path, table, sampler):
+    status, _, err = bstune(*SECONDS, f"sampler={sampler}", "search.trials=5")
+    assert (status, err) == (0, "")
+    for trial in trials_of(tmp_path / "outputs" / "loss"):
+        if trial.status == "stopped":
+            assert trial.steps == int(2 / trial.seconds_per_step + 1e-9)
+
+
+@pytest.mark.parametrize(
+    ("options", "problem"),
+    [
+        ((*SECONDS, "target=0.2"), "leave one of them out"),
+        ((*SECONDS, "search.objective=time"), "budget.seconds=2 is of search.objective=loss"),
+        ((*LOSS, "budget.seconds=0.01"), "give budget.seconds=0.108 at least"),
+        ((*LOSS, "budget.examples=40"), "give budget.examples=80 at least"),
+        ((*LOSS, "budget.examples=1", "budget.steps=3"), "give budget.steps=10 at least"),
+        ((*LOSS, "budget.seconds=0"), "budget.seconds must be at least 1e-06"),
+    ],
+)
+def test_budgets_that_tell_nothing_are_refused(bstune, tmp_path, table, options, problem):
+    status, _, err = bstune(*options)
+    assert status == 2
+    assert problem in err
+    assert not (tmp_path / "outputs").exists()
+
+
+def test_a_target_and_a_budget_do_not_go_together_in_python():
+    with pytest.raises(ConfigError, match="leave one of them out"):
+        bstune.Study(objective="loss", target="val_loss<=0.1")
