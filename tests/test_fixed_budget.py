@@ -352,13 +352,17 @@ def test_a_new_trial_waits_at_the_first_share():
     assert chosen.max_steps == math.ceil(POLICY.loss_first_share * LAST)
 
 
-def test_one_that_the_law_is_surer_of_than_its_first_share_runs_to_the_end():
+@pytest.mark.parametrize(
+    ("early", "sure", "share"),
+    [(0.0, 50.0, 1.0), (0.0, 0.0, 0.125), (20.0, 50.0, 0.125)],
+    ids=["sure", "unsure", "early"],
+)
+def test_one_that_the_law_is_surer_of_than_its_first_share_runs_to_the_end(early, sure, share):
+    policy = replace(POLICY, loss_fresh_after=1e6, loss_early=early, loss_sure=sure)
     posterior = read([trial(i, power(1.0 + 0.1 * i), 2**i) for i in range(3, 13)])
-    policy = replace(POLICY, loss_fresh_after=1e6)
-    sure, unsure = replace(policy, loss_sure=0.9), replace(policy, loss_sure=0.05)
+    assert posterior.spent == 10.0
     for seed in range(5):
-        assert suggested(posterior, policy=sure, seed=seed).max_steps == LAST
-        assert suggested(posterior, policy=unsure, seed=seed).max_steps == 1250
+        assert suggested(posterior, policy=policy, seed=seed).max_steps == share * LAST
 
 
 @pytest.mark.parametrize(("first", "expected"), [(100, 1250), (3000, 3000), (LAST, LAST)])
