@@ -634,6 +634,38 @@ def test_what_is_found_of_a_law():
     assert found.growth.low <= found.growth.exponent <= found.growth.high
 
 
+def test_a_further_hyperparameter_is_tuned_with_the_others():
+    """The metric takes e^(4 (momentum - 0.8)^2) times the steps."""
+    space = {
+        "batch_size": IntDistribution(LOW, HIGH, log=True),
+        "lr": FloatDistribution(LR_LOW, LR_HIGH, log=True),
+        "momentum": FloatDistribution(0.0, 1.0),
+    }
+    sampler = FrontierSampler(
+        objective="loss", budget=lambda size: 1000.0, search_space=space, policy=POLICY, seed=0
+    )
+    study = optuna.create_study(sampler=sampler)
+    for _ in range(40):
+        asked = study.ask(space)
+        size, lr, momentum = (asked.params[name] for name in ("batch_size", "lr", "momentum"))
+        steps = LAW.steps(size, lr)
+        assert sampler.max_steps(asked.number) == 1000
+        if steps is None:
+            asked.set_user_attr("status", "diverged")
+            study.tell(asked, state=TrialState.PRUNED)
+            continue
+        metric = power(steps / 300.0 * math.exp(4.0 * (momentum - 0.8) ** 2))
+        for step, value in history(metric, 1000):
+            asked.report(value, step)
+        study.tell(asked, metric(1.0))
+    winner = study.trials[sampler.recommended(study)]
+    assert winner.params["momentum"] == pytest.approx(0.8, abs=0.25)
+    found = findings(study, particles=100)
+    assert found.ranked[0].batch_size > 256
+    assert found.as_good.high_open
+    assert 0.0 <= found.gain_left <= found.gain_left_at_most
+
+
 def test_nothing_is_found_before_a_trial_is_full():
     assert findings_of({1.0: read([trial(0, power(1.0), share=0.5)])}) is None
 
