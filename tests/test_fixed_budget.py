@@ -1,4 +1,4 @@
-"""The best metric within a budget: the ruler, what is read of trials, decisions, findings, and whole searches."""
+"""The best metric within a budget: the ruler, what is read of trials, decisions and findings."""
 
 import math
 from dataclasses import replace
@@ -15,14 +15,19 @@ from bstune.core.errors import ConfigError
 from bstune.core.records import Target, TrialResult
 from bstune.search.acquisition import Domain
 from bstune.search.budget_decision import first_steps, fresh_seed_due, suggest_within_budget
-from bstune.search.budget_findings import BUDGET_SHARES, findings_of, share_to_match
+from bstune.search.budget_findings import (
+    BUDGET_SHARES,
+    findings_of,
+    share_to_match,
+    size_growth,
+)
 from bstune.search.fixed_budget import (
     infer_at_budget,
     last_step_of,
     rank_full_trials,
     shortened,
 )
-from bstune.search.posterior import LEVEL, make_prior
+from bstune.search.posterior import B_CRIT, B_OPT, LEVEL, make_prior
 from bstune.search.ruler import RunningBest, Scale, make_ruler, running_best, scale_of
 from bstune.search.sampler import RESUMED_FROM, FrontierSampler, default_policy
 
@@ -237,7 +242,7 @@ def test_a_monotone_transform_of_the_metric_changes_hardly_anything(name):
 
 
 def test_beyond_its_best_the_ruler_goes_by_the_slope_of_any_metric():
-    """A loss below zero, 0.2 ahead on its own scale: dm/dlog s is the slope of s^-0.3 at the end."""
+    """A loss below zero, ahead on its own scale: dm/dlog s is the slope of s^-0.3 at the end."""
     ahead = trial(1, power(1.0), share=0.9, history=((9000, 0.98 - 5.0),))
     shifted = [trial(0, lambda s: power(1.0)(s) - 5.0), ahead]
     posterior = read(shifted, ideal=None)
@@ -457,6 +462,39 @@ def test_when_the_winner_has_what_the_baseline_ends_with():
     assert share_to_match([at_once], [baseline]) == pytest.approx(0.25)
 
 
+def certain(share):
+    """Return a posterior without doubt: S = 1 + B_crit/B, tau = 1 + B/128.
+
+    B_crit is 1024 times the share. S(B) tau(B) is least at B = sqrt(128 B_crit).
+    """
+    posterior = read([trial(0, power(1.0))])
+    theta = np.repeat(posterior.prior.mean[None], 5, axis=0)
+    theta[:, B_CRIT] = math.log(1024.0 * share) - posterior.prior.log_mid * math.log(2.0)
+    theta[:, B_OPT] = -30.0
+    return replace(
+        posterior, theta=theta, budget=lambda batch_size: share * 1e6 / (1.0 + batch_size / 128.0)
+    )
+
+
+def test_how_the_best_batch_size_grows_with_the_budget():
+    growth = size_growth({share: certain(share) for share in BUDGET_SHARES})
+    assert growth.exponent == pytest.approx(0.5, abs=0.02)
+    assert (growth.low, growth.high) == pytest.approx((growth.exponent, growth.exponent))
+    expected = [math.sqrt(128.0 * 1024.0 * share) for share in BUDGET_SHARES]
+    assert [one.batch_size for one in growth.best_sizes] == pytest.approx(expected, rel=0.04)
+    assert not any(one.at_end for one in growth.best_sizes)
+    assert size_growth({1.0: certain(1.0)}) is None
+
+
+def test_a_best_batch_size_at_the_end_of_those_searched_is_said():
+    growth = size_growth({share: certain(1e6) for share in (1.0, 0.5)})
+    assert [one.at_end for one in growth.best_sizes] == [True, True]
+    found = findings_of({1.0: certain(1e6)})
+    assert (found.as_good.high, found.as_good.high_open) == (HIGH, True)
+    assert not found.as_good.low_open
+    assert found.growth is None
+
+
 # Whole searches on laws
 
 
@@ -466,7 +504,10 @@ def seconds_of(law, factor):
 
 
 class Workload:
-    """A law's trials with a budget of seconds: error f + (0.9 - f) (1 + step/s_0)^-0.7, 0.1 after S steps."""
+    """A law's trials with a budget of seconds.
+
+    The error is f + (0.9 - f) (1 + step/s_0)^-0.7, 0.1 after S steps.
+    """
 
     def __init__(self, law, seconds, floor=0.0):
         self.law, self.seconds, self.floor = law, seconds, floor

@@ -3,8 +3,8 @@
 Until a few full trials' cost is spent, the trial of the largest expected improvement over the best
 one for the cost still to go is run: what is cheap to finish goes first. After that it is the best
 one in one draw of the posterior (Thompson sampling), which keeps on looking elsewhere. A new trial
-runs to a share of its budget first and waits; chosen again it goes on to the budget's end, and never
-past it. Where nothing can be continued, all trials run to the end at once.
+runs to a share of its budget first and waits; chosen again it goes on to the budget's end, and
+never past it. Where nothing can be continued, all trials run to the end at once.
 
 Later on a trial runs to the end at once where the law is surer of it than its first share would be.
 

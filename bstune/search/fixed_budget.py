@@ -58,9 +58,9 @@ BOUND_SPREAD = 0.3  # in log S, of a trial that has a bound alone
 # octave of batch size, and -0.07 to 0.2 of rate; with them 2.0 as below, 2.4 without.
 SIZE_DRIFT = (-0.07, 0.07)
 RATE_DRIFT = (0.0, 0.05)
-# In log S: what the law misses at one place. After 5 full trials' cost what is recommended is 2.0 of a
-# seed's scatter above the best with 0.5, and 2.4 with the 0.1 that is used for steps to a target
-# (tests/benchmarks/bench_fixed_budget.py, five tables, 13 seeds, means).
+# In log S: what the law misses at one place. After 5 full trials' cost what is recommended is 2.0
+# of a seed's scatter above the best with 0.5, and 2.4 with the 0.1 that is used for steps to a
+# target (tests/benchmarks/bench_fixed_budget.py, five tables, 13 seeds, means).
 PLACE_MISFIT = 0.5
 DRIFT_MISREAD = 0.3  # of ``behind``, in what a full trial shows of that
 
