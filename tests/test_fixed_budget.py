@@ -1,4 +1,4 @@
-"""The best metric within a budget: the ruler, what is read of trials, decisions, findings, and whole searches."""
+"""The best metric within a budget: the ruler, what is read of trials, decisions and findings."""
 
 import math
 from dataclasses import replace
@@ -15,14 +15,19 @@ from bstune.core.errors import ConfigError
 from bstune.core.records import Target, TrialResult
 from bstune.search.acquisition import Domain
 from bstune.search.budget_decision import first_steps, fresh_seed_due, suggest_within_budget
-from bstune.search.budget_findings import BUDGET_SHARES, findings_of, share_to_match
+from bstune.search.budget_findings import (
+    BUDGET_SHARES,
+    findings_of,
+    share_to_match,
+    size_growth,
+)
 from bstune.search.fixed_budget import (
     infer_at_budget,
     last_step_of,
     rank_full_trials,
     shortened,
 )
-from bstune.search.posterior import LEVEL, make_prior
+from bstune.search.posterior import B_CRIT, B_OPT, LEVEL, make_prior
 from bstune.search.ruler import RunningBest, Scale, make_ruler, running_best, scale_of
 from bstune.search.sampler import RESUMED_FROM, FrontierSampler, default_policy
 
@@ -237,7 +242,7 @@ def test_a_monotone_transform_of_the_metric_changes_hardly_anything(name):
 
 
 def test_beyond_its_best_the_ruler_goes_by_the_slope_of_any_metric():
-    """A loss below zero, 0.2 ahead on its own scale: dm/dlog s is the slope of s^-0.3 at the end."""
+    """A loss below zero, ahead on its own scale: dm/dlog s is the slope of s^-0.3 at the end."""
     ahead = trial(1, power(1.0), share=0.9, history=((9000, 0.98 - 5.0),))
     shifted = [trial(0, lambda s: power(1.0)(s) - 5.0), ahead]
     posterior = read(shifted, ideal=None)
@@ -352,13 +357,17 @@ def test_a_new_trial_waits_at_the_first_share():
     assert chosen.max_steps == math.ceil(POLICY.loss_first_share * LAST)
 
 
-def test_one_that_the_law_is_surer_of_than_its_first_share_runs_to_the_end():
+@pytest.mark.parametrize(
+    ("early", "sure", "share"),
+    [(0.0, 50.0, 1.0), (0.0, 0.0, 0.125), (20.0, 50.0, 0.125)],
+    ids=["sure", "unsure", "early"],
+)
+def test_one_that_the_law_is_surer_of_than_its_first_share_runs_to_the_end(early, sure, share):
+    policy = replace(POLICY, loss_fresh_after=1e6, loss_early=early, loss_sure=sure)
     posterior = read([trial(i, power(1.0 + 0.1 * i), 2**i) for i in range(3, 13)])
-    policy = replace(POLICY, loss_fresh_after=1e6)
-    sure, unsure = replace(policy, loss_sure=0.9), replace(policy, loss_sure=0.05)
+    assert posterior.spent == 10.0
     for seed in range(5):
-        assert suggested(posterior, policy=sure, seed=seed).max_steps == LAST
-        assert suggested(posterior, policy=unsure, seed=seed).max_steps == 1250
+        assert suggested(posterior, policy=policy, seed=seed).max_steps == share * LAST
 
 
 @pytest.mark.parametrize(("first", "expected"), [(100, 1250), (3000, 3000), (LAST, LAST)])
@@ -397,7 +406,8 @@ def test_what_runs_now_is_not_continued_again():
     posterior = read(started(), policy=policy)
     one = next(run for run in posterior.runs if run.number == 3)
     for seed in range(10):
-        chosen = suggested(posterior, [(one.x, one.z, 3)], policy=policy, seed=seed)
+        # Told of elsewhere, so that it is its number that counts.
+        chosen = suggested(posterior, [(3.0, one.z, 3)], policy=policy, seed=seed)
         assert chosen.resumed_from != 3
 
 
@@ -452,6 +462,39 @@ def test_when_the_winner_has_what_the_baseline_ends_with():
     assert share_to_match([at_once], [baseline]) == pytest.approx(0.25)
 
 
+def certain(share):
+    """Return a posterior without doubt: S = 1 + B_crit/B, tau = 1 + B/128.
+
+    B_crit is 1024 times the share. S(B) tau(B) is least at B = sqrt(128 B_crit).
+    """
+    posterior = read([trial(0, power(1.0))])
+    theta = np.repeat(posterior.prior.mean[None], 5, axis=0)
+    theta[:, B_CRIT] = math.log(1024.0 * share) - posterior.prior.log_mid * math.log(2.0)
+    theta[:, B_OPT] = -30.0
+    return replace(
+        posterior, theta=theta, budget=lambda batch_size: share * 1e6 / (1.0 + batch_size / 128.0)
+    )
+
+
+def test_how_the_best_batch_size_grows_with_the_budget():
+    growth = size_growth({share: certain(share) for share in BUDGET_SHARES})
+    assert growth.exponent == pytest.approx(0.5, abs=0.02)
+    assert (growth.low, growth.high) == pytest.approx((growth.exponent, growth.exponent))
+    expected = [math.sqrt(128.0 * 1024.0 * share) for share in BUDGET_SHARES]
+    assert [one.batch_size for one in growth.best_sizes] == pytest.approx(expected, rel=0.04)
+    assert not any(one.at_end for one in growth.best_sizes)
+    assert size_growth({1.0: certain(1.0)}) is None
+
+
+def test_a_best_batch_size_at_the_end_of_those_searched_is_said():
+    growth = size_growth({share: certain(1e6) for share in (1.0, 0.5)})
+    assert [one.at_end for one in growth.best_sizes] == [True, True]
+    found = findings_of({1.0: certain(1e6)})
+    assert (found.as_good.high, found.as_good.high_open) == (HIGH, True)
+    assert not found.as_good.low_open
+    assert found.growth is None
+
+
 # Whole searches on laws
 
 
@@ -461,7 +504,10 @@ def seconds_of(law, factor):
 
 
 class Workload:
-    """A law's trials with a budget of seconds: error f + (0.9 - f) (1 + step/s_0)^-0.7, 0.1 after S steps."""
+    """A law's trials with a budget of seconds.
+
+    The error is f + (0.9 - f) (1 + step/s_0)^-0.7, 0.1 after S steps.
+    """
 
     def __init__(self, law, seconds, floor=0.0):
         self.law, self.seconds, self.floor = law, seconds, floor
@@ -627,6 +673,38 @@ def test_what_is_found_of_a_law():
     assert 0.0 <= found.gain_left <= found.gain_left_at_most < 0.1 * metric
     assert [size.share for size in found.growth.best_sizes] == list(BUDGET_SHARES)
     assert found.growth.low <= found.growth.exponent <= found.growth.high
+
+
+def test_a_further_hyperparameter_is_tuned_with_the_others():
+    """The metric takes e^(4 (momentum - 0.8)^2) times the steps."""
+    space = {
+        "batch_size": IntDistribution(LOW, HIGH, log=True),
+        "lr": FloatDistribution(LR_LOW, LR_HIGH, log=True),
+        "momentum": FloatDistribution(0.0, 1.0),
+    }
+    sampler = FrontierSampler(
+        objective="loss", budget=lambda size: 1000.0, search_space=space, policy=POLICY, seed=0
+    )
+    study = optuna.create_study(sampler=sampler)
+    for _ in range(40):
+        asked = study.ask(space)
+        size, lr, momentum = (asked.params[name] for name in ("batch_size", "lr", "momentum"))
+        steps = LAW.steps(size, lr)
+        assert sampler.max_steps(asked.number) == 1000
+        if steps is None:
+            asked.set_user_attr("status", "diverged")
+            study.tell(asked, state=TrialState.PRUNED)
+            continue
+        metric = power(steps / 300.0 * math.exp(4.0 * (momentum - 0.8) ** 2))
+        for step, value in history(metric, 1000):
+            asked.report(value, step)
+        study.tell(asked, metric(1.0))
+    winner = study.trials[sampler.recommended(study)]
+    assert winner.params["momentum"] == pytest.approx(0.8, abs=0.25)
+    found = findings(study, particles=100)
+    assert found.ranked[0].batch_size > 256
+    assert found.as_good.high_open
+    assert 0.0 <= found.gain_left <= found.gain_left_at_most
 
 
 def test_nothing_is_found_before_a_trial_is_full():

@@ -337,7 +337,7 @@ def test_a_space_that_it_cannot_search_is_refused(suggest, said):
 
 
 def test_other_mistakes_are_refused():
-    with pytest.raises(ConfigError, match="time, steps, both, curve, but got 'speed'"):
+    with pytest.raises(ConfigError, match="time, steps, both, curve, loss, but got 'speed'"):
         FrontierSampler(objective="speed")
     with pytest.raises(ConfigError, match="sigma must be a positive number, but got 0"):
         FrontierSampler(sigma=0)

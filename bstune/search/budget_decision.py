@@ -3,8 +3,10 @@
 Until a few full trials' cost is spent, the trial of the largest expected improvement over the best
 one for the cost still to go is run: what is cheap to finish goes first. After that it is the best
 one in one draw of the posterior (Thompson sampling), which keeps on looking elsewhere. A new trial
-runs to a share of its budget first and waits; chosen again it goes on to the budget's end, and never
-past it. Where nothing can be continued, all trials run to the end at once.
+runs to a share of its budget first and waits; chosen again it goes on to the budget's end, and
+never past it. Where nothing can be continued, all trials run to the end at once.
+
+Later on a trial runs to the end at once where the law is surer of it than its first share would be.
 
 Of a stopped trial the seed is drawn already: its own estimate and the law's are joined by their
 precisions. Of a new one the law alone is compared, without noise from seed to seed: the least of
@@ -126,8 +128,11 @@ def _tells_something(
     """Say whether a new trial's first share may change what is expected of it.
 
     It does not where the law is surer than a trial is after that share, near the best ones: the
-    trial would wait for no news, so it runs to the end at once.
+    trial would wait for no news, so it runs to the end at once. While little is spent, many short
+    looks come first.
     """
+    if posterior.spent < policy.loss_early:
+        return True
     drawn = _log_behind(posterior, options, posterior.theta)[:, chosen]
     return float(drawn.std()) > policy.loss_sure * stopped_spread(-math.log(share), policy)
 

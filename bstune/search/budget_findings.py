@@ -1,14 +1,14 @@
-"""What the trials of a fixed budget say: which point to use, how good it is, and what else would do.
+"""What the trials of a fixed budget say: the point to use, how good it is, and what else would do.
 
 All that is said of the metric is read from the ruler: a point that is ``behind`` by so much has at
 its budget's end what the best trial had at the share e^-behind of its own, and one that is ahead
 what the best trial's slope leads to. Intervals hold 90% of the posterior's draws; they are of the
 metric without the luck of a seed.
 
-The same histories, read up to a half, a quarter and an eighth of the budget, show how the best batch
-size moves with it: the exponent of B ~ budget^exponent is a line through log B* of one draw at each
-share. The draws of two shares are independent, though the trials are the same: errors that they
-share would cancel, so that the interval is wide rather than narrow::
+The same histories, read up to a half, a quarter and an eighth of the budget, show how the best
+batch size moves with it: the exponent of B ~ budget^exponent is a line through log B* of one draw
+at each share. The draws of two shares are independent, though the trials are the same: errors that
+they share would cancel, so that the interval is wide rather than narrow::
 
     posteriors = {}
     for share in BUDGET_SHARES:

@@ -499,10 +499,13 @@ class FrontierSampler(BaseSampler):
                 others[trial.number] = coordinates.others(trial.params)
             elif trial.number not in self._passed_over:
                 self._passed_over.add(trial.number)
+                needed = "'steps' and 'seconds_per_step', or a positive value"
+                if self.objective == LOSS:
+                    needed = "'steps', or report its metric"
                 logger.warning(
-                    "trial %d is passed over: set its user attributes 'steps' and 'seconds_per_step', or a positive "
-                    "value; its values are %s",
+                    "trial %d is passed over: set its user attributes %s; its values are %s",
                     trial.number,
+                    needed,
                     trial.values,
                 )
         return results, others
@@ -769,6 +772,8 @@ def result_at_budget(
         steps = last_step
         value = trial.values[0]
         history[last_step] = value if math.isfinite(value) else None
+    if steps is None and status == "diverged":
+        steps = 1
     if steps is None or not (math.isfinite(steps) and steps >= 1):
         return None
     spec = TrialSpec(

@@ -1,7 +1,9 @@
 """The best metric within a budget: bstune's objective ``loss`` beside Optuna's samplers.
 
-    python tests/benchmarks/bench_fixed_budget.py table [--tables ...] [--seeds 3] [--searches ...] [--json FILE]
-    python tests/benchmarks/bench_fixed_budget.py laws [--laws 10] [--seeds 1] [--searches ...] [--json FILE]
+    python tests/benchmarks/bench_fixed_budget.py table [--tables ...] [--seeds 3]
+        [--searches ...] [--json FILE]
+    python tests/benchmarks/bench_fixed_budget.py laws [--laws 10] [--seeds 1]
+        [--searches ...] [--json FILE]
 
 No clock goes in. Spending is counted in full trials, one that runs to its budget's end; a search is
 judged by the metric that the point which it recommends has at the budget's end, in per cent above
@@ -12,23 +14,24 @@ does only what is not there.
 
 - ``bstune``: the sampler as its docstring shows it. It recommends the trial whose fresh seed is
   predicted to be best.
-- ``TPE`` and ``GP`` of Optuna search log B and the rate's distance from the square-root rule through
-  the middle; the value is the log of the metric, a diverged trial's the worst of the table. They
-  recommend the best trial.
-- ``TPE, Hyperband``: trials report at 1/27, 1/9, 1/3 and 1 of the budget, and the pruner stops them.
+- ``TPE`` and ``GP`` of Optuna search log B and the rate's distance from the square-root rule
+  through the middle; the value is the log of the metric, a diverged trial's the worst of the
+  table. They recommend the best trial.
+- ``TPE, Hyperband``: trials report at 1/27, 1/9, 1/3 and 1 of the budget, and the pruner stops
+  them.
 
-``table``: recorded runs that can be stopped anywhere. The budget is T seconds, the least median time
-of a cell to the table's target. Between recorded cells, the log of the running metric at the same
-share of T is bilinear in (log B, log lr); a trial draws one of a cell's seeds, and a point is judged
-by the mean over all of them. ``scatter`` is how much one seed's log metric differs from another's in
-the cells within 10% of the best one. A step is cut in a thousand, so that it is T alone that ends a
-trial, and no search knows more than the shares.
+``table``: recorded runs that can be stopped anywhere. The budget is T seconds, the least median
+time of a cell to the table's target. Between recorded cells, the log of the running metric at the
+same share of T is bilinear in (log B, log lr); a trial draws one of a cell's seeds, and a point is
+judged by the mean over all of them. ``scatter`` is how much one seed's log metric differs from
+another's in the cells within 10% of the best one. A step is cut in a thousand, so that it is T
+alone that ends a trial, and no search knows more than the shares.
 
 ``laws``: made curves. The metric falls as f + (m_0 - f) (1 + s/s_0)^-p, and meets its target after
-S(B, lr) steps of a law that ``bench_coverage.py`` draws, with its noise from seed to seed; f, p, and
-how many times the least time to the target the budget lasts are drawn too. At the end of bstune's
-searches what they say is held against the truth: whether AS GOOD holds the best batch size, and the
-interval of the exponent with which the best batch size grows with the budget.
+S(B, lr) steps of a law that ``bench_coverage.py`` draws, with its noise from seed to seed; f, p,
+and how many times the least time to the target the budget lasts are drawn too. At the end of
+bstune's searches what they say is held against the truth: whether AS GOOD holds the best batch
+size, and the interval of the exponent with which the best batch size grows with the budget.
 """
 
 import argparse
@@ -93,7 +96,10 @@ class Problem(Protocol):
         ...
 
     def curve(self, batch_size: float, lr: float, seed: int) -> Array:
-        """Give a run's metric at ``SHARES``: NaN before the first evaluation, infinite from where it diverged."""
+        """Give a run's metric at ``SHARES``: NaN before the first evaluation.
+
+        It is infinite from where the run diverged.
+        """
         ...
 
     def truth(self, batch_size: float, lr: float) -> float:
@@ -426,7 +432,7 @@ class OptunaSearch:
         return math.sqrt(slow * fast) * math.sqrt(batch_size / math.sqrt(low * high))
 
     def _run(self, trial: optuna.Trial, values: Array) -> tuple[float, float, bool]:
-        """Run a trial; give its cost, its metric if it is a full trial's, and whether it was pruned."""
+        """Run a trial; give its cost, a full trial's metric, and whether it was pruned."""
         broken = np.flatnonzero(np.isinf(values))
         end = float(SHARES[broken[0]]) if broken.size else 1.0
         if self._prunes:
@@ -485,7 +491,7 @@ def row_of_table(problem: Recorded, table: str, seed: int, name: str) -> dict[st
 
 
 def row_of_law(number: int, seed: int, name: str) -> dict[str, Any]:
-    """Run one search on one law with one seed; of bstune's own, hold its findings against the truth."""
+    """Run one search on one law with one seed; hold bstune's findings against the truth."""
     problem = draw(number)
     truths, count, one = search(problem, name, 100 * number + seed)
     row: dict[str, Any] = {
@@ -541,7 +547,8 @@ def show(rows: Sequence[dict[str, Any]], scatters: dict[str, float]) -> None:
         widths = [math.log2(row["as_good"][1] / row["as_good"][0]) for row in judged]
         print(
             f"AS GOOD holds the best batch size in {held} of {len(judged)}, its width "
-            f"{statistics.median(widths):.1f} octaves (median); the exponent's interval holds it in {exponents}"
+            f"{statistics.median(widths):.1f} octaves (median); "
+            f"the exponent's interval holds it in {exponents}"
         )
 
 
