@@ -26,6 +26,7 @@ from bstune.search.horizon import (
     log_shortest,
     misfit,
 )
+from bstune.search.observations import MISFIT as PLACE_MISFIT
 from bstune.search.observations import (
     chance_of_reaching,
     fresh_horizons,
@@ -34,7 +35,14 @@ from bstune.search.observations import (
     likelihood_data,
     smoothed,
 )
-from bstune.search.posterior import draw_prior, log_likelihood, log_steps, make_prior
+from bstune.search.posterior import (
+    NOISE,
+    draw_prior,
+    log_likelihood,
+    log_steps,
+    make_prior,
+    steps_seen,
+)
 from bstune.search.sampler import default_policy
 from bstune.trial.workload import build_module
 
@@ -336,6 +344,28 @@ def test_the_chance_of_reaching_is_the_share_of_seeds_whose_steps_lie_below_the_
     assert chances[0] < 0.15
     assert chances[1] == pytest.approx(0.5, abs=0.2)
     assert 0.85 < chances[2] <= 1.0 - OUTLIERS
+
+
+@pytest.mark.parametrize("spread", [0.03, 0.5])
+def test_a_run_draws_its_place_by_how_well_it_says_what_its_shortest_horizon_is(spread):
+    """In one draw: the model's log S, and of the run's distance from it the share that precisions leave."""
+    around = [trial(i, 128, 0.1, horizon, shortest=1000.0) for i, horizon in enumerate((900, 1100))]
+    lucky = replace(trial(2, 64, 0.1, 500, shortest=500.0), history=((500, 0.1),))
+    posterior = inferred([*around, lucky])
+    data, theta = posterior.data, posterior.theta[:1]
+    posterior = replace(
+        posterior, theta=theta, data=replace(data, spread=np.array([0.03, 0.03, spread]))
+    )
+    expected = log_steps(theta, data.points, posterior.prior)[0, 2]
+    gap = steps_seen(theta, data, posterior.prior)[0, 2] - expected
+    noise = math.exp(2.0 * theta[0, NOISE])
+    drawn = PLACE_MISFIT**2 / (PLACE_MISFIT**2 + noise + spread**2)
+    middle = math.exp(expected + drawn * gap)
+    assert chance_of_reaching(posterior, 2, middle) == pytest.approx(0.5 * (1.0 - OUTLIERS))
+    # One deviation of a fresh seed above it: the noise, and what is left of what the model misses at the place.
+    deviation = math.sqrt(noise + (1.0 - drawn) * PLACE_MISFIT**2)
+    chance = chance_of_reaching(posterior, 2, middle * math.exp(deviation))
+    assert chance == pytest.approx(ndtr(1.0) * (1.0 - OUTLIERS))
 
 
 def decided(trials, seed, budget=BUDGET, **changes):

@@ -450,28 +450,51 @@ def chance_of_reaching(posterior: Posterior, number: int, horizon: float) -> flo
     ``P = (1 - outliers) Phi((log h - E[log S])/sd)``, the deviation that of log S over the posterior and
     from seed to seed.
     """
-    theta, prior = posterior.theta, posterior.prior
+    at_reached = _fresh_at_horizons(posterior)
     place = [one.number for one in posterior.observations].index(number)
-    at = posterior.data.points.take(np.array([place]))
-    variance = float(log_steps(theta, at, prior).var()) + _noise(theta)
-    above = math.log(horizon) - _fresh_log_steps(posterior)[place]
-    return (1.0 - OUTLIERS) * float(ndtr(above / math.sqrt(variance)))
+    log_s, spread = at_reached[place]
+    return (1.0 - OUTLIERS) * float(ndtr((math.log(horizon) - log_s) / spread))
 
 
 def _least_costs(posterior: Posterior) -> dict[int, tuple[float, float]]:
     """Return the steps until a run reaches the target and the horizon with which they are fewest, by number."""
-    theta, prior = posterior.theta, posterior.prior
-    met = log_met(theta[:, prior.horizon_law])
-    variance = log_steps(theta, posterior.data.points, prior).var(axis=0) + _noise(theta)
+    met = log_met(posterior.theta[:, posterior.prior.horizon_law])
     found = {}
-    for i, log_s in _fresh_log_steps(posterior).items():
+    for i, (log_s, spread) in _fresh_at_horizons(posterior).items():
         one = posterior.observations[i]
         longest = (
             math.inf if posterior.budget is None else math.log(posterior.budget(2.0**one.x)) - log_s
         )
-        above, cost = least_cost(met, math.sqrt(variance[i]), longest, shortest=RELIABLE)
+        above, cost = least_cost(met, spread, longest, shortest=RELIABLE)
         found[one.number] = cost * math.exp(log_s), math.exp(log_s + above)
     return found
+
+
+def _fresh_at_horizons(posterior: Posterior) -> dict[int, tuple[float, float]]:
+    """Give mean and deviation of a fresh seed's log S at each reached observation, by its place.
+
+    As in :func:`_fresh_log_steps` the runs at a place draw the model towards them, but in each draw of the
+    posterior, as the law of the metric over horizons, and with it what a run says of S, is one of a draw. A run
+    counts by its noise and by what that law misses of it: one that met the target early in a long horizon says
+    little of how short the horizon could have been.
+    """
+    data = posterior.data
+    expected = log_steps(posterior.theta, data.points, posterior.prior)
+    seen = steps_seen(posterior.theta, data, posterior.prior)
+    gap = np.where(data.diverged, math.log(FAILURE_FACTOR), seen - expected)
+    noise = np.exp(2.0 * posterior.theta[:, NOISE, None])
+    fresh: dict[int, tuple[float, float]] = {}
+    for runs in _places(posterior.observations):
+        precision = 1.0 / (noise + data.spread[runs] ** 2)
+        of_runs = precision.sum(axis=1)
+        left = 1.0 / (MISFIT**-2 + of_runs)  # variance of what the model misses at the place
+        misses = left * (precision * gap[:, runs]).sum(axis=1)
+        for i in runs:
+            if posterior.observations[i].status == "reached":
+                drawn = expected[:, i] + misses
+                variance = float(drawn.var() + left.mean() + noise.mean())
+                fresh[i] = float(drawn.mean()), math.sqrt(variance)
+    return fresh
 
 
 def _noise(theta: Array) -> float:
@@ -480,17 +503,13 @@ def _noise(theta: Array) -> float:
 
 
 def _fresh_log_steps(posterior: Posterior) -> dict[int, float]:
-    """Return the log S of a fresh seed at each reached observation, by its place."""
+    """Return the log S of a fresh seed at each reached observation, by its place, where no horizon matters."""
     data = posterior.data
     expected = log_steps(posterior.theta, data.points, posterior.prior).mean(axis=0)
-    y = steps_seen(posterior.theta, data, posterior.prior).mean(axis=0)
-    gap = np.where(data.diverged, math.log(FAILURE_FACTOR), y - expected)
+    gap = np.where(data.diverged, math.log(FAILURE_FACTOR), data.y - expected)
     noise = _noise(posterior.theta)
-    places: dict[tuple[float, float, tuple[float, ...]], list[int]] = {}
-    for i, one in enumerate(posterior.observations):
-        places.setdefault((one.x, one.z, one.other), []).append(i)
     fresh: dict[int, float] = {}
-    for runs in places.values():
+    for runs in _places(posterior.observations):
         misses = float(gap[runs].mean()) * MISFIT**2 / (MISFIT**2 + noise / len(runs))
         fresh |= {
             i: float(expected[i]) + misses
@@ -498,6 +517,14 @@ def _fresh_log_steps(posterior: Posterior) -> dict[int, float]:
             if posterior.observations[i].status == "reached"
         }
     return fresh
+
+
+def _places(observations: Sequence[Observation]) -> list[list[int]]:
+    """Group the places of observations that share a point."""
+    places: dict[tuple[float, float, tuple[float, ...]], list[int]] = {}
+    for i, one in enumerate(observations):
+        places.setdefault((one.x, one.z, one.other), []).append(i)
+    return list(places.values())
 
 
 def smoothed(posterior: Posterior, objective: str) -> list[tuple[float, Observation]]:
