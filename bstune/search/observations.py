@@ -35,6 +35,20 @@ from bstune.search.posterior import (
 Array = NDArray[np.float64]
 Weight = Callable[[Array], Array]
 Curve = Sequence[tuple[float, float]]  # (log step, log excess) of a trial's evaluations
+
+
+class History(tuple[tuple[float, float], ...]):
+    """A curve that is looked up by again and again: its hash is worked out once."""
+
+    __hash = 0
+
+    def __hash__(self) -> int:
+        """Give a tuple's hash."""
+        if self.__hash == 0:
+            self.__hash = tuple.__hash__(self)
+        return self.__hash
+
+
 Slowdown = tuple[
     float, float
 ]  # log of the rate of the rest over the recent one: mean and standard deviation
@@ -44,7 +58,9 @@ Slowdown = tuple[
 MISFIT = 0.1
 FAILURE_FACTOR = 4.0  # times the steps expected: what a run counts as that diverged where others reached the target
 LEAST_SHARE = 0.5  # of the steps of a trial that reached the target at its first evaluation: those that missed it
-CACHED = 4096  # histories: every decision reads them all, most of them once more
+# Histories, and pairs of two: every decision reads them all, most of them once more. A study of 1,000 trials that were
+# stopped has 8,000 pairs.
+CACHED = 32_768
 LEAST_SCALE = 1e-300  # of a distance that others are divided by
 MOST_EXCESS = 1e30
 SIMILAR = 8  # trials that reached the target, whose rates a stopped one is shrunk towards
@@ -124,6 +140,9 @@ def infer(
     measured = [(t.batch_size, t.seconds_per_step) for t in last if t.seconds_per_step is not None]
     in_seconds = fit_step_times(measured, 2.0**prior.log_mid, step_time)
     tau = StepTimes(StepTime(0.0, 1.0)) if in_examples else in_seconds
+    sizes = np.array([float(trial.batch_size) for trial in trials])
+    # As a cost asks for them, and as a place in the model does.
+    tau.prepare(np.concatenate([sizes, np.exp2([one.x for one in observations])]))
     # A trial's own steps: those that it continues are not paid again.
     before = _steps_before(trials)
     spent = sum(
@@ -166,7 +185,8 @@ def observed(
     resumed = {trial.resumed_from for trial in usable}
     last = [trial for trial in usable if trial.number not in resumed]
     curves = {
-        t.number: _curve(t.history, target, ideal) if target is not None else () for t in last
+        t.number: _curve(t.history, target, ideal) if target is not None else History()
+        for t in last
     }
     reached = [t for t in last if t.reached and len(curves[t.number]) > 2]
     slowdown = fit_slowdown([(curves[t.number], math.log(t.steps)) for t in reached])
@@ -599,7 +619,7 @@ def reached_rate(curve: Curve, log_steps: float, excess: float) -> float | None:
 def _curve(
     history: tuple[tuple[int, float | None], ...], target: Target, ideal: float | None
 ) -> Curve:
-    return tuple(log_excess(history, target, ideal))
+    return History(log_excess(history, target, ideal))
 
 
 @lru_cache(maxsize=CACHED)
@@ -632,7 +652,7 @@ def _slowdowns(curve: Curve, end: float) -> tuple[float, ...]:
 def fit_slowdown(reached: Sequence[tuple[Curve, float]]) -> Slowdown:
     """Return the slowdown of trials that reached the target, given as curve and log steps, shrunk towards the prior."""
     mean, spread = SLOWDOWN
-    seen = [np.array(logs) for curve, end in reached if (logs := _slowdowns(tuple(curve), end))]
+    seen = [np.array(logs) for curve, end in reached if (logs := _slowdowns(_history(curve), end))]
     count = PRIOR_TRIALS + len(seen)
     fitted = (PRIOR_TRIALS * mean + sum(float(logs.mean()) for logs in seen)) / count
     square = PRIOR_TRIALS * spread**2 + sum(float(((logs - fitted) ** 2).mean()) for logs in seen)
@@ -643,8 +663,20 @@ def extrapolate(
     curve: Curve, steps: int, reached: Sequence[tuple[Curve, float]], slowdown: Slowdown = SLOWDOWN
 ) -> tuple[float, float]:
     """Return log(steps to target/steps) and its deviation, by ``reached`` curves and log steps, most similar first."""
+    others = tuple((_history(other), log_steps) for other, log_steps in reached)
+    return _extrapolated(_history(curve), steps, others, slowdown)
+
+
+def _history(curve: Curve) -> History:
+    return curve if isinstance(curve, History) else History(curve)
+
+
+@lru_cache(maxsize=CACHED)
+def _extrapolated(
+    curve: History, steps: int, reached: tuple[tuple[History, float], ...], slowdown: Slowdown
+) -> tuple[float, float]:
     end = math.log(steps)
-    own, recent = None, _recent(tuple(curve))
+    own, recent = None, _recent(curve)
     level = max(min(e for _, e in curve[-3:]), LEAST_EXCESS)
     if recent is not None:
         slope, level, error = recent
@@ -653,7 +685,7 @@ def extrapolate(
     rates = [
         rate
         for other, log_steps in reached
-        if (rate := reached_rate(tuple(other), log_steps, level)) is not None
+        if (rate := reached_rate(other, log_steps, level)) is not None
     ]
     log_rate, spread = math.log(RATE), RATE_SPREAD
     if rates:
