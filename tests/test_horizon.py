@@ -21,6 +21,7 @@ from bstune.search.horizon import (
     RELIABLE,
     Ends,
     least_cost,
+    log_chance_at_end,
     log_jacobian,
     log_met,
     log_shortest,
@@ -238,6 +239,56 @@ def test_a_horizon_of_least_cost_within_limits():
         least_cost(met, 2.0, math.inf, shortest=RELIABLE)[0] == 2.0 * RELIABLE
     )  # ... no winner is named by that
     assert least_cost(met, 2.0, 1.0, shortest=RELIABLE)[0] == 1.0
+
+
+@pytest.mark.parametrize("share", [0.05, 0.5, 4.0, 50.0])
+@pytest.mark.parametrize("waste", [0.01, 0.3])
+def test_the_chance_that_a_run_met_the_target_no_earlier_than_at_its_end(share, waste):
+    """It is about a half where its last look that missed is as far back as the law has it meet the target."""
+    law = np.log([[2.0, 1.0, share, waste]])
+    beyond = 0.5
+    early = beyond - float(np.interp(beyond, ABOVE, log_met(law)))
+    looks = np.linspace(0.0, 2.0, 4001)
+    ends = Ends(np.full(looks.size, -beyond / 2.0), np.zeros(looks.size), looks)
+    chance = (np.exp(log_chance_at_end(law, ends)[0]) - OUTLIERS) / (1.0 - OUTLIERS)
+    assert (np.diff(chance) >= 0.0).all()
+    half = looks[np.abs(chance - 0.5).argmin()]
+    assert -1e-3 < half - early < 0.6 * waste + 1e-3
+    unknown = Ends(np.array([-0.25, 0.25]), np.zeros(2), np.full(2, np.inf))
+    assert log_chance_at_end(law, unknown).tolist() == [[0.0, 0.0]]
+    assert log_chance_at_end(law, replace(unknown, late=None)).tolist() == [[0.0, 0.0]]
+
+
+def test_how_much_is_gained_at_the_end_is_learnt_from_runs_that_met_the_target_there():
+    """All is gained there, or all horizons meet it at one step: shares m of 1 and of 0."""
+    shares = []
+    for share in (1.0, 0.0):
+        trials = [
+            trial(i, 128, 0.1, horizon, share=share, shortest=1000.0)
+            for i, horizon in enumerate((700, 850, 1050, 1200, 1400, 1700))
+        ]
+        posterior = inferred(trials, particles=400)
+        drawn = np.exp(posterior.theta[:, posterior.prior.horizon_law][:, 2])
+        shares.append(np.quantile(drawn / (1.0 + drawn), (0.1, 0.9)))
+    assert shares[0][0] > 0.6
+    assert shares[1][1] < 0.75
+
+
+@pytest.mark.parametrize(
+    ("status", "steps_low", "horizon", "late"),
+    [
+        ("reached", 80, 100, math.log(100 / 80)),
+        ("reached", 0, 100, math.inf),  # nothing was looked at before
+        ("reached", 80, 120, math.inf),  # it met the target before its end
+        ("stopped", 100, 100, math.inf),
+    ],
+)
+def test_the_last_look_of_a_run_that_met_the_target_at_its_end(status, steps_low, horizon, late):
+    value = 0.08 if status == "reached" else 0.2
+    one = make_result(
+        batch_size=64, status=status, steps=100, steps_low=steps_low, history=((100, value),), horizon=horizon
+    )  # fmt: skip
+    assert inferred([one]).data.ends.late.tolist() == [pytest.approx(late)]
 
 
 @pytest.mark.parametrize(
@@ -462,7 +513,7 @@ def test_the_curve_spends_a_whole_budget_in_vain_once_in_thirty_runs(missed, run
     ]
     posterior = inferred(trials[: len(trials) - missed] + [
         replace(trial(90 + i, 8, 0.02, 900), steps=900) for i in range(missed)
-    ])  # fmt: skip
+    ], particles=800)  # fmt: skip
     assert len(posterior.observations) == 30
 
     def longest(size):

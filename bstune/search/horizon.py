@@ -7,7 +7,8 @@ trial is neither stopped nor continued, and how it ended says how far S is:
   evaluations (:func:`bstune.search.observations.log_excess`), mostly that at its end. With power 1 the metric's
   distance from its ideal value falls as a power of h; below 1 it flattens out, as where the best that can be reached is
   not the ideal value.
-- One that met the target at its horizon's end: the same law with the opposite sign.
+- One that met the target at its horizon's end: the same law with the opposite sign. That it did so no earlier says how
+  much of what is gained is gained at the end, see the next one.
 - One that met it at step s before its end: ``log(S/s) = waste tanh(early/waste) - share early``, early = log(h/s). The
   more is gained at the schedule's end alone, the larger the share: with the target met at S^(1 - m) h^m it is
   m/(1 - m), 0 where the horizon does not matter. The waste is of steps at a rate near its end, which train little: a
@@ -31,7 +32,7 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.special import log_ndtr
+from scipy.special import log_ndtr, ndtr
 
 Array = NDArray[np.float64]
 # Mean and standard deviation of: log scale, log power, log share, log waste.
@@ -61,6 +62,14 @@ class Ends:
     early: (
         Array  # log(steps/horizon) of a trial that met the target before its horizon's end; else 0
     )
+    # log(horizon/step) of the last step that missed the target, of a trial that met it at its horizon's end; else, and
+    # where nothing was looked at before, infinite. None: of all trials.
+    late: Array | None = None
+
+    def take(self, rows: NDArray[np.intp]) -> "Ends":
+        """Give some of the trials."""
+        late = None if self.late is None else self.late[rows]
+        return Ends(self.excess[rows], self.early[rows], late)
 
 
 def log_shortest(law: Array, ends: Ends) -> Array:
@@ -90,6 +99,26 @@ def log_jacobian(law: Array, ends: Ends) -> Array:
     by_step = np.log(np.exp(log_share) + np.tanh(early / np.exp(log_waste)) ** 2)
     of_excess = np.where(ends.excess != 0.0, by_excess, 0.0)
     return np.asarray(np.where(ends.early < 0.0, by_step, of_excess))
+
+
+def log_chance_at_end(law: Array, ends: Ends) -> Array:
+    """Give the log of the chance that trials which met the target did so no earlier, by parameters (m, 4): (m, n).
+
+    With log(h/S) = a by their excess, the step is ``a = (1 + share) early - waste tanh(early/waste)`` before the end.
+    As 0 <= tanh(x) <= min(x, 1), early is at most a/share and (a + waste)/(1 + share), and near the smaller one. It is
+    0, a chance of 1, for trials that met the target before their end or missed it.
+    """
+    chances = np.zeros((len(law), ends.excess.size))
+    at_end = np.zeros(ends.excess.size, dtype=np.bool_) if ends.late is None else ends.late < np.inf
+    if ends.late is None or not at_end.any():
+        return chances
+    scale, power, share, waste = np.exp(law.T)[:, :, None]
+    beyond = scale * np.abs(ends.excess[at_end]) ** power
+    early = np.minimum(beyond / share, (beyond + waste) / (1.0 + share))
+    spread = np.hypot(LEAST_MISFIT, EARLY_MISFIT * early)
+    chance = ndtr((ends.late[at_end] - early) / spread)
+    chances[:, at_end] = np.log((1.0 - OUTLIERS) * chance + OUTLIERS)
+    return chances
 
 
 def misfit(ends: Ends) -> Array:

@@ -415,6 +415,7 @@ def likelihood_data(observations: Sequence[Observation], prior: Prior) -> Likeli
 def _ends(observations: Sequence[Observation]) -> Ends:
     """Return how trials ended their horizons; one that missed has an excess above 0, whatever its metric's rounding."""
     excess, early = np.zeros((2, len(observations)))
+    late = np.full(len(observations), np.inf)
     for i, one in enumerate(observations):
         if one.excess is not None and one.status != "diverged":
             excess[i] = (
@@ -424,7 +425,9 @@ def _ends(observations: Sequence[Observation]) -> Ends:
             )
         if one.status == "reached" and one.horizon is not None:
             early[i] = math.log(one.steps / one.horizon)
-    return Ends(excess, early)
+            if one.excess is not None and one.steps_low > 0:
+                late[i] = math.log(one.horizon / one.steps_low)
+    return Ends(excess, early, late)
 
 
 def objective_weight(objective: str, tau: StepTimes) -> Weight:

@@ -38,7 +38,13 @@ from scipy.special import ndtr
 
 from bstune.core.noise_scale import NoiseScaleEstimate, estimate_noise_scale
 from bstune.core.records import TrialResult
-from bstune.search.horizon import HORIZON_NORMAL, Ends, log_jacobian, log_shortest
+from bstune.search.horizon import (
+    HORIZON_NORMAL,
+    Ends,
+    log_chance_at_end,
+    log_jacobian,
+    log_shortest,
+)
 
 Array = NDArray[np.float64]
 Columns = slice | NDArray[np.bool_]  # which of the trials, as an index
@@ -235,7 +241,7 @@ class LikelihoodData:
             bound=self.bound[rows],
             diverged=self.diverged[rows],
             weight=None if self.weight is None else self.weight[rows],
-            ends=None if ends is None else Ends(ends.excess[rows], ends.early[rows]),
+            ends=None if ends is None else ends.take(rows),
         )
 
 
@@ -394,7 +400,8 @@ def _log_likelihood(theta: Array, data: LikelihoodData, prior: Prior) -> Array:
 
     terms = _log_density(data, y, expected, noise)
     if data.ends is not None:
-        terms = terms + log_jacobian(theta[:, prior.horizon_law], data.ends)[:, exact]
+        law = theta[:, prior.horizon_law]
+        terms = terms + (log_jacobian(law, data.ends) + log_chance_at_end(law, data.ends))[:, exact]
     total = _weighed(terms, data, exact)
 
     over = expected[:, bound] - y[..., bound]
