@@ -104,6 +104,15 @@ def test_the_law_in_closed_form():
     assert (np.diff(spreads) > 0.0).all()
 
 
+def test_where_within_a_horizon_the_target_is_met_may_be_anything_before_the_first_trial():
+    """It is met at S^(1 - m) h^m; m is nearly uniform."""
+    share = np.exp(
+        draw_prior(prior(), 4000, np.random.default_rng(0))[:, prior().horizon_law][:, 2]
+    )
+    levels = np.linspace(0.1, 0.9, 9)
+    assert np.quantile(share / (1.0 + share), levels) == pytest.approx(levels, abs=0.04)
+
+
 @pytest.mark.parametrize("datum", [-0.8, -0.05, 0.02, 0.3, 1.5])
 def test_the_derivative_over_an_excess_is_that_of_finite_differences(datum):
     law = draw_prior(prior(), 50, np.random.default_rng(0))[:, prior().horizon_law]
@@ -271,7 +280,7 @@ def test_how_much_is_gained_at_the_end_is_learnt_from_runs_that_met_the_target_t
         drawn = np.exp(posterior.theta[:, posterior.prior.horizon_law][:, 2])
         shares.append(np.quantile(drawn / (1.0 + drawn), (0.1, 0.9)))
     assert shares[0][0] > 0.6
-    assert shares[1][1] < 0.75
+    assert shares[1][1] < 0.6
 
 
 @pytest.mark.parametrize(

@@ -35,11 +35,13 @@ from numpy.typing import NDArray
 from scipy.special import log_ndtr, ndtr
 
 Array = NDArray[np.float64]
-# Mean and standard deviation of: log scale, log power, log share, log waste.
+# Mean and standard deviation of: log scale, log power, log share, log waste. The share m/(1 - m) has a median of 1 and
+# a deviation with which m itself is nearly uniform: from a target that is met at S^(1 - m) h^m wherever a schedule ends
+# (recorded linear schedules have m of 0 to 0.1) to one that is met at its end alone.
 HORIZON_NORMAL = [
     (math.log(2.0), 0.6),
     (math.log(0.8), 0.25),
-    (math.log(3.5), 1.3),
+    (0.0, 1.8),
     (math.log(0.18), 1.2),
 ]
 MISFIT = 0.25  # of log(S/h): what the law misses of one trial, over what it says ...
