@@ -20,6 +20,7 @@ from bstune.search.horizon import (
     OUTLIERS,
     RELIABLE,
     Ends,
+    early_misfit,
     least_cost,
     log_chance_at_end,
     log_jacobian,
@@ -99,6 +100,9 @@ def test_the_law_in_closed_form():
     assert log_shortest(law, ends).tolist() == [
         pytest.approx([1.0, -1.0, 0.4 * math.tanh(1.0) - 0.2, 0.0])
     ]
+    # A quarter of either term, and nothing of a trial that ran to its end.
+    spread = early_misfit(law, ends) ** 0.5
+    assert spread[0] == pytest.approx([0.0, 0.0, 0.25 * math.hypot(0.4 * math.tanh(1.0), 0.2), 0.0])
     spreads = misfit(Ends(np.array([0.0, 0.1, 1.0]), np.zeros(3)))
     assert spreads[0] == 0.03
     assert (np.diff(spreads) > 0.0).all()
@@ -168,13 +172,15 @@ def test_the_derivative_stands_in_the_likelihood_once_a_trial_and_weighed_like_i
     theta = draw_prior(prior(), 20, np.random.default_rng(0))
     data = inferred(trials).data
     assert (data.bound | data.diverged).tolist() == [False, False, True, True]
-    jacobian = log_jacobian(theta[:, prior().horizon_law], data.ends)[:, :2]
+    laws = prior().horizon_law
+    jacobian = log_jacobian(theta[:, laws], data.ends)[:, :2]
     # Of the same log S, as data that no law of horizons has made: the rest of the likelihood.
-    over = log_shortest(theta[:, prior().horizon_law], data.ends)
+    over = log_shortest(theta[:, laws], data.ends)
     for weight in (None, np.array([0.5, 0.25, 1.0, 1.0])):
         expected = []
         for i, row in enumerate(theta):
-            plain = replace(data, y=data.y + over[i], ends=None, weight=weight)
+            spread = np.sqrt(data.spread**2 + early_misfit(row[None, laws], data.ends)[0])
+            plain = replace(data, y=data.y + over[i], spread=spread, ends=None, weight=weight)
             weighed = jacobian[i] if weight is None else jacobian[i] * weight[:2]
             expected.append(log_likelihood(row[None], plain, prior())[0] + weighed.sum())
         found = log_likelihood(theta, replace(data, weight=weight), prior())
@@ -426,6 +432,31 @@ def test_a_run_draws_its_place_by_how_well_it_says_what_its_shortest_horizon_is(
     deviation = math.sqrt(noise + (1.0 - drawn) * PLACE_MISFIT**2)
     chance = chance_of_reaching(posterior, 2, middle * math.exp(deviation))
     assert chance == pytest.approx(ndtr(1.0) * (1.0 - OUTLIERS))
+
+
+@pytest.mark.parametrize(("count", "least", "most"), [(1, 1.0, 3.0), (4, 1.3, 4.0), (11, 1.2, 2.2)])
+def test_the_horizon_of_the_users_own_pair_whose_run_met_the_target_early(count, least, most):
+    """With the budget as its horizon; every run of any longer horizon meets the target after 0.7 of S."""
+    waste = 0.4
+
+    def annealed(number, size, lr, horizon):
+        shortest = LAW.steps(size, lr)
+        one = trial(number, size, lr, horizon, share=0.0)
+        if not one.reached:
+            return one
+        steps = np.exp(np.linspace(math.log(shortest) - waste, math.log(shortest), 2001))
+        over = waste * np.tanh(np.log(horizon / steps) / waste)
+        met = round(float(steps[np.abs(np.log(shortest / steps) - over).argmin()]))
+        return replace(one, steps=met, steps_low=met, history=((met, 0.1),))
+
+    trials = [annealed(0, 128, 0.1, round(BUDGET))]
+    factors = (0.5, 0.7, 0.8, 0.6, 1.3, 0.9, 1.2, 0.75, 1.5, 0.85)
+    for number, factor in enumerate(factors, 1):
+        size = (32, 64, 128, 256, 512)[(number - 1) % 5]
+        lr = 0.1 * math.sqrt(size / 128) * (1.0, 0.7)[(number - 1) % 2]
+        trials.append(annealed(number, size, lr, round(factor * LAW.steps(size, lr))))
+    posterior = inferred(trials[:count], particles=400, budget=lambda size: BUDGET)
+    assert least < fresh_horizons(posterior)[0] / LAW.steps(128, 0.1) < most
 
 
 def decided(trials, seed, budget=BUDGET, **changes):

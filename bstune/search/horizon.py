@@ -45,7 +45,7 @@ HORIZON_NORMAL = [
     (math.log(0.18), 1.2),
 ]
 MISFIT = 0.25  # of log(S/h): what the law misses of one trial, over what it says ...
-EARLY_MISFIT = 0.25  # ... likewise over log(s/h)
+EARLY_MISFIT = 0.25  # ... likewise of each of the two terms of log(S/s)
 LEAST_MISFIT = 0.03  # in log S
 EXCESS_RESOLUTION = 0.01  # log excess: of 10,000 examples, 10% of them wrong, ten more or less
 ABOVE = np.linspace(0.0, 12.0, 1201)  # log(h/S) at which a law's draws are compared
@@ -124,12 +124,24 @@ def log_chance_at_end(law: Array, ends: Ends) -> Array:
 
 
 def misfit(ends: Ends) -> Array:
-    """Return the standard deviation of log S beside the law's: what it misses grows with how far it has to reach."""
+    """Give the standard deviation of log S beside the law's of trials that ran to their horizon's end.
+
+    What the law misses grows with how far it has to reach.
+    """
     usual = np.array([[mean for mean, _ in HORIZON_NORMAL]])
     far = log_shortest(usual, Ends(ends.excess, np.zeros(ends.early.shape)))[0]
-    return np.asarray(
-        np.sqrt(LEAST_MISFIT**2 + (MISFIT * far) ** 2 + (EARLY_MISFIT * ends.early) ** 2)
-    )
+    return np.asarray(np.hypot(LEAST_MISFIT, MISFIT * far))
+
+
+def early_misfit(law: Array, ends: Ends) -> Array:
+    """Give the variance of log S that trials which met the target before their end have beside :func:`misfit`: (m, n).
+
+    It is by parameters (m, 4), and 0 for other trials. With a small share a run says well how short its horizon could
+    have been, however long it was; with a large one an error of the step is one of S, many times over.
+    """
+    share, waste = np.exp(law.T[2:])[:, :, None]
+    of_waste = waste * np.tanh(-ends.early / waste)
+    return np.asarray(EARLY_MISFIT**2 * (of_waste**2 + (share * ends.early) ** 2))
 
 
 def log_met(law: Array) -> Array:

@@ -30,6 +30,7 @@ from bstune.search.posterior import (
     log_steps,
     sample_posterior,
     steps_seen,
+    variance_seen,
 )
 
 Array = NDArray[np.float64]
@@ -504,11 +505,12 @@ def _fresh_at_horizons(posterior: Posterior) -> dict[int, tuple[float, float]]:
     data = posterior.data
     expected = log_steps(posterior.theta, data.points, posterior.prior)
     seen = steps_seen(posterior.theta, data, posterior.prior)
+    own = variance_seen(posterior.theta, data, posterior.prior)
     gap = np.where(data.diverged, math.log(FAILURE_FACTOR), seen - expected)
     noise = np.exp(2.0 * posterior.theta[:, NOISE, None])
     fresh: dict[int, tuple[float, float]] = {}
     for runs in _places(posterior.observations):
-        precision = 1.0 / (noise + data.spread[runs] ** 2)
+        precision = 1.0 / (noise + own[..., runs])
         of_runs = precision.sum(axis=1)
         left = 1.0 / (MISFIT**-2 + of_runs)  # variance of what the model misses at the place
         misses = left * (precision * gap[:, runs]).sum(axis=1)
