@@ -113,6 +113,11 @@ def refused(bstune, folder, message, *arguments):
         ),
         ("workload=digits device=tpu", "device must be auto, cpu, cuda or cuda:N, but got 'tpu'"),
         ("workload=digits device=cuda:99", "CUDA devices: use auto or cpu"),
+        (
+            "workload=digits threads=1024 device=cpu",
+            "threads=1024, but this machine has",
+        ),
+        ("workload=digits threads=1025", "threads: must be auto or 1 to 1024, but got 1025"),
         ("workload=digits output=/dev/null/x", "/dev/null is not a folder"),
         ("workload=digits storage=nonsense", "storage=nonsense is no database URL"),
         (

@@ -20,12 +20,15 @@ from bstune.search.horizon import (
     OUTLIERS,
     RELIABLE,
     Ends,
+    early_misfit,
     least_cost,
+    log_chance_at_end,
     log_jacobian,
     log_met,
     log_shortest,
     misfit,
 )
+from bstune.search.observations import MISFIT as PLACE_MISFIT
 from bstune.search.observations import (
     chance_of_reaching,
     fresh_horizons,
@@ -34,7 +37,14 @@ from bstune.search.observations import (
     likelihood_data,
     smoothed,
 )
-from bstune.search.posterior import draw_prior, log_likelihood, log_steps, make_prior
+from bstune.search.posterior import (
+    NOISE,
+    draw_prior,
+    log_likelihood,
+    log_steps,
+    make_prior,
+    steps_seen,
+)
 from bstune.search.sampler import default_policy
 from bstune.trial.workload import build_module
 
@@ -90,9 +100,21 @@ def test_the_law_in_closed_form():
     assert log_shortest(law, ends).tolist() == [
         pytest.approx([1.0, -1.0, 0.4 * math.tanh(1.0) - 0.2, 0.0])
     ]
+    # A quarter of either term, and nothing of a trial that ran to its end.
+    spread = early_misfit(law, ends) ** 0.5
+    assert spread[0] == pytest.approx([0.0, 0.0, 0.25 * math.hypot(0.4 * math.tanh(1.0), 0.2), 0.0])
     spreads = misfit(Ends(np.array([0.0, 0.1, 1.0]), np.zeros(3)))
     assert spreads[0] == 0.03
     assert (np.diff(spreads) > 0.0).all()
+
+
+def test_where_within_a_horizon_the_target_is_met_may_be_anything_before_the_first_trial():
+    """It is met at S^(1 - m) h^m; m is nearly uniform."""
+    share = np.exp(
+        draw_prior(prior(), 4000, np.random.default_rng(0))[:, prior().horizon_law][:, 2]
+    )
+    levels = np.linspace(0.1, 0.9, 9)
+    assert np.quantile(share / (1.0 + share), levels) == pytest.approx(levels, abs=0.04)
 
 
 @pytest.mark.parametrize("datum", [-0.8, -0.05, 0.02, 0.3, 1.5])
@@ -150,13 +172,15 @@ def test_the_derivative_stands_in_the_likelihood_once_a_trial_and_weighed_like_i
     theta = draw_prior(prior(), 20, np.random.default_rng(0))
     data = inferred(trials).data
     assert (data.bound | data.diverged).tolist() == [False, False, True, True]
-    jacobian = log_jacobian(theta[:, prior().horizon_law], data.ends)[:, :2]
+    laws = prior().horizon_law
+    jacobian = log_jacobian(theta[:, laws], data.ends)[:, :2]
     # Of the same log S, as data that no law of horizons has made: the rest of the likelihood.
-    over = log_shortest(theta[:, prior().horizon_law], data.ends)
+    over = log_shortest(theta[:, laws], data.ends)
     for weight in (None, np.array([0.5, 0.25, 1.0, 1.0])):
         expected = []
         for i, row in enumerate(theta):
-            plain = replace(data, y=data.y + over[i], ends=None, weight=weight)
+            spread = np.sqrt(data.spread**2 + early_misfit(row[None, laws], data.ends)[0])
+            plain = replace(data, y=data.y + over[i], spread=spread, ends=None, weight=weight)
             weighed = jacobian[i] if weight is None else jacobian[i] * weight[:2]
             expected.append(log_likelihood(row[None], plain, prior())[0] + weighed.sum())
         found = log_likelihood(theta, replace(data, weight=weight), prior())
@@ -230,6 +254,56 @@ def test_a_horizon_of_least_cost_within_limits():
         least_cost(met, 2.0, math.inf, shortest=RELIABLE)[0] == 2.0 * RELIABLE
     )  # ... no winner is named by that
     assert least_cost(met, 2.0, 1.0, shortest=RELIABLE)[0] == 1.0
+
+
+@pytest.mark.parametrize("share", [0.05, 0.5, 4.0, 50.0])
+@pytest.mark.parametrize("waste", [0.01, 0.3])
+def test_the_chance_that_a_run_met_the_target_no_earlier_than_at_its_end(share, waste):
+    """It is about a half where its last look that missed is as far back as the law has it meet the target."""
+    law = np.log([[2.0, 1.0, share, waste]])
+    beyond = 0.5
+    early = beyond - float(np.interp(beyond, ABOVE, log_met(law)))
+    looks = np.linspace(0.0, 2.0, 4001)
+    ends = Ends(np.full(looks.size, -beyond / 2.0), np.zeros(looks.size), looks)
+    chance = (np.exp(log_chance_at_end(law, ends)[0]) - OUTLIERS) / (1.0 - OUTLIERS)
+    assert (np.diff(chance) >= 0.0).all()
+    half = looks[np.abs(chance - 0.5).argmin()]
+    assert -1e-3 < half - early < 0.6 * waste + 1e-3
+    unknown = Ends(np.array([-0.25, 0.25]), np.zeros(2), np.full(2, np.inf))
+    assert log_chance_at_end(law, unknown).tolist() == [[0.0, 0.0]]
+    assert log_chance_at_end(law, replace(unknown, late=None)).tolist() == [[0.0, 0.0]]
+
+
+def test_how_much_is_gained_at_the_end_is_learnt_from_runs_that_met_the_target_there():
+    """All is gained there, or all horizons meet it at one step: shares m of 1 and of 0."""
+    shares = []
+    for share in (1.0, 0.0):
+        trials = [
+            trial(i, 128, 0.1, horizon, share=share, shortest=1000.0)
+            for i, horizon in enumerate((700, 850, 1050, 1200, 1400, 1700))
+        ]
+        posterior = inferred(trials, particles=400)
+        drawn = np.exp(posterior.theta[:, posterior.prior.horizon_law][:, 2])
+        shares.append(np.quantile(drawn / (1.0 + drawn), (0.1, 0.9)))
+    assert shares[0][0] > 0.6
+    assert shares[1][1] < 0.6
+
+
+@pytest.mark.parametrize(
+    ("status", "steps_low", "horizon", "late"),
+    [
+        ("reached", 80, 100, math.log(100 / 80)),
+        ("reached", 0, 100, math.inf),  # nothing was looked at before
+        ("reached", 80, 120, math.inf),  # it met the target before its end
+        ("stopped", 100, 100, math.inf),
+    ],
+)
+def test_the_last_look_of_a_run_that_met_the_target_at_its_end(status, steps_low, horizon, late):
+    value = 0.08 if status == "reached" else 0.2
+    one = make_result(
+        batch_size=64, status=status, steps=100, steps_low=steps_low, history=((100, value),), horizon=horizon
+    )  # fmt: skip
+    assert inferred([one]).data.ends.late.tolist() == [pytest.approx(late)]
 
 
 @pytest.mark.parametrize(
@@ -338,6 +412,53 @@ def test_the_chance_of_reaching_is_the_share_of_seeds_whose_steps_lie_below_the_
     assert 0.85 < chances[2] <= 1.0 - OUTLIERS
 
 
+@pytest.mark.parametrize("spread", [0.03, 0.5])
+def test_a_run_draws_its_place_by_how_well_it_says_what_its_shortest_horizon_is(spread):
+    """In one draw: the model's log S, and of the run's distance from it the share that precisions leave."""
+    around = [trial(i, 128, 0.1, horizon, shortest=1000.0) for i, horizon in enumerate((900, 1100))]
+    lucky = replace(trial(2, 64, 0.1, 500, shortest=500.0), history=((500, 0.1),))
+    posterior = inferred([*around, lucky])
+    data, theta = posterior.data, posterior.theta[:1]
+    posterior = replace(
+        posterior, theta=theta, data=replace(data, spread=np.array([0.03, 0.03, spread]))
+    )
+    expected = log_steps(theta, data.points, posterior.prior)[0, 2]
+    gap = steps_seen(theta, data, posterior.prior)[0, 2] - expected
+    noise = math.exp(2.0 * theta[0, NOISE])
+    drawn = PLACE_MISFIT**2 / (PLACE_MISFIT**2 + noise + spread**2)
+    middle = math.exp(expected + drawn * gap)
+    assert chance_of_reaching(posterior, 2, middle) == pytest.approx(0.5 * (1.0 - OUTLIERS))
+    # One deviation of a fresh seed above it: the noise, and what is left of what the model misses at the place.
+    deviation = math.sqrt(noise + (1.0 - drawn) * PLACE_MISFIT**2)
+    chance = chance_of_reaching(posterior, 2, middle * math.exp(deviation))
+    assert chance == pytest.approx(ndtr(1.0) * (1.0 - OUTLIERS))
+
+
+@pytest.mark.parametrize(("count", "least", "most"), [(1, 1.0, 3.0), (4, 1.3, 4.0), (11, 1.2, 2.2)])
+def test_the_horizon_of_the_users_own_pair_whose_run_met_the_target_early(count, least, most):
+    """With the budget as its horizon; every run of any longer horizon meets the target after 0.7 of S."""
+    waste = 0.4
+
+    def annealed(number, size, lr, horizon):
+        shortest = LAW.steps(size, lr)
+        one = trial(number, size, lr, horizon, share=0.0)
+        if not one.reached:
+            return one
+        steps = np.exp(np.linspace(math.log(shortest) - waste, math.log(shortest), 2001))
+        over = waste * np.tanh(np.log(horizon / steps) / waste)
+        met = round(float(steps[np.abs(np.log(shortest / steps) - over).argmin()]))
+        return replace(one, steps=met, steps_low=met, history=((met, 0.1),))
+
+    trials = [annealed(0, 128, 0.1, round(BUDGET))]
+    factors = (0.5, 0.7, 0.8, 0.6, 1.3, 0.9, 1.2, 0.75, 1.5, 0.85)
+    for number, factor in enumerate(factors, 1):
+        size = (32, 64, 128, 256, 512)[(number - 1) % 5]
+        lr = 0.1 * math.sqrt(size / 128) * (1.0, 0.7)[(number - 1) % 2]
+        trials.append(annealed(number, size, lr, round(factor * LAW.steps(size, lr))))
+    posterior = inferred(trials[:count], particles=400, budget=lambda size: BUDGET)
+    assert least < fresh_horizons(posterior)[0] / LAW.steps(128, 0.1) < most
+
+
 def decided(trials, seed, budget=BUDGET, **changes):
     posterior = inferred(trials, seed)
     settings = {
@@ -432,7 +553,7 @@ def test_the_curve_spends_a_whole_budget_in_vain_once_in_thirty_runs(missed, run
     ]
     posterior = inferred(trials[: len(trials) - missed] + [
         replace(trial(90 + i, 8, 0.02, 900), steps=900) for i in range(missed)
-    ])  # fmt: skip
+    ], particles=800)  # fmt: skip
     assert len(posterior.observations) == 30
 
     def longest(size):

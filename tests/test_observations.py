@@ -9,6 +9,7 @@ from bstune.core.records import Target
 from bstune.core.step_time import StepTime, StepTimes
 from bstune.search.observations import (
     SLOWDOWN,
+    History,
     Observation,
     Posterior,
     extrapolate,
@@ -276,3 +277,10 @@ def test_a_recorded_run_that_chains_repeat_at_other_lengths_counts_once():
     expected = [0.2, 0.2, 1.0, 0.2, 1.0, 0.2, 1.0, 0.2]
     assert weight_of_histories(trials).tolist() == expected
     assert weight_of_histories([]).tolist() == []
+
+
+def test_a_history_is_found_by_a_plain_tuple_of_its_points():
+    points = ((0.0, 1.0), (1.0, 0.5))
+    history = History(points)
+    assert (history, hash(history), hash(history)) == (points, hash(points), hash(points))
+    assert {points: 1}[history] == 1

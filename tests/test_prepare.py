@@ -346,7 +346,7 @@ def test_the_survey_leaves_most_of_the_wall_time_to_the_search(monkeypatch, wall
 
     monkeypatch.setattr(hardware_survey, "measure_with", surveyed)
     monkeypatch.setattr(
-        hardware_survey, "cached", lambda options, key, how, measured: (measured(), True)
+        hardware_survey, "cached", lambda options, key, how, measured, log: (measured(), True)
     )
     prepared = prepared_study(
         "workload=digits", "device=cpu", f"search.wall_seconds={wall_seconds}"

@@ -1,3 +1,4 @@
+import json
 import sys
 from dataclasses import replace
 from io import StringIO
@@ -6,7 +7,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import yaml
-from builders import result_of
+from builders import asked_of, result_of
 from recorded.draw import recorded
 from rich.console import Console
 from toolbox import make_result, make_trial
@@ -18,6 +19,7 @@ from bstune.result import StepTiming
 from bstune.study.analysis.analyse import curve_of
 from bstune.study.analysis.scale_out import step_times
 from bstune.study.analysis.step_times import not_told_apart
+from bstune.study.analysis.summary import Analysis, summarize
 from bstune.study.replicates import Winner
 from bstune.study.report import (
     best_yaml,
@@ -80,6 +82,25 @@ def test_timings_that_are_not_to_be_trusted_are_said(error, waited, is_quiet):
     assert noise.good == is_quiet
     assert f"{error:.0%}" in noise.text
     assert ("busy" in noise.text) == (waited > 0.0)
+
+
+@pytest.mark.parametrize("apart", [(), (64, 1024)])
+def test_batch_sizes_that_the_timing_does_not_tell_from_the_winner_are_listed(apart):
+    """A machine so noisy is no error: the result says that its winner is not confirmed."""
+    first = make_trial(0)
+    fresh = [replace(first, number=i, trial_index=0, seed=i) for i in (1, 2, 3)]
+    best = {"time": Winner(first, 100.0, tuple(fresh))}
+    timing = StepTiming(
+        seconds_of="lean", surveyed=True, relative_error=0.3, waited=0.0, threads=1, not_told_apart=apart
+    )  # fmt: skip
+    analysis = Analysis(fit="no fit", critical=None, best=best, timing=timing)
+    result = summarize([first, *fresh], asked_of(), analysis)
+    assert result.confirmed == (apart == ())
+    assert json.loads(result.to_json())["confirmed"] == result.confirmed
+    (noise,) = [one for one in trust(result) if one.name == "noise"]
+    line = "a step's seconds are known to 30%, too little to tell USE from batch size 64 and 1024"
+    assert (line in noise.text) == (apart != ())
+    assert not noise.good
 
 
 @pytest.mark.parametrize(

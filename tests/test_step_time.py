@@ -10,6 +10,7 @@ from bstune.core.step_time import (
     BANDWIDTH,
     SHRINKAGE,
     StepTime,
+    StepTimes,
     fit_line,
     fit_step_times,
     fit_sync,
@@ -108,3 +109,14 @@ def test_a_line_through_all_reduces():
             HardwareError, match="an all-reduce needs positive seconds at 2 devices or more"
         ):
             fit_sync(measured)
+
+
+@pytest.mark.parametrize("count", [0, 1, 33, 600])
+def test_step_times_that_are_prepared_are_the_same_to_the_bit(count):
+    rng = np.random.default_rng(0)
+    x, log_ratio = rng.uniform(2.0, 12.0, count), rng.normal(0.0, 0.2, count)
+    alone, at_once = (StepTimes(LINE, tuple(x), tuple(log_ratio)) for _ in range(2))
+    sizes = np.exp2(np.log2(rng.integers(4, 5000, 600)))
+    at_once.prepare(sizes)
+    for size in sizes:
+        assert np.array_equal(at_once(np.array(size)), alone(np.array(size)))

@@ -278,17 +278,22 @@ def test_what_a_survey_depends_on(cached, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("changes", "options"),
+    ("changes", "options", "why"),
     [
-        ({"threads": ThreadChoice(2)}, ()),
+        (
+            {"threads": ThreadChoice(2)},
+            (),
+            "its steps ran on 2 threads, and this study's run on 1",
+        ),
         # One number that was given says nothing of the others.
-        ({}, ("threads=auto",)),
-        ({"seconds_of": "trainer"}, ()),
-        ({}, ("seconds_of=trainer",)),
+        ({}, ("threads=auto",), "its steps ran on 1 thread, and no other number was tried"),
+        ({"threads": None}, (), "its number of threads was left alone"),
+        ({"seconds_of": "trainer"}, (), "its seconds are those of trainer, not of lean"),
+        ({}, ("seconds_of=trainer",), "its seconds are those of lean, not of trainer"),
     ],
 )
-def test_a_survey_that_was_timed_otherwise_is_measured_again(
-    cached, tmp_path, monkeypatch, changes, options
+def test_a_survey_that_was_timed_otherwise_is_measured_again_and_a_line_says_why(
+    cached, tmp_path, monkeypatch, changes, options, why
 ):
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
@@ -296,7 +301,10 @@ def test_a_survey_that_was_timed_otherwise_is_measured_again(
     monkeypatch.setattr(survey_module, "cache_key", lambda *arguments: "0123")
     made = make_survey(notes=("made",))
     path.write_bytes(SURVEYS.dump_json(replace(make_survey(), **changes)))
-    assert cached(made, print, *options) == (made, False)
+    lines = list[str]()
+    assert cached(made, lines.append, *options) == (made, False)
+    line = f"the cached survey of the hardware is not used, it is measured again: {why}"
+    assert lines == [line]
 
 
 def test_the_cache(cached, tmp_path):

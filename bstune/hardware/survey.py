@@ -46,7 +46,7 @@ from bstune.hardware.threads import (
 )
 from bstune.options import StepTimeOptions, StudyOptions
 from bstune.recipe import Recipe
-from bstune.system.console import format_seconds, quieten
+from bstune.system.console import format_seconds, plural, quieten
 from bstune.system.failures import optional
 from bstune.system.files import write_text
 from bstune.system.inputs import read_bytes
@@ -231,15 +231,22 @@ class HowTimed:
     # Numbers of threads to choose from; empty: torch's are left as they are.
     thread_counts: tuple[int, ...]
 
-    def describes(self, survey: "Survey") -> bool:
-        """Whether a survey from before was timed like this."""
+    def differs(self, survey: "Survey") -> str | None:
+        """Say in what a survey from before was timed otherwise; None where it was timed like this."""
         if survey.seconds_of != self.seconds_of:
-            return False
+            return f"its seconds are those of {survey.seconds_of}, not of {self.seconds_of}"
+        counts = self.thread_counts
         if survey.threads is None:
-            return not self.thread_counts
+            return "its number of threads was left alone" if counts else None
+        before = plural(survey.threads.threads, "thread")
+        if not counts:
+            return f"its steps ran on {before}, which is left alone here"
+        if survey.threads.threads not in counts:
+            now = " or ".join(str(count) for count in counts)
+            return f"its steps ran on {before}, and this study's run on {now}"
         # One that was given says nothing of the others.
-        was_chosen = len(survey.threads.timings) > 0 or len(self.thread_counts) == 1
-        return was_chosen and survey.threads.threads in self.thread_counts
+        was_chosen = len(survey.threads.timings) > 0 or len(counts) == 1
+        return None if was_chosen else f"its steps ran on {before}, and no other number was tried"
 
 
 def how_timed(options: StudyOptions, module: LightningModule) -> HowTimed:
@@ -674,6 +681,7 @@ def cached_survey(
         key,
         how,
         lambda: measure(options, recipe, space, protocol, examples, build, log, tried),
+        log,
     )
 
 
@@ -687,16 +695,23 @@ def survey_key(
 
 
 def cached(
-    options: StudyOptions, key: str, how: HowTimed, measured: Callable[[], Survey]
+    options: StudyOptions,
+    key: str,
+    how: HowTimed,
+    measured: Callable[[], Survey],
+    log: Callable[[str], None],
 ) -> tuple[Survey, bool]:
     """Return the survey of a key, and whether it was in the cache; else it is measured, and kept there.
 
-    One with another number of threads, or of another loop, is measured again.
+    One with another number of threads, or of another loop, is measured again, and a line says so.
     """
     path = Path(options.hardware.cache) / f"{options.workload.name}-{key}.json"
     known = None if options.hardware.refresh else read(path)
-    if known is not None and how.describes(known):
-        return known, True
+    if known is not None:
+        other = how.differs(known)
+        if other is None:
+            return known, True
+        log(f"the cached survey of the hardware is not used, it is measured again: {other}")
     survey = measured()
     try:
         path.parent.mkdir(parents=True, exist_ok=True)

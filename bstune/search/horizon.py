@@ -7,7 +7,8 @@ trial is neither stopped nor continued, and how it ended says how far S is:
   evaluations (:func:`bstune.search.observations.log_excess`), mostly that at its end. With power 1 the metric's
   distance from its ideal value falls as a power of h; below 1 it flattens out, as where the best that can be reached is
   not the ideal value.
-- One that met the target at its horizon's end: the same law with the opposite sign.
+- One that met the target at its horizon's end: the same law with the opposite sign. That it did so no earlier says how
+  much of what is gained is gained at the end, see the next one.
 - One that met it at step s before its end: ``log(S/s) = waste tanh(early/waste) - share early``, early = log(h/s). The
   more is gained at the schedule's end alone, the larger the share: with the target met at S^(1 - m) h^m it is
   m/(1 - m), 0 where the horizon does not matter. The waste is of steps at a rate near its end, which train little: a
@@ -31,18 +32,20 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.special import log_ndtr
+from scipy.special import log_ndtr, ndtr
 
 Array = NDArray[np.float64]
-# Mean and standard deviation of: log scale, log power, log share, log waste.
+# Mean and standard deviation of: log scale, log power, log share, log waste. The share m/(1 - m) has a median of 1 and
+# a deviation with which m itself is nearly uniform: from a target that is met at S^(1 - m) h^m wherever a schedule ends
+# (recorded linear schedules have m of 0 to 0.1) to one that is met at its end alone.
 HORIZON_NORMAL = [
     (math.log(2.0), 0.6),
     (math.log(0.8), 0.25),
-    (math.log(3.5), 1.3),
+    (0.0, 1.8),
     (math.log(0.18), 1.2),
 ]
 MISFIT = 0.25  # of log(S/h): what the law misses of one trial, over what it says ...
-EARLY_MISFIT = 0.25  # ... likewise over log(s/h)
+EARLY_MISFIT = 0.25  # ... likewise of each of the two terms of log(S/s)
 LEAST_MISFIT = 0.03  # in log S
 EXCESS_RESOLUTION = 0.01  # log excess: of 10,000 examples, 10% of them wrong, ten more or less
 ABOVE = np.linspace(0.0, 12.0, 1201)  # log(h/S) at which a law's draws are compared
@@ -61,6 +64,14 @@ class Ends:
     early: (
         Array  # log(steps/horizon) of a trial that met the target before its horizon's end; else 0
     )
+    # log(horizon/step) of the last step that missed the target, of a trial that met it at its horizon's end; else, and
+    # where nothing was looked at before, infinite. None: of all trials.
+    late: Array | None = None
+
+    def take(self, rows: NDArray[np.intp]) -> "Ends":
+        """Give some of the trials."""
+        late = None if self.late is None else self.late[rows]
+        return Ends(self.excess[rows], self.early[rows], late)
 
 
 def log_shortest(law: Array, ends: Ends) -> Array:
@@ -92,13 +103,45 @@ def log_jacobian(law: Array, ends: Ends) -> Array:
     return np.asarray(np.where(ends.early < 0.0, by_step, of_excess))
 
 
+def log_chance_at_end(law: Array, ends: Ends) -> Array:
+    """Give the log of the chance that trials which met the target did so no earlier, by parameters (m, 4): (m, n).
+
+    With log(h/S) = a by their excess, the step is ``a = (1 + share) early - waste tanh(early/waste)`` before the end.
+    As 0 <= tanh(x) <= min(x, 1), early is at most a/share and (a + waste)/(1 + share), and near the smaller one. It is
+    0, a chance of 1, for trials that met the target before their end or missed it.
+    """
+    chances = np.zeros((len(law), ends.excess.size))
+    at_end = np.zeros(ends.excess.size, dtype=np.bool_) if ends.late is None else ends.late < np.inf
+    if ends.late is None or not at_end.any():
+        return chances
+    scale, power, share, waste = np.exp(law.T)[:, :, None]
+    beyond = scale * np.abs(ends.excess[at_end]) ** power
+    early = np.minimum(beyond / share, (beyond + waste) / (1.0 + share))
+    spread = np.hypot(LEAST_MISFIT, EARLY_MISFIT * early)
+    chance = ndtr((ends.late[at_end] - early) / spread)
+    chances[:, at_end] = np.log((1.0 - OUTLIERS) * chance + OUTLIERS)
+    return chances
+
+
 def misfit(ends: Ends) -> Array:
-    """Return the standard deviation of log S beside the law's: what it misses grows with how far it has to reach."""
+    """Give the standard deviation of log S beside the law's of trials that ran to their horizon's end.
+
+    What the law misses grows with how far it has to reach.
+    """
     usual = np.array([[mean for mean, _ in HORIZON_NORMAL]])
     far = log_shortest(usual, Ends(ends.excess, np.zeros(ends.early.shape)))[0]
-    return np.asarray(
-        np.sqrt(LEAST_MISFIT**2 + (MISFIT * far) ** 2 + (EARLY_MISFIT * ends.early) ** 2)
-    )
+    return np.asarray(np.hypot(LEAST_MISFIT, MISFIT * far))
+
+
+def early_misfit(law: Array, ends: Ends) -> Array:
+    """Give the variance of log S that trials which met the target before their end have beside :func:`misfit`: (m, n).
+
+    It is by parameters (m, 4), and 0 for other trials. With a small share a run says well how short its horizon could
+    have been, however long it was; with a large one an error of the step is one of S, many times over.
+    """
+    share, waste = np.exp(law.T[2:])[:, :, None]
+    of_waste = waste * np.tanh(-ends.early / waste)
+    return np.asarray(EARLY_MISFIT**2 * (of_waste**2 + (share * ends.early) ** 2))
 
 
 def log_met(law: Array) -> Array:

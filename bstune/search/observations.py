@@ -30,11 +30,26 @@ from bstune.search.posterior import (
     log_steps,
     sample_posterior,
     steps_seen,
+    variance_seen,
 )
 
 Array = NDArray[np.float64]
 Weight = Callable[[Array], Array]
 Curve = Sequence[tuple[float, float]]  # (log step, log excess) of a trial's evaluations
+
+
+class History(tuple[tuple[float, float], ...]):
+    """A curve that is looked up by again and again: its hash is worked out once."""
+
+    __hash = 0
+
+    def __hash__(self) -> int:
+        """Give a tuple's hash."""
+        if self.__hash == 0:
+            self.__hash = tuple.__hash__(self)
+        return self.__hash
+
+
 Slowdown = tuple[
     float, float
 ]  # log of the rate of the rest over the recent one: mean and standard deviation
@@ -44,7 +59,9 @@ Slowdown = tuple[
 MISFIT = 0.1
 FAILURE_FACTOR = 4.0  # times the steps expected: what a run counts as that diverged where others reached the target
 LEAST_SHARE = 0.5  # of the steps of a trial that reached the target at its first evaluation: those that missed it
-CACHED = 4096  # histories: every decision reads them all, most of them once more
+# Histories, and pairs of two: every decision reads them all, most of them once more. A study of 1,000 trials that were
+# stopped has 8,000 pairs.
+CACHED = 32_768
 LEAST_SCALE = 1e-300  # of a distance that others are divided by
 MOST_EXCESS = 1e30
 SIMILAR = 8  # trials that reached the target, whose rates a stopped one is shrunk towards
@@ -124,6 +141,9 @@ def infer(
     measured = [(t.batch_size, t.seconds_per_step) for t in last if t.seconds_per_step is not None]
     in_seconds = fit_step_times(measured, 2.0**prior.log_mid, step_time)
     tau = StepTimes(StepTime(0.0, 1.0)) if in_examples else in_seconds
+    sizes = np.array([float(trial.batch_size) for trial in trials])
+    # As a cost asks for them, and as a place in the model does.
+    tau.prepare(np.concatenate([sizes, np.exp2([one.x for one in observations])]))
     # A trial's own steps: those that it continues are not paid again.
     before = _steps_before(trials)
     spent = sum(
@@ -166,7 +186,8 @@ def observed(
     resumed = {trial.resumed_from for trial in usable}
     last = [trial for trial in usable if trial.number not in resumed]
     curves = {
-        t.number: _curve(t.history, target, ideal) if target is not None else () for t in last
+        t.number: _curve(t.history, target, ideal) if target is not None else History()
+        for t in last
     }
     reached = [t for t in last if t.reached and len(curves[t.number]) > 2]
     slowdown = fit_slowdown([(curves[t.number], math.log(t.steps)) for t in reached])
@@ -395,6 +416,7 @@ def likelihood_data(observations: Sequence[Observation], prior: Prior) -> Likeli
 def _ends(observations: Sequence[Observation]) -> Ends:
     """Return how trials ended their horizons; one that missed has an excess above 0, whatever its metric's rounding."""
     excess, early = np.zeros((2, len(observations)))
+    late = np.full(len(observations), np.inf)
     for i, one in enumerate(observations):
         if one.excess is not None and one.status != "diverged":
             excess[i] = (
@@ -404,7 +426,9 @@ def _ends(observations: Sequence[Observation]) -> Ends:
             )
         if one.status == "reached" and one.horizon is not None:
             early[i] = math.log(one.steps / one.horizon)
-    return Ends(excess, early)
+            if one.excess is not None and one.steps_low > 0:
+                late[i] = math.log(one.horizon / one.steps_low)
+    return Ends(excess, early, late)
 
 
 def objective_weight(objective: str, tau: StepTimes) -> Weight:
@@ -450,28 +474,52 @@ def chance_of_reaching(posterior: Posterior, number: int, horizon: float) -> flo
     ``P = (1 - outliers) Phi((log h - E[log S])/sd)``, the deviation that of log S over the posterior and
     from seed to seed.
     """
-    theta, prior = posterior.theta, posterior.prior
+    at_reached = _fresh_at_horizons(posterior)
     place = [one.number for one in posterior.observations].index(number)
-    at = posterior.data.points.take(np.array([place]))
-    variance = float(log_steps(theta, at, prior).var()) + _noise(theta)
-    above = math.log(horizon) - _fresh_log_steps(posterior)[place]
-    return (1.0 - OUTLIERS) * float(ndtr(above / math.sqrt(variance)))
+    log_s, spread = at_reached[place]
+    return (1.0 - OUTLIERS) * float(ndtr((math.log(horizon) - log_s) / spread))
 
 
 def _least_costs(posterior: Posterior) -> dict[int, tuple[float, float]]:
     """Return the steps until a run reaches the target and the horizon with which they are fewest, by number."""
-    theta, prior = posterior.theta, posterior.prior
-    met = log_met(theta[:, prior.horizon_law])
-    variance = log_steps(theta, posterior.data.points, prior).var(axis=0) + _noise(theta)
+    met = log_met(posterior.theta[:, posterior.prior.horizon_law])
     found = {}
-    for i, log_s in _fresh_log_steps(posterior).items():
+    for i, (log_s, spread) in _fresh_at_horizons(posterior).items():
         one = posterior.observations[i]
         longest = (
             math.inf if posterior.budget is None else math.log(posterior.budget(2.0**one.x)) - log_s
         )
-        above, cost = least_cost(met, math.sqrt(variance[i]), longest, shortest=RELIABLE)
+        above, cost = least_cost(met, spread, longest, shortest=RELIABLE)
         found[one.number] = cost * math.exp(log_s), math.exp(log_s + above)
     return found
+
+
+def _fresh_at_horizons(posterior: Posterior) -> dict[int, tuple[float, float]]:
+    """Give mean and deviation of a fresh seed's log S at each reached observation, by its place.
+
+    As in :func:`_fresh_log_steps` the runs at a place draw the model towards them, but in each draw of the
+    posterior, as the law of the metric over horizons, and with it what a run says of S, is one of a draw. A run
+    counts by its noise and by what that law misses of it: one that met the target early in a long horizon says
+    little of how short the horizon could have been.
+    """
+    data = posterior.data
+    expected = log_steps(posterior.theta, data.points, posterior.prior)
+    seen = steps_seen(posterior.theta, data, posterior.prior)
+    own = variance_seen(posterior.theta, data, posterior.prior)
+    gap = np.where(data.diverged, math.log(FAILURE_FACTOR), seen - expected)
+    noise = np.exp(2.0 * posterior.theta[:, NOISE, None])
+    fresh: dict[int, tuple[float, float]] = {}
+    for runs in _places(posterior.observations):
+        precision = 1.0 / (noise + own[..., runs])
+        of_runs = precision.sum(axis=1)
+        left = 1.0 / (MISFIT**-2 + of_runs)  # variance of what the model misses at the place
+        misses = left * (precision * gap[:, runs]).sum(axis=1)
+        for i in runs:
+            if posterior.observations[i].status == "reached":
+                drawn = expected[:, i] + misses
+                variance = float(drawn.var() + left.mean() + noise.mean())
+                fresh[i] = float(drawn.mean()), math.sqrt(variance)
+    return fresh
 
 
 def _noise(theta: Array) -> float:
@@ -480,17 +528,13 @@ def _noise(theta: Array) -> float:
 
 
 def _fresh_log_steps(posterior: Posterior) -> dict[int, float]:
-    """Return the log S of a fresh seed at each reached observation, by its place."""
+    """Return the log S of a fresh seed at each reached observation, by its place, where no horizon matters."""
     data = posterior.data
     expected = log_steps(posterior.theta, data.points, posterior.prior).mean(axis=0)
-    y = steps_seen(posterior.theta, data, posterior.prior).mean(axis=0)
-    gap = np.where(data.diverged, math.log(FAILURE_FACTOR), y - expected)
+    gap = np.where(data.diverged, math.log(FAILURE_FACTOR), data.y - expected)
     noise = _noise(posterior.theta)
-    places: dict[tuple[float, float, tuple[float, ...]], list[int]] = {}
-    for i, one in enumerate(posterior.observations):
-        places.setdefault((one.x, one.z, one.other), []).append(i)
     fresh: dict[int, float] = {}
-    for runs in places.values():
+    for runs in _places(posterior.observations):
         misses = float(gap[runs].mean()) * MISFIT**2 / (MISFIT**2 + noise / len(runs))
         fresh |= {
             i: float(expected[i]) + misses
@@ -498,6 +542,14 @@ def _fresh_log_steps(posterior: Posterior) -> dict[int, float]:
             if posterior.observations[i].status == "reached"
         }
     return fresh
+
+
+def _places(observations: Sequence[Observation]) -> list[list[int]]:
+    """Group the places of observations that share a point."""
+    places: dict[tuple[float, float, tuple[float, ...]], list[int]] = {}
+    for i, one in enumerate(observations):
+        places.setdefault((one.x, one.z, one.other), []).append(i)
+    return list(places.values())
 
 
 def smoothed(posterior: Posterior, objective: str) -> list[tuple[float, Observation]]:
@@ -572,7 +624,7 @@ def reached_rate(curve: Curve, log_steps: float, excess: float) -> float | None:
 def _curve(
     history: tuple[tuple[int, float | None], ...], target: Target, ideal: float | None
 ) -> Curve:
-    return tuple(log_excess(history, target, ideal))
+    return History(log_excess(history, target, ideal))
 
 
 @lru_cache(maxsize=CACHED)
@@ -605,7 +657,7 @@ def _slowdowns(curve: Curve, end: float) -> tuple[float, ...]:
 def fit_slowdown(reached: Sequence[tuple[Curve, float]]) -> Slowdown:
     """Return the slowdown of trials that reached the target, given as curve and log steps, shrunk towards the prior."""
     mean, spread = SLOWDOWN
-    seen = [np.array(logs) for curve, end in reached if (logs := _slowdowns(tuple(curve), end))]
+    seen = [np.array(logs) for curve, end in reached if (logs := _slowdowns(_history(curve), end))]
     count = PRIOR_TRIALS + len(seen)
     fitted = (PRIOR_TRIALS * mean + sum(float(logs.mean()) for logs in seen)) / count
     square = PRIOR_TRIALS * spread**2 + sum(float(((logs - fitted) ** 2).mean()) for logs in seen)
@@ -616,8 +668,20 @@ def extrapolate(
     curve: Curve, steps: int, reached: Sequence[tuple[Curve, float]], slowdown: Slowdown = SLOWDOWN
 ) -> tuple[float, float]:
     """Return log(steps to target/steps) and its deviation, by ``reached`` curves and log steps, most similar first."""
+    others = tuple((_history(other), log_steps) for other, log_steps in reached)
+    return _extrapolated(_history(curve), steps, others, slowdown)
+
+
+def _history(curve: Curve) -> History:
+    return curve if isinstance(curve, History) else History(curve)
+
+
+@lru_cache(maxsize=CACHED)
+def _extrapolated(
+    curve: History, steps: int, reached: tuple[tuple[History, float], ...], slowdown: Slowdown
+) -> tuple[float, float]:
     end = math.log(steps)
-    own, recent = None, _recent(tuple(curve))
+    own, recent = None, _recent(curve)
     level = max(min(e for _, e in curve[-3:]), LEAST_EXCESS)
     if recent is not None:
         slope, level, error = recent
@@ -626,7 +690,7 @@ def extrapolate(
     rates = [
         rate
         for other, log_steps in reached
-        if (rate := reached_rate(tuple(other), log_steps, level)) is not None
+        if (rate := reached_rate(other, log_steps, level)) is not None
     ]
     log_rate, spread = math.log(RATE), RATE_SPREAD
     if rates:

@@ -38,7 +38,14 @@ from scipy.special import ndtr
 
 from bstune.core.noise_scale import NoiseScaleEstimate, estimate_noise_scale
 from bstune.core.records import TrialResult
-from bstune.search.horizon import HORIZON_NORMAL, Ends, log_jacobian, log_shortest
+from bstune.search.horizon import (
+    HORIZON_NORMAL,
+    Ends,
+    early_misfit,
+    log_chance_at_end,
+    log_jacobian,
+    log_shortest,
+)
 
 Array = NDArray[np.float64]
 Columns = slice | NDArray[np.bool_]  # which of the trials, as an index
@@ -235,7 +242,7 @@ class LikelihoodData:
             bound=self.bound[rows],
             diverged=self.diverged[rows],
             weight=None if self.weight is None else self.weight[rows],
-            ends=None if ends is None else Ends(ends.excess[rows], ends.early[rows]),
+            ends=None if ends is None else ends.take(rows),
         )
 
 
@@ -392,9 +399,10 @@ def _log_likelihood(theta: Array, data: LikelihoodData, prior: Prior) -> Array:
     exact, bound, diverged = data.columns
     noise = np.exp(theta[:, NOISE, None])
 
-    terms = _log_density(data, y, expected, noise)
+    terms = _log_density(data, y, expected, variance_seen(theta, data, prior)[..., exact], noise)
     if data.ends is not None:
-        terms = terms + log_jacobian(theta[:, prior.horizon_law], data.ends)[:, exact]
+        law = theta[:, prior.horizon_law]
+        terms = terms + (log_jacobian(law, data.ends) + log_chance_at_end(law, data.ends))[:, exact]
     total = _weighed(terms, data, exact)
 
     over = expected[:, bound] - y[..., bound]
@@ -415,11 +423,16 @@ def _weighed(terms: Array, data: LikelihoodData, columns: Columns) -> Array:
     return np.asarray(terms.sum(axis=1))
 
 
-def _log_density(data: LikelihoodData, y: Array, expected: Array, noise: Array) -> Array:
-    """Return the log density of log S of trials that have one, a mixture with outliers, up to a constant: (m, k)."""
+def _log_density(
+    data: LikelihoodData, y: Array, expected: Array, own: Array, noise: Array
+) -> Array:
+    """Return the log density of log S of trials that have one, a mixture with outliers, up to a constant: (m, k).
+
+    ``own`` is the variance of these trials' log S beside the noise from seed to seed, (k,) or (m, k).
+    """
     exact, _, _ = data.columns
     square = (y[..., exact] - expected[:, exact]) ** 2
-    variance = noise**2 + data.spread[exact] ** 2
+    variance = noise**2 + own
     wide = variance + OUTLIER_SPREAD**2
     # Both over the wide one's exponential: what is left of neither is beyond what a float holds.
     core = np.exp(0.5 * square * (1.0 / wide - 1.0 / variance)) / np.sqrt(variance)
@@ -435,6 +448,14 @@ def steps_seen(theta: Array, data: LikelihoodData, prior: Prior) -> Array:
     if data.ends is None:
         return data.y[None]
     return data.y + log_shortest(theta[:, prior.horizon_law], data.ends)
+
+
+def variance_seen(theta: Array, data: LikelihoodData, prior: Prior) -> Array:
+    """Give the variance of :func:`steps_seen` beside the noise from seed to seed: (n,), with horizons (m, n)."""
+    own = np.asarray(data.spread**2)
+    if data.ends is None:
+        return own
+    return own + early_misfit(theta[:, prior.horizon_law], data.ends)
 
 
 def _above(data: LikelihoodData, y: Array, expected: Array, noise: Array) -> Array:
