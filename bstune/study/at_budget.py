@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from bstune.core.records import TrialResult
 from bstune.options import StudyOptions
 from bstune.study.baseline import BaselineRuns
-from bstune.study.plan import is_baseline_replicate
 from bstune.study.replicates import same_point
 from bstune.system.console import format_seconds, plural
 
@@ -44,11 +43,7 @@ def is_full(trial: TrialResult, last_step: Callable[[float], int]) -> bool:
 def fresh_runs_of(trials: Sequence[TrialResult], number: int) -> tuple[TrialResult, ...]:
     """Give a trial's runs on fresh seeds, in order of their numbers."""
     return tuple(
-        trial
-        for trial in trials
-        if trial.replicate_of == number
-        and trial.status != "failed"
-        and not is_baseline_replicate(trial.trial_index)
+        trial for trial in trials if trial.replicate_of == number and trial.status != "failed"
     )
 
 

@@ -364,9 +364,10 @@ class Search:
                 seed_of=due.seed_of,
                 last_step=last_step,
             )
+            if asked is None:  # another process has begun it
+                return
             self._start(runner, asked)
-            if runner.running:
-                self._store(runner.wait())
+            self._store(runner.wait())
 
     def _has_time_to_the_end(self, done: Sequence[TrialResult], trial: TrialResult) -> bool:
         """Return whether one more run of a trial to its budget's end may begin."""
