@@ -159,7 +159,7 @@ def test_allows():
         "be less than 1": "hardware.memory.relative.cpu=1",
         "have at least 1 item": "hardware.scale_out.devices=[]",
         "be 'min' or 'max'": "workload.target.mode=down",
-        "be 'time', 'steps', 'both' or 'curve'": "search.objective=speed",
+        "be 'time', 'steps', 'both', 'curve' or 'loss'": "search.objective=speed",
         "be 'auto', '32-true', 'bf16-mixed', '16-mixed', 'bf16-true' or '16-true'": "precision=8",
         "be 'default', 'reduce-overhead', 'max-autotune' or 'max-autotune-no-cudagraphs'": "compile=fast",
     }.items(),

@@ -65,7 +65,7 @@ _POINTS: Mapping[str, Callable[[CurvePoint], float | None]] = {
 def study_name(prepared: PreparedStudy) -> str:
     """Return ``digits · cpu · val/loss<=0.1``."""
     target = str(prepared.protocol.target).replace(" ", "")
-    if prepared.budget.objective == "loss":
+    if option_at(prepared.options, "search.objective") == "loss":
         target = question_of(prepared.options)
     return cut(f"{prepared.options.study} · {prepared.backend.device} · {target}", KEY_LENGTH)
 
@@ -77,7 +77,7 @@ def study_params(prepared: PreparedStudy, commit: str | None) -> dict[str, str]:
     for name in ("scaling", "sampler"):
         if name in values:
             values[name] = str(values[name]).rpartition(".")[2]
-    is_for_loss = prepared.budget.objective == "loss"
+    is_for_loss = option_at(prepared.options, "search.objective") == "loss"
     target = question_of(prepared.options) if is_for_loss else str(prepared.protocol.target)
     values |= {"target": target, "device": prepared.backend.device}
     values |= {} if commit is None else {"git_commit": commit}
