@@ -126,7 +126,7 @@ Examples
   bstune compare outputs/*                                      studies side by side
 
 Options that matter most
-  search.objective=time                                  time, steps, both, or curve (the critical batch size)
+  search.objective=time                                  time, steps, both, curve (the critical batch size) or loss
   search.trials=64 search.wall_seconds=600               how many configurations are tried; how long it may take
   search.batch_size.low=8 search.batch_size.high=1024    where it looks
   target=0.1                                             what has to be reached

@@ -410,7 +410,8 @@ class SearchOptions(Section):
     """How a study spends its trials."""
 
     objective: Objective
-    """time (steps x seconds per step), steps, both (two objectives, Pareto), or curve (B_crit)."""
+    """time (steps x seconds per step), steps, both (two objectives, Pareto), curve (B_crit), or loss
+    (the best metric within a budget, without a target)."""
     trials: PositiveFew
     """Configurations that the whole search tries, over all its commands; one that is continued counts once."""
     seconds: PositiveSeconds | None
