@@ -135,7 +135,8 @@ def report_study(
     found = answer(result)
     # A study of Python objects has no command.
     in_python = list[Line]()
-    if arguments is None and result.winner is not None:
+    has_winner = result.winner is not None or result.at_budget is not None
+    if arguments is None and has_winner:
         in_python.append(("NEXT", ("result.train()",)))
     show(found, console, in_python)
     answered = len(missing)

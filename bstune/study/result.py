@@ -24,7 +24,7 @@ from bstune.report.budget_figure import budget_figure
 from bstune.report.figure import curve_figure
 from bstune.report.page import write_page
 from bstune.report.study_folder import read_study
-from bstune.result import Best, CriticalInterval, Gain, StudyResult
+from bstune.result import Best, CriticalInterval, Gain, GainAtBudget, StudyResult
 from bstune.study.folder_config import options_of_folder
 from bstune.study.report import Findings
 from bstune.study.retarget import study_so_far
@@ -92,8 +92,14 @@ class Result:
         return best
 
     @property
-    def gain(self) -> Gain | None:
-        """How many times as fast the winner is as the reference; None where they cannot be compared."""
+    def gain(self) -> Gain | GainAtBudget | None:
+        """How much better the winner is than the reference; None where they cannot be compared.
+
+        How many times as fast it is to the target; of the objective loss by how much its metric is
+        better at the budget's end.
+        """
+        if self.summary.at_budget is not None:
+            return self.summary.at_budget.gain
         return self.summary.gain
 
     @property

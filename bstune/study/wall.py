@@ -172,7 +172,7 @@ class WallTime:
         trial that is worth its start.
         """
         purpose = "to run the winner again"
-        if not best(done, self._budget):
+        if self._budget.objective != "loss" and not best(done, self._budget):
             purpose = "to continue the most promising trial"
         kept = f", {min(reserve, self.left):.1f} s kept {purpose}" if self.left > 0.0 else ""
         return SearchEnd(
