@@ -372,13 +372,13 @@ def validate(
     """
     kind = kind_of_options(config.get("workload"))
     config, unknown = with_choices_of(config.copy(), _nothing_to_choose(kind), arguments, unknown)
+    if OmegaConf.select(config, "search.objective") == "loss":
+        _leave_target_open(config)
     if kind is ReplayedOptions and complete is not None:
         _, mistakes = _parse(config, unknown, groups)
         mistakes = [line for line in mistakes if " is missing: " not in line]
         if mistakes:
             raise ConfigError("\n".join(mistakes))
-        if OmegaConf.select(config, "search.objective") == "loss":
-            _leave_target_open(config)
         for key, value in complete(_resolve(config.workload, "", {})).items():
             OmegaConf.update(config, key, value, force_add=True)
     return check(config, unknown, groups)
@@ -387,6 +387,8 @@ def validate(
 def _leave_target_open(config: DictConfig) -> None:
     """Let a workload without a target's value have none, where a budget is what is asked."""
     key = "workload.target.value"
+    if OmegaConf.select(config, "workload.target") is None:
+        OmegaConf.update(config, "workload.target", {}, force_add=True)
     if OmegaConf.select(config, key, throw_on_missing=False) is None:
         OmegaConf.update(config, key, "auto", force_add=True)
 

@@ -762,6 +762,17 @@ class FreshValues(Part, frozen=True):
     """Upper end of the mean's interval."""
     level: Level
     """Nominal coverage of the interval."""
+    broken: Count
+    """Further runs that diverged or ended before, which are not among the values."""
+
+
+class SizeSeconds(Part, frozen=True):
+    """The seconds of a step at a batch size."""
+
+    batch_size: BatchSize
+    """Examples of a step."""
+    seconds: Positive
+    """Of a step."""
 
 
 class PointAtBudget(Part, frozen=True):
@@ -879,11 +890,13 @@ class AtBudget(Part, frozen=True):
     """The answer of the objective loss: what has the best metric when the budget ends."""
 
     seconds: Positive | None
-    """Seconds of training, by tau(B), where these are the budget."""
+    """Seconds of training, by ``times``, where these are the budget."""
     examples: Count | None
     """Examples, where these are."""
     steps: Count | None
     """Steps, where these are."""
+    times: Items[SizeSeconds]
+    """Seconds of a step by which seconds are counted; empty for another budget."""
     winner: PointAtBudget
     """The point to use."""
     baseline: PointAtBudget | None

@@ -179,6 +179,37 @@ def test_an_error_of_the_users_code_asks_for_the_target():
     assert own_metric(BrokenLater(), Data(), {}, "cpu").name == "val_loss"
 
 
+class SameName(Net):
+    def training_step(self, batch, batch_idx):
+        loss = nn.functional.mse_loss(self.net(batch[0]), batch[1])
+        self.log("loss", loss)
+        return loss
+
+    def validation_step(self, batch, batch_idx):
+        self.log("loss", nn.functional.mse_loss(self.net(batch[0]), batch[1]))
+
+
+def test_a_name_that_is_logged_in_training_too_is_a_metric():
+    found = own_metric(SameName(), Data(), {"check_val_every_n_epoch": 5}, "cpu")
+    assert found.name == "loss"
+
+
+def test_a_budget_of_the_loss_is_assumed_in_seconds():
+    study = bstune.Study(Net, Data(), objective="loss")
+    assert assumed(study) == [
+        "reference",
+        "batch_sizes",
+        "wall_seconds",
+        "budget.seconds",
+        "target",
+    ]
+    assert study.options.budget.seconds == 6.0
+    given = bstune.Study(Net, Data(), options=["search.objective=loss", "budget.seconds=3"])
+    assert assumed(given) == ["reference", "batch_sizes", "target"]
+    with pytest.raises(ConfigError, match="leave one of them out"):
+        bstune.Study(Net, Data(), target="val_loss<=0.1", options=["search.objective=loss"])
+
+
 class LoggedByCallback(Callback):
     def on_validation_epoch_end(self, trainer, pl_module):
         self.log("macro_f1", 0.5)

@@ -48,7 +48,7 @@ def test_the_command_of_a_winner_ends_with_it_or_with_its_schedule(
         SimpleNamespace(stops=stops),
         make_result(horizon=again, steps=110, seconds_per_step=0.01),
     )
-    prepared = SimpleNamespace(backend=backend, files=Output(tmp_path), options=None)
+    prepared = SimpleNamespace(backend=backend, files=Output(tmp_path), options=None, goal=None)
     written = best_yaml(
         {"time": Winner(make_result(horizon=horizon), 110.0, () if again is None else (fresh,))},
         ["+workload=mine", "trial.lr=9", "storage=${oc.env:STUDIES}"],
@@ -209,6 +209,8 @@ def test_the_command_that_trains_the_winner_is_short(lr, stops, own):
         backend=backend,
         space=SimpleNamespace(lr_low=0.0, lr_high=0.99999, tunables=()),
         options=None,
+        goal=None,
+        budget=SimpleNamespace(objective="time"),
     )
     found = train_command(Winner(make_result(lr=lr, horizon=130), 110.0), TRAIN, prepared)
     kept = "+workload=mine study=s data.root=/d 'storage=${oc.env:STUDIES}'"

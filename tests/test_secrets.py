@@ -602,7 +602,7 @@ def run(bstune, tmp_path, caplog, monkeypatch, tmp_path_factory):
     return searched
 
 
-def error_of(*_: object) -> None:
+def error_of(*_: object, **__: object) -> None:
     raise OSError(
         f"no route to {FAILING}, or to {unquote(PASSWORDS['storage'])} with {PASSWORDS['token']}"
     )

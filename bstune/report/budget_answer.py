@@ -8,6 +8,7 @@ from bstune.system.console import format_count, format_number, format_seconds, p
 INTERVAL_TEXT = f"{INTERVAL_LEVEL:.0%}"
 # Of a gain that is left, over the metric: below it, another search is not worth its time.
 LITTLE = 0.002
+SAME = 1e-6  # of a metric's value: less is no difference
 
 
 def budget_words(found: AtBudget) -> str:
@@ -62,7 +63,7 @@ def gain(result: StudyResult) -> Iterator[str | None]:
     if found is None:
         return
     if found.baseline is None:
-        yield "not known: your own configuration did not run to its budget's end"
+        yield "not known: no run of your own configuration came to its budget's end"
         return
     own = (
         f"your batch size {format_count(found.baseline.batch_size)}, learning rate "
@@ -78,6 +79,8 @@ def gain(result: StudyResult) -> Iterator[str | None]:
     if told.low is not None and told.high is not None:
         ends = f"{format_number(told.low, 2)} to {format_number(told.high, 2)}"
         interval = f" ({INTERVAL_TEXT}: {ends}, {plural(told.seeds, 'fresh seed')})"
+    elif told.difference > 0.0:
+        interval = ", one run of each"
     better = "lower" if result.mode == "min" else "higher"
     is_shown = told.low is None or told.low > 0.0
     if told.difference <= 0.0 or not is_shown:
@@ -121,37 +124,54 @@ def growth(result: StudyResult) -> Iterator[str | None]:
     if found is None or found.growth is None:
         return
     law = found.growth
+    if all(one.is_at_end for one in law.best_sizes):
+        end = format_count(round(law.best_sizes[0].batch_size))
+        yield f"the best batch size is {end}, an end of those that were searched, at each part of the budget"
+        return
     sizes = ", ".join(
         f"{format_count(round(one.batch_size))} at {one.share:.3g}"
         for one in reversed(law.best_sizes)
     )
-    ends = f"{format_number(law.low, 2)} to {format_number(law.high, 2)}"
-    text = (
-        f"the best batch size is {sizes} of the budget: B ~ budget^{format_number(law.exponent, 2)}"
-    )
+    ends = f"{_exponent(law.low)} to {_exponent(law.high)}"
+    text = f"the best batch size is {sizes} of the budget: B ~ budget^{_exponent(law.exponent)}"
     text += f" ({INTERVAL_TEXT}: {ends})"
     if law.low <= 0.0 <= law.high:
         text += ", which is not told apart from no growth"
     yield text
 
 
+def _exponent(value: float) -> str:
+    return f"{value:z.2f}"
+
+
 def cautions(result: StudyResult) -> Iterator[str | None]:
     """Say what weakens the answer."""
     found = result.at_budget
     if found is None:
-        yield from (note for note in result.notes)
+        yield from result.notes
+        yield result.stop_reason
         return
-    if len({one.value for one in found.curve}) == 1:
+    values = [one.value for one in found.curve]
+    if max(values) - min(values) <= SAME * max(abs(value) for value in values):
         yield f"{result.metric} does not differ between batch sizes: a longer budget tells more"
+    if found.winner.fresh is not None and found.winner.fresh.broken:
+        broken = plural(found.winner.fresh.broken, "fresh seed")
+        yield f"{broken} of USE diverged, or ended before the budget did"
     if found.winner.fresh is None:
         yield "USE is one run's luck, too: search.replicates=3 runs it again on fresh seeds"
     if found.gain_left > LITTLE * abs(found.winner.expected):
         yield (
             f"more points may still gain: {result.metric} {format_number(found.gain_left, 2)} is expected of "
-            f"the next; search.trials={2 * result.search.trials} goes on"
+            f"the next; {_how_to_go_on(result)}"
         )
     if result.search.limit is not None and result.stop_reason is not None:
         yield result.stop_reason
+
+
+def _how_to_go_on(result: StudyResult) -> str:
+    if result.search.limit is not None:
+        return f"a larger {result.search.limit} goes on"
+    return f"search.trials={2 * result.search.trials} goes on"
 
 
 def next_steps(result: StudyResult) -> Iterator[str | None]:

@@ -3,8 +3,11 @@
 The page (:mod:`bstune.report.budget_charts`) and ``curve.png`` (:mod:`bstune.report.budget_figure`) draw these rows.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+
+import numpy as np
 
 from bstune.core.records import TrialResult
 from bstune.report.budget_answer import budget_words, point_words
@@ -94,17 +97,19 @@ def last_step_of(found: AtBudget, trial: TrialResult) -> float:
         return float(found.steps)
     if found.examples is not None:
         return found.examples / trial.batch_size
-    point = found.winner
-    seconds = found.seconds or 0.0
-    if trial.batch_size == point.batch_size or not trial.seconds_per_step:
-        return float(point.steps)
-    return seconds / trial.seconds_per_step
+    if not found.times:
+        return float(found.winner.steps)
+    sizes = [one.batch_size for one in found.times]
+    seconds = [one.seconds for one in found.times]
+    at = np.interp(math.log(trial.batch_size), np.log(sizes), np.log(seconds))
+    return (found.seconds or 0.0) / math.exp(float(at))
 
 
 def _is_full(trial: TrialResult, result: StudyResult, found: AtBudget) -> bool:
-    """Say whether a trial ran to its budget's end; seconds of a step are rounded to whole steps."""
+    """Say whether a trial ran to its budget's end, which is a whole step."""
     ended = trial.status in ("stopped", "reached")
-    return ended and trial.steps >= 0.99 * last_step_of(found, trial) and bool(_values(trial))
+    is_whole = trial.steps >= math.floor(last_step_of(found, trial))
+    return ended and is_whole and bool(_values(trial))
 
 
 def _values(trial: TrialResult) -> list[float]:
@@ -128,7 +133,10 @@ def _point_dot(point: PointAtBudget, name: str) -> Dot:
 def _shown(result: StudyResult, found: AtBudget, dots: Sequence[Dot]) -> tuple[float, float]:
     """Give the values that a picture shows: around those of the trials and the best of the curve."""
     near = [dot.value for dot in dots] + [found.winner.expected]
-    near += [one.value for one in found.curve if found.as_good.low <= one.batch_size]
+    as_good = found.as_good
+    for one in found.curve:
+        if as_good.low <= one.batch_size <= as_good.high:
+            near.append(one.value)
     best = min(near) if result.mode == "min" else max(near)
     distances = sorted(abs(value - best) for value in near)
     # Three quarters of what is near, and room above it.

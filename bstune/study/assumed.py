@@ -29,6 +29,8 @@ from bstune.trial.python_recipe import Loaders, Trial, data_module, module_build
 
 # Batch sizes that are searched begin at this part of the project's own.
 SMALLEST_PART = 16
+# Of the objective loss, where nothing says how long a trial is: twenty fit into the study's time.
+BUDGET_SECONDS = QUICK_SECONDS / 20.0
 # Arguments of the Trainer that say how the project itself trains, and what is made of them.
 LENGTHS = ("max_epochs", "max_steps")
 ACCUMULATED = "accumulate_grad_batches"
@@ -53,6 +55,8 @@ class Stated:
     # Whether the study's seconds end it.
     is_timed: bool
     objective: str | None = None
+    # Whether the options give the budget of the objective loss.
+    has_budget: bool = False
 
 
 @dataclass(frozen=True)
@@ -63,11 +67,13 @@ class Completed:
         given: them.
         wall_seconds: ``search.wall_seconds``, which the study has to have with them; None: none.
         lines: what was assumed, a line each, with the argument that changes it.
+        budget_seconds: ``budget.seconds``, likewise; None: none.
     """
 
     given: GivenObjects
     wall_seconds: float | None
     lines: tuple[str, ...]
+    budget_seconds: float | None = None
 
 
 def complete(stated: Stated) -> Completed:
@@ -130,18 +136,28 @@ def _from_project(stated: Stated, module: Module, data: Data) -> Completed:
         )
     budget = stated.budget
     wall_seconds: float | None = None
+    budget_seconds: float | None = None
     if budget is None:
         length = project.take_length(batch_size)
-        if not length.is_own and not stated.is_timed:
+        is_timed = stated.is_timed or stated.has_budget
+        if not length.is_own and not is_timed:
             wall_seconds = QUICK_SECONDS
             lines.append(
                 f"wall_seconds={wall_seconds:g}: the study takes {format_seconds(wall_seconds)}, as "
                 "neither it nor trainer={'max_epochs': N} says how long"
             )
         budget = Budget(examples=length.examples)
-        lines.append(
-            f"budget=bstune.Budget(examples={length.examples}), after which a trial gives up: {length.why}"
-        )
+        if stated.objective == "loss" and not stated.has_budget and not length.is_own:
+            budget_seconds = BUDGET_SECONDS
+            lines.append(
+                f"budget.seconds={budget_seconds:g}: of training, after which trials are compared; "
+                "options=['budget.seconds=SECONDS'] sets others"
+            )
+        elif not stated.has_budget:
+            lines.append(
+                f"budget=bstune.Budget(examples={length.examples}), after which a trial gives up: "
+                f"{length.why}"
+            )
     target = _target(stated.target)
     if target is None:
         trial = _any_trial(batch_size, reference[1], budget.last_step(batch_size), stated.tunable)
@@ -151,7 +167,7 @@ def _from_project(stated: Stated, module: Module, data: Data) -> Completed:
         target = Target(found.name, 0.0, found.mode).never_met
         lines.append(_line_on(found, stated.objective))
     given = _given(replace(stated, trainer=project.trainer), target, sizes, reference, budget)
-    return Completed(given, wall_seconds, tuple(lines))
+    return Completed(given, wall_seconds, tuple(lines), budget_seconds)
 
 
 @dataclass(frozen=True)

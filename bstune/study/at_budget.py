@@ -6,7 +6,7 @@ predicted: where another point is best then, it runs again as well, up to ``sear
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from bstune.core.records import TrialResult
 from bstune.options import StudyOptions
@@ -44,6 +44,39 @@ def fresh_runs_of(trials: Sequence[TrialResult], number: int) -> tuple[TrialResu
     """Give a trial's runs on fresh seeds, in order of their numbers."""
     return tuple(
         trial for trial in trials if trial.replicate_of == number and trial.status != "failed"
+    )
+
+
+def known_best(
+    trials: Sequence[TrialResult], ranked: Sequence[TrialResult], replicates: int
+) -> TrialResult:
+    """Give the point to use, of full trials in the order of what is predicted of them.
+
+    One that ran on all its fresh seeds goes before one that did not, as where the time or
+    ``search.candidates`` ended them: what was measured counts for more than what is predicted.
+    """
+    first = _original(trials, ranked[0])
+    for trial in ranked:
+        original = _original(trials, trial)
+        if replicates and len(fresh_runs_of(trials, original.number)) >= replicates:
+            return original
+    return first
+
+
+def held(trial: TrialResult, last_step: int) -> TrialResult:
+    """Let a trial that ended by itself, as by EarlyStopping, stand at what it had until its budget's end.
+
+    The best value within the budget counts, so that it is what a trial which went on would have at
+    least. Its seconds are those that it took.
+    """
+    values = [value for step, value in trial.history if step > 0 and value is not None]
+    if not values or trial.steps >= last_step:
+        return trial
+    return replace(
+        trial,
+        **trial.after(last_step),
+        steps_low=last_step,
+        history=(*trial.history, (last_step, values[-1])),
     )
 
 

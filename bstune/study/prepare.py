@@ -7,6 +7,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from bstune.config import Composed, compose
 from bstune.core.clock import stopwatch
 from bstune.core.errors import ConfigError
@@ -46,6 +48,8 @@ if TYPE_CHECKING:
 
     from bstune.hardware.survey import Survey
 
+BUDGET_SIZES = 33  # batch sizes whose seconds of a step are stored with a budget of seconds
+FEWEST_RUNS = 3  # trials of a whole budget that search.wall_seconds must have time for
 FEWEST_STEPS = 10  # of a trial of the objective loss at the smallest batch size
 QUICK_SECONDS = 120.0  # of wall time, of a study with quick=true
 LEAST_SURVEYED = 100.0  # of search.wall_seconds: a shorter study has no seconds for a survey
@@ -108,7 +112,9 @@ class OwnGoal:
 
     @property
     def after(self) -> str:
-        """How long the trial ran, in words."""
+        """How long the trial ran, in words; empty where its record is not at hand."""
+        if not self.steps:
+            return "in its first run"
         steps = f"after {plural(self.steps, 'step')}"
         return steps if self.seconds is None else f"{steps}, {format_seconds(self.seconds)}"
 
@@ -134,12 +140,34 @@ class PreparedStudy:
     elapsed: Callable[[], float]  # seconds of the command, which search.wall_seconds is of
     baseline: Baseline | None = None  # what trial 0 runs; None: the search's own first point
     goal: OwnGoal | None = None  # the target's, where trial 0 has set it
+    # Batch sizes and seconds of a step with which a study for the loss began; None: measured now.
+    budget_times: tuple[tuple[int, float], ...] | None = None
 
     def open_runner(self, count: int | None = None) -> Workers | InProcess:
         """Return what runs the trials, ``search.workers`` or ``count`` at a time."""
         if self.open_processes is None:
             return InProcess(self.backend.run)
         return self.open_processes(count or self.options.search.workers)
+
+    def seconds_per_step(self, batch_size: float) -> float:
+        """Give the seconds of a step by which a budget of seconds is counted, in seconds.
+
+        They are those with which the study began, as a new survey would make another question of
+        it: between the stored batch sizes a straight line in logarithms.
+        """
+        if self.budget_times is None:
+            return self.backend.step_time(batch_size)
+        sizes, seconds = zip(*self.budget_times, strict=True)
+        at = np.interp(math.log(batch_size), np.log(sizes), np.log(seconds))
+        return math.exp(float(at))
+
+    def measured_budget_times(self) -> tuple[tuple[int, float], ...]:
+        """Give batch sizes over the range, the reference's among them, and the seconds of a step."""
+        low, high = self.space.low, self.space.high
+        shares = np.linspace(0.0, 1.0, BUDGET_SIZES)
+        sizes = {round(low * (high / low) ** share) for share in shares.tolist()}
+        sizes.add(round(self.options.scaling.batch_size))
+        return tuple((size, self.backend.step_time(size)) for size in sorted(sizes))
 
     @property
     def sets_target(self) -> bool:
@@ -157,7 +185,9 @@ class PreparedStudy:
         if self.budget.objective != "loss":
             return self.protocol.last_step(size)
         if budget.seconds is not None:
-            return max(1, math.floor(budget.seconds / self.backend.step_time(size)))
+            # With a margin for what a float loses.
+            steps = budget.seconds / self.seconds_per_step(size)
+            return max(1, math.floor(steps * (1.0 + 1e-9)))
         if budget.examples > 1:
             return math.ceil(budget.examples / size)
         return budget.steps
@@ -276,13 +306,29 @@ def prepare(
 
 def _check_budget(prepared: PreparedStudy) -> None:
     """Refuse a budget of the objective loss in which the smallest batch size takes hardly a step."""
+    budget = prepared.options.budget
+    wall_seconds = prepared.budget.wall_seconds
+    if budget.seconds is not None:
+        if wall_seconds is not None and FEWEST_RUNS * budget.seconds > wall_seconds:
+            raise ConfigError(
+                f"search.wall_seconds={wall_seconds:g} is no time for {FEWEST_RUNS} trials of "
+                f"budget.seconds={budget.seconds:g}: give search.wall_seconds="
+                f"{2 * FEWEST_RUNS * budget.seconds:g}, or budget.seconds="
+                f"{wall_seconds / (2 * FEWEST_RUNS):g}"
+            )
+        if prepared.recipe is not None and prepared.survey is None:
+            raise ConfigError(
+                f"budget.seconds={budget.seconds:g} needs steps that are timed over all batch sizes: let "
+                "hardware.enabled=true, or give budget.examples or budget.steps"
+            )
     smallest = prepared.space.low
     steps = prepared.last_step(smallest)
     if steps >= FEWEST_STEPS:
         return
-    budget = prepared.options.budget
     if budget.seconds is not None:
-        least = f"budget.seconds={FEWEST_STEPS * prepared.backend.step_time(smallest):.3g}"
+        # Rounded up, so that it is enough.
+        seconds = 1.01 * FEWEST_STEPS * prepared.backend.step_time(smallest)
+        least = f"budget.seconds={seconds:.3g}"
     elif budget.examples > 1:
         least = f"budget.examples={FEWEST_STEPS * smallest}"
     else:
@@ -425,8 +471,9 @@ def _try_and_survey(
 
     wall_seconds = options.search.wall_seconds
     has_time = wall_seconds is None or wall_seconds >= LEAST_SURVEYED
-    # Several trials side by side take their seconds from the survey.
-    has_time = has_time or options.search.workers > 1
+    # Several trials side by side take their seconds from the survey, and so does a budget of seconds.
+    needs_seconds = options.search.workers > 1 or options.budget.seconds is not None
+    has_time = has_time or needs_seconds
     surveyed = trial is None and options.hardware.enabled and has_time
     continues = trial is None and stops_trials(options)
     tried = training.look(trial, continues, surveyed, say)

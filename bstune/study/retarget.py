@@ -112,6 +112,15 @@ def within_seconds(files: Output, seconds: float | None, trust: bool = False) ->
         )
     prepared, _ = _prepared(files, found, None, trust)
     own = prepared.options.budget.seconds
+    told = read_curve(files.curve) if files.curve.exists() else None
+    if told is not None and told.at_budget is not None and told.at_budget.times:
+        times = tuple((one.batch_size, one.seconds) for one in told.at_budget.times)
+        prepared = replace(prepared, budget_times=times)
+    elif own is not None and prepared.backend.step_time is None:
+        raise StudyError(
+            f"{files.root} does not tell the seconds of a step, by which its budget of {own:g} s is "
+            "counted: its command goes on with it"
+        )
     if prepared.budget.objective != "loss":
         raise StudyError(
             f"{files.root} is a study of search.objective={prepared.budget.objective}, which has no "
@@ -125,10 +134,10 @@ def within_seconds(files: Output, seconds: float | None, trust: bool = False) ->
                 f"{files.root} has {has}, which tells nothing of {seconds:g} s: run that, "
                 f"search.objective=loss budget.seconds={seconds:g}"
             )
-        longer = prepared.last_step
-        trials = shortened(trials, lambda size: float(longer(size)), seconds / own)
         options = with_option(prepared.options, "budget.seconds", seconds)
         prepared = replace(prepared, options=options)
+        shorter = prepared.last_step
+        trials = shortened(trials, lambda size: float(shorter(size)), 1.0)
     baseline, _ = baseline_of(prepared.options, prepared.space, None)
     prepared = replace(prepared, baseline=baseline)
     analysis = Analysis(fit=NO_TARGET, at_budget=analyse_at_budget(prepared, trials))

@@ -33,7 +33,14 @@ from bstune.study.plan import max_seconds, remaining_seconds, searched
 from bstune.study.prepare import PreparedStudy, prepare
 from bstune.study.report import Findings, report_study
 from bstune.study.search import Search
-from bstune.study.storage.attributes import ARGUMENTS, DEVICE, GOAL, OUTPUT, STUDY_ID
+from bstune.study.storage.attributes import (
+    ARGUMENTS,
+    BUDGET_TIMES,
+    DEVICE,
+    GOAL,
+    OUTPUT,
+    STUDY_ID,
+)
 from bstune.study.storage.lease import Leases
 from bstune.study.storage.opening import check_joined, open_study
 from bstune.study.storage.patience import patient
@@ -114,7 +121,9 @@ def plan_text(prepared: PreparedStudy, done: Sequence[TrialResult]) -> str:
     question = str(prepared.protocol.target)
     if budget.objective == "loss":
         question = question_of(options)
-        ends = "; each ends at its budget, and waits on the way while another is better"
+        ends = "; each ends at its budget"
+        if prepared.backend.stops:
+            ends += ", and waits on the way while another is better"
     lines = [
         f"study {options.study}: {question}, objective {budget.objective}, on "
         f"{prepared.backend.description}",
@@ -136,7 +145,12 @@ def plan_text(prepared: PreparedStudy, done: Sequence[TrialResult]) -> str:
         seconds = format_seconds(remaining / max(1, options.search.workers))
         lines.append(f"  continues after {plural(len(done), 'trial')}; about {seconds} to go")
     else:
-        seconds = format_seconds(max_seconds(budget, space, prepared.protocol, prepared.backend))
+        most = max_seconds(budget, space, prepared.protocol, prepared.backend)
+        if options.budget.seconds is not None:
+            most = (
+                budget.trials * options.budget.seconds * (1.0 + prepared.backend.evaluation_share)
+            )
+        seconds = format_seconds(most)
         lines.append(f"  at most about {seconds} if every trial ran to its budget")
     lines += [f"  {note}" for note in prepared.notes]
     return "\n".join(lines)
@@ -391,6 +405,11 @@ def run_study(
             from bstune.hardware.report import write_survey
 
             write_survey(prepared.survey, files, missing)
+        if options.budget.seconds is not None:
+            if BUDGET_TIMES not in study.user_attrs:
+                times = [list(pair) for pair in prepared.measured_budget_times()]
+                patient(study.set_user_attr)(BUDGET_TIMES, times)
+            prepared = _with_budget_times(prepared, study)
         if prepared.sets_target:
             prepared = _with_own_target(prepared, study, leases, console)
             write_text(files.config, text_of_options(prepared.options))
@@ -409,6 +428,12 @@ def run_study(
         return report_study(
             prepared, study, tracking, end, arguments, console, search.sampled, missing
         )
+
+
+def _with_budget_times(prepared: PreparedStudy, study: optuna.Study) -> PreparedStudy:
+    """Give the study with the seconds of a step with which its budget of seconds began."""
+    times = tuple((int(size), float(seconds)) for size, seconds in study.user_attrs[BUDGET_TIMES])
+    return replace(prepared, budget_times=times)
 
 
 def _with_own_target(
@@ -460,6 +485,8 @@ def run_worker(prepared: PreparedStudy, study: optuna.Study, console: Console) -
                 "ended yet: join it then"
             )
         prepared = with_goal(prepared, goal, None)
+    if BUDGET_TIMES in study.user_attrs:
+        prepared = _with_budget_times(prepared, study)
     leases = Leases(study, "worker", prepared.options.search.lease_seconds)
     with leases.acquired(), owned(prepared.files, identity):
         store_unstored(study, prepared.files)

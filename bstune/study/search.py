@@ -28,7 +28,7 @@ from bstune.study.analysis.model import (
     study_posterior,
 )
 from bstune.study.analysis.step_times import with_common_step_time
-from bstune.study.at_budget import due_run, is_full
+from bstune.study.at_budget import due_run, held, is_full, known_best
 from bstune.study.baseline import (
     Baseline,
     BaselineRuns,
@@ -143,6 +143,10 @@ class Search:
         ):
             while not searched(self._write(self._read())):
                 asked = self._ask([], self._study)
+                if asked is None and self._no_time is not None:
+                    raise StudyError(
+                        f"the target is to be what your own configuration comes to: {self._no_time.sentence}"
+                    )
                 if asked is None:
                     raise StudyError(
                         "another process has begun the study's first trial, which sets its target: "
@@ -347,9 +351,13 @@ class Search:
             expected = rank_full_trials(posterior)
             if not expected:
                 return
-            best = next(trial for trial in done if trial.number == expected[0].run.number)
+            by_number = {trial.number: trial for trial in done}
+            ranked = [by_number[one.run.number] for one in expected]
             runs = baseline_runs(done, prepared.baseline)
-            due = due_run(done, best, runs, budget.replicates, budget.candidates)
+            due = due_run(done, ranked[0], runs, budget.replicates, budget.candidates)
+            if due is None:
+                best = known_best(done, ranked, budget.replicates)
+                due = due_run(done, best, runs, budget.replicates, budget.candidates)
             if due is None or not self._has_time_to_the_end(done, due.trial):
                 return
             last_step = prepared.last_step(due.trial.batch_size)
@@ -440,6 +448,8 @@ class Search:
             None if spec.resumed_from is None else finished(self._study, spec.resumed_from)
         )
         is_baseline = self._stops and self._prepared.baseline is not None and spec.trial_index == 0
+        # Of a budget it runs to the end, as any other.
+        is_baseline = is_baseline and not self._is_for_loss
         limit = self._wall.trial_limit(is_baseline)
         max_seconds = limit if math.isfinite(limit) else None
         goal = self._prepared.goal
@@ -459,6 +469,14 @@ class Search:
             result = with_step_time(result, survey.step_time)
         if read is not None and result.status != "failed":
             result = read(result)
+        ended_by_itself = (
+            result.status == "stopped"
+            and spec.max_steps is not None
+            and result.steps < spec.max_steps
+            and not _is_out_of_time(spec, result)
+        )
+        if self._is_for_loss and ended_by_itself:
+            result = held(result, self._prepared.last_step(result.batch_size))
         if self._gone:
             self._keep(result)
             return
@@ -538,6 +556,9 @@ class Search:
         if not searched(done):
             return 0.0
         if self._is_for_loss:
+            last_step = self._prepared.last_step
+            if not any(is_full(trial, last_step) for trial in done):
+                return 0.0  # there is no winner to run again
             return self._reserve_at_budget(done, cost)
         if not self._stops and not any(trial.reached for trial in done):
             return 0.0  # no stopped trial can go on

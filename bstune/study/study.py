@@ -158,7 +158,8 @@ class Study:
             tunable=tunable,
             seed=seed,
             device=device,
-            objective=objective,
+            objective=objective or _objective_among(options),
+            has_budget=any(str(option).startswith("budget.") for option in options),
             is_timed=seconds is not None or wall_seconds is not None or are_timed(options),
         )
         self.arguments = None
@@ -166,6 +167,8 @@ class Study:
             quieten()
             completed = complete(stated)
             self.assumptions = completed.lines
+            if completed.budget_seconds is not None:
+                chosen["budget.seconds"] = completed.budget_seconds
             if completed.wall_seconds is not None:
                 chosen["search.wall_seconds"] = completed.wall_seconds
             self.options, recipe = compose_objects(completed.given, options, chosen)
@@ -248,7 +251,7 @@ class Study:
 
         found = load(self.options.output)
         options = self.options
-        if options.workload.target.target.is_open:
+        if options.workload.target.target.is_open and found.summary.target_value is not None:
             options = with_option(options, "workload.target.value", found.summary.target_value)
         return replace(found, options=options, recipe=self.recipe)
 
@@ -267,6 +270,13 @@ class Study:
 
     def __repr__(self) -> str:
         return f"Study({self.options.study!r}, workload={self.options.workload.name!r})"
+
+
+def _objective_among(options: Sequence[str]) -> str | None:
+    """Give what options, as on the command line, seek; None where they do not say."""
+    name = ARGUMENT_OPTIONS["objective"] + "="
+    found = [str(option).removeprefix(name) for option in options if str(option).startswith(name)]
+    return found[-1] if found else None
 
 
 def compose_objects(

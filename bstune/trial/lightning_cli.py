@@ -118,9 +118,10 @@ def workload_of(path: Path, chosen: Chosen) -> tuple[dict[str, Any], list[str]]:
     else:
         found = _own_metric(sections, parsed, own_data)
         metric, value, mode = found.name, "auto", found.mode
+        sign = "<=" if mode == "min" else ">="
         assumed.append(
             f"target: what this configuration itself comes to by {metric}, as {found.why} "
-            f"(--target '{metric}<=VALUE' sets another)"
+            f"(--target '{metric}{sign}VALUE' sets another)"
         )
     left_out = [
         f"trainer.{name}"

@@ -20,13 +20,14 @@ from bstune.core.metric_names import Mode, mode_of, the_loss
 from bstune.recipe import RATES
 from bstune.system.failures import described
 from bstune.system.interruption import temporary_folder
+from bstune.trial.backend import OWNED
 from bstune.trial.batches.epochs import epoch_length
 from bstune.trial.trainer import listed, make_trainer
 
 # Epochs after which a trial gives up, where the study's time is what limits it.
 MOST_EPOCHS = 100
 # Options that end a study by its seconds.
-TIMED = ("search.seconds=", "search.wall_seconds=", "quick=true", "budget.seconds=")
+TIMED = ("search.seconds=", "search.wall_seconds=", "quick=true")
 # Batches on which a module shows which metrics it logs.
 VALIDATED_BATCHES = 2
 
@@ -95,7 +96,7 @@ def own_rate(module: Any) -> float | None:
 
 def are_timed(options: Iterable[str]) -> bool:
     """Say whether some options, as on the command line, end a study by its seconds."""
-    return any(str(option).startswith(TIMED) for option in options)
+    return any(str(option).lstrip("+").startswith(TIMED) for option in options)
 
 
 def own_examples(
@@ -184,14 +185,21 @@ class _ValidationMetrics(Callback):
     """Keeps the metrics that come with a validation, and not those of the training step before it."""
 
     def __init__(self) -> None:
-        self._before: set[str] = set()
+        self._before: dict[str, float] = {}
         self.names: set[str] = set()
 
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._before = set(trainer.callback_metrics)
+        self._before = _values_of(trainer)
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self.names |= set(trainer.callback_metrics) - self._before
+        # What the step before logged under the same name has another value.
+        for name, value in _values_of(trainer).items():
+            if self._before.get(name) != value:
+                self.names.add(name)
+
+
+def _values_of(trainer: Trainer) -> dict[str, float]:
+    return {name: float(value) for name, value in trainer.callback_metrics.items()}
 
 
 def _logged_in_validation(
@@ -209,9 +217,10 @@ def _logged_in_validation(
         "devices": 1,
     }
     # Whatever Lightning advises here is said of the first trial, too.
+    own = {name: value for name, value in trainer.items() if name not in OWNED}
     with temporary_folder() as folder, warnings.catch_warnings(action="ignore"):
         try:
-            fitting = make_trainer(trainer, module, [seen], folder, **arguments)
+            fitting = make_trainer(own, module, [seen], folder, **arguments)
             fitting.fit(module, datamodule=data)
         except BstuneError:
             raise

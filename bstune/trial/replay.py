@@ -407,16 +407,12 @@ def held_to(record: TrialResult, last_step: int) -> TrialResult:
     """
     if record.status != "stopped" or record.steps >= last_step or not record.history:
         return record
-    more = last_step - record.steps
-    seconds = more * (record.seconds_per_step or 0.0)
     _, value = record.history[-1]
     return replace(
         record,
         **record.after(last_step),
         steps_low=last_step,
         history=(*record.history, (last_step, value)),
-        train_seconds=record.train_seconds + seconds,
-        wall_seconds=record.wall_seconds + seconds,
     )
 
 
@@ -745,7 +741,19 @@ class ReplayBackend(TrialBackend):
         )
         target = self._protocol.of(spec).target
         record = replay(self.table, spec, target, last_step, resumed_from)
-        return held_to(record, last_step) if self._holds else record
+        if not self._holds:
+            return record
+        # By the same seconds as the budget's, not those of the nearest recorded run.
+        held = held_to(record, last_step)
+        seconds_per_step = self.step_time(spec.batch_size)
+        before = 0 if resumed_from is None else resumed_from.steps
+        seconds = max(held.steps - before, 0) * seconds_per_step
+        return replace(
+            held,
+            seconds_per_step=seconds_per_step,
+            train_seconds=seconds,
+            wall_seconds=seconds,
+        )
 
     def longest(self, batch_size: int, protocol: TrialProtocol) -> int:
         """Return the steps of the longest record at the nearest batch size, within the budget.

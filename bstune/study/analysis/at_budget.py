@@ -22,6 +22,7 @@ from bstune.result import (
     PointAtBudget,
     SizeAtBudget,
     SizeGrowthOverBudget,
+    SizeSeconds,
 )
 from bstune.search.budget_findings import (
     BUDGET_SHARES,
@@ -35,7 +36,7 @@ from bstune.search.budget_findings import (
 from bstune.search.fixed_budget import BudgetPosterior
 from bstune.search.ruler import RunningBest, running_best
 from bstune.study.analysis.model import REPORT_PARTICLES, budget_posteriors
-from bstune.study.at_budget import fresh_runs_of, is_full
+from bstune.study.at_budget import fresh_runs_of, is_full, known_best
 from bstune.study.baseline import BaselineRuns, baseline_runs
 from bstune.study.prepare import PreparedStudy
 from bstune.study.replicates import same_point
@@ -48,9 +49,8 @@ def analyse_at_budget(prepared: PreparedStudy, done: Sequence[TrialResult]) -> A
     if found is None:
         return None
     by_number = {trial.number: trial for trial in done}
-    best = by_number[found.ranked[0].number]
-    if best.replicate_of is not None:
-        best = by_number[best.replicate_of]
+    ranked = [by_number[one.number] for one in found.ranked]
+    best = known_best(done, ranked, prepared.budget.replicates)
     winner = _point(prepared, done, best, found.ranked, fresh_runs_of(done, best.number))
     runs = baseline_runs(done, prepared.baseline)
     baseline: PointAtBudget | None = None
@@ -66,6 +66,7 @@ def analyse_at_budget(prepared: PreparedStudy, done: Sequence[TrialResult]) -> A
         seconds=budget.seconds,
         examples=budget.examples if is_of_examples else None,
         steps=budget.steps if is_of_steps else None,
+        times=_times(prepared),
         winner=winner,
         baseline=baseline,
         gain=gain,
@@ -74,6 +75,14 @@ def analyse_at_budget(prepared: PreparedStudy, done: Sequence[TrialResult]) -> A
         growth=None if found.growth is None else _growth(found.growth),
         gain_left=found.gain_left,
     )
+
+
+def _times(prepared: PreparedStudy) -> tuple[SizeSeconds, ...]:
+    """Give the seconds of a step by which the budget is counted; empty where it is not of seconds."""
+    if prepared.options.budget.seconds is None:
+        return ()
+    times = prepared.budget_times or prepared.measured_budget_times()
+    return tuple(SizeSeconds(batch_size=size, seconds=seconds) for size, seconds in times)
 
 
 def best_value(trial: TrialResult, mode: str) -> float | None:
@@ -111,24 +120,26 @@ def _point(
 
 
 def _fresh(prepared: PreparedStudy, runs: Sequence[TrialResult]) -> FreshValues | None:
-    """Give what runs on fresh seeds came to; None unless all of them ran to their budget's end."""
+    """Give what runs on fresh seeds came to; None where none ran to its budget's end."""
     mode = prepared.protocol.target.mode
+    full = [run for run in runs if is_full(run, prepared.last_step)]
     values = list[float]()
-    for run in runs:
+    for run in full:
         value = best_value(run, mode)
-        if value is None or not is_full(run, prepared.last_step):
-            return None
-        values.append(value)
+        # A full trial has one.
+        if value is not None:
+            values.append(value)
     if not values:
         return None
     mean, half = _mean_and_half(values)
     return FreshValues(
-        seeds=tuple(run.seed for run in runs),
+        seeds=tuple(run.seed for run in full),
         values=tuple(values),
         mean=mean,
         low=mean - half,
         high=mean + half,
         level=INTERVAL_LEVEL,
+        broken=len(runs) - len(full),
     )
 
 
@@ -153,8 +164,9 @@ def _gain(
     """Give by how much the winner is better, on the seeds on which both ran where there are some."""
     mode = prepared.protocol.target.mode
     worse = 1.0 if mode == "min" else -1.0
-    own = fresh_runs_of(done, best.number)
-    of_baseline = {run.seed: run for run in runs.again}
+    last_step = prepared.last_step
+    own = [run for run in fresh_runs_of(done, best.number) if is_full(run, last_step)]
+    of_baseline = {run.seed: run for run in runs.again if is_full(run, last_step)}
     pairs = [(run, of_baseline[run.seed]) for run in own if run.seed in of_baseline]
     differences = list[float]()
     # On a recorded table a fresh seed may be the same run again.

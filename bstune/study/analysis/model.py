@@ -111,8 +111,9 @@ def budget_posteriors(
         replace(one, hyperparameters=prepared.space.searched(one.hyperparameters)) for one in done
     ]
     found = dict[float, BudgetPosterior]()
-    for share in shares:
-        rng = np.random.default_rng(prepared.budget.seed)
+    for place, share in enumerate(shares):
+        # With the same draws for each share, their growth would have no scatter.
+        rng = np.random.default_rng([prepared.budget.seed, place])
         posterior = sampler.budget_posterior(
             searched, share=share, particles=particles, moves=MOVES, rng=rng
         )

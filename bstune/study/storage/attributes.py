@@ -17,6 +17,7 @@ DEVICE, ARGUMENTS = (
     "bstune:device",
     "bstune:arguments",
 )  # whose seconds count; what composes the config elsewhere
+BUDGET_TIMES = "bstune:budget_times"  # batch sizes and seconds of a step, of a budget of seconds
 GOAL = "bstune:goal"  # of the target, where the study's first trial sets it
 SPEC = "bstune:spec"  # what a trial is asked to do, and the process that runs it, as JSON
 WORKER = "worker"  # in a trial's spec: the id of that process's lease
@@ -33,10 +34,11 @@ STUDY_ATTRIBUTES: Mapping[str, TypeAdapter[Any]] = {
     FROZEN_SETTINGS: TypeAdapter(str),
     TESTS: TypeAdapter(dict[str, dict[str, float]]),
     GOAL: TypeAdapter(float),
+    BUDGET_TIMES: TypeAdapter(list[list[int | float]]),
     wall.BEGAN: TypeAdapter(float),
     wall.TAKEN: TypeAdapter(float),
 }
-OPTIONAL_ATTRIBUTES = (TESTS, GOAL, wall.BEGAN, wall.TAKEN)
+OPTIONAL_ATTRIBUTES = (TESTS, GOAL, BUDGET_TIMES, wall.BEGAN, wall.TAKEN)
 TRIAL_ATTRIBUTES: Mapping[str, TypeAdapter[Any]] = {
     SPEC: TypeAdapter(str),
     RECORD: TypeAdapter(str),
