@@ -438,3 +438,18 @@ def test_a_yaml_workload_needs_no_targets_value(bstune, tmp_path):
     status, _, err = bstune(*arguments, "~workload.target.value", *options)
     assert (status, err) == (0, "")
     assert trials_of(tmp_path / "outputs" / "digits")[0].steps == 10
+
+
+def test_a_schedule_that_ends_with_the_trial_tells_nothing_of_shorter_budgets(bstune, tmp_path):
+    options = ("budget.examples=60000", "search.trials=5", "search.replicates=2")
+    arguments = ("workload=replay", "workload.table=mnist_mlp_linear", "search.objective=loss")
+    status, _, err = bstune(*arguments, *options, "mlflow.enabled=false", "study=linear")
+    assert (status, err) == (0, "")
+    folder = tmp_path / "outputs" / "linear"
+    found = json.loads((folder / "curve.json").read_text())["at_budget"]
+    assert found["growth"] is None
+    assert found["gain"] is None or found["gain"]["share"] is None
+    for trial in trials_of(folder):
+        assert trial.horizon == trial.steps == -(-60000 // trial.batch_size)
+    with pytest.raises(StudyError, match="schedules end with the trial"):
+        report([str(folder), "budget.seconds=1"])

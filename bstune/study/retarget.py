@@ -128,6 +128,11 @@ def within_seconds(files: Output, seconds: float | None, trust: bool = False) ->
         )
     trials = list(found.trials)
     if seconds is not None:
+        if prepared.backend.horizon:
+            raise StudyError(
+                f"{files.root}: its schedules end with the trial, so that what they had on the way tells "
+                f"nothing of {seconds:g} s: run that, search.objective=loss budget.seconds={seconds:g}"
+            )
         if own is None or seconds > own:
             has = "no budget of seconds" if own is None else f"a budget of {own:g} s"
             raise StudyError(

@@ -44,7 +44,9 @@ from bstune.study.replicates import same_point
 
 def analyse_at_budget(prepared: PreparedStudy, done: Sequence[TrialResult]) -> AtBudget | None:
     """Tell what the trials of a study for the objective loss say; None before one ran to its budget's end."""
-    posteriors = budget_posteriors(prepared, done, REPORT_PARTICLES, BUDGET_SHARES)
+    # What a schedule that ends with its trial has on the way is none of a shorter budget's.
+    shares = (1.0,) if prepared.backend.horizon else BUDGET_SHARES
+    posteriors = budget_posteriors(prepared, done, REPORT_PARTICLES, shares)
     found = findings_of(posteriors)
     if found is None:
         return None
@@ -183,17 +185,20 @@ def _gain(
     if len(differences) > 1 and len(histories) > 1:
         _, half = _mean_and_half(differences)
         low, high = difference - half, difference + half
-    winners = [run for run, _ in pairs] or [best]
-    baselines = [beside for _, beside in pairs] or [runs.first]
+    share: float | None = None
+    if not prepared.backend.horizon:
+        winners = [run for run, _ in pairs] or [best]
+        baselines = [beside for _, beside in pairs] or [runs.first]
+        share = share_to_match(
+            _curves(prepared, winners, posterior), _curves(prepared, baselines, posterior)
+        )
     return GainAtBudget(
         difference=difference,
         low=low,
         high=high,
         level=INTERVAL_LEVEL,
         seeds=len(differences),
-        share=share_to_match(
-            _curves(prepared, winners, posterior), _curves(prepared, baselines, posterior)
-        ),
+        share=share,
     )
 
 
