@@ -495,6 +495,11 @@ def lightning(arguments: list[str]) -> str | None:
     options = parser.parse_intermixed_args(arguments)
     if options.target is None:
         options.target, options.overrides = _target_among(options.overrides)
+    if options.target is not None and "search.objective=loss" in options.overrides:
+        raise ConfigError(
+            "search.objective=loss seeks the best metric within a budget, and --target "
+            f"{options.target} a target: leave one of them out"
+        )
     quieten()
     # 4 s, as above
     from yaml import safe_dump

@@ -4,6 +4,7 @@ import json
 from dataclasses import replace
 
 import numpy as np
+import optuna
 import pytest
 import yaml
 from toolbox import make_result, table_rows, trials_of, write_rows
@@ -13,6 +14,7 @@ from bstune.core.records import Target
 from bstune.study import search
 from bstune.study.analysis.critical import passing
 from bstune.study.own_target import goal_of, own_result
+from bstune.study.wall import TAKEN
 
 TARGET = Target("val/loss", 0.0, "min").never_met
 REPLAY = ("workload=replay", "workload.table=t.jsonl", "workload.name=replay", "study=own")
@@ -196,3 +198,17 @@ def test_a_worker_joins_once_the_target_is_known(bstune, tmp_path, table, monkey
     bstune(*AUTO)
     status, _, err = bstune(*join)
     assert (status, err) == (0, "")
+
+
+def test_what_was_cut_short_before_there_is_a_target_has_taken_its_time(
+    bstune, tmp_path, table, monkeypatch
+):
+    def killed(*arguments, **options):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(search, "tell", killed)
+        bstune(*AUTO, "search.wall_seconds=600")
+    stored = optuna.load_study(study_name="own", storage="sqlite:///bstune.db")
+    assert stored.user_attrs[TAKEN] > 0.0
+    assert [trial.status for trial in trials_of(tmp_path / "outputs" / "own")] == ["failed"]

@@ -137,6 +137,16 @@ class Search:
 
         It is asked again after it failed, as any trial is; what has no record sets no target.
         """
+        try:
+            self._run_baseline(read)
+        except StorageGoneError:  # asking it again would wait again
+            raise
+        except BaseException:
+            # What was cut short has taken its time, and is a record.
+            self._leave()
+            raise
+
+    def _run_baseline(self, read: Callable[[TrialResult], TrialResult]) -> None:
         with (
             cut_short(self._study, self._budget.objective, self._worker),
             self._prepared.open_runner(1) as runner,
