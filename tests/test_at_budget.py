@@ -24,7 +24,7 @@ from bstune.result import (
     PointAtBudget,
     SizeAtBudget,
 )
-from bstune.study.analysis.at_budget import _mean_and_half, best_value
+from bstune.study.analysis.at_budget import _mean_and_half
 from bstune.study.at_budget import due_run, held, is_full, known_best
 from bstune.study.baseline import BaselineRuns
 from bstune.study.plan import FIRST_REPLICATE
@@ -136,8 +136,8 @@ def test_the_interval_of_a_mean_is_students():
 
 @pytest.mark.parametrize(("mode", "best"), [("min", 0.3), ("max", 0.4)])
 def test_the_best_value_counts(mode, best):
-    assert best_value(run(0), mode) == pytest.approx(best)
-    assert best_value(replace(run(0), history=((0, 1.0), (5, None))), mode) is None
+    assert run(0).best_value(mode) == pytest.approx(best)
+    assert replace(run(0), history=((0, 1.0), (5, None))).best_value(mode) is None
 
 
 def point(batch_size, value, values=None, number=0):

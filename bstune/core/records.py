@@ -215,6 +215,13 @@ class TrialResult:
             else None
         )
 
+    def best_value(self, mode: Literal["min", "max"]) -> float | None:
+        """Give the best value of the metric after training began; None where it has none."""
+        values = [value for step, value in self.history if step > 0 and value is not None]
+        if not values:
+            return None
+        return min(values) if mode == "min" else max(values)
+
     def again(self, max_steps: int | None = None) -> TrialSpec:
         """Return the spec of the same trial, from its start."""
         return TrialSpec(

@@ -143,3 +143,12 @@ def iteration_seconds(gradient: float, sync: float, gamma: float) -> float:
     return float(
         longest * ((gradient / longest) ** gamma + (sync / longest) ** gamma) ** (1.0 / gamma)
     )
+
+
+def seconds_between(times: Sequence[tuple[int, float]], batch_size: float) -> float:
+    """Give the seconds of a step between some batch sizes, (examples, seconds) each, rising.
+
+    It is a straight line of log seconds over log B, and beyond the ends as at them.
+    """
+    sizes, seconds = zip(*times, strict=True)
+    return math.exp(float(np.interp(math.log(batch_size), np.log(sizes), np.log(seconds))))

@@ -1,12 +1,12 @@
 """``curve.png`` of the objective loss: the metric at the budget's end and the best learning rate over batch size."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from bstune.core.records import TrialResult
 from bstune.report.answer import answer
-from bstune.report.budget_rows import BudgetRows, budget_rows
+from bstune.report.budget_rows import BudgetRows, Dot, budget_rows
 from bstune.report.drawing import (
     BLUE,
     GREEN,
@@ -68,9 +68,23 @@ def _draw_metric(axes: "Axes", rows: BudgetRows) -> None:
         rows.batch_sizes, rows.low, rows.high, color=BLUE, alpha=BAND_ALPHA, linewidth=0
     )
     axes.plot(rows.batch_sizes, rows.values, color=BLUE, label="best learning rate, 90%")
+    _draw_points(axes, rows, lambda dot: dot.value)
+    axes.set_ylim(*rows.shown)
+    axes.set_title(rows.title, loc="left", fontsize=9, parse_math=False)
+
+
+def _draw_rates(axes: "Axes", rows: BudgetRows) -> None:
+    axes.plot(rows.batch_sizes, rows.lrs, color=BLUE)
+    _draw_points(axes, rows, lambda dot: dot.lr)
+    axes.set_yscale("log")
+    axes.set_title("best learning rate, and the trials'", loc="left", fontsize=9)
+
+
+def _draw_points(axes: "Axes", rows: BudgetRows, height_of: Callable[[Dot], float]) -> None:
+    """Draw the trials that ran to the budget's end, the user's own point and the one to use."""
     axes.plot(
         [dot.batch_size for dot in rows.dots],
-        [dot.value for dot in rows.dots],
+        [height_of(dot) for dot in rows.dots],
         "o",
         color=BLUE,
         markersize=4,
@@ -78,27 +92,8 @@ def _draw_metric(axes: "Axes", rows: BudgetRows) -> None:
         label="trials to the budget's end",
     )
     if rows.baseline is not None:
-        own = rows.baseline
-        axes.plot([own.batch_size], [own.value], "s", color=GREEN, markersize=7, label=YOURS)
-    axes.plot(
-        [rows.use.batch_size], [rows.use.value], "*", color=VERMILION, markersize=13, label="USE"
-    )
-    axes.set_ylim(*rows.shown)
-    axes.set_title(rows.title, loc="left", fontsize=9, parse_math=False)
-
-
-def _draw_rates(axes: "Axes", rows: BudgetRows) -> None:
-    axes.plot(rows.batch_sizes, rows.lrs, color=BLUE)
-    axes.plot(
-        [dot.batch_size for dot in rows.dots],
-        [dot.lr for dot in rows.dots],
-        "o",
-        color=BLUE,
-        markersize=4,
-        fillstyle="none",
-    )
-    if rows.baseline is not None:
-        axes.plot([rows.baseline.batch_size], [rows.baseline.lr], "s", color=GREEN, markersize=7)
-    axes.plot([rows.use.batch_size], [rows.use.lr], "*", color=VERMILION, markersize=13)
-    axes.set_yscale("log")
-    axes.set_title("best learning rate, and the trials'", loc="left", fontsize=9)
+        own = height_of(rows.baseline)
+        size = rows.baseline.batch_size
+        axes.plot([size], [own], "s", color=GREEN, markersize=7, label=YOURS)
+    best = height_of(rows.use)
+    axes.plot([rows.use.batch_size], [best], "*", color=VERMILION, markersize=13, label="USE")

@@ -7,9 +7,8 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import numpy as np
-
 from bstune.core.records import TrialResult
+from bstune.core.step_time import seconds_between
 from bstune.report.budget_answer import budget_words, point_words
 from bstune.report.rows import YOURS
 from bstune.result import AtBudget, PointAtBudget, StudyResult
@@ -73,7 +72,11 @@ def budget_rows(trials: Sequence[TrialResult], result: StudyResult) -> BudgetRow
     found = result.at_budget
     if found is None:
         return None
-    dots = tuple(_dot(trial, result, found) for trial in trials if _is_full(trial, result, found))
+    dots = list[Dot]()
+    for trial in trials:
+        value = trial.best_value(result.mode)
+        if value is not None and _is_full(trial, found):
+            dots.append(_dot(trial, value, result.metric))
     use = _point_dot(found.winner, USE)
     baseline = None if found.baseline is None else _point_dot(found.baseline, YOURS)
     return BudgetRows(
@@ -84,7 +87,7 @@ def budget_rows(trials: Sequence[TrialResult], result: StudyResult) -> BudgetRow
         low=tuple(one.low for one in found.curve),
         high=tuple(one.high for one in found.curve),
         lrs=tuple(one.lr for one in found.curve),
-        dots=dots,
+        dots=tuple(dots),
         use=use,
         baseline=baseline,
         shown=_shown(result, found, dots),
@@ -99,29 +102,21 @@ def last_step_of(found: AtBudget, trial: TrialResult) -> float:
         return found.examples / trial.batch_size
     if not found.times:
         return float(found.winner.steps)
-    sizes = [one.batch_size for one in found.times]
-    seconds = [one.seconds for one in found.times]
-    at = np.interp(math.log(trial.batch_size), np.log(sizes), np.log(seconds))
-    return (found.seconds or 0.0) / math.exp(float(at))
+    times = [(one.batch_size, one.seconds) for one in found.times]
+    return (found.seconds or 0.0) / seconds_between(times, trial.batch_size)
 
 
-def _is_full(trial: TrialResult, result: StudyResult, found: AtBudget) -> bool:
+def _is_full(trial: TrialResult, found: AtBudget) -> bool:
     """Say whether a trial ran to its budget's end, which is a whole step."""
     ended = trial.status in ("stopped", "reached")
     is_whole = trial.steps >= math.floor(last_step_of(found, trial))
-    return ended and is_whole and bool(_values(trial))
+    return ended and is_whole
 
 
-def _values(trial: TrialResult) -> list[float]:
-    return [value for step, value in trial.history if step > 0 and value is not None]
-
-
-def _dot(trial: TrialResult, result: StudyResult, found: AtBudget) -> Dot:
-    values = _values(trial)
-    value = min(values) if result.mode == "min" else max(values)
+def _dot(trial: TrialResult, value: float, metric: str) -> Dot:
     words = (
         f"trial {trial.number}: B = {format_count(trial.batch_size)}, lr = {format_number(trial.lr)}, "
-        f"{result.metric} {format_number(value)} in {plural(trial.steps, 'step')}"
+        f"{metric} {format_number(value)} in {plural(trial.steps, 'step')}"
     )
     return Dot(trial.batch_size, trial.lr, value, words)
 

@@ -365,11 +365,7 @@ class FrontierSampler(BaseSampler):
         if not space:
             return None
         coordinates = Coordinates(space, self._rule, self._snap, self._lr_range)
-        if isinstance(trials, optuna.Study):
-            records, others = self._records(trials.get_trials(deepcopy=False), coordinates)
-        else:
-            records = [trial for trial in trials if trial.status != "failed"]
-            others = {trial.number: coordinates.others(trial.hyperparameters) for trial in records}
+        records, others = self._records_of(trials, coordinates)
         rng = deepcopy(self._rng) if rng is None else rng
         return self._infer(records, others, coordinates, rng, particles, moves, independent)
 
@@ -404,15 +400,21 @@ class FrontierSampler(BaseSampler):
         if mode is None:
             mode = self._mode(trials if isinstance(trials, optuna.Study) else None)
         coordinates = Coordinates(space, self._rule, self._snap, self._lr_range)
-        if isinstance(trials, optuna.Study):
-            records, others = self._records(trials.get_trials(deepcopy=False), coordinates)
-        else:
-            records = [trial for trial in trials if trial.status != "failed"]
-            others = {trial.number: coordinates.others(trial.hyperparameters) for trial in records}
+        records, others = self._records_of(trials, coordinates)
         rng = deepcopy(self._rng) if rng is None else rng
         return self._infer_at_budget(
             records, others, coordinates, mode, rng, share, particles, moves
         )
+
+    def _records_of(
+        self, trials: optuna.Study | Sequence[TrialResult], coordinates: "Coordinates"
+    ) -> tuple[list[TrialResult], dict[int, tuple[float, ...]]]:
+        """Give the records of a study, or the usable ones of some, and their other hyper-parameters."""
+        if isinstance(trials, optuna.Study):
+            return self._records(trials.get_trials(deepcopy=False), coordinates)
+        records = [trial for trial in trials if trial.status != "failed"]
+        others = {trial.number: coordinates.others(trial.hyperparameters) for trial in records}
+        return records, others
 
     def _mode(self, study: optuna.Study | None) -> Mode:
         """Whether the metric falls or rises: by the target, else by the study's direction."""

@@ -14,6 +14,7 @@ from bstune.core.clock import stopwatch
 from bstune.core.errors import ConfigError
 from bstune.core.records import TrialProtocol, TrialSpec
 from bstune.core.search_space import Space
+from bstune.core.step_time import seconds_between
 from bstune.options import StudyOptions, flat_settings, with_option
 from bstune.recipe import Recipe
 from bstune.study.baseline import Baseline, baseline_of
@@ -157,9 +158,7 @@ class PreparedStudy:
         """
         if self.budget_times is None:
             return self.backend.step_time(batch_size)
-        sizes, seconds = zip(*self.budget_times, strict=True)
-        at = np.interp(math.log(batch_size), np.log(sizes), np.log(seconds))
-        return math.exp(float(at))
+        return seconds_between(self.budget_times, batch_size)
 
     def measured_budget_times(self) -> tuple[tuple[int, float], ...]:
         """Give batch sizes over the range, the reference's among them, and the seconds of a step."""

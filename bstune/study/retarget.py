@@ -67,10 +67,12 @@ def main(arguments: list[str]) -> str:
     )
     options = parser.parse_intermixed_args(arguments)
     asked = options.target
-    if asked is not None and asked.startswith(BUDGET):
-        return _at_shorter_budget(options.study, asked, options.trust)
-    goal = None if asked is None else _goal(asked)
-    study, page = _study(options.study, goal, options.trust)
+    is_of_budget = asked is not None and asked.startswith(BUDGET)
+    goal = None if asked is None or is_of_budget else _goal(asked)
+    if is_of_budget:
+        study, page = _at_shorter_budget(options.study, asked, options.trust)
+    else:
+        study, page = _study(options.study, goal, options.trust)
     write_page(study, page)
     console = plain_console()
     # What it would take is the answer where the histories do not suffice.
@@ -81,8 +83,8 @@ def main(arguments: list[str]) -> str:
     return study.result.to_json()
 
 
-def _at_shorter_budget(path: Path, argument: str, trust: bool) -> str:
-    """Print what a study's trials say of a shorter budget, write its page and give its JSON."""
+def _at_shorter_budget(path: Path, argument: str, trust: bool) -> tuple[StudyFolder, Path]:
+    """Return what a study's trials say of a shorter budget, and the path of its page."""
     try:
         seconds = float(argument.removeprefix(BUDGET))
     except ValueError:
@@ -90,14 +92,7 @@ def _at_shorter_budget(path: Path, argument: str, trust: bool) -> str:
     if not seconds > 0.0 or not math.isfinite(seconds):
         raise ConfigError(f"{BUDGET}SECONDS must be a positive number, but got {argument}")
     files = _output_of(path)
-    study = within_seconds(files, seconds, trust)
-    page = files.root / f"report-{seconds:g}s.html"
-    write_page(study, page)
-    console = plain_console()
-    for note in study.files.notes:
-        console.print(note, soft_wrap=True, highlight=False, markup=False)
-    show(answer(study.result), console, [("page", (shlex.quote(str(page)),))])
-    return study.result.to_json()
+    return within_seconds(files, seconds, trust), files.root / f"report-{seconds:g}s.html"
 
 
 def within_seconds(files: Output, seconds: float | None, trust: bool = False) -> StudyFolder:

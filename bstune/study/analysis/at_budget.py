@@ -87,14 +87,6 @@ def _times(prepared: PreparedStudy) -> tuple[SizeSeconds, ...]:
     return tuple(SizeSeconds(batch_size=size, seconds=seconds) for size, seconds in times)
 
 
-def best_value(trial: TrialResult, mode: str) -> float | None:
-    """Give the best value of a trial's metric; None where it has none."""
-    values = [value for step, value in trial.history if step > 0 and value is not None]
-    if not values:
-        return None
-    return min(values) if mode == "min" else max(values)
-
-
 def _point(
     prepared: PreparedStudy,
     done: Sequence[TrialResult],
@@ -106,7 +98,7 @@ def _point(
     mode = prepared.protocol.target.mode
     numbers = {trial.number, *(run.number for run in again)}
     predicted = next((one.fresh_metric for one in ranked if one.number in numbers), None)
-    value = best_value(trial, mode)
+    value = trial.best_value(mode)
     return PointAtBudget(
         number=trial.number,
         seed=trial.seed,
@@ -127,7 +119,7 @@ def _fresh(prepared: PreparedStudy, runs: Sequence[TrialResult]) -> FreshValues 
     full = [run for run in runs if is_full(run, prepared.last_step)]
     values = list[float]()
     for run in full:
-        value = best_value(run, mode)
+        value = run.best_value(mode)
         # A full trial has one.
         if value is not None:
             values.append(value)
@@ -174,7 +166,7 @@ def _gain(
     # On a recorded table a fresh seed may be the same run again.
     histories = {(run.history, beside.history) for run, beside in pairs}
     for run, beside in pairs:
-        mine, theirs = best_value(run, mode), best_value(beside, mode)
+        mine, theirs = run.best_value(mode), beside.best_value(mode)
         if mine is not None and theirs is not None:
             differences.append(worse * (theirs - mine))
     low: float | None = None

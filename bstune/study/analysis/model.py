@@ -65,6 +65,28 @@ def sampler_context(prepared: PreparedStudy, finished: Collection[int] = ()) -> 
     }
 
 
+def _sampler_of(prepared: PreparedStudy, target: Target | None = None) -> FrontierSampler:
+    """Give bstune's own sampler, whatever suggested the trials; ``target``: in place of the study's."""
+    prior = prepared.options.prior
+    context = sampler_context(prepared)
+    if target is not None:
+        context["target"] = target
+    return FrontierSampler(
+        **context,
+        sigma=prior.level_sigma,
+        exponent_sigma=prior.exponent_sigma,
+        noise_scale=prepared.options.scaling.noise_scale,
+    )
+
+
+def _as_searched(prepared: PreparedStudy, done: Sequence[TrialResult]) -> Sequence[TrialResult]:
+    """Give the trials with their further hyper-parameters on the axes that are searched: the model's."""
+    if not any(one.complement for one in prepared.space.tunables):
+        return done
+    searched = prepared.space.searched
+    return [replace(one, hyperparameters=searched(one.hyperparameters)) for one in done]
+
+
 def study_posterior(
     prepared: PreparedStudy,
     done: Sequence[TrialResult],
@@ -72,25 +94,16 @@ def study_posterior(
     target: Target | None = None,
 ) -> Posterior:
     """Return the posterior of the frontier after these trials, whatever sampler suggested them; ``target``: theirs."""
-    prior, scale = prepared.options.prior, prepared.options.scaling.noise_scale
-    context = sampler_context(prepared) | ({} if target is None else {"target": target})
-    sampler = FrontierSampler(
-        **context,
-        sigma=prior.level_sigma,
-        exponent_sigma=prior.exponent_sigma,
-        noise_scale=scale,
-    )
+    sampler = _sampler_of(prepared, target)
     rng = np.random.default_rng(prepared.budget.seed)
     # On a recorded table trials repeat its runs.
     independent = not isinstance(prepared.options.workload, ReplayedWorkload)
-    # The model's axes are those that are searched.
-    if any(one.complement for one in prepared.space.tunables):
-        done = [
-            replace(one, hyperparameters=prepared.space.searched(one.hyperparameters))
-            for one in done
-        ]
     posterior = sampler.posterior(
-        done, particles=particles, moves=MOVES, rng=rng, independent=independent
+        _as_searched(prepared, done),
+        particles=particles,
+        moves=MOVES,
+        rng=rng,
+        independent=independent,
     )
     assert posterior is not None  # noqa: S101 - its search space is given
     return posterior
@@ -100,16 +113,8 @@ def budget_posteriors(
     prepared: PreparedStudy, done: Sequence[TrialResult], particles: int, shares: Sequence[float]
 ) -> dict[float, BudgetPosterior]:
     """Give the posterior of the objective loss for these shares of the budget, of the same trials."""
-    prior, scale = prepared.options.prior, prepared.options.scaling.noise_scale
-    sampler = FrontierSampler(
-        **sampler_context(prepared),
-        sigma=prior.level_sigma,
-        exponent_sigma=prior.exponent_sigma,
-        noise_scale=scale,
-    )
-    searched = [
-        replace(one, hyperparameters=prepared.space.searched(one.hyperparameters)) for one in done
-    ]
+    sampler = _sampler_of(prepared)
+    searched = _as_searched(prepared, done)
     found = dict[float, BudgetPosterior]()
     for place, share in enumerate(shares):
         # With the same draws for each share, their growth would have no scatter.
