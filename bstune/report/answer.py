@@ -499,7 +499,10 @@ class _Cause:
 def _cause(result: StudyResult) -> _Cause:
     row, statuses = result.unreached, result.statuses
     total = sum(statuses.values())
-    if row is None or row.stopped is None or not total:
+    if not total:
+        # Only what ended the search can say why no trial has run.
+        return _Cause(result.stop_reason)
+    if row is None or row.stopped is None:
         return _Cause()
     most = max(statuses, key=lambda status: statuses[status])
     share = f"{statuses[most]} of {plural(total, 'trial')}"
