@@ -305,7 +305,6 @@ def tune(arguments: list[str]) -> str | None:
     from bstune.config import (
         CONFIG_MODULE,
         CONFIG_NAME,
-        HYDRA_VERSION,
         config_shown,
         in_full,
         parse,
@@ -343,8 +342,13 @@ def tune(arguments: list[str]) -> str | None:
     from hydra.errors import HydraException
     from omegaconf.errors import OmegaConfBaseException
 
+    from bstune import hydra_versions
+
     hydra_main = hydra.main(
-        version_base=HYDRA_VERSION, config_path=f"pkg://{CONFIG_MODULE}", config_name=CONFIG_NAME
+        config_path=f"pkg://{CONFIG_MODULE}",
+        config_name=CONFIG_NAME,
+        **hydra_versions.BEHAVIOUR,
+        **hydra_versions.MAIN_TRUSTS,
     )
     printed = io.StringIO()
     try:

@@ -33,6 +33,7 @@ from omegaconf.errors import (
 from pydantic import ValidationError
 from yaml import YAMLError, safe_load
 
+from bstune import hydra_versions
 from bstune.choices import with_choices_of
 from bstune.core.errors import ConfigError
 from bstune.hydra_recipe import HydraRecipe
@@ -58,7 +59,6 @@ CONFIG_MODULE = "bstune.conf"
 CONFIG_NAME = "config"
 # In front of a key that a config does not have yet, as on Hydra's command line.
 ADDS = "+"
-HYDRA_VERSION = "1.3"
 GROUPS = ("workload", "scaling", "sampler", "schedule", "algorithm")
 # Groups without a choice by default.
 OPTIONAL = ("schedule", "algorithm")
@@ -298,7 +298,7 @@ def compose_known(module: str, name: str, options: Sequence[str]) -> tuple[DictC
     """Return a config composed of the options that Hydra knows, and the names of those that it does not know."""
     unknown: list[str] = []
     options = with_choices(options)
-    with _own_hydra(), initialize_config_module(module, version_base=HYDRA_VERSION):
+    with _own_hydra(), initialize_config_module(module, **hydra_versions.BEHAVIOUR):
         while True:
             known = [
                 option for option in options if option.split("=")[0].lstrip("+~") not in unknown

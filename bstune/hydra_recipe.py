@@ -18,6 +18,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from bstune.core.errors import BstuneError, ConfigError
+from bstune.hydra_versions import INSTANTIATE_TRUSTS
 from bstune.options import Node
 from bstune.recipe import TrialValues
 
@@ -134,7 +135,7 @@ def instantiate(node: Node | DictConfig, what: str) -> Any:
         ConfigError: if a target cannot be found or does not take its arguments.
     """
     try:
-        return hydra_instantiate(_with_targets(node), _convert_="all")
+        return hydra_instantiate(_with_targets(node), _convert_="all", **INSTANTIATE_TRUSTS)
     # TypeError: of _partial_ and its like.
     except (InstantiationException, OmegaConfBaseException, TypeError) as error:
         if isinstance(error.__cause__, BstuneError):

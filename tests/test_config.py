@@ -18,6 +18,7 @@ from bstune import conf
 from bstune.config import compose, compose_given, with_settings
 from bstune.core.errors import ConfigError, TableError
 from bstune.core.search_space import Tunable
+from bstune.hydra_versions import BEHAVIOUR
 from bstune.options import (
     ReplayedOptions,
     TrainedOptions,
@@ -71,7 +72,7 @@ def mistakes(*arguments):
 def test_what_ships_is_valid_and_stays_as_it_is(arguments, monkeypatch):
     monkeypatch.setenv("BSTUNE_DATA", "data")  # without ~, which is expanded
     composed = compose(arguments)
-    with initialize_config_module("bstune.conf", version_base="1.3"):
+    with initialize_config_module("bstune.conf", **BEHAVIOUR):
         before = hydra_compose("config", [argument.lstrip("+") for argument in arguments])
     raw = OmegaConf.to_container(before, resolve=True)
     schedule = raw.pop("schedule", None)

@@ -1,0 +1,22 @@
+"""What Hydra 1.3 has to be told, and what later versions have to be told in its place.
+
+Hydra 1.3 has to be asked for its own behaviour; 1.4 has no other, and warns of the argument. Hydra
+1.4 warns of a target that a config names and nobody has allowed. A config of bstune is trusted as
+code is, so that all of its targets are called.
+"""
+
+from typing import Any
+
+import hydra.utils
+
+# Arguments of hydra.main and of hydra.initialize_config_module.
+BEHAVIOUR: dict[str, Any] = {}
+if hydra.__version__.startswith("1.3."):
+    BEHAVIOUR = {"version_base": "1.3"}
+
+# Further ones of hydra.main, and of hydra.utils.instantiate.
+MAIN_TRUSTS: dict[str, Any] = {}
+INSTANTIATE_TRUSTS: dict[str, Any] = {}
+if hasattr(hydra.utils, "UNSAFE_DISABLE_EXECUTION_CHECKS"):
+    MAIN_TRUSTS = {"execution_whitelist": hydra.utils.UNSAFE_DISABLE_EXECUTION_CHECKS}
+    INSTANTIATE_TRUSTS = {"_execution_whitelist_": hydra.utils.UNSAFE_DISABLE_EXECUTION_CHECKS}
