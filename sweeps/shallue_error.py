@@ -30,7 +30,7 @@ from bstune.study.record import row as row_of
 from bstune.sweeps.harness import Finding
 from bstune.system.console import format_count, format_number
 from bstune.system.inputs import parse_json, read_text
-from bstune.trial.device import device_name
+from bstune.trial.devices.device import device_name
 from bstune.trial.loop import Workload, run_trial
 from bstune.trial.workload import load
 

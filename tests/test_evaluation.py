@@ -164,7 +164,7 @@ def test_a_later_evaluation_has_to_log_the_metric():
 def test_what_processes_agree_on_counts(monkeypatch):
     """Another one's metric is not finite."""
     monkeypatch.setattr(
-        "bstune.trial.distributed.agree", lambda value, loss, stop: (None, loss, stop)
+        "bstune.trial.devices.distributed.agree", lambda value, loss, stop: (None, loss, stop)
     )
     parts, trainer = trained(10)
     trainer.callback_metrics[NAME] = tensor(0.9)

@@ -30,7 +30,7 @@ from bstune.core.clock import TrialClock
 from bstune.core.errors import ConfigError
 from bstune.core.records import Target, TrialResult, is_near, next_evaluation
 from bstune.trial import loop
-from bstune.trial.device import device_name
+from bstune.trial.devices.device import device_name
 from bstune.trial.loop import make_trainer
 from bstune.trial.processes.workers import InProcess
 from bstune.workloads.averaging import RunningWeightAverage

@@ -15,7 +15,7 @@ from bstune.recipe import Recipe
 from bstune.system.console import quieten
 from bstune.system.files import Output
 from bstune.system.watchdog import STEP_SECONDS, waiting_for
-from bstune.trial.distributed import options_of_process
+from bstune.trial.devices.distributed import options_of_process
 from bstune.trial.loop import run_trial
 from bstune.trial.processes.workers import Train, Workers
 from bstune.trial.workload import load

@@ -13,10 +13,10 @@ from torch.optim.lr_scheduler import LambdaLR, LRScheduler
 from bstune.core.errors import ConfigError, InputError
 from bstune.core.records import Budget, EvaluationSchedule, TrialProtocol, TrialResult, TrialSpec
 from bstune.system.inputs import one_line, open_regular
-from bstune.trial.fast.lightning_internals import load_callbacks
+from bstune.trial.lightning.internals import load_callbacks
+from bstune.trial.lightning.packages import package_of
+from bstune.trial.lightning.trainer import builds_layers_later, without_monitors
 from bstune.trial.loop import Workload, run_trial
-from bstune.trial.packages import package_of
-from bstune.trial.trainer import builds_layers_later, without_monitors
 
 AT_THE_END = EvaluationSchedule(
     ratio=1e6, share=1e-12, cost=1.0, near=1.0

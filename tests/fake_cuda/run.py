@@ -135,8 +135,8 @@ def _decomposed(case: Case) -> contextlib.AbstractContextManager[Any]:
 
 def _train(case: Case, folder: Path) -> dict[str, Any]:
     from bstune.core.records import TrialSpec
-    from bstune.trial.checkpoint import Stopped
     from bstune.trial.loop import run_trial
+    from bstune.trial.parts.checkpoint import Stopped
 
     options, recipe, workload, protocol, size = _load(case)
     spec = TrialSpec(0, 0, size, options.scaling.lr, None, 0)

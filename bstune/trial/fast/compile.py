@@ -22,7 +22,7 @@ from torch.utils._pytree import tree_leaves
 from bstune.core.clock import Phase, TrialClock
 from bstune.core.errors import ConfigError
 from bstune.core.records import CUDA_GRAPH_MODES
-from bstune.trial.errors import USER_CODE_ERRORS, first_line, is_out_of_memory, warn_once
+from bstune.trial.devices.errors import USER_CODE_ERRORS, first_line, is_out_of_memory, warn_once
 from bstune.trial.fast.watch import WatchedNumber, watching
 from bstune.trial.noise_scale import (
     gradients_of,

@@ -9,7 +9,7 @@ from bstune.core.records import (
     next_dense_evaluation,
     next_evaluation,
 )
-from bstune.trial.checkpoint import StoppedState
+from bstune.trial.parts.checkpoint import StoppedState
 
 
 class Cadence:
