@@ -14,7 +14,7 @@ from bstune.core.errors import ConfigError
 from bstune.core.metric_names import mode_of, parse_target
 from bstune.core.records import Budget, Target
 from bstune.study.given import Data, GivenObjects, Module, middles_of
-from bstune.study.prepare import QUICK_SECONDS
+from bstune.study.planning.plan import QUICK_SECONDS
 from bstune.system.console import format_count, format_seconds
 from bstune.trial.own_project.own_values import (
     MOST_EPOCHS,
