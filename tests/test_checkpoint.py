@@ -31,7 +31,8 @@ from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 from bstune.core.clock import TrialClock
 from bstune.core.errors import ConfigError, StateError
-from bstune.core.records import EvaluationSchedule, Target, TrialResult
+from bstune.core.evaluation_schedule import EvaluationSchedule
+from bstune.core.records import Target, TrialResult
 from bstune.trial.batches.image_batches import Normalisation, TrainBatches
 from bstune.trial.batches.loader import rebatch
 from bstune.trial.parts.checkpoint import Stopped, read_state

@@ -12,15 +12,8 @@ from typing import Any
 
 import pytest
 
-from bstune.core.records import (
-    Budget,
-    EvaluationSchedule,
-    Merit,
-    Target,
-    TrialProtocol,
-    TrialResult,
-    TrialSpec,
-)
+from bstune.core.evaluation_schedule import EvaluationSchedule
+from bstune.core.records import Budget, Merit, Target, TrialProtocol, TrialResult, TrialSpec
 from bstune.hardware.memory import Ceiling, MemoryModel, Outcome, ProbeResult
 from bstune.hardware.roofline import AffineCost, DeviceLimits, LayerCost, StepCost
 from bstune.hardware.survey import Survey

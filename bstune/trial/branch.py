@@ -11,16 +11,14 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from torch.optim.lr_scheduler import LambdaLR, LRScheduler
 
 from bstune.core.errors import ConfigError, InputError
-from bstune.core.records import Budget, EvaluationSchedule, TrialProtocol, TrialResult, TrialSpec
+from bstune.core.evaluation_schedule import AT_THE_END
+from bstune.core.records import Budget, TrialProtocol, TrialResult, TrialSpec
 from bstune.system.inputs import one_line, open_regular
 from bstune.trial.lightning.internals import load_callbacks
 from bstune.trial.lightning.packages import package_of
 from bstune.trial.lightning.trainer import builds_layers_later, without_monitors
 from bstune.trial.loop import Workload, run_trial
 
-AT_THE_END = EvaluationSchedule(
-    ratio=1e6, share=1e-12, cost=1.0, near=1.0
-)  # evaluated at the last step alone
 NEEDED = {
     "state_dict": (dict, "weights"),
     "optimizer_states": (list, "an optimizer's state, as one that is saved with weights alone"),

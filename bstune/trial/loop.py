@@ -50,9 +50,9 @@ from bstune.trial.lightning.packages import of_package, package_of
 from bstune.trial.lightning.trainer import lengths, make_trainer, serving
 from bstune.trial.parts.assemble import parts_of
 from bstune.trial.parts.checkpoint import Own, PlainFiles, StateWriter, Stopped
-from bstune.trial.parts.ending import explain_end, what_is_not_finite
 from bstune.trial.parts.last_step import steps_of_trainer
 from bstune.trial.parts.trial_callback import TrialCallback
+from bstune.trial.parts.unplanned_end import explain_end, what_is_not_finite
 
 # Of a trial, by the user's loggers as hyper-parameters.
 LOGGED = ("number", "batch_size", "lr", "seed")

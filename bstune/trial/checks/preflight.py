@@ -22,6 +22,7 @@ from torch import Tensor
 from torch.utils.data import BatchSampler, DataLoader
 
 from bstune.core.errors import BstuneError, ConfigError, StateError
+from bstune.core.evaluation_schedule import AT_THE_END
 from bstune.core.records import TrialProtocol, TrialResult, TrialSpec
 from bstune.core.search_space import BUDGET, Space, corners
 from bstune.core.step_time import StepTime
@@ -33,7 +34,6 @@ from bstune.system.interruption import temporary_folder
 from bstune.system.watchdog import Wait, waiting_for
 from bstune.trial.backend import chooses_horizons
 from bstune.trial.batches.loader import KEPT_OPTIONS, loaders_of, not_rebatchable
-from bstune.trial.branch import AT_THE_END
 from bstune.trial.checks.attributes import Attribute, attributes_of, fingerprint
 from bstune.trial.checks.continuation import Course, lost_state
 from bstune.trial.checks.schedule_end import ScheduleCopy, copies_of_schedules, end_of_schedule
