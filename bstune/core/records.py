@@ -9,7 +9,7 @@ import math
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import MISSING, asdict, dataclass, field, fields, replace
-from typing import Any, Literal, get_args
+from typing import Any, Literal, NamedTuple, get_args
 
 from bstune.core.errors import ConfigError, RecordError
 from bstune.core.evaluation_schedule import EvaluationSchedule
@@ -57,6 +57,11 @@ class Target:
     def reached(self, value: float) -> bool:
         """Return whether ``value`` meets the goal; NaN never does."""
         return self.gap(value) <= 0.0
+
+    @property
+    def sign(self) -> float:
+        """1 for a metric that is to fall, -1 for one that is to rise: times it, a lower value is a better one."""
+        return 1.0 if self.mode == "min" else -1.0
 
     @property
     def never_met(self) -> "Target":
@@ -238,13 +243,12 @@ class TrialResult:
         if not isinstance(values, dict):
             raise RecordError(f"a trial record is a JSON object, but got {text[:80]!r}")
         _check_names(values)
-        for name, (is_valid, what) in _FIELDS.items():
-            if name in values and not is_valid(values[name]):
-                shown = repr(values[name])[:80]
-                raise RecordError(f"{name} of a trial record must be {what}, but got {shown}")
-        for name in ("history", "noise_scale"):
-            values[name] = tuple(tuple(row) for row in values.get(name, ()))
-        return cls(**values)
+        for name, value in values.items():
+            one = _FIELDS[name]
+            if not one.is_valid(value):
+                shown = repr(value)[:80]
+                raise RecordError(f"{name} of a trial record must be {one.what}, but got {shown}")
+        return cls(**{name: _FIELDS[name].read(value) for name, value in values.items()})
 
 
 def _check_names(values: Mapping[str, Any]) -> None:
@@ -263,8 +267,16 @@ def _check_names(values: Mapping[str, Any]) -> None:
         raise RecordError(f"a trial record {' and '.join(faults)}")
 
 
-# What each field of a record may hold, and that in words. A record may come from anybody's folder or storage, and what
-# reads it takes logarithms of batch sizes and divides by steps.
+class _Field(NamedTuple):
+    """What a field of a record may hold, and how it is read from JSON.
+
+    A record may come from anybody's folder or storage, and what reads it takes logarithms of batch
+    sizes and divides by steps.
+    """
+
+    is_valid: Callable[[object], bool]
+    what: str  # it may hold, in words
+    read: Callable[[Any], Any] = lambda value: value
 
 
 def _is_number(value: object) -> bool:
@@ -316,17 +328,21 @@ def _rows_of(*columns: Callable[[object], bool]) -> Callable[[object], bool]:
     return lambda value: isinstance(value, list) and all(map(is_row, value))
 
 
-_COUNT = (_is_count, "a whole number of at most 1e15")
-_SECONDS = (_is_seconds, "a number of seconds")
-_MAYBE_COUNT = (_or_none(_is_count), "a whole number or null")
-_FIELDS: Mapping[str, tuple[Callable[[object], bool], str]] = {
+def _tuples(rows: list[list[Any]]) -> tuple[tuple[Any, ...], ...]:
+    return tuple(tuple(row) for row in rows)
+
+
+_COUNT = _Field(_is_count, "a whole number of at most 1e15")
+_SECONDS = _Field(_is_seconds, "a number of seconds")
+_MAYBE_COUNT = _Field(_or_none(_is_count), "a whole number or null")
+_FIELDS: Mapping[str, _Field] = {
     "number": _COUNT,
     "trial_index": _COUNT,
-    "batch_size": (_is_batch_size, "a whole number of at least 1"),
-    "lr": (_is_positive, "a positive number"),
-    "delta": (_or_none(_is_finite), "a number or null"),
+    "batch_size": _Field(_is_batch_size, "a whole number of at least 1"),
+    "lr": _Field(_is_positive, "a positive number"),
+    "delta": _Field(_or_none(_is_finite), "a number or null"),
     "seed": _COUNT,
-    "status": (lambda value: value in STATUSES, f"one of {', '.join(STATUSES)}"),
+    "status": _Field(lambda value: value in STATUSES, f"one of {', '.join(STATUSES)}"),
     "steps": _COUNT,
     "steps_low": _COUNT,
     "examples": _COUNT,
@@ -334,19 +350,23 @@ _FIELDS: Mapping[str, tuple[Callable[[object], bool], str]] = {
     "eval_seconds": _SECONDS,
     "startup_seconds": _SECONDS,
     "wall_seconds": _SECONDS,
-    "seconds_per_step": (_or_none(_is_seconds), "a number of seconds or null"),
-    "device": (_is_text, "a text"),
-    "versions": (_mapping_of(_is_text), "a mapping of texts"),
-    "history": (_rows_of(_is_count, _or_none(_is_finite)), "rows of a step and a value"),
-    "message": (_or_none(_is_text), "a text or null"),
+    "seconds_per_step": _Field(_or_none(_is_seconds), "a number of seconds or null"),
+    "device": _Field(_is_text, "a text"),
+    "versions": _Field(_mapping_of(_is_text), "a mapping of texts"),
+    "history": _Field(
+        _rows_of(_is_count, _or_none(_is_finite)), "rows of a step and a value", _tuples
+    ),
+    "message": _Field(_or_none(_is_text), "a text or null"),
     "resumed_from": _MAYBE_COUNT,
     "replicate_of": _MAYBE_COUNT,
-    "noise_scale": (_rows_of(_is_count, _is_finite, _is_finite), "rows of a step and two numbers"),
-    "hyperparameters": (_mapping_of(_is_finite), "a mapping of numbers"),
-    "measured_seconds_per_step": (_or_none(_is_seconds), "a number of seconds or null"),
+    "noise_scale": _Field(
+        _rows_of(_is_count, _is_finite, _is_finite), "rows of a step and two numbers", _tuples
+    ),
+    "hyperparameters": _Field(_mapping_of(_is_finite), "a mapping of numbers"),
+    "measured_seconds_per_step": _Field(_or_none(_is_seconds), "a number of seconds or null"),
     "horizon": _MAYBE_COUNT,
-    "training_loop": (_or_none(_is_text), "a text or null"),
-    "effective_lr": (_or_none(_is_finite), "a number or null"),
+    "training_loop": _Field(_or_none(_is_text), "a text or null"),
+    "effective_lr": _Field(_or_none(_is_finite), "a number or null"),
 }
 
 
@@ -404,6 +424,14 @@ class TrialProtocol:
     def last_step(self, batch_size: int) -> int:
         """Return the steps after which the budget of a trial at this batch size is spent."""
         return self.budget.last_step(batch_size)
+
+    def for_steps_only(self, budget: Budget | None = None) -> "TrialProtocol":
+        """Give the protocol of training that no target ends, but the budget: another one, where it is given."""
+        return replace(
+            self,
+            target=self.target.never_met,
+            budget=self.budget if budget is None else budget,
+        )
 
     def of(self, spec: TrialSpec) -> "TrialProtocol":
         """Give the protocol of a trial: with the goal that its spec has, where it has one."""

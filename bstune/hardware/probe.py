@@ -238,10 +238,8 @@ def _run(
         spec = TrialSpec(0, 0, share, options.scaling.lr, None, 0)
         horizon = max(probe.steps, protocol.last_step(batch_size))
         protocol = replace(
-            protocol,
+            protocol.for_steps_only(Budget(probe.steps, 1)),
             devices=1,
-            target=protocol.target.never_met,
-            budget=Budget(probe.steps, 1),
             # As trials do at some of their steps.
             noise_scale_every=None if protocol.noise_scale_every is None else 1,
             trainer={

@@ -32,8 +32,7 @@ def open_short_trials(options: StudyOptions, recipe: Recipe, warmup_steps: int) 
     quieten()
     workload, protocol = load(options_of_process(options), recipe)
     short = replace(
-        protocol,
-        target=protocol.target.never_met,
+        protocol.for_steps_only(),
         warmup_steps=warmup_steps,
         trainer={**protocol.trainer, "num_sanity_val_steps": 0, "limit_val_batches": 1},
     )

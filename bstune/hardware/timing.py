@@ -293,9 +293,7 @@ def time_trial(
             ),
             TrialSpec(0, 0, batch_size, lr, None, 0),
             replace(
-                protocol,
-                target=protocol.target.never_met,
-                budget=budget,
+                protocol.for_steps_only(budget),
                 noise_scale_every=None,
                 trainer=trainer,
             ),

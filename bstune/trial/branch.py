@@ -180,10 +180,8 @@ def branch(
     )
     steps = max(1, round(examples / batch_size))
     protocol = replace(
-        protocol,
+        protocol.for_steps_only(Budget(steps, 1)),
         trainer=without_monitors(protocol.trainer),
-        target=protocol.target.never_met,
-        budget=Budget(steps, 1),
         evaluation_schedule=AT_THE_END,
         noise_scale_every=None,
     )

@@ -76,7 +76,7 @@ def load_for(
     arguments = [f"workload={workload}", f"device={device}", "precision=32-true", *overrides]
     composed = compose_checked(arguments)
     ready, protocol = load(composed.options, composed.trained)
-    return ready, replace(protocol, target=protocol.target.never_met, budget=Budget(steps, 1))
+    return ready, protocol.for_steps_only(Budget(steps, 1))
 
 
 def train(

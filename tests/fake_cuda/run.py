@@ -121,7 +121,7 @@ def _load(case: Case) -> tuple[Any, Any, Any, Any, int]:
     changed = with_settings(composed, settings)
     options, recipe = resolve(changed.options, changed.trained)
     workload, protocol = load(options, recipe)
-    protocol = replace(protocol, target=protocol.target.never_met, budget=Budget(case.steps, 1))
+    protocol = protocol.for_steps_only(Budget(case.steps, 1))
     size = int(case.batch_size or options.scaling.batch_size)
     return options, recipe, workload, protocol, size
 

@@ -142,8 +142,7 @@ def prepared(
     resolved, recipe = resolve(composed.options, composed.trained)
     protocol = checked_protocol(resolved, recipe)
     protocol = replace(
-        protocol,
-        target=protocol.target.never_met,
+        protocol.for_steps_only(),
         noise_scale_every=None,
         evaluation_schedule=replace(protocol.evaluation_schedule, share=SHARE_OF_EVALUATION),
         trainer={

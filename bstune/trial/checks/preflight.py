@@ -168,8 +168,7 @@ class _ShortTrials:
     def __init__(self, workload: Workload, protocol: TrialProtocol) -> None:
         self._workload = workload
         self._protocol = replace(
-            protocol,
-            target=protocol.target.never_met,
+            protocol.for_steps_only(),
             # What a metric was at earlier evaluations must not tell two trials apart.
             evaluation_schedule=AT_THE_END,
             noise_scale_every=None,
