@@ -510,8 +510,8 @@ def lightning(arguments: list[str]) -> str | None:
 
     from bstune.study.prepare import compose_checked
     from bstune.system.files import write_text
-    from bstune.trial.lightning_cli import Chosen, workload_of
-    from bstune.trial.own_values import are_timed
+    from bstune.trial.own_project.lightning_cli import Chosen, workload_of
+    from bstune.trial.own_project.own_values import are_timed
 
     named = {name: getattr(options, name) for name in ("target", "model", "data", "lr", "name")}
     chosen = Chosen(**named, is_timed=are_timed(options.overrides))

@@ -2,7 +2,7 @@
 
 A study is :class:`bstune.options.StudyOptions`, which are plain values, and a recipe. There are two
 kinds: :class:`bstune.hydra_recipe.HydraRecipe` of a config's nodes, and
-:class:`bstune.trial.python_recipe.PythonRecipe` of Python objects. A recipe is sent whole, pickled,
+:class:`bstune.trial.own_project.python_recipe.PythonRecipe` of Python objects. A recipe is sent whole, pickled,
 to a process that trains; it is never stored, and never read from a study's folder.
 """
 

@@ -25,8 +25,8 @@ from bstune.hardware.roofline import DTYPES, Arithmetic, TensorCoreMisalignment
 from bstune.report.drawing import BLUE, INK
 from bstune.sweeps.harness import Finding
 from bstune.system.console import format_number, plural
-from bstune.trial.device import device_name, device_of, products_in, synchronize
-from bstune.trial.start import at_start
+from bstune.trial.checks.start import at_start
+from bstune.trial.devices.device import device_name, device_of, products_in, synchronize
 from bstune.trial.workload import load, on_device, resolve
 
 if TYPE_CHECKING:

@@ -34,7 +34,7 @@ from bstune.sweeps.dawnbench_report import CONFIDENCE, paint, sentence, shown
 from bstune.sweeps.harness import Finding
 from bstune.sweeps.statistics import Difference, compare, holm
 from bstune.system.console import format_seconds
-from bstune.trial.device import device_name, device_of, synchronize
+from bstune.trial.devices.device import device_name, device_of, synchronize
 from bstune.trial.loop import Workload, run_trial
 from bstune.trial.workload import (
     build_workload,

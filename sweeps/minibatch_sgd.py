@@ -26,7 +26,7 @@ from bstune.options import option_at
 from bstune.report.drawing import BLUE, GREY, INK, PURPLE, VERMILION
 from bstune.sweeps.harness import Finding
 from bstune.system.console import format_count, format_number, format_seconds, time_unit
-from bstune.trial.device import device_name
+from bstune.trial.devices.device import device_name
 from bstune.trial.loop import Workload, run_trial
 from bstune.trial.workload import load
 

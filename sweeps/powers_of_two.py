@@ -39,7 +39,7 @@ from bstune.sweeps.statistics import (
     off_the_line,
 )
 from bstune.system.console import format_number
-from bstune.trial.device import device_name
+from bstune.trial.devices.device import device_name
 from bstune.trial.loop import Workload
 from bstune.trial.workload import load, resolve
 

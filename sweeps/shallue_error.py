@@ -30,7 +30,7 @@ from bstune.study.record import row as row_of
 from bstune.sweeps.harness import Finding
 from bstune.system.console import format_count, format_number
 from bstune.system.inputs import parse_json, read_text
-from bstune.trial.device import device_name
+from bstune.trial.devices.device import device_name
 from bstune.trial.loop import Workload, run_trial
 from bstune.trial.workload import load
 
@@ -65,9 +65,7 @@ def run(
     workload, protocol = load(options, composed.trained)
     _check(batch_sizes, lrs, seeds, workload.train_examples)
     target = protocol.target
-    protocol = replace(
-        protocol, target=target.never_met, budget=Budget(steps, examples), noise_scale_every=None
-    )
+    protocol = replace(protocol.for_steps_only(Budget(steps, examples)), noise_scale_every=None)
     settings = {**flat_settings(options), "budget.steps": steps, "budget.examples": examples}
     kept = _Runs(Path(runs), sha256(dump_json(settings).encode()).hexdigest()[:16])
 
@@ -92,7 +90,7 @@ def run(
         return {one: kept.histories[one] for one in wanted}
 
     first = histories([(size, lr, seeds[0]) for size in batch_sizes for lr in lrs])
-    sign = 1.0 if target.mode == "min" else -1.0
+    sign = target.sign
     budgets = {
         f"{format_count(examples)} examples": (None, examples),
         f"{format_count(steps)} steps": (steps, None),

@@ -23,7 +23,7 @@ from bstune.hardware.roofline import DTYPES
 from bstune.report.drawing import BLUE, INK
 from bstune.sweeps.harness import Finding
 from bstune.system.console import format_number
-from bstune.trial.device import device_name, resolve_device, synchronize
+from bstune.trial.devices.device import device_name, resolve_device, synchronize
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

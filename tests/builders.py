@@ -28,8 +28,8 @@ from bstune.result import (
     StudyResult,
 )
 from bstune.study.analysis.summary import Analysis, Asked, summarize
+from bstune.study.planning.replicates import Winner
 from bstune.study.prepare import PreparedStudy, compose_checked, prepare
-from bstune.study.replicates import Winner
 from bstune.trial.backend import TrialBackend
 
 if TYPE_CHECKING:

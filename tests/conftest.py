@@ -134,9 +134,11 @@ def shapes() -> Callable[[nn.Module, Tensor], list[tuple[int, ...]]]:
 @pytest.fixture
 def warned(caplog: pytest.LogCaptureFixture) -> Callable[[], list[str]]:
     """Return what trials warned of; what was warned of before is warned of again."""
-    from bstune.trial.errors import warn_once  # seconds, which few tests need
+    from bstune.trial.devices.errors import warn_once  # seconds, which few tests need
 
     warn_once.cache_clear()
     return lambda: [
-        record.getMessage() for record in caplog.records if record.name == "bstune.trial.errors"
+        record.getMessage()
+        for record in caplog.records
+        if record.name == "bstune.trial.devices.errors"
     ]

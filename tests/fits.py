@@ -12,11 +12,12 @@ from torch import nn
 from torch.nn import functional as F
 from torch.utils.data import DataLoader, TensorDataset
 
-from bstune.core.records import EvaluationSchedule, Target
+from bstune.core.evaluation_schedule import EvaluationSchedule
+from bstune.core.records import Target
 from bstune.trial.batches.loader import endless, rebatch
-from bstune.trial.checkpoint import Stopped
+from bstune.trial.lightning.packages import package_of
 from bstune.trial.loop import Workload, run_trial
-from bstune.trial.packages import package_of
+from bstune.trial.parts.checkpoint import Stopped
 
 EXAMPLES, BATCH_SIZE, STEPS = (
     50,

@@ -12,7 +12,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.data import DataLoader
 
 from bstune.core.clock import TrialClock
-from bstune.core.records import EvaluationSchedule, Target
+from bstune.core.evaluation_schedule import EvaluationSchedule
+from bstune.core.records import Target
 from bstune.trial.batches.image_batches import EvalBatches, Normalisation, TrainBatches
 from bstune.trial.loop import Workload, run_trial
 from bstune.workloads.classifier import Classifier

@@ -3,7 +3,7 @@
 from types import SimpleNamespace
 from typing import Any
 
-from bstune.trial.checkpoint import StoppedState
+from bstune.trial.parts.checkpoint import StoppedState
 from bstune.trial.parts.state import TrialState
 
 

@@ -15,10 +15,10 @@ from torch.utils.data import DataLoader, Dataset
 
 from bstune.core.records import Target
 from bstune.system.console import quieten
-from bstune.trial import distributed
 from bstune.trial.batches.loader import rebatch
-from bstune.trial.checkpoint import Stopped
+from bstune.trial.devices import distributed
 from bstune.trial.loop import Workload, run_trial
+from bstune.trial.parts.checkpoint import Stopped
 from bstune.workloads.classifier import Classifier
 
 

@@ -7,8 +7,8 @@ import torch
 from lightning.pytorch import LightningModule
 
 from bstune.core.errors import ConfigError
-from bstune.trial import distributed
 from bstune.trial.batches.accumulation import weight_micro_batches
+from bstune.trial.devices import distributed
 
 
 class Mean(LightningModule):

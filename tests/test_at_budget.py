@@ -26,8 +26,8 @@ from bstune.result import (
 )
 from bstune.study.analysis.at_budget import _mean_and_half
 from bstune.study.at_budget import due_run, held, is_full, known_best
-from bstune.study.baseline import BaselineRuns
-from bstune.study.plan import FIRST_REPLICATE
+from bstune.study.planning.baseline import BaselineRuns
+from bstune.study.planning.plan import FIRST_REPLICATE
 from bstune.study.retarget import main as report
 from bstune.study.storage.attributes import BUDGET_TIMES
 

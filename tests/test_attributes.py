@@ -15,7 +15,7 @@ from torch import nn
 from torch.optim.lr_scheduler import ExponentialLR
 from torchmetrics import MaxMetric
 
-from bstune.trial.attributes import attributes_of, fingerprint
+from bstune.trial.checks.attributes import attributes_of, fingerprint
 from bstune.workloads.classifier import Classifier
 
 

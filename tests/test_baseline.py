@@ -14,7 +14,7 @@ from toolbox import make_result, table_rows, write_rows
 from bstune.core.records import Budget, Target
 from bstune.core.search_space import Tunable
 from bstune.report.answer import answer
-from bstune.study.baseline import (
+from bstune.study.planning.baseline import (
     Baseline,
     BaselineRuns,
     baseline_of,
@@ -24,8 +24,8 @@ from bstune.study.baseline import (
     gain_of,
     telling_target,
 )
-from bstune.study.plan import FIRST_REPLICATE, SearchBudget
-from bstune.study.replicates import Winner
+from bstune.study.planning.plan import FIRST_REPLICATE, SearchBudget
+from bstune.study.planning.replicates import Winner
 from bstune.study.run import run_study
 from bstune.trial.backend import TrialBackend
 

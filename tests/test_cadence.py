@@ -4,7 +4,8 @@ import pytest
 from made_parts import make_stopped
 from toolbox import make_protocol, make_spec
 
-from bstune.core.records import EvaluationSchedule, Target
+from bstune.core.evaluation_schedule import EvaluationSchedule
+from bstune.core.records import Target
 from bstune.trial.parts.cadence import Cadence
 
 # With 10 examples to evaluate at a cost of 0.5 and steps of 4 examples, k evaluations have to have 10 k steps before

@@ -31,10 +31,11 @@ from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 from bstune.core.clock import TrialClock
 from bstune.core.errors import ConfigError, StateError
-from bstune.core.records import EvaluationSchedule, Target, TrialResult
+from bstune.core.evaluation_schedule import EvaluationSchedule
+from bstune.core.records import Target, TrialResult
 from bstune.trial.batches.image_batches import Normalisation, TrainBatches
 from bstune.trial.batches.loader import rebatch
-from bstune.trial.checkpoint import Stopped, read_state
+from bstune.trial.parts.checkpoint import Stopped, read_state
 from bstune.workloads.averaging import ExponentialMovingAverage, Lookahead, RunningWeightAverage
 from bstune.workloads.classifier import Classifier
 from bstune.workloads.images import random_crop_flip

@@ -16,7 +16,7 @@ from bstune.config import compose
 from bstune.core.errors import ConfigError
 from bstune.options import flat_settings, option_at
 from bstune.recipe import TrialValues
-from bstune.trial.lightning_cli import Chosen, workload_of
+from bstune.trial.own_project.lightning_cli import Chosen, workload_of
 from bstune.workloads.optim import Muon
 
 PROJECTS = Path(__file__).parent / "projects"

@@ -22,8 +22,8 @@ from torch.optim.lr_scheduler import LambdaLR
 from torch.utils.data import DataLoader, Dataset
 from torchmetrics import MaxMetric
 
-from bstune.trial.attributes import Attribute
 from bstune.trial.checks import preflight as checks
+from bstune.trial.checks.attributes import Attribute
 from bstune.trial.checks.continuation import LEARNING_RATES, WEIGHTS, Course, LostState, lost_state
 from bstune.trial.checks.preflight import preflight
 from bstune.trial.loop import Workload

@@ -5,15 +5,15 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from bstune.trial import device
-from bstune.trial.device import (
+from bstune.trial.devices import device
+from bstune.trial.devices.device import (
     cuda_settings,
     device_of,
     forget_failed_allocations,
     memory_ran_out,
     synchronize,
 )
-from bstune.trial.errors import is_out_of_memory
+from bstune.trial.devices.errors import is_out_of_memory
 from bstune.trial.processes.process import restored
 from bstune.trial.processes.workers import mps_runs
 

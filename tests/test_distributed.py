@@ -17,7 +17,7 @@ from bstune.core.records import TrialResult
 from bstune.hardware.probe import TrialProbe
 from bstune.options import with_option
 from bstune.system.files import Output
-from bstune.trial import distributed
+from bstune.trial.devices import distributed
 from bstune.trial.processes.workers import Workers
 
 GUARD = 60  # seconds after which a trial whose processes wait for each other has failed

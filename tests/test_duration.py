@@ -2,7 +2,7 @@ import math
 
 import pytest
 
-from bstune.study.duration import (
+from bstune.study.planning.duration import (
     FEWEST_TRIALS,
     GROWTH,
     LONG_SECONDS,

@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader
 
 from bstune.core.clock import Phase
 from bstune.core.errors import ConfigError
-from bstune.core.records import EvaluationSchedule
+from bstune.core.evaluation_schedule import EvaluationSchedule
 from bstune.trial.parts.evaluation import begin_evaluation, end_evaluation, is_evaluation_due
 
 SELDOM = EvaluationSchedule(ratio=1.05, share=0.25, cost=0.5, near=1.5)  # at 10, 20, ... steps
@@ -164,7 +164,7 @@ def test_a_later_evaluation_has_to_log_the_metric():
 def test_what_processes_agree_on_counts(monkeypatch):
     """Another one's metric is not finite."""
     monkeypatch.setattr(
-        "bstune.trial.distributed.agree", lambda value, loss, stop: (None, loss, stop)
+        "bstune.trial.devices.distributed.agree", lambda value, loss, stop: (None, loss, stop)
     )
     parts, trainer = trained(10)
     trainer.callback_metrics[NAME] = tensor(0.9)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from bstune.trial.batches.randomness import random_state
+from bstune.trial.devices.randomness import random_state
 from bstune.trial.parts.generators import Generators
 
 

@@ -23,10 +23,10 @@ from torch import nn
 
 from bstune.hydra_recipe import instantiate
 from bstune.options import option_at
-from bstune.trial.checkpoint import Stopped
 from bstune.trial.fast import graph
 from bstune.trial.fast.graph import CapturedSteps
 from bstune.trial.loop import run_trial
+from bstune.trial.parts.checkpoint import Stopped
 from bstune.workloads.classifier import Classifier
 from bstune.workloads.optim import Muon
 from bstune.workloads.schedules import linear_decay
@@ -357,7 +357,7 @@ def trial(workload, fast, *overrides):
         "workload.target.metric=val/loss",
     )
     built, protocol = loaded(*own, *images, *options, *validation, *small, *overrides)
-    protocol = replace(protocol, target=protocol.target.never_met, divergence=1e9)
+    protocol = replace(protocol.for_steps_only(), divergence=1e9)
     modules = []
 
     def build(spec):

@@ -12,7 +12,7 @@ from torch.optim.lr_scheduler import LambdaLR, OneCycleLR
 
 from bstune.core.errors import ConfigError
 from bstune.core.scaling import beta2_of, effective_lr_of, shrinkage_of
-from bstune.trial.half_lives import effective_lr, follow_batch_size, optimizers_in
+from bstune.trial.batches.half_lives import effective_lr, follow_batch_size, optimizers_in
 from bstune.trial.workload import build_module, build_workload
 from bstune.workloads.optim import muon_and_adam
 

@@ -11,7 +11,7 @@ from learners import Operators
 from bstune.trial.batches.image_batches import EvalBatches, Normalisation, TrainBatches
 from bstune.trial.batches.index_stream import endless_indices
 from bstune.trial.batches.micro_batches import micro_batch_sizes_of
-from bstune.trial.batches.randomness import seeded_generators
+from bstune.trial.devices.randomness import seeded_generators
 from bstune.workloads.images import random_crop_flip
 
 IMAGES = torch.randint(

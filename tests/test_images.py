@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from bstune.core.errors import BstuneError, ConfigError
-from bstune.trial.device import resolve_device
+from bstune.trial.devices.device import resolve_device
 from bstune.workloads.datasets import ImageDataset, Images
 from bstune.workloads.images import (
     ImageData,

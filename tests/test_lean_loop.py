@@ -1,7 +1,7 @@
 """The lean loop: nothing in a trial tells it from Lightning's own, and where something might, Lightning's own runs."""
 
 from copy import deepcopy
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from functools import partial, wraps
 
 import pytest
@@ -23,10 +23,10 @@ from bstune.core.clock import Phase, TrialClock
 from bstune.core.errors import ConfigError
 from bstune.trial.backend import make_protocol
 from bstune.trial.batches.image_batches import EvalBatches, Normalisation, TrainBatches
-from bstune.trial.checkpoint import Stopped
-from bstune.trial.fast import lightning_internals
 from bstune.trial.fast.reasons import BATCH_HOOKS, CALLBACK_HOOKS, MODULE_HOOKS
+from bstune.trial.lightning import internals as lightning_internals
 from bstune.trial.loop import Workload, run_trial
+from bstune.trial.parts.checkpoint import Stopped
 from bstune.trial.workload import build_module
 from bstune.workloads.averaging import Lookahead, RunningWeightAverage
 
@@ -448,7 +448,7 @@ def test_a_shipped_workload_is_trained_as_under_lightnings_loop(name):
             return modules[-1]
 
         protocol = make_protocol(options, recipe)
-        protocol = replace(protocol, target=protocol.target.never_met)
+        protocol = protocol.for_steps_only()
         held_out = EvalBatches(images[:16], labels[:16], batch_size=8, normalise=normalise)
         workload = Workload(build, stream, held_out, 16)
         runs.append((run_trial(workload, make_spec(32, 0.001), protocol), modules[-1]))

@@ -11,7 +11,7 @@ from bstune.core.errors import ConfigError
 from bstune.core.metric_names import parse_target
 from bstune.hydra_recipe import HydraRecipe
 from bstune.recipe import TrialValues
-from bstune.trial.lightning_cli import Chosen, with_value, workload_of
+from bstune.trial.own_project.lightning_cli import Chosen, with_value, workload_of
 
 pytest.importorskip("jsonargparse")
 PROJECTS = Path(__file__).parent / "projects"

@@ -17,9 +17,9 @@ import pytest
 import torch
 
 import bstune
-from bstune.trial.fast import lightning_internals
-from bstune.trial.fast.lightning_internals import TRIED, version_not_tried
-from bstune.trial.packages import PACKAGES, of_package
+from bstune.trial.lightning import internals as lightning_internals
+from bstune.trial.lightning.internals import TRIED, version_not_tried
+from bstune.trial.lightning.packages import PACKAGES, of_package
 
 EPOCH_LOOP = "loops.training_epoch_loop._TrainingEpochLoop"
 AUTOMATIC = "loops.optimization.automatic"
@@ -286,12 +286,13 @@ def test_only_one_file_touches_lightnings_private_members():
 
 def test_nobody_outside_takes_steps_but_through_take_steps():
     """``graph``, ``lean_loop``, ``watch`` and what they need are the room's own."""
-    open_to_others = ("compile", "lightning_internals", "take_steps")
-    inner = [path.stem for path in HERE.parent.glob("*.py") if path.stem not in open_to_others]
+    room = ROOT / "trial" / "fast"
+    open_to_others = ("compile", "take_steps")
+    inner = [path.stem for path in room.glob("*.py") if path.stem not in open_to_others]
     names = "|".join(inner)
     imported = re.compile(
         rf"^\s*(from|import) bstune\.trial\.fast(\.| import )({names})\b", re.MULTILINE
     )
-    outside = [path for path in ROOT.rglob("*.py") if path.parent != HERE.parent]
+    outside = [path for path in ROOT.rglob("*.py") if path.parent != room]
     assert [path.name for path in outside if imported.search(path.read_text())] == []
-    assert imported.search((HERE.parent / "take_steps.py").read_text())
+    assert imported.search((room / "take_steps.py").read_text())

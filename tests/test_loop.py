@@ -28,9 +28,10 @@ from torch import nn
 
 from bstune.core.clock import TrialClock
 from bstune.core.errors import ConfigError
-from bstune.core.records import Target, TrialResult, is_near, next_evaluation
+from bstune.core.evaluation_schedule import is_near, next_evaluation
+from bstune.core.records import Target, TrialResult
 from bstune.trial import loop
-from bstune.trial.device import device_name
+from bstune.trial.devices.device import device_name
 from bstune.trial.loop import make_trainer
 from bstune.trial.processes.workers import InProcess
 from bstune.workloads.averaging import RunningWeightAverage
@@ -565,7 +566,7 @@ def test_evaluations_follow_the_rule(batch_size, lr, micro):
     assert len(result.history) > 2
     step, past, near, schedule = 0, [], False, protocol.evaluation_schedule
     for actual, value in result.history:
-        near = near or is_near(past, target, schedule.near)
+        near = near or is_near(past, target.gap, schedule.near)
         due = next_evaluation(step, batch_size, 20, len(past), near, schedule)
         assert actual == min(due, protocol.budget.last_step(batch_size))
         past.append((actual, value))

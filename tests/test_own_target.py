@@ -14,7 +14,7 @@ from bstune.core.records import Target
 from bstune.study import search
 from bstune.study.analysis.critical import passing
 from bstune.study.own_target import goal_of, own_result
-from bstune.study.wall import TAKEN
+from bstune.study.planning.wall import TAKEN
 
 TARGET = Target("val/loss", 0.0, "min").never_met
 REPLAY = ("workload=replay", "workload.table=t.jsonl", "workload.name=replay", "study=own")

@@ -12,8 +12,8 @@ from torch.utils.data import BatchSampler, DataLoader, IterableDataset, RandomSa
 import bstune
 from bstune.core.errors import ConfigError
 from bstune.core.records import Budget, Target
-from bstune.study.prepare import QUICK_SECONDS
-from bstune.trial.own_values import own_batches, own_examples, own_metric, own_rate
+from bstune.study.planning.plan import QUICK_SECONDS
+from bstune.trial.own_project.own_values import own_batches, own_examples, own_metric, own_rate
 
 X = torch.randn(96, 3, generator=torch.Generator().manual_seed(0))
 ROWS = TensorDataset(X, X[:, :1])

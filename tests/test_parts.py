@@ -8,9 +8,9 @@ from toolbox import FakeTime, make_protocol, make_result, make_spec
 
 from bstune.core.clock import TrialClock
 from bstune.core.errors import ConfigError
-from bstune.trial import distributed
-from bstune.trial.checkpoint import Stopped
+from bstune.trial.devices import distributed
 from bstune.trial.parts import assemble
+from bstune.trial.parts.checkpoint import Stopped
 
 RECORD = make_result(number=1, steps=20, steps_low=20, history=((20, 0.9),), status="stopped")
 

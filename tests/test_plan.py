@@ -10,8 +10,8 @@ from bstune.core import scaling
 from bstune.core.records import Budget
 from bstune.core.search_space import Space
 from bstune.core.step_time import StepTime
-from bstune.study import plan
-from bstune.study.plan import SearchBudget, remaining_seconds
+from bstune.study.planning import plan
+from bstune.study.planning.plan import SearchBudget, remaining_seconds
 from bstune.trial.backend import TrialBackend
 
 SPACE = Space(8, 512, 1, 1.0, partial(scaling.none, reference_batch_size=64, reference_lr=0.1))

@@ -30,8 +30,8 @@ from bstune.core.step_time import StepTime
 from bstune.trial.batches.loader import rebatch
 from bstune.trial.checks import preflight as checks
 from bstune.trial.checks.preflight import check_loaders, check_takes_rate, preflight
+from bstune.trial.checks.start import check_hooks
 from bstune.trial.loop import Workload
-from bstune.trial.start import check_hooks
 
 DATA = TensorDataset(torch.arange(64.0).view(64, 1).sin(), torch.arange(64) % 3)
 SPACE = Space(8, 64, 1, 1.0, partial(scaling.linear, reference_batch_size=8, reference_lr=0.1))

@@ -23,8 +23,8 @@ from bstune.hydra_recipe import instantiate
 from bstune.recipe import TrialValues
 from bstune.study.prepare import compose_checked
 from bstune.study.tune import tune
-from bstune.trial.lightning_cli import Chosen, workload_of
 from bstune.trial.loop import run_trial
+from bstune.trial.own_project.lightning_cli import Chosen, workload_of
 from bstune.trial.workload import load
 
 PROJECTS = Path(__file__).parent / "projects"

@@ -12,8 +12,8 @@ from torch.optim import lr_scheduler
 from torch.utils.data import DataLoader
 
 from bstune.core.errors import ConfigError
+from bstune.trial.lightning.packages import package_of
 from bstune.trial.noise_scale import NoiseScale
-from bstune.trial.packages import package_of
 
 
 class Plateau(Sine, pytorch_lightning.LightningModule):

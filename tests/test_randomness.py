@@ -5,7 +5,7 @@ import random
 import numpy as np
 import torch
 
-from bstune.trial.batches.randomness import random_state, seeded_generators, set_random_state
+from bstune.trial.devices.randomness import random_state, seeded_generators, set_random_state
 
 
 def test_seeded_generators_differ_from_each_other_and_from_the_next_seed():

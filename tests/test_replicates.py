@@ -9,7 +9,7 @@ from toolbox import make_trial
 from bstune.search.observations import fresh_steps
 from bstune.search.posterior import NOISE
 from bstune.search.sampler import FrontierSampler
-from bstune.study.replicates import (
+from bstune.study.planning.replicates import (
     Winner,
     candidates,
     confirmed,

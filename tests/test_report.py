@@ -20,7 +20,7 @@ from bstune.study.analysis.analyse import curve_of
 from bstune.study.analysis.scale_out import step_times
 from bstune.study.analysis.step_times import not_told_apart
 from bstune.study.analysis.summary import Analysis, summarize
-from bstune.study.replicates import Winner
+from bstune.study.planning.replicates import Winner
 from bstune.study.report import (
     best_yaml,
     missing_in_trials,

@@ -12,7 +12,7 @@ from toolbox import FakeTime, make_protocol, make_spec
 from torch.optim import lr_scheduler
 
 from bstune.core.errors import ConfigError
-from bstune.trial.schedule_end import (
+from bstune.trial.checks.schedule_end import (
     MAX_STEPS_AHEAD,
     ScheduleCopy,
     copies_of_schedules,

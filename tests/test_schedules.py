@@ -13,7 +13,7 @@ from torch.optim.lr_scheduler import OneCycleLR
 
 from bstune.core.errors import ConfigError
 from bstune.options import option_at
-from bstune.trial import distributed
+from bstune.trial.devices import distributed
 from bstune.trial.workload import build_module
 from bstune.workloads.averaging import RunningWeightAverage
 from bstune.workloads.schedules import (

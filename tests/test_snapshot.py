@@ -8,8 +8,8 @@ from made_parts import make_state, make_trainer
 from toolbox import TRAINER, make_protocol, make_spec
 from torch import nn, tensor
 
-from bstune.trial.checkpoint import StoppedState
 from bstune.trial.parts.cadence import Cadence
+from bstune.trial.parts.checkpoint import StoppedState
 from bstune.trial.parts.snapshot import Snapshot
 
 SPEC = make_spec(4, 0.1, 7, number=5)

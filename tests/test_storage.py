@@ -22,9 +22,9 @@ from bstune.core.search_space import Space
 from bstune.options import StudyOptions, with_option
 from bstune.search.acquisition import MIN_STEPS
 from bstune.search.sampler import RECORD, FrontierSampler
-from bstune.study.plan import SearchBudget
+from bstune.study.planning.plan import SearchBudget
+from bstune.study.planning.replicates import Winner
 from bstune.study.prepare import compose_joined
-from bstune.study.replicates import Winner
 from bstune.study.storage import patience
 from bstune.study.storage.asking import Ranking, ask, ask_replicate, distributions
 from bstune.study.storage.attributes import FORMAT, FROZEN_SETTINGS, STUDY_ID

@@ -7,9 +7,10 @@ import torch
 from fits import DATA, HELD_OUT, Regression
 from torch.utils.data import DataLoader
 
-from bstune.trial.fast import lean_loop, lightning_internals, reasons
+from bstune.trial.fast import lean_loop, reasons
 from bstune.trial.fast.take_steps import eager_steps, take_steps
-from bstune.trial.trainer import make_trainer
+from bstune.trial.lightning import internals as lightning_internals
+from bstune.trial.lightning.trainer import make_trainer
 
 
 @pytest.mark.parametrize(

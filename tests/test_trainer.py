@@ -30,11 +30,12 @@ from torch.optim import lr_scheduler
 from torchmetrics import MeanSquaredError, MinMetric
 
 from bstune.core.errors import ConfigError
-from bstune.core.records import EvaluationSchedule, Target
+from bstune.core.evaluation_schedule import EvaluationSchedule
+from bstune.core.records import Target
 from bstune.hardware.timing import time_bare
-from bstune.trial.checkpoint import Stopped
+from bstune.trial.checks.start import depends_on_length
 from bstune.trial.loop import Workload
-from bstune.trial.start import depends_on_length
+from bstune.trial.parts.checkpoint import Stopped
 from bstune.trial.workload import evaluate
 
 

@@ -8,7 +8,7 @@ from builders import loaded
 from toolbox import make_result, make_spec, trials_of
 
 from bstune.core.search_space import Tunable, corners
-from bstune.study.replicates import next_replicate
+from bstune.study.planning.replicates import next_replicate
 
 FAST = ("workload=digits", "search.objective=steps", "search.replicates=1", "search.candidates=1")
 FAST += ("mlflow.enabled=false",)

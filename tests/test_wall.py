@@ -10,8 +10,8 @@ from toolbox import make_result
 from bstune.core.clock import process_seconds, stopwatch
 from bstune.core.records import TrialSpec
 from bstune.search.acquisition import MIN_STEPS
-from bstune.study.plan import SearchBudget
-from bstune.study.wall import (
+from bstune.study.planning.plan import SearchBudget
+from bstune.study.planning.wall import (
     BEGAN,
     REPORT_DECISIONS,
     REPORT_SECONDS,

@@ -12,21 +12,14 @@ from typing import Any
 
 import pytest
 
-from bstune.core.records import (
-    Budget,
-    EvaluationSchedule,
-    Merit,
-    Target,
-    TrialProtocol,
-    TrialResult,
-    TrialSpec,
-)
+from bstune.core.evaluation_schedule import EvaluationSchedule
+from bstune.core.records import Budget, Merit, Target, TrialProtocol, TrialResult, TrialSpec
 from bstune.hardware.memory import Ceiling, MemoryModel, Outcome, ProbeResult
 from bstune.hardware.roofline import AffineCost, DeviceLimits, LayerCost, StepCost
 from bstune.hardware.survey import Survey
 from bstune.hardware.threads import ThreadChoice
 from bstune.hardware.timing import Measured, StepTiming
-from bstune.study.replicates import Winner, winners
+from bstune.study.planning.replicates import Winner, winners
 
 EVERY_STEP = EvaluationSchedule(ratio=1.0001, share=1.0, cost=1e-9, near=1.5)
 TRAINER = {"accelerator": "cpu", "devices": 1}

@@ -2,38 +2,23 @@
 
 The JSON is strict: a value that does not exist is ``null``, never NaN or Infinity. This module needs neither torch
 nor numpy, so that everything that works on recorded trials starts fast.
-
-When a trial is evaluated depends on examples and past values, never on measured seconds. One evaluation costs ``cost``
-x (validation examples), in examples trained. The next one waits until both hold:
-
-* its step is ``ratio`` times the last one's (at least one step on), rounded down: steps to target is known to that;
-* the cost of all evaluations with it is at most ``share`` of the examples trained near the target, and half of that far
-  from it, so that half is saved up for the dense evaluations near it.
-
-Near means that the target is predicted within ``near`` times the steps so far, by a straight line in log steps through
-the last evaluation and the latest one at least ``LOOK_BACK`` times earlier. Metrics mostly flatten in log steps, so the
-line is early rather than late. A trial that has once been near stays near: a noisy metric would switch back and forth.
 """
 
 import json
 import math
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import MISSING, asdict, dataclass, field, fields, replace
-from typing import Any, Literal, get_args
+from typing import Any, Literal, NamedTuple, get_args
 
 from bstune.core.errors import ConfigError, RecordError
+from bstune.core.evaluation_schedule import EvaluationSchedule
 
 Status = Literal["reached", "stopped", "diverged", "out of memory", "failed"]
 STATUSES: tuple[str, ...] = get_args(Status)
 Merit = Literal["time", "steps"]  # what a winner is best by
 LARGEST = 1e15  # of counts and measurements in a record
 NEVER = 1e300  # a goal is a finite number, and far from this one
-LOOK_BACK = 1.25
-# Of a trial that is looked at closely: from evaluation to evaluation, and what they may all cost, in
-# examples, over those that it trains on.
-DENSE_RATIO = 1.02
-DENSE_SHARE = 1.0
 CompileMode = Literal["default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"]
 CUDA_GRAPH_MODES = ("reduce-overhead", "max-autotune")
 FastMode = Literal["auto", "off", "graph"]
@@ -72,6 +57,11 @@ class Target:
     def reached(self, value: float) -> bool:
         """Return whether ``value`` meets the goal; NaN never does."""
         return self.gap(value) <= 0.0
+
+    @property
+    def sign(self) -> float:
+        """1 for a metric that is to fall, -1 for one that is to rise: times it, a lower value is a better one."""
+        return 1.0 if self.mode == "min" else -1.0
 
     @property
     def never_met(self) -> "Target":
@@ -253,13 +243,12 @@ class TrialResult:
         if not isinstance(values, dict):
             raise RecordError(f"a trial record is a JSON object, but got {text[:80]!r}")
         _check_names(values)
-        for name, (is_valid, what) in _FIELDS.items():
-            if name in values and not is_valid(values[name]):
-                shown = repr(values[name])[:80]
-                raise RecordError(f"{name} of a trial record must be {what}, but got {shown}")
-        for name in ("history", "noise_scale"):
-            values[name] = tuple(tuple(row) for row in values.get(name, ()))
-        return cls(**values)
+        for name, value in values.items():
+            one = _FIELDS[name]
+            if not one.is_valid(value):
+                shown = repr(value)[:80]
+                raise RecordError(f"{name} of a trial record must be {one.what}, but got {shown}")
+        return cls(**{name: _FIELDS[name].read(value) for name, value in values.items()})
 
 
 def _check_names(values: Mapping[str, Any]) -> None:
@@ -278,8 +267,16 @@ def _check_names(values: Mapping[str, Any]) -> None:
         raise RecordError(f"a trial record {' and '.join(faults)}")
 
 
-# What each field of a record may hold, and that in words. A record may come from anybody's folder or storage, and what
-# reads it takes logarithms of batch sizes and divides by steps.
+class _Field(NamedTuple):
+    """What a field of a record may hold, and how it is read from JSON.
+
+    A record may come from anybody's folder or storage, and what reads it takes logarithms of batch
+    sizes and divides by steps.
+    """
+
+    is_valid: Callable[[object], bool]
+    what: str  # it may hold, in words
+    read: Callable[[Any], Any] = lambda value: value
 
 
 def _is_number(value: object) -> bool:
@@ -331,17 +328,21 @@ def _rows_of(*columns: Callable[[object], bool]) -> Callable[[object], bool]:
     return lambda value: isinstance(value, list) and all(map(is_row, value))
 
 
-_COUNT = (_is_count, "a whole number of at most 1e15")
-_SECONDS = (_is_seconds, "a number of seconds")
-_MAYBE_COUNT = (_or_none(_is_count), "a whole number or null")
-_FIELDS: Mapping[str, tuple[Callable[[object], bool], str]] = {
+def _tuples(rows: list[list[Any]]) -> tuple[tuple[Any, ...], ...]:
+    return tuple(tuple(row) for row in rows)
+
+
+_COUNT = _Field(_is_count, "a whole number of at most 1e15")
+_SECONDS = _Field(_is_seconds, "a number of seconds")
+_MAYBE_COUNT = _Field(_or_none(_is_count), "a whole number or null")
+_FIELDS: Mapping[str, _Field] = {
     "number": _COUNT,
     "trial_index": _COUNT,
-    "batch_size": (_is_batch_size, "a whole number of at least 1"),
-    "lr": (_is_positive, "a positive number"),
-    "delta": (_or_none(_is_finite), "a number or null"),
+    "batch_size": _Field(_is_batch_size, "a whole number of at least 1"),
+    "lr": _Field(_is_positive, "a positive number"),
+    "delta": _Field(_or_none(_is_finite), "a number or null"),
     "seed": _COUNT,
-    "status": (lambda value: value in STATUSES, f"one of {', '.join(STATUSES)}"),
+    "status": _Field(lambda value: value in STATUSES, f"one of {', '.join(STATUSES)}"),
     "steps": _COUNT,
     "steps_low": _COUNT,
     "examples": _COUNT,
@@ -349,19 +350,23 @@ _FIELDS: Mapping[str, tuple[Callable[[object], bool], str]] = {
     "eval_seconds": _SECONDS,
     "startup_seconds": _SECONDS,
     "wall_seconds": _SECONDS,
-    "seconds_per_step": (_or_none(_is_seconds), "a number of seconds or null"),
-    "device": (_is_text, "a text"),
-    "versions": (_mapping_of(_is_text), "a mapping of texts"),
-    "history": (_rows_of(_is_count, _or_none(_is_finite)), "rows of a step and a value"),
-    "message": (_or_none(_is_text), "a text or null"),
+    "seconds_per_step": _Field(_or_none(_is_seconds), "a number of seconds or null"),
+    "device": _Field(_is_text, "a text"),
+    "versions": _Field(_mapping_of(_is_text), "a mapping of texts"),
+    "history": _Field(
+        _rows_of(_is_count, _or_none(_is_finite)), "rows of a step and a value", _tuples
+    ),
+    "message": _Field(_or_none(_is_text), "a text or null"),
     "resumed_from": _MAYBE_COUNT,
     "replicate_of": _MAYBE_COUNT,
-    "noise_scale": (_rows_of(_is_count, _is_finite, _is_finite), "rows of a step and two numbers"),
-    "hyperparameters": (_mapping_of(_is_finite), "a mapping of numbers"),
-    "measured_seconds_per_step": (_or_none(_is_seconds), "a number of seconds or null"),
+    "noise_scale": _Field(
+        _rows_of(_is_count, _is_finite, _is_finite), "rows of a step and two numbers", _tuples
+    ),
+    "hyperparameters": _Field(_mapping_of(_is_finite), "a mapping of numbers"),
+    "measured_seconds_per_step": _Field(_or_none(_is_seconds), "a number of seconds or null"),
     "horizon": _MAYBE_COUNT,
-    "training_loop": (_or_none(_is_text), "a text or null"),
-    "effective_lr": (_or_none(_is_finite), "a number or null"),
+    "training_loop": _Field(_or_none(_is_text), "a text or null"),
+    "effective_lr": _Field(_or_none(_is_finite), "a number or null"),
 }
 
 
@@ -378,69 +383,6 @@ def _finite(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [_finite(v) for v in value]
     return value
-
-
-@dataclass(frozen=True)
-class EvaluationSchedule:
-    """When a trial is evaluated: the options of the rule in the module's docstring."""
-
-    ratio: float  # of steps between evaluations near the target, over 1
-    share: float  # of evaluation in training, both counted in examples, in (0, 1]
-    cost: float  # of evaluating one example, in examples trained
-    near: float  # the target counts as near when it is predicted within this many times the steps so far, over 1
-
-
-def is_near(history: Sequence[tuple[int, float | None]], target: Target, near: float) -> bool:
-    """Return whether the target is predicted within ``near`` times the last of at least two finite evaluations."""
-    gaps = [(step, target.gap(value)) for step, value in history if value is not None and step > 0]
-    if len(gaps) < 2:
-        return False
-    step, gap = gaps[-1]
-    earlier = [pair for pair in gaps[:-1] if pair[0] * LOOK_BACK <= step] or gaps[:1]
-    step_before, gap_before = earlier[-1]
-    slope = (gap - gap_before) / math.log(step / step_before)
-    return gap + slope * math.log(near) <= 0.0
-
-
-def next_evaluation(
-    step: int,
-    batch_size: int,
-    validation_examples: int,
-    evaluations: int,
-    near: bool,
-    schedule: EvaluationSchedule,
-) -> int:
-    """Return the step of the next evaluation after ``evaluations`` of them, the last one at ``step`` (0: none)."""
-    cost = (evaluations + 1) * schedule.cost * validation_examples
-    allowed = schedule.share if near else schedule.share / 2
-    affordable = math.ceil(cost / (allowed * batch_size))
-    return max(step + 1, math.floor(schedule.ratio * step), affordable)
-
-
-def next_dense_evaluation(
-    step: int,
-    batch_size: int,
-    validation_examples: int,
-    evaluations: int,
-    near: bool,
-    schedule: EvaluationSchedule,
-    dense_steps: tuple[int, int],
-) -> int:
-    """Return the step of the next evaluation of a trial that is to be looked at closely between two steps.
-
-    Arguments as of :func:`next_evaluation`; elsewhere it is evaluated as any trial.
-    """
-    usual = next_evaluation(step, batch_size, validation_examples, evaluations, near, schedule)
-    first, last = dense_steps
-    if step >= last:
-        return usual
-    if step < first:
-        return min(usual, first)
-    ratio = min(schedule.ratio, DENSE_RATIO)
-    dense = replace(schedule, ratio=ratio, share=DENSE_SHARE)
-    return min(
-        usual, next_evaluation(step, batch_size, validation_examples, evaluations, True, dense)
-    )
 
 
 @dataclass(frozen=True)
@@ -482,6 +424,14 @@ class TrialProtocol:
     def last_step(self, batch_size: int) -> int:
         """Return the steps after which the budget of a trial at this batch size is spent."""
         return self.budget.last_step(batch_size)
+
+    def for_steps_only(self, budget: Budget | None = None) -> "TrialProtocol":
+        """Give the protocol of training that no target ends, but the budget: another one, where it is given."""
+        return replace(
+            self,
+            target=self.target.never_met,
+            budget=self.budget if budget is None else budget,
+        )
 
     def of(self, spec: TrialSpec) -> "TrialProtocol":
         """Give the protocol of a trial: with the goal that its spec has, where it has one."""

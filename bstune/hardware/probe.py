@@ -47,10 +47,10 @@ from bstune.system.console import quieten
 from bstune.system.secrets import redact
 from bstune.system.watchdog import waiting_for
 from bstune.trial.checks.preflight import PreflightFindings
-from bstune.trial.distributed import join
+from bstune.trial.devices.distributed import join
+from bstune.trial.lightning.trainer import without_monitors
 from bstune.trial.loop import run_trial
 from bstune.trial.processes.workers import CONTEXT, lead_group, start_process, start_server
-from bstune.trial.trainer import without_monitors
 from bstune.trial.workload import load
 
 LOOK_SECONDS = 0.004  # between two looks at a probe's memory
@@ -238,10 +238,8 @@ def _run(
         spec = TrialSpec(0, 0, share, options.scaling.lr, None, 0)
         horizon = max(probe.steps, protocol.last_step(batch_size))
         protocol = replace(
-            protocol,
+            protocol.for_steps_only(Budget(probe.steps, 1)),
             devices=1,
-            target=protocol.target.never_met,
-            budget=Budget(probe.steps, 1),
             # As trials do at some of their steps.
             noise_scale_every=None if protocol.noise_scale_every is None else 1,
             trainer={

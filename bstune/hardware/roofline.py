@@ -31,7 +31,7 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import FlopCounterMode
 
 from bstune.core.errors import HardwareError
-from bstune.trial.device import convolutions_in_tf32, products_in_tf32
+from bstune.trial.devices.device import convolutions_in_tf32, products_in_tf32
 
 Arithmetic = Literal["fp64", "fp32", "tf32", "bf16", "fp16"]
 DTYPES = {"fp64": torch.float64, "fp32": torch.float32, "tf32": torch.float32}

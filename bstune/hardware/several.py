@@ -15,7 +15,7 @@ from bstune.recipe import Recipe
 from bstune.system.console import quieten
 from bstune.system.files import Output
 from bstune.system.watchdog import STEP_SECONDS, waiting_for
-from bstune.trial.distributed import options_of_process
+from bstune.trial.devices.distributed import options_of_process
 from bstune.trial.loop import run_trial
 from bstune.trial.processes.workers import Train, Workers
 from bstune.trial.workload import load
@@ -32,8 +32,7 @@ def open_short_trials(options: StudyOptions, recipe: Recipe, warmup_steps: int) 
     quieten()
     workload, protocol = load(options_of_process(options), recipe)
     short = replace(
-        protocol,
-        target=protocol.target.never_met,
+        protocol.for_steps_only(),
         warmup_steps=warmup_steps,
         trainer={**protocol.trainer, "num_sanity_val_steps": 0, "limit_val_batches": 1},
     )

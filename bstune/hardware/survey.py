@@ -60,11 +60,11 @@ from bstune.trial.checks.preflight import (
     in_small_batches,
     preflight,
 )
-from bstune.trial.device import device_name, processor, processor_wait_of, versions
+from bstune.trial.checks.start import at_start
+from bstune.trial.devices.device import device_name, processor, processor_wait_of, versions
 from bstune.trial.fast.take_steps import eager_steps
 from bstune.trial.loop import Workload
 from bstune.trial.processes.workers import start_server
-from bstune.trial.start import at_start
 from bstune.trial.workload import (
     build_module,
     build_workload,

@@ -28,11 +28,11 @@ from bstune.hardware.roofline import (
 from bstune.system.watchdog import Wait, waiting_for
 from bstune.trial.batches.loader import endless
 from bstune.trial.batches.micro_batches import micro_batch_sizes_of
-from bstune.trial.device import device_of, processor_wait_of, products_in, synchronize
+from bstune.trial.checks.start import at_start
+from bstune.trial.devices.device import device_of, processor_wait_of, products_in, synchronize
 from bstune.trial.fast.compile import compiled
+from bstune.trial.lightning.trainer import without_monitors
 from bstune.trial.loop import Workload, run_trial
-from bstune.trial.start import at_start
-from bstune.trial.trainer import without_monitors
 from bstune.trial.workload import on_device
 
 SHARE_OF_EVALUATION = 1e-9  # no trial that is profiled is evaluated before its end
@@ -293,9 +293,7 @@ def time_trial(
             ),
             TrialSpec(0, 0, batch_size, lr, None, 0),
             replace(
-                protocol,
-                target=protocol.target.never_met,
-                budget=budget,
+                protocol.for_steps_only(budget),
                 noise_scale_every=None,
                 trainer=trainer,
             ),

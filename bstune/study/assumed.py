@@ -14,9 +14,9 @@ from bstune.core.errors import ConfigError
 from bstune.core.metric_names import mode_of, parse_target
 from bstune.core.records import Budget, Target
 from bstune.study.given import Data, GivenObjects, Module, middles_of
-from bstune.study.prepare import QUICK_SECONDS
+from bstune.study.planning.plan import QUICK_SECONDS
 from bstune.system.console import format_count, format_seconds
-from bstune.trial.own_values import (
+from bstune.trial.own_project.own_values import (
     MOST_EPOCHS,
     OwnBatches,
     OwnMetric,
@@ -25,7 +25,7 @@ from bstune.trial.own_values import (
     own_metric,
     own_rate,
 )
-from bstune.trial.python_recipe import Loaders, Trial, data_module, module_builder
+from bstune.trial.own_project.python_recipe import Loaders, Trial, data_module, module_builder
 
 # Batch sizes that are searched begin at this part of the project's own.
 SMALLEST_PART = 16

@@ -10,8 +10,8 @@ from dataclasses import dataclass, replace
 
 from bstune.core.records import TrialResult
 from bstune.options import StudyOptions
-from bstune.study.baseline import BaselineRuns
-from bstune.study.replicates import same_point
+from bstune.study.planning.baseline import BaselineRuns
+from bstune.study.planning.replicates import same_point
 from bstune.system.console import format_seconds, plural
 
 

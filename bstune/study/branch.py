@@ -22,10 +22,9 @@ from bstune.core.records import Target, TrialSpec, dump_json
 from bstune.core.search_space import HALF_LIVES
 from bstune.options import option_at
 from bstune.study.prepare import compose_checked
-from bstune.study.record import listed
 from bstune.system.console import format_count, format_number, plain_console, plural, quieten
 from bstune.system.inputs import open_regular
-from bstune.system.terminal import ArgumentParser
+from bstune.system.terminal import ArgumentParser, listed
 
 LEVEL = 0.9  # of the interval over seeds
 MULTIPLES = (1, 2, 4, 8, 16, 32)  # of the run's own batch size

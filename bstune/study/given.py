@@ -14,7 +14,7 @@ from bstune.core.records import Budget, Target
 from bstune.core.search_space import MODULE, Tunable
 from bstune.options import Node, StudyOptions
 from bstune.trial.backend import OWNED
-from bstune.trial.python_recipe import PythonRecipe, Trial, data_module, module_builder
+from bstune.trial.own_project.python_recipe import PythonRecipe, Trial, data_module, module_builder
 
 Module = Callable[[Trial], LightningModule] | type[LightningModule]
 Data = LightningDataModule | Sequence[Any] | Mapping[str, Any] | Callable[[int], Any]

@@ -17,9 +17,9 @@ from bstune.core.search_space import Space
 from bstune.core.step_time import seconds_between
 from bstune.options import StudyOptions, flat_settings, with_option
 from bstune.recipe import Recipe
-from bstune.study.baseline import Baseline, baseline_of
-from bstune.study.duration import advice_on_time
-from bstune.study.plan import SearchBudget, max_seconds
+from bstune.study.planning.baseline import Baseline, baseline_of
+from bstune.study.planning.duration import advice_on_time
+from bstune.study.planning.plan import QUICK_SECONDS, SearchBudget, max_seconds
 from bstune.study.storage.attributes import ARGUMENTS
 from bstune.study.storage.connection import check_storage
 from bstune.study.storage.opening import stored_setting
@@ -52,7 +52,6 @@ if TYPE_CHECKING:
 BUDGET_SIZES = 33  # batch sizes whose seconds of a step are stored with a budget of seconds
 FEWEST_RUNS = 3  # trials of a whole budget that search.wall_seconds must have time for
 FEWEST_STEPS = 10  # of a trial of the objective loss at the smallest batch size
-QUICK_SECONDS = 120.0  # of wall time, of a study with quick=true
 LEAST_SURVEYED = 100.0  # of search.wall_seconds: a shorter study has no seconds for a survey
 SURVEY_SHARE = (
     0.1  # of search.wall_seconds, that timing steps may take: the search is to have the rest

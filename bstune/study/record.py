@@ -26,7 +26,7 @@ from bstune.system.console import quieten
 from bstune.system.exits import is_interruption
 from bstune.system.files import append_text, check_writable, write_text
 from bstune.system.inputs import parse_json, read_text
-from bstune.system.terminal import ArgumentParser, write_out
+from bstune.system.terminal import ArgumentParser, listed, write_out
 from bstune.trial.replay import COLUMNS
 
 THINNING_RATIO = 1.12  # of the recorded steps, but for those that brought a new best value
@@ -312,23 +312,3 @@ def rows_of_study(trials: Iterable[TrialResult]) -> list[dict[str, Any]]:
         if trial.status in USABLE and (point not in longest or trial.steps > longest[point].steps):
             longest[point] = trial
     return [row(trial) for trial in longest.values()]
-
-
-def listed(
-    kind: Callable[[str], float], smallest: float, largest: float, text: str
-) -> tuple[float, ...]:
-    """Parse an option's values, from the smallest to the largest, all different."""
-    try:
-        values = tuple(kind(part) for part in text.split(","))
-    except ValueError:
-        values = ()
-    if (
-        not values
-        or len(set(values)) < len(values)
-        or not all(smallest <= one <= largest for one in values)
-    ):
-        what = f"{'integers' if kind is int else 'numbers'} from {smallest:.10g} to {largest:.10g}"
-        raise argparse.ArgumentTypeError(
-            f"takes different {what} with commas between, but got {text!r}"
-        )
-    return values

@@ -50,9 +50,9 @@ from bstune.study.analysis.summary import (
     winner_to_use,
 )
 from bstune.study.at_budget import question_of
-from bstune.study.plan import SearchEnd
+from bstune.study.planning.plan import SearchEnd
+from bstune.study.planning.replicates import Winner
 from bstune.study.prepare import PreparedStudy
-from bstune.study.replicates import Winner
 from bstune.study.storage.attributes import TESTS, WINNER
 from bstune.study.storage.trials import results, trained_by
 from bstune.system.console import format_count, line_width, plural

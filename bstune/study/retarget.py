@@ -26,8 +26,8 @@ from bstune.study.analysis.at_budget import analyse_at_budget
 from bstune.study.analysis.critical import INTERVAL, at_target_value, passing, too_few_passed
 from bstune.study.analysis.model import REPORT_PARTICLES, study_posterior
 from bstune.study.analysis.summary import Analysis, OverTarget, summarize
-from bstune.study.baseline import baseline_of
 from bstune.study.folder_config import options_of_folder
+from bstune.study.planning.baseline import baseline_of
 from bstune.study.prepare import PreparedStudy, search_budget
 from bstune.study.report import NO_TARGET, asked_of, show
 from bstune.system.console import format_count, format_number, format_seconds, plain_console

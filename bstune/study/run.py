@@ -29,7 +29,7 @@ from bstune.study.analysis.critical import passing
 from bstune.study.at_budget import question_of
 from bstune.study.folder_config import text_of_options
 from bstune.study.own_target import goal_of, stored_goal, with_goal
-from bstune.study.plan import max_seconds, remaining_seconds, searched
+from bstune.study.planning.plan import max_seconds, remaining_seconds, searched
 from bstune.study.prepare import PreparedStudy, prepare
 from bstune.study.report import Findings, report_study
 from bstune.study.search import Search

@@ -29,17 +29,24 @@ from bstune.study.analysis.model import (
 )
 from bstune.study.analysis.step_times import with_common_step_time
 from bstune.study.at_budget import due_run, held, is_full, known_best
-from bstune.study.baseline import (
+from bstune.study.planning.baseline import (
     Baseline,
     BaselineRuns,
     baseline_runs,
     due_seed,
     first_steps,
 )
-from bstune.study.duration import Runs, pace_of, replicates_to_come, seconds_to_go
-from bstune.study.plan import MEANS_SHARE, RESCUE_SHARE, SearchEnd, is_baseline_replicate, searched
+from bstune.study.planning.duration import Runs, pace_of, replicates_to_come, seconds_to_go
+from bstune.study.planning.plan import (
+    MEANS_SHARE,
+    RESCUE_SHARE,
+    SearchEnd,
+    is_baseline_replicate,
+    searched,
+)
+from bstune.study.planning.replicates import Winner, candidates, next_replicate, winners
+from bstune.study.planning.wall import REPORT_SECONDS, TrialCost, WallTime, best, fit_cost
 from bstune.study.prepare import PreparedStudy
-from bstune.study.replicates import Winner, candidates, next_replicate, winners
 from bstune.study.storage.asking import Ranking, ask, ask_continuation, ask_replicate
 from bstune.study.storage.attributes import DEVICE, OUTPUT
 from bstune.study.storage.lease import Leases
@@ -57,7 +64,6 @@ from bstune.study.storage.trials import (
     working,
 )
 from bstune.study.storage.turns import attempt, ended_below_limit, free_indices, free_turn
-from bstune.study.wall import REPORT_SECONDS, TrialCost, WallTime, best, fit_cost
 from bstune.system.console import format_count
 from bstune.system.files import append_text, keep_trials, write_text
 from bstune.trial.backend import chooses_horizons, sampler_factory, stops_trials

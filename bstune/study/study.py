@@ -37,7 +37,7 @@ from bstune.trial.processes.workers import PICKLE_ERRORS
 if TYPE_CHECKING:
     from bstune.study.given import Data, GivenObjects, Module
     from bstune.study.result import Result
-    from bstune.trial.python_recipe import PythonRecipe
+    from bstune.trial.own_project.python_recipe import PythonRecipe
 
 # The options that arguments of Study set, by the argument's name.
 ARGUMENT_OPTIONS = {
@@ -137,7 +137,7 @@ class Study:
         arguments = dict(locals())
         # torch and lightning, which a study of the command line that replays needs not
         from bstune.study.assumed import Stated, complete
-        from bstune.trial.own_values import are_timed
+        from bstune.trial.own_project.own_values import are_timed
         from bstune.trial.processes.process import restored
 
         chosen = {

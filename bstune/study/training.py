@@ -150,7 +150,7 @@ class TrainingService:
         # 4 s, in the process that trains
         from bstune.hardware.survey import survey_key
         from bstune.trial.checks.preflight import check_loaders, check_tunables, preflight
-        from bstune.trial.start import check_hooks
+        from bstune.trial.checks.start import check_hooks
         from bstune.trial.workload import (
             LightningBackend,
             build_workload,
@@ -430,7 +430,7 @@ def open_service(
     import torch
 
     from bstune.hardware.memory import cap_cuda_memory
-    from bstune.trial.distributed import options_of_process
+    from bstune.trial.devices.distributed import options_of_process
     from bstune.trial.workload import checked_protocol
 
     quieten()

@@ -160,3 +160,23 @@ def _show_thread(error: threading.ExceptHookArgs) -> None:
     name = error.thread.name if error.thread is not None else "unknown"
     trace = "".join(traceback.format_exception(error.exc_value))
     write_error(f"Exception in thread {name}:\n{trace}")
+
+
+def listed(
+    kind: Callable[[str], float], smallest: float, largest: float, text: str
+) -> tuple[float, ...]:
+    """Parse an option's values, from the smallest to the largest, all different."""
+    try:
+        values = tuple(kind(part) for part in text.split(","))
+    except ValueError:
+        values = ()
+    if (
+        not values
+        or len(set(values)) < len(values)
+        or not all(smallest <= one <= largest for one in values)
+    ):
+        what = f"{'integers' if kind is int else 'numbers'} from {smallest:.10g} to {largest:.10g}"
+        raise argparse.ArgumentTypeError(
+            f"takes different {what} with commas between, but got {text!r}"
+        )
+    return values

@@ -7,14 +7,8 @@ from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 
 from bstune.core.errors import ConfigError
-from bstune.core.records import (
-    CUDA_GRAPH_MODES,
-    EvaluationSchedule,
-    StepsOf,
-    TrialProtocol,
-    TrialResult,
-    TrialSpec,
-)
+from bstune.core.evaluation_schedule import EvaluationSchedule
+from bstune.core.records import CUDA_GRAPH_MODES, StepsOf, TrialProtocol, TrialResult, TrialSpec
 from bstune.core.search_space import Space, Tunable
 from bstune.hydra_recipe import instantiate, instantiate_partial
 from bstune.options import StudyOptions, option_at

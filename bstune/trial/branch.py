@@ -11,16 +11,14 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from torch.optim.lr_scheduler import LambdaLR, LRScheduler
 
 from bstune.core.errors import ConfigError, InputError
-from bstune.core.records import Budget, EvaluationSchedule, TrialProtocol, TrialResult, TrialSpec
+from bstune.core.evaluation_schedule import AT_THE_END
+from bstune.core.records import Budget, TrialProtocol, TrialResult, TrialSpec
 from bstune.system.inputs import one_line, open_regular
-from bstune.trial.fast.lightning_internals import load_callbacks
+from bstune.trial.lightning.internals import load_callbacks
+from bstune.trial.lightning.packages import package_of
+from bstune.trial.lightning.trainer import builds_layers_later, without_monitors
 from bstune.trial.loop import Workload, run_trial
-from bstune.trial.packages import package_of
-from bstune.trial.trainer import builds_layers_later, without_monitors
 
-AT_THE_END = EvaluationSchedule(
-    ratio=1e6, share=1e-12, cost=1.0, near=1.0
-)  # evaluated at the last step alone
 NEEDED = {
     "state_dict": (dict, "weights"),
     "optimizer_states": (list, "an optimizer's state, as one that is saved with weights alone"),
@@ -182,10 +180,8 @@ def branch(
     )
     steps = max(1, round(examples / batch_size))
     protocol = replace(
-        protocol,
+        protocol.for_steps_only(Budget(steps, 1)),
         trainer=without_monitors(protocol.trainer),
-        target=protocol.target.never_met,
-        budget=Budget(steps, 1),
         evaluation_schedule=AT_THE_END,
         noise_scale_every=None,
     )

@@ -32,11 +32,10 @@ from bstune.core.records import TrialProtocol, TrialResult, TrialSpec
 from bstune.system.exits import is_interruption, sys_exit_error
 from bstune.system.files import may_take, partial_of, put_in_place
 from bstune.system.interruption import temporary_folder
-from bstune.trial import distributed
 from bstune.trial.batches.accumulation import weight_micro_batches
 from bstune.trial.batches.index_stream import stream_of
-from bstune.trial.checkpoint import Own, PlainFiles, StateWriter, Stopped
-from bstune.trial.device import (
+from bstune.trial.devices import distributed
+from bstune.trial.devices.device import (
     cuda_settings,
     device_name,
     device_of,
@@ -45,14 +44,15 @@ from bstune.trial.device import (
     synchronize,
     versions,
 )
-from bstune.trial.errors import first_line, is_out_of_memory
+from bstune.trial.devices.errors import first_line, is_out_of_memory
 from bstune.trial.fast.take_steps import take_steps
-from bstune.trial.packages import of_package, package_of
+from bstune.trial.lightning.packages import of_package, package_of
+from bstune.trial.lightning.trainer import lengths, make_trainer, serving
 from bstune.trial.parts.assemble import parts_of
-from bstune.trial.parts.ending import explain_end, what_is_not_finite
+from bstune.trial.parts.checkpoint import Own, PlainFiles, StateWriter, Stopped
 from bstune.trial.parts.last_step import steps_of_trainer
 from bstune.trial.parts.trial_callback import TrialCallback
-from bstune.trial.trainer import lengths, make_trainer, serving
+from bstune.trial.parts.unplanned_end import explain_end, what_is_not_finite
 
 # Of a trial, by the user's loggers as hyper-parameters.
 LOGGED = ("number", "batch_size", "lr", "seed")

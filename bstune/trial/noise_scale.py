@@ -32,7 +32,7 @@ from bstune.core.noise_scale import (
     estimate_noise_scale,
     moving_estimate,
 )
-from bstune.trial.batches.randomness import random_state, set_random_state
+from bstune.trial.devices.randomness import random_state, set_random_state
 
 # Steps between measurements: of steps of about 1 ms, all overhead, a split in two parts cost four to six, and reading
 # the norms of four micro-batches about one (tests/benchmarks/bench_noise.py).

@@ -10,9 +10,9 @@ from bstune.core.records import TrialProtocol, TrialSpec
 from bstune.trial.batches.accumulation import weight_micro_batches
 from bstune.trial.batches.micro_batches import micro_batch_sizes_of
 from bstune.trial.fast.take_steps import take_steps
+from bstune.trial.lightning.packages import of_package, package_of
+from bstune.trial.lightning.trainer import lengths, serving
 from bstune.trial.loop import Workload
-from bstune.trial.packages import of_package, package_of
-from bstune.trial.trainer import lengths, serving
 
 
 def fit(

@@ -30,8 +30,9 @@ from numpy.typing import NDArray
 
 import bstune
 from bstune.core.errors import ConfigError, TableError
-from bstune.core.records import Status, Target, TrialProtocol, TrialResult, TrialSpec
+from bstune.core.records import Target, TrialProtocol, TrialResult, TrialSpec
 from bstune.core.search_space import Space
+from bstune.core.trial_end import status_at, steps_low_of
 from bstune.options import ReplayedWorkload, StudyOptions, flatten
 from bstune.system.files import Output
 from bstune.system.inputs import STANDARD_INPUT, parse_json, read_bytes, read_text
@@ -194,12 +195,11 @@ class Table:
             return _diverged(nearest, horizon, target)
         usable = [corner for corner in corners if not _nearest(corner[0], horizon).diverged]
         whole = sum(weight for _, weight in usable)
-        worse = 1.0 if target.mode == "min" else -1.0
         log_shares = _evaluated(nearest, horizon)
         log_best = np.zeros(len(log_shares))
         log_tau = 0.0
         for ladder, weight in usable:
-            log_best += weight / whole * _log_best(ladder, horizon, log_shares, worse)
+            log_best += weight / whole * _log_best(ladder, horizon, log_shares, target.sign)
             log_tau += weight / whole * math.log(ladder[0].seconds_per_step)
         log_best = np.clip(log_best, *self._log_metric_range)
         return _outcome(target, horizon, log_shares, log_best, math.exp(log_tau))
@@ -322,7 +322,7 @@ def _outcome(
     target: Target, horizon: int, log_shares: Array, log_best: Array, seconds_per_step: float
 ) -> Outcome:
     """Return the outcome of a course over a horizon: its history ends where the target is met."""
-    sign = 1.0 if target.mode == "min" else -1.0
+    sign = target.sign
     # A goal that is not known yet is met by nothing.
     goal = -sign * math.inf if target.is_open else math.log(target.value)
     course: dict[int, float] = {}
@@ -371,13 +371,9 @@ def replay(
         outcome = table.outcome_of_horizon(spec.batch_size, spec.lr, horizon, spec.seed, target)
     steps = min(outcome.end, max(last_step, done))
     reached = outcome.steps is not None and outcome.steps <= steps
-    status: Status = (
-        "reached"
-        if reached
-        else "diverged"
-        if outcome.diverged and steps == outcome.end
-        else "stopped"
-    )
+    # An outcome that diverges reaches nothing, and one that ends otherwise has no step left.
+    status = status_at(steps, steps, reached, outcome.diverged and steps == outcome.end)
+    assert status is not None  # noqa: S101 (the last step is this one)
     history = tuple((step, value) for step, value in outcome.history if step <= steps)
     missed = [step for step, value in history if not target.reached(value)]
     seconds = (steps - done) * outcome.seconds_per_step
@@ -385,7 +381,7 @@ def replay(
         **spec.trial_fields(),
         status=status,
         steps=steps,
-        steps_low=(missed[-1] if missed else 0) if reached else steps,
+        steps_low=steps_low_of(status, steps, missed[-1] if missed else 0),
         examples=steps * spec.batch_size,
         train_seconds=seconds,
         eval_seconds=0.0,

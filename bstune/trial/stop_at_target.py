@@ -16,7 +16,7 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from bstune.core.clock import Phase, TrialClock, seconds_per_step
 from bstune.core.errors import ConfigError
 from bstune.core.records import Target
-from bstune.trial.device import synchronize
+from bstune.trial.devices.device import synchronize
 from bstune.trial.parts.metric import metric
 
 

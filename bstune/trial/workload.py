@@ -48,16 +48,22 @@ from bstune.system.processor_wait import processors
 from bstune.system.watchdog import waiting_for
 from bstune.trial.backend import TrialBackend, chooses_horizons, make_protocol
 from bstune.trial.batches.epochs import epoch_length
+from bstune.trial.batches.half_lives import follow_batch_size
 from bstune.trial.batches.loader import loaders_of, rebatch
-from bstune.trial.checkpoint import PlainFiles, Stopped
-from bstune.trial.device import device_name, has_bfloat16, processor, resolve_device, versions
-from bstune.trial.distributed import check_devices, count
-from bstune.trial.half_lives import follow_batch_size
+from bstune.trial.checks.start import depends_on_length
+from bstune.trial.devices.device import (
+    device_name,
+    has_bfloat16,
+    processor,
+    resolve_device,
+    versions,
+)
+from bstune.trial.devices.distributed import check_devices, count
+from bstune.trial.lightning.packages import is_lightning, is_overridden
+from bstune.trial.lightning.trainer import check_types, make_trainer, serving, without_monitors
 from bstune.trial.loop import Workload, run_trial
-from bstune.trial.packages import is_lightning, is_overridden
-from bstune.trial.python_recipe import Loaders
-from bstune.trial.start import depends_on_length
-from bstune.trial.trainer import check_types, make_trainer, serving, without_monitors
+from bstune.trial.own_project.python_recipe import Loaders
+from bstune.trial.parts.checkpoint import PlainFiles, Stopped
 
 BATCH_HOOKS = ("on_before_batch_transfer", "transfer_batch_to_device", "on_after_batch_transfer")
 logger = logging.getLogger(__name__)

@@ -16,7 +16,7 @@ from torch.optim import Optimizer
 from torch.utils.data import DataLoader, TensorDataset
 
 from bstune.core.errors import ConfigError, check_positive_integer
-from bstune.trial.device import resolve_device
+from bstune.trial.devices.device import resolve_device
 
 Batch = tuple[Tensor, Tensor]
 

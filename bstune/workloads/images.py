@@ -20,7 +20,7 @@ from bstune.trial.batches.image_batches import (
     TrainBatches,
     bind_augmentation,
 )
-from bstune.trial.device import resolve_device
+from bstune.trial.devices.device import resolve_device
 from bstune.workloads.datasets import ImageDataset, Images
 
 # Bytes of images whose batches are made together on an accelerator, 8,192 of CIFAR; normalised they take four times as

@@ -20,8 +20,8 @@ from torch.nn import functional
 from bstune.core.errors import ConfigError, DataError, check_positive_integer
 from bstune.trial.batches.index_stream import IndexStream
 from bstune.trial.batches.micro_batches import micro_batch_sizes_of, splitter
-from bstune.trial.batches.randomness import seeded_generators
-from bstune.trial.device import resolve_device
+from bstune.trial.devices.device import resolve_device
+from bstune.trial.devices.randomness import seeded_generators
 from bstune.workloads.classifier import Classifier
 from bstune.workloads.datasets import TINY_SHAKESPEARE, read_files
 

@@ -17,7 +17,7 @@ from torch.optim.lr_scheduler import LambdaLR
 
 from bstune.core.errors import ConfigError
 from bstune.core.records import Budget
-from bstune.trial import distributed
+from bstune.trial.devices import distributed
 
 
 class _Freezing(LambdaLR):

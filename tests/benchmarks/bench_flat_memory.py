@@ -13,7 +13,6 @@ import gc
 import tempfile
 import time
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -60,7 +59,7 @@ def measure(name: str, trials: int, device: torch.device) -> dict[str, Any]:
     composed = compose_checked([*CASES[name], f"device={device}", "precision=32-true"])
     options, recipe = resolve(composed.options, composed.trained)
     workload, protocol = load(options, recipe)
-    protocol = replace(protocol, target=protocol.target.never_met)
+    protocol = protocol.for_steps_only()
     backend = LightningBackend(options, recipe, workload, protocol)
     host, on_device, start = [], [], time.perf_counter()
     with tempfile.TemporaryDirectory() as folder:

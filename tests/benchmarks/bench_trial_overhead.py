@@ -35,7 +35,7 @@ from torch import Tensor
 
 from bstune.core.clock import Phase, TrialClock
 from bstune.core.records import Budget, FastMode, TrialSpec
-from bstune.trial.device import synchronize
+from bstune.trial.devices.device import synchronize
 from bstune.trial.loop import Workload
 
 CIFAR = "cifar-10-batches-bin"

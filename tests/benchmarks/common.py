@@ -19,7 +19,7 @@ from bstune.core.records import Budget, TrialProtocol, TrialResult, TrialSpec, d
 from bstune.study.prepare import compose_checked
 from bstune.system.console import quieten
 from bstune.system.files import write_text
-from bstune.trial.device import device_name, processor, resolve_device
+from bstune.trial.devices.device import device_name, processor, resolve_device
 from bstune.trial.loop import Workload, run_trial
 from bstune.trial.workload import load
 
@@ -76,7 +76,7 @@ def load_for(
     arguments = [f"workload={workload}", f"device={device}", "precision=32-true", *overrides]
     composed = compose_checked(arguments)
     ready, protocol = load(composed.options, composed.trained)
-    return ready, replace(protocol, target=protocol.target.never_met, budget=Budget(steps, 1))
+    return ready, protocol.for_steps_only(Budget(steps, 1))
 
 
 def train(

@@ -162,7 +162,8 @@ def _replace_files() -> None:
 def _replace_generators_state() -> None:
     """Leave the host's generators alone: numpy wants real tensors."""
     from bstune.trial import noise_scale
-    from bstune.trial.batches import batch_sampler, randomness
+    from bstune.trial.batches import batch_sampler
+    from bstune.trial.devices import randomness
     from bstune.trial.parts import generators
 
     for module in (randomness, batch_sampler, generators, noise_scale):

@@ -121,7 +121,7 @@ def _load(case: Case) -> tuple[Any, Any, Any, Any, int]:
     changed = with_settings(composed, settings)
     options, recipe = resolve(changed.options, changed.trained)
     workload, protocol = load(options, recipe)
-    protocol = replace(protocol, target=protocol.target.never_met, budget=Budget(case.steps, 1))
+    protocol = protocol.for_steps_only(Budget(case.steps, 1))
     size = int(case.batch_size or options.scaling.batch_size)
     return options, recipe, workload, protocol, size
 
@@ -135,8 +135,8 @@ def _decomposed(case: Case) -> contextlib.AbstractContextManager[Any]:
 
 def _train(case: Case, folder: Path) -> dict[str, Any]:
     from bstune.core.records import TrialSpec
-    from bstune.trial.checkpoint import Stopped
     from bstune.trial.loop import run_trial
+    from bstune.trial.parts.checkpoint import Stopped
 
     options, recipe, workload, protocol, size = _load(case)
     spec = TrialSpec(0, 0, size, options.scaling.lr, None, 0)

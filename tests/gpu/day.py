@@ -45,7 +45,7 @@ from bstune.study.prepare import compose_checked
 from bstune.sweeps.dawnbench import SHARE_OF_EVALUATION, accuracy
 from bstune.system.console import quieten
 from bstune.system.files import write_text
-from bstune.trial.device import device_name, processor, synchronize, versions
+from bstune.trial.devices.device import device_name, processor, synchronize, versions
 from bstune.trial.loop import Workload, run_trial
 from bstune.trial.workload import build_workload, checked_protocol, resolve
 from bstune.workloads import datasets
@@ -142,8 +142,7 @@ def prepared(
     resolved, recipe = resolve(composed.options, composed.trained)
     protocol = checked_protocol(resolved, recipe)
     protocol = replace(
-        protocol,
-        target=protocol.target.never_met,
+        protocol.for_steps_only(),
         noise_scale_every=None,
         evaluation_schedule=replace(protocol.evaluation_schedule, share=SHARE_OF_EVALUATION),
         trainer={

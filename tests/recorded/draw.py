@@ -21,7 +21,7 @@ from bstune.study.analysis.critical import INTERVAL, critical_batch
 from bstune.study.analysis.model import MOVES, REPORT_PARTICLES, fit_lr_exponent
 from bstune.study.analysis.scale_out import step_times
 from bstune.study.analysis.summary import Analysis, Asked, summarize
-from bstune.study.replicates import winners
+from bstune.study.planning.replicates import winners
 
 FOLDER = Path(__file__).parent
 TARGET = Target("val/error", 0.1, "min")

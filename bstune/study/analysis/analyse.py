@@ -47,9 +47,15 @@ from bstune.study.analysis.scale_out import scale_out, step_times
 from bstune.study.analysis.step_times import law_of, timing_of
 from bstune.study.analysis.summary import Analysis, OverTarget
 from bstune.study.analysis.unreached import best_so_far
-from bstune.study.baseline import baseline_result, baseline_runs, gain_of
+from bstune.study.planning.baseline import baseline_result, baseline_runs, gain_of
+from bstune.study.planning.replicates import (
+    Winner,
+    confirmed_points,
+    kept_instead,
+    left_out,
+    winners,
+)
 from bstune.study.prepare import PreparedStudy
-from bstune.study.replicates import Winner, confirmed_points, kept_instead, left_out, winners
 from bstune.system.failures import optional
 
 # Batch sizes at which the fitted curve is sent to MLflow.

@@ -37,9 +37,9 @@ from bstune.search.fixed_budget import BudgetPosterior
 from bstune.search.ruler import RunningBest, running_best
 from bstune.study.analysis.model import REPORT_PARTICLES, budget_posteriors
 from bstune.study.at_budget import fresh_runs_of, is_full, known_best
-from bstune.study.baseline import BaselineRuns, baseline_runs
+from bstune.study.planning.baseline import BaselineRuns, baseline_runs
+from bstune.study.planning.replicates import same_point
 from bstune.study.prepare import PreparedStudy
-from bstune.study.replicates import same_point
 
 
 def analyse_at_budget(prepared: PreparedStudy, done: Sequence[TrialResult]) -> AtBudget | None:

@@ -11,8 +11,8 @@ from bstune.core.records import TrialResult
 from bstune.core.step_time_law import StepTimeLaw, law_of_trials
 from bstune.options import ReplayedWorkload
 from bstune.result import INTERVAL_QUANTILE, StepTiming
+from bstune.study.planning.replicates import Winner, confirmed
 from bstune.study.prepare import PreparedStudy
-from bstune.study.replicates import Winner, confirmed
 from bstune.trial.processes.workers import with_step_time
 
 # Standard deviation of the log of two batch sizes' ratio of seconds: from here on timing is what blurs them.

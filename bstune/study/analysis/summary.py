@@ -52,7 +52,7 @@ from bstune.result import (
 )
 from bstune.search.posterior import measured_noise_scale
 from bstune.study.analysis.unreached import unreached_because
-from bstune.study.replicates import Winner, confirmed, time_order
+from bstune.study.planning.replicates import Winner, confirmed, time_order
 
 SMALL_END_SPAN = 4.0  # the slope at the small end is taken over this factor of batch size, and at least three points
 MIN_TIMED = 10  # trials, each of as many steps, that say how far steps at one batch size differ

@@ -23,9 +23,9 @@ from bstune.core.records import Target, TrialResult, TrialSpec
 from bstune.core.search_space import Space
 from bstune.search.acquisition import MIN_STEPS
 from bstune.search.sampler import RECORD, RESUMED_FROM, nearest
-from bstune.study.baseline import Baseline, baseline_spec
-from bstune.study.plan import FIRST_REPLICATE, SearchBudget
-from bstune.study.replicates import Winner
+from bstune.study.planning.baseline import Baseline, baseline_spec
+from bstune.study.planning.plan import FIRST_REPLICATE, SearchBudget
+from bstune.study.planning.replicates import Winner
 from bstune.study.storage.attributes import LEARNING_RATE, LOST, SPEC
 from bstune.study.storage.draft import Draft
 from bstune.study.storage.looks import dense_steps_of, first_looks

@@ -6,7 +6,7 @@ from typing import Any
 from pydantic import TypeAdapter
 
 from bstune.search.sampler import RECORD, RESUMED_FROM
-from bstune.study import wall
+from bstune.study.planning import wall
 
 # Attributes in the storage. Studies of another FORMAT name other fields in their specs and records.
 FORMAT_VERSION = 4

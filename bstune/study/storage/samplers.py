@@ -12,7 +12,7 @@ from optuna.samplers import BaseSampler, QMCSampler, RandomSampler
 
 from bstune.core.errors import ConfigError
 from bstune.options import StudyOptions
-from bstune.study.plan import SearchBudget
+from bstune.study.planning.plan import SearchBudget
 from bstune.trial.backend import sampler_factory
 
 

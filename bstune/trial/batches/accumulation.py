@@ -7,7 +7,7 @@ from typing import Any
 from lightning.pytorch import LightningModule
 
 from bstune.core.errors import ConfigError
-from bstune.trial import distributed
+from bstune.trial.devices import distributed
 
 
 def weight_micro_batches(

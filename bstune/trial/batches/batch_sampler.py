@@ -10,7 +10,7 @@ from torch.utils.data import Sampler
 from bstune.trial.batches.epochs import Epoch
 from bstune.trial.batches.index_stream import IndexStream
 from bstune.trial.batches.micro_batches import micro_batch_sizes_of, splitter
-from bstune.trial.batches.randomness import random_state, set_random_state
+from bstune.trial.devices.randomness import random_state, set_random_state
 
 
 class StreamBatchSampler(Sampler[list[int]]):

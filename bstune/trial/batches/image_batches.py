@@ -13,7 +13,7 @@ from torch import Tensor
 from bstune.core.errors import ConfigError, check_positive_integer
 from bstune.trial.batches.index_stream import IndexStream
 from bstune.trial.batches.micro_batches import micro_batch_sizes_of, splitter
-from bstune.trial.batches.randomness import seeded_generators
+from bstune.trial.devices.randomness import seeded_generators
 
 # From uint8 images and a generator to images of the same shape. It is given mirror, bool (n,), mean, of the pixels per
 # channel, and batch_size, by name, where it has such arguments: see bstune.workloads.images.random_crop_flip. One with

@@ -8,7 +8,7 @@ from torch.utils.data import BatchSampler, DataLoader, IterableDataset
 from bstune.core.errors import ConfigError, check_positive_integer
 from bstune.trial.batches.batch_sampler import StreamBatchSampler
 from bstune.trial.batches.epochs import epoch_of
-from bstune.trial.batches.randomness import seeded_generators
+from bstune.trial.devices.randomness import seeded_generators
 
 # What a DataLoader of other batches has of the user's, beside the data set.
 KEPT_OPTIONS = (

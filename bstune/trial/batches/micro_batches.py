@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from torch import Tensor
 
 from bstune.core.errors import check_positive_integer
-from bstune.trial import distributed
+from bstune.trial.devices import distributed
 
 
 def micro_batch_sizes_of(batch_size: int, micro_batch_size: int | None) -> tuple[int, ...]:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from bstune.system.console import listing, plural
-from bstune.trial.attributes import Attribute
+from bstune.trial.checks.attributes import Attribute
 
 # Elsewhere than on a CPU kernels may round in another way: what counts as a difference, as a share
 # of the way that the weights moved, and of a metric.

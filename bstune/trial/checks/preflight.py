@@ -22,6 +22,7 @@ from torch import Tensor
 from torch.utils.data import BatchSampler, DataLoader
 
 from bstune.core.errors import BstuneError, ConfigError, StateError
+from bstune.core.evaluation_schedule import AT_THE_END
 from bstune.core.records import TrialProtocol, TrialResult, TrialSpec
 from bstune.core.search_space import BUDGET, Space, corners
 from bstune.core.step_time import StepTime
@@ -31,20 +32,19 @@ from bstune.system.console import format_number, listing, plural
 from bstune.system.failures import cause, described
 from bstune.system.interruption import temporary_folder
 from bstune.system.watchdog import Wait, waiting_for
-from bstune.trial.attributes import Attribute, attributes_of, fingerprint
 from bstune.trial.backend import chooses_horizons
 from bstune.trial.batches.loader import KEPT_OPTIONS, loaders_of, not_rebatchable
-from bstune.trial.batches.randomness import random_state
-from bstune.trial.branch import AT_THE_END
-from bstune.trial.checkpoint import Stopped
+from bstune.trial.checks.attributes import Attribute, attributes_of, fingerprint
 from bstune.trial.checks.continuation import Course, lost_state
-from bstune.trial.device import device_of, synchronize
+from bstune.trial.checks.schedule_end import ScheduleCopy, copies_of_schedules, end_of_schedule
+from bstune.trial.devices.device import device_of, synchronize
+from bstune.trial.devices.randomness import random_state
+from bstune.trial.lightning.packages import is_overridden
+from bstune.trial.lightning.trainer import without_monitors
 from bstune.trial.loop import Workload, run_trial
-from bstune.trial.packages import is_overridden
+from bstune.trial.parts.checkpoint import Stopped
 from bstune.trial.parts.metric import metric
 from bstune.trial.parts.verdict import refuse_met_target
-from bstune.trial.schedule_end import ScheduleCopy, copies_of_schedules, end_of_schedule
-from bstune.trial.trainer import without_monitors
 
 STEPS = 4  # of one short trial
 # After which the weights of two learning rates are compared, and one of the trials is stopped.
@@ -168,8 +168,7 @@ class _ShortTrials:
     def __init__(self, workload: Workload, protocol: TrialProtocol) -> None:
         self._workload = workload
         self._protocol = replace(
-            protocol,
-            target=protocol.target.never_met,
+            protocol.for_steps_only(),
             # What a metric was at earlier evaluations must not tell two trials apart.
             evaluation_schedule=AT_THE_END,
             noise_scale_every=None,

@@ -20,7 +20,7 @@ from torch.optim import Optimizer
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from bstune.core.records import FastMode
-from bstune.trial.errors import USER_CODE_ERRORS, first_line, is_out_of_memory, warn_once
+from bstune.trial.devices.errors import USER_CODE_ERRORS, first_line, is_out_of_memory, warn_once
 from bstune.trial.fast.capturable import make_capturable
 from bstune.trial.fast.device_state import Copy, DeviceState, copy_values, first_difference
 from bstune.trial.fast.host_state import first_change, holds_the_same, host_random, host_state

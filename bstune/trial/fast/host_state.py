@@ -8,7 +8,7 @@ from lightning.pytorch import LightningModule
 from torch import Tensor
 from torch.optim import Optimizer
 
-from bstune.trial.batches.randomness import random_state
+from bstune.trial.devices.randomness import random_state
 
 # Values that are compared; all others are the same where they are the same object.
 PLAIN = (bool, int, float, complex, str, bytes, type(None))

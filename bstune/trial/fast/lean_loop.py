@@ -9,7 +9,7 @@ somebody listens to the steps, or a step is of another kind, Lightning's loop ta
 (:mod:`bstune.trial.fast.reasons`).
 
 It does the work of functions of Lightning, which are named where a method does it, and is for the versions that it was
-compared with alone (:mod:`bstune.trial.fast.lightning_internals`).
+compared with alone (:mod:`bstune.trial.lightning.internals`).
 """
 
 from collections.abc import Callable, Iterator
@@ -23,7 +23,9 @@ from torch import Tensor
 from bstune.core.records import FastMode
 from bstune.trial.batches.image_batches import TrainBatches
 from bstune.trial.fast.graph import CapturedSteps, captures
-from bstune.trial.fast.lightning_internals import (
+from bstune.trial.fast.optimizer_step import OptimizerStep, remove_gradients
+from bstune.trial.fast.reasons import overrides, why_not
+from bstune.trial.lightning.internals import (
     CurrentHook,
     begin_batch,
     connector_of_loggers,
@@ -33,9 +35,7 @@ from bstune.trial.fast.lightning_internals import (
     results_of_training,
     transferred_by_hooks,
 )
-from bstune.trial.fast.optimizer_step import OptimizerStep, remove_gradients
-from bstune.trial.fast.reasons import overrides, why_not
-from bstune.trial.packages import of_package, package_of
+from bstune.trial.lightning.packages import of_package, package_of
 
 LEAN = "lean"
 GRAPH = "graph"

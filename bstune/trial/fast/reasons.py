@@ -6,9 +6,9 @@ from typing import Any
 from lightning.pytorch import LightningModule
 from torch.optim import LBFGS, Optimizer
 
-from bstune.trial.fast.lightning_internals import fetches_batches, version_not_tried
-from bstune.trial.packages import is_overridden, of_package, package_of
-from bstune.trial.trainer import NoProfiler
+from bstune.trial.lightning.internals import fetches_batches, version_not_tried
+from bstune.trial.lightning.packages import is_overridden, of_package, package_of
+from bstune.trial.lightning.trainer import NoProfiler
 
 # Of modules and of data modules.
 BATCH_HOOKS = ("on_before_batch_transfer", "transfer_batch_to_device", "on_after_batch_transfer")

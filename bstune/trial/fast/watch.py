@@ -9,7 +9,7 @@ from typing import Any
 
 from lightning.pytorch import LightningModule
 
-from bstune.trial.fast.lightning_internals import put_trainer_within, trainer_within
+from bstune.trial.lightning.internals import put_trainer_within, trainer_within
 
 # What may be done with a number, by the names of ``int``: a step that does any of it depends on the number.
 OPERATIONS = (

@@ -6,13 +6,13 @@ from functools import partial
 
 from bstune.core.clock import TrialClock
 from bstune.core.records import TrialProtocol, TrialSpec
-from bstune.trial import distributed
 from bstune.trial.batches.micro_batches import micro_batch_sizes_of
-from bstune.trial.checkpoint import Stopped, StoppedState, read_state
-from bstune.trial.device import device_name
+from bstune.trial.devices import distributed
+from bstune.trial.devices.device import device_name
 from bstune.trial.fast.compile import Compiling
 from bstune.trial.parts.agreed_stop import AgreedStop
 from bstune.trial.parts.cadence import Cadence
+from bstune.trial.parts.checkpoint import Stopped, StoppedState, read_state
 from bstune.trial.parts.epoch_ends import EpochEnds
 from bstune.trial.parts.forks import OneProcess
 from bstune.trial.parts.generators import Generators

@@ -2,14 +2,9 @@
 
 from collections.abc import Sequence
 
-from bstune.core.records import (
-    TrialProtocol,
-    TrialSpec,
-    is_near,
-    next_dense_evaluation,
-    next_evaluation,
-)
-from bstune.trial.checkpoint import StoppedState
+from bstune.core.evaluation_schedule import is_near, next_dense_evaluation, next_evaluation
+from bstune.core.records import TrialProtocol, TrialSpec
+from bstune.trial.parts.checkpoint import StoppedState
 
 
 class Cadence:
@@ -62,7 +57,7 @@ class Cadence:
     def _next_due(self, step: int, history: Sequence[tuple[int, float | None]]) -> int:
         due = [pair for pair in history if pair[0] not in self.forced]
         # A trial that has once been near stays near: a noisy metric would switch back and forth.
-        self.near = self.near or is_near(due, self._target, self._schedule.near)
+        self.near = self.near or is_near(due, self._target.gap, self._schedule.near)
         so_far = (
             step,
             self._spec.batch_size,

@@ -3,7 +3,7 @@
 from lightning.pytorch import Callback, LightningModule, Trainer
 
 from bstune.core.errors import ConfigError
-from bstune.trial.packages import of_package, package_of
+from bstune.trial.lightning.packages import of_package, package_of
 
 
 def order_callbacks(

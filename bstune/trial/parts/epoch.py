@@ -10,14 +10,14 @@ from typing import Any
 from lightning.pytorch import LightningModule, Trainer
 from torchmetrics import Metric
 
-from bstune.trial.fast.lightning_internals import (
+from bstune.trial.lightning.internals import (
     restore_states,
     restored_entry,
     results_of_training,
     saved_entry,
     states_of_metric,
 )
-from bstune.trial.packages import package_of
+from bstune.trial.lightning.packages import package_of
 
 
 def accumulated(trainer: Trainer, module: LightningModule) -> dict[str, Any]:

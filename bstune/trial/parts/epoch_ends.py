@@ -3,8 +3,8 @@
 from lightning.fabric.utilities.data import sized_len
 from lightning.pytorch import LightningModule, Trainer
 
+from bstune.trial.lightning.trainer import looks_at_epochs
 from bstune.trial.parts.state import TrialState
-from bstune.trial.trainer import looks_at_epochs
 
 
 class EpochEnds:

@@ -2,7 +2,7 @@
 
 from lightning.pytorch import LightningModule, Trainer
 
-from bstune.trial import distributed
+from bstune.trial.devices import distributed
 from bstune.trial.parts.assemble import Parts
 from bstune.trial.parts.metric import checks_all_data, mean_loss
 

@@ -3,14 +3,14 @@
 from collections.abc import Mapping
 from typing import Any
 
-from bstune.trial.batches.randomness import random_state, set_random_state
+from bstune.trial.devices.randomness import random_state, set_random_state
 
 
 class Generators:
     """Keeps the states of the random number generators across an evaluation, or from a stopped trial.
 
     Args:
-        kept: a stopped trial's, as :func:`bstune.trial.batches.randomness.random_state` returned them; None: it starts
+        kept: a stopped trial's, as :func:`bstune.trial.devices.randomness.random_state` returned them; None: it starts
             afresh.
     """
 

@@ -7,8 +7,8 @@ import torch
 from lightning.pytorch import LightningModule, Trainer
 from torch import Tensor
 
-from bstune.trial.checkpoint import StoppedState
-from bstune.trial.fast.lightning_internals import end_restart, go_on_amid_epoch, repeat_validation
+from bstune.trial.lightning.internals import end_restart, go_on_amid_epoch, repeat_validation
+from bstune.trial.parts.checkpoint import StoppedState
 from bstune.trial.parts.epoch import accumulate_on
 
 

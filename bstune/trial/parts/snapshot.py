@@ -6,9 +6,9 @@ from typing import Any
 from lightning.pytorch import LightningModule, Trainer
 
 from bstune.core.records import TrialProtocol, TrialSpec
-from bstune.trial.checkpoint import StateWriter, StoppedState
-from bstune.trial.device import device_name
+from bstune.trial.devices.device import device_name
 from bstune.trial.parts.cadence import Cadence
+from bstune.trial.parts.checkpoint import StateWriter, StoppedState
 from bstune.trial.parts.epoch import accumulated
 from bstune.trial.parts.state import TrialState
 

@@ -9,9 +9,9 @@ from typing import Any
 
 from lightning.pytorch import Callback, LightningModule, Trainer
 
-from bstune.trial import distributed
+from bstune.trial.batches.half_lives import effective_lr
+from bstune.trial.devices import distributed
 from bstune.trial.fast.take_steps import StepTaker
-from bstune.trial.half_lives import effective_lr
 from bstune.trial.parts.assemble import Parts
 from bstune.trial.parts.callback_order import order_callbacks
 from bstune.trial.parts.evaluation import begin_evaluation, end_evaluation, is_evaluation_due

@@ -7,7 +7,7 @@ from typing import Any
 from lightning.pytorch import LightningModule, Trainer
 
 from bstune.system.failures import cause
-from bstune.trial.errors import USER_CODE_ERRORS, warn_once
+from bstune.trial.devices.errors import USER_CODE_ERRORS, warn_once
 from bstune.trial.noise_scale import NoiseScale
 
 # The noise scale is taken of batches split in two; normalisation layers refuse parts of a single example.

@@ -3,7 +3,8 @@
 import math
 
 from bstune.core.errors import ConfigError
-from bstune.core.records import Target
+from bstune.core.records import Status, Target
+from bstune.core.trial_end import status_at, steps_low_of
 from bstune.trial.parts.state import TrialState
 
 
@@ -51,41 +52,40 @@ class Verdict:
         """
         state = self._state
         state.history.append((state.steps, value))
-        state.ended = True
-        divergence = self._divergence_of(value, loss)
-        if divergence is not None:
-            state.diverge(divergence)
-        elif value is not None and self._target.reached(value):
-            state.status = "reached"
-            state.message = None
-            # The lower bound stays that of the last evaluation that missed the target.
-            return
-        elif state.steps >= state.last_step:
-            state.status = "stopped"
-            state.message = None
-        else:
-            state.ended = False
-        state.steps_low = state.steps
+        has_reached = value is not None and self._target.reached(value)
+        status = self._end(has_reached, self._divergence_of(value, loss))
+        state.steps_low = steps_low_of(status, state.steps, state.steps_low)
 
     def leave_out(self, loss: float) -> None:
         """Take in an evaluation that did not log the target's metric, and so tells nothing of it."""
+        self._end(False, self._lost_loss(loss))
+
+    def _end(self, has_reached: bool, divergence: str | None) -> Status | None:
+        """Note how an evaluation ends the trial, if it does, and say it."""
         state = self._state
-        if not math.isfinite(loss):
-            state.ended = True
-            state.diverge(f"the training loss is {loss} at step {state.steps}")
-        elif state.steps >= state.last_step:
-            state.ended = True
-            state.status = "stopped"
+        has_diverged = divergence is not None
+        status = status_at(state.steps, state.last_step, has_reached, has_diverged)
+        state.ended = status is not None
+        if divergence is not None:
+            state.diverge(divergence)
+        elif status is not None:
+            state.status = status
             state.message = None
-        else:
-            state.ended = False
+        return status
+
+    def _lost_loss(self, loss: float) -> str | None:
+        """Say that the loss of the last step is not finite; None if it is."""
+        if math.isfinite(loss):
+            return None
+        return f"the training loss is {loss} at step {self._state.steps}"
 
     def _divergence_of(self, value: float | None, loss: float) -> str | None:
         """Return why the trial has diverged; None if it has not."""
         metric = self._target.metric
         step = self._state.steps
-        if not math.isfinite(loss):
-            return f"the training loss is {loss} at step {step}"
+        lost = self._lost_loss(loss)
+        if lost is not None:
+            return lost
         if value is None:
             return f"{metric} is not finite at step {step}"
         if self.start_gap is None:

@@ -605,7 +605,7 @@ class _Team:
 
 def _open_rank(open_train: Callable[[], Train], rank: int, devices: int, store: str) -> Train:
     """Return what trains a trial in one of the processes that share it."""
-    from bstune.trial.distributed import join  # torch, in the trial's process alone
+    from bstune.trial.devices.distributed import join  # torch, in the trial's process alone
 
     join(rank, devices, store)
     return open_train()

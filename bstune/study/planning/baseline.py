@@ -22,8 +22,8 @@ from bstune.core.records import Merit, Target, TrialResult, TrialSpec
 from bstune.core.search_space import Space, Tunable
 from bstune.options import StudyOptions, option_at
 from bstune.result import INTERVAL_LEVEL, BaselineResult, Gain, finite
-from bstune.study.plan import MEANS_SHARE, SearchBudget, is_baseline_replicate
-from bstune.study.replicates import Winner, same_point
+from bstune.study.planning.plan import MEANS_SHARE, SearchBudget, is_baseline_replicate
+from bstune.study.planning.replicates import Winner, same_point
 from bstune.trial.backend import chooses_batch_sizes
 
 POSTERIOR_DEGREES = 8  # of freedom, that the posterior's scatter from seed to seed counts for

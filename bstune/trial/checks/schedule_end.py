@@ -18,7 +18,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from bstune.system.failures import cause
-from bstune.trial.attributes import CONTAINERS, plain_values
+from bstune.trial.checks.attributes import CONTAINERS, plain_values
 
 MAX_STEPS_AHEAD = 10_000  # of a schedule's own
 MAX_SECONDS_AHEAD = 1.0  # of stepping one schedule

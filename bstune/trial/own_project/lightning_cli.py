@@ -25,7 +25,13 @@ from bstune.options import Node
 from bstune.recipe import RATES
 from bstune.system.inputs import one_line, parse_yaml, read_text
 from bstune.trial.backend import OWNED
-from bstune.trial.own_values import MOST_EPOCHS, OwnMetric, own_batches, own_examples, own_metric
+from bstune.trial.own_project.own_values import (
+    MOST_EPOCHS,
+    OwnMetric,
+    own_batches,
+    own_examples,
+    own_metric,
+)
 
 IGNORED = (
     "seed_everything",

@@ -21,8 +21,8 @@ from scipy.optimize import nnls
 from bstune.core.objectives import SOUGHT
 from bstune.core.records import TrialResult, TrialSpec
 from bstune.search.acquisition import LEAST_GROWTH, MIN_STEPS
-from bstune.study.plan import MEANS_SHARE, RESCUE_SHARE, SearchBudget, SearchEnd, searched
-from bstune.study.replicates import ranked
+from bstune.study.planning.plan import MEANS_SHARE, RESCUE_SHARE, SearchBudget, SearchEnd, searched
+from bstune.study.planning.replicates import ranked
 
 # Attributes of the study: when it would have begun if its commands had run without a break, and what they have taken.
 BEGAN, TAKEN = "bstune:began", "bstune:wall_seconds"

@@ -8,7 +8,7 @@ import torch
 from made_parts import make_state, make_trainer
 from torch import nn, tensor
 
-from bstune.trial.parts.ending import explain_end, what_is_not_finite
+from bstune.trial.parts.unplanned_end import explain_end, what_is_not_finite
 
 EARLY = SimpleNamespace(stopping_reason_message="Monitored metric did not improve.\nBest: 0.3")
 SILENT = SimpleNamespace(stopping_reason_message=None)

@@ -22,7 +22,7 @@ from bstune.system.failures import described
 from bstune.system.interruption import temporary_folder
 from bstune.trial.backend import OWNED
 from bstune.trial.batches.epochs import epoch_length
-from bstune.trial.trainer import listed, make_trainer
+from bstune.trial.lightning.trainer import listed, make_trainer
 
 # Epochs after which a trial gives up, where the study's time is what limits it.
 MOST_EPOCHS = 100

@@ -13,7 +13,7 @@ import torch
 import bstune
 from bstune.core.errors import ConfigError
 from bstune.system.processor_wait import processor_wait
-from bstune.trial.distributed import threads_each
+from bstune.trial.devices.distributed import threads_each
 
 FULL = 0.01  # of a device's memory: where no more is free, a library may not find the megabytes for its handle
 

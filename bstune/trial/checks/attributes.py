@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from bstune.trial.packages import is_lightning
+from bstune.trial.lightning.packages import is_lightning
 
 MAX_SAMPLE = 2**16  # elements of a tensor or an array that are looked at, evenly over all of them
 MAX_PARTS = 5_000  # of an object

@@ -16,7 +16,7 @@ import torch
 from lightning.pytorch import LightningDataModule, LightningModule, Trainer
 from torch import Tensor
 
-from bstune.trial.packages import of_package
+from bstune.trial.lightning.packages import of_package
 
 # Of either package. Between the two nothing has changed that the lean loop does in Lightning's place.
 TRIED = ("2.6.0", "2.6.6")

@@ -7,7 +7,7 @@ from functools import cache
 import torch
 from lightning.pytorch.utilities.memory import is_oom_error
 
-from bstune.trial.device import memory_ran_out
+from bstune.trial.devices.device import memory_ran_out
 
 logger = logging.getLogger(__name__)
 

@@ -17,9 +17,9 @@ from lightning.pytorch.profilers import PassThroughProfiler
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from bstune.core.errors import ConfigError
-from bstune.trial import distributed
-from bstune.trial.fast.lightning_internals import copy_hyper_parameters
-from bstune.trial.packages import PACKAGES, is_overridden, of_package, package_of
+from bstune.trial.devices import distributed
+from bstune.trial.lightning.internals import copy_hyper_parameters
+from bstune.trial.lightning.packages import PACKAGES, is_overridden, of_package, package_of
 
 ANY_CLASS = ConfigDict(arbitrary_types_allowed=True)
 # Call-backs that print, where trials are quiet.

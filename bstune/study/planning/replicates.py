@@ -24,7 +24,7 @@ from bstune.core.records import Merit, TrialResult
 from bstune.core.step_time_law import MEDIAN_ERROR
 from bstune.result import INTERVAL_QUANTILE, Confirmed, Reaching, finite
 from bstune.search.observations import FAILURE_FACTOR
-from bstune.study.plan import is_baseline_replicate
+from bstune.study.planning.plan import is_baseline_replicate
 
 Runs = Mapping[int, tuple[TrialResult, ...]]
 Predicted = Mapping[int, float]  # steps that a fresh seed is predicted to take, by a trial's number

@@ -28,9 +28,9 @@ from bstune.system.files import (
     put_in_place,
     sync_file,
 )
-from bstune.trial import distributed
 from bstune.trial.batches.index_stream import IndexStream
-from bstune.trial.fast.lightning_internals import argument_of_hyper_parameters
+from bstune.trial.devices import distributed
+from bstune.trial.lightning.internals import argument_of_hyper_parameters
 
 KEY = "bstune"
 OF_RANKS = (
@@ -154,7 +154,7 @@ class StoppedState:
         str, Any
     ]  # what it has accumulated so far (bstune.trial.parts.epoch); empty where it has no end
     stream: Mapping[str, Any]  # a position of bstune.trial.batches.index_stream.IndexStream
-    generators: Mapping[str, Any]  # of bstune.trial.batches.randomness.random_state
+    generators: Mapping[str, Any]  # of bstune.trial.devices.randomness.random_state
     frozen: tuple[
         str, ...
     ]  # parameters without a gradient, as a call-back may freeze and unfreeze them

@@ -17,6 +17,7 @@ RESCUE_SHARE = (
     0.4  # of a study's seconds, kept for the most promising trial while none has reached the target
 )
 MEANS_SHARE = 0.125  # of a study's seconds: for the baseline's first run, and for its fresh seeds
+QUICK_SECONDS = 120.0  # of wall time, of a study with quick=true
 QUADRATURE = 64  # batch sizes at which the mean over log B is taken
 
 
@@ -40,7 +41,7 @@ class SearchBudget:
     objective: Objective
     trials: int  # of the search; one that continues another is the same trial
     seconds: float | None  # of training, over the whole search
-    wall_seconds: float | None  # of the command's wall time, see bstune.study.wall
+    wall_seconds: float | None  # of the command's wall time, see bstune.study.planning.wall
     stratified: float  # share of trials whose batch size is spread evenly over log B, for samplers that stop no trials
     seed: int  # of the study
     precision: float | None = (

@@ -15,10 +15,10 @@ from bstune.core.records import TrialProtocol, TrialSpec
 from bstune.system.failures import cause
 from bstune.system.watchdog import waiting_for
 from bstune.trial.batches.micro_batches import micro_batch_sizes_of
+from bstune.trial.checks.schedule_end import ScheduleEnd
+from bstune.trial.lightning.packages import is_overridden
+from bstune.trial.lightning.trainer import lengths, make_trainer, without_monitors
 from bstune.trial.loop import Workload, fit
-from bstune.trial.packages import is_overridden
-from bstune.trial.schedule_end import ScheduleEnd
-from bstune.trial.trainer import lengths, make_trainer, without_monitors
 
 SCHEDULE_STEPS = 20_000  # of a schedule, that are looked at: under a second
 
