@@ -60,12 +60,13 @@ VERBS = {  # each is called with what stands after it, and raises what ends it
     "plan": "bstune.__main__:plan",
     "report": "bstune.study.retarget:main",
     "compare": "bstune.__main__:compare",
+    "extrapolate": "bstune.study.extrapolate:main",
     "record": "bstune.study.record:main",
     "branch": "bstune.study.branch:main",
     "sweep": "bstune.sweeps.harness:main",
 }
 JSON = "--json"
-JSON_VERBS = ("tune", "lightning", "report", "fit", "branch")
+JSON_VERBS = ("tune", "lightning", "report", "fit", "extrapolate", "branch")
 HYDRAS_OWN = {
     *(
         "--help",
@@ -124,6 +125,7 @@ Examples
   bstune survey +workload=digits                                what the hardware allows, without a search
   bstune report outputs/digits target=0.12                      what its trials say of another target
   bstune compare outputs/*                                      studies side by side
+  bstune extrapolate outputs/* --at examples=1e9                what they say of a larger scale
 
 Options that matter most
   search.objective=time                                  time, steps, both, curve (the critical batch size) or loss

@@ -21,7 +21,9 @@ from pydantic import AfterValidator, BaseModel, Field, model_validator
 from bstune.core.objectives import Objective
 from bstune.core.records import STATUSES, Merit, Status, dump_json
 
-SCHEMA_NUMBER = 4  # of curve.json: a change of its keys or of their meaning counts it up
+# Of curve.json: a change of its keys or of their meaning counts it up, one more that may be missing
+# does not.
+SCHEMA_NUMBER = 4
 INTERVAL_LEVEL = 0.9  # nominal coverage of a result's intervals
 INTERVAL_QUANTILE = 1.645  # of the standard normal distribution, at the ends of such an interval
 # Of counts and measurements: beyond what any study reports, below where floats lose integers.
@@ -940,6 +942,15 @@ class Best(Part, frozen=True):
     """Whether a trial of the study reached the target."""
 
 
+class WorkloadSize(Part, frozen=True):
+    """How large what was trained is: the scales over which studies are compared."""
+
+    examples: BatchSize
+    """Of the training data."""
+    parameters: Count
+    """Of the module that are trained."""
+
+
 class StudyResult(Part, frozen=True):
     """What a study found; ``curve.json`` is its dump."""
 
@@ -951,6 +962,8 @@ class StudyResult(Part, frozen=True):
     """The workload's name."""
     tokens: BatchSize | None
     """Tokens of an example, where it has some."""
+    size: WorkloadSize | None = None
+    """Of the data and of the module; None where nothing was trained."""
     objective: Objective
     """What the search sought."""
     target: Text

@@ -14,17 +14,23 @@ from bstune.core.records import Budget, Merit, Target, TrialResult
 from bstune.options import StudyOptions
 from bstune.recipe import Recipe
 from bstune.result import (
+    AsGoodAtBudget,
+    AtBudget,
     BaselineResult,
     Confirmed,
     CriticalBatchSize,
     Curve,
     DevicePlan,
+    FreshValues,
+    GainAtBudget,
     Growth,
     LearningRateLaw,
     MeasuredNoiseScale,
     Part,
+    PointAtBudget,
     Reference,
     SearchPlan,
+    SizeAtBudget,
     StudyResult,
 )
 from bstune.study.analysis.summary import Analysis, Asked, summarize
@@ -143,6 +149,59 @@ def make_confirmed(reached: int = 3, runs: int = 3, **changes: Any) -> Confirmed
         "steps_high": 130.0,
     }
     return Confirmed(**{**values, **changes})
+
+
+def hand_budget_point(
+    batch_size: int, value: float, values: tuple[float, ...] | None = None, number: int = 0
+) -> PointAtBudget:
+    """Return a point of the objective loss, with these values of fresh seeds."""
+    fresh = None
+    if values is not None:
+        mean = sum(values) / len(values)
+        fresh = FreshValues(
+            seeds=tuple(range(len(values))),
+            values=values,
+            mean=mean,
+            low=min(values),
+            high=max(values),
+            level=0.9,
+            broken=0,
+        )
+    return PointAtBudget(
+        number=number,
+        seed=0,
+        batch_size=batch_size,
+        lr=0.1,
+        hyperparameters={},
+        horizon=None,
+        steps=100,
+        value=value,
+        predicted=value + 0.01,
+        fresh=fresh,
+    )
+
+
+def hand_at_budget(**changes: Any) -> AtBudget:
+    """Return the answer of a study of the objective loss."""
+    values: Mapping[str, Any] = {
+        "seconds": 60.0,
+        "examples": None,
+        "steps": None,
+        "times": (),
+        "winner": hand_budget_point(128, 0.28, (0.29, 0.3, 0.31), number=1),
+        "baseline": hand_budget_point(64, 0.4, (0.41, 0.42, 0.43)),
+        "gain": GainAtBudget(difference=0.12, low=0.1, high=0.14, level=0.9, seeds=3, share=0.41),
+        "as_good": AsGoodAtBudget(
+            low=64, high=256, lr_low=0.1, lr_high=0.2, is_low_open=False, is_high_open=True
+        ),
+        "curve": tuple(
+            SizeAtBudget(batch_size=size, value=value, low=value - 0.01, high=value + 0.01, lr=0.1)
+            for size, value in ((32, 0.5), (64, 0.4), (128, 0.3), (256, 0.31))
+        ),
+        "growth": None,
+        "gain_left": 0.0,
+    }
+    return AtBudget(**{**values, **changes})
 
 
 def make_curve(

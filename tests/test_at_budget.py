@@ -6,7 +6,7 @@ from pathlib import Path
 
 import optuna
 import pytest
-from builders import result_of
+from builders import hand_at_budget, hand_budget_point, result_of
 from toolbox import make_result, table_rows, trials_of, write_rows
 
 import bstune
@@ -17,12 +17,7 @@ from bstune.report.budget_rows import budget_rows
 from bstune.report.compare import compared
 from bstune.report.study_folder import read_study
 from bstune.result import (
-    AsGoodAtBudget,
-    AtBudget,
-    FreshValues,
     GainAtBudget,
-    PointAtBudget,
-    SizeAtBudget,
 )
 from bstune.study.analysis.at_budget import _mean_and_half
 from bstune.study.at_budget import due_run, held, is_full, known_best
@@ -140,55 +135,6 @@ def test_the_best_value_counts(mode, best):
     assert replace(run(0), history=((0, 1.0), (5, None))).best_value(mode) is None
 
 
-def point(batch_size, value, values=None, number=0):
-    fresh = None
-    if values is not None:
-        mean = sum(values) / len(values)
-        fresh = FreshValues(
-            seeds=tuple(range(len(values))),
-            values=values,
-            mean=mean,
-            low=min(values),
-            high=max(values),
-            level=0.9,
-            broken=0,
-        )
-    return PointAtBudget(
-        number=number,
-        seed=0,
-        batch_size=batch_size,
-        lr=0.1,
-        hyperparameters={},
-        horizon=None,
-        steps=100,
-        value=value,
-        predicted=value + 0.01,
-        fresh=fresh,
-    )
-
-
-def found_of(**changes):
-    values = {
-        "seconds": 60.0,
-        "examples": None,
-        "steps": None,
-        "times": (),
-        "winner": point(128, 0.28, (0.29, 0.3, 0.31), number=1),
-        "baseline": point(64, 0.4, (0.41, 0.42, 0.43)),
-        "gain": GainAtBudget(difference=0.12, low=0.1, high=0.14, level=0.9, seeds=3, share=0.41),
-        "as_good": AsGoodAtBudget(
-            low=64, high=256, lr_low=0.1, lr_high=0.2, is_low_open=False, is_high_open=True
-        ),
-        "curve": tuple(
-            SizeAtBudget(batch_size=size, value=value, low=value - 0.01, high=value + 0.01, lr=0.1)
-            for size, value in ((32, 0.5), (64, 0.4), (128, 0.3), (256, 0.31))
-        ),
-        "growth": None,
-        "gain_left": 0.0,
-    }
-    return AtBudget(**{**values, **changes})
-
-
 def told(found):
     return result_of([run(0, batch_size=64)], objective="loss", at_budget=found)
 
@@ -210,20 +156,20 @@ def told(found):
     ],
 )
 def test_the_gain_is_said_where_it_is_shown(changes, texts):
-    said = " ".join(budget_answer.gain(told(found_of(**changes))))
+    said = " ".join(budget_answer.gain(told(hand_at_budget(**changes))))
     for text in texts:
         assert text in said
 
 
 def test_the_metric_to_expect_is_that_of_fresh_seeds_then_the_predicted_one():
-    assert point(64, 0.3, (0.4, 0.5)).expected == pytest.approx(0.45)
-    assert point(64, 0.3).expected == pytest.approx(0.31)
+    assert hand_budget_point(64, 0.3, (0.4, 0.5)).expected == pytest.approx(0.45)
+    assert hand_budget_point(64, 0.3).expected == pytest.approx(0.31)
 
 
 def test_an_answer_of_the_budget_has_lines_of_its_own():
-    labels = [label for label, _ in answer(told(found_of())).lines]
+    labels = [label for label, _ in answer(told(hand_at_budget())).lines]
     assert labels == ["USE", "GAIN", "AS GOOD"]
-    cautions = list(budget_answer.cautions(told(found_of(gain_left=0.01))))
+    cautions = list(budget_answer.cautions(told(hand_at_budget(gain_left=0.01))))
     assert len(cautions) == 1
     nothing = answer(result_of([run(0)], objective="loss", at_budget=None))
     assert dict(nothing.lines)["USE"] == (
@@ -232,7 +178,7 @@ def test_an_answer_of_the_budget_has_lines_of_its_own():
 
 
 def test_the_picture_shows_trials_that_ran_to_the_end_of_the_budget():
-    found = found_of(seconds=None, steps=100)
+    found = hand_at_budget(seconds=None, steps=100)
     trials = [run(0, batch_size=64), run(1, steps=40, batch_size=32), run(2, status="diverged")]
     rows = budget_rows(trials, told(found))
     assert [dot.batch_size for dot in rows.dots] == [64]

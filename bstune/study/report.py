@@ -29,6 +29,7 @@ from bstune.result import (
     SearchPlan,
     StudyResult,
     WinnerName,
+    WorkloadSize,
     finite,
 )
 from bstune.search.observations import Posterior
@@ -60,6 +61,7 @@ from bstune.system.failures import optional
 from bstune.system.files import Output, is_own, write_text
 from bstune.system.processor_wait import processors
 from bstune.system.secrets import redact_values
+from bstune.trial.backend import TrialBackend
 
 if TYPE_CHECKING:
     from bstune.tracking.runs import Tracking
@@ -197,7 +199,14 @@ def asked_of(prepared: PreparedStudy, end: SearchEnd | None) -> Asked:
             rule=options.scaling.rule["_target_"].rpartition(".")[2],
         ),
         question=question_of(options) if budget.objective == "loss" else None,
+        size=_size_of(prepared.backend),
     )
+
+
+def _size_of(backend: TrialBackend) -> WorkloadSize | None:
+    if backend.train_examples is None or backend.parameters is None:
+        return None
+    return WorkloadSize(examples=backend.train_examples, parameters=backend.parameters)
 
 
 def places(files: Output, mlflow: Sequence[str]) -> list[Line]:

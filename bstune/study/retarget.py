@@ -25,7 +25,7 @@ from bstune.study.analysis.analyse import analyse
 from bstune.study.analysis.at_budget import analyse_at_budget
 from bstune.study.analysis.critical import INTERVAL, at_target_value, passing, too_few_passed
 from bstune.study.analysis.model import REPORT_PARTICLES, study_posterior
-from bstune.study.analysis.summary import Analysis, OverTarget, summarize
+from bstune.study.analysis.summary import Analysis, Asked, OverTarget, summarize
 from bstune.study.folder_config import options_of_folder
 from bstune.study.planning.baseline import baseline_of
 from bstune.study.prepare import PreparedStudy, search_budget
@@ -141,7 +141,7 @@ def within_seconds(files: Output, seconds: float | None, trust: bool = False) ->
     baseline, _ = baseline_of(prepared.options, prepared.space, None)
     prepared = replace(prepared, baseline=baseline)
     analysis = Analysis(fit=NO_TARGET, at_budget=analyse_at_budget(prepared, trials))
-    result = summarize(trials, asked_of(prepared, None), analysis, notes=prepared.caveats)
+    result = summarize(trials, _asked(prepared, told), analysis, notes=prepared.caveats)
     return StudyFolder(result, replace(found, trials=tuple(trials), best=None))
 
 
@@ -242,7 +242,7 @@ def at_target(files: Output, goal: float | None, trust: bool = False) -> StudyFo
         over_target = _over_target(told, own)
     result = summarize(
         trials,
-        asked_of(prepared, None),
+        _asked(prepared, told),
         analysis,
         sought=is_own,
         over_target=over_target,
@@ -250,6 +250,12 @@ def at_target(files: Output, goal: float | None, trust: bool = False) -> StudyFo
     )
     best = found.best if is_own else None
     return StudyFolder(result, replace(found, trials=tuple(trials), best=best))
+
+
+def _asked(prepared: PreparedStudy, told: StudyResult | None) -> Asked:
+    """Tell what a study was asked for, whose sizes only its own result tells."""
+    size = None if told is None else told.size
+    return replace(asked_of(prepared, None), size=size)
 
 
 def ended_at(trials: Sequence[TrialResult], target: Target) -> list[TrialResult]:

@@ -82,6 +82,7 @@ class TrialBackend:
     lr_range: tuple[float, float] = (0.0, float("inf"))  # smallest and largest learning rate
     gradient_bytes: int | None = None  # which an all-reduce takes; None where nothing is trained
     train_examples: int | None = None  # length of the training data; None where nothing is trained
+    parameters: int | None = None  # that are trained; likewise
     notes: tuple[str, ...] = ()  # further lines of the printed plan
 
     def run(

@@ -49,6 +49,7 @@ from bstune.result import (
     Unreached,
     WinnerName,
     WinnerResult,
+    WorkloadSize,
 )
 from bstune.search.posterior import measured_noise_scale
 from bstune.study.analysis.unreached import unreached_because
@@ -80,6 +81,8 @@ class Asked:
     """The pair that the scaling rule goes through."""
     question: str | None = None
     """In words, where it is none of a target."""
+    size: WorkloadSize | None = None
+    """Of the data and of the module; None where nothing is trained."""
 
 
 @dataclass(frozen=True)
@@ -157,6 +160,7 @@ def summarize(
         study=asked.study,
         workload=asked.workload,
         tokens=asked.tokens,
+        size=asked.size,
         objective=asked.objective,
         target=asked.question or str(asked.target),
         metric=asked.target.metric,

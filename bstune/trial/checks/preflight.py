@@ -79,6 +79,7 @@ class PreflightFindings:
     evaluation_seconds: float = 0.0  # predicted, of all of the validation data
     evaluation_batches: int = 0  # that they are read in; 0: unknown
     continues: bool = True  # whether a stopped trial can go on; else it starts afresh
+    parameters: int = 0  # that are trained
 
 
 def preflight(
@@ -147,6 +148,7 @@ def preflight(
         evaluation_seconds=short.evaluation_seconds(other),
         evaluation_batches=short.evaluation_batches,
         continues=why_not_continued is None,
+        parameters=first.parameters,
     )
 
 
@@ -360,7 +362,7 @@ class _Recorder(Callback):
         self.module_name = ""
         self._wait_for("start", limited=False)
         self.automatic = True
-        self.gradient_bytes = self.batches = 0
+        self.gradient_bytes = self.parameters = self.batches = 0
         self.start_metric: float | None = None  # of all of the validation batches, untrained
         self.before: dict[str, Tensor] = {}  # the weights
         # ``compared_steps`` steps; None: the trial ended before.
@@ -418,6 +420,7 @@ class _Recorder(Callback):
         self.automatic = pl_module.automatic_optimization
         trained = [p for p in pl_module.parameters() if p.requires_grad]
         self.gradient_bytes = sum(p.numel() * p.element_size() for p in trained)
+        self.parameters = sum(p.numel() for p in trained)
         self.before = _weights(pl_module)
 
     def on_before_optimizer_step(

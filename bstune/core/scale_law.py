@@ -1,0 +1,214 @@
+"""A power law of a quantity over a scale, from few measured points, and how far it may be trusted beyond them.
+
+A critical batch size, a best batch size or a best learning rate y is measured at three or more
+scales s, such as examples of the training data. The model is a straight line in logarithms whose
+slope may drift::
+
+    log y_i = f(log s_i) + u_study(i) + e_i
+    f(x)    = a + b x + the integral of W from the middle of the points to x
+
+W is a Brownian motion of the slope, so that f is a cubic smoothing spline (Wahba 1978): between
+the points it hardly matters, at a distance of d beyond them it adds drift^2 d^3/3 to the variance.
+That makes the interval wider with the distance, where a straight line alone would be sure of a
+law that nobody has seen there. u is a study's own offset, e_i its stated error, of which those
+of one study (several targets of the same runs) go together to an unknown degree.
+
+Offset, drift and correlation are averaged over a grid by their marginal likelihood times a prior.
+With three points it is the prior that decides. Its two widths are assumptions; they were set on
+made curves (``tests/benchmarks/bench_extrapolate.py --tune``) other than those that judge them.
+
+    law = fit_scale_law(points)
+    law.exponent.value, law.at(1e9).low
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import product
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.special import ndtr
+
+from bstune.core.errors import StudyError
+
+Array = NDArray[np.float64]
+
+FEWEST_SCALES = 3  # different ones, for a law
+LAW_LEVEL = 0.9  # of its intervals
+LEVEL_SIGMA = 20.0  # prior of a, in log of the quantity: none
+SLOPE_SIGMA = 1.0  # prior of b around 0
+OFFSET_SIGMA = 0.15  # half-normal prior of the studies' own offsets, in log of the quantity
+DRIFT_SIGMA = 0.1  # half-normal prior of the slope's drift, for a scale e times as large
+OFFSETS = (0.02, 0.06, 0.12, 0.2, 0.3, 0.45, 0.7)
+DRIFTS = (0.01, 0.04, 0.08, 0.12, 0.18, 0.25, 0.36)
+CORRELATIONS = (0.0, 0.5, 0.9)  # of the errors of one study
+UNTOLD_ERROR = 0.3  # of log y, where a study tells none: a factor of 1.35
+LEAST_ERROR = 0.02  # a median over posterior draws has at least that
+BISECTIONS = 60
+
+
+@dataclass(frozen=True)
+class ScalePoint:
+    """A quantity at one scale, as one study tells it."""
+
+    scale: float
+    value: float
+    error: float | None
+    """Standard deviation of log value; None where the study tells none."""
+    study: str
+    """Points of one study share its offset, and their errors go together."""
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A median with its interval of ``LAW_LEVEL``."""
+
+    value: float
+    low: float
+    high: float
+
+
+@dataclass(frozen=True)
+class Component:
+    """The law at one choice of offset, drift and correlation."""
+
+    weight: float
+    offset: float
+    drift: float
+    solved: Array
+    """K^-1 log y, shape (n,)."""
+    inverse: Array
+    """K^-1, the inverse of the points' covariance, shape (n, n)."""
+
+
+@dataclass(frozen=True)
+class ScaleLaw:
+    """A quantity as a power of the scale."""
+
+    exponent: Estimate
+    """The mean slope between the smallest and the largest scale that was measured."""
+    smallest: float
+    largest: float
+    points: tuple[ScalePoint, ...]
+    centre: float
+    """Mean of the points' log scales."""
+    level: float
+    """Mean of the points' log values."""
+    components: tuple[Component, ...]
+
+    def at(self, scale: float) -> Estimate:
+        """Give what a study of this scale would measure, without that measurement's own error."""
+        log_scale = math.log(scale) - self.centre
+        means, sigmas = list[float](), list[float]()
+        for component in self.components:
+            mean, variance = self._moments(component, np.array([log_scale]), np.array([1.0]))
+            means.append(self.level + mean)
+            sigmas.append(math.sqrt(variance + component.offset**2))
+        found = self._interval(np.array(means), np.array(sigmas))
+        return Estimate(math.exp(found.value), math.exp(found.low), math.exp(found.high))
+
+    def _moments(self, component: Component, at: Array, factors: Array) -> tuple[float, float]:
+        """Give the mean and the variance of a sum of values of f, with factors, at log scales."""
+        x = np.log([point.scale for point in self.points]) - self.centre
+        across = factors @ _covariance(at, x, component.drift)
+        before = float(factors @ _covariance(at, at, component.drift) @ factors)
+        variance = before - float(across @ component.inverse @ across)
+        return float(across @ component.solved), max(variance, 1e-12)
+
+    def _interval(self, means: Array, sigmas: Array) -> Estimate:
+        """Give the quantiles of a mixture of normal distributions."""
+        weights = np.array([component.weight for component in self.components])
+        ends = list[float]()
+        for share in ((1.0 - LAW_LEVEL) / 2.0, 0.5, (1.0 + LAW_LEVEL) / 2.0):
+            low = float((means - 10.0 * sigmas).min())
+            high = float((means + 10.0 * sigmas).max())
+            for _ in range(BISECTIONS):
+                middle = (low + high) / 2.0
+                below = float(weights @ ndtr((middle - means) / sigmas))
+                low, high = (middle, high) if below < share else (low, middle)
+            ends.append((low + high) / 2.0)
+        return Estimate(ends[1], ends[0], ends[2])
+
+
+def fit_scale_law(points: Sequence[ScalePoint]) -> ScaleLaw:
+    """Fit the law to points of at least ``FEWEST_SCALES`` different scales.
+
+    Raises:
+        StudyError: for fewer.
+    """
+    scales = sorted({point.scale for point in points})
+    if len(scales) < FEWEST_SCALES:
+        raise StudyError(f"a law over scales takes {FEWEST_SCALES} of them, but got {len(scales)}")
+    x = np.log([point.scale for point in points])
+    y = np.log([point.value for point in points])
+    centre, level = float(x.mean()), float(y.mean())
+    components = _components(points, x - centre, y - level)
+    blank = Estimate(0.0, 0.0, 0.0)
+    law = ScaleLaw(blank, scales[0], scales[-1], tuple(points), centre, level, components)
+    ends = np.log([scales[0], scales[-1]]) - centre
+    span = ends[1] - ends[0]
+    moments = [law._moments(one, ends, np.array([-1.0, 1.0]) / span) for one in components]
+    means, variances = np.array(moments).T
+    exponent = law._interval(means, np.sqrt(variances))
+    return ScaleLaw(exponent, law.smallest, law.largest, law.points, centre, level, components)
+
+
+def _components(points: Sequence[ScalePoint], x: Array, y: Array) -> tuple[Component, ...]:
+    """Give the law at each choice of what is not known, weighted by how well it explains the points."""
+    told = [UNTOLD_ERROR if point.error is None else point.error for point in points]
+    errors = np.maximum(told, LEAST_ERROR)
+    names = [point.study for point in points]
+    together = np.array([[one == other for other in names] for one in names], dtype=float)
+    offsets: Sequence[float] = OFFSETS
+    correlations: Sequence[float] = CORRELATIONS
+    # A study's offset is a constant of all its points, and asked is what this study measures.
+    if len(set(names)) == 1:
+        offsets = (0.0,)
+    if len(set(names)) == len(names):
+        correlations = (0.0,)
+    found = list[tuple[float, Component]]()
+    for offset, drift, correlation in product(offsets, DRIFTS, correlations):
+        shared = together * correlation
+        np.fill_diagonal(shared, 1.0)
+        covariance = _covariance(x, x, drift)
+        covariance += np.outer(errors, errors) * shared + together * offset**2
+        inverse: Array = np.linalg.inv(covariance).astype(np.float64)
+        solved = inverse @ y
+        log_determinant = float(np.linalg.slogdet(covariance)[1])
+        log_weight = -0.5 * (log_determinant + float(y @ solved))
+        log_weight += _log_prior(offset, OFFSETS, OFFSET_SIGMA)
+        log_weight += _log_prior(drift, DRIFTS, DRIFT_SIGMA)
+        found.append((log_weight, Component(0.0, offset, drift, solved, inverse)))
+    largest = max(log_weight for log_weight, _ in found)
+    total = sum(math.exp(log_weight - largest) for log_weight, _ in found)
+    components = list[Component]()
+    for log_weight, one in found:
+        weight = math.exp(log_weight - largest) / total
+        components.append(Component(weight, one.offset, one.drift, one.solved, one.inverse))
+    return tuple(components)
+
+
+def _log_prior(value: float, grid: Sequence[float], sigma: float) -> float:
+    """Give the log of a half-normal prior of a grid's value, times the part of the axis that it stands for."""
+    if value not in grid:
+        return 0.0
+    i = grid.index(value)
+    below = 0.0 if i == 0 else (grid[i - 1] + value) / 2.0
+    above = value + (value - below) if i == len(grid) - 1 else (value + grid[i + 1]) / 2.0
+    return -0.5 * (value / sigma) ** 2 + math.log(above - below)
+
+
+def _covariance(one: Array, other: Array, drift: float) -> Array:
+    """Give the covariance of f at log scales (n,) and (m,) from the middle of the points, shape (n, m).
+
+    Of the integral of a Brownian motion that starts at 0 to either side: with u the smaller
+    distance and v the larger one, u^3/3 + u^2 (v - u)/2 on one side, and 0 across.
+    """
+    left, right = one[:, None], other[None, :]
+    u = np.minimum(np.abs(left), np.abs(right))
+    v = np.maximum(np.abs(left), np.abs(right))
+    bent = np.where(left * right > 0.0, u**3 / 3.0 + u**2 * (v - u) / 2.0, 0.0)
+    line = LEVEL_SIGMA**2 + SLOPE_SIGMA**2 * left * right
+    covariance: Array = line + drift**2 * bent
+    return covariance

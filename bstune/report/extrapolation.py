@@ -1,0 +1,316 @@
+"""What ``bstune extrapolate`` found: typed, as a table and lines, and as a card for a trainer of one's own.
+
+A study is a row, at its scale. Of each quantity that enough rows tell there is a law
+(:mod:`bstune.core.scale_law`), its exponent and its value at the scale that was asked for.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Literal
+
+import yaml
+from rich.table import Table
+
+from bstune.core.records import dump_json
+from bstune.core.scale_law import LAW_LEVEL, Estimate, ScaleLaw
+from bstune.core.scaling import beta2_of, shrinkage_of
+from bstune.system.console import format_number, plural, wrapped
+
+Quantity = Literal[
+    "critical_batch_size", "batch_size", "lr", "beta2_half_life", "weight_decay_half_life"
+]
+HEADINGS: Mapping[Quantity, str] = {
+    "critical_batch_size": "critical batch size",
+    "batch_size": "best batch size",
+    "lr": "best learning rate",
+    "beta2_half_life": "beta2's half-life",
+    "weight_decay_half_life": "weight decay's half-life",
+}
+WARN_BEYOND = 30.0  # times the largest scale
+WIDE = 30.0  # upper end over lower: such an interval is no recommendation
+LARGEST_BATCH_SIZE = 1e15
+MOST_DOUBLINGS = 40  # of a batch size over a training
+COLUMNS = 100  # of a card's comments
+COARSE_FROM = 32  # batch sizes of a card from here on are multiples of 8
+SCHEDULE_SOURCE = "https://github.com/NVIDIA/Megatron-LM/pull/4411"
+
+
+@dataclass(frozen=True)
+class Reading:
+    """A quantity as a study tells it; an end is None where the study leaves it open."""
+
+    value: float
+    low: float | None = None
+    high: float | None = None
+
+
+@dataclass(frozen=True)
+class ScaleRow:
+    """What a study tells at one scale."""
+
+    study: str
+    scale: float
+    readings: Mapping[Quantity, Reading]
+
+
+@dataclass(frozen=True)
+class QuantityLaw:
+    """A quantity as a power of the scale, and what it comes to at the wanted one."""
+
+    exponent: Estimate
+    wanted: Estimate
+    scales: int
+    """Different ones that tell it."""
+    largest: float
+    """Of these."""
+
+
+@dataclass(frozen=True)
+class SizeStep:
+    """From which scale on a training has which batch size."""
+
+    start: float
+    batch_size: int
+
+
+@dataclass(frozen=True)
+class Extrapolation:
+    """Studies over a scale, and what is predicted at the wanted one."""
+
+    scale: str
+    """Its name, as in ``--at``."""
+    meaning: str
+    """What it is of these studies, in words."""
+    wanted: float
+    rows: tuple[ScaleRow, ...]
+    """From the smallest scale."""
+    laws: Mapping[Quantity, QuantityLaw]
+    """Of the quantities that at least three scales tell."""
+    lr_at: Quantity
+    """The batch size that the learning rate belongs to."""
+    fixed: Mapping[Quantity, float]
+    """Half-lives that all studies share, in examples."""
+    schedule: tuple[SizeStep, ...]
+    """A batch size that grows on the way; empty where the law gives none."""
+    notes: tuple[str, ...]
+
+    @property
+    def beyond(self) -> float:
+        """How many times the largest scale of the studies the wanted one is."""
+        return self.wanted / max(row.scale for row in self.rows)
+
+    @property
+    def batch_size(self) -> Estimate | None:
+        """The batch size to use: the best one, or else the critical one; None where neither has a law."""
+        law = self.laws.get(self.lr_at)
+        return None if law is None else law.wanted
+
+    def to_json(self) -> str:
+        """Give all of it as JSON."""
+        return dump_json({**asdict(self), "beyond": self.beyond, "level": LAW_LEVEL}, indent=1)
+
+
+def size_schedule(law: ScaleLaw, wanted: float) -> tuple[SizeStep, ...]:
+    """Double the batch size whenever the critical one of a training has doubled.
+
+    Args:
+        law: of the critical batch size over the examples that a training has seen.
+        wanted: examples of the training.
+
+    Returns:
+        Empty where the law does not surely grow, or the training ends before the first doubling.
+    """
+    if law.exponent.low <= 0.0 or wanted <= law.smallest:
+        return ()
+    first = law.at(law.smallest).value
+    steps = [SizeStep(0.0, card_batch_size(first))]
+    for doublings in range(1, MOST_DOUBLINGS):
+        goal = first * 2.0**doublings
+        if law.at(wanted).value < goal:
+            break
+        start = _scale_at(law, goal, wanted)
+        steps.append(SizeStep(float(round(start)), steps[0].batch_size * 2**doublings))
+    return tuple(steps) if len(steps) > 1 else ()
+
+
+def _scale_at(law: ScaleLaw, goal: float, wanted: float) -> float:
+    """Give the scale between the law's smallest and the wanted one at which it comes to ``goal``."""
+    low, high = math.log(law.smallest), math.log(wanted)
+    for _ in range(40):
+        middle = (low + high) / 2.0
+        if law.at(math.exp(middle)).value < goal:
+            low = middle
+        else:
+            high = middle
+    return math.exp(high)
+
+
+def card_batch_size(value: float) -> int:
+    """Round a batch size as a person would choose it: to a multiple of 8 where it is no small one."""
+    value = min(max(value, 1.0), LARGEST_BATCH_SIZE)
+    if value < COARSE_FROM:
+        return round(value)
+    return 8 * round(value / 8.0)
+
+
+def extrapolation_table(found: Extrapolation) -> Table:
+    """Lay the studies and the wanted scale out as a table, intervals in brackets."""
+    shown = [name for name in HEADINGS if any(name in row.readings for row in found.rows)]
+    table = Table(title=f"over {found.meaning}")
+    table.add_column("study")
+    table.add_column(found.scale, justify="right")
+    for name in shown:
+        table.add_column(HEADINGS[name], justify="right")
+    for row in found.rows:
+        cells = [_reading_text(row.readings.get(name)) for name in shown]
+        table.add_row(row.study, format_number(row.scale), *cells)
+    table.add_section()
+    wanted = [_law_text(found, name) for name in shown]
+    table.add_row("predicted", format_number(found.wanted), *wanted)
+    exponents = [_exponent_text(found, name) for name in shown]
+    table.add_row("exponent", "", *exponents)
+    return table
+
+
+def _reading_text(reading: Reading | None) -> str:
+    if reading is None:
+        return "-"
+    value = format_number(reading.value, 3)
+    if reading.low is None and reading.high is None:
+        return value
+    low = "open" if reading.low is None else format_number(reading.low, 2)
+    high = "open" if reading.high is None else format_number(reading.high, 2)
+    return f"{value} ({low} to {high})"
+
+
+def _law_text(found: Extrapolation, name: Quantity) -> str:
+    law = found.laws.get(name)
+    return "-" if law is None else estimate_text(law.wanted)
+
+
+def estimate_text(estimate: Estimate) -> str:
+    """Write an estimate with its interval."""
+    low, high = format_number(estimate.low, 2), format_number(estimate.high, 2)
+    return f"{format_number(estimate.value, 3)} ({low} to {high})"
+
+
+def _exponent_text(found: Extrapolation, name: Quantity) -> str:
+    law = found.laws.get(name)
+    if law is None:
+        return "-"
+    one = law.exponent
+    return f"{one.value:z.2f} ({one.low:z.2f} to {one.high:z.2f})"
+
+
+def extrapolation_lines(found: Extrapolation) -> list[str]:
+    """Say in words what to use at the wanted scale, and what to doubt."""
+    place = f"{found.scale} = {format_number(found.wanted)}"
+    batch_size, rate = found.batch_size, found.laws.get("lr")
+    lines = list[str]()
+    if batch_size is None:
+        lines.append(f"USE       no batch size can be told at {place}")
+    else:
+        text = f"B = {card_batch_size(batch_size.value)}"
+        if rate is not None:
+            text += f", lr = {format_number(rate.wanted.value, 3)}"
+        lines.append(
+            f"USE       {text} at {place}, {format_number(found.beyond, 2)} times the largest"
+        )
+    lines += [f"CAUTION   {caution}" for caution in cautions(found)]
+    lines += [f"NOTE      {note}" for note in found.notes]
+    return lines
+
+
+def cautions(found: Extrapolation) -> list[str]:
+    """Warn of a scale far beyond what was measured, and of an answer that says little."""
+    lines = list[str]()
+    if found.beyond > WARN_BEYOND:
+        lines.append(
+            f"{found.scale} = {format_number(found.wanted)} is {format_number(found.beyond, 2)} times the "
+            "largest that was measured: a law that bends there is not seen here, so run a study between"
+        )
+    size = found.batch_size
+    if size is not None and size.high > WIDE * size.low:
+        lines.append(
+            f"the interval of the batch size spans a factor of {format_number(size.high / size.low, 2)}: "
+            "studies of more scales, further apart, would narrow it"
+        )
+    return lines
+
+
+def card(found: Extrapolation, tokens: int | None) -> str:
+    """Write what to enter into a trainer of one's own, as YAML.
+
+    Args:
+        found: with a batch size.
+        tokens: of an example, where it has some: the schedule counts in them.
+    """
+    batch_size, rate = found.batch_size, found.laws.get("lr")
+    assert batch_size is not None  # noqa: S101 (the caller has looked)
+    size = card_batch_size(batch_size.value)
+    values: dict[str, object] = {
+        "scale": {found.scale: found.wanted, "times_the_largest": _short(found.beyond)},
+        "batch_size": size,
+        "batch_size_interval": [card_batch_size(batch_size.low), card_batch_size(batch_size.high)],
+        "batch_size_is": HEADINGS[found.lr_at],
+    }
+    if rate is not None:
+        values["lr"] = _short(rate.wanted.value)
+        values["lr_interval"] = [_short(rate.wanted.low), _short(rate.wanted.high)]
+    half_lives = _half_lives(found)
+    for name, half_life in half_lives.items():
+        values[name] = _short(half_life)
+    if "beta2_half_life" in half_lives:
+        values["beta2"] = float(f"{beta2_of(size, half_lives['beta2_half_life']):.6f}")
+    if "weight_decay_half_life" in half_lives and rate is not None:
+        share = shrinkage_of(size, half_lives["weight_decay_half_life"])
+        values["weight_decay"] = _short(share / rate.wanted.value)
+    comments = [
+        f"Made by bstune extrapolate of {plural(len(found.rows), 'row')}, over {found.meaning}.",
+        f"Intervals hold {LAW_LEVEL:.0%}; half-lives are in examples.",
+    ]
+    if found.schedule:
+        values["batch_size_schedule"] = [asdict(step) for step in found.schedule]
+        values["megatron_lm"] = megatron_flags(found.schedule, tokens)
+        unit = "samples, so without --seq-length" if tokens is None else "tokens, with --seq-length"
+        comments.append(
+            f"megatron_lm: thresholds are in {unit}; each batch size must be a multiple of the "
+            f"micro-batch size times the data-parallel size ({SCHEDULE_SOURCE})."
+        )
+    else:
+        comments.append(
+            "No schedule of batch sizes: only easier targets of one study tell how the critical one "
+            "grows within a training, and only where it surely grows."
+        )
+    comments += [f"CAUTION: {caution}." for caution in cautions(found)]
+    text: str = yaml.safe_dump(values, sort_keys=False, width=100, allow_unicode=True)
+    header = "\n".join(row for line in comments for row in wrapped(f"# {line}", COLUMNS, "# "))
+    return f"{header}\n{text}"
+
+
+def megatron_flags(schedule: Sequence[SizeStep], tokens: int | None) -> str:
+    """Write a schedule as Megatron-LM takes it: ``THRESHOLD:BATCH_SIZE`` of samples, or of tokens.
+
+    The flag takes the place of ``--rampup-batch-size`` since April 2026, and of
+    ``--global-batch-size``.
+    """
+    steps = list[str]()
+    for step in schedule:
+        threshold = round(step.start) * (1 if tokens is None else tokens)
+        steps.append(f"{threshold}:{step.batch_size}")
+    return f'--step-batch-size-schedule "{" ".join(steps)}"'
+
+
+def _half_lives(found: Extrapolation) -> dict[Quantity, float]:
+    """Collect the half-lives that the studies share, or that have a law."""
+    half_lives = dict(found.fixed)
+    names: tuple[Quantity, ...] = ("beta2_half_life", "weight_decay_half_life")
+    for name in names:
+        if name in found.laws:
+            half_lives[name] = found.laws[name].wanted.value
+    return half_lives
+
+
+def _short(value: float) -> float:
+    return float(f"{value:.4g}")

@@ -1,0 +1,297 @@
+"""``bstune extrapolate``: what studies of small scales say of a larger one, and the card for a trainer of one's own."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+from bstune.core.errors import ConfigError, StudyError
+from bstune.core.scale_law import FEWEST_SCALES, UNTOLD_ERROR, ScaleLaw, ScalePoint, fit_scale_law
+from bstune.report.extrapolation import (
+    HEADINGS,
+    Extrapolation,
+    Quantity,
+    QuantityLaw,
+    Reading,
+    ScaleRow,
+    card,
+    extrapolation_lines,
+    extrapolation_table,
+    size_schedule,
+)
+from bstune.report.study_folder import StudyFolder, read_study
+from bstune.result import INTERVAL_QUANTILE
+from bstune.study.record import listed
+from bstune.study.scales import (
+    HALF_LIVES,
+    LARGEST_SCALE,
+    check_alike,
+    defining_settings,
+    log_error,
+    rate_at,
+    scale_of,
+)
+from bstune.system.console import format_number, listing, plain_console
+from bstune.system.files import Output, check_writable, write_text
+from bstune.system.inputs import one_line
+from bstune.system.terminal import ArgumentParser
+
+SIZES: tuple[Quantity, ...] = ("batch_size", "critical_batch_size")
+
+
+def main(arguments: list[str]) -> str:
+    """Print what studies say of another scale, write its card, and give all as JSON."""
+    parser = ArgumentParser(
+        prog="bstune extrapolate",
+        description="The critical batch size, the best batch size and the best learning rate as powers of a scale in "
+        "which studies differ, and what they come to at another one. Easier targets and shorter budgets of one study "
+        "count as scales, too.",
+    )
+    parser.add_argument(
+        "studies", nargs="+", metavar="STUDY", help="studies' output folders, such as outputs/*"
+    )
+    parser.add_argument(
+        "--at",
+        required=True,
+        metavar="SCALE=N",
+        help="where to look: examples, tokens, parameters, seconds (of a budget), or an option that differs",
+    )
+    parser.add_argument(
+        "--values",
+        type=partial(_listed, 1e-15, LARGEST_SCALE),
+        metavar="N,N,...",
+        help="the scale of each study in their order, where the folders do not tell it",
+    )
+    parser.add_argument(
+        "--card", type=Path, metavar="FILE", help="write what to enter into a trainer, as YAML"
+    )
+    options = parser.parse_args(arguments)
+    name, wanted = _place(options.at)
+    if options.card is not None:
+        check_writable(options.card, f"--card {options.card}")
+    studies, left_out = read_scaled(options.studies)
+    if options.values is not None and left_out:
+        raise StudyError("\n".join(["--values are of all studies, in their order", *left_out]))
+    found = extrapolate(studies, name, wanted, options.values, left_out)
+    console = plain_console()
+    console.print(extrapolation_table(found))
+    for line in extrapolation_lines(found):
+        console.print(line, soft_wrap=True, highlight=False, markup=False)
+    if options.card is not None:
+        if found.batch_size is None:
+            raise StudyError(f"there is no batch size for --card {options.card}")
+        write_text(options.card, card(found, _tokens(studies)))
+        console.print(f"card      {options.card}", soft_wrap=True, highlight=False, markup=False)
+    return found.to_json()
+
+
+def _place(argument: str) -> tuple[str, float]:
+    """Parse ``--at``: the scale's name, and where."""
+    name, sign, text = argument.partition("=")
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not name or not sign:
+        raise ConfigError(f"--at takes SCALE=N, such as examples=1e9, but got {one_line(argument)}")
+    if not 0.0 < value <= LARGEST_SCALE:
+        raise ConfigError(
+            f"--at {one_line(name)}=N takes a positive number, but got {one_line(text)}"
+        )
+    return name, value
+
+
+def _listed(smallest: float, largest: float, text: str) -> tuple[float, ...]:
+    return listed(float, smallest, largest, text)
+
+
+def _tokens(studies: Sequence[StudyFolder]) -> int | None:
+    return studies[0].result.tokens
+
+
+def read_scaled(paths: Sequence[str]) -> tuple[list[StudyFolder], list[str]]:
+    """Read the studies that have ended, each once, and give a line for each folder that is none.
+
+    StudyError for a path that is not there, as its name may be mistyped.
+    """
+    studies, left_out, seen = list[StudyFolder](), list[str](), set[Path]()
+    for path in paths:
+        if not Path(path).exists():
+            raise StudyError(
+                f"there is no {path}: give studies' output folders, such as outputs/digits"
+            )
+        file = Output(Path(path)).curve.resolve() if Path(path).is_dir() else Path(path).resolve()
+        if file in seen:
+            continue
+        seen.add(file)
+        try:
+            studies.append(read_study(path))
+        except StudyError as error:
+            left_out.append(f"left out: {error}")
+    return studies, left_out
+
+
+def extrapolate(
+    studies: Sequence[StudyFolder],
+    name: str,
+    wanted: float,
+    values: Sequence[float] | None = None,
+    left_out: Sequence[str] = (),
+) -> Extrapolation:
+    """Predict a scale from studies.
+
+    Args:
+        studies: that differ in the scale alone.
+        name: of the scale.
+        wanted: the scale to predict.
+        values: the scale of each study; None: its folder tells it.
+        left_out: lines on what was no study.
+
+    Raises:
+        ConfigError: for an unknown scale.
+        StudyError: where the studies differ in more, or tell fewer than three scales.
+    """
+    if not studies:
+        raise StudyError("\n".join(["there is no study to extrapolate", *left_out]))
+    scale = scale_of(name, studies, values)
+    differ = check_alike(scale, studies)
+    notes = list(left_out)
+    rows, names = list[ScaleRow](), list[str]()
+    by_study = {str(i): study for i, study in enumerate(studies)}
+    for key, told_rows in zip(by_study, scale.rows, strict=True):
+        rows += told_rows
+        names += [key] * len(told_rows)
+    told = {row.scale for row in rows}
+    if len(told) < FEWEST_SCALES:
+        shown = listing([format_number(one) for one in sorted(told)]) or "none"
+        lines = [
+            f"a law takes at least {FEWEST_SCALES} different {scale.name}, but the studies tell {len(told)}: {shown} "
+            f"({scale.meaning})",
+            *left_out,
+        ]
+        raise StudyError("\n".join(lines))
+    if _is_on_several_devices(studies):
+        rows = [_without_best_size(row) for row in rows]
+        notes.append("the studies ran on different devices: their best batch sizes are left out")
+    rows, lr_at = _with_rates(rows, names, by_study)
+    laws, law_of_size = _laws(rows, names, wanted)
+    schedule = size_schedule(law_of_size, wanted) if law_of_size and scale.grows_within else ()
+    if len(differ) > 1:
+        notes.append(f"the scale is set by {listing(differ)}, which all differ")
+    notes += _why_no_law(laws, rows)
+    order = sorted(range(len(rows)), key=lambda i: rows[i].scale)
+    return Extrapolation(
+        scale=name,
+        meaning=scale.meaning,
+        wanted=wanted,
+        rows=tuple(rows[i] for i in order),
+        laws=laws,
+        lr_at=lr_at,
+        fixed=_fixed_half_lives(studies),
+        schedule=schedule,
+        notes=tuple(notes),
+    )
+
+
+def _is_on_several_devices(studies: Sequence[StudyFolder]) -> bool:
+    """Whether the best batch size, which is of a device where seconds count, would mix devices."""
+    counts_seconds = any(study.result.objective != "loss" for study in studies)
+    return counts_seconds and len({study.result.devices for study in studies}) > 1
+
+
+def _without_best_size(row: ScaleRow) -> ScaleRow:
+    kept = dict(row.readings)
+    kept.pop("batch_size", None)
+    return replace(row, readings=kept)
+
+
+def _with_rates(
+    rows: Sequence[ScaleRow], names: Sequence[str], by_study: Mapping[str, StudyFolder]
+) -> tuple[list[ScaleRow], Quantity]:
+    """Add the best learning rates, at the best batch size where enough scales tell it, else at the critical one."""
+    chosen: Quantity = SIZES[0]
+    if _scales_with(rows, chosen) < FEWEST_SCALES:
+        chosen = SIZES[1]
+    complete = list[ScaleRow]()
+    for row, name in zip(rows, names, strict=True):
+        study = by_study[name]
+        is_whole = row.study == study.result.study
+        rate = rate_at(study.result, chosen, row.readings.get(chosen)) if is_whole else None
+        readings = dict(row.readings)
+        if rate is not None:
+            readings["lr"] = rate
+        complete.append(replace(row, readings=readings))
+    return complete, chosen
+
+
+def _scales_with(rows: Sequence[ScaleRow], name: Quantity) -> int:
+    return len({row.scale for row in rows if name in row.readings})
+
+
+def _laws(
+    rows: Sequence[ScaleRow], names: Sequence[str], wanted: float
+) -> tuple[dict[Quantity, QuantityLaw], ScaleLaw | None]:
+    """Fit each quantity that enough scales tell; beside them the law of the critical batch size itself."""
+    laws = dict[Quantity, QuantityLaw]()
+    critical: ScaleLaw | None = None
+    for quantity in HEADINGS:
+        points = list[ScalePoint]()
+        for row, name in zip(rows, names, strict=True):
+            reading = row.readings.get(quantity)
+            if reading is not None:
+                error = log_error(reading, INTERVAL_QUANTILE)
+                # The sizes within 10% of the best are no interval of the best one: seeds move it.
+                if quantity == "batch_size" and error is not None:
+                    error = max(error, UNTOLD_ERROR)
+                points.append(ScalePoint(row.scale, reading.value, error, name))
+        if len({point.scale for point in points}) < FEWEST_SCALES:
+            continue
+        law = fit_scale_law(points)
+        scales = len({point.scale for point in points})
+        laws[quantity] = QuantityLaw(law.exponent, law.at(wanted), scales, law.largest)
+        if quantity == "critical_batch_size":
+            critical = law
+    return laws, critical
+
+
+def _why_no_law(laws: Mapping[Quantity, QuantityLaw], rows: Sequence[ScaleRow]) -> list[str]:
+    """Say of each main quantity without a law how many scales tell it."""
+    lines = list[str]()
+    for name in (*SIZES, "lr"):
+        if name not in laws:
+            count = _scales_with(rows, name)
+            lines.append(
+                f"no law of the {HEADINGS[name]}: {count} of {FEWEST_SCALES} scales tell it"
+            )
+    open_ends = [
+        row.study for row in rows if _is_one_sided(row.readings.get("critical_batch_size"))
+    ]
+    if open_ends:
+        lines.append(
+            f"of {listing(open_ends)} an end of the critical batch size's interval is open: it is taken to "
+            "lie twice as far as the other one"
+        )
+    return lines
+
+
+def _is_one_sided(reading: Reading | None) -> bool:
+    return reading is not None and (reading.low is None) != (reading.high is None)
+
+
+def _fixed_half_lives(studies: Sequence[StudyFolder]) -> dict[Quantity, float]:
+    """Collect the half-lives that the config of all studies sets, in examples."""
+    settings = defining_settings(studies[0])
+    fixed = dict[Quantity, float]()
+    for name in HALF_LIVES:
+        value = settings.get(f"scaling.{name}")
+        is_number = isinstance(value, int | float) and not isinstance(value, bool)
+        is_searched = name in _searched(settings)
+        if is_number and value > 0 and not is_searched:  # type: ignore[operator]
+            fixed[name] = float(value)  # type: ignore[arg-type]
+    return fixed
+
+
+def _searched(settings: Mapping[str, object]) -> Sequence[object]:
+    searched = settings.get("search.tune")
+    return searched if isinstance(searched, list) else ()
