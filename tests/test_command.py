@@ -368,7 +368,10 @@ def test_the_help_is_short_and_its_examples_compose(bstune):
 
 @pytest.mark.parametrize(
     "verb",
-    [(), ("survey",), ("fit",), ("plan",), ("report",), ("compare",), ("record",), ("sweep",)],
+    [
+        *((), ("survey",), ("fit",), ("plan",), ("report",), ("compare",), ("extrapolate",)),
+        *(("record",), ("sweep",)),
+    ],
 )
 def test_every_verb_explains_itself(bstune, verb):
     status, out, err = bstune(*verb, "--help")

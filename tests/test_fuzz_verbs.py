@@ -135,6 +135,19 @@ def of_compare(rng, folder):
     return how, ("compare", "outputs/s", name)
 
 
+def of_extrapolate(rng, folder):
+    for name in ("other", "third"):
+        shutil.copytree(folder / "outputs" / "s", folder / "outputs" / name)
+    spoiled = rng.choice(("curve.json", "curve.json", "config.yaml", "trials.jsonl"))
+    how = spoil(rng, folder / "outputs" / "other" / spoiled)
+    at = rng.choice(
+        ("examples=1e9", "parameters=1e6", "seconds=9", f"evaluation_ratio={rng.choice(NUMBERS)}")
+    )
+    values = ("--values", "1,2,3") if rng.random() < 0.5 else ()
+    studies = (f"outputs/{name}" for name in ("s", "other", "third"))
+    return how, ("extrapolate", *studies, "--at", at, *values)
+
+
 def of_record(rng, folder):
     if rng.random() < 0.5:
         how = spoil(rng, folder / "outputs" / "s" / "trials.jsonl")
@@ -259,6 +272,10 @@ def of_arguments(rng, folder):
         lambda: ("compare", odd()),
         lambda: ("compare", "outputs/s", odd()),
         lambda: ("compare", "outputs/s", "--output", odd()),
+        lambda: ("extrapolate", odd(), "--at", "examples=1e6"),
+        lambda: ("extrapolate", "outputs/s", "--at", odd()),
+        lambda: ("extrapolate", "outputs/s", "--at", f"examples={number()}", "--card", odd()),
+        lambda: ("extrapolate", "outputs/s", "--at", "examples=9", "--values", number()),
         lambda: ("record", odd(), "--trials", "outputs/s/trials.jsonl"),
         lambda: ("record", "new.jsonl", "--trials", odd()),
         lambda: ("record", "new.jsonl", "--batch-sizes", number(), "--lrs", number()),
@@ -280,8 +297,9 @@ def of_arguments(rng, folder):
 
 # How many of 100 cases each kind makes.
 KINDS = {
-    of_report: 20,
-    of_compare: 8,
+    of_report: 16,
+    of_compare: 6,
+    of_extrapolate: 6,
     of_record: 8,
     of_fit: 5,
     of_table: 6,

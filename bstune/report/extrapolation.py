@@ -87,8 +87,8 @@ class Extrapolation:
     """From the smallest scale."""
     laws: Mapping[Quantity, QuantityLaw]
     """Of the quantities that at least three scales tell."""
-    lr_at: Quantity
-    """The batch size that the learning rate belongs to."""
+    size_to_use: Quantity
+    """The best batch size or the critical one; the learning rate is that at it."""
     fixed: Mapping[Quantity, float]
     """Half-lives that all studies share, in examples."""
     schedule: tuple[SizeStep, ...]
@@ -102,8 +102,8 @@ class Extrapolation:
 
     @property
     def batch_size(self) -> Estimate | None:
-        """The batch size to use: the best one, or else the critical one; None where neither has a law."""
-        law = self.laws.get(self.lr_at)
+        """The batch size to use; None where it has no law."""
+        law = self.laws.get(self.size_to_use)
         return None if law is None else law.wanted
 
     def to_json(self) -> str:
@@ -215,7 +215,8 @@ def extrapolation_lines(found: Extrapolation) -> list[str]:
         if rate is not None:
             text += f", lr = {format_number(rate.wanted.value, 3)}"
         lines.append(
-            f"USE       {text} at {place}, {format_number(found.beyond, 2)} times the largest"
+            f"USE       {text} at {place}, {format_number(found.beyond, 2)} times the largest: B is the "
+            f"{HEADINGS[found.size_to_use]}"
         )
     lines += [f"CAUTION   {caution}" for caution in cautions(found)]
     lines += [f"NOTE      {note}" for note in found.notes]
@@ -253,7 +254,7 @@ def card(found: Extrapolation, tokens: int | None) -> str:
         "scale": {found.scale: found.wanted, "times_the_largest": _short(found.beyond)},
         "batch_size": size,
         "batch_size_interval": [card_batch_size(batch_size.low), card_batch_size(batch_size.high)],
-        "batch_size_is": HEADINGS[found.lr_at],
+        "batch_size_is": HEADINGS[found.size_to_use],
     }
     if rate is not None:
         values["lr"] = _short(rate.wanted.value)

@@ -121,14 +121,15 @@ def read_scaled(paths: Sequence[str]) -> tuple[list[StudyFolder], list[str]]:
             raise StudyError(
                 f"there is no {path}: give studies' output folders, such as outputs/digits"
             )
-        file = Output(Path(path)).curve.resolve() if Path(path).is_dir() else Path(path).resolve()
-        if file in seen:
-            continue
-        seen.add(file)
         try:
-            studies.append(read_study(path))
+            study = read_study(path)
         except StudyError as error:
             left_out.append(f"left out: {error}")
+            continue
+        file = Output(Path(path)).curve if Path(path).is_dir() else Path(path)
+        if file.resolve() not in seen:
+            studies.append(study)
+        seen.add(file.resolve())
     return studies, left_out
 
 
@@ -174,7 +175,7 @@ def extrapolate(
     if _is_on_several_devices(studies):
         rows = [_without_best_size(row) for row in rows]
         notes.append("the studies ran on different devices: their best batch sizes are left out")
-    rows, lr_at = _with_rates(rows, names, by_study)
+    rows, size_to_use = _with_rates(rows, names, by_study)
     laws, law_of_size = _laws(rows, names, wanted)
     schedule = size_schedule(law_of_size, wanted) if law_of_size and scale.grows_within else ()
     if len(differ) > 1:
@@ -187,7 +188,7 @@ def extrapolate(
         wanted=wanted,
         rows=tuple(rows[i] for i in order),
         laws=laws,
-        lr_at=lr_at,
+        size_to_use=size_to_use,
         fixed=_fixed_half_lives(studies),
         schedule=schedule,
         notes=tuple(notes),
@@ -209,10 +210,16 @@ def _without_best_size(row: ScaleRow) -> ScaleRow:
 def _with_rates(
     rows: Sequence[ScaleRow], names: Sequence[str], by_study: Mapping[str, StudyFolder]
 ) -> tuple[list[ScaleRow], Quantity]:
-    """Add the best learning rates, at the best batch size where enough scales tell it, else at the critical one."""
-    chosen: Quantity = SIZES[0]
-    if _scales_with(rows, chosen) < FEWEST_SCALES:
-        chosen = SIZES[1]
+    """Add the best learning rates, at the batch size to use.
+
+    That is the critical one: the best one of a target is the best on the studies' device, in
+    seconds, and the larger training runs elsewhere. Of a budget it is the best one. Where fewer
+    scales than a law takes tell it, it is the other one.
+    """
+    is_of_loss = all(study.result.at_budget is not None for study in by_study.values())
+    chosen, other = SIZES if is_of_loss else SIZES[::-1]
+    if _scales_with(rows, chosen) < FEWEST_SCALES <= _scales_with(rows, other):
+        chosen = other
     complete = list[ScaleRow]()
     for row, name in zip(rows, names, strict=True):
         study = by_study[name]

@@ -9,8 +9,9 @@ easier targets. All else that defines a workload must be the same.
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 
@@ -42,7 +43,6 @@ OF_MODULE = ("workload.module.", "workload.given_module", "workload.name")
 HALF_LIVES: tuple[Quantity, ...] = ("beta2_half_life", "weight_decay_half_life")
 AT_END = 1.1  # a best batch size so near to the end of what is known lies at it
 ONE_SIDED = 2.0  # so many times as far as the end that is told an open one is taken to lie
-FORMER = "a folder from before, or recorded runs"
 
 
 @dataclass(frozen=True)
@@ -105,14 +105,14 @@ def _rows_at(
 def _of_examples(name: str, studies: Sequence[StudyFolder]) -> Scale:
     """Choose what examples are: of the data, of the budget, or to the target."""
     if name == "tokens" and any(study.result.tokens is None for study in studies):
-        raise StudyError(f"--at {name}=N is of examples with tokens, which {_names(studies)} lack")
+        raise StudyError(f"examples of {_names(studies)} have no tokens: give --at examples=N")
     sizes = [study.result.size for study in studies]
     told = {size.examples for size in sizes if size is not None}
     targets = {study.result.target_value for study in studies}
     is_of_loss = all(study.result.at_budget is not None for study in studies)
     is_of_data = len(told) > 1 or (len(studies) > 1 and len(targets) == 1 and not is_of_loss)
     if is_of_data:
-        _all_tell(studies, _has_size, f"the {name} of its data")
+        _all_have_size(studies, f"the {name} of their data")
         values = [
             size.examples * _tokens_of(study, name)
             for size, study in zip(sizes, studies, strict=True)
@@ -121,7 +121,7 @@ def _of_examples(name: str, studies: Sequence[StudyFolder]) -> Scale:
         rows = _rows_at(studies, values)
         return Scale(name, f"{name} of the training data", OF_DATA, rows)
     if is_of_loss:
-        _all_tell(studies, _has_examples, f"a budget of {name}")
+        _all_are_of_budget(studies, "examples")
         budgets = list[tuple[ScaleRow, ...]]()
         for study in studies:
             whole = (_at_budget(study).examples or math.nan) * _tokens_of(study, name)
@@ -133,14 +133,14 @@ def _of_examples(name: str, studies: Sequence[StudyFolder]) -> Scale:
 
 
 def _of_parameters(name: str, studies: Sequence[StudyFolder]) -> Scale:
-    _all_tell(studies, _has_size, "its parameters")
+    _all_have_size(studies, "their parameters")
     sizes = [study.result.size for study in studies]
     values = [float(size.parameters) for size in sizes if size is not None]
     return Scale(name, "trained parameters", OF_MODULE, _rows_at(studies, values))
 
 
 def _of_seconds(name: str, studies: Sequence[StudyFolder]) -> Scale:
-    _all_tell(studies, _has_seconds, "a budget of seconds (search.objective=loss)")
+    _all_are_of_budget(studies, "seconds")
     rows = tuple(_over_budgets(one, _at_budget(one).seconds or math.nan) for one in studies)
     return Scale(name, "seconds of the budget", ("budget.",), rows)
 
@@ -171,31 +171,34 @@ def _of_option(name: str, studies: Sequence[StudyFolder]) -> Scale:
     return Scale(name, key, (key,), _rows_at(studies, values))
 
 
-def _all_tell(
-    studies: Sequence[StudyFolder], tells: Callable[[StudyFolder], bool], what: str
-) -> None:
-    silent = [study for study in studies if not tells(study)]
+def _all_have_size(studies: Sequence[StudyFolder], what: str) -> None:
+    """Refuse folders that do not tell how large their data and module are."""
+    silent = [study for study in studies if study.result.size is None]
     if silent:
         raise StudyError(
-            f"{_names(silent)} do not tell {what} ({FORMER}): give the scale of each study in their "
-            "order, --values N,N,N"
+            f"{_names(silent)} do not tell {what}, as recorded runs do not: give the scale of each study "
+            "in their order, --values N,N,N"
+        )
+
+
+def _all_are_of_budget(
+    studies: Sequence[StudyFolder], unit: Literal["seconds", "examples"]
+) -> None:
+    """Refuse studies that are not of the objective loss, or whose budget is another one."""
+    others = list[StudyFolder]()
+    for study in studies:
+        at_budget = study.result.at_budget
+        if at_budget is None or getattr(at_budget, unit) is None:
+            others.append(study)
+    if others:
+        raise StudyError(
+            f"{_names(others)} are no studies of a budget of {unit}, as search.objective=loss "
+            f"budget.{unit}=N is"
         )
 
 
 def _names(studies: Sequence[StudyFolder]) -> str:
     return one_line(listing([study.result.study for study in studies]))
-
-
-def _has_size(study: StudyFolder) -> bool:
-    return study.result.size is not None
-
-
-def _has_examples(study: StudyFolder) -> bool:
-    return study.result.at_budget is not None and study.result.at_budget.examples is not None
-
-
-def _has_seconds(study: StudyFolder) -> bool:
-    return study.result.at_budget is not None and study.result.at_budget.seconds is not None
 
 
 def _at_budget(study: StudyFolder) -> AtBudget:
