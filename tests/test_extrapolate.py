@@ -267,6 +267,18 @@ def test_half_lives_that_all_share_stand_in_the_card(write, run):
     assert "megatron_lm" not in card
 
 
+@pytest.mark.parametrize("option", ["--card", "--figure"])
+def test_without_a_law_nothing_is_written(write, run, tmp_path, option):
+    for n in (1000, 4000, 16000):
+        told = result(f"n{n}", 50.0, None, None, size=size(n))
+        write(told, workload__data__train_examples=n)
+    paths = [f"outputs/n{n}" for n in (1000, 4000, 16000)]
+    status, out, err = run(*paths, "--at", "examples=1e6", option, "made")
+    assert (status, out) == (2, "")
+    assert "no law of the critical batch size: 0 of 3 scales tell it" in err
+    assert not (tmp_path / "made").exists()
+
+
 def test_json_has_the_laws_and_the_rows(write, run):
     over_data(write)
     paths = [f"outputs/n{n}" for n in (1000, 4000, 16000)]

@@ -145,7 +145,8 @@ def of_extrapolate(rng, folder):
     )
     values = ("--values", "1,2,3") if rng.random() < 0.5 else ()
     studies = (f"outputs/{name}" for name in ("s", "other", "third"))
-    return how, ("extrapolate", *studies, "--at", at, *values)
+    files = ("--card", "card.yaml", "--figure", "laws.png") if rng.random() < 0.3 else ()
+    return how, ("extrapolate", *studies, "--at", at, *values, *files)
 
 
 def of_record(rng, folder):

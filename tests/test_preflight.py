@@ -318,9 +318,9 @@ GOOD = (
 def test_a_good_project_is_not_refused(kind):
     found = fly(kind)
     assert found.smallest == 8
-    assert found.gradient_bytes == 4 * sum(
-        p.numel() for p in kind(SimpleNamespace(lr=0.1, batch_size=8)).parameters()
-    )
+    module = kind(SimpleNamespace(lr=0.1, batch_size=8))
+    assert found.parameters == sum(p.numel() for p in module.parameters())
+    assert found.gradient_bytes == 4 * found.parameters
     assert not found.notes or kind is Alternating
 
 

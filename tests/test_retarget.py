@@ -103,6 +103,16 @@ def test_its_own_target_has_the_answer_that_the_study_gave(folder):
     }
 
 
+def test_the_size_of_data_and_module_is_what_the_result_tells(folder):
+    told = json.loads((folder / "curve.json").read_text())
+    size = {"examples": 600, "parameters": 9610}
+    (folder / "curve.json").write_text(json.dumps({**told, "size": size}))
+    for goal in (None, 0.2):
+        assert at_target(Output(folder), goal).result.size.model_dump() == size
+    (folder / "curve.json").unlink()
+    assert at_target(Output(folder), 0.2).result.size is None
+
+
 def test_an_easier_target_is_answered_from_the_histories(folder, capsys):
     retarget.main([str(folder), "target=0.2"])
     printed = capsys.readouterr().out

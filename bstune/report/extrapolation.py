@@ -30,6 +30,7 @@ HEADINGS: Mapping[Quantity, str] = {
 WARN_BEYOND = 30.0  # times the largest scale
 WIDE = 30.0  # upper end over lower: such an interval is no recommendation
 LARGEST_BATCH_SIZE = 1e15
+LINE_POINTS = 33  # of a law's line
 MOST_DOUBLINGS = 40  # of a batch size over a training
 COLUMNS = 100  # of a card's comments
 COARSE_FROM = 32  # batch sizes of a card from here on are multiples of 8
@@ -64,6 +65,8 @@ class QuantityLaw:
     """Different ones that tell it."""
     largest: float
     """Of these."""
+    line: tuple[tuple[float, Estimate], ...] = ()
+    """Scales from the smallest to the wanted one, and what it comes to there."""
 
 
 @dataclass(frozen=True)
@@ -109,6 +112,18 @@ class Extrapolation:
     def to_json(self) -> str:
         """Give all of it as JSON."""
         return dump_json({**asdict(self), "beyond": self.beyond, "level": LAW_LEVEL}, indent=1)
+
+
+def quantity_law(law: ScaleLaw, wanted: float) -> QuantityLaw:
+    """Take of a law what is shown of it."""
+    low = math.log(min(law.smallest, wanted))
+    high = math.log(max(law.largest, wanted))
+    line = list[tuple[float, Estimate]]()
+    for i in range(LINE_POINTS):
+        scale = math.exp(low + (high - low) * i / (LINE_POINTS - 1))
+        line.append((scale, law.at(scale)))
+    scales = len({point.scale for point in law.points})
+    return QuantityLaw(law.exponent, law.at(wanted), scales, law.largest, tuple(line))
 
 
 def size_schedule(law: ScaleLaw, wanted: float) -> tuple[SizeStep, ...]:

@@ -18,8 +18,10 @@ from bstune.report.extrapolation import (
     card,
     extrapolation_lines,
     extrapolation_table,
+    quantity_law,
     size_schedule,
 )
+from bstune.report.extrapolation_figure import draw_extrapolation
 from bstune.report.study_folder import StudyFolder, read_study
 from bstune.result import INTERVAL_QUANTILE
 from bstune.study.record import listed
@@ -66,23 +68,34 @@ def main(arguments: list[str]) -> str:
     parser.add_argument(
         "--card", type=Path, metavar="FILE", help="write what to enter into a trainer, as YAML"
     )
+    parser.add_argument("--figure", type=Path, metavar="FILE", help="draw the laws, PNG or SVG")
     options = parser.parse_args(arguments)
     name, wanted = _place(options.at)
-    if options.card is not None:
-        check_writable(options.card, f"--card {options.card}")
+    for option, path in (("--card", options.card), ("--figure", options.figure)):
+        if path is not None:
+            check_writable(path, f"{option} {path}")
     studies, left_out = read_scaled(options.studies)
     if options.values is not None and left_out:
         raise StudyError("\n".join(["--values are of all studies, in their order", *left_out]))
     found = extrapolate(studies, name, wanted, options.values, left_out)
+    if options.card is not None and found.batch_size is None:
+        raise StudyError(
+            "\n".join([f"there is no batch size for --card {options.card}", *found.notes])
+        )
+    if options.figure is not None and not found.laws:
+        raise StudyError(
+            "\n".join([f"there is no law for --figure {options.figure}", *found.notes])
+        )
     console = plain_console()
     console.print(extrapolation_table(found))
     for line in extrapolation_lines(found):
         console.print(line, soft_wrap=True, highlight=False, markup=False)
     if options.card is not None:
-        if found.batch_size is None:
-            raise StudyError(f"there is no batch size for --card {options.card}")
         write_text(options.card, card(found, _tokens(studies)))
         console.print(f"card      {options.card}", soft_wrap=True, highlight=False, markup=False)
+    if options.figure is not None:
+        draw_extrapolation(found, options.figure)
+        console.print(f"figure    {options.figure}", soft_wrap=True, highlight=False, markup=False)
     return found.to_json()
 
 
@@ -255,8 +268,7 @@ def _laws(
         if len({point.scale for point in points}) < FEWEST_SCALES:
             continue
         law = fit_scale_law(points)
-        scales = len({point.scale for point in points})
-        laws[quantity] = QuantityLaw(law.exponent, law.at(wanted), scales, law.largest)
+        laws[quantity] = quantity_law(law, wanted)
         if quantity == "critical_batch_size":
             critical = law
     return laws, critical
