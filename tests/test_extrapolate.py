@@ -93,6 +93,14 @@ def run(monkeypatch, capfd):
     return called
 
 
+def make_as_good(low_open=False, high_open=False):
+    """Return that 20 to 80 examples are as good in seconds."""
+    sizes = {"low": 20, "middle": 32, "high": 80}
+    rates = dict.fromkeys(("lr_low", "lr_middle", "lr_high"), 0.1)
+    ends = {"is_low_open": low_open, "is_high_open": high_open}
+    return AsGood(merit="time", within=0.1, **sizes, **rates, **ends)
+
+
 def over_data(write, sizes=(1000, 4000, 16000), **changes):
     """Return studies of so many examples, whose critical batch size is 2 sqrt(examples)."""
     return [
@@ -119,6 +127,26 @@ def test_a_power_over_the_data_is_continued(write):
     assert rates == pytest.approx(expected, rel=1e-6)
     assert found.size_to_use == "critical_batch_size"
     assert found.schedule == ()
+
+
+def test_the_critical_batch_size_is_used_where_the_best_one_is_of_seconds(write):
+    found = extrapolate(over_data(write, as_good=make_as_good()), "examples", 256_000.0)
+    assert found.laws["batch_size"].wanted.value == pytest.approx(40.0, rel=0.1)
+    assert found.size_to_use == "critical_batch_size"
+    assert found.batch_size == found.laws["critical_batch_size"].wanted
+
+
+def test_the_best_batch_sizes_of_several_devices_are_no_law(write):
+    studies = [
+        write(
+            result(f"n{n}", size=size(n), as_good=make_as_good(), devices=(f"device {n}",)),
+            workload__data__train_examples=n,
+        )
+        for n in (1000, 4000, 16000)
+    ]
+    found = extrapolate(studies, "examples", 256_000.0)
+    assert set(found.laws) == {"critical_batch_size", "lr"}
+    assert any("different devices" in note for note in found.notes)
 
 
 def test_tokens_are_examples_times_the_tokens_of_one(write):
@@ -225,10 +253,7 @@ def test_an_open_end_lies_twice_as_far(reading, error):
     ],
 )
 def test_the_best_batch_size_is_the_middle_of_what_is_as_good(write, low_open, high_open, expected):
-    as_good = AsGood(
-        merit="time", within=0.1, low=20, middle=32, high=80, lr_low=0.1, lr_middle=0.1, lr_high=0.1,
-        is_low_open=low_open, is_high_open=high_open,
-    )  # fmt: skip
+    as_good = make_as_good(low_open, high_open)
     told = changed(result_of([make_trial(0, batch_size=32)]), as_good=as_good, size=size())
     (rows,) = scale_of("parameters", [write(told)], None).rows
     assert rows[0].readings.get("batch_size") == expected
