@@ -44,7 +44,7 @@ OFFSETS = (0.02, 0.06, 0.12, 0.2, 0.3, 0.45, 0.7)
 DRIFTS = (0.01, 0.04, 0.08, 0.12, 0.18, 0.25, 0.36)
 CORRELATIONS = (0.0, 0.5, 0.9)  # of the errors of one study
 UNTOLD_ERROR = 0.3  # of log y, where a study tells none: a factor of 1.35
-LEAST_ERROR = 0.02  # a median over posterior draws has at least that
+LEAST_LOG_ERROR = 0.02  # a median over posterior draws has at least that
 BISECTIONS = 60
 
 
@@ -157,7 +157,7 @@ def fit_scale_law(points: Sequence[ScalePoint]) -> ScaleLaw:
 def _components(points: Sequence[ScalePoint], x: Array, y: Array) -> tuple[Component, ...]:
     """Give the law at each choice of what is not known, weighted by how well it explains the points."""
     told = [UNTOLD_ERROR if point.error is None else point.error for point in points]
-    errors = np.maximum(told, LEAST_ERROR)
+    errors = np.maximum(told, LEAST_LOG_ERROR)
     names = [point.study for point in points]
     together = np.array([[one == other for other in names] for one in names], dtype=float)
     offsets: Sequence[float] = OFFSETS

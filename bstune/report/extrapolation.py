@@ -28,11 +28,11 @@ HEADINGS: Mapping[Quantity, str] = {
     "weight_decay_half_life": "weight decay's half-life",
 }
 WARN_BEYOND = 30.0  # times the largest scale
-WIDE = 30.0  # upper end over lower: such an interval is no recommendation
+WIDE_INTERVAL = 30.0  # upper end over lower: such an interval is no recommendation
 LARGEST_BATCH_SIZE = 1e15
 LINE_POINTS = 33  # of a law's line
 MOST_DOUBLINGS = 40  # of a batch size over a training
-COLUMNS = 100  # of a card's comments
+CARD_COLUMNS = 100  # of a card's comments
 COARSE_FROM = 32  # batch sizes of a card from here on are multiples of 8
 SCHEDULE_SOURCE = "https://github.com/NVIDIA/Megatron-LM/pull/4411"
 
@@ -247,7 +247,7 @@ def cautions(found: Extrapolation) -> list[str]:
             "largest that was measured: a law that bends there is not seen here, so run a study between"
         )
     size = found.batch_size
-    if size is not None and size.high > WIDE * size.low:
+    if size is not None and size.high > WIDE_INTERVAL * size.low:
         lines.append(
             f"the interval of the batch size spans a factor of {format_number(size.high / size.low, 2)}: "
             "studies of more scales, further apart, would narrow it"
@@ -301,7 +301,7 @@ def card(found: Extrapolation, tokens: int | None) -> str:
         )
     comments += [f"CAUTION: {caution}." for caution in cautions(found)]
     text: str = yaml.safe_dump(values, sort_keys=False, width=100, allow_unicode=True)
-    header = "\n".join(row for line in comments for row in wrapped(f"# {line}", COLUMNS, "# "))
+    header = "\n".join(row for line in comments for row in wrapped(f"# {line}", CARD_COLUMNS, "# "))
     return f"{header}\n{text}"
 
 

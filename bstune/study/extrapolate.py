@@ -26,7 +26,7 @@ from bstune.report.study_folder import StudyFolder, read_study
 from bstune.result import INTERVAL_QUANTILE
 from bstune.study.record import listed
 from bstune.study.scales import (
-    HALF_LIVES,
+    HALF_LIFE_QUANTITIES,
     LARGEST_SCALE,
     check_alike,
     defining_settings,
@@ -302,7 +302,7 @@ def _fixed_half_lives(studies: Sequence[StudyFolder]) -> dict[Quantity, float]:
     """Collect the half-lives that the config of all studies sets, in examples."""
     settings = defining_settings(studies[0])
     fixed = dict[Quantity, float]()
-    for name in HALF_LIVES:
+    for name in HALF_LIFE_QUANTITIES:
         value = settings.get(f"scaling.{name}")
         is_number = isinstance(value, int | float) and not isinstance(value, bool)
         is_searched = name in _searched(settings)

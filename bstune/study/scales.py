@@ -40,7 +40,7 @@ OF_THE_MACHINE = (".root", ".device")
 OF_A_TABLE = ("workload.name", "workload.table")
 OF_DATA = ("workload.data.", "workload.given_data", "workload.name")
 OF_MODULE = ("workload.module.", "workload.given_module", "workload.name")
-HALF_LIVES: tuple[Quantity, ...] = ("beta2_half_life", "weight_decay_half_life")
+HALF_LIFE_QUANTITIES: tuple[Quantity, ...] = ("beta2_half_life", "weight_decay_half_life")
 AT_END = 1.1  # a best batch size so near to the end of what is known lies at it
 ONE_SIDED = 2.0  # so many times as far as the end that is told an open one is taken to lie
 
@@ -254,7 +254,7 @@ def _whole(study: StudyFolder, scale: float) -> ScaleRow:
     if best is not None:
         found["batch_size"] = best
     hyperparameters = _winners_hyperparameters(result)
-    for name in HALF_LIVES:
+    for name in HALF_LIFE_QUANTITIES:
         value = hyperparameters.get(name)
         if value is not None and value > 0:
             found[name] = Reading(float(value))
