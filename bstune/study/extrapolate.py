@@ -24,7 +24,6 @@ from bstune.report.extrapolation import (
 from bstune.report.extrapolation_figure import draw_extrapolation
 from bstune.report.study_folder import StudyFolder, read_study
 from bstune.result import INTERVAL_QUANTILE
-from bstune.study.record import listed
 from bstune.study.scales import (
     HALF_LIFE_QUANTITIES,
     LARGEST_SCALE,
@@ -37,7 +36,7 @@ from bstune.study.scales import (
 from bstune.system.console import format_number, listing, plain_console
 from bstune.system.files import Output, check_writable, write_text
 from bstune.system.inputs import one_line
-from bstune.system.terminal import ArgumentParser
+from bstune.system.terminal import ArgumentParser, listed
 
 SIZES: tuple[Quantity, ...] = ("batch_size", "critical_batch_size")
 
@@ -61,7 +60,7 @@ def main(arguments: list[str]) -> str:
     )
     parser.add_argument(
         "--values",
-        type=partial(_listed, 1e-15, LARGEST_SCALE),
+        type=partial(listed, float, 1e-15, LARGEST_SCALE),
         metavar="N,N,...",
         help="the scale of each study in their order, where the folders do not tell it",
     )
@@ -113,10 +112,6 @@ def _place(argument: str) -> tuple[str, float]:
             f"--at {one_line(name)}=N takes a positive number, but got {one_line(text)}"
         )
     return name, value
-
-
-def _listed(smallest: float, largest: float, text: str) -> tuple[float, ...]:
-    return listed(float, smallest, largest, text)
 
 
 def _tokens(studies: Sequence[StudyFolder]) -> int | None:
