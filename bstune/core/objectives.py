@@ -10,6 +10,7 @@ from typing import Literal, get_args
 from bstune.core.records import Merit, TrialResult
 
 Objective = Literal["time", "steps", "both", "curve", "loss"]
+Mode = Literal["min", "max"]
 OBJECTIVES: tuple[Objective, ...] = get_args(Objective)
 
 
@@ -20,29 +21,30 @@ class Sought:
     Args:
         merits: by which winners are chosen; the first one's is the answer's. None of the objective
             loss, whose winner has the best metric at its budget's end.
-        values: what Optuna minimizes, by the names that its dashboard shows; a value of None is
-            not known, such as seconds on another device than the study's.
+        values: what Optuna optimizes, by the names that its dashboard shows, of a trial whose
+            metric is to fall (``min``) or to rise; a value of None is not known, such as seconds on
+            another device than the study's.
     """
 
     merits: tuple[Merit, ...]
-    values: dict[str, Callable[[TrialResult], float | None]]
+    values: dict[str, Callable[[TrialResult, Mode], float | None]]
 
 
-def _seconds(trial: TrialResult) -> float | None:
+def _seconds(trial: TrialResult, mode: Mode) -> float | None:
     return trial.time_to_target
 
 
-def _steps(trial: TrialResult) -> float:
+def _steps(trial: TrialResult, mode: Mode) -> float:
     return float(trial.steps)
 
 
-def _examples(trial: TrialResult) -> float:
+def _examples(trial: TrialResult, mode: Mode) -> float:
     return float(trial.steps * trial.batch_size)
 
 
-def _metric(trial: TrialResult) -> float | None:
-    """Give the last value of the metric, of a trial that ran to its budget's end."""
-    return next((value for _, value in reversed(trial.history) if value is not None), None)
+def _metric(trial: TrialResult, mode: Mode) -> float | None:
+    """Give the best value of the metric within the budget, as the answer has it."""
+    return trial.best_value(mode)
 
 
 SOUGHT: dict[Objective, Sought] = {

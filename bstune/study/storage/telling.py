@@ -8,10 +8,11 @@ from typing import Any
 
 import optuna
 from optuna.exceptions import UpdateFinishedTrialError
+from optuna.study import StudyDirection
 from optuna.trial import TrialState
 
 from bstune.core.errors import RecordError, StudyError
-from bstune.core.objectives import SOUGHT, Objective
+from bstune.core.objectives import SOUGHT, Mode, Objective
 from bstune.core.records import TrialResult, TrialSpec
 from bstune.search.sampler import RECORD
 from bstune.study.storage.attributes import OUTCOME, SPEC
@@ -157,9 +158,10 @@ def _tell(
         end_trial(study, trial_id, TrialState.FAIL)
         return
     sought = SOUGHT[objective].values
+    mode: Mode = "max" if study.directions[0] == StudyDirection.MAXIMIZE else "min"
     values = list[float]()
     for value_of in sought.values():
-        value = value_of(result)
+        value = value_of(result, mode)
         # Seconds of another device than the study's do not count.
         if value is not None:
             values.append(value)
