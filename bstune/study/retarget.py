@@ -95,54 +95,75 @@ def _at_shorter_budget(path: Path, argument: str, trust: bool) -> tuple[StudyFol
     return within_seconds(files, seconds, trust), files.root / f"report-{seconds:g}s.html"
 
 
-def within_seconds(files: Output, seconds: float | None, trust: bool = False) -> StudyFolder:
-    """Give a study of the objective loss as if its budget had been shorter; None: its own.
+def within_seconds(files: Output, seconds: float, trust: bool = False) -> StudyFolder:
+    """Give a study of the objective loss as if its budget had been shorter.
 
     StudyError where its objective is another one, its budget is not of seconds, or is shorter.
     """
-    found = read_files(files)
-    if not found.trials or found.config is None:
-        raise StudyError(
-            f"{files.root} does not tell what its trials were: {'; '.join(found.notes)}"
-        )
+    found = _files_that_tell(files)
     prepared, _ = _prepared(files, found, None, trust)
-    own = prepared.options.budget.seconds
-    told = read_curve(files.curve) if files.curve.exists() else None
-    if told is not None and told.at_budget is not None and told.at_budget.times:
-        times = tuple((one.batch_size, one.seconds) for one in told.at_budget.times)
-        prepared = replace(prepared, budget_times=times)
-    elif own is not None and prepared.backend.step_time is None:
-        raise StudyError(
-            f"{files.root} does not tell the seconds of a step, by which its budget of {own:g} s is "
-            "counted: its command goes on with it"
-        )
     if prepared.budget.objective != "loss":
         raise StudyError(
             f"{files.root} is a study of search.objective={prepared.budget.objective}, which has no "
             f"budget of seconds: {BUDGET}SECONDS is of search.objective=loss"
         )
-    trials = list(found.trials)
-    if seconds is not None:
-        if prepared.backend.horizon:
-            raise StudyError(
-                f"{files.root}: its schedules end with the trial, so that what they had on the way tells "
-                f"nothing of {seconds:g} s: run that, search.objective=loss budget.seconds={seconds:g}"
-            )
-        if own is None or seconds > own:
-            has = "no budget of seconds" if own is None else f"a budget of {own:g} s"
-            raise StudyError(
-                f"{files.root} has {has}, which tells nothing of {seconds:g} s: run that, "
-                f"search.objective=loss budget.seconds={seconds:g}"
-            )
-        options = with_option(prepared.options, "budget.seconds", seconds)
-        prepared = replace(prepared, options=options)
-        shorter = prepared.last_step
-        trials = shortened(trials, lambda size: float(shorter(size)), 1.0)
+    if prepared.backend.horizon:
+        raise StudyError(
+            f"{files.root}: its schedules end with the trial, so that what they had on the way tells "
+            f"nothing of {seconds:g} s: run that, search.objective=loss budget.seconds={seconds:g}"
+        )
+    own = prepared.options.budget.seconds
+    if own is None or seconds > own:
+        has = "no budget of seconds" if own is None else f"a budget of {own:g} s"
+        raise StudyError(
+            f"{files.root} has {has}, which tells nothing of {seconds:g} s: run that, "
+            f"search.objective=loss budget.seconds={seconds:g}"
+        )
+    told = _told(files)
+    prepared = _with_own_times(prepared, told)
+    options = with_option(prepared.options, "budget.seconds", seconds)
+    prepared = replace(prepared, options=options)
+    shorter = prepared.last_step
+    trials = shortened(found.trials, lambda size: float(shorter(size)), 1.0)
+    return _at_budget(prepared, replace(found, trials=tuple(trials)), told)
+
+
+def _with_own_times(prepared: PreparedStudy, told: StudyResult | None) -> PreparedStudy:
+    """Give a study with the seconds of a step by which its budget is counted, if it is of seconds."""
+    if told is not None and told.at_budget is not None and told.at_budget.times:
+        times = tuple((one.batch_size, one.seconds) for one in told.at_budget.times)
+        return replace(prepared, budget_times=times)
+    own = prepared.options.budget.seconds
+    if own is not None and prepared.backend.step_time is None:
+        raise StudyError(
+            f"{prepared.files.root} does not tell the seconds of a step, by which its budget of {own:g} s is "
+            "counted: its command goes on with it"
+        )
+    return prepared
+
+
+def _at_budget(prepared: PreparedStudy, found: StudyFiles, told: StudyResult | None) -> StudyFolder:
+    """Tell what these trials say at their budget's end."""
     baseline, _ = baseline_of(prepared.options, prepared.space, None)
     prepared = replace(prepared, baseline=baseline)
-    analysis = Analysis(fit=NO_TARGET, at_budget=analyse_at_budget(prepared, trials))
-    result = summarize(trials, _asked(prepared, told), analysis, notes=prepared.caveats)
-    return StudyFolder(result, replace(found, trials=tuple(trials), best=None))
+    analysis = Analysis(fit=NO_TARGET, at_budget=analyse_at_budget(prepared, found.trials))
+    result = summarize(found.trials, _asked(prepared, told), analysis, notes=prepared.caveats)
+    return StudyFolder(result, replace(found, best=None))
+
+
+def _files_that_tell(files: Output) -> StudyFiles:
+    """Read a study's files; StudyError where they do not tell what its trials were."""
+    found = read_files(files)
+    if not found.trials or found.config is None:
+        raise StudyError(
+            f"{files.root} does not tell what its trials were: {'; '.join(found.notes)}"
+        )
+    return found
+
+
+def _told(files: Output) -> StudyResult | None:
+    """Read what a study has found; None before it has."""
+    return read_curve(files.curve) if files.curve.exists() else None
 
 
 def _goal(argument: str) -> float:
@@ -207,12 +228,8 @@ def at_target(files: Output, goal: float | None, trust: bool = False) -> StudyFo
     ``trust``: call what its config names. StudyError where its files do not tell, or where its schedules end
     with the trial.
     """
-    found = read_files(files)
-    if not found.trials or found.config is None:
-        raise StudyError(
-            f"{files.root} does not tell what its trials were: {'; '.join(found.notes)}"
-        )
-    told = read_curve(files.curve) if files.curve.exists() else None
+    found = _files_that_tell(files)
+    told = _told(files)
     try:
         prepared, own = _prepared(files, found, goal, trust)
     except (ConfigError, TableError) as error:
@@ -223,7 +240,7 @@ def at_target(files: Output, goal: float | None, trust: bool = False) -> StudyFo
                 f"{files.root} is a study of search.objective=loss, which has no target: "
                 f"{BUDGET}SECONDS answers for a shorter budget"
             )
-        return within_seconds(files, None, trust)
+        return _at_budget(_with_own_times(prepared, told), found, told)
     target = prepared.protocol.target
     notes = list[str]()
     if target != own and prepared.backend.horizon:
