@@ -421,6 +421,9 @@ class SearchOptions(Section):
     """Wall time over all runs of the command, each from its start to its report; null: no limit."""
     precision: OverOne | None
     """The search ends once the 90% interval of B_crit is narrower than this factor; null: never."""
+    least_gain: PositiveFinite | None
+    """Of objective=loss: the search ends once further points are expected to gain at most this many
+    times what one seed differs from another; null: never."""
     replicates: WholeTo1000
     """Fresh seeds on which a winner runs again, after the search."""
     candidates: OneTo1000

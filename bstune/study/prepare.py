@@ -15,14 +15,14 @@ from bstune.core.errors import ConfigError
 from bstune.core.records import TrialProtocol, TrialSpec
 from bstune.core.search_space import Space
 from bstune.core.step_time import seconds_between
-from bstune.options import StudyOptions, flat_settings, with_option
+from bstune.options import StudyOptions, flat_settings, shown, with_option
 from bstune.recipe import Recipe
 from bstune.study.planning.baseline import Baseline, baseline_of
 from bstune.study.planning.duration import advice_on_time
 from bstune.study.planning.plan import QUICK_SECONDS, SearchBudget, max_seconds
 from bstune.study.storage.attributes import ARGUMENTS
 from bstune.study.storage.connection import check_storage
-from bstune.study.storage.opening import stored_setting
+from bstune.study.storage.opening import stored_budget_times, stored_setting
 from bstune.study.storage.samplers import build_sampler
 from bstune.study.training import Training, TrainingHere, TrainingProcess, TriedBackend
 from bstune.system.console import format_seconds, plural
@@ -178,17 +178,10 @@ class PreparedStudy:
         Of the objective loss one of three is compared at all batch sizes: seconds by tau(B), else
         examples, else steps.
         """
-        budget = self.options.budget
         size = round(batch_size)
         if self.budget.objective != "loss":
             return self.protocol.last_step(size)
-        if budget.seconds is not None:
-            # With a margin for what a float loses.
-            steps = budget.seconds / self.seconds_per_step(size)
-            return max(1, math.floor(steps * (1.0 + 1e-9)))
-        if budget.examples > 1:
-            return math.ceil(budget.examples / size)
-        return budget.steps
+        return _steps_at_budget(self.options, size, self.seconds_per_step)
 
     def close(self) -> None:
         """End the processes that were started for it and train nothing now."""
@@ -230,6 +223,7 @@ def prepare(
         elapsed: says how many seconds ago the command began; None: now.
     """
     elapsed = elapsed or stopwatch()
+    options = _with_single_budget(options, recipe)
     if options.quick and options.search.wall_seconds is None:
         options = with_option(options, "search.wall_seconds", QUICK_SECONDS)
     if backend is None and recipe is not None:
@@ -300,6 +294,51 @@ def prepare(
     if not is_for_target and trial is None:
         _check_budget(prepared_study)
     return prepared_study
+
+
+def _steps_at_budget(
+    options: StudyOptions, batch_size: int, seconds_per_step: Callable[[float], float]
+) -> int:
+    """Give the step at which a trial of the objective loss has spent its budget."""
+    budget = options.budget
+    if budget.seconds is not None:
+        # With a margin for what a float loses.
+        steps = budget.seconds / seconds_per_step(batch_size)
+        return max(1, math.floor(steps * (1.0 + 1e-9)))
+    if budget.examples > 1:
+        return math.ceil(budget.examples / batch_size)
+    return budget.steps
+
+
+def _with_single_budget(options: StudyOptions, recipe: Recipe | None) -> StudyOptions:
+    """Count the budget of a single trial in steps, where a study for the loss would give it those.
+
+    Seconds are counted by the study's own seconds of a step, as it has measured them: ConfigError
+    where it has not.
+    """
+    trial = _single_trial(options)
+    if trial is None or options.search.objective != "loss":
+        return options
+    steps = _steps_at_budget(options, trial.batch_size, lambda size: _single_tau(options, recipe))
+    options = with_option(options, "budget.seconds", None)
+    options = with_option(options, "budget.examples", 1)
+    return with_option(options, "budget.steps", steps)
+
+
+def _single_tau(options: StudyOptions, recipe: Recipe | None) -> float:
+    """Give the seconds of a step at a single trial's batch size."""
+    batch_size = options.trial.batch_size
+    assert batch_size is not None  # noqa: S101 (the caller has looked)
+    if recipe is None:
+        return ReplayBackend(options, make_protocol(options, None)).step_time(batch_size)
+    times = stored_budget_times(options.study, options.storage)
+    if times is None:
+        raise ConfigError(
+            f"budget.seconds={shown(options.budget.seconds)} of a single trial are counted by the seconds of a step "
+            f"that study={options.study} has measured, and it has measured none: run the study first, or give "
+            "budget.steps=N budget.examples=1"
+        )
+    return seconds_between(times, batch_size)
 
 
 def _check_budget(prepared: PreparedStudy) -> None:
@@ -444,6 +483,7 @@ def search_budget(options: StudyOptions) -> SearchBudget:
         seconds=search.seconds,
         wall_seconds=search.wall_seconds,
         precision=search.precision,
+        least_gain=search.least_gain,
         replicates=search.replicates,
         candidates=search.candidates,
         stratified=search.stratified,

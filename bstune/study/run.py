@@ -42,7 +42,7 @@ from bstune.study.storage.attributes import (
     STUDY_ID,
 )
 from bstune.study.storage.lease import Leases
-from bstune.study.storage.opening import check_joined, open_study
+from bstune.study.storage.opening import budget_times_of, check_joined, open_study
 from bstune.study.storage.patience import patient
 from bstune.study.storage.telling import finish_abandoned, store_unstored
 from bstune.study.storage.trials import results
@@ -409,7 +409,7 @@ def run_study(
             if BUDGET_TIMES not in study.user_attrs:
                 times = [list(pair) for pair in prepared.measured_budget_times()]
                 patient(study.set_user_attr)(BUDGET_TIMES, times)
-            prepared = _with_budget_times(prepared, study)
+            prepared = replace(prepared, budget_times=budget_times_of(study))
         if prepared.sets_target:
             prepared = _with_own_target(prepared, study, leases, console)
             write_text(files.config, text_of_options(prepared.options))
@@ -428,12 +428,6 @@ def run_study(
         return report_study(
             prepared, study, tracking, end, arguments, console, search.sampled, missing
         )
-
-
-def _with_budget_times(prepared: PreparedStudy, study: optuna.Study) -> PreparedStudy:
-    """Give the study with the seconds of a step with which its budget of seconds began."""
-    times = tuple((int(size), float(seconds)) for size, seconds in study.user_attrs[BUDGET_TIMES])
-    return replace(prepared, budget_times=times)
 
 
 def _with_own_target(
@@ -485,8 +479,7 @@ def run_worker(prepared: PreparedStudy, study: optuna.Study, console: Console) -
                 "ended yet: join it then"
             )
         prepared = with_goal(prepared, goal, None)
-    if BUDGET_TIMES in study.user_attrs:
-        prepared = _with_budget_times(prepared, study)
+    prepared = replace(prepared, budget_times=budget_times_of(study))
     leases = Leases(study, "worker", prepared.options.search.lease_seconds)
     with leases.acquired(), owned(prepared.files, identity):
         store_unstored(study, prepared.files)

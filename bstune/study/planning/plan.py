@@ -27,11 +27,11 @@ class SearchEnd:
 
     Args:
         sentence: it, for the user.
-        limit: the option whose seconds were spent; None where another end was reached.
+        limit: the option that ended it before its trials were through; None for another end.
     """
 
     sentence: str
-    limit: Literal["search.seconds", "search.wall_seconds"] | None = None
+    limit: Literal["search.seconds", "search.wall_seconds", "search.least_gain"] | None = None
 
 
 @dataclass(frozen=True)
@@ -47,6 +47,8 @@ class SearchBudget:
     precision: float | None = (
         None  # the search ends once B_crit's interval is narrower than this factor
     )
+    # Of the objective loss: the search ends once so many seeds' scatters are all that is left to gain.
+    least_gain: float | None = None
     replicates: int = 0  # fresh seeds on which each candidate runs again
     candidates: int = 1  # how many trials may run again
     baseline: bool = False  # whether trial 0 is the configuration that the user runs today

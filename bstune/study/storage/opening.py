@@ -20,6 +20,7 @@ from bstune.core.records import dump_json
 from bstune.search.sampler import RECORD
 from bstune.study.storage.attributes import (
     ARGUMENTS,
+    BUDGET_TIMES,
     DEVICE,
     FORMAT,
     FORMAT_VERSION,
@@ -138,6 +139,20 @@ def stored_setting(name: str, url: str, key: str) -> object:
         return _settings_of(study).get(key)
     except StudyError:
         return None
+
+
+def stored_budget_times(name: str, url: str) -> tuple[tuple[int, float], ...] | None:
+    """Give :func:`budget_times_of` a study by its name; None where there is no such study yet."""
+    try:
+        return budget_times_of(find_study(name, url))
+    except StudyError:
+        return None
+
+
+def budget_times_of(study: optuna.Study) -> tuple[tuple[int, float], ...] | None:
+    """Give the batch sizes and the seconds of a step by which a study counts its budget of seconds."""
+    pairs = study.user_attrs.get(BUDGET_TIMES)
+    return None if pairs is None else tuple((int(size), float(tau)) for size, tau in pairs)
 
 
 def check_joined(study: optuna.Study, frozen_settings: Mapping[str, Any]) -> None:
