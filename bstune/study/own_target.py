@@ -7,8 +7,9 @@ is, and stays; the trial's record is that of a trial which ended where it met th
 What chance is worth is the larger of two: the scatter of the last evaluations, and how much the metric gains while the
 steps grow by a factor of ``e^SEED_SCATTER``. By so much the steps to one value differ from seed to seed (two standard
 deviations of the prior's middle), so that a fresh seed of the same configuration comes to the target within the budget,
-too. A schedule that ends with the trial gains most at its end, where fewer steps are another schedule: there only the
-scatter counts.
+too. Where a schedule ends with the trial the same slope is no worth of steps, as fewer steps are another schedule. It
+tells by how much the metric still moves there, and measured on recorded seeds that is as much as they differ by
+(tests/benchmarks/README.md, "A first call without arguments").
 """
 
 import math
@@ -47,10 +48,7 @@ class OwnResult:
 
 
 def own_result(
-    history: Sequence[tuple[int, float | None]],
-    mode: Literal["min", "max"],
-    *,
-    anneals: bool = False,
+    history: Sequence[tuple[int, float | None]], mode: Literal["min", "max"]
 ) -> OwnResult | None:
     """Tell what a history comes to at its end; None of one without a finite value.
 
@@ -60,7 +58,6 @@ def own_result(
     Args:
         history: step and value of the evaluations.
         mode: which way is better.
-        anneals: whether the trial's schedule ended with it.
     """
     seen = [(step, value) for step, value in history if step > 0 and value is not None]
     if not seen:
@@ -79,7 +76,7 @@ def own_result(
     residuals = values - (end + slope * log_steps)
     scatter = math.sqrt(float(residuals @ residuals) / (len(last) - 2))
     # Where the metric gets worse at its end, more steps gain nothing.
-    gained = 0.0 if anneals else max(0.0, -worse * float(slope) * SEED_SCATTER)
+    gained = max(0.0, -worse * float(slope) * SEED_SCATTER)
     easier = float(end) + worse * max(scatter, gained)
     # A noisy trial may never have come to what its line says.
     goal = worse * max(worse * easier, worse * best)
@@ -97,7 +94,7 @@ def _rounded(goal: float, worse: float) -> float:
 
 def goal_of(record: TrialResult, target: Target) -> float:
     """Give the goal that the baseline's run sets; StudyError where it came to nothing."""
-    found = own_result(record.history, target.mode, anneals=record.horizon is not None)
+    found = own_result(record.history, target.mode)
     how_else = "give the target a value, target=VALUE, or another reference, scaling.lr=LR"
     if record.status not in ("stopped", "reached"):
         because = "" if record.message is None else f": {record.message}"
