@@ -23,7 +23,7 @@ from bstune.core.records import STATUSES, Merit, Status, dump_json
 
 # Of curve.json: a change of its keys or of their meaning counts it up, one more that may be missing
 # does not.
-SCHEMA_NUMBER = 4
+SCHEMA_NUMBER = 5
 INTERVAL_LEVEL = 0.9  # nominal coverage of a result's intervals
 INTERVAL_QUANTILE = 1.645  # of the standard normal distribution, at the ends of such an interval
 # Of counts and measurements: beyond what any study reports, below where floats lose integers.
@@ -873,6 +873,19 @@ class BestSizeAtShare(Part, frozen=True):
     """Whether it is an end of the batch sizes that were searched."""
 
 
+class BestSizeLater(Part, frozen=True):
+    """The best batch size for a longer budget, foretold by how it has grown."""
+
+    times: Positive
+    """The budget."""
+    batch_size: Positive
+    """The posterior's median, in examples."""
+    low: Positive
+    """Lower end of its interval."""
+    high: Positive
+    """Upper end of its interval."""
+
+
 class SizeGrowthOverBudget(Part, frozen=True):
     """How the best batch size grows with the budget: B ~ budget^exponent."""
 
@@ -886,6 +899,17 @@ class SizeGrowthOverBudget(Part, frozen=True):
     """Nominal coverage of the interval."""
     best_sizes: Items[BestSizeAtShare]
     """The longest budget first."""
+    later: BestSizeLater
+    """At several times the budget."""
+
+
+class SameAtBudget(Part, frozen=True):
+    """Trials that all have the same metric at their budget's end, which tells nothing of them."""
+
+    value: Real
+    """The metric."""
+    differs_at: Share | None
+    """The smallest part of the budget by which they differed; None: by none of it."""
 
 
 class AtBudget(Part, frozen=True):
@@ -911,8 +935,14 @@ class AtBudget(Part, frozen=True):
     """Over rising batch sizes."""
     growth: SizeGrowthOverBudget | None
     """None where fewer than two parts of the budget have a trial."""
+    same: SameAtBudget | None
+    """None where the trials differ at their budget's end."""
     gain_left: NotNegative
     """What one more point may gain, expected, in units of the metric."""
+    gain_left_at_most: NotNegative
+    """What whoever knew the law exactly would gain, expected: a bound of what any search may."""
+    seed_scatter: NotNegative
+    """What one seed differs from another, a standard deviation, in units of the metric."""
 
 
 class Best(Part, frozen=True):

@@ -199,7 +199,10 @@ def hand_at_budget(**changes: Any) -> AtBudget:
             for size, value in ((32, 0.5), (64, 0.4), (128, 0.3), (256, 0.31))
         ),
         "growth": None,
-        "gain_left": 0.0,
+        "same": None,
+        "gain_left": 0.001,
+        "gain_left_at_most": 0.002,
+        "seed_scatter": 0.01,
     }
     return AtBudget(**{**values, **changes})
 

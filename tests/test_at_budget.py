@@ -17,10 +17,15 @@ from bstune.report.budget_rows import budget_rows
 from bstune.report.compare import compared
 from bstune.report.study_folder import read_study
 from bstune.result import (
+    BestSizeAtShare,
+    BestSizeLater,
     GainAtBudget,
+    SameAtBudget,
+    SizeGrowthOverBudget,
 )
+from bstune.study import prepare
 from bstune.study.analysis.at_budget import _mean_and_half
-from bstune.study.at_budget import due_run, held, is_full, known_best
+from bstune.study.at_budget import best_full, due_run, held, is_full, known_best, runs_to_come
 from bstune.study.planning.baseline import BaselineRuns
 from bstune.study.planning.plan import FIRST_REPLICATE
 from bstune.study.retarget import main as report
@@ -58,6 +63,14 @@ def again(number, of, seed, replicate=0, value=0.3):
 )
 def test_a_full_trial_ran_to_its_budget_and_has_a_metric(trial, full):
     assert is_full(trial, lambda batch_size: 100) is full
+
+
+@pytest.mark.parametrize(("mode", "best"), [("min", 1), ("max", 0)])
+def test_the_best_full_trial_is_one_of_the_searchs_own(mode, best):
+    trials = [run(0, value=0.4), run(1, value=0.3), run(2, steps=50, value=0.1), again(3, 1, 70)]
+    trials.append(replace(again(4, 1, 71), history=((100, 0.2),)))
+    assert best_full(trials, lambda batch_size: 100, mode).number == best
+    assert best_full(trials[2:], lambda batch_size: 100, mode) is None
 
 
 BASELINE = BaselineRuns(run(0, batch_size=64, lr=0.1))
@@ -98,6 +111,35 @@ def test_which_run_on_a_fresh_seed_is_due(trials, runs, due):
         seed = None if found.seed_of is None else found.seed_of.seed
         told = (found.trial.number, found.replicate, seed)
     assert told == due
+
+
+@pytest.mark.parametrize(
+    ("again_of", "winner", "baseline", "counts"),
+    [
+        ([], None, BASELINE, []),
+        ([], BEST, BASELINE, [3, 3]),
+        ([again(2, 1, 70), again(3, 1, 71, 1)], BEST, BASELINE, [1, 3]),
+        ([again(2 + i, 1, 70 + i, i) for i in range(3)], BEST, BASELINE, [0, 3]),
+        (
+            [again(2 + i, 1, 70 + i, i) for i in range(3)] + [again(5, 0, 70)],
+            BEST,
+            BASELINE,
+            [0, 2],
+        ),
+        ([], BEST, None, [3]),
+        ([], BASELINE.first, BASELINE, [3]),
+        ([again(5, 0, 70)], BASELINE.first, BASELINE, [2]),
+        ([], BEST, BaselineRuns(replace(BASELINE.first, status="diverged")), [3]),
+    ],
+)
+def test_which_runs_on_fresh_seeds_are_to_come(again_of, winner, baseline, counts):
+    trials = [BASELINE.first, BEST, *again_of]
+    found = runs_to_come(trials, winner, baseline, 3, lambda batch_size: batch_size / 8)
+    assert [runs.count for runs in found] == counts
+    sizes = [BEST.batch_size, BASELINE.first.batch_size]
+    if winner is BEST:
+        expected = [size / 8 for size in sizes[: len(counts)]]
+        assert [runs.seconds for runs in found] == expected
 
 
 def test_a_run_on_a_fresh_seed_stands_for_its_point():
@@ -166,11 +208,41 @@ def test_the_metric_to_expect_is_that_of_fresh_seeds_then_the_predicted_one():
     assert hand_budget_point(64, 0.3).expected == pytest.approx(0.31)
 
 
+@pytest.mark.parametrize(
+    ("differs_at", "budget", "text"),
+    [
+        (None, {}, "nor do these runs say which"),
+        (0.25, {}, "budget.seconds=15 is the smallest"),
+        (0.25, {"seconds": None, "examples": 1001}, "budget.examples=251 is the smallest"),
+        (0.25, {"seconds": None, "steps": 50}, "budget.steps=13 is the smallest"),
+    ],
+)
+def test_a_budget_that_tells_no_trial_from_another_is_said(differs_at, budget, text):
+    same = SameAtBudget(value=0.1, differs_at=differs_at)
+    cautions = list(budget_answer.cautions(told(hand_at_budget(same=same, **budget))))
+    assert len(cautions) == 1
+    assert text in cautions[0]
+    assert list(budget_answer.cautions(told(hand_at_budget(**budget)))) == []
+
+
+def test_the_best_batch_size_of_a_longer_budget_is_foretold():
+    sizes = tuple(
+        BestSizeAtShare(share=share, batch_size=size, low=size / 2, high=2 * size, is_at_end=False)
+        for share, size in ((1.0, 64.0), (0.25, 32.0))
+    )
+    later = BestSizeLater(times=4.0, batch_size=128.4, low=60.0, high=300.0)
+    growth = SizeGrowthOverBudget(
+        exponent=0.5, low=-0.1, high=0.9, level=0.9, best_sizes=sizes, later=later
+    )
+    (text,) = budget_answer.growth(told(hand_at_budget(growth=growth)))
+    assert "is 32 at 0.25, 64 at 1 of the budget: B ~ budget^0.50" in text
+    assert "not told apart from no growth" in text
+    assert "at 4 times the budget 128 is foretold (90%: 60 to 300)" in text
+
+
 def test_an_answer_of_the_budget_has_lines_of_its_own():
     labels = [label for label, _ in answer(told(hand_at_budget())).lines]
-    assert labels == ["USE", "GAIN", "AS GOOD"]
-    cautions = list(budget_answer.cautions(told(hand_at_budget(gain_left=0.01))))
-    assert len(cautions) == 1
+    assert labels == ["USE", "GAIN", "AS GOOD", "LEFT"]
     nothing = answer(result_of([run(0)], objective="loss", at_budget=None))
     assert dict(nothing.lines)["USE"] == (
         "nothing yet: no trial has run to its budget's end with a metric",
@@ -215,10 +287,32 @@ def test_a_study_finds_the_best_metric_within_a_budget(bstune, tmp_path, table):
     for name in ("curve.png", "curve.svg", "report.html"):
         assert (folder / name).stat().st_size > 0
     stored = optuna.load_study(study_name="loss", storage="sqlite:///bstune.db")
-    best = min(value for _, value in first.history)
-    assert stored.trials[0].value == pytest.approx(best, abs=0.02)
+    assert stored.trials[0].value == first.best_value("min")
+    ended = [trial for trial in stored.trials if trial.value is not None]
+    by_number = {trial.number: trial for trial in trials}
+    for trial in ended:
+        assert trial.value == by_number[trial.number].best_value("min")
+    assert stored.best_value == min(trial.value for trial in ended)
     # The trials waited for a decision on their way.
     assert any(trial.resumed_from is not None for trial in trials)
+
+
+@pytest.mark.parametrize(
+    ("least_gain", "ended"),
+    # Scatters of a seed: of so many none is ever left, and a millionth always is.
+    [("1000", True), ("1e-6", False), ("null", False)],
+)
+def test_what_is_left_to_gain_ends_the_search(bstune, tmp_path, table, least_gain, ended):
+    options = ("search.trials=16", "search.replicates=0", f"search.least_gain={least_gain}")
+    status, out, err = bstune(*SECONDS, *options)
+    assert (status, err) == (0, "")
+    found = json.loads((tmp_path / "outputs" / "loss" / "curve.json").read_text())
+    assert (found["search"]["limit"] == "search.least_gain") is ended
+    assert (found["trials"] < 16) is ended
+    assert ("that ended the search" in out) is ended
+    at_budget = found["at_budget"]
+    assert 0.0 <= at_budget["gain_left"] <= at_budget["gain_left_at_most"] * (1.0 + 1e-9)
+    assert at_budget["seed_scatter"] > 0.0
 
 
 def test_a_study_goes_on_and_its_budget_is_its_question(bstune, tmp_path, table):
@@ -376,6 +470,38 @@ def test_a_budget_of_seconds_needs_a_survey_and_time(bstune, tmp_path, monkeypat
     status, _, err = bstune(*trained, "budget.seconds=10", "search.wall_seconds=20")
     assert (status, "is no time for 3 trials of budget.seconds=10" in err) == (2, True)
     assert not (tmp_path / "outputs").exists()
+
+
+@pytest.mark.parametrize(
+    ("budget", "steps"),
+    [
+        # tau(32) = 0.0132 s.
+        (("budget.seconds=2",), int(2 / 0.0132)),
+        (("budget.examples=3200", "budget.steps=400"), 100),
+        (("budget.examples=1", "budget.steps=70"), 70),
+    ],
+)
+def test_a_single_trial_has_the_budget_of_a_studys(bstune, tmp_path, table, budget, steps):
+    point = ("trial.batch_size=32", "trial.lr=0.02")
+    status, _, err = bstune(*LOSS, *point, *budget)
+    assert (status, err) == (0, "")
+    record = next((tmp_path / "outputs" / "loss").glob("**/trial.json"))
+    assert json.loads(record.read_text())["steps"] == steps
+
+
+def test_a_single_trial_counts_seconds_by_those_of_its_study(bstune, tmp_path, monkeypatch):
+    point = ("trial.batch_size=64", "trial.lr=0.5")
+    trained = ("workload=digits", "search.objective=loss", "mlflow.enabled=false", *point)
+    status, _, err = bstune(*trained, "budget.seconds=1")
+    assert (status, "study=digits has measured" in err) == (2, True)
+    assert not (tmp_path / "outputs").exists()
+    times = ((32, 0.01), (128, 0.04))
+    monkeypatch.setattr(prepare, "stored_budget_times", lambda name, url: times)
+    # Between them tau grows as B: 0.02 s at 64.
+    status, _, err = bstune(*trained, "budget.seconds=1")
+    assert (status, err) == (0, "")
+    record = next((tmp_path / "outputs" / "digits").glob("**/trial.json"))
+    assert json.loads(record.read_text())["steps"] == 50
 
 
 def test_a_yaml_workload_needs_no_targets_value(bstune, tmp_path):

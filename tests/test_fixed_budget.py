@@ -18,6 +18,7 @@ from bstune.search.budget_decision import first_steps, fresh_seed_due, suggest_w
 from bstune.search.budget_findings import (
     BUDGET_SHARES,
     findings_of,
+    gain_left_of,
     share_to_match,
     size_growth,
 )
@@ -27,7 +28,15 @@ from bstune.search.fixed_budget import (
     rank_full_trials,
     shortened,
 )
-from bstune.search.posterior import B_CRIT, B_OPT, LEVEL, make_prior
+from bstune.search.posterior import (
+    B_CRIT,
+    B_OPT,
+    LEVEL,
+    NOISE,
+    frontier,
+    log_steps,
+    make_prior,
+)
 from bstune.search.ruler import RunningBest, Scale, make_ruler, running_best, scale_of
 from bstune.search.sampler import RESUMED_FROM, FrontierSampler, default_policy
 
@@ -483,6 +492,8 @@ def test_how_the_best_batch_size_grows_with_the_budget():
     expected = [math.sqrt(128.0 * 1024.0 * share) for share in BUDGET_SHARES]
     assert [one.batch_size for one in growth.best_sizes] == pytest.approx(expected, rel=0.04)
     assert not any(one.at_end for one in growth.best_sizes)
+    assert growth.longer.batch_size == pytest.approx(2.0 * expected[0], rel=0.05)
+    assert growth.longer.share == 4.0
     assert size_growth({1.0: certain(1.0)}) is None
 
 
@@ -493,6 +504,33 @@ def test_a_best_batch_size_at_the_end_of_those_searched_is_said():
     assert (found.as_good.high, found.as_good.high_open) == (HIGH, True)
     assert not found.as_good.low_open
     assert found.growth is None
+
+
+@pytest.mark.parametrize(
+    ("metrics", "same"),
+    [
+        # At chance throughout: nothing says which budget would show a difference.
+        ([lambda share: 0.9, lambda share: 0.9], (0.9, None)),
+        # Both come to the same, one of them later.
+        ([lambda share: 0.1, lambda share: 0.1 + 0.2 * (share < 0.2)], (0.1, 0.01)),
+        (
+            [lambda share: 0.3 - 0.2 * (share > 0.2), lambda share: 0.3 - 0.2 * (share > 0.4)],
+            (0.1, 0.2),
+        ),
+        ([power(1.0), power(2.0)], None),
+        ([power(1.0)], None),
+    ],
+)
+def test_the_smallest_budget_that_shows_a_difference(metrics, same):
+    found = findings_of({1.0: read([trial(i, metric) for i, metric in enumerate(metrics)])})
+    if same is None:
+        assert found.no_difference is None
+        return
+    assert found.no_difference.metric == pytest.approx(same[0])
+    if same[1] is None:
+        assert found.no_difference.differs_at is None
+    else:
+        assert found.no_difference.differs_at == pytest.approx(same[1], rel=0.11)
 
 
 # Whole searches on laws
@@ -670,7 +708,8 @@ def test_what_is_found_of_a_law():
     assert at.metric_low <= at.metric <= at.metric_high
     assert at.lr_low <= at.lr <= at.lr_high
     assert at.lr == pytest.approx(LAW.best_lr(size), rel=0.6)
-    assert 0.0 <= found.gain_left <= found.gain_left_at_most < 0.1 * metric
+    assert 0.0 <= found.gain_left.next_point <= found.gain_left.at_most < 0.1 * metric
+    assert 0.0 < found.gain_left.seed_scatter < 0.2 * metric
     assert [size.share for size in found.growth.best_sizes] == list(BUDGET_SHARES)
     assert found.growth.low <= found.growth.exponent <= found.growth.high
 
@@ -704,11 +743,34 @@ def test_a_further_hyperparameter_is_tuned_with_the_others():
     found = findings(study, particles=100)
     assert found.ranked[0].batch_size > 256
     assert found.as_good.high_open
-    assert 0.0 <= found.gain_left <= found.gain_left_at_most
+    assert 0.0 <= found.gain_left.next_point <= found.gain_left.at_most
 
 
 def test_nothing_is_found_before_a_trial_is_full():
-    assert findings_of({1.0: read([trial(0, power(1.0), share=0.5)])}) is None
+    posterior = read([trial(0, power(1.0), share=0.5)])
+    assert findings_of({1.0: posterior}) is None
+    assert gain_left_of(posterior) is None
+
+
+def test_what_is_left_to_gain_is_the_laws_own_difference_whatever_luck_a_trial_had():
+    """Of a law that is known: from its place to the best batch size and rate, along the ruler's slope."""
+    found = certain(1.0)
+    known = replace(found, theta=found.theta[:1])
+    left = gain_left_of(known)
+    run = known.runs[0]
+    places = known.prior.at(np.array([run.x]), np.array([run.z]))
+    now = log_steps(known.theta, places, known.prior)[0] - known.log_budget(np.array([run.x]))
+    x = np.linspace(known.prior.log_low, known.prior.log_high, 200)
+    least = frontier(known.theta, known.prior.at(x), known.prior)[0] - known.log_budget(x)
+    noise = math.exp(float(known.theta[0, NOISE]))
+    behind = np.array([now[0], least.min(), now[0] - noise])
+    own, best, luckier = known.scale.metric(known.ruler.height(-behind)).tolist()
+    assert left.at_most == pytest.approx(own - best, rel=0.02)
+    assert left.next_point == pytest.approx(left.at_most, rel=1e-6)
+    assert left.seed_scatter == pytest.approx(own - luckier, rel=1e-6)
+    lucky = replace(known, data=replace(known.data, y=known.data.y - 0.3))
+    assert rank_full_trials(lucky)[0].behind < rank_full_trials(known)[0].behind - 0.2
+    assert gain_left_of(lucky) == left
 
 
 # Options

@@ -905,6 +905,7 @@ BUDGET_LINES: Lines = (
     ("GAIN", budget_answer.gain),
     ("AS GOOD", budget_answer.as_good),
     ("BUDGET", budget_answer.growth),
+    ("LEFT", budget_answer.left),
     ("CAUTION", budget_answer.cautions),
 )
 BUDGET_ACTIONS: Lines = (("NEXT", budget_answer.next_steps),)

@@ -1,14 +1,20 @@
 """The lines of the answer of the objective loss: what has the best metric when the budget ends."""
 
+import math
 from collections.abc import Iterator
 
-from bstune.result import INTERVAL_LEVEL, AtBudget, FreshValues, PointAtBudget, StudyResult
+from bstune.result import (
+    INTERVAL_LEVEL,
+    AtBudget,
+    FreshValues,
+    PointAtBudget,
+    SameAtBudget,
+    StudyResult,
+)
 from bstune.system.console import format_count, format_number, format_seconds, plural
 
 INTERVAL_TEXT = f"{INTERVAL_LEVEL:.0%}"
-# Of a gain that is left, over the metric: below it, another search is not worth its time.
-LITTLE = 0.002
-SAME = 1e-6  # of a metric's value: less is no difference
+LEAST_GAIN = "search.least_gain"
 
 
 def budget_words(found: AtBudget) -> str:
@@ -137,7 +143,30 @@ def growth(result: StudyResult) -> Iterator[str | None]:
     text += f" ({INTERVAL_TEXT}: {ends})"
     if law.low <= 0.0 <= law.high:
         text += ", which is not told apart from no growth"
-    yield text
+    later = law.later
+    sizes = f"{format_count(round(later.low))} to {format_count(round(later.high))}"
+    yield (
+        f"{text}; at {later.times:g} times the budget {format_count(round(later.batch_size))} is foretold "
+        f"({INTERVAL_TEXT}: {sizes})"
+    )
+
+
+def left(result: StudyResult) -> Iterator[str | None]:
+    """Tell what is still to gain, beside what one seed differs from another, and whether that ended the search."""
+    found = result.at_budget
+    if found is None:
+        return
+    text = (
+        f"{result.metric} {format_number(found.gain_left_at_most, 2)} at most is expected of more points, "
+        f"{format_number(found.gain_left, 2)} of the next; one seed differs from another by "
+        f"{format_number(found.seed_scatter, 2)}"
+    )
+    if result.search.limit == LEAST_GAIN:
+        yield f"{text}: that ended the search, a smaller {LEAST_GAIN} goes on"
+    elif found.gain_left_at_most > found.seed_scatter:
+        yield f"{text}: {_how_to_go_on(result)}"
+    else:
+        yield text
 
 
 def _exponent(value: float) -> str:
@@ -151,21 +180,32 @@ def cautions(result: StudyResult) -> Iterator[str | None]:
         yield from result.notes
         yield result.stop_reason
         return
-    values = [one.value for one in found.curve]
-    if max(values) - min(values) <= SAME * max(abs(value) for value in values):
-        yield f"{result.metric} does not differ between batch sizes: a longer budget tells more"
+    if found.same is not None:
+        yield _same(result.metric, found, found.same)
     if found.winner.fresh is not None and found.winner.fresh.broken:
         broken = plural(found.winner.fresh.broken, "fresh seed")
         yield f"{broken} of USE diverged, or ended before the budget did"
     if found.winner.fresh is None:
         yield "USE is one run's luck, too: search.replicates=3 runs it again on fresh seeds"
-    if found.gain_left > LITTLE * abs(found.winner.expected):
-        yield (
-            f"more points may still gain: {result.metric} {format_number(found.gain_left, 2)} is expected of "
-            f"the next; {_how_to_go_on(result)}"
-        )
-    if result.search.limit is not None and result.stop_reason is not None:
+    if result.search.limit not in (None, LEAST_GAIN) and result.stop_reason is not None:
         yield result.stop_reason
+
+
+def _same(metric: str, found: AtBudget, same: SameAtBudget) -> str:
+    """Say that the budget tells no trial from another, and which does, where the runs say it."""
+    value = f"{metric} is {format_number(same.value, 3)} in all trials at their budget's end"
+    if same.differs_at is None:
+        return (
+            f"{value}, and did not differ before: it tells nothing of batch sizes, nor do these runs say which "
+            "longer budget would"
+        )
+    if found.seconds is not None:
+        budget = f"budget.seconds={format_number(same.differs_at * found.seconds, 3)}"
+    elif found.examples is not None:
+        budget = f"budget.examples={math.ceil(same.differs_at * found.examples)}"
+    else:
+        budget = f"budget.steps={math.ceil(same.differs_at * (found.steps or 1))}"
+    return f"{value}: {budget} is the smallest that shows a difference"
 
 
 def _how_to_go_on(result: StudyResult) -> str:

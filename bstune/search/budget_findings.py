@@ -23,14 +23,16 @@ from dataclasses import dataclass
 import numpy as np
 
 from bstune.search.acquisition import ROOM
-from bstune.search.fixed_budget import BudgetPosterior, Expected, rank_full_trials
-from bstune.search.posterior import OTHER, frontier, log_steps, optimum
+from bstune.search.fixed_budget import BudgetPosterior, BudgetRun, Expected, rank_full_trials
+from bstune.search.posterior import NOISE, OTHER, frontier, log_steps, optimum
 from bstune.search.ruler import Array, Ruler, RunningBest
 
 BUDGET_SHARES = (1.0, 0.5, 0.25, 0.125)
+LONGER = 4.0  # times the budget, at which the best batch size is foretold
 SIZES_AN_OCTAVE = 4  # of the curve over batch sizes
 OPTIMA_AN_OCTAVE = 16  # at which the best batch size of a draw is sought
 INTERVAL = (0.05, 0.95)
+SAME = 1e-6  # of a metric's value: less is no difference
 # The least chance of being as good as the best that is not yet "shown to be worse".
 DOUBT = 0.05
 
@@ -89,6 +91,39 @@ class SizeGrowth:
     low: float
     high: float
     best_sizes: tuple[BestSize, ...]  # the longest budget first
+    longer: BestSize  # at ``LONGER`` times the budget, by the same lines
+
+
+@dataclass(frozen=True)
+class GainLeft:
+    """What further points may gain over a fresh seed of the best one, in units of the metric.
+
+    In each draw of the posterior its law at the best trial's place is compared with its law
+    elsewhere: what luck the trial had is in neither.
+
+    Args:
+        next_point: expected of the best single point that could run next.
+        at_most: expected of whoever knew the law exactly: no search can expect more than this.
+        seed_scatter: what a standard deviation of the noise from seed to seed is worth.
+    """
+
+    next_point: float
+    at_most: float
+    seed_scatter: float
+
+
+@dataclass(frozen=True)
+class NoDifference:
+    """Full trials whose metric is the same at the budget's end.
+
+    Args:
+        metric: of all of them.
+        differs_at: the smallest share of the budget by which they differed; None: by none, so that
+            what was run does not say which budget would tell them apart.
+    """
+
+    metric: float
+    differs_at: float | None
 
 
 @dataclass(frozen=True)
@@ -98,10 +133,8 @@ class BudgetFindings:
     ranked: tuple[RankedTrial, ...]  # the best first
     curve: tuple[MetricAtSize, ...]  # over rising batch sizes
     as_good: AsGoodSizes
-    # Units of the metric, 0 or more: expected of the best single point that could run next ...
-    gain_left: float
-    # ... and of whoever knew the law exactly: no search can expect more than this.
-    gain_left_at_most: float
+    gain_left: GainLeft
+    no_difference: NoDifference | None  # None where the full trials differ, or only one is
     growth: SizeGrowth | None  # None where fewer than two shares of the budget have a full trial
 
 
@@ -121,10 +154,17 @@ def findings_of(posteriors: Mapping[float, BudgetPosterior]) -> BudgetFindings |
         ranked=tuple(_ranked_trial(whole, ruler, one) for one in expected),
         curve=_curve(whole, ruler, x, drawn),
         as_good=_as_good(x, drawn),
-        gain_left=_gain_left(whole, ruler, x, expected[0].behind),
-        gain_left_at_most=_gain(whole, ruler, expected[0].behind, drawn.min(axis=1)),
+        gain_left=_gain_left(whole, ruler, expected[0].run),
+        no_difference=_no_difference(whole),
         growth=size_growth(posteriors),
     )
+
+
+def gain_left_of(posterior: BudgetPosterior) -> GainLeft | None:
+    """Say what further points may gain; None before a trial is full."""
+    if posterior.ruler is None:
+        return None
+    return _gain_left(posterior, posterior.ruler, rank_full_trials(posterior)[0].run)
 
 
 def share_to_match(
@@ -165,23 +205,48 @@ def size_growth(posteriors: Mapping[float, BudgetPosterior]) -> SizeGrowth | Non
     for share in shares:
         x = _log_sizes(posteriors[share], OPTIMA_AN_OCTAVE)
         best = x[_best_behind(posteriors[share], x).argmin(axis=1)]
-        low, middle, high = np.quantile(best, (INTERVAL[0], 0.5, INTERVAL[1]))
         optima.append(best)
-        at_end = bool(middle <= x[0] or middle >= x[-1])
-        best_sizes.append(
-            BestSize(
-                share=share,
-                batch_size=2.0 ** float(middle),
-                low=2.0 ** float(low),
-                high=2.0 ** float(high),
-                at_end=at_end,
-            )
-        )
+        best_sizes.append(_best_size(share, best, x))
     count = min(len(best) for best in optima)
     log2_sizes = np.stack([best[:count] for best in optima])
-    exponents = np.polyfit(np.log2(shares), log2_sizes, 1)[0]
+    exponents, log2_now = np.polyfit(np.log2(shares), log2_sizes, 1)
     low, middle, high = np.quantile(exponents, (INTERVAL[0], 0.5, INTERVAL[1])).tolist()
-    return SizeGrowth(middle, low, high, tuple(best_sizes))
+    searched = _log_sizes(posteriors[shares[0]], OPTIMA_AN_OCTAVE)
+    later = log2_now + exponents * math.log2(LONGER)
+    longer = _best_size(LONGER, later, searched)
+    return SizeGrowth(middle, low, high, tuple(best_sizes), longer)
+
+
+def _best_size(share: float, log2_sizes: Array, searched: Array) -> BestSize:
+    """Give the middle of draws of the best batch size, and their interval."""
+    low, middle, high = np.quantile(log2_sizes, (INTERVAL[0], 0.5, INTERVAL[1])).tolist()
+    return BestSize(
+        share=share,
+        batch_size=2.0**middle,
+        low=2.0**low,
+        high=2.0**high,
+        at_end=bool(middle <= searched[0] or middle >= searched[-1]),
+    )
+
+
+def _no_difference(posterior: BudgetPosterior) -> NoDifference | None:
+    """Say that all full trials came to the same, and since when they did not differ."""
+    curves = [run.curve for run in posterior.full if run.curve is not None]
+    ends = posterior.scale.metric(np.array([curve.best for curve in curves]))
+    if len(curves) < 2 or _differ(ends):
+        return None
+    differs_at: float | None = None
+    for log_share in np.unique(np.concatenate([curve.log_shares for curve in curves])).tolist():
+        begun = [curve for curve in curves if curve.log_shares[0] <= log_share]
+        heights = [curve.heights[curve.log_shares <= log_share][-1] for curve in begun]
+        if _differ(posterior.scale.metric(np.array(heights))):
+            differs_at = math.exp(log_share)
+            break
+    return NoDifference(float(ends[0]), differs_at)
+
+
+def _differ(metrics: Array) -> bool:
+    return bool(np.ptp(metrics) > SAME * np.abs(metrics).max())
 
 
 def _log_sizes(posterior: BudgetPosterior, an_octave: int) -> Array:
@@ -260,14 +325,20 @@ def _as_good(x: Array, drawn: Array) -> AsGoodSizes:
     )
 
 
-def _gain(posterior: BudgetPosterior, ruler: Ruler, best: float, behind: Array) -> float:
-    """Give by how much draws (m,) are better than the best trial's fresh seed, in the mean."""
-    now = _metric(posterior, ruler, np.array([best]))
-    then = _metric(posterior, ruler, np.minimum(behind, best))
-    return float(np.abs(now - then).mean())
+def _gain_left(posterior: BudgetPosterior, ruler: Ruler, best: BudgetRun) -> GainLeft:
+    """Say what may be gained over a fresh seed of the best run."""
+    x = _log_sizes(posterior, SIZES_AN_OCTAVE)
+    place = np.array([best.x]), np.array([best.z]), np.array([best.other])
+    now = _behind_at(posterior, *place)[:, 0]
+    noise = np.exp(posterior.theta[:, NOISE])
+    return GainLeft(
+        next_point=_next_gain(posterior, ruler, x, now),
+        at_most=_gain(posterior, ruler, now, _best_behind(posterior, x).min(axis=1)),
+        seed_scatter=_gain(posterior, ruler, now, now - noise),
+    )
 
 
-def _gain_left(posterior: BudgetPosterior, ruler: Ruler, x: Array, best: float) -> float:
+def _next_gain(posterior: BudgetPosterior, ruler: Ruler, x: Array, now: Array) -> float:
     """Give the largest expected improvement of one point: of each batch size at its likely rate."""
     theta, prior = posterior.theta, posterior.prior
     z = np.median(optimum(theta, prior.at(x), prior), axis=0)
@@ -276,5 +347,19 @@ def _gain_left(posterior: BudgetPosterior, ruler: Ruler, x: Array, best: float) 
         other[:, j] = np.clip(np.median(theta[:, OTHER + 3 * j]), 0.0, 1.0)
         # The best rate moves with the other hyper-parameters, which the optimum has in the middle.
         z = z + np.median(theta[:, OTHER + 3 * j + 2]) * (other[:, j] - 0.5)
-    behind = log_steps(theta, prior.at(x, z, other), prior) - posterior.log_budget(x)
-    return max(_gain(posterior, ruler, best, behind[:, i]) for i in range(x.size))
+    then = _behind_at(posterior, x, z, other)
+    return max(_gain(posterior, ruler, now, then[:, i]) for i in range(x.size))
+
+
+def _behind_at(posterior: BudgetPosterior, x: Array, z: Array, other: Array) -> Array:
+    """Draw how far behind the ruler points are by the law: (m, n)."""
+    points = posterior.prior.at(x, z, other.reshape(x.size, posterior.prior.others))
+    steps = log_steps(posterior.theta, points, posterior.prior)
+    return np.asarray(steps - posterior.log_budget(x))
+
+
+def _gain(posterior: BudgetPosterior, ruler: Ruler, now: Array, then: Array) -> float:
+    """Give by how much draws (m,) of one point are better than those of another, in the mean."""
+    before = _metric(posterior, ruler, now)
+    after = _metric(posterior, ruler, np.minimum(then, now))
+    return float(np.abs(before - after).mean())

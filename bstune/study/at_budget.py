@@ -7,10 +7,13 @@ predicted: where another point is best then, it runs again as well, up to ``sear
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import Literal
 
 from bstune.core.records import TrialResult
 from bstune.options import StudyOptions
 from bstune.study.planning.baseline import BaselineRuns
+from bstune.study.planning.duration import Runs, replicates_to_come
+from bstune.study.planning.plan import is_baseline_replicate
 from bstune.study.planning.replicates import same_point
 from bstune.system.console import format_seconds, plural
 
@@ -38,6 +41,21 @@ def is_full(trial: TrialResult, last_step: Callable[[float], int]) -> bool:
         and trial.steps >= last_step(trial.batch_size)
         and has_metric
     )
+
+
+def best_full(
+    trials: Sequence[TrialResult], last_step: Callable[[float], int], mode: Literal["min", "max"]
+) -> TrialResult | None:
+    """Give the search's trial that has the best metric at its budget's end; None before one is full."""
+    worse = 1.0 if mode == "min" else -1.0
+    found: tuple[float, TrialResult] | None = None
+    for trial in trials:
+        value = trial.best_value(mode)
+        if value is None or trial.replicate_of is not None or not is_full(trial, last_step):
+            continue
+        if found is None or worse * value < found[0]:
+            found = worse * value, trial
+    return None if found is None else found[1]
 
 
 def fresh_runs_of(trials: Sequence[TrialResult], number: int) -> tuple[TrialResult, ...]:
@@ -108,6 +126,36 @@ def due_run(
     if len(runs) < replicates and may_begin:
         return FreshRun(original, len(runs))
     return _due_of_baseline(original, runs, baseline)
+
+
+def runs_to_come(
+    trials: Sequence[TrialResult],
+    winner: TrialResult | None,
+    baseline: BaselineRuns | None,
+    replicates: int,
+    seconds: Callable[[int], float],
+) -> tuple[Runs, ...]:
+    """Give the runs on fresh seeds that are still to come, if the winner stays what it is now.
+
+    Args:
+        trials: all that ended.
+        winner: None before one ran to its budget's end.
+        baseline: the user's own runs.
+        replicates: ``search.replicates``.
+        seconds: wall seconds of a run over batch size.
+    """
+    if winner is None:
+        return ()
+    again = [trial for trial in trials if trial.replicate_of is not None]
+    of_baseline = sum(is_baseline_replicate(trial.trial_index) for trial in again)
+    is_winner_baseline = baseline is not None and same_point(baseline.first, winner)
+    # The baseline's own runs are the winner's, where it is the winner.
+    of_winner = len(again) if is_winner_baseline else len(again) - of_baseline
+    to_come = [Runs(replicates_to_come(of_winner, replicates, 1), seconds(winner.batch_size))]
+    if baseline is not None and not is_winner_baseline and baseline.first.status == "stopped":
+        left = max(0, replicates - of_baseline)
+        to_come.append(Runs(left, seconds(baseline.first.batch_size)))
+    return tuple(to_come)
 
 
 def _due_of_baseline(

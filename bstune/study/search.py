@@ -18,6 +18,7 @@ from bstune.core.errors import StudyError, UserCodeError
 from bstune.core.objectives import SOUGHT, Objective
 from bstune.core.records import Merit, TrialResult, TrialSpec
 from bstune.search.acquisition import GIVEN_UP_AT, LEAST_GROWTH, MIN_STEPS, most_promising
+from bstune.search.budget_findings import gain_left_of
 from bstune.search.fixed_budget import rank_full_trials
 from bstune.search.observations import Posterior, fresh_horizons, fresh_steps
 from bstune.study.analysis.critical import critical_batch
@@ -28,7 +29,14 @@ from bstune.study.analysis.model import (
     study_posterior,
 )
 from bstune.study.analysis.step_times import with_common_step_time
-from bstune.study.at_budget import due_run, held, is_full, known_best
+from bstune.study.at_budget import (
+    best_full,
+    due_run,
+    held,
+    is_full,
+    known_best,
+    runs_to_come,
+)
 from bstune.study.planning.baseline import (
     Baseline,
     BaselineRuns,
@@ -64,7 +72,7 @@ from bstune.study.storage.trials import (
     working,
 )
 from bstune.study.storage.turns import attempt, ended_below_limit, free_indices, free_turn
-from bstune.system.console import format_count
+from bstune.system.console import format_count, format_number
 from bstune.system.files import append_text, keep_trials, write_text
 from bstune.trial.backend import chooses_horizons, sampler_factory, stops_trials
 from bstune.trial.processes.workers import Finished, Runner, with_step_time
@@ -73,8 +81,9 @@ if TYPE_CHECKING:
     from bstune.tracking.runs import Tracking
 
 MIN_REACHED = 6  # trials before the search may end by search.precision
+MIN_FULL = 5  # trials to their budget's end before the search may end by search.least_gain
 PRECISION_PARTICLES = 400  # of the posterior while the search goes on
-PRECISION_EVERY = 4  # trials between looks at search.precision
+PRECISION_EVERY = 4  # trials between looks at search.precision and search.least_gain
 ABANDON_FACTOR = (
     1.2  # a stopped trial beyond this many times the best trial's time or steps is not continued
 )
@@ -107,6 +116,8 @@ class Search:
         self._points_before: int | None = None
         # The seconds at which this command looked first, and at which each of its points ended.
         self._point_ends: list[float] = []
+        # Whether the search has: what follows are runs on fresh seeds.
+        self._has_ended = False
         self.ran = 0  # trials that this process ran
         self.sampled: tuple[Sequence[TrialResult], Posterior] | None = (
             None  # the report's posterior, of which trials
@@ -183,6 +194,7 @@ class Search:
             with self._prepared.open_runner() as runner:
                 try:
                     end = self._search(runner)
+                    self._has_ended = True
                     if runner.count == 1:
                         self._run_again(runner)
                 except BaseException as error:
@@ -682,7 +694,7 @@ class Search:
         pace = pace_of(self._point_ends, self._points_before)
         if pace is None:
             return None
-        left = max(0, self._budget.trials - len(points))
+        left = 0 if self._has_ended else max(0, self._budget.trials - len(points))
         report = REPORT_SECONDS + self._wall.fine_decision
         runs = self._runs_to_come(done)
         limit = self._wall.left + report
@@ -690,6 +702,8 @@ class Search:
 
     def _runs_to_come(self, done: Sequence[TrialResult]) -> tuple[Runs, ...]:
         """Return the runs on fresh seeds that are still to come, if the winners stay what they are now."""
+        if self._is_for_loss:
+            return self._budget_runs_to_come(done)
         leaders = best(done, self._budget)
         if not leaders:
             return ()
@@ -710,6 +724,24 @@ class Search:
             to_come.append(Runs(left, seconds(runs.first)))
         return tuple(to_come)
 
+    def _budget_runs_to_come(self, done: Sequence[TrialResult]) -> tuple[Runs, ...]:
+        """Return the runs on fresh seeds of the best full trial so far, and of the baseline beside it."""
+        prepared, cost = self._prepared, self._cost(done)
+
+        def seconds(batch_size: int) -> float:
+            last_step = prepared.last_step(batch_size)
+            return self._wall.replicate_seconds(
+                last_step, prepared.backend.step_time(batch_size), cost
+            )
+
+        return runs_to_come(
+            done,
+            best_full(done, prepared.last_step, prepared.protocol.target.mode),
+            baseline_runs(done, prepared.baseline),
+            self._budget.replicates,
+            seconds,
+        )
+
     def _write_trials(self, done: Sequence[TrialResult]) -> None:
         """Write ``trials.jsonl``: one record a trial, in order of their numbers."""
         self._lines = {
@@ -725,13 +757,32 @@ class Search:
             cost = self._cost(done)
             reserve = self._reserve(done, cost)
             spent = self._wall.spent(done, cost, reserve, self._shortest(cost))
-        if spent is not None or self._budget.precision is None or self._is_for_loss:
+        goal = self._budget.least_gain if self._is_for_loss else self._budget.precision
+        if spent is not None or goal is None:
             return spent
         first = _first_trials(searched(done))
         if len(first) <= self._looked:
             return None
         self._looked = len(first)
-        return self._precise(first)
+        return self._gained(first) if self._is_for_loss else self._precise(first)
+
+    def _gained(self, searched: Sequence[TrialResult]) -> SearchEnd | None:
+        """Say that no more than ``search.least_gain`` is still to gain; None if more is, or it is unset."""
+        prepared, least_gain = self._prepared, self._budget.least_gain
+        full = sum(is_full(trial, prepared.last_step) for trial in searched)
+        if least_gain is None or full < MIN_FULL:
+            return None
+        found = budget_posteriors(prepared, searched, PRECISION_PARTICLES, (1.0,))[1.0]
+        left = gain_left_of(found)
+        if left is None or left.at_most > least_gain * left.seed_scatter:
+            return None
+        metric = prepared.protocol.target.metric
+        return SearchEnd(
+            f"stopped: {metric} {format_number(left.at_most, 2)} at most is still to gain, within "
+            f"search.least_gain={least_gain:g} of what one seed differs from another, "
+            f"{format_number(left.seed_scatter, 2)}",
+            "search.least_gain",
+        )
 
     def _precise(self, searched: Sequence[TrialResult]) -> SearchEnd | None:
         """Say that B_crit's interval is within ``search.precision``; None if it is wider, or unset."""

@@ -17,9 +17,11 @@ from bstune.result import (
     AsGoodAtBudget,
     AtBudget,
     BestSizeAtShare,
+    BestSizeLater,
     FreshValues,
     GainAtBudget,
     PointAtBudget,
+    SameAtBudget,
     SizeAtBudget,
     SizeGrowthOverBudget,
     SizeSeconds,
@@ -28,6 +30,7 @@ from bstune.search.budget_findings import (
     BUDGET_SHARES,
     BudgetFindings,
     MetricAtSize,
+    NoDifference,
     RankedTrial,
     SizeGrowth,
     findings_of,
@@ -75,7 +78,10 @@ def analyse_at_budget(prepared: PreparedStudy, done: Sequence[TrialResult]) -> A
         as_good=_as_good(found),
         curve=tuple(_size(one) for one in found.curve),
         growth=None if found.growth is None else _growth(found.growth),
-        gain_left=found.gain_left,
+        same=_same(found.no_difference),
+        gain_left=found.gain_left.next_point,
+        gain_left_at_most=found.gain_left.at_most,
+        seed_scatter=found.gain_left.seed_scatter,
     )
 
 
@@ -235,6 +241,12 @@ def _size(one: MetricAtSize) -> SizeAtBudget:
     )
 
 
+def _same(found: NoDifference | None) -> SameAtBudget | None:
+    if found is None:
+        return None
+    return SameAtBudget(value=found.metric, differs_at=found.differs_at)
+
+
 def _growth(growth: SizeGrowth) -> SizeGrowthOverBudget:
     sizes = list[BestSizeAtShare]()
     for one in growth.best_sizes:
@@ -253,4 +265,10 @@ def _growth(growth: SizeGrowth) -> SizeGrowthOverBudget:
         high=growth.high,
         level=INTERVAL_LEVEL,
         best_sizes=tuple(sizes),
+        later=BestSizeLater(
+            times=growth.longer.share,
+            batch_size=growth.longer.batch_size,
+            low=growth.longer.low,
+            high=growth.longer.high,
+        ),
     )
