@@ -4,6 +4,7 @@
         [--searches ...] [--json FILE]
     python tests/benchmarks/bench_fixed_budget.py laws [--laws 10] [--seeds 1]
         [--searches ...] [--json FILE]
+    python tests/benchmarks/bench_fixed_budget.py ends [--tables ...] [--seeds 3] [--json FILE]
 
 No clock goes in. Spending is counted in full trials, one that runs to its budget's end; a search is
 judged by the metric that the point which it recommends has at the budget's end, in per cent above
@@ -32,6 +33,10 @@ S(B, lr) steps of a law that ``bench_coverage.py`` draws, with its noise from se
 and how many times the least time to the target the budget lasts are drawn too. At the end of
 bstune's searches what they say is held against the truth: whether AS GOOD holds the best batch
 size, and the interval of the exponent with which the best batch size grows with the budget.
+
+``ends``: bstune's searches on the tables, whole, and after each fourth trial what a study would say
+is left to gain. For each share of a seed's scatter that ``search.least_gain`` may be: when the
+search would have ended, and how much worse what it recommends then is than at its end.
 """
 
 import argparse
@@ -55,9 +60,16 @@ from synthetic import FLOOR, START, STEEPNESS, TARGET, Law
 from torch import device
 
 from bstune.core.records import TrialResult, TrialSpec
-from bstune.search.budget_findings import BUDGET_SHARES, BudgetFindings, findings_of
+from bstune.search.budget_findings import (
+    BUDGET_SHARES,
+    BudgetFindings,
+    findings_of,
+    gain_left_of,
+)
+from bstune.search.fixed_budget import rank_full_trials
 from bstune.search.sampler import RECORD, RESUMED_FROM, FrontierSampler
 from bstune.study.analysis.model import MOVES, REPORT_PARTICLES
+from bstune.study.search import MIN_FULL, PRECISION_EVERY, PRECISION_PARTICLES
 from bstune.trial.replay import Run, Table, read_index, read_table
 
 Array = NDArray[np.float64]
@@ -72,6 +84,8 @@ RUNGS = (1 / 27, 1 / 9, 1 / 3, 1.0)  # of the budget, where Hyperband may stop a
 NEAR_BEST = 0.10  # above the best cell's metric: cells whose seeds tell the scatter
 LOW, HIGH = 8, 4096
 LR_LOW, LR_HIGH = 2.0**-11, 2.0**1.25
+# What search.least_gain may be: what is left to gain, in what one seed differs from another.
+LEAST_GAINS = (0.1, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0)
 SEARCHES = ("bstune", "TPE", "TPE, Hyperband", "GP")
 
 
@@ -370,6 +384,18 @@ class BudgetSearch:
             else:
                 self.study.tell(trial, state=TrialState.PRUNED)
 
+    def look(self) -> tuple[int, float, tuple[int, float]] | None:
+        """Tell how many trials are full, what is left to gain in scatters, and the best's point."""
+        posterior = self.sampler.budget_posterior(
+            self._results, mode="min", particles=PRECISION_PARTICLES, moves=MOVES
+        )
+        left = None if posterior is None else gain_left_of(posterior)
+        if posterior is None or left is None:
+            return None
+        best = self._results[rank_full_trials(posterior)[0].run.number]
+        point = best.batch_size, best.lr
+        return len(posterior.full), left.at_most / left.seed_scatter, point
+
     def findings(self) -> BudgetFindings | None:
         """Give what a report would say."""
         posteriors = {}
@@ -490,6 +516,52 @@ def row_of_table(problem: Recorded, table: str, seed: int, name: str) -> dict[st
     }
 
 
+def row_of_ends(problem: Recorded, table: str, seed: int) -> dict[str, Any]:
+    """Run one search; after each fourth trial tell what is left to gain, in scatters as said there.
+
+    ``looks`` has the trials, their cost, the full ones, what is left, and the truth of what is
+    recommended in units of the table's own scatter.
+    """
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
+    one = BudgetSearch(problem, seed)
+    looks = list[list[float]]()
+    spent, count = 0.0, 0
+    for cost in one.costs():
+        if count and count % PRECISION_EVERY == 0:
+            look = one.look()
+            if look is not None:
+                full, left, point = look
+                above = math.log(problem.truth(*point) / problem.best) / problem.scatter
+                looks.append([count, round(spent, 2), full, round(left, 3), round(above, 2)])
+        if spent + cost > SPENDINGS[-1] or count == MAX_TRIALS:
+            break
+        spent, count = spent + cost, count + 1
+    return {"problem": table, "seed": seed, "search": "ends", "looks": looks}
+
+
+def show_ends(rows: Sequence[dict[str, Any]]) -> None:
+    """Print what ``search.least_gain`` would have saved and lost."""
+    for least_gain in LEAST_GAINS:
+        ends = [_end_of(row["looks"], least_gain) for row in rows]
+        lost = [end[4] - row["looks"][-1][4] for end, row in zip(ends, rows, strict=True)]
+        above = [end[4] for end in ends]
+        print(
+            f"least_gain {least_gain:g}: n {len(rows)}, ends after "
+            f"{_median_p90([end[1] for end in ends])} full trials' cost, "
+            f"mean {statistics.fmean(end[1] for end in ends):.1f}; scatters above the best "
+            f"{_median_p90(above)}, mean {statistics.fmean(above):.2f}, "
+            f"{statistics.fmean(lost):.2f} more than at the end"
+        )
+
+
+def _end_of(looks: Sequence[Sequence[float]], least_gain: float) -> Sequence[float]:
+    """Give the look at which a search would have ended, or its last one."""
+    for look in looks:
+        if look[2] >= MIN_FULL and look[3] <= least_gain:
+            return look
+    return looks[-1]
+
+
 def row_of_law(number: int, seed: int, name: str) -> dict[str, Any]:
     """Run one search on one law with one seed; hold bstune's findings against the truth."""
     problem = draw(number)
@@ -516,7 +588,7 @@ def row_of_law(number: int, seed: int, name: str) -> dict[str, Any]:
         "exponent": exponent,
         "exponent_found": [growth.low, growth.exponent, growth.high],
         "holds_exponent": growth.low <= exponent <= growth.high,
-        "gain_left": [findings.gain_left, findings.gain_left_at_most],
+        "gain_left": [findings.gain_left.next_point, findings.gain_left.at_most],
     }
 
 
@@ -563,14 +635,16 @@ def main() -> None:
     )
     kinds = parser.add_subparsers(required=True, dest="what")
     tables = list(read_index())
-    for name, seeds in (("table", 3), ("laws", 1)):
+    for name, seeds in (("table", 3), ("laws", 1), ("ends", 3)):
         kind = kinds.add_parser(name)
         kind.add_argument("--seeds", type=int, default=seeds)
-        kind.add_argument("--searches", nargs="+", default=list(SEARCHES), choices=SEARCHES)
+        searches = ["ends"] if name == "ends" else list(SEARCHES)
+        kind.add_argument("--searches", nargs="+", default=searches, choices=searches)
         kind.add_argument(
             "--json", type=Path, help="file for every study's numbers, and to go on from"
         )
-    kinds.choices["table"].add_argument("--tables", nargs="+", default=tables, choices=tables)
+    for name in ("table", "ends"):
+        kinds.choices[name].add_argument("--tables", nargs="+", default=tables, choices=tables)
     kinds.choices["laws"].add_argument("--laws", type=int, default=10)
     options = parser.parse_args()
     rows = list[dict[str, Any]]()
@@ -579,7 +653,7 @@ def main() -> None:
     done = {(row["problem"], row["seed"], row["search"]) for row in rows}
     scatters: dict[str, float] = {}
     jobs: list[tuple[str, Callable[[int, str], dict[str, Any]]]] = []
-    if options.what == "table":
+    if options.what != "laws":
         for table in options.tables:
             problem = Recorded(table)
             scatters[table] = problem.scatter
@@ -594,11 +668,19 @@ def main() -> None:
                 if (problem_name, seed, name) not in done:
                     rows.append(run(seed, name))
                     write(options.json, about, rows)
+    if options.what == "ends":
+        show_ends(rows)
+        return
     show([row for row in rows if row["search"] in options.searches], scatters)
 
 
 def _of_table(problem: Recorded, table: str) -> Callable[[int, str], dict[str, Any]]:
-    return lambda seed, name: row_of_table(problem, table, seed, name)
+    def row(seed: int, name: str) -> dict[str, Any]:
+        if name == "ends":
+            return row_of_ends(problem, table, seed)
+        return row_of_table(problem, table, seed, name)
+
+    return row
 
 
 def _of_law(number: int) -> Callable[[int, str], dict[str, Any]]:
