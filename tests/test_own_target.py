@@ -40,6 +40,31 @@ def test_a_line_in_log_steps_comes_to_its_end_without_scatter():
     assert found.goal >= 0.3
 
 
+@pytest.mark.parametrize(
+    ("slope", "ideal", "easier"),
+    [
+        # A schedule that ends with the trial, flat at its end: a twentieth of the way from the ideal value.
+        (0.0, None, 0.05 * 0.3),
+        (0.0, 0.1, 0.05 * 0.2),
+        # It still falls: what the slope gains is more.
+        (-0.1, None, 0.1 * 0.25),
+    ],
+)
+def test_seeds_of_a_schedule_that_ends_with_the_trial_differ_where_it_is_flat(slope, ideal, easier):
+    found = own_result(falling(slope=slope), "min", anneals=True, ideal=ideal)
+    assert found.goal == pytest.approx(0.3 + easier, abs=1e-3)
+    assert own_result(falling(slope=0.0), "min").goal == pytest.approx(0.3, abs=1e-3)
+
+
+def test_a_metric_that_rises_has_an_ideal_value_where_its_bounds_say_so():
+    history = tuple((step, 0.8) for step in range(10, 100, 10))
+    record = make_result(status="stopped", history=history, horizon=90)
+    target = Target("val/accuracy", 0.0, "max")
+    assert goal_of(record, target) == pytest.approx(0.8)
+    assert goal_of(record, target, (0.0, 1.0)) == pytest.approx(0.79)
+    assert goal_of(replace(record, horizon=None), target, (0.0, 1.0)) == pytest.approx(0.8)
+
+
 def test_a_metric_that_gets_worse_at_its_end_is_eased_by_its_scatter_alone():
     assert own_result(falling(slope=0.1), "min").goal == pytest.approx(0.3, abs=1e-3)
 

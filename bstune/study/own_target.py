@@ -8,8 +8,8 @@ What chance is worth is the larger of two: the scatter of the last evaluations, 
 steps grow by a factor of ``e^SEED_SCATTER``. By so much the steps to one value differ from seed to seed (two standard
 deviations of the prior's middle), so that a fresh seed of the same configuration comes to the target within the budget,
 too. Where a schedule ends with the trial the same slope is no worth of steps, as fewer steps are another schedule. It
-tells by how much the metric still moves there, and measured on recorded seeds that is as much as they differ by
-(tests/benchmarks/README.md, "A first call without arguments").
+tells by how much the metric still moves there. Where it has flattened out, seeds differ all the same: the target is
+eased by a share of the distance from the metric's ideal value at least, where that is known.
 """
 
 import math
@@ -23,12 +23,17 @@ import optuna
 from bstune.core.errors import StudyError
 from bstune.core.records import Target, TrialResult
 from bstune.options import with_option
+from bstune.search.ruler import scale_of
 from bstune.study.prepare import OwnGoal, PreparedStudy
 from bstune.study.storage.attributes import GOAL
 
 LAST_SHARE = 0.5  # of a trial's steps, from which on its evaluations say what it comes to
 FEWEST = 3  # evaluations that say it
 SEED_SCATTER = 0.25  # of log steps to one value, from seed to seed
+# Of the distance from the ideal value, where a schedule ends with the trial: one seed's last value differs from
+# another's by 3 to 5% in the middle, on two projects and two recorded tables (tests/benchmarks/README.md,
+# "A first call without arguments").
+ANNEALED_SCATTER = 0.05
 DIGITS = 4  # of a goal, which is read and typed
 
 
@@ -48,7 +53,11 @@ class OwnResult:
 
 
 def own_result(
-    history: Sequence[tuple[int, float | None]], mode: Literal["min", "max"]
+    history: Sequence[tuple[int, float | None]],
+    mode: Literal["min", "max"],
+    *,
+    anneals: bool = False,
+    ideal: float | None = None,
 ) -> OwnResult | None:
     """Tell what a history comes to at its end; None of one without a finite value.
 
@@ -58,6 +67,8 @@ def own_result(
     Args:
         history: step and value of the evaluations.
         mode: which way is better.
+        anneals: whether the trial's schedule ended with it.
+        ideal: the metric's best value; None: 0 for one that falls and is positive throughout.
     """
     seen = [(step, value) for step, value in history if step > 0 and value is not None]
     if not seen:
@@ -77,7 +88,11 @@ def own_result(
     scatter = math.sqrt(float(residuals @ residuals) / (len(last) - 2))
     # Where the metric gets worse at its end, more steps gain nothing.
     gained = max(0.0, -worse * float(slope) * SEED_SCATTER)
-    easier = float(end) + worse * max(scatter, gained)
+    ideal = scale_of([history], mode, ideal).ideal
+    flat = 0.0
+    if anneals and ideal is not None:
+        flat = ANNEALED_SCATTER * abs(float(end) - ideal)
+    easier = float(end) + worse * max(scatter, gained, flat)
     # A noisy trial may never have come to what its line says.
     goal = worse * max(worse * easier, worse * best)
     return OwnResult(value=float(end), scatter=scatter, goal=_rounded(goal, worse))
@@ -92,9 +107,16 @@ def _rounded(goal: float, worse: float) -> float:
     return worse * float(f"{whole * unit:.{DIGITS}g}")
 
 
-def goal_of(record: TrialResult, target: Target) -> float:
-    """Give the goal that the baseline's run sets; StudyError where it came to nothing."""
-    found = own_result(record.history, target.mode)
+def goal_of(record: TrialResult, target: Target, bounds: Sequence[float] | None = None) -> float:
+    """Give the goal that the baseline's run sets; StudyError where it came to nothing.
+
+    ``bounds``: the least and the greatest value of the metric, where they are known.
+    """
+    ideal: float | None = None
+    if bounds is not None:
+        ideal = bounds[0] if target.mode == "min" else bounds[1]
+    anneals = record.horizon is not None
+    found = own_result(record.history, target.mode, anneals=anneals, ideal=ideal)
     how_else = "give the target a value, target=VALUE, or another reference, scaling.lr=LR"
     if record.status not in ("stopped", "reached"):
         because = "" if record.message is None else f": {record.message}"

@@ -435,10 +435,11 @@ def _with_own_target(
 ) -> PreparedStudy:
     """Let the study's first trial set its target, unless it has, and give the study with it."""
     metric = prepared.protocol.target
+    bounds = prepared.options.workload.target.bounds
 
     def met_target(record: TrialResult) -> TrialResult:
         """Store the goal, from which on a killed process loses nothing of it, and end the record there."""
-        goal = goal_of(record, metric)
+        goal = goal_of(record, metric, bounds)
         patient(study.set_user_attr)(GOAL, goal)
         return passing(record, replace(metric, value=goal))
 
