@@ -280,6 +280,8 @@ def test_a_study_finds_the_best_metric_within_a_budget(bstune, tmp_path, table):
     assert at_budget["winner"]["value"] <= min(values) + 0.01
     assert at_budget["winner"]["value"] <= at_budget["baseline"]["value"]
     assert max(trial.steps * trial.seconds_per_step for trial in trials) <= 2.0 * TAU_ERROR
+    good = at_budget["as_good"]
+    assert good["low"] <= at_budget["winner"]["batch_size"] <= good["high"]
     assert found["target_value"] is None
     assert found["use"] is None
     assert found["confirmed"]

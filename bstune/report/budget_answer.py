@@ -157,8 +157,8 @@ def left(result: StudyResult) -> Iterator[str | None]:
     if found is None:
         return
     text = (
-        f"{result.metric} {format_number(found.gain_left_at_most, 2)} at most is expected of more points, "
-        f"{format_number(found.gain_left, 2)} of the next; one seed differs from another by "
+        f"more points are expected to gain {result.metric} {format_number(found.gain_left_at_most, 2)} at most, "
+        f"the next one {format_number(found.gain_left, 2)}; one seed differs from another by "
         f"{format_number(found.seed_scatter, 2)}"
     )
     if result.search.limit == LEAST_GAIN:

@@ -75,7 +75,7 @@ def analyse_at_budget(prepared: PreparedStudy, done: Sequence[TrialResult]) -> A
         winner=winner,
         baseline=baseline,
         gain=gain,
-        as_good=_as_good(found),
+        as_good=_as_good(found, best),
         curve=tuple(_size(one) for one in found.curve),
         growth=None if found.growth is None else _growth(found.growth),
         same=_same(found.no_difference),
@@ -213,13 +213,17 @@ def _curves(
     return curves
 
 
-def _as_good(found: BudgetFindings) -> AsGoodAtBudget:
+def _as_good(found: BudgetFindings, winner: TrialResult) -> AsGoodAtBudget:
+    """Give the batch sizes that are not shown to be worse; the winner, chosen by fresh seeds, is one of them."""
     sizes = found.as_good
+    own = (winner.batch_size, winner.lr)
+    low, lr_low = min((sizes.low, _rate_at(found.curve, sizes.low)), own)
+    high, lr_high = max((sizes.high, _rate_at(found.curve, sizes.high)), own)
     return AsGoodAtBudget(
-        low=sizes.low,
-        high=sizes.high,
-        lr_low=_rate_at(found.curve, sizes.low),
-        lr_high=_rate_at(found.curve, sizes.high),
+        low=low,
+        high=high,
+        lr_low=lr_low,
+        lr_high=lr_high,
         is_low_open=sizes.low_open,
         is_high_open=sizes.high_open,
     )
