@@ -23,7 +23,8 @@ where g is above 0. All of it is drawn for each curve, the budget of seconds too
 bstune's sampler spends so many full trials as ``--spend`` says. Then what a report would say is held
 against the truth, which is without noise: whether AS GOOD holds the best batch size, and the
 interval of the best one at four times the budget the best one there, of those that are searched.
-With ``--json`` FILE has a row for each curve, and a second run does only what is not there.
+With ``--json`` FILE has the machine and a row for each curve, and a second run does only what is not
+there.
 """
 
 import argparse
@@ -49,7 +50,9 @@ from bench_fixed_budget import (
     Array,
     BudgetSearch,
 )
+from common import machine
 from synthetic import START
+from torch import device
 
 from bstune.search.budget_findings import LONGER
 
@@ -291,11 +294,15 @@ def main() -> None:
     parser.add_argument("--families", nargs="+", default=list(FAMILIES), choices=FAMILIES)
     parser.add_argument("--json", type=Path, help="file for every curve's row, and to go on from")
     options = parser.parse_args()
+    about = machine(device("cpu"), options.curves)
     rows = list[dict[str, Any]]()
     if options.json is not None and options.json.exists():
         lines = options.json.read_text(encoding="utf-8").splitlines()
         rows = [json.loads(line) for line in lines]
-    rows = [row for row in rows if row["spend"] == options.spend]
+    elif options.json is not None:
+        options.json.write_text(json.dumps({"machine": about}) + "\n", encoding="utf-8")
+    # The first line is the machine's.
+    rows = [row for row in rows if row.get("spend") == options.spend]
     done = {row["curve"] for row in rows}
     for number in range(options.curves):
         is_asked = FAMILIES[number % len(FAMILIES)] in options.families
