@@ -1,7 +1,7 @@
 """How often what a search within a budget says of batch sizes holds the truth, on made curves.
 
     python tests/benchmarks/bench_budget_coverage.py [--curves 40] [--spend 20] [--json FILE]
-        [--families ...]
+        [--families ...] [--growth 1]
 
 No clock goes in. A run has the height h, its metric above a floor, after
 
@@ -182,8 +182,11 @@ class MadeCurves:
         return 1.0 + ratio
 
 
-def draw_curves(number: int) -> MadeCurves:
-    """Draw the curves of a number: its family, and all that a family leaves open."""
+def draw_curves(number: int, growth: float = 1.0) -> MadeCurves:
+    """Draw the curves of a number: its family, and all that a family leaves open.
+
+    ``growth``: times that of B_crit as it is drawn.
+    """
     family = FAMILIES[number % len(FAMILIES)]
     rng = np.random.default_rng([number, 13])
     example = math.exp(rng.uniform(math.log(1e-6), math.log(1e-4)))
@@ -194,7 +197,7 @@ def draw_curves(number: int) -> MadeCurves:
         s_min=math.exp(rng.uniform(math.log(10.0), math.log(100.0))),
         b_crit=math.exp(rng.uniform(math.log(32.0), math.log(1024.0))),
         # So that B_crit is as S_min^0 to S_min^0.5.
-        growth=rng.uniform(0.0, 0.5) / power,
+        growth=growth * rng.uniform(0.0, 0.5) / power,
         power=power,
         floor=rng.uniform(0.0, 0.05),
         overhead=example * math.exp(rng.uniform(math.log(20.0), math.log(2000.0))),
@@ -214,10 +217,10 @@ def draw_curves(number: int) -> MadeCurves:
     return MadeCurves(**values)
 
 
-def row_of(number: int, spend: float) -> dict[str, Any]:
+def row_of(number: int, spend: float, growth: float) -> dict[str, Any]:
     """Search on the curves of a number; hold what is said against the truth."""
     optuna.logging.set_verbosity(optuna.logging.ERROR)
-    problem = draw_curves(number)
+    problem = draw_curves(number, growth)
     search = BudgetSearch(problem, number)
     spent, trials = 0.0, 0
     for cost in search.costs():
@@ -231,6 +234,7 @@ def row_of(number: int, spend: float) -> dict[str, Any]:
         "curve": number,
         "family": problem.family,
         "spend": spend,
+        "growth": growth,
         "trials": trials,
         "best": problem.best,
         "above": above,
@@ -291,6 +295,7 @@ def main() -> None:
     )
     parser.add_argument("--curves", type=int, default=40)
     parser.add_argument("--spend", type=float, default=20.0, help="full trials' cost")
+    parser.add_argument("--growth", type=float, default=1.0, help="times that of B_crit")
     parser.add_argument("--families", nargs="+", default=list(FAMILIES), choices=FAMILIES)
     parser.add_argument("--json", type=Path, help="file for every curve's row, and to go on from")
     options = parser.parse_args()
@@ -302,13 +307,14 @@ def main() -> None:
     elif options.json is not None:
         options.json.write_text(json.dumps({"machine": about}) + "\n", encoding="utf-8")
     # The first line is the machine's.
-    rows = [row for row in rows if row.get("spend") == options.spend]
+    asked = (options.spend, options.growth)
+    rows = [row for row in rows if (row.get("spend"), row.get("growth")) == asked]
     done = {row["curve"] for row in rows}
     for number in range(options.curves):
         is_asked = FAMILIES[number % len(FAMILIES)] in options.families
         if number in done or not is_asked:
             continue
-        row = row_of(number, options.spend)
+        row = row_of(number, *asked)
         rows.append(row)
         if options.json is not None:
             with options.json.open("a", encoding="utf-8") as file:
