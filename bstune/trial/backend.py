@@ -1,7 +1,7 @@
 """What runs a study's trials: the interface, and the target, protocol and space that a config gives every backend."""
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
 from typing import TYPE_CHECKING, Any
@@ -84,6 +84,7 @@ class TrialBackend:
     train_examples: int | None = None  # length of the training data; None where nothing is trained
     parameters: int | None = None  # that are trained; likewise
     notes: tuple[str, ...] = ()  # further lines of the printed plan
+    knows_step_time: bool = True  # whether a step has been timed yet
 
     def run(
         self, spec: TrialSpec, folder: Output | None, resumed_from: TrialResult | None
@@ -102,6 +103,9 @@ class TrialBackend:
     def resumable(self, number: int, folder: Output) -> bool:
         """Return whether stopped trial ``number`` can be continued from what it left in the folder."""
         return True
+
+    def look_back(self, done: Sequence[TrialResult], folder: Output) -> None:
+        """Take in the finished trials of the study's earlier runs, before it goes on."""
 
     def check(self, space: Space, trial: TrialSpec | None) -> None:
         """Refuse a space, or the one trial to run instead of a study, that cannot be run."""
