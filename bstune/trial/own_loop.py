@@ -23,7 +23,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol, Self
 
+import numpy as np
 import torch
+from torch import Tensor
 
 import bstune
 from bstune.core.errors import ConfigError
@@ -42,8 +44,11 @@ from bstune.system.files import (
     whole_file,
 )
 from bstune.trial.backend import TrialBackend
+from bstune.trial.batches.index_stream import endless_indices
 from bstune.trial.devices.device import processor, resolve_device
 from bstune.trial.devices.errors import first_line, is_out_of_memory
+from bstune.trial.devices.randomness import seeded_generators
+from bstune.trial.parts.metric import shortest_decimal
 from bstune.trial.parts.state import TrialState, state_after
 from bstune.trial.parts.verdict import Verdict
 from bstune.trial.processes.workers import Finished
@@ -163,6 +168,27 @@ class LoopTrial:
         stated = {**values, **self.hyperparameters, "max_steps": self.max_steps}
         return f"LoopTrial({', '.join(f'{name}={value!r}' for name, value in stated.items())})"
 
+    def batches(self, examples: int) -> Iterator[Tensor]:
+        """Yield the indices of one batch after another, (batch_size,) int64, for as long as one asks.
+
+        They are of one shuffled epoch after another, each batch of exactly ``batch_size`` examples,
+        and go on after ``first_step`` of them: the same as in a study of a module with the trial's
+        seed. A DataLoader takes them as its ``batch_sampler``.
+
+        Args:
+            examples: in the training data.
+
+        Raises:
+            ConfigError: where there are fewer of them than in a batch.
+        """
+        if self.batch_size > examples:
+            raise ConfigError(
+                f"batch size {self.batch_size} is larger than the data set ({examples} examples): lower "
+                "the largest of batch_sizes"
+            )
+        order, _ = seeded_generators(self.seed, "cpu", 2)
+        return endless_indices(examples, self.batch_size, order, first=self.first_step)
+
     def report(self, step: int, value: Any) -> bool:
         """Tell the metric after a step, and hear whether to go on.
 
@@ -278,6 +304,11 @@ class LoopTrial:
         self._finished = Finished(self._spec, record)
 
     @property
+    def worth_saving(self) -> bool:
+        """Whether it has been stopped, so that it may be asked to go on: then it is saved at ``save_to``."""
+        return not self._went_on and self._state.status == "stopped"
+
+    @property
     def start_gap(self) -> float | None:
         """How far from the target it was before training; None: that was not reported."""
         return self._verdict.start_gap
@@ -330,7 +361,11 @@ def _number(value: object) -> float:
         found = None
     if isinstance(found, bool | str | bytes) or not hasattr(found, "__float__"):
         raise ConfigError(f"trial.report needs a number as its value, but got {value!r:.60}")
-    return float(found)
+    number = float(found)
+    # What a tensor's item() gives of a float32 does not say that it was one.
+    with np.errstate(over="ignore"):
+        is_float32 = float(np.float32(number)) == number
+    return shortest_decimal(number) if is_float32 else number
 
 
 def _seconds(seconds: object) -> float:
