@@ -1,9 +1,6 @@
 """Loops of one's own under a study: the same trials as bstune.tune, kills, and what a loop may do wrong."""
 
 import importlib
-import json
-import math
-import os
 import signal
 import subprocess
 import sys
@@ -37,7 +34,7 @@ def arguments(**changes):
     own = {
         "target": "val_loss<=0.7",
         "batch_sizes": (16, 256),
-        "reference": (32, 0.05),
+        "reference": (32, 0.2),
         "budget": bstune.Budget(steps=1, examples=20_000),
         "objective": "steps",
         "trials": 6,
@@ -106,22 +103,76 @@ def in_tunes_order():
     return InTunesOrder
 
 
+def run_loop(name, trials=None):
+    """Train a study's trials, or those that are given, by a loop; return their records."""
+    study = study_of(name)
+    more = {"trainer_class": in_tunes_order()} if name == "huggingface" else {}
+    loop_of(name)(study if trials is None else trials(study), every=1, **more)
+    return study.result.records
+
+
+def study_of(name):
+    metric = "eval_loss" if name == "huggingface" else "val_loss"
+    return bstune.Study(**arguments(target=f"{metric}<=0.7"))
+
+
+def assert_same(records, expected, exactly):
+    """Compare what depends on no clock."""
+    assert len(records) == len(expected)
+    for record, other in zip(records, expected, strict=True):
+        *decided, history = without_clock(record)
+        *decided_by_other, history_of_other = without_clock(other)
+        assert decided == decided_by_other
+        if exactly:
+            assert history == history_of_other
+        else:
+            assert np.array(history) == pytest.approx(np.array(history_of_other), rel=1e-6)
+
+
 @pytest.mark.parametrize("name", LOOPS)
 @pytest.mark.filterwarnings("ignore")  # advice of Lightning and transformers to whoever trains a toy
 def test_a_loop_has_the_trials_of_tune(name, tuned):
-    target = "eval_loss<=0.7" if name == "huggingface" else "val_loss<=0.7"
-    study = bstune.Study(**arguments(target=target))
-    more = {"trainer_class": in_tunes_order()} if name == "huggingface" else {}
-    loop_of(name)(study, every=1, **more)
-    records = study.result.records
+    records = run_loop(name)
     assert any(record.resumed_from is not None for record in records)
-    assert len(records) == len(tuned)
-    for record, of_tune in zip(records, tuned, strict=True):
-        *decided, history = without_clock(record)
-        *decided_by_tune, history_of_tune = without_clock(of_tune)
-        assert decided == decided_by_tune
-        if name == "huggingface":
-            # It averages the loss of its evaluation once more.
-            assert np.array(history) == pytest.approx(np.array(history_of_tune), rel=1e-6)
-        else:
-            assert history == history_of_tune
+    # Hugging Face's Trainer averages the loss of its evaluation once more.
+    assert_same(records, tuned, exactly=name != "huggingface")
+
+
+KILLED = """
+import os, signal, sys
+sys.path.insert(0, {tests!r})
+from test_own_loop import run_loop
+
+
+def kill(step, value):
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def killed(study):
+    for trial in study:
+        if trial.resume_from is not None:
+            trial.report = kill
+        yield trial
+
+
+run_loop({name!r}, killed)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", LOOPS)
+@pytest.mark.filterwarnings("ignore")
+def test_a_loop_that_is_killed_goes_on_where_it_was(name, tuned):
+    loop_of(name)
+    script = KILLED.format(tests=str(TESTS), name=name)
+    ended = subprocess.run([sys.executable, "-c", script], capture_output=True, timeout=280)
+    assert ended.returncode == -signal.SIGKILL, ended.stderr
+    records = run_loop(name)
+    (cut_short,) = (record for record in records if record.status == "failed")
+    assert cut_short.resumed_from is not None
+    finished = [record for record in records if record.status != "failed"]
+    assert_same(finished, tuned, exactly=name != "huggingface")
+    # What was saved of trials that nothing continues any more is gone.
+    left = {path.name for path in Path("outputs/digits/states").iterdir()}
+    continued = {record.resumed_from for record in finished}
+    assert not {f"trial-{number}.saved" for number in continued} & left
