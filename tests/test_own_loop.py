@@ -1,11 +1,13 @@
 """Loops of one's own under a study: the same trials as bstune.tune, kills, and what a loop may do wrong."""
 
 import importlib
+import math
 import signal
 import subprocess
 import sys
 from contextlib import chdir
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -13,12 +15,16 @@ import torch
 from lightning.pytorch import LightningModule
 from projects.own_loop.digits import TRAIN, VAL, make_model
 from test_study import without_clock
-from toolbox import trials_of
+from toolbox import FakeTime, make_spec
 from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader, TensorDataset
 
 import bstune
 from bstune.core.errors import ConfigError, StudyError
+from bstune.core.records import Target
+from bstune.trial.own_loop import LoopTrial
+from bstune.trial.parts.state import TrialState
+from bstune.trial.parts.verdict import Verdict
 
 LOOPS = ("bare", "fabric", "huggingface")
 EVERY_STEP = [
@@ -98,7 +104,9 @@ def in_tunes_order():
             batches = callback._trial.batches(len(self.train_dataset))
             # They go on where the trial did.
             self.args.ignore_data_skip = True
-            return DataLoader(self.train_dataset, batch_sampler=batches, collate_fn=self.data_collator)
+            return DataLoader(
+                self.train_dataset, batch_sampler=batches, collate_fn=self.data_collator
+            )
 
     return InTunesOrder
 
@@ -130,7 +138,9 @@ def assert_same(records, expected, exactly):
 
 
 @pytest.mark.parametrize("name", LOOPS)
-@pytest.mark.filterwarnings("ignore")  # advice of Lightning and transformers to whoever trains a toy
+@pytest.mark.filterwarnings(
+    "ignore"
+)  # advice of Lightning and transformers to whoever trains a toy
 def test_a_loop_has_the_trials_of_tune(name, tuned):
     records = run_loop(name)
     assert any(record.resumed_from is not None for record in records)
@@ -176,3 +186,381 @@ def test_a_loop_that_is_killed_goes_on_where_it_was(name, tuned):
     left = {path.name for path in Path("outputs/digits/states").iterdir()}
     continued = {record.resumed_from for record in finished}
     assert not {f"trial-{number}.saved" for number in continued} & left
+
+
+def quadratic(**changes):
+    """Return a study of a noisy quadratic, whose loop takes no time."""
+    own = {"target": "loss<=0.2", "batch_sizes": (8, 1024), "reference": (64, 0.1)}
+    own |= {"budget": bstune.Budget(steps=200, examples=100_000), "name": "quadratic"}
+    own["options"] = ["search.replicates=0"]
+    return bstune.Study(**arguments(**own | {"trials": 4} | changes))
+
+
+def descend(trial, saves=True, seconds_per_step=None, ends=None):
+    """Train a trial to its end, or to ``ends``."""
+    weights = np.ones(10) if trial.resume_from is None else np.load(trial.resume_from)
+    step, goes_on = trial.first_step, True
+    if step == 0:
+        trial.report(0, (weights**2).mean())
+    while goes_on and step != ends:
+        noise = np.random.default_rng([trial.seed, step]).normal(size=10)
+        weights = weights - trial.lr * (weights + 3 * noise / math.sqrt(trial.batch_size))
+        step += 1
+        goes_on = trial.report(step, (weights**2).mean())
+    if saves:
+        with open(trial.save_to, "wb") as file:
+            np.save(file, weights)
+    return None if seconds_per_step is None else seconds_per_step * (step - trial.first_step)
+
+
+def train_all(study, body):
+    for trial in study:
+        body(trial)
+
+
+def made_trial(goal=0.2, clock=None, **changes):
+    """Return a trial of at most 20 steps, without a study."""
+    state = TrialState(first_step=0, last_step=20, steps=0)
+    return LoopTrial(
+        spec=make_spec(**changes),
+        state=state,
+        verdict=Verdict(state, Target("loss", goal, "min"), divergence=10.0),
+        metric="loss",
+        save_to=Path("saved"),
+        resume_from=None,
+        is_exact=False,
+        needs_seconds=False,
+        now=clock or FakeTime(),
+    )
+
+
+def values_of(trial):
+    return trial.batch_size, trial.lr, trial.seed, trial.max_steps
+
+
+def test_a_trial_has_what_it_is_to_be_trained_with():
+    study = quadratic(tunable={"decay": (0.1, 0.3)}, trials=1)
+    for trial in study:
+        assert (trial.batch_size, trial.lr, trial.number, trial.first_step) == (64, 0.1, 0, 0)
+        assert trial.max_steps == 1563
+        assert trial.resume_from is None
+        assert trial.decay == trial.hyperparameters["decay"] == pytest.approx(0.2)
+        assert "decay=" in repr(trial)
+        with pytest.raises(AttributeError, match="no 'dropout'"):
+            _ = trial.dropout
+        with pytest.raises(ConfigError, match="larger than the data set"):
+            trial.batches(63)
+        trial.finish(seconds=descend(trial, seconds_per_step=0.5))
+    (record,) = study.result.records
+    assert record.seconds_per_step == 0.5
+    assert record.train_seconds == 0.5 * record.steps
+    assert record.device == "cpu"
+
+
+def test_each_batch_has_as_many_examples_and_goes_on_after_a_part():
+    for trial in quadratic(batch_sizes=(8, 64), trials=1):
+        batches = trial.batches(100)
+        drawn = [next(batches).tolist() for _ in range(25)]
+        assert {len(batch) for batch in drawn} == {64}
+        of_epochs = np.array(drawn).reshape(-1, 100)
+        assert (np.sort(of_epochs, axis=1) == np.arange(100)).all()
+        trial._state.first_step = 3
+        assert next(trial.batches(100)).tolist() == drawn[3]
+        break
+
+
+def left(body):
+    """Leave a study's loop by what a body raises or by a break; return what was asked then, and next."""
+    asked = []
+    try:
+        for trial in quadratic():
+            asked.append(values_of(trial))
+            if len(asked) == 3:
+                body(trial)
+                break
+            descend(trial)
+            trial.finish()
+    except (ValueError, KeyboardInterrupt):
+        pass
+    again = next(iter(quadratic()))
+    return asked, values_of(again)
+
+
+def raising(error):
+    def body(trial):
+        raise error
+
+    return body
+
+
+@pytest.mark.parametrize(
+    "body", [raising(ValueError("mine")), raising(KeyboardInterrupt()), lambda trial: None]
+)
+def test_a_trial_whose_loop_is_left_is_said_and_asked_again(body, caplog):
+    asked, again = left(body)
+    assert "trial 2" in caplog.text
+    assert "was cut short" in caplog.text
+    assert again == asked[2]
+
+
+def test_a_trial_that_is_finished_is_stored_though_its_loop_is_left():
+    def finish(trial):
+        descend(trial)
+        trial.finish()
+
+    asked, again = left(finish)
+    assert again not in asked
+
+
+def test_a_loop_that_goes_on_without_finish_is_asked_again_until_it_is_too_often():
+    asked = []
+
+    def forget(trial):
+        asked.append(values_of(trial))
+        trial.report(1, 1.0)
+
+    with pytest.raises(StudyError, match=r"first 3 trials all failed, .*without trial\.finish"):
+        train_all(quadratic(), forget)
+    assert asked[0] == asked[1]
+    assert [record.status for record in quadratic().result.records] == ["failed"] * 3
+    # Twice is no end: it is tried elsewhere, and the study goes on.
+    for trial in quadratic():
+        descend(trial)
+        trial.finish()
+    assert quadratic().result.records[-1].status == "reached"
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, torch.tensor(math.nan), np.float32("nan")])
+def test_a_value_that_is_not_finite_ends_a_trial_as_diverged(value):
+    trial = made_trial()
+    assert trial.report(1, 1.0)
+    assert not trial.report(2, value)
+    assert not trial.report(3, 1.0)
+    assert not trial.worth_saving
+    trial.finish()
+    record = trial.finished.result()
+    assert (record.status, record.steps, record.steps_low) == ("diverged", 2, 2)
+    assert record.history == ((1, 1.0), (2, None))
+
+
+@pytest.mark.parametrize("value", [np.float32(0.1), torch.tensor([0.1]), torch.tensor(0.1).item()])
+def test_a_float32_meets_the_target_that_it_is_written_as(value):
+    assert not made_trial(goal=0.1).report(1, value)
+
+
+@pytest.mark.parametrize(
+    ("reports", "status", "steps", "steps_low", "worth_saving"),
+    [
+        ([(0, 1.2), (1, 100.0)], "diverged", 1, 1, False),
+        ([(1, 100.0), (3, 0.1)], "reached", 3, 1, False),
+        ([(2, 0.2)], "reached", 2, 0, False),
+        ([(10, 0.5), (20, 0.4)], "stopped", 20, 20, True),
+        ([(10, 0.5), (25, 0.4)], "stopped", 25, 25, True),
+    ],
+)
+def test_how_a_trial_ends(reports, status, steps, steps_low, worth_saving):
+    trial = made_trial()
+    assert [trial.report(*report) for report in reports] == [True] * (len(reports) - 1) + [False]
+    assert trial.worth_saving == worth_saving
+    trial.finish(seconds=0.5)
+    record = trial.finished.result()
+    assert (record.status, record.steps, record.steps_low) == (status, steps, steps_low)
+    assert record.history == tuple(report for report in reports if report[0] > 0)
+    assert (record.seconds_per_step, record.message is None) == (0.5 / steps, status != "diverged")
+
+
+def test_a_trial_ends_with_the_studys_time():
+    clock = FakeTime()
+    trial = made_trial(clock=clock, max_seconds=10.0)
+    assert trial.report(1, 1.0)
+    clock.sleep(11.0)
+    assert not trial.report(2, 1.0)
+    trial.finish(seconds=3.0)
+    record = trial.finished.result()
+    assert (record.status, record.message, record.wall_seconds) == ("stopped", None, 11.0)
+
+
+def test_a_trial_that_its_loop_ends_early_is_told_how_to_go_on():
+    trial = made_trial()
+    assert trial.report(15, 1.0)
+    trial.finish()
+    record = trial.finished.result()
+    assert (record.status, record.steps) == ("stopped", 15)
+    assert "before trial.max_steps" in record.message
+
+
+@pytest.mark.parametrize(
+    ("misuse", "message"),
+    [
+        (lambda trial: trial.report(1, "0.5"), "needs a number as its value, but got '0.5'"),
+        (lambda trial: trial.report(1, True), "needs a number as its value"),
+        (lambda trial: trial.report(1, torch.ones(2)), "needs a number as its value"),
+        (lambda trial: trial.report(1, None), "needs a number as its value, but got None"),
+        (lambda trial: trial.report(1.5, 1.0), r"a whole number of steps, but got 1\.5"),
+        (lambda trial: trial.report(-1, 1.0), "a whole number of steps, but got -1"),
+        (lambda trial: trial.report(5, 1.0), "must rise, but step 5 comes after 5"),
+        (lambda trial: trial.report(4, 1.0), "must rise, but step 4 comes after 5"),
+        (lambda trial: trial.report(0, 1.0), "must rise, but step 0 comes after 5"),
+        (lambda trial: trial.finish(seconds="1"), "a positive number, but got '1'"),
+        (lambda trial: trial.finish(seconds=0.0), r"a positive number, but got 0\.0"),
+        (lambda trial: trial.finish(seconds=math.nan), "a positive number, but got nan"),
+        (lambda trial: (trial.finish(), trial.finish()), r"call finish\(\) once a trial"),
+        (lambda trial: (trial.finish(), trial.fail(OSError())), r"fail\(\) or finish\(\) once"),
+        (lambda trial: (trial.finish(), trial.report(6, 1.0)), r"report before trial\.finish"),
+    ],
+)
+def test_what_a_loop_may_not_do(misuse, message):
+    trial = made_trial()
+    trial.report(5, 1.0)
+    with pytest.raises(ConfigError, match=message):
+        misuse(trial)
+
+
+@pytest.mark.parametrize(
+    ("changes", "body", "message"),
+    [
+        ({}, lambda trial: trial.finish(), "trial 0 ended without an evaluation"),
+        ({}, lambda trial: trial.report(0, 0.1), "is met before training"),
+        (
+            {"objective": "time"},
+            lambda trial: (trial.report(1, 0.1), trial.finish()),
+            r"objective of time needs the seconds .* objective='steps'",
+        ),
+        (
+            {"objective": "loss", "target": "loss"},
+            lambda trial: trial.report(trial.max_steps + 1, 1.0),
+            r"past the \d+ of its budget",
+        ),
+    ],
+)
+def test_what_a_trial_may_not_come_to(changes, body, message):
+    with pytest.raises(ConfigError, match=message):
+        train_all(quadratic(**changes), body)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"workers": 2, "options": ["hardware.enabled=true"]}, "workers"),
+        ({"options": ["devices=2"]}, "devices=2: a loop of yours"),
+        ({"options": ["compile=default"]}, "compile=default: a loop of yours"),
+        (
+            {"options": ["trial.batch_size=8", "trial.lr=0.1"]},
+            "trial.batch_size asks for one trial",
+        ),
+        (
+            {"objective": "loss", "target": "loss", "options": ["budget.seconds=5"]},
+            r"budget\.seconds=5 needs steps that are timed",
+        ),
+        ({"trainer": {"max_epochs": 1}}, "trainer holds arguments of Lightning's Trainer"),
+    ],
+)
+def test_what_a_study_for_a_loop_cannot_have(changes, message, tmp_path):
+    with pytest.raises(ConfigError, match=message):
+        next(iter(quadratic(**changes)))
+    assert not (tmp_path / "outputs").exists()
+
+
+def test_a_study_with_a_module_has_no_loop():
+    data = DataLoader(TensorDataset(*TRAIN), 32), DataLoader(TensorDataset(*VAL), 300)
+    study = bstune.Study(Digits, data, **arguments(workers=0, survey=False))
+    with pytest.raises(ConfigError, match=r"trains its trials by itself: study\.run\(\)"):
+        iter(study)
+
+
+@pytest.mark.parametrize(
+    ("error", "status"), [(MemoryError("no room"), "out of memory"), (OSError("gone"), "failed")]
+)
+def test_a_trial_that_an_error_ends(error, status):
+    study = quadratic(trials=2)
+    for trial in study:
+        if trial.number == 1:
+            trial.fail(error)
+            continue
+        descend(trial)
+        trial.finish()
+    record = study.result.records[1]
+    assert (record.status, record.message) == (status, str(error))
+
+
+def test_a_loop_that_saves_nothing_starts_afresh_which_is_said_once(capsys):
+    asked, stopped = [], []
+    for call in range(2):
+        for trial in quadratic(trials=12, target="loss<=0.01", reference=(64, 0.02)):
+            asked.append(trial.resume_from)
+            descend(trial, saves=False)
+            trial.finish()
+            stopped += [trial.number] * trial.worth_saving
+            # Another process knows of the trials before by the study alone.
+            if call == 0 and len(stopped) == 2:
+                break
+    assert len(stopped) > 2
+    assert set(asked) == {None}
+    assert capsys.readouterr().out.count("nothing was saved at trial.save_to") == 1
+
+
+ARGUMENTS = {
+    "eval_strategy": "steps",
+    "auto_find_batch_size": False,
+    "world_size": 1,
+    "train_batch_size": 2,
+    "gradient_accumulation_steps": 2,
+    "learning_rate": 0.1,
+    "seed": 0,
+    "max_steps": 20,
+    "dataloader_drop_last": True,
+    "lr_scheduler_type": "constant",
+}
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({}, None),
+        ({"eval_strategy": "no"}, "the Trainer evaluates nothing, .*eval_strategy='steps'"),
+        ({"auto_find_batch_size": True}, "leave auto_find_batch_size out"),
+        ({"world_size": 2}, "runs in 2 processes"),
+        ({"train_batch_size": 4}, "takes 8 examples a step, but the trial's batch size is 4"),
+        ({"learning_rate": 5e-5}, r"learning_rate=5e-05, but the trial 0\.1: .*=trial\.lr"),
+        ({"seed": 42}, r"seed=trial\.seed"),
+        ({"max_steps": -1}, r"max_steps=trial\.max_steps"),
+        ({"dataloader_drop_last": False}, "dataloader_drop_last=True"),
+        ({"lr_scheduler_type": "linear"}, "lr_scheduler_type=linear depends on max_steps"),
+    ],
+)
+def test_what_hugging_faces_trainer_may_not_have(changes, message):
+    pytest.importorskip("transformers", reason="Hugging Face's transformers is not installed")
+    from bstune.integrations.huggingface import TrialCallback
+
+    given = SimpleNamespace(**(ARGUMENTS | changes))
+    callback = TrialCallback(made_trial())
+    if message is None:
+        callback.on_train_begin(given, None, None)
+        return
+    with pytest.raises(ConfigError, match=message):
+        callback.on_train_begin(given, None, None)
+
+
+def test_hugging_faces_seconds_are_those_between_evaluations():
+    pytest.importorskip("transformers", reason="Hugging Face's transformers is not installed")
+    from bstune.integrations.huggingface import TrialCallback
+
+    clock, trial = FakeTime(), made_trial()
+    callback = TrialCallback(trial, clock)
+    given = SimpleNamespace(output_dir="saved", **ARGUMENTS)
+    control = SimpleNamespace(should_evaluate=False, should_training_stop=False, should_save=False)
+    for step in range(1, 21):
+        callback.on_step_begin(given, None, control)
+        clock.sleep(0.5)
+        control.should_evaluate = step == 10
+        callback.on_step_end(given, SimpleNamespace(global_step=step), control)
+        if control.should_evaluate:
+            clock.sleep(100.0)
+            callback.on_evaluate(given, SimpleNamespace(global_step=step), control, {"loss": 1.0})
+    assert control.should_training_stop
+    assert control.should_save
+    callback.on_train_end(given, None, control)
+    record = trial.finished.result()
+    assert (record.steps, record.train_seconds) == (20, 10.0)
+    with pytest.raises(ConfigError, match="but the Trainer evaluates accuracy"):
+        TrialCallback(made_trial()).on_evaluate(given, None, control, {"accuracy": 1.0})

@@ -3,9 +3,8 @@
 import time
 
 import torch
-from torch.nn.functional import cross_entropy
-
 from projects.own_loop.digits import TRAIN, make_model, validate
+from torch.nn.functional import cross_entropy
 
 
 def train(study, every=5):
@@ -33,5 +32,7 @@ def train(study, every=5):
                 step += 1
             seconds += time.perf_counter() - began
             goes_on = trial.report(step, validate(model))
-        torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict()}, trial.save_to)
+        torch.save(
+            {"model": model.state_dict(), "optimizer": optimizer.state_dict()}, trial.save_to
+        )
         trial.finish(seconds=seconds)

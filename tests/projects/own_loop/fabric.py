@@ -4,10 +4,9 @@ import time
 
 import torch
 from lightning.fabric import Fabric
+from projects.own_loop.digits import TRAIN, make_model, validate
 from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader, TensorDataset
-
-from projects.own_loop.digits import TRAIN, make_model, validate
 
 
 def train(study, every=5):

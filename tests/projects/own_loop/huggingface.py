@@ -1,12 +1,12 @@
 """Hugging Face's Trainer, whose batch size and learning rate a study chooses."""
 
 import torch
+from projects.own_loop.digits import TRAIN, VAL, make_model
 from torch import nn
 from torch.nn.functional import cross_entropy
 from transformers import Trainer, TrainingArguments
 
 from bstune.integrations.huggingface import TrialCallback, last_checkpoint
-from projects.own_loop.digits import TRAIN, VAL, make_model
 
 
 class Classifier(nn.Module):
