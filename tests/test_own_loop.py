@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 from contextlib import chdir
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -13,7 +14,8 @@ import numpy as np
 import pytest
 import torch
 from lightning.pytorch import LightningModule
-from projects.own_loop.digits import TRAIN, VAL, make_model
+from projects.own_loop.digits import TRAIN, VAL, make_model, validate
+from test_pieces import python_blocks
 from test_study import without_clock
 from toolbox import FakeTime, make_spec
 from torch.nn.functional import cross_entropy
@@ -33,6 +35,7 @@ EVERY_STEP = [
     "protocol.evaluation_cost=1e-9",
 ]
 TESTS = Path(__file__).parent
+README = TESTS.parent / "bstune" / "README.md"
 
 
 def arguments(**changes):
@@ -497,6 +500,69 @@ def test_a_loop_that_saves_nothing_starts_afresh_which_is_said_once(capsys):
     assert len(stopped) > 2
     assert set(asked) == {None}
     assert capsys.readouterr().out.count("nothing was saved at trial.save_to") == 1
+
+
+def blocks_of_the_readme():
+    """Return the blocks of the section on loops, each by a name that it alone has."""
+    blocks = python_blocks(README, "A loop of your own")
+    names = ("make_model()\n", "TrialCallback", "LoopNoiseScale")
+    found = {name: [block for block in blocks if name in block] for name in names}
+    assert [len(one) for one in found.values()] == [1, 1, 1]
+    return [one for (one,) in found.values()]
+
+
+@pytest.fixture
+def quick_study(monkeypatch):
+    """Let a block's study be a quick one."""
+    quick = {"trials": 4, "objective": "steps", "mlflow": False}
+    quick["options"] = ["search.replicates=0"]
+    monkeypatch.setattr(bstune, "Study", partial(bstune.Study, **quick))
+
+
+@pytest.mark.usefixtures("quick_study")
+def test_the_readmes_loop(capsys):
+    block, *_ = blocks_of_the_readme()
+    images, labels = TRAIN
+    names = {"make_model": make_model, "validate": validate, "images": images, "labels": labels}
+    exec(block, names)  # noqa: S102
+    assert len(names["study"].result.records) >= 4
+    assert names["study"].result.best.reached
+    loop = block.split("for trial in study:\n")[1].split("print(")[0]
+    assert loop.count("\n") < 30
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("quick_study")
+@pytest.mark.filterwarnings("ignore")
+def test_the_readmes_loop_of_hugging_face():
+    pytest.importorskip("transformers", reason="Hugging Face's transformers is not installed")
+    from projects.own_loop.huggingface import Classifier, rows
+
+    _, block, _ = blocks_of_the_readme()
+    names = {"make_model": Classifier, "train": rows(*TRAIN), "val": rows(*VAL)}
+    exec(block.replace("(8, 512)", "(8, 64)"), names)  # noqa: S102
+    (folder,) = Path("outputs").iterdir()
+    assert bstune.load(folder).records[0].batch_size == 64
+
+
+def test_the_readmes_noise_scale(capsys):
+    _, _, block = blocks_of_the_readme()
+    model = make_model()
+    names = {
+        "model": model,
+        "optimizer": torch.optim.SGD(model.parameters(), lr=0.1),
+        "loss_of": lambda model, batch: cross_entropy(model(batch[0]), batch[1]),
+        "steps": steps_of_two(8),
+    }
+    exec(block, names)  # noqa: S102
+    assert names["noise"].estimate.measurements == 8
+
+
+def steps_of_two(count):
+    """Return so many steps of two micro-batches of 32 examples."""
+    images, labels = (part[: 64 * count].split(32) for part in TRAIN)
+    micro_batches = list(zip(images, labels, strict=True))
+    return [micro_batches[first : first + 2] for first in range(0, len(micro_batches), 2)]
 
 
 ARGUMENTS = {
