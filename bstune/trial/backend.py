@@ -44,6 +44,8 @@ OWNED = {
     "reload_dataloaders_every_n_epochs": "the training data are read once",
     **dict.fromkeys(("barebones", "enable_model_summary", "enable_progress_bar"), _QUIET),
 }
+# Call-backs of Lightning that choose what a study does.
+FINDERS = {"LearningRateFinder": "the learning rate", "BatchSizeFinder": "the batch size"}
 MIXED_MULTIPLE = 8  # tensor cores take 16-bit dimensions in multiples of 8
 
 
@@ -213,12 +215,25 @@ def trainer_arguments(options: StudyOptions, recipe: Recipe) -> dict[str, Any]:
         # By name, as Hydra's groups are merged.
         if isinstance(arguments.get(name), Mapping):
             arguments[name] = list(arguments[name].values())
+    refuse_finders(arguments.get("callbacks"))
     if arguments.get("limit_val_batches", 1) == 0:
         raise ConfigError(
             "trainer.limit_val_batches=0 leaves nothing to evaluate, and a trial ends by its "
             "metric: leave it out"
         )
     return arguments
+
+
+def refuse_finders(callbacks: Any) -> None:
+    """Refuse call-backs, one or a list of them, that set what bstune sets."""
+    several = callbacks if isinstance(callbacks, list | tuple) else [callbacks]
+    for callback in several:
+        for base in type(callback).__mro__:
+            if base.__name__ in FINDERS:
+                raise ConfigError(
+                    f"trainer: the call-back {type(callback).__name__} sets {FINDERS[base.__name__]}, "
+                    "which bstune sets: leave it out"
+                )
 
 
 def make_space(options: StudyOptions, lr_range: tuple[float, float] = (0.0, float("inf"))) -> Space:
