@@ -24,7 +24,9 @@ from torch.utils.data import DataLoader, TensorDataset
 import bstune
 from bstune.core.errors import ConfigError, StudyError
 from bstune.core.records import Target
-from bstune.trial.own_loop import LoopTrial
+from bstune.system.files import Output, keep_trials, own_mark
+from bstune.trial.backend import make_protocol
+from bstune.trial.own_loop import LoopBackend, LoopTrial
 from bstune.trial.parts.state import TrialState
 from bstune.trial.parts.verdict import Verdict
 
@@ -630,3 +632,46 @@ def test_hugging_faces_seconds_are_those_between_evaluations():
     assert (record.steps, record.train_seconds) == (20, 10.0)
     with pytest.raises(ConfigError, match="but the Trainer evaluates accuracy"):
         TrialCallback(made_trial()).on_evaluate(given, None, control, {"accuracy": 1.0})
+
+
+def test_a_trial_that_goes_on_counts_and_compares_from_its_first_step(tmp_path):
+    options, folder = quadratic().options, Output(tmp_path)
+    backend = LoopBackend(options, make_protocol(options, None), say=pytest.fail)
+    first = backend.hand_over(make_spec(64, max_steps=3), folder, None)
+    descend(first)
+    first.finish()
+    stopped = backend.take_back(first, folder).result()
+    assert (stopped.status, stopped.steps) == ("stopped", 3)
+    spec = make_spec(64, number=4, max_steps=6, resumed_from=stopped.number)
+    trial = backend.hand_over(spec, folder, stopped)
+    assert trial.resume_from == first.save_to
+    assert (trial.first_step, trial.max_steps) == (3, 6)
+    with pytest.raises(ConfigError, match=r"reports step 1: load trial\.resume_from"):
+        trial.report(1, 0.5)
+    assert not trial.report(4, 1000.0)
+    trial.finish(seconds=2.0)
+    record = backend.take_back(trial, folder).result()
+    assert (record.status, record.resumed_from, record.seconds_per_step) == ("diverged", 3, 2.0)
+    assert record.history[:3] == stopped.history
+    first.save_to.unlink()
+    afresh = backend.hand_over(spec, folder, stopped)
+    assert (afresh.resume_from, afresh.first_step, afresh.spec.resumed_from) == (None, 0, None)
+
+
+def test_what_was_saved_goes_with_the_studys_own_file_alone(tmp_path):
+    states = tmp_path / "states"
+    states.mkdir()
+    for number, ending in ((1, own_mark(states / "trial-1.ckpt")), (2, b"somebody's")):
+        (states / f"trial-{number}.ckpt").write_bytes(b"{}\n" + ending)
+        saved = states / f"trial-{number}.saved"
+        saved.mkdir()
+        (saved / "weights").write_text("")
+    keep_trials(states, {1, 2}, set)
+    assert sorted(path.name for path in states.iterdir()) == ["trial-2.ckpt", "trial-2.saved"]
+
+
+def test_a_measured_noise_scale_is_the_records():
+    trial = made_trial()
+    trial.report(1, 0.1)
+    trial.finish(noise=SimpleNamespace(measurements=((1, 2.0, 3.0),)))
+    assert trial.finished.result().noise_scale == ((1, 2.0, 3.0),)
