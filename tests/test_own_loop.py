@@ -118,9 +118,9 @@ def in_tunes_order():
 
 def run_loop(name, trials=None):
     """Train a study's trials, or those that are given, by a loop; return their records."""
-    study = study_of(name)
+    train, study = loop_of(name), study_of(name)
     more = {"trainer_class": in_tunes_order()} if name == "huggingface" else {}
-    loop_of(name)(study if trials is None else trials(study), every=1, **more)
+    train(study if trials is None else trials(study), every=1, **more)
     return study.result.records
 
 
