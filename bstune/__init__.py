@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from bstune.study.result import load
     from bstune.study.study import Study
     from bstune.study.tune import survey, tune
+    from bstune.trial.loop_noise_scale import LoopNoiseScale
     from bstune.trial.noise_scale import NoiseScale
     from bstune.trial.stop_at_target import StopAtTarget
 
@@ -28,6 +29,7 @@ __all__ = [
     "Budget",
     "FrontierPoint",
     "FrontierSampler",
+    "LoopNoiseScale",
     "NoiseScale",
     "StopAtTarget",
     "Study",
@@ -45,6 +47,7 @@ _MODULES = {
     "Budget": "bstune.core.records",
     "FrontierPoint": "bstune.core.curve",
     "FrontierSampler": "bstune.search.sampler",
+    "LoopNoiseScale": "bstune.trial.loop_noise_scale",
     "NoiseScale": "bstune.trial.noise_scale",
     "StopAtTarget": "bstune.trial.stop_at_target",
     "Study": "bstune.study.study",

@@ -152,6 +152,11 @@ def refused(bstune, folder, message, *arguments):
             "workload.trainer.precision is bstune's own: it is set by",
         ),
         (
+            "workload=digits "
+            "+trainer.callbacks.finder._target_=lightning.pytorch.callbacks.LearningRateFinder",
+            "trainer: the call-back LearningRateFinder sets the learning rate, which bstune sets",
+        ),
+        (
             "workload=digits +workload.trainer.nope=3",
             "trainer.nope: TypeError: Trainer.__init__() got an unexpected",
         ),

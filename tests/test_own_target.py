@@ -212,7 +212,7 @@ def test_a_worker_joins_once_the_target_is_known(bstune, tmp_path, table, monkey
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patched:
-        patched.setattr(search.Search, "run_baseline", killed)
+        patched.setattr(search.Search, "paused_baseline", killed)
         bstune(*AUTO)
     join = ("worker", "storage=sqlite:///bstune.db", "study=own")
     status, _, err = bstune(*join)

@@ -23,6 +23,7 @@ from hydra import initialize
 from hydra.core.global_hydra import GlobalHydra
 from hydra.version import getbase
 from lightning.pytorch import Callback, LightningDataModule, LightningModule
+from lightning.pytorch.callbacks import BatchSizeFinder, LearningRateFinder
 from lightning.pytorch.loggers import CSVLogger
 from rich.console import Console
 from sklearn.datasets import load_digits
@@ -144,6 +145,10 @@ def tune(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("bstune.study.report.draw_curve", lambda *arguments: None)  # takes a second
     return run_tune
+
+
+class OwnFinder(BatchSizeFinder):
+    pass
 
 
 def built(trial):
@@ -291,6 +296,14 @@ BAD = [
     ({"options": ["search.trial=3"]}, "unknown option search.trial: did you mean search.trials?"),
     ({"trainer": {"max_steps": 3}}, "trainer: max_steps is bstune's own"),
     ({"trainer": {"gradient_clip": 3}}, "trainer.gradient_clip"),
+    (
+        {"trainer": {"callbacks": [LearningRateFinder()]}},
+        "the call-back LearningRateFinder sets the learning rate, which bstune sets: leave it out",
+    ),
+    (
+        {"trainer": {"callbacks": OwnFinder()}, "target": None},
+        "the call-back OwnFinder sets the batch size, which bstune sets: leave it out",
+    ),
     ({"trainer": [3]}, "trainer must be a dict of the Trainer's arguments, but got list"),
 ]
 

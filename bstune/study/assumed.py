@@ -16,6 +16,7 @@ from bstune.core.records import Budget, Target
 from bstune.study.given import Data, GivenObjects, Module, middles_of
 from bstune.study.planning.plan import QUICK_SECONDS
 from bstune.system.console import format_count, format_seconds
+from bstune.trial.backend import refuse_finders
 from bstune.trial.own_project.own_values import (
     MOST_EPOCHS,
     OwnBatches,
@@ -112,6 +113,8 @@ def _from_project(stated: Stated, module: Module, data: Data) -> Completed:
         raise ConfigError(
             f"trainer must be a dict of the Trainer's arguments, but got {type(stated.trainer).__name__}"
         )
+    # The metric that is logged is looked for with these call-backs.
+    refuse_finders((stated.trainer or {}).get("callbacks"))
     project = _Project(module, data_module(data, ANY_BATCH_SIZE), dict(stated.trainer or {}))
     lines = list[str]()
     reference = stated.reference

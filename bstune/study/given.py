@@ -58,6 +58,11 @@ class GivenObjects:
             )
         if (self.module is None) != (self.data is None):
             raise ConfigError("a study needs module and data, or neither of them")
+        if self.trainer is not None and self.module is None:
+            raise ConfigError(
+                "trainer holds arguments of Lightning's Trainer, which a study without module has "
+                "none of: leave it out"
+            )
 
 
 def given_study(given: GivenObjects) -> tuple[Node, PythonRecipe | None]:

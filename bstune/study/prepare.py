@@ -48,6 +48,7 @@ if TYPE_CHECKING:
     import optuna
 
     from bstune.hardware.survey import Survey
+    from bstune.trial.own_loop import LoopRunner
 
 BUDGET_SIZES = 33  # batch sizes whose seconds of a step are stored with a budget of seconds
 FEWEST_RUNS = 3  # trials of a whole budget that search.wall_seconds must have time for
@@ -134,7 +135,7 @@ class PreparedStudy:
     frozen_settings: Mapping[str, Any]  # flat, which must not change while a study goes on
     survey: "Survey | None"  # None where the hardware was not surveyed
     # So many processes that train; None: trials run in this one.
-    open_processes: Callable[[int], Workers] | None
+    open_processes: "Callable[[int], Workers | LoopRunner] | None"
     training: Training | None  # None: nothing is trained
     notes: list[str]  # further lines of the printed plan
     elapsed: Callable[[], float]  # seconds of the command, which search.wall_seconds is of
@@ -143,7 +144,7 @@ class PreparedStudy:
     # Batch sizes and seconds of a step with which a study for the loss began; None: measured now.
     budget_times: tuple[tuple[int, float], ...] | None = None
 
-    def open_runner(self, count: int | None = None) -> Workers | InProcess:
+    def open_runner(self, count: int | None = None) -> "Workers | InProcess | LoopRunner":
         """Return what runs the trials, ``search.workers`` or ``count`` at a time."""
         if self.open_processes is None:
             return InProcess(self.backend.run)

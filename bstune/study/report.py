@@ -138,7 +138,7 @@ def report_study(
     # A study of Python objects has no command.
     in_python = list[Line]()
     has_winner = result.winner is not None or result.at_budget is not None
-    if arguments is None and has_winner:
+    if arguments is None and has_winner and prepared.recipe is not None:
         in_python.append(("NEXT", ("result.train()",)))
     show(found, console, in_python)
     answered = len(missing)

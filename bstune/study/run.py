@@ -32,7 +32,7 @@ from bstune.study.own_target import goal_of, stored_goal, with_goal
 from bstune.study.planning.plan import max_seconds, remaining_seconds, searched
 from bstune.study.prepare import PreparedStudy, prepare
 from bstune.study.report import Findings, report_study
-from bstune.study.search import Search
+from bstune.study.search import Paused, Search, go_through
 from bstune.study.storage.attributes import (
     ARGUMENTS,
     BUDGET_TIMES,
@@ -144,7 +144,7 @@ def plan_text(prepared: PreparedStudy, done: Sequence[TrialResult]) -> str:
     ):  # what the study's own trials suggest; a bound from timed steps before the first
         seconds = format_seconds(remaining / max(1, options.search.workers))
         lines.append(f"  continues after {plural(len(done), 'trial')}; about {seconds} to go")
-    else:
+    elif prepared.backend.knows_step_time:
         most = max_seconds(budget, space, prepared.protocol, prepared.backend)
         if options.budget.seconds is not None:
             most = (
@@ -372,6 +372,13 @@ def run_study(
     prepared: PreparedStudy, arguments: Sequence[str] | None, console: Console
 ) -> Findings:
     """Run or continue the study, write its report and return its findings; ``arguments`` compose its config again."""
+    return go_through(paused_study(prepared, arguments, console))
+
+
+def paused_study(
+    prepared: PreparedStudy, arguments: Sequence[str] | None, console: Console
+) -> Paused[Findings]:
+    """Do what :func:`run_study` does, with a pause before each trial is waited for."""
     options = prepared.options
     objective = prepared.budget.objective
     files = prepared.files
@@ -397,6 +404,7 @@ def run_study(
         store_unstored(study, files)
         living = leases.living()
         finish_abandoned(study, objective, lambda worker: worker not in living)
+        prepared.backend.look_back(results(study), files)
         say(plan_text(prepared, results(study)))
         make_inside(files.checkpoints)
         write_text(files.config, text_of_options(options))
@@ -411,7 +419,7 @@ def run_study(
                 patient(study.set_user_attr)(BUDGET_TIMES, times)
             prepared = replace(prepared, budget_times=budget_times_of(study))
         if prepared.sets_target:
-            prepared = _with_own_target(prepared, study, leases, console)
+            prepared = yield from _with_own_target(prepared, study, leases, console)
             write_text(files.config, text_of_options(prepared.options))
         tracking = None
         if options.mlflow.enabled:
@@ -423,7 +431,7 @@ def run_study(
         interruption.enter(Stage.SEARCH)
         with progress.live or nullcontext(), heard(progress):
             search = Search(prepared, study, leases, tracking, progress.show)
-            end = search.run()
+            end = yield from search.paused()
         interruption.enter(Stage.REPORT)
         return report_study(
             prepared, study, tracking, end, arguments, console, search.sampled, missing
@@ -432,7 +440,7 @@ def run_study(
 
 def _with_own_target(
     prepared: PreparedStudy, study: optuna.Study, leases: Leases, console: Console
-) -> PreparedStudy:
+) -> Paused[PreparedStudy]:
     """Let the study's first trial set its target, unless it has, and give the study with it."""
     metric = prepared.protocol.target
     bounds = prepared.options.workload.target.bounds
@@ -447,7 +455,8 @@ def _with_own_target(
         interruption.enter(Stage.SEARCH)
         progress = Progress(prepared.budget.trials, metric, console)
         with progress.live or nullcontext(), heard(progress):
-            Search(prepared, study, leases, None, progress.show).run_baseline(met_target)
+            search = Search(prepared, study, leases, None, progress.show)
+            yield from search.paused_baseline(met_target)
     goal = stored_goal(study)
     assert goal is not None  # noqa: S101 (set just now)
     ended = [trial for trial in results(study) if trial.trial_index == 0]

@@ -1,15 +1,17 @@
 """The trials of one study: claimed, run, stored, written and shown, until the search and its replicates end.
 
 Any number of processes may do this on one study at once. One of them owns it and reports; the others only run trials.
+
+A search is a generator that pauses where it waits for a trial: a loop of the user's trains it there.
 """
 
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import optuna
 from optuna.trial import FrozenTrial
@@ -92,6 +94,19 @@ MAX_RESCUED = 3  # trials that go to the end of their budgets, where points alon
 MAX_FAILURES = 3  # trials in a row that failed end the study
 UNWRITTEN = 1.01  # times the trials in trials.jsonl: it is written again once there are so many, and at the end
 WAIT_SECONDS = 0.5  # between looks at what other processes do
+Answer = TypeVar("Answer")
+Paused = Generator[None, None, Answer]
+"""What pauses before it waits for a trial, and comes to an answer."""
+
+
+def go_through(paused: Paused[Answer]) -> Answer:
+    """Go on after each pause at once, as where a runner trains the trials, and give the answer."""
+    while True:
+        try:
+            next(paused)
+        except StopIteration as end:
+            answer: Answer = end.value
+            return answer
 
 
 class Search:
@@ -139,8 +154,12 @@ class Search:
 
     def run(self) -> SearchEnd:
         """Search, then run the winners again on fresh seeds; return what ended the search."""
+        return go_through(self.paused())
+
+    def paused(self) -> Paused[SearchEnd]:
+        """Do what :meth:`run` does, with a pause before each trial is waited for."""
         try:
-            end = self._run()
+            end = yield from self._run()
         except StorageGoneError:  # asking it again would wait again
             raise
         except BaseException:  # a trial that was cut short is a record too
@@ -149,13 +168,13 @@ class Search:
         self._leave()
         return end
 
-    def run_baseline(self, read: Callable[[TrialResult], TrialResult]) -> None:
+    def paused_baseline(self, read: Callable[[TrialResult], TrialResult]) -> Paused[None]:
         """Run the baseline alone, as trial 0, and store what ``read`` makes of its record.
 
         It is asked again after it failed, as any trial is; what has no record sets no target.
         """
         try:
-            self._run_baseline(read)
+            yield from self._run_baseline(read)
         except StorageGoneError:  # asking it again would wait again
             raise
         except BaseException:
@@ -163,7 +182,7 @@ class Search:
             self._leave()
             raise
 
-    def _run_baseline(self, read: Callable[[TrialResult], TrialResult]) -> None:
+    def _run_baseline(self, read: Callable[[TrialResult], TrialResult]) -> Paused[None]:
         with (
             cut_short(self._study, self._budget.objective, self._worker),
             self._prepared.open_runner(1) as runner,
@@ -181,7 +200,7 @@ class Search:
                     )
                 self._start(runner, asked)
                 with self._wall.trial():
-                    finished = runner.wait()
+                    finished = yield from _ended(runner)
                 self._store(finished, read)
 
     def _leave(self) -> None:
@@ -189,14 +208,14 @@ class Search:
         if self._files_kept_here:
             self._write_trials(results(self._study))
 
-    def _run(self) -> SearchEnd:
+    def _run(self) -> Paused[SearchEnd]:
         with cut_short(self._study, self._budget.objective, self._worker):
             with self._prepared.open_runner() as runner:
                 try:
-                    end = self._search(runner)
+                    end = yield from self._search(runner)
                     self._has_ended = True
                     if runner.count == 1:
-                        self._run_again(runner)
+                        yield from self._run_again(runner)
                 except BaseException as error:
                     # An interruption too: what has finished meanwhile is stored all the same.
                     self._gone = self._gone or isinstance(error, StorageGoneError)
@@ -211,22 +230,22 @@ class Search:
                 self._prepared.options.search.workers > 1
             ):  # nothing beside them, so that their seconds are measured
                 with self._prepared.open_runner(1) as runner:
-                    self._run_again(runner)
+                    yield from self._run_again(runner)
         return end
 
-    def _run_again(self, runner: Runner) -> None:
+    def _run_again(self, runner: Runner) -> Paused[None]:
         """Run the winners again on fresh seeds."""
         if self._is_for_loss:
-            self._run_again_at_budget(runner)
+            yield from self._run_again_at_budget(runner)
         else:
-            self._replicate(runner)
+            yield from self._replicate(runner)
 
     @property
     def _is_for_loss(self) -> bool:
         """Whether the best metric at the budget's end is sought, and no target."""
         return self._budget.objective == "loss"
 
-    def _search(self, runner: Runner) -> SearchEnd:
+    def _search(self, runner: Runner) -> Paused[SearchEnd]:
         end: SearchEnd | None = None
         while True:
             trials = self._read()
@@ -243,7 +262,7 @@ class Search:
                 end = end or self._no_time
             if runner.running:
                 with self._wall.trial():
-                    finished = runner.wait()
+                    finished = yield from _ended(runner)
                 self._store(finished)
             elif working(self._study) - {self._worker}:
                 time.sleep(WAIT_SECONDS)
@@ -339,7 +358,7 @@ class Search:
         steps = math.floor(min(limits))
         return steps if steps > first else None
 
-    def _replicate(self, runner: Runner) -> None:
+    def _replicate(self, runner: Runner) -> Paused[None]:
         budget, space, stops = self._budget, self._prepared.space, self._prepared.backend.stops
         while self._leases.own.role == "owner":
             done = with_common_step_time(self._prepared, self._write(self._read()))
@@ -357,7 +376,7 @@ class Search:
                 if asked is None:
                     return
                 self._start(runner, asked)
-                self._store(runner.wait())
+                self._store((yield from _ended(runner)))
                 continue
             if not self._has_time(done, *due):
                 return
@@ -367,9 +386,9 @@ class Search:
                 ask_replicate(self._study, *due, budget, space, stops, self._worker, horizon),
             )
             if runner.running:
-                self._store(runner.wait())
+                self._store((yield from _ended(runner)))
 
-    def _run_again_at_budget(self, runner: Runner) -> None:
+    def _run_again_at_budget(self, runner: Runner) -> Paused[None]:
         """Run the point whose fresh seed is predicted to be best again, and the baseline beside it."""
         prepared, budget = self._prepared, self._budget
         while self._leases.own.role == "owner":
@@ -403,7 +422,7 @@ class Search:
             if asked is None:  # another process has begun it
                 return
             self._start(runner, asked)
-            self._store(runner.wait())
+            self._store((yield from _ended(runner)))
 
     def _has_time_to_the_end(self, done: Sequence[TrialResult], trial: TrialResult) -> bool:
         """Return whether one more run of a trial to its budget's end may begin."""
@@ -798,6 +817,12 @@ class Search:
             f"stopped: B_crit lies between {format_count(low)} and {format_count(high)}, "
             f"within search.precision={precision:g}"
         )
+
+
+def _ended(runner: Runner) -> Paused[Finished]:
+    """Wait for a trial, after a pause in which a loop of the user's may train it."""
+    yield
+    return runner.wait()
 
 
 def _is_out_of_time(spec: TrialSpec, result: TrialResult) -> bool:

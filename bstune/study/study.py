@@ -37,6 +37,7 @@ from bstune.trial.processes.workers import PICKLE_ERRORS
 if TYPE_CHECKING:
     from bstune.study.given import Data, GivenObjects, Module
     from bstune.study.result import Result
+    from bstune.trial.own_loop import LoopTrial
     from bstune.trial.own_project.python_recipe import PythonRecipe
 
 # The options that arguments of Study set, by the argument's name.
@@ -61,7 +62,7 @@ class Study:
     """A search of batch size and learning rate: its options, and the recipe of what it trains.
 
     What an argument leaves at None is as ``conf/`` has it. The same arguments continue the study.
-    Without ``module`` and ``data`` nothing can be trained here.
+    Without ``module`` and ``data`` it hands its trials to a loop: ``for trial in bstune.Study(...):``.
 
     Args:
         module: a function of a trial (``trial.lr``, ``.batch_size``, ``.seed``, ``.total_steps`` and what
@@ -243,6 +244,28 @@ class Study:
             )
         return Result.of(findings, self.recipe)
 
+    def __iter__(self) -> "Iterator[LoopTrial]":
+        """Search, or go on with it, each trial trained in the body of a loop of yours.
+
+        For a study without ``module`` and ``data``. The body trains ``trial.batch_size`` examples a
+        step at ``trial.lr``, reports its evaluations, and ends each trial by ``trial.finish()``. After
+        the last one the report is written; ``study.result`` has the results. A loop that is left
+        before, or ended by an error or Ctrl-C, goes on where it was by the same call.
+
+        Raises:
+            ConfigError: where the study has a module to train, and for what a loop cannot have.
+            BstuneError: of the classes for what a user can mend.
+        """
+        if self.recipe is not None or not isinstance(self.options, GivenOptions):
+            raise ConfigError(
+                f"{self!r} trains its trials by itself: study.run(); for a loop of your own leave "
+                "module and data out"
+            )
+        # optuna's and the report's imports
+        from bstune.study.own_loop import trials_of
+
+        return trials_of(self.options, self.assumptions)
+
     @property
     def result(self) -> "Result":
         """What the study has come to so far, of its output folder; StudyError where it has not begun."""
@@ -263,7 +286,10 @@ class Study:
         ``elapsed`` says how many seconds ago the command began; None: now.
         """
         if self.recipe is None and isinstance(self.options, GivenOptions):
-            raise ConfigError("the study has no module to train: give module=... and data=...")
+            raise ConfigError(
+                "the study has no module to train: give module=... and data=..., or train each trial "
+                "in a loop of your own: for trial in study"
+            )
         for line in self.assumptions:
             print_line(console, f"assumed: {line}")
         return run_options(self.options, self.recipe, self.arguments, console, elapsed)

@@ -13,6 +13,7 @@ import logging
 import os
 import re
 import secrets
+import shutil
 import stat
 import time
 from collections.abc import Callable, Collection, Iterator
@@ -249,10 +250,24 @@ def may_take(path: Path) -> bool:
     return False
 
 
+def saved_beside(state: Path) -> Path:
+    """Name what a loop of the user's saves of a trial, a file or a folder, beside the study's own file of it."""
+    return state.with_suffix(".saved")
+
+
 def remove_own(path: Path) -> None:
-    """Remove the weights or the state of a trial, if this study wrote the file."""
+    """Remove the weights or the state of a trial, if this study wrote the file, and what a loop saved beside it."""
     if is_own(path):
+        _remove_saved(saved_beside(path))
         path.unlink(missing_ok=True)  # a trial deletes the state that it could not read
+
+
+def _remove_saved(saved: Path) -> None:
+    """Remove what a loop saved, a link by itself."""
+    if saved.is_dir() and not saved.is_symlink():
+        shutil.rmtree(saved, ignore_errors=True)
+    else:
+        saved.unlink(missing_ok=True)
 
 
 def keep_trials(folder: Path, trials: Collection[int], keep: Callable[[], Collection[int]]) -> None:

@@ -1,7 +1,7 @@
 """What runs a study's trials: the interface, and the target, protocol and space that a config gives every backend."""
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
 from typing import TYPE_CHECKING, Any
@@ -44,6 +44,8 @@ OWNED = {
     "reload_dataloaders_every_n_epochs": "the training data are read once",
     **dict.fromkeys(("barebones", "enable_model_summary", "enable_progress_bar"), _QUIET),
 }
+# Call-backs of Lightning that choose what a study does.
+FINDERS = {"LearningRateFinder": "the learning rate", "BatchSizeFinder": "the batch size"}
 MIXED_MULTIPLE = 8  # tensor cores take 16-bit dimensions in multiples of 8
 
 
@@ -84,6 +86,7 @@ class TrialBackend:
     train_examples: int | None = None  # length of the training data; None where nothing is trained
     parameters: int | None = None  # that are trained; likewise
     notes: tuple[str, ...] = ()  # further lines of the printed plan
+    knows_step_time: bool = True  # whether a step has been timed yet
 
     def run(
         self, spec: TrialSpec, folder: Output | None, resumed_from: TrialResult | None
@@ -102,6 +105,9 @@ class TrialBackend:
     def resumable(self, number: int, folder: Output) -> bool:
         """Return whether stopped trial ``number`` can be continued from what it left in the folder."""
         return True
+
+    def look_back(self, done: Sequence[TrialResult], folder: Output) -> None:
+        """Take in the finished trials of the study's earlier runs, before it goes on."""
 
     def check(self, space: Space, trial: TrialSpec | None) -> None:
         """Refuse a space, or the one trial to run instead of a study, that cannot be run."""
@@ -209,12 +215,25 @@ def trainer_arguments(options: StudyOptions, recipe: Recipe) -> dict[str, Any]:
         # By name, as Hydra's groups are merged.
         if isinstance(arguments.get(name), Mapping):
             arguments[name] = list(arguments[name].values())
+    refuse_finders(arguments.get("callbacks"))
     if arguments.get("limit_val_batches", 1) == 0:
         raise ConfigError(
             "trainer.limit_val_batches=0 leaves nothing to evaluate, and a trial ends by its "
             "metric: leave it out"
         )
     return arguments
+
+
+def refuse_finders(callbacks: Any) -> None:
+    """Refuse call-backs, one or a list of them, that set what bstune sets."""
+    several = callbacks if isinstance(callbacks, list | tuple) else [callbacks]
+    for callback in several:
+        for base in type(callback).__mro__:
+            if base.__name__ in FINDERS:
+                raise ConfigError(
+                    f"trainer: the call-back {type(callback).__name__} sets {FINDERS[base.__name__]}, "
+                    "which bstune sets: leave it out"
+                )
 
 
 def make_space(options: StudyOptions, lr_range: tuple[float, float] = (0.0, float("inf"))) -> Space:

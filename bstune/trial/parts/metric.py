@@ -46,10 +46,14 @@ def metric(trainer: Trainer, name: str) -> float | None:
             "set workload.target.metric to one of them, or log it"
         )
     number = float(value.item())
-    # A float32 is read as the shortest decimal that rounds to it: 0.1 in float32 is 0.10000000149, and misses <= 0.1.
     if value.dtype == torch.float32:
-        number = float(str(np.float32(value.item())))
+        number = shortest_decimal(number)
     return number if math.isfinite(number) else None
+
+
+def shortest_decimal(number: float) -> float:
+    """Give the shortest decimal that rounds to a float32: 0.1 in float32 is 0.10000000149, and misses <= 0.1."""
+    return float(str(np.float32(number)))
 
 
 def mean_loss(loss: object) -> float:

@@ -1,0 +1,172 @@
+"""Hugging Face's Trainer under a study: a call-back tells a trial what the Trainer evaluates, and ends it.
+
+    for trial in bstune.Study(target="eval_loss<=0.5", ...):
+        arguments = TrainingArguments(
+            output_dir=trial.save_to,
+            per_device_train_batch_size=trial.batch_size,
+            learning_rate=trial.lr,
+            seed=trial.seed,
+            max_steps=trial.max_steps,
+            lr_scheduler_type="constant",
+            dataloader_drop_last=True,
+            eval_strategy="steps",
+            eval_steps=50,
+            save_strategy="no",
+        )
+        trainer = Trainer(make_model(), arguments, ..., callbacks=[TrialCallback(trial)])
+        trainer.train(resume_from_checkpoint=last_checkpoint(trial))
+
+It needs ``pip install 'bstune[huggingface]'``.
+"""
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+from transformers.trainer_utils import get_last_checkpoint
+
+from bstune.core.errors import ConfigError
+from bstune.trial.devices.device import synchronize
+from bstune.trial.own_loop import LoopTrial
+
+# Rates that do not depend on how many steps a trial is given.
+SCHEDULES = ("constant", "constant_with_warmup", "inverse_sqrt")
+
+
+def last_checkpoint(trial: LoopTrial) -> str | None:
+    """Give the checkpoint from which a trial goes on, for ``resume_from_checkpoint``; None: it starts afresh."""
+    if trial.resume_from is None:
+        return None
+    found: str | None = get_last_checkpoint(str(trial.resume_from))
+    return found
+
+
+class TrialCallback(TrainerCallback):  # type: ignore[misc]
+    """Reports evaluations to a trial, stops the training with it, and finishes it.
+
+    Where ``output_dir`` is ``trial.save_to``, a trial that is stopped leaves its checkpoint there, and can
+    go on. The seconds are those from the first step after an evaluation to the next evaluation.
+
+    Args:
+        trial: of a study whose target is a metric of the Trainer's evaluation, such as ``eval_loss``.
+        now: a monotonic clock, in seconds.
+
+    Raises:
+        ConfigError: when training starts, where the arguments are not the trial's, nothing is
+            evaluated, or the Trainer chooses its batch size itself.
+    """
+
+    def __init__(self, trial: LoopTrial, now: Callable[[], float] = time.perf_counter) -> None:
+        self._trial = trial
+        self._now = now
+        self._seconds = 0.0
+        self._since: float | None = None
+
+    def on_train_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
+    ) -> None:
+        """Refuse arguments that are not the trial's."""
+        _check(args, self._trial)
+
+    def on_step_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
+    ) -> None:
+        """Count the seconds from here on."""
+        if self._since is None:
+            synchronize()
+            self._since = self._now()
+
+    def on_step_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
+    ) -> None:
+        """Have the trial's last step evaluated; before an evaluation no more seconds count."""
+        if state.global_step >= self._trial.max_steps:
+            control.should_evaluate = True
+        if control.should_evaluate or control.should_training_stop:
+            self._pause()
+
+    def on_epoch_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
+    ) -> None:
+        """Count no seconds of an evaluation between epochs."""
+        if control.should_evaluate:
+            self._pause()
+
+    def on_evaluate(
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        metrics: dict[str, float],
+        **_: Any,
+    ) -> None:
+        """Report the metric; a trial that ends is saved, if it may go on."""
+        trial = self._trial
+        if trial.metric not in metrics:
+            raise ConfigError(
+                f"the target's metric is {trial.metric!r}, but the Trainer evaluates "
+                f"{', '.join(sorted(metrics))}: let the target name one of them"
+            )
+        # Of what was evaluated already when the trial was stopped.
+        if 0 < state.global_step <= trial.first_step:
+            return
+        if trial.report(state.global_step, metrics[trial.metric]):
+            return
+        control.should_training_stop = True
+        if trial.worth_saving and Path(args.output_dir) == trial.save_to:
+            control.should_save = True
+
+    def on_train_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
+    ) -> None:
+        """Finish the trial."""
+        self._pause()
+        self._trial.finish(seconds=self._seconds)
+
+    def _pause(self) -> None:
+        if self._since is not None:
+            synchronize()
+            self._seconds += self._now() - self._since
+            self._since = None
+
+
+def _check(args: TrainingArguments, trial: LoopTrial) -> None:
+    """Refuse arguments with which the Trainer would train something else than the trial."""
+    if args.eval_strategy == "no":
+        raise ConfigError(
+            "the Trainer evaluates nothing, and a trial ends by its metric: give "
+            "TrainingArguments(eval_strategy='steps', eval_steps=...)"
+        )
+    if args.auto_find_batch_size:
+        raise ConfigError("bstune sets the batch size: leave auto_find_batch_size out")
+    if args.world_size > 1:
+        raise ConfigError(
+            f"the Trainer runs in {args.world_size} processes, each of which would search by itself: "
+            "run it in one"
+        )
+    batch_size = args.train_batch_size * args.gradient_accumulation_steps
+    if batch_size != trial.batch_size:
+        raise ConfigError(
+            f"the Trainer takes {batch_size} examples a step, but the trial's batch size is "
+            f"{trial.batch_size}: give per_device_train_batch_size=trial.batch_size"
+        )
+    stated = {"learning_rate": trial.lr, "seed": trial.seed, "max_steps": trial.max_steps}
+    names = {"learning_rate": "lr"}
+    for name, value in stated.items():
+        if getattr(args, name) != value:
+            raise ConfigError(
+                f"the Trainer has {name}={getattr(args, name)}, but the trial {value}: give "
+                f"{name}=trial.{names.get(name, name)}"
+            )
+    if not args.dataloader_drop_last:
+        raise ConfigError(
+            "the last batch of an epoch may be smaller than the trial's: give dataloader_drop_last=True"
+        )
+    schedule = getattr(args.lr_scheduler_type, "value", args.lr_scheduler_type)
+    if schedule not in SCHEDULES:
+        raise ConfigError(
+            f"lr_scheduler_type={schedule} depends on max_steps, which differ from trial to trial: "
+            f"give one of {', '.join(SCHEDULES)}"
+        )

@@ -1,0 +1,111 @@
+"""A study whose trials a loop of the user's trains: ``for trial in bstune.Study(...):``.
+
+It is the study that the command runs (:func:`bstune.study.run.paused_study`), which pauses where it
+waits for a trial. The loop's body runs there, so that nothing of it happens in another thread or
+process: an error or Ctrl-C in the body ends the study as in any of its own parts.
+"""
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+
+from bstune.core.errors import ConfigError
+from bstune.options import StudyOptions
+from bstune.study.prepare import prepare
+from bstune.study.run import paused_study
+from bstune.study.search import Paused
+from bstune.system.console import print_line, quieten
+from bstune.system.terminal import filtered, safe_console
+from bstune.system.user import name_user
+from bstune.trial.backend import make_protocol
+from bstune.trial.own_loop import LoopBackend, LoopRunner, LoopTrial
+
+
+def trials_of(options: StudyOptions, assumptions: tuple[str, ...] = ()) -> Iterator[LoopTrial]:
+    """Search, or go on with it: yield each trial to be trained, and write the report at the end.
+
+    While a loop's body runs, generators, flags, loggers and the working directory are the loop's.
+
+    Args:
+        options: of a study that has no module.
+        assumptions: lines to print first.
+
+    Raises:
+        BstuneError: of the classes for what a user can mend.
+    """
+    _check(options)
+    runners = list[LoopRunner]()
+    study = _paused(options, assumptions, runners)
+    try:
+        while True:
+            try:
+                with _bstunes_part():
+                    next(study)
+            except StopIteration:
+                return
+            trial = runners[0].trial
+            assert trial is not None  # noqa: S101 (a study pauses with one)
+            yield trial
+    finally:
+        with _bstunes_part():
+            study.close()
+
+
+def _check(options: StudyOptions) -> None:
+    """Refuse options that a loop of the user's has no place for."""
+    if options.search.workers > 1:
+        raise ConfigError(
+            f"search.workers={options.search.workers}: a loop of yours trains one trial at a time: "
+            "leave workers out"
+        )
+    if options.devices > 1:
+        raise ConfigError(
+            f"devices={options.devices}: a loop of yours shares its batches by itself: leave it out"
+        )
+    if options.budget.seconds is not None:
+        raise ConfigError(
+            f"budget.seconds={options.budget.seconds:g} needs steps that are timed over all batch "
+            "sizes, and bstune does not run a loop of yours: give budget.examples or budget.steps"
+        )
+    if options.compile is not None:
+        raise ConfigError(
+            f"compile={options.compile}: a loop of yours compiles by itself: leave it out"
+        )
+    if options.trial.batch_size is not None:
+        raise ConfigError(
+            "trial.batch_size asks for one trial, which a loop of yours trains without a study: "
+            "leave it out"
+        )
+
+
+def _paused(
+    options: StudyOptions, assumptions: tuple[str, ...], runners: list[LoopRunner]
+) -> Paused[None]:
+    """Run the study, which pauses while the trial of the runner, the one of ``runners``, is trained."""
+    # A live line would stand in what the loop prints.
+    console = safe_console(markup=False, emoji=False, highlight=False, force_interactive=False)
+
+    def say(line: str) -> None:
+        print_line(console, line)
+
+    for line in assumptions:
+        say(f"assumed: {line}")
+    backend = LoopBackend(options, make_protocol(options, None), say)
+    runner = LoopRunner(backend)
+    runners.append(runner)
+    prepared = prepare(options, None, backend=backend)
+    prepared = replace(prepared, open_processes=lambda count: runner)
+    yield from paused_study(prepared, None, console)
+
+
+@contextmanager
+def _bstunes_part() -> Iterator[None]:
+    """Leave, at the end, the process as the loop had it."""
+    # torch
+    from bstune.trial.processes.process import restored
+
+    with restored(), filtered():
+        name_user(os.environ)
+        quieten(training=False)
+        yield

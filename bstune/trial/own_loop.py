@@ -1,0 +1,570 @@
+"""A trial that a loop of the user's trains: what it is handed, what it reports, and the record that this makes.
+
+A study asks for a trial, the loop trains it and tells what it came to. Nothing here trains::
+
+    for trial in bstune.Study(...):
+        ...
+        if not trial.report(step, loss):
+            break
+        ...
+        trial.finish(seconds=seconds)
+
+What a loop saves of a stopped trial is its own, in a format of its own. Beside it lies a file that
+ends as all states of the study do (:func:`bstune.system.files.own_mark`): by it the saved trial is
+found again, and removed once nothing needs it.
+"""
+
+import json
+import math
+import operator
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Protocol, Self
+
+import numpy as np
+import torch
+from torch import Tensor
+
+import bstune
+from bstune.core.errors import ConfigError
+from bstune.core.records import TrialProtocol, TrialResult, TrialSpec
+from bstune.core.step_time import StepTime, fit_line
+from bstune.core.step_time_law import law_of_trials
+from bstune.options import StudyOptions
+from bstune.system.console import plural
+from bstune.system.files import (
+    Output,
+    is_own,
+    make_inside,
+    may_take,
+    own_mark,
+    saved_beside,
+    whole_file,
+)
+from bstune.trial.backend import TrialBackend
+from bstune.trial.batches.index_stream import endless_indices
+from bstune.trial.devices.device import processor, resolve_device
+from bstune.trial.devices.errors import first_line, is_out_of_memory
+from bstune.trial.devices.randomness import seeded_generators
+from bstune.trial.parts.metric import shortest_decimal
+from bstune.trial.parts.state import TrialState, state_after
+from bstune.trial.parts.verdict import Verdict
+from bstune.trial.processes.workers import Finished
+
+# Seconds of a step that no limit of a study's time holds back: none has been timed yet.
+UNTIMED = StepTime(1e-12, 0.0)
+START_GAP = "start_gap"
+NOT_FINISHED = "its loop went on without trial.finish(seconds=...)"
+SHORT = "its last report was before trial.max_steps: report there too, so that it can go on"
+NOT_SAVED = (
+    "nothing was saved at trial.save_to when trial {number} was stopped: trials that go on start "
+    "afresh, from their first step"
+)
+
+
+class Noise(Protocol):
+    """What has measured a noise scale, as :class:`bstune.LoopNoiseScale` does."""
+
+    measurements: tuple[tuple[int, float, float], ...]
+
+
+class LoopTrial:
+    """One trial of a study, for a loop of yours: the values to train with, and where its evaluations are told.
+
+    What the study searches besides is an attribute too, by its name, as ``trial.dropout``.
+
+    Args:
+        spec: what it is asked to do.
+        state: how far the part of it was trained that it continues.
+        verdict: ends it.
+        metric: the name of what is reported.
+        save_to: where the loop may save it.
+        resume_from: what was saved of the part that it continues; None: it starts afresh.
+        is_exact: whether nothing past ``max_steps`` can be used.
+        needs_seconds: whether the objective is one of time.
+        now: a monotonic clock, in seconds.
+    """
+
+    def __init__(
+        self,
+        spec: TrialSpec,
+        state: TrialState,
+        verdict: Verdict,
+        metric: str,
+        save_to: Path,
+        resume_from: Path | None,
+        is_exact: bool,
+        needs_seconds: bool,
+        now: Callable[[], float],
+    ) -> None:
+        self._spec = spec
+        self._needs_seconds = needs_seconds
+        self._state = state
+        self._verdict = verdict
+        self._is_exact = is_exact
+        self._now = now
+        self._began = now()
+        self._finished: Finished | None = None
+        self._went_on = True
+        self.metric = metric
+        self.save_to = save_to
+        self.resume_from = resume_from
+
+    @property
+    def spec(self) -> TrialSpec:
+        """What it is asked to do."""
+        return self._spec
+
+    @property
+    def batch_size(self) -> int:
+        """Examples per step of the optimizer, all accumulated ones and all devices together."""
+        return self._spec.batch_size
+
+    @property
+    def lr(self) -> float:
+        """The learning rate."""
+        return self._spec.lr
+
+    @property
+    def seed(self) -> int:
+        """Of the initial weights, the order of the data and the augmentation."""
+        return self._spec.seed
+
+    @property
+    def number(self) -> int:
+        """Its number in the study."""
+        return self._spec.number
+
+    @property
+    def first_step(self) -> int:
+        """Steps that were reported of the part that it continues; 0: it starts afresh."""
+        return self._state.first_step
+
+    @property
+    def max_steps(self) -> int:
+        """The step after which it ends for now, counted from its very first one."""
+        return self._state.last_step
+
+    @property
+    def hyperparameters(self) -> Mapping[str, int | float]:
+        """What the study searches besides, by name."""
+        return self._spec.hyperparameters
+
+    @property
+    def finished(self) -> Finished | None:
+        """How it ended; None before :meth:`finish`."""
+        return self._finished
+
+    def __getattr__(self, name: str) -> int | float:
+        searched = {} if name.startswith("_") else self._spec.hyperparameters
+        if name not in searched:
+            raise AttributeError(f"a trial has no {name!r}")
+        return searched[name]
+
+    def __repr__(self) -> str:
+        values = {"batch_size": self.batch_size, "lr": self.lr, "seed": self.seed}
+        stated = {**values, **self.hyperparameters, "max_steps": self.max_steps}
+        return f"LoopTrial({', '.join(f'{name}={value!r}' for name, value in stated.items())})"
+
+    def batches(self, examples: int) -> Iterator[Tensor]:
+        """Yield the indices of one batch after another, (batch_size,) int64, for as long as one asks.
+
+        They are of one shuffled epoch after another, each batch of exactly ``batch_size`` examples,
+        and go on after ``first_step`` of them: the same as in a study of a module with the trial's
+        seed. A DataLoader takes them as its ``batch_sampler``.
+
+        Args:
+            examples: in the training data.
+
+        Raises:
+            ConfigError: where there are fewer of them than in a batch.
+        """
+        if self.batch_size > examples:
+            raise ConfigError(
+                f"batch size {self.batch_size} is larger than the data set ({examples} examples): lower "
+                "the largest of batch_sizes"
+            )
+        order, _ = seeded_generators(self.seed, "cpu", 2)
+        return endless_indices(examples, self.batch_size, order, first=self.first_step)
+
+    def report(self, step: int, value: Any) -> bool:
+        """Tell the metric after a step, and hear whether to go on.
+
+        Args:
+            step: how many steps of the optimizer were taken, those of an earlier part included; 0
+                before the first one, by which it is told later that the trial has diverged.
+            value: of the target's metric: a number, or a tensor or an array of one. One that is not
+                finite ends the trial as diverged.
+
+        Returns:
+            Whether to train on. Once it is False it stays so, and further values are left out.
+
+        Raises:
+            ConfigError: for a value that is no number, and a step that does not rise.
+        """
+        if self._finished is not None:
+            raise ConfigError(f"trial {self.number} is finished: report before trial.finish()")
+        steps = _whole_number(step)
+        number = _number(value)
+        if not self._went_on:
+            return False
+        if steps == 0 and not self._state.history and self.first_step == 0:
+            if math.isfinite(number):
+                self._verdict.begin(number)
+            return True
+        self._check_rises(steps)
+        self._state.steps = steps
+        self._verdict.judge(number if math.isfinite(number) else None, loss=0.0)
+        is_late = self._is_out_of_time()
+        self._went_on = not self._state.ended and not is_late
+        return self._went_on
+
+    def finish(self, seconds: float | None = None, noise: Noise | None = None) -> None:
+        """Tell that the trial has ended, once, after its last report.
+
+        Args:
+            seconds: of the training alone since it was handed over, evaluation and start-up left
+                out; of these the seconds of a step are made. None: they were not measured, and no
+                time to target is told.
+            noise: what has measured the noise scale meanwhile, which the study then takes in.
+
+        Raises:
+            ConfigError: where it was told before, nothing was reported, or the seconds are none.
+        """
+        if self._finished is not None:
+            raise ConfigError(
+                f"trial {self.number} is finished already: call finish() once a trial"
+            )
+        taken = None if seconds is None else _seconds(seconds)
+        state = self._state
+        own_steps = state.steps - state.first_step
+        if own_steps == 0:
+            raise ConfigError(
+                f"trial {self.number} ended without an evaluation, and a trial ends by its metric: "
+                f"call trial.report(step, value) with {self.metric} before trial.finish()"
+            )
+        if taken is None and self._needs_seconds:
+            raise ConfigError(
+                "an objective of time needs the seconds of training: call trial.finish(seconds=...), or "
+                "give objective='steps'"
+            )
+        if self._went_on:
+            state.message = SHORT
+        wall_seconds = self._now() - self._began
+        record = TrialResult.unmeasured(
+            self._spec,
+            state.status,
+            steps=state.steps,
+            examples=state.steps * self.batch_size,
+            steps_low=state.steps_low,
+            train_seconds=wall_seconds if taken is None else taken,
+            wall_seconds=wall_seconds,
+            seconds_per_step=taken / own_steps if taken else None,
+            versions={"bstune": bstune.__version__},
+            history=tuple(state.history),
+            message=state.message,
+            noise_scale=() if noise is None else tuple(noise.measurements),
+        )
+        self._finished = Finished(self._spec, record)
+
+    def fail(self, error: BaseException) -> None:
+        """Tell, in place of :meth:`finish`, that an error has ended the trial: memory that ran out, or any other.
+
+        A batch size that is out of memory bounds those that come; any other error counts as a
+        failure, of which three in a row end the study.
+        """
+        if self._finished is not None:
+            raise ConfigError(
+                f"trial {self.number} is finished already: call fail() or finish() once"
+            )
+        status = "out of memory" if is_out_of_memory(error) else "failed"
+        self._end(status, first_line(error))
+
+    def abandon(self) -> Finished:
+        """Give how it ended; where the loop has not said so, it has failed."""
+        if self._finished is None:
+            self._end("failed", NOT_FINISHED)
+        assert self._finished is not None  # noqa: S101 (set just now)
+        return self._finished
+
+    def _end(self, status: Any, message: str) -> None:
+        state = self._state
+        record = TrialResult.unmeasured(
+            self._spec,
+            status,
+            steps=state.steps,
+            examples=state.steps * self.batch_size,
+            steps_low=state.steps_low,
+            wall_seconds=self._now() - self._began,
+            history=tuple(state.history),
+            message=message,
+        )
+        self._finished = Finished(self._spec, record)
+
+    @property
+    def worth_saving(self) -> bool:
+        """Whether it has been stopped, so that it may be asked to go on: then it is saved at ``save_to``."""
+        return not self._went_on and self._state.status == "stopped"
+
+    @property
+    def start_gap(self) -> float | None:
+        """How far from the target it was before training; None: that was not reported."""
+        return self._verdict.start_gap
+
+    def _is_out_of_time(self) -> bool:
+        limit = self._spec.max_seconds
+        return limit is not None and self._now() - self._began > limit
+
+    def _check_rises(self, steps: int) -> None:
+        """Refuse a step that does not lie after the last one."""
+        state = self._state
+        if (
+            steps <= state.steps
+            and state.steps == state.first_step
+            and self.resume_from is not None
+        ):
+            raise ConfigError(
+                f"trial {self.number} continues one of {plural(state.first_step, 'step')}, but reports "
+                f"step {steps}: load trial.resume_from, and count on from there"
+            )
+        if steps <= state.steps:
+            raise ConfigError(
+                f"the steps that trial {self.number} reports must rise, but step {steps} comes after "
+                f"{state.steps}: report the optimizer's steps since the trial's first one"
+            )
+        if self._is_exact and steps > state.last_step:
+            raise ConfigError(
+                f"trial {self.number} reports step {steps}, past the {state.last_step} of its budget, at "
+                "which trials are compared: end it at trial.max_steps, and report there"
+            )
+
+
+def _whole_number(step: object) -> int:
+    """Read a step, which may be a number of numpy's."""
+    try:
+        steps = operator.index(step)  # type: ignore[arg-type]
+    except TypeError:
+        steps = -1
+    if isinstance(step, bool) or steps < 0:
+        raise ConfigError(f"trial.report needs a whole number of steps, but got {step!r:.60}")
+    return steps
+
+
+def _number(value: object) -> float:
+    """Read a value, which may be a tensor or an array of one number."""
+    found = value
+    try:
+        found = value.item() if hasattr(value, "item") else value
+    except (RuntimeError, ValueError, TypeError):
+        found = None
+    if isinstance(found, bool | str | bytes) or not hasattr(found, "__float__"):
+        raise ConfigError(f"trial.report needs a number as its value, but got {value!r:.60}")
+    number = float(found)
+    # What a tensor's item() gives of a float32 does not say that it was one.
+    with np.errstate(over="ignore"):
+        is_float32 = float(np.float32(number)) == number
+    return shortest_decimal(number) if is_float32 else number
+
+
+def _seconds(seconds: object) -> float:
+    is_number = isinstance(seconds, int | float) and not isinstance(seconds, bool)
+    if not is_number or not 0.0 < seconds < math.inf:  # type: ignore[operator]
+        raise ConfigError(
+            f"trial.finish needs the seconds of training, a positive number, but got {seconds!r:.60}"
+        )
+    return float(seconds)  # type: ignore[arg-type]
+
+
+class LoopBackend(TrialBackend):
+    """Hands a study's trials to a loop of the user's, one after another.
+
+    Args:
+        options: of the study.
+        protocol: of all trials.
+        say: takes lines.
+        now: a monotonic clock, in seconds.
+    """
+
+    description = "a loop of yours"
+    notes = ("seconds are the trials' own, as no step was timed before",)
+
+    def __init__(
+        self,
+        options: StudyOptions,
+        protocol: TrialProtocol,
+        say: Callable[[str], None],
+        now: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._protocol = protocol
+        self._is_exact = options.search.objective == "loss"
+        self._needs_seconds = options.search.objective in ("time", "both")
+        self._say = say
+        self._now = now
+        # Batch size and seconds of a step of each trial that told them.
+        self._timed: list[tuple[int, float]] = []
+        self._tau: Callable[[float], float] = UNTIMED
+        self.continues = True
+        device = resolve_device(options.device, "device")
+        is_cpu = device.type == "cpu"
+        self.device = "cpu" if is_cpu else torch.cuda.get_device_name(device)
+        self.device_kind = f"cpu of {processor()}" if is_cpu else self.device
+        self.frozen_settings = {"device": self.device}
+        self.versions = {"bstune": bstune.__version__}
+
+    @property
+    def knows_step_time(self) -> bool:  # type: ignore[override]
+        """Whether a trial has told its seconds."""
+        return bool(self._timed)
+
+    def step_time(self, batch_size: float) -> float:
+        """Give the seconds of a step by what the trials so far have told; next to none before."""
+        return self._tau(batch_size)
+
+    def look_back(self, done: Sequence[TrialResult], folder: Output) -> None:
+        """Take in the seconds of earlier trials, and whether any was saved."""
+        for record in done:
+            self._take_seconds(record)
+        resumed = {record.resumed_from for record in done}
+        stopped = [
+            record for record in done if record.status == "stopped" and record.number not in resumed
+        ]
+        if stopped:
+            self.continues = any(self.resumable(record.number, folder) for record in stopped)
+
+    def resumable(self, number: int, folder: Output) -> bool:
+        """Say whether the loop has saved a stopped trial."""
+        return is_own(folder.state(number)) and _is_there(saved_beside(folder.state(number)))
+
+    def hand_over(
+        self, spec: TrialSpec, folder: Output, resumed_from: TrialResult | None
+    ) -> LoopTrial:
+        """Make a trial for the loop."""
+        make_inside(folder.states)
+        # Marked before anything is saved, so that it is found whatever ends this process.
+        self._mark(folder.state(spec.number), None)
+        protocol = self._protocol.of(spec)
+        last_step = spec.max_steps or protocol.last_step(spec.batch_size)
+        resume_from: Path | None = None
+        start_gap: float | None = None
+        state = TrialState(first_step=0, last_step=last_step, steps=0)
+        if resumed_from is not None and self.resumable(resumed_from.number, folder):
+            before = folder.state(resumed_from.number)
+            resume_from = saved_beside(before)
+            start_gap = _read_start_gap(before)
+            state = state_after(resumed_from, 0, last_step)
+        return LoopTrial(
+            spec if resume_from is not None else replace(spec, resumed_from=None),
+            state,
+            Verdict(
+                state,
+                protocol.target,
+                protocol.divergence,
+                start_gap,
+                may_begin_met=spec.goal is not None,
+            ),
+            protocol.target.metric,
+            saved_beside(folder.state(spec.number)),
+            resume_from,
+            self._is_exact,
+            self._needs_seconds,
+            self._now,
+        )
+
+    def take_back(self, trial: LoopTrial, folder: Output) -> Finished:
+        """Take a trial that its loop has ended, or has gone on without."""
+        finished = trial.abandon()
+        record = finished.result()
+        record = replace(record, device=self.device)
+        self._take_seconds(record)
+        self._keep_saved(trial, record, folder)
+        return replace(finished, record=record)
+
+    def _take_seconds(self, record: TrialResult) -> None:
+        if not record.seconds_per_step:
+            return
+        self._timed.append((record.batch_size, record.seconds_per_step))
+        self._tau = law_of_trials(self._timed) or fit_line(self._timed)
+
+    def _mark(self, state: Path, start_gap: float | None) -> None:
+        """Write the file by which what a loop has saved beside it is the study's."""
+        if may_take(state):
+            with whole_file(state) as file:
+                text = json.dumps({START_GAP: start_gap})
+                file.write(text.encode() + b"\n" + own_mark(state))
+
+    def _keep_saved(self, trial: LoopTrial, record: TrialResult, folder: Output) -> None:
+        """Mark what the loop has saved of a stopped trial as the study's; say so where it has saved nothing."""
+        if record.status != "stopped":
+            return
+        if _is_there(trial.save_to):
+            self._mark(folder.state(trial.number), trial.start_gap)
+        elif self.continues:
+            self.continues = False
+            self._say(NOT_SAVED.format(number=trial.number))
+
+
+def _is_there(saved: Path) -> bool:
+    """Say whether something was saved: a file, or a folder with something in it."""
+    if saved.is_dir():
+        return any(saved.iterdir())
+    return saved.exists()
+
+
+def _read_start_gap(state: Path) -> float | None:
+    """Read how far from the target a saved trial was before training; None: it was not told."""
+    first = state.read_bytes().partition(b"\n")[0]
+    try:
+        found = json.loads(first)[START_GAP]
+    except (ValueError, KeyError, TypeError):
+        return None
+    return found if isinstance(found, float) else None
+
+
+class LoopRunner:
+    """Runs a study's trials as a loop of the user's trains them: what it waits for has ended before.
+
+    Args:
+        backend: hands trials over, and takes them back.
+    """
+
+    count = 1
+
+    def __init__(self, backend: LoopBackend) -> None:
+        self._backend = backend
+        self._folder: Output | None = None
+        self.trial: LoopTrial | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.trial = None
+
+    @property
+    def free(self) -> bool:
+        """Whether the loop has no trial."""
+        return self.trial is None
+
+    @property
+    def running(self) -> list[TrialSpec]:
+        """The trial that the loop has."""
+        return [] if self.trial is None else [self.trial.spec]
+
+    def start(self, spec: TrialSpec, output: Output, resumed_from: TrialResult | None) -> None:
+        """Make a trial for the loop, which gets it at the study's next pause."""
+        self._folder = output
+        self.trial = self._backend.hand_over(spec, output, resumed_from)
+
+    def wait(self) -> Finished:
+        """Take the trial back, which has failed where the loop has not ended it."""
+        assert self.trial is not None  # noqa: S101 (it was started)
+        assert self._folder is not None  # noqa: S101 (likewise)
+        trial, self.trial = self.trial, None
+        return self._backend.take_back(trial, self._folder)
+
+    def poll(self) -> Iterator[Finished]:
+        """Yield the trial that the loop has ended, where it is not waited for any more."""
+        if self.trial is not None and self.trial.finished is not None:
+            yield self.wait()

@@ -1,0 +1,677 @@
+"""Loops of one's own under a study: the same trials as bstune.tune, kills, and what a loop may do wrong."""
+
+import importlib
+import math
+import signal
+import subprocess
+import sys
+from contextlib import chdir
+from functools import partial
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from lightning.pytorch import LightningModule
+from projects.own_loop.digits import TRAIN, VAL, make_model, validate
+from test_pieces import python_blocks
+from test_study import without_clock
+from toolbox import FakeTime, make_spec
+from torch.nn.functional import cross_entropy
+from torch.utils.data import DataLoader, TensorDataset
+
+import bstune
+from bstune.core.errors import ConfigError, StudyError
+from bstune.core.records import Target
+from bstune.system.files import Output, keep_trials, own_mark
+from bstune.trial.backend import make_protocol
+from bstune.trial.own_loop import LoopBackend, LoopTrial
+from bstune.trial.parts.state import TrialState
+from bstune.trial.parts.verdict import Verdict
+
+LOOPS = ("bare", "fabric", "huggingface")
+EVERY_STEP = [
+    "protocol.evaluation_ratio=1.0001",
+    "protocol.evaluation_share=1.0",
+    "protocol.evaluation_cost=1e-9",
+]
+TESTS = Path(__file__).parent
+README = TESTS.parent / "bstune" / "README.md"
+
+
+def arguments(**changes):
+    """Return the arguments of a study of digits whose objective depends on no clock."""
+    own = {
+        "target": "val_loss<=0.7",
+        "batch_sizes": (16, 256),
+        "reference": (32, 0.2),
+        "budget": bstune.Budget(steps=1, examples=20_000),
+        "objective": "steps",
+        "trials": 6,
+        "name": "digits",
+        "mlflow": False,
+        "options": ["search.replicates=1", "protocol.noise_scale_every=null"],
+    }
+    return own | changes
+
+
+def loop_of(name):
+    """Return a loop's function; skip where its package is missing."""
+    if name == "huggingface":
+        pytest.importorskip("transformers", reason="Hugging Face's transformers is not installed")
+    return importlib.import_module(f"projects.own_loop.{name}").train
+
+
+@pytest.fixture(autouse=True)
+def _in_a_folder_of_its_own(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("bstune.study.report.draw_curve", lambda *arguments: None)  # takes a second
+
+
+class Digits(LightningModule):
+    def __init__(self, lr):
+        super().__init__()
+        self.lr = lr
+        self.net = make_model()
+
+    def training_step(self, batch, batch_idx):
+        return cross_entropy(self.net(batch[0]), batch[1])
+
+    def validation_step(self, batch, batch_idx):
+        self.log("val_loss", cross_entropy(self.net(batch[0]), batch[1]))
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=self.lr)
+
+
+@pytest.fixture(scope="module")
+def tuned(tmp_path_factory):
+    """Return the trials of bstune.tune on the model that the loops train, evaluated after each step."""
+    data = DataLoader(TensorDataset(*TRAIN), 32), DataLoader(TensorDataset(*VAL), 300)
+    stated = arguments()
+    stated["options"] = [*stated["options"], *EVERY_STEP]
+    with chdir(tmp_path_factory.mktemp("tuned")):
+        return bstune.tune(Digits, data, workers=0, survey=False, **stated).records
+
+
+def in_tunes_order():
+    """Return a Trainer that reads its data as a study of a module does, in place of an order of its own."""
+    from transformers import Trainer
+
+    from bstune.integrations.huggingface import TrialCallback
+
+    class InTunesOrder(Trainer):
+        def get_train_dataloader(self):
+            (callback,) = (
+                one for one in self.callback_handler.callbacks if isinstance(one, TrialCallback)
+            )
+            batches = callback._trial.batches(len(self.train_dataset))
+            # They go on where the trial did.
+            self.args.ignore_data_skip = True
+            return DataLoader(
+                self.train_dataset, batch_sampler=batches, collate_fn=self.data_collator
+            )
+
+    return InTunesOrder
+
+
+def run_loop(name, trials=None):
+    """Train a study's trials, or those that are given, by a loop; return their records."""
+    train, study = loop_of(name), study_of(name)
+    more = {"trainer_class": in_tunes_order()} if name == "huggingface" else {}
+    train(study if trials is None else trials(study), every=1, **more)
+    return study.result.records
+
+
+def study_of(name):
+    metric = "eval_loss" if name == "huggingface" else "val_loss"
+    return bstune.Study(**arguments(target=f"{metric}<=0.7"))
+
+
+def assert_same(records, expected, exactly):
+    """Compare what depends on no clock."""
+    assert len(records) == len(expected)
+    for record, other in zip(records, expected, strict=True):
+        *decided, history = without_clock(record)
+        *decided_by_other, history_of_other = without_clock(other)
+        assert decided == decided_by_other
+        if exactly:
+            assert history == history_of_other
+        else:
+            assert np.array(history) == pytest.approx(np.array(history_of_other), rel=1e-6)
+
+
+@pytest.mark.parametrize("name", LOOPS)
+@pytest.mark.filterwarnings(
+    "ignore"
+)  # advice of Lightning and transformers to whoever trains a toy
+def test_a_loop_has_the_trials_of_tune(name, tuned):
+    records = run_loop(name)
+    assert any(record.resumed_from is not None for record in records)
+    # Hugging Face's Trainer averages the loss of its evaluation once more.
+    assert_same(records, tuned, exactly=name != "huggingface")
+
+
+KILLED = """
+import os, signal, sys
+sys.path.insert(0, {tests!r})
+from test_own_loop import run_loop
+
+
+def kill(step, value):
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def killed(study):
+    for trial in study:
+        if trial.resume_from is not None:
+            trial.report = kill
+        yield trial
+
+
+run_loop({name!r}, killed)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", LOOPS)
+@pytest.mark.filterwarnings("ignore")
+def test_a_loop_that_is_killed_goes_on_where_it_was(name, tuned):
+    loop_of(name)
+    script = KILLED.format(tests=str(TESTS), name=name)
+    ended = subprocess.run([sys.executable, "-c", script], capture_output=True, timeout=280)
+    assert ended.returncode == -signal.SIGKILL, ended.stderr
+    records = run_loop(name)
+    (cut_short,) = (record for record in records if record.status == "failed")
+    assert cut_short.resumed_from is not None
+    finished = [record for record in records if record.status != "failed"]
+    assert_same(finished, tuned, exactly=name != "huggingface")
+    # What was saved of trials that nothing continues any more is gone.
+    left = {path.name for path in Path("outputs/digits/states").iterdir()}
+    continued = {record.resumed_from for record in finished}
+    assert not {f"trial-{number}.saved" for number in continued} & left
+
+
+def quadratic(**changes):
+    """Return a study of a noisy quadratic, whose loop takes no time."""
+    own = {"target": "loss<=0.2", "batch_sizes": (8, 1024), "reference": (64, 0.1)}
+    own |= {"budget": bstune.Budget(steps=200, examples=100_000), "name": "quadratic"}
+    own["options"] = ["search.replicates=0"]
+    return bstune.Study(**arguments(**own | {"trials": 4} | changes))
+
+
+def descend(trial, saves=True, seconds_per_step=None, ends=None):
+    """Train a trial to its end, or to ``ends``."""
+    weights = np.ones(10) if trial.resume_from is None else np.load(trial.resume_from)
+    step, goes_on = trial.first_step, True
+    if step == 0:
+        trial.report(0, (weights**2).mean())
+    while goes_on and step != ends:
+        noise = np.random.default_rng([trial.seed, step]).normal(size=10)
+        weights = weights - trial.lr * (weights + 3 * noise / math.sqrt(trial.batch_size))
+        step += 1
+        goes_on = trial.report(step, (weights**2).mean())
+    if saves:
+        with open(trial.save_to, "wb") as file:
+            np.save(file, weights)
+    return None if seconds_per_step is None else seconds_per_step * (step - trial.first_step)
+
+
+def train_all(study, body):
+    for trial in study:
+        body(trial)
+
+
+def made_trial(goal=0.2, clock=None, **changes):
+    """Return a trial of at most 20 steps, without a study."""
+    state = TrialState(first_step=0, last_step=20, steps=0)
+    return LoopTrial(
+        spec=make_spec(**changes),
+        state=state,
+        verdict=Verdict(state, Target("loss", goal, "min"), divergence=10.0),
+        metric="loss",
+        save_to=Path("saved"),
+        resume_from=None,
+        is_exact=False,
+        needs_seconds=False,
+        now=clock or FakeTime(),
+    )
+
+
+def values_of(trial):
+    return trial.batch_size, trial.lr, trial.seed, trial.max_steps
+
+
+def test_a_trial_has_what_it_is_to_be_trained_with():
+    study = quadratic(tunable={"decay": (0.1, 0.3)}, trials=1)
+    for trial in study:
+        assert (trial.batch_size, trial.lr, trial.number, trial.first_step) == (64, 0.1, 0, 0)
+        assert trial.max_steps == 1563
+        assert trial.resume_from is None
+        assert trial.decay == trial.hyperparameters["decay"] == pytest.approx(0.2)
+        assert "decay=" in repr(trial)
+        with pytest.raises(AttributeError, match="no 'dropout'"):
+            _ = trial.dropout
+        with pytest.raises(ConfigError, match="larger than the data set"):
+            trial.batches(63)
+        trial.finish(seconds=descend(trial, seconds_per_step=0.5))
+    (record,) = study.result.records
+    assert record.seconds_per_step == 0.5
+    assert record.train_seconds == 0.5 * record.steps
+    assert record.device == "cpu"
+
+
+def test_each_batch_has_as_many_examples_and_goes_on_after_a_part():
+    for trial in quadratic(batch_sizes=(8, 64), trials=1):
+        batches = trial.batches(100)
+        drawn = [next(batches).tolist() for _ in range(25)]
+        assert {len(batch) for batch in drawn} == {64}
+        of_epochs = np.array(drawn).reshape(-1, 100)
+        assert (np.sort(of_epochs, axis=1) == np.arange(100)).all()
+        trial._state.first_step = 3
+        assert next(trial.batches(100)).tolist() == drawn[3]
+        break
+
+
+def left(body):
+    """Leave a study's loop by what a body raises or by a break; return what was asked then, and next."""
+    asked = []
+    try:
+        for trial in quadratic():
+            asked.append(values_of(trial))
+            if len(asked) == 3:
+                body(trial)
+                break
+            descend(trial)
+            trial.finish()
+    except (ValueError, KeyboardInterrupt):
+        pass
+    again = next(iter(quadratic()))
+    return asked, values_of(again)
+
+
+def raising(error):
+    def body(trial):
+        raise error
+
+    return body
+
+
+@pytest.mark.parametrize(
+    "body", [raising(ValueError("mine")), raising(KeyboardInterrupt()), lambda trial: None]
+)
+def test_a_trial_whose_loop_is_left_is_said_and_asked_again(body, caplog):
+    asked, again = left(body)
+    assert "trial 2" in caplog.text
+    assert "was cut short" in caplog.text
+    assert again == asked[2]
+
+
+def test_a_trial_that_is_finished_is_stored_though_its_loop_is_left():
+    def finish(trial):
+        descend(trial)
+        trial.finish()
+
+    asked, again = left(finish)
+    assert again not in asked
+
+
+def test_a_loop_that_goes_on_without_finish_is_asked_again_until_it_is_too_often():
+    asked = []
+
+    def forget(trial):
+        asked.append(values_of(trial))
+        trial.report(1, 1.0)
+
+    with pytest.raises(StudyError, match=r"first 3 trials all failed, .*without trial\.finish"):
+        train_all(quadratic(), forget)
+    assert asked[0] == asked[1]
+    assert [record.status for record in quadratic().result.records] == ["failed"] * 3
+    # Twice is no end: it is tried elsewhere, and the study goes on.
+    for trial in quadratic():
+        descend(trial)
+        trial.finish()
+    assert quadratic().result.records[-1].status == "reached"
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, torch.tensor(math.nan), np.float32("nan")])
+def test_a_value_that_is_not_finite_ends_a_trial_as_diverged(value):
+    trial = made_trial()
+    assert trial.report(1, 1.0)
+    assert not trial.report(2, value)
+    assert not trial.report(3, 1.0)
+    assert not trial.worth_saving
+    trial.finish()
+    record = trial.finished.result()
+    assert (record.status, record.steps, record.steps_low) == ("diverged", 2, 2)
+    assert record.history == ((1, 1.0), (2, None))
+
+
+@pytest.mark.parametrize("value", [np.float32(0.1), torch.tensor([0.1]), torch.tensor(0.1).item()])
+def test_a_float32_meets_the_target_that_it_is_written_as(value):
+    assert not made_trial(goal=0.1).report(1, value)
+
+
+@pytest.mark.parametrize(
+    ("reports", "status", "steps", "steps_low", "worth_saving"),
+    [
+        ([(0, 1.2), (1, 100.0)], "diverged", 1, 1, False),
+        ([(1, 100.0), (3, 0.1)], "reached", 3, 1, False),
+        ([(2, 0.2)], "reached", 2, 0, False),
+        ([(10, 0.5), (20, 0.4)], "stopped", 20, 20, True),
+        ([(10, 0.5), (25, 0.4)], "stopped", 25, 25, True),
+    ],
+)
+def test_how_a_trial_ends(reports, status, steps, steps_low, worth_saving):
+    trial = made_trial()
+    assert [trial.report(*report) for report in reports] == [True] * (len(reports) - 1) + [False]
+    assert trial.worth_saving == worth_saving
+    trial.finish(seconds=0.5)
+    record = trial.finished.result()
+    assert (record.status, record.steps, record.steps_low) == (status, steps, steps_low)
+    assert record.history == tuple(report for report in reports if report[0] > 0)
+    assert (record.seconds_per_step, record.message is None) == (0.5 / steps, status != "diverged")
+
+
+def test_a_trial_ends_with_the_studys_time():
+    clock = FakeTime()
+    trial = made_trial(clock=clock, max_seconds=10.0)
+    assert trial.report(1, 1.0)
+    clock.sleep(11.0)
+    assert not trial.report(2, 1.0)
+    trial.finish(seconds=3.0)
+    record = trial.finished.result()
+    assert (record.status, record.message, record.wall_seconds) == ("stopped", None, 11.0)
+
+
+def test_a_trial_that_its_loop_ends_early_is_told_how_to_go_on():
+    trial = made_trial()
+    assert trial.report(15, 1.0)
+    trial.finish()
+    record = trial.finished.result()
+    assert (record.status, record.steps) == ("stopped", 15)
+    assert "before trial.max_steps" in record.message
+
+
+@pytest.mark.parametrize(
+    ("misuse", "message"),
+    [
+        (lambda trial: trial.report(1, "0.5"), "needs a number as its value, but got '0.5'"),
+        (lambda trial: trial.report(1, True), "needs a number as its value"),
+        (lambda trial: trial.report(1, torch.ones(2)), "needs a number as its value"),
+        (lambda trial: trial.report(1, None), "needs a number as its value, but got None"),
+        (lambda trial: trial.report(1.5, 1.0), r"a whole number of steps, but got 1\.5"),
+        (lambda trial: trial.report(-1, 1.0), "a whole number of steps, but got -1"),
+        (lambda trial: trial.report(5, 1.0), "must rise, but step 5 comes after 5"),
+        (lambda trial: trial.report(4, 1.0), "must rise, but step 4 comes after 5"),
+        (lambda trial: trial.report(0, 1.0), "must rise, but step 0 comes after 5"),
+        (lambda trial: trial.finish(seconds="1"), "a positive number, but got '1'"),
+        (lambda trial: trial.finish(seconds=0.0), r"a positive number, but got 0\.0"),
+        (lambda trial: trial.finish(seconds=math.nan), "a positive number, but got nan"),
+        (lambda trial: (trial.finish(), trial.finish()), r"call finish\(\) once a trial"),
+        (lambda trial: (trial.finish(), trial.fail(OSError())), r"fail\(\) or finish\(\) once"),
+        (lambda trial: (trial.finish(), trial.report(6, 1.0)), r"report before trial\.finish"),
+    ],
+)
+def test_what_a_loop_may_not_do(misuse, message):
+    trial = made_trial()
+    trial.report(5, 1.0)
+    with pytest.raises(ConfigError, match=message):
+        misuse(trial)
+
+
+@pytest.mark.parametrize(
+    ("changes", "body", "message"),
+    [
+        ({}, lambda trial: trial.finish(), "trial 0 ended without an evaluation"),
+        ({}, lambda trial: trial.report(0, 0.1), "is met before training"),
+        (
+            {"objective": "time"},
+            lambda trial: (trial.report(1, 0.1), trial.finish()),
+            r"objective of time needs the seconds .* objective='steps'",
+        ),
+        (
+            {"objective": "loss", "target": "loss"},
+            lambda trial: trial.report(trial.max_steps + 1, 1.0),
+            r"past the \d+ of its budget",
+        ),
+    ],
+)
+def test_what_a_trial_may_not_come_to(changes, body, message):
+    with pytest.raises(ConfigError, match=message):
+        train_all(quadratic(**changes), body)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"workers": 2, "options": ["hardware.enabled=true"]}, "workers"),
+        ({"options": ["devices=2"]}, "devices=2: a loop of yours"),
+        ({"options": ["compile=default"]}, "compile=default: a loop of yours"),
+        (
+            {"options": ["trial.batch_size=8", "trial.lr=0.1"]},
+            "trial.batch_size asks for one trial",
+        ),
+        (
+            {"objective": "loss", "target": "loss", "options": ["budget.seconds=5"]},
+            r"budget\.seconds=5 needs steps that are timed",
+        ),
+        ({"trainer": {"max_epochs": 1}}, "trainer holds arguments of Lightning's Trainer"),
+    ],
+)
+def test_what_a_study_for_a_loop_cannot_have(changes, message, tmp_path):
+    with pytest.raises(ConfigError, match=message):
+        next(iter(quadratic(**changes)))
+    assert not (tmp_path / "outputs").exists()
+
+
+def test_a_study_with_a_module_has_no_loop():
+    data = DataLoader(TensorDataset(*TRAIN), 32), DataLoader(TensorDataset(*VAL), 300)
+    study = bstune.Study(Digits, data, **arguments(workers=0, survey=False))
+    with pytest.raises(ConfigError, match=r"trains its trials by itself: study\.run\(\)"):
+        iter(study)
+
+
+@pytest.mark.parametrize(
+    ("error", "status"), [(MemoryError("no room"), "out of memory"), (OSError("gone"), "failed")]
+)
+def test_a_trial_that_an_error_ends(error, status):
+    study = quadratic(trials=2)
+    for trial in study:
+        if trial.number == 1:
+            trial.fail(error)
+            continue
+        descend(trial)
+        trial.finish()
+    record = study.result.records[1]
+    assert (record.status, record.message) == (status, str(error))
+
+
+def test_a_loop_that_saves_nothing_starts_afresh_which_is_said_once(capsys):
+    asked, stopped = [], []
+    for call in range(2):
+        for trial in quadratic(trials=12, target="loss<=0.01", reference=(64, 0.02)):
+            asked.append(trial.resume_from)
+            descend(trial, saves=False)
+            trial.finish()
+            stopped += [trial.number] * trial.worth_saving
+            # Another process knows of the trials before by the study alone.
+            if call == 0 and len(stopped) == 2:
+                break
+    assert len(stopped) > 2
+    assert set(asked) == {None}
+    assert capsys.readouterr().out.count("nothing was saved at trial.save_to") == 1
+
+
+def blocks_of_the_readme():
+    """Return the blocks of the section on loops, each by a name that it alone has."""
+    blocks = python_blocks(README, "A loop of your own")
+    names = ("make_model()\n", "TrialCallback", "LoopNoiseScale")
+    found = {name: [block for block in blocks if name in block] for name in names}
+    assert [len(one) for one in found.values()] == [1, 1, 1]
+    return [one for (one,) in found.values()]
+
+
+@pytest.fixture
+def quick_study(monkeypatch):
+    """Let a block's study be a quick one."""
+    quick = {"trials": 4, "objective": "steps", "mlflow": False}
+    quick["options"] = ["search.replicates=0"]
+    monkeypatch.setattr(bstune, "Study", partial(bstune.Study, **quick))
+
+
+@pytest.mark.usefixtures("quick_study")
+def test_the_readmes_loop(capsys):
+    block, *_ = blocks_of_the_readme()
+    images, labels = TRAIN
+    names = {"make_model": make_model, "validate": validate, "images": images, "labels": labels}
+    exec(block, names)  # noqa: S102
+    assert len(names["study"].result.records) >= 4
+    assert names["study"].result.best.reached
+    loop = block.split("for trial in study:\n")[1].split("print(")[0]
+    assert loop.count("\n") < 30
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("quick_study")
+@pytest.mark.filterwarnings("ignore")
+def test_the_readmes_loop_of_hugging_face():
+    pytest.importorskip("transformers", reason="Hugging Face's transformers is not installed")
+    from projects.own_loop.huggingface import Classifier, rows
+
+    _, block, _ = blocks_of_the_readme()
+    names = {"make_model": Classifier, "train": rows(*TRAIN), "val": rows(*VAL)}
+    exec(block.replace("(8, 512)", "(8, 64)"), names)  # noqa: S102
+    (folder,) = Path("outputs").iterdir()
+    assert bstune.load(folder).records[0].batch_size == 64
+
+
+def test_the_readmes_noise_scale(capsys):
+    _, _, block = blocks_of_the_readme()
+    model = make_model()
+    names = {
+        "model": model,
+        "optimizer": torch.optim.SGD(model.parameters(), lr=0.1),
+        "loss_of": lambda model, batch: cross_entropy(model(batch[0]), batch[1]),
+        "steps": steps_of_two(8),
+    }
+    exec(block, names)  # noqa: S102
+    assert names["noise"].estimate.measurements == 8
+
+
+def steps_of_two(count):
+    """Return so many steps of two micro-batches of 32 examples."""
+    images, labels = (part[: 64 * count].split(32) for part in TRAIN)
+    micro_batches = list(zip(images, labels, strict=True))
+    return [micro_batches[first : first + 2] for first in range(0, len(micro_batches), 2)]
+
+
+ARGUMENTS = {
+    "eval_strategy": "steps",
+    "auto_find_batch_size": False,
+    "world_size": 1,
+    "train_batch_size": 2,
+    "gradient_accumulation_steps": 2,
+    "learning_rate": 0.1,
+    "seed": 0,
+    "max_steps": 20,
+    "dataloader_drop_last": True,
+    "lr_scheduler_type": "constant",
+}
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({}, None),
+        ({"eval_strategy": "no"}, "the Trainer evaluates nothing, .*eval_strategy='steps'"),
+        ({"auto_find_batch_size": True}, "leave auto_find_batch_size out"),
+        ({"world_size": 2}, "runs in 2 processes"),
+        ({"train_batch_size": 4}, "takes 8 examples a step, but the trial's batch size is 4"),
+        ({"learning_rate": 5e-5}, r"learning_rate=5e-05, but the trial 0\.1: .*=trial\.lr"),
+        ({"seed": 42}, r"seed=trial\.seed"),
+        ({"max_steps": -1}, r"max_steps=trial\.max_steps"),
+        ({"dataloader_drop_last": False}, "dataloader_drop_last=True"),
+        ({"lr_scheduler_type": "linear"}, "lr_scheduler_type=linear depends on max_steps"),
+    ],
+)
+def test_what_hugging_faces_trainer_may_not_have(changes, message):
+    pytest.importorskip("transformers", reason="Hugging Face's transformers is not installed")
+    from bstune.integrations.huggingface import TrialCallback
+
+    given = SimpleNamespace(**(ARGUMENTS | changes))
+    callback = TrialCallback(made_trial())
+    if message is None:
+        callback.on_train_begin(given, None, None)
+        return
+    with pytest.raises(ConfigError, match=message):
+        callback.on_train_begin(given, None, None)
+
+
+def test_hugging_faces_seconds_are_those_between_evaluations():
+    pytest.importorskip("transformers", reason="Hugging Face's transformers is not installed")
+    from bstune.integrations.huggingface import TrialCallback
+
+    clock, trial = FakeTime(), made_trial()
+    callback = TrialCallback(trial, clock)
+    given = SimpleNamespace(output_dir="saved", **ARGUMENTS)
+    control = SimpleNamespace(should_evaluate=False, should_training_stop=False, should_save=False)
+    for step in range(1, 21):
+        callback.on_step_begin(given, None, control)
+        clock.sleep(0.5)
+        control.should_evaluate = step == 10
+        callback.on_step_end(given, SimpleNamespace(global_step=step), control)
+        if control.should_evaluate:
+            clock.sleep(100.0)
+            callback.on_evaluate(given, SimpleNamespace(global_step=step), control, {"loss": 1.0})
+    assert control.should_training_stop
+    assert control.should_save
+    callback.on_train_end(given, None, control)
+    record = trial.finished.result()
+    assert (record.steps, record.train_seconds) == (20, 10.0)
+    with pytest.raises(ConfigError, match="but the Trainer evaluates accuracy"):
+        TrialCallback(made_trial()).on_evaluate(given, None, control, {"accuracy": 1.0})
+
+
+def test_a_trial_that_goes_on_counts_and_compares_from_its_first_step(tmp_path):
+    options, folder = quadratic().options, Output(tmp_path)
+    backend = LoopBackend(options, make_protocol(options, None), say=pytest.fail)
+    first = backend.hand_over(make_spec(64, max_steps=3), folder, None)
+    descend(first)
+    first.finish()
+    stopped = backend.take_back(first, folder).result()
+    assert (stopped.status, stopped.steps) == ("stopped", 3)
+    spec = make_spec(64, number=4, max_steps=6, resumed_from=stopped.number)
+    trial = backend.hand_over(spec, folder, stopped)
+    assert trial.resume_from == first.save_to
+    assert (trial.first_step, trial.max_steps) == (3, 6)
+    with pytest.raises(ConfigError, match=r"reports step 1: load trial\.resume_from"):
+        trial.report(1, 0.5)
+    assert not trial.report(4, 1000.0)
+    trial.finish(seconds=2.0)
+    record = backend.take_back(trial, folder).result()
+    assert (record.status, record.resumed_from, record.seconds_per_step) == ("diverged", 3, 2.0)
+    assert record.history[:3] == stopped.history
+    first.save_to.unlink()
+    afresh = backend.hand_over(spec, folder, stopped)
+    assert (afresh.resume_from, afresh.first_step, afresh.spec.resumed_from) == (None, 0, None)
+
+
+def test_what_was_saved_goes_with_the_studys_own_file_alone(tmp_path):
+    states = tmp_path / "states"
+    states.mkdir()
+    for number, ending in ((1, own_mark(states / "trial-1.ckpt")), (2, b"somebody's")):
+        (states / f"trial-{number}.ckpt").write_bytes(b"{}\n" + ending)
+        saved = states / f"trial-{number}.saved"
+        saved.mkdir()
+        (saved / "weights").write_text("")
+    keep_trials(states, {1, 2}, set)
+    assert sorted(path.name for path in states.iterdir()) == ["trial-2.ckpt", "trial-2.saved"]
+
+
+def test_a_measured_noise_scale_is_the_records():
+    trial = made_trial()
+    trial.report(1, 0.1)
+    trial.finish(noise=SimpleNamespace(measurements=((1, 2.0, 3.0),)))
+    assert trial.finished.result().noise_scale == ((1, 2.0, 3.0),)
