@@ -527,3 +527,19 @@ def test_a_schedule_that_ends_with_the_trial_tells_nothing_of_shorter_budgets(bs
         assert trial.horizon == trial.steps == -(-60000 // trial.batch_size)
     with pytest.raises(StudyError, match="schedules end with the trial"):
         report([str(folder), "budget.seconds=1"])
+
+
+@pytest.mark.parametrize(
+    ("value", "scatter", "expected"),
+    [
+        (1.591294, 0.0047, "1.591"),
+        (1.591294, 0.3, "1.59"),
+        (0.301234, 0.01, "0.301"),
+        (0.301234, 0.0, "0.301"),
+        (0.0, 0.01, "0"),
+        (1234.5678, 1e-9, "1234.57"),
+    ],
+)
+def test_a_metric_is_written_down_to_where_seeds_differ(value, scatter, expected):
+    found = hand_at_budget(seed_scatter=scatter)
+    assert budget_answer.metric_words(value, found) == expected

@@ -64,12 +64,14 @@ def test_spent(make_result, limits, limit):
         assert (None if spent is None else spent.limit) == limit
 
 
-def max_seconds(trials, limit, trial_budget, step_time, share=0.25, low=8, high=512):
+def max_seconds(
+    trials, limit, trial_budget, step_time, share=0.25, low=8, high=512, trial_seconds=None
+):
     backend = TrialBackend()
     backend.step_time, backend.evaluation_share = step_time, share
     space = SimpleNamespace(low=low, high=high)
     return plan.max_seconds(
-        budget(trials, limit), space, make_protocol(budget=trial_budget), backend
+        budget(trials, limit), space, make_protocol(budget=trial_budget), backend, trial_seconds
     )
 
 
@@ -86,6 +88,11 @@ def test_a_study_takes_at_most_trials_times_their_mean_budget_and_its_evaluation
             12, None, Budget(1, 100_000), StepTime(0.0, 1e-4), 0.5, low=low, high=4 * low
         )
         assert by_examples == pytest.approx(12 * 100_000 * 1e-4 * 1.5, rel=1e-3)
+
+
+def test_a_budget_of_seconds_is_what_each_trial_takes():
+    in_seconds = max_seconds(10, None, Budget(100, 6400), StepTime(2.0, 0.0), trial_seconds=60.0)
+    assert in_seconds == pytest.approx(10 * 60.0 * 1.25)
 
 
 @pytest.mark.parametrize(

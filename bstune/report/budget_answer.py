@@ -15,6 +15,9 @@ from bstune.system.console import format_count, format_number, format_seconds, p
 
 INTERVAL_TEXT = f"{INTERVAL_LEVEL:.0%}"
 LEAST_GAIN = "search.least_gain"
+# Significant digits of a metric.
+LEAST_DIGITS = 3
+MOST_DIGITS = 6
 
 
 def budget_words(found: AtBudget) -> str:
@@ -38,10 +41,20 @@ def point_words(point: PointAtBudget) -> str:
     return ", ".join(parts)
 
 
-def fresh_words(fresh: FreshValues) -> str:
+def metric_words(value: float, found: AtBudget) -> str:
+    """Write a value of the metric with three digits, or down to the first that differs between seeds."""
+    digits = LEAST_DIGITS
+    if value != 0.0 and found.seed_scatter > 0.0:
+        apart = math.floor(math.log10(abs(value))) - math.floor(math.log10(found.seed_scatter))
+        digits = min(max(digits, 1 + apart), MOST_DIGITS)
+    return format_number(value, digits)
+
+
+def fresh_words(fresh: FreshValues, found: AtBudget) -> str:
     """Write ``mean of 3 fresh seeds, 0.301 to 0.309``."""
     seeds = plural(len(fresh.values), "fresh seed")
-    least, most = format_number(min(fresh.values), 3), format_number(max(fresh.values), 3)
+    least = metric_words(min(fresh.values), found)
+    most = metric_words(max(fresh.values), found)
     if len(fresh.values) == 1:
         return f"one {seeds.removeprefix('1 ')}"
     return f"mean of {seeds}, {least} to {most}"
@@ -56,9 +69,9 @@ def use(result: StudyResult) -> Iterator[str | None]:
     winner = found.winner
     how = "predicted, not run again on fresh seeds"
     if winner.fresh is not None:
-        how = fresh_words(winner.fresh)
+        how = fresh_words(winner.fresh, found)
     yield (
-        f"{point_words(winner)}: {result.metric} {format_number(winner.expected, 3)} after "
+        f"{point_words(winner)}: {result.metric} {metric_words(winner.expected, found)} after "
         f"{budget_words(found)}, {plural(winner.steps, 'step')} ({how})"
     )
 
@@ -78,7 +91,7 @@ def gain(result: StudyResult) -> Iterator[str | None]:
     if found.gain is None:
         yield f"none: {own} is the best that was found"
         return
-    reached = format_number(found.baseline.expected, 3)
+    reached = metric_words(found.baseline.expected, found)
     told = found.gain
     by = f"{result.metric} {format_number(abs(told.difference), 2)}"
     interval = ""

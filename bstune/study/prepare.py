@@ -518,7 +518,8 @@ def _try_and_survey(
     tried = training.look(trial, continues, surveyed, say)
     backend = TriedBackend(tried, training)
     if trial is None:
-        seconds = max_seconds(budget, space, protocol, backend) / max(1, options.search.workers)
+        seconds = max_seconds(budget, space, protocol, backend, options.budget.seconds)
+        seconds /= max(1, options.search.workers)
         limited = budget.wall_seconds is not None or budget.seconds is not None
         advice = advice_on_time(seconds, budget.trials, options.device, limited)
         if advice is not None:

@@ -145,11 +145,9 @@ def plan_text(prepared: PreparedStudy, done: Sequence[TrialResult]) -> str:
         seconds = format_seconds(remaining / max(1, options.search.workers))
         lines.append(f"  continues after {plural(len(done), 'trial')}; about {seconds} to go")
     elif prepared.backend.knows_step_time:
-        most = max_seconds(budget, space, prepared.protocol, prepared.backend)
-        if options.budget.seconds is not None:
-            most = (
-                budget.trials * options.budget.seconds * (1.0 + prepared.backend.evaluation_share)
-            )
+        most = max_seconds(
+            budget, space, prepared.protocol, prepared.backend, options.budget.seconds
+        )
         seconds = format_seconds(most)
         lines.append(f"  at most about {seconds} if every trial ran to its budget")
     lines += [f"  {note}" for note in prepared.notes]

@@ -115,5 +115,5 @@ def advice_on_time(seconds: float, trials: int, device: str, limited: bool) -> s
     each = format_seconds(seconds / trials)
     return (
         f"a study takes up to {format_seconds(seconds)} here: {plural(trials, 'trial')} of up to "
-        f"{each}, if none reached the target; to make it fit: {', or '.join(ways)}. It goes on"
+        f"{each}, if each runs to its budget; to make it fit: {', or '.join(ways)}. It goes on"
     )

@@ -101,12 +101,23 @@ def is_baseline_replicate(trial_index: int) -> bool:
 
 
 def max_seconds(
-    budget: SearchBudget, space: Space, protocol: TrialProtocol, backend: TrialBackend
+    budget: SearchBudget,
+    space: Space,
+    protocol: TrialProtocol,
+    backend: TrialBackend,
+    trial_seconds: float | None = None,
 ) -> float:
-    """Return the seconds of a search in which no trial reaches the target, evaluation included.
+    """Give the seconds of a search in which every trial runs to its budget, evaluation included.
 
-    The mean over batch sizes is taken evenly over log B.
+    Args:
+        budget: of the search.
+        space: whose batch sizes count evenly over log B.
+        protocol: has the budget of a trial.
+        backend: knows the seconds of a step.
+        trial_seconds: the budget of a trial where it is one of seconds; None: the protocol's is.
     """
+    if trial_seconds is not None:
+        return budget.trials * trial_seconds * (1.0 + backend.evaluation_share)
     shares = [(i + 0.5) / QUADRATURE for i in range(QUADRATURE)]
     sizes = [round(space.low * (space.high / space.low) ** share) for share in shares]
     training = [backend.longest(size, protocol) * backend.step_time(size) for size in sizes]
