@@ -267,7 +267,15 @@ def run_all(folder: Path, verbs: Sequence[str], names: Sequence[str]) -> None:
             ["report", str(crafted)],
             ["report", str(crafted), "target=0.2"],
             ["compare", str(crafted), str(honest), "--output", str(crafted)],
-            ["extrapolate", str(crafted), str(honest), "--at", "examples=9", "--values", "1,2"],
+            [
+                "extrapolate",
+                str(crafted),
+                str(honest),
+                "--at",
+                "examples=9",
+                "--values",
+                "s=1,honest=2",
+            ],
         )
         for command in (one for one in commands if one[0] in verbs):
             found = audited(crafted, command)

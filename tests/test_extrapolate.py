@@ -185,10 +185,13 @@ def test_an_option_is_a_scale(write):
 
 def test_values_stand_for_what_folders_do_not_tell(write):
     studies = [write(result(f"t{n}", 10.0 * n), workload__name=f"t{n}") for n in (1, 2, 4)]
-    found = extrapolate(studies, "examples", 16.0, values=(1.0, 2.0, 4.0))
+    found = extrapolate(studies, "examples", 16.0, values={"t1": 1.0, "t2": 2.0, "t4": 4.0})
     assert found.laws["critical_batch_size"].exponent.value == pytest.approx(0.9, abs=0.3)
-    with pytest.raises(ConfigError, match="a number for each study, 3 of them, but got 2"):
-        extrapolate(studies, "examples", 16.0, values=(1.0, 2.0))
+    for values in ({"t1": 1.0, "t2": 2.0}, {"t1": 1.0, "t2": 2.0, "t3": 3.0}):
+        with pytest.raises(ConfigError, match="by its name, of t1, t2 and t4, but got t1"):
+            extrapolate(studies, "examples", 16.0, values=values)
+    with pytest.raises(StudyError, match="two are alike"):
+        extrapolate([*studies, studies[0]], "examples", 16.0, values={"t1": 1.0})
     with pytest.raises(StudyError, match="do not tell the examples of their data"):
         extrapolate(studies, "examples", 16.0)
 
@@ -333,7 +336,9 @@ def test_json_has_the_laws_and_the_rows(write, run):
         (("empty", "--at", "examples=1"), "there is no study to extrapolate"),
         (("n1000", "n4000", "bare", "--at", "examples=1"), "config.yaml is missing"),
         (("n1000", "n4000", "n16000", "other", "--at", "examples=1"), "in workload.module.width; leave out"),
-        (("n1000", "empty", "--values", "1,2", "--at", "examples=1"), "--values are of all studies"),
+        (("n1000", "empty", "--values", "1,2", "--at", "examples=1"), "--values takes STUDY=N,STUDY=N"),
+        (("n1000", "--values", "n1000=1,n1000=2", "--at", "examples=1"), "names a study twice"),
+        (("n1000", "--values", "n1000=x", "--at", "examples=1"), "n1000=N takes a positive number, but got x"),
     ],
 )  # fmt: skip
 def test_bad_input_ends_in_a_line_with_nothing_written(write, run, tmp_path, arguments, message):

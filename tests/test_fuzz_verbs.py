@@ -143,7 +143,7 @@ def of_extrapolate(rng, folder):
     at = rng.choice(
         ("examples=1e9", "parameters=1e6", "seconds=9", f"evaluation_ratio={rng.choice(NUMBERS)}")
     )
-    values = ("--values", "1,2,3") if rng.random() < 0.5 else ()
+    values = ("--values", "s=1,other=2,third=3") if rng.random() < 0.5 else ()
     studies = (f"outputs/{name}" for name in ("s", "other", "third"))
     files = ("--card", "card.yaml", "--figure", "laws.png") if rng.random() < 0.3 else ()
     return how, ("extrapolate", *studies, "--at", at, *values, *files)
@@ -276,7 +276,7 @@ def of_arguments(rng, folder):
         lambda: ("extrapolate", odd(), "--at", "examples=1e6"),
         lambda: ("extrapolate", "outputs/s", "--at", odd()),
         lambda: ("extrapolate", "outputs/s", "--at", f"examples={number()}", "--card", odd()),
-        lambda: ("extrapolate", "outputs/s", "--at", "examples=9", "--values", number()),
+        lambda: ("extrapolate", "outputs/s", "--at", "examples=9", "--values", f"s={number()}"),
         lambda: ("record", odd(), "--trials", "outputs/s/trials.jsonl"),
         lambda: ("record", "new.jsonl", "--trials", odd()),
         lambda: ("record", "new.jsonl", "--batch-sizes", number(), "--lrs", number()),

@@ -3,7 +3,6 @@
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 
 from bstune.core.errors import ConfigError, StudyError
@@ -36,7 +35,7 @@ from bstune.study.scales import (
 from bstune.system.console import format_number, listing, plain_console
 from bstune.system.files import Output, check_writable, write_text
 from bstune.system.inputs import one_line
-from bstune.system.terminal import ArgumentParser, listed
+from bstune.system.terminal import ArgumentParser
 
 SIZES: tuple[Quantity, ...] = ("batch_size", "critical_batch_size")
 
@@ -60,23 +59,26 @@ def main(arguments: list[str]) -> str:
     )
     parser.add_argument(
         "--values",
-        type=partial(listed, float, 1e-15, LARGEST_SCALE),
-        metavar="N,N,...",
-        help="the scale of each study in their order, where the folders do not tell it",
+        metavar="STUDY=N,STUDY=N,...",
+        help="the scale of each study by its name, where the folders do not tell it",
     )
     parser.add_argument(
         "--card", type=Path, metavar="FILE", help="write what to enter into a trainer, as YAML"
     )
     parser.add_argument("--figure", type=Path, metavar="FILE", help="draw the laws, PNG or SVG")
     options = parser.parse_args(arguments)
-    name, wanted = _place(options.at)
+    name, wanted = _scale("--at", options.at)
+    values = None
+    if options.values is not None:
+        pairs = [_scale("--values", pair) for pair in options.values.split(",")]
+        values = dict(pairs)
+        if len(values) < len(pairs):
+            raise ConfigError(f"--values names a study twice: {one_line(options.values)}")
     for option, path in (("--card", options.card), ("--figure", options.figure)):
         if path is not None:
             check_writable(path, f"{option} {path}")
     studies, left_out = read_scaled(options.studies)
-    if options.values is not None and left_out:
-        raise StudyError("\n".join(["--values are of all studies, in their order", *left_out]))
-    found = extrapolate(studies, name, wanted, options.values, left_out)
+    found = extrapolate(studies, name, wanted, values, left_out)
     if options.card is not None and found.batch_size is None:
         raise StudyError(
             "\n".join([f"there is no batch size for --card {options.card}", *found.notes])
@@ -98,18 +100,19 @@ def main(arguments: list[str]) -> str:
     return found.to_json()
 
 
-def _place(argument: str) -> tuple[str, float]:
-    """Parse ``--at``: the scale's name, and where."""
-    name, sign, text = argument.partition("=")
+def _scale(option: str, argument: str) -> tuple[str, float]:
+    """Parse a name and its number: of ``--at`` the scale's, of ``--values`` a study's."""
+    name, _, text = argument.rpartition("=")
     try:
         value = float(text)
     except ValueError:
         value = math.nan
-    if not name or not sign:
-        raise ConfigError(f"--at takes SCALE=N, such as examples=1e9, but got {one_line(argument)}")
+    if not name:
+        form = "SCALE=N, such as examples=1e9" if option == "--at" else "STUDY=N,STUDY=N,..."
+        raise ConfigError(f"{option} takes {form}, but got {one_line(argument)}")
     if not 0.0 < value <= LARGEST_SCALE:
         raise ConfigError(
-            f"--at {one_line(name)}=N takes a positive number, but got {one_line(text)}"
+            f"{option} {one_line(name)}=N takes a positive number, but got {one_line(text)}"
         )
     return name, value
 
@@ -145,7 +148,7 @@ def extrapolate(
     studies: Sequence[StudyFolder],
     name: str,
     wanted: float,
-    values: Sequence[float] | None = None,
+    values: Mapping[str, float] | None = None,
     left_out: Sequence[str] = (),
 ) -> Extrapolation:
     """Predict a scale from studies.
@@ -154,7 +157,7 @@ def extrapolate(
         studies: that differ in the scale alone.
         name: of the scale.
         wanted: the scale to predict.
-        values: the scale of each study; None: its folder tells it.
+        values: the scale of each study by its name; None: its folder tells it.
         left_out: lines on what was no study.
 
     Raises:

@@ -59,13 +59,15 @@ class Scale:
     """Whether it is of the progress within one training."""
 
 
-def scale_of(name: str, studies: Sequence[StudyFolder], values: Sequence[float] | None) -> Scale:
+def scale_of(
+    name: str, studies: Sequence[StudyFolder], values: Mapping[str, float] | None
+) -> Scale:
     """Find out what a scale is of these studies.
 
     Args:
         name: as in ``--at``.
         studies: at least one.
-        values: of each study, where the user gives them.
+        values: of each study by its name, where the user gives them.
 
     Raises:
         ConfigError: for an unknown name.
@@ -82,17 +84,22 @@ def scale_of(name: str, studies: Sequence[StudyFolder], values: Sequence[float] 
     return _of_option(name, studies)
 
 
-def _given(name: str, studies: Sequence[StudyFolder], values: Sequence[float]) -> Scale:
-    if len(values) != len(studies):
+def _given(name: str, studies: Sequence[StudyFolder], values: Mapping[str, float]) -> Scale:
+    names = [study.result.study for study in studies]
+    if len(set(names)) < len(names):
+        raise StudyError(f"--values go by the studies' names, and two are alike: {_names(studies)}")
+    if values.keys() != set(names):
         raise ConfigError(
-            f"--values takes a number for each study, {len(studies)} of them, but got {len(values)}"
+            f"--values takes a number for each study by its name, of {_names(studies)}, but got "
+            f"{one_line(listing(sorted(values)))}"
         )
     own: tuple[str, ...] = (*OF_DATA, *OF_MODULE, *OF_A_TABLE)
     if name in ("examples", "tokens"):
         own = (*OF_DATA, *OF_A_TABLE)
     if name == "parameters":
         own = (*OF_MODULE, *OF_A_TABLE)
-    return Scale(name, f"{name} as given", own, _rows_at(studies, values))
+    scales = [values[one] for one in names]
+    return Scale(name, f"{name} as given", own, _rows_at(studies, scales))
 
 
 def _rows_at(
@@ -165,7 +172,7 @@ def _of_option(name: str, studies: Sequence[StudyFolder]) -> Scale:
             shown = one_line(repr(value))[:80]
             raise StudyError(
                 f"{key} of {one_line(study.result.study)} is no positive number but {shown}: give the "
-                "scale of each study in their order, --values N,N,N"
+                "scale of each study, --values STUDY=N,STUDY=N,STUDY=N"
             )
         values.append(float(value))  # type: ignore[arg-type]
     return Scale(name, key, (key,), _rows_at(studies, values))
@@ -177,7 +184,7 @@ def _all_have_size(studies: Sequence[StudyFolder], what: str) -> None:
     if silent:
         raise StudyError(
             f"{_names(silent)} do not tell {what}, as recorded runs do not: give the scale of each study "
-            "in their order, --values N,N,N"
+            "by its name, --values STUDY=N,STUDY=N,STUDY=N"
         )
 
 
