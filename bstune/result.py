@@ -977,7 +977,7 @@ class WorkloadSize(Part, frozen=True):
 
     examples: BatchSize
     """Of the training data."""
-    parameters: Count
+    parameters: Annotated[int, Field(ge=1, le=LARGEST_COUNT)]
     """Of the module that are trained."""
 
 

@@ -23,6 +23,7 @@ from bstune.report.study_folder import read_study
 from bstune.result import (
     AsGood,
     BestSizeAtShare,
+    BestSizeLater,
     CriticalAtTarget,
     SizeGrowthOverBudget,
     WorkloadSize,
@@ -183,6 +184,23 @@ def test_an_option_is_a_scale(write):
     assert found.laws["critical_batch_size"].exponent.value == pytest.approx(0.0, abs=0.05)
 
 
+def test_an_option_that_came_later_is_no_difference_at_its_default(write):
+    older = over_data(write)
+    later = write(
+        result("later", 500.0, size=size(64000)),
+        workload__data__train_examples=64000,
+        trainer={"deterministic": False},
+    )
+    assert len(extrapolate([*older, later], "examples", 256_000.0).rows) == 4
+    other = write(
+        result("other", 500.0, size=size(64000)),
+        workload__data__train_examples=64000,
+        trainer={"deterministic": True},
+    )
+    with pytest.raises(StudyError, match=r"in trainer\.deterministic"):
+        extrapolate([*older, other], "examples", 256_000.0)
+
+
 def test_values_stand_for_what_folders_do_not_tell(write):
     studies = [write(result(f"t{n}", 10.0 * n), workload__name=f"t{n}") for n in (1, 2, 4)]
     found = extrapolate(studies, "examples", 16.0, values={"t1": 1.0, "t2": 2.0, "t4": 4.0})
@@ -222,7 +240,10 @@ def test_shorter_budgets_of_one_study_are_scales(write):
         return BestSizeAtShare(share=share, batch_size=batch_size, is_at_end=is_at_end, **ends)
 
     sizes = (best(1.0, 64.0), best(0.5, 45.0), best(0.25, 32.0), best(0.125, 4.0, True))
-    growth = SizeGrowthOverBudget(exponent=0.5, low=0.3, high=0.7, level=0.9, best_sizes=sizes)
+    later = BestSizeLater(times=4.0, batch_size=128.0, low=100.0, high=160.0)
+    growth = SizeGrowthOverBudget(
+        exponent=0.5, low=0.3, high=0.7, level=0.9, best_sizes=sizes, later=later
+    )
     at_budget = hand_at_budget(growth=growth, winner=hand_budget_point(64, 0.3))
     told = changed(result("b"), objective="loss", critical_batch_size=None, at_budget=at_budget)
     found = extrapolate([write(told)], "seconds", 240.0)
@@ -331,6 +352,7 @@ def test_json_has_the_laws_and_the_rows(write, run):
         (("n1000", "n4000", "n16000", "--at", "examples=-1"), "takes a positive number, but got -1"),
         (("n1000", "n4000", "n16000", "--at", "examples=nan"), "takes a positive number"),
         (("n1000", "n4000", "n16000", "--at", "examples=1e99"), "takes a positive number"),
+        (("n1000", "n4000", "n16000", "--at", "examples=1e-300"), "takes a positive number"),
         (("n1000", "n4000", "gone", "--at", "examples=1"), "there is no outputs/gone"),
         (("n1000", "n4000", "empty", "--at", "examples=1"), "left out: outputs/empty has no curve.json"),
         (("empty", "--at", "examples=1"), "there is no study to extrapolate"),

@@ -81,20 +81,27 @@ def test_a_card_rounds_batch_sizes_as_a_person_would(value, rounded):
 
 def test_the_flags_are_megatrons_own():
     schedule = (SizeStep(0.0, 16), SizeStep(400.0, 32))
-    assert megatron_flags(schedule, None) == '--step-batch-size-schedule "0:16 400:32"'
+    assert megatron_flags(schedule, 1) == '--step-batch-size-schedule "0:16 400:32"'
     assert megatron_flags(schedule, 512) == '--step-batch-size-schedule "0:16 204800:32"'
 
 
-@pytest.mark.parametrize(("tokens", "unit"), [(None, "samples"), (512, "tokens")])
-def test_a_card_is_yaml_and_says_what_it_is(tokens, unit):
-    found = found_of(schedule=(SizeStep(0.0, 16), SizeStep(400.0, 32)))
+@pytest.mark.parametrize(
+    ("scale", "tokens", "unit", "threshold"),
+    [
+        ("examples", None, "samples", 400),
+        ("examples", 512, "tokens", 400 * 512),
+        ("tokens", 512, "tokens", 400),
+    ],
+)
+def test_a_card_is_yaml_and_says_what_it_is(scale, tokens, unit, threshold):
+    found = found_of(scale=scale, schedule=(SizeStep(0.0, 16), SizeStep(400.0, 32)))
     text = card(found, tokens)
     values = yaml.safe_load(text)
-    assert values["scale"] == {"examples": 1e4, "times_the_largest": 10.0}
+    assert values["scale"] == {scale: 1e4, "times_the_largest": 10.0}
     assert (values["batch_size"], values["batch_size_interval"]) == (80, [48, 128])
     assert (values["lr"], values["lr_interval"]) == (0.1235, [0.05, 0.3])
     assert values["batch_size_schedule"][1] == {"start": 400.0, "batch_size": 32}
-    assert values["megatron_lm"] == megatron_flags(found.schedule, tokens)
+    assert values["megatron_lm"] == f'--step-batch-size-schedule "0:16 {threshold}:32"'
     assert f"thresholds are in {unit}" in " ".join(re.sub("# ", "", text).split())
     assert max(map(len, text.splitlines())) <= 100
 

@@ -46,6 +46,7 @@ CORRELATIONS = (0.0, 0.5, 0.9)  # of the errors of one study
 UNTOLD_ERROR = 0.3  # of log y, where a study tells none: a factor of 1.35
 LEAST_LOG_ERROR = 0.02  # a median over posterior draws has at least that
 BISECTIONS = 60
+LARGEST_LOG = 700.0  # beyond it a float ends
 
 
 @dataclass(frozen=True)
@@ -100,13 +101,16 @@ class ScaleLaw:
     def at(self, scale: float) -> Estimate:
         """Give what a study of this scale would measure, without that measurement's own error."""
         log_scale = math.log(scale) - self.centre
-        means, sigmas = list[float](), list[float]()
+        means = list[float]()
+        sigmas = list[float]()
         for component in self.components:
             mean, variance = self._moments(component, np.array([log_scale]), np.array([1.0]))
             means.append(self.level + mean)
             sigmas.append(math.sqrt(variance + component.offset**2))
         found = self._interval(np.array(means), np.array(sigmas))
-        return Estimate(math.exp(found.value), math.exp(found.low), math.exp(found.high))
+        logs = np.clip([found.value, found.low, found.high], -LARGEST_LOG, LARGEST_LOG)
+        value, low, high = np.exp(logs).tolist()
+        return Estimate(value, low, high)
 
     def _moments(self, component: Component, at: Array, factors: Array) -> tuple[float, float]:
         """Give the mean and the variance of a sum of values of f, with factors, at log scales."""

@@ -288,7 +288,8 @@ def card(found: Extrapolation, tokens: int | None) -> str:
     ]
     if found.schedule:
         values["batch_size_schedule"] = [asdict(step) for step in found.schedule]
-        values["megatron_lm"] = megatron_flags(found.schedule, tokens)
+        of_a_scale = 1 if found.scale == "tokens" or tokens is None else tokens
+        values["megatron_lm"] = megatron_flags(found.schedule, of_a_scale)
         unit = "samples, so without --seq-length" if tokens is None else "tokens, with --seq-length"
         comments.append(
             f"megatron_lm: thresholds are in {unit}; each batch size must be a multiple of the "
@@ -305,15 +306,17 @@ def card(found: Extrapolation, tokens: int | None) -> str:
     return f"{header}\n{text}"
 
 
-def megatron_flags(schedule: Sequence[SizeStep], tokens: int | None) -> str:
+def megatron_flags(schedule: Sequence[SizeStep], tokens: int) -> str:
     """Write a schedule as Megatron-LM takes it: ``THRESHOLD:BATCH_SIZE`` of samples, or of tokens.
+
+    ``tokens`` are those of one unit of the scale; 1 where it counts what the threshold counts.
 
     The flag takes the place of ``--rampup-batch-size`` since April 2026, and of
     ``--global-batch-size``.
     """
     steps = list[str]()
     for step in schedule:
-        threshold = round(step.start) * (1 if tokens is None else tokens)
+        threshold = round(step.start) * tokens
         steps.append(f"{threshold}:{step.batch_size}")
     return f'--step-batch-size-schedule "{" ".join(steps)}"'
 

@@ -26,6 +26,7 @@ from bstune.result import INTERVAL_QUANTILE
 from bstune.study.scales import (
     HALF_LIFE_QUANTITIES,
     LARGEST_SCALE,
+    SMALLEST_SCALE,
     check_alike,
     defining_settings,
     log_error,
@@ -110,7 +111,7 @@ def _scale(option: str, argument: str) -> tuple[str, float]:
     if not name:
         form = "SCALE=N, such as examples=1e9" if option == "--at" else "STUDY=N,STUDY=N,..."
         raise ConfigError(f"{option} takes {form}, but got {one_line(argument)}")
-    if not 0.0 < value <= LARGEST_SCALE:
+    if not SMALLEST_SCALE <= value <= LARGEST_SCALE:
         raise ConfigError(
             f"{option} {one_line(name)}=N takes a positive number, but got {one_line(text)}"
         )
@@ -126,7 +127,9 @@ def read_scaled(paths: Sequence[str]) -> tuple[list[StudyFolder], list[str]]:
 
     StudyError for a path that is not there, as its name may be mistyped.
     """
-    studies, left_out, seen = list[StudyFolder](), list[str](), set[Path]()
+    studies = list[StudyFolder]()
+    left_out = list[str]()
+    seen = set[Path]()
     for path in paths:
         if not Path(path).exists():
             raise StudyError(
@@ -169,7 +172,8 @@ def extrapolate(
     scale = scale_of(name, studies, values)
     differ = check_alike(scale, studies)
     notes = list(left_out)
-    rows, names = list[ScaleRow](), list[str]()
+    rows = list[ScaleRow]()
+    names = list[str]()
     by_study = {str(i): study for i, study in enumerate(studies)}
     for key, told_rows in zip(by_study, scale.rows, strict=True):
         rows += told_rows

@@ -47,7 +47,7 @@ def options_of_folder(
     Raises:
         StudyError: where they are no options of this version, or name code that is not bstune's.
     """
-    known = _with_defaults(_options_among(values), _options_among(read_yaml("config.yaml")))
+    known = with_new_options(values)
     workload = known.get("workload")
     # What a Trainer takes may be classes of the user's, which nobody needs here.
     known["trainer"] = {}
@@ -67,6 +67,11 @@ def options_of_folder(
         raise StudyError(_not_ours(file, mistake(name, first))) from error
     except RecursionError as error:
         raise StudyError(_not_ours(file, "its values lie too deep")) from error
+
+
+def with_new_options(values: Mapping[str, object]) -> dict[str, object]:
+    """Give a folder's options, with the defaults of those that came after it was written."""
+    return _with_defaults(_options_among(values), _options_among(read_yaml("config.yaml")))
 
 
 def _options_among(values: Mapping[str, object]) -> dict[str, object]:

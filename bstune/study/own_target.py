@@ -4,12 +4,12 @@ Trial 0 runs the baseline alone, to the end of its budget. What its metric has c
 easier by what chance is worth: the same quality as today, sooner. It is stored with the study before the trial's record
 is, and stays; the trial's record is that of a trial which ended where it met the target.
 
-What chance is worth is the larger of two: the scatter of the last evaluations, and how much the metric gains while the
+What chance is worth is the largest of three: the scatter of the last evaluations; how much the metric gains while the
 steps grow by a factor of ``e^SEED_SCATTER``. By so much the steps to one value differ from seed to seed (two standard
 deviations of the prior's middle), so that a fresh seed of the same configuration comes to the target within the budget,
-too. Where a schedule ends with the trial the same slope is no worth of steps, as fewer steps are another schedule. It
-tells by how much the metric still moves there. Where it has flattened out, seeds differ all the same: the target is
-eased by a share of the distance from the metric's ideal value at least, where that is known.
+too; and, where a schedule ends with the trial and the metric's ideal value is known, a share of the distance from that:
+such a metric flattens out, and seeds differ all the same. (The slope there is no worth of steps, as fewer steps are
+another schedule. It tells by how much the metric still moves.)
 """
 
 import math

@@ -204,7 +204,7 @@ def asked_of(prepared: PreparedStudy, end: SearchEnd | None) -> Asked:
 
 
 def _size_of(backend: TrialBackend) -> WorkloadSize | None:
-    if backend.train_examples is None or backend.parameters is None:
+    if not backend.train_examples or not backend.parameters:
         return None
     return WorkloadSize(examples=backend.train_examples, parameters=backend.parameters)
 

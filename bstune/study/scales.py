@@ -22,10 +22,12 @@ from bstune.report.extrapolation import Quantity, Reading, ScaleRow
 from bstune.report.study_folder import StudyFolder
 from bstune.result import AtBudget, StudyResult
 from bstune.study.analysis.critical import passing
+from bstune.study.folder_config import with_new_options
 from bstune.system.console import format_number, listing
 from bstune.system.inputs import one_line
 
 SCALES = ("examples", "tokens", "parameters", "seconds")
+SMALLEST_SCALE = 1e-15
 LARGEST_SCALE = 1e18
 DEFINING = ("workload", "protocol", "trainer", "precision")
 ALSO_DEFINING = ("scaling.beta2_half_life", "scaling.weight_decay_half_life", "search.tune")
@@ -168,7 +170,7 @@ def _of_option(name: str, studies: Sequence[StudyFolder]) -> Scale:
     for study, one in zip(studies, settings, strict=True):
         value = one.get(key)
         is_number = isinstance(value, int | float) and not isinstance(value, bool)
-        if not is_number or not 0 < value <= LARGEST_SCALE:  # type: ignore[operator]
+        if not is_number or not SMALLEST_SCALE <= value <= LARGEST_SCALE:  # type: ignore[operator]
             shown = one_line(repr(value))[:80]
             raise StudyError(
                 f"{key} of {one_line(study.result.study)} is no positive number but {shown}: give the "
@@ -279,7 +281,8 @@ def _best_size(result: StudyResult) -> Reading | None:
     """Give the best batch size; None where it lies at an end of what is known."""
     if result.at_budget is not None:
         growth = result.at_budget.growth
-        for one in () if growth is None else growth.best_sizes:
+        best_sizes = () if growth is None else growth.best_sizes
+        for one in best_sizes:
             if one.share == 1.0:
                 return None if one.is_at_end else Reading(one.batch_size, one.low, one.high)
         return Reading(float(result.at_budget.winner.batch_size))
@@ -366,7 +369,8 @@ def defining_settings(study: StudyFolder) -> dict[str, object]:
         )
     kept = dict[str, object]()
     is_loss = study.result.objective == "loss"
-    for key, value in flatten(config).items():
+    # Folders of before and after an option came differ in nothing while it has its default.
+    for key, value in flatten(with_new_options(config)).items():
         is_defining = key.startswith(DEFINING) or key in ALSO_DEFINING
         if is_loss and key.startswith("budget."):
             is_defining = True

@@ -84,8 +84,8 @@ if TYPE_CHECKING:
 
 MIN_REACHED = 6  # trials before the search may end by search.precision
 MIN_FULL = 5  # trials to their budget's end before the search may end by search.least_gain
-PRECISION_PARTICLES = 400  # of the posterior while the search goes on
-PRECISION_EVERY = 4  # trials between looks at search.precision and search.least_gain
+LOOK_PARTICLES = 400  # of the posterior while the search goes on
+LOOK_EVERY = 4  # trials between looks at search.precision and search.least_gain
 ABANDON_FACTOR = (
     1.2  # a stopped trial beyond this many times the best trial's time or steps is not continued
 )
@@ -301,7 +301,7 @@ class Search:
         if not is_timed and len(ended) >= MAX_RESCUED:
             return None
         cut = ended_below_limit(read(self._study))
-        posterior = study_posterior(prepared, done, PRECISION_PARTICLES)
+        posterior = study_posterior(prepared, done, LOOK_PARTICLES)
         chosen = most_promising(
             posterior,
             lambda size: float(prepared.protocol.last_step(round(size))),
@@ -785,13 +785,13 @@ class Search:
         self._looked = len(first)
         return self._gained(first) if self._is_for_loss else self._precise(first)
 
-    def _gained(self, searched: Sequence[TrialResult]) -> SearchEnd | None:
+    def _gained(self, trials: Sequence[TrialResult]) -> SearchEnd | None:
         """Say that no more than ``search.least_gain`` is still to gain; None if more is, or it is unset."""
         prepared, least_gain = self._prepared, self._budget.least_gain
-        full = sum(is_full(trial, prepared.last_step) for trial in searched)
+        full = sum(is_full(trial, prepared.last_step) for trial in trials)
         if least_gain is None or full < MIN_FULL:
             return None
-        found = budget_posteriors(prepared, searched, PRECISION_PARTICLES, (1.0,))[1.0]
+        found = budget_posteriors(prepared, trials, LOOK_PARTICLES, (1.0,))[1.0]
         left = gain_left_of(found)
         if left is None or left.at_most > least_gain * left.seed_scatter:
             return None
@@ -803,12 +803,13 @@ class Search:
             "search.least_gain",
         )
 
-    def _precise(self, searched: Sequence[TrialResult]) -> SearchEnd | None:
+    def _precise(self, trials: Sequence[TrialResult]) -> SearchEnd | None:
         """Say that B_crit's interval is within ``search.precision``; None if it is wider, or unset."""
-        precision, reached = self._budget.precision, sum(trial.reached for trial in searched)
+        precision = self._budget.precision
+        reached = sum(trial.reached for trial in trials)
         if precision is None or reached < MIN_REACHED:
             return None
-        posterior = study_posterior(self._prepared, searched, PRECISION_PARTICLES)
+        posterior = study_posterior(self._prepared, trials, LOOK_PARTICLES)
         found = critical_batch(posterior)
         low, high = (None, None) if found is None else (found.low, found.high)
         if low is None or high is None or high / low >= precision:
@@ -858,7 +859,7 @@ def check_failures(
 
 
 def _first_trials(searched: Sequence[TrialResult]) -> list[TrialResult]:
-    """Return the trials of the first indices, a multiple of ``PRECISION_EVERY`` of them, that are all done.
+    """Return the trials of the first indices, a multiple of ``LOOK_EVERY`` of them, that are all done.
 
     Side by side others end while these run: precision must not depend on how many, or on when one looks.
     """
@@ -866,7 +867,7 @@ def _first_trials(searched: Sequence[TrialResult]) -> list[TrialResult]:
     whole = next(
         trial_index for trial_index in range(len(indices) + 1) if trial_index not in indices
     )
-    whole -= whole % PRECISION_EVERY
+    whole -= whole % LOOK_EVERY
     return [trial for trial in searched if trial.trial_index < whole]
 
 

@@ -69,7 +69,7 @@ from bstune.search.budget_findings import (
 from bstune.search.fixed_budget import rank_full_trials
 from bstune.search.sampler import RECORD, RESUMED_FROM, FrontierSampler
 from bstune.study.analysis.model import MOVES, REPORT_PARTICLES
-from bstune.study.search import MIN_FULL, PRECISION_EVERY, PRECISION_PARTICLES
+from bstune.study.search import LOOK_EVERY, LOOK_PARTICLES, MIN_FULL
 from bstune.trial.replay import Run, Table, read_index, read_table
 
 Array = NDArray[np.float64]
@@ -387,7 +387,7 @@ class BudgetSearch:
     def look(self) -> tuple[int, float, tuple[int, float]] | None:
         """Tell how many trials are full, what is left to gain in scatters, and the best's point."""
         posterior = self.sampler.budget_posterior(
-            self._results, mode="min", particles=PRECISION_PARTICLES, moves=MOVES
+            self._results, mode="min", particles=LOOK_PARTICLES, moves=MOVES
         )
         left = None if posterior is None else gain_left_of(posterior)
         if posterior is None or left is None:
@@ -527,7 +527,7 @@ def row_of_ends(problem: Recorded, table: str, seed: int) -> dict[str, Any]:
     looks = list[list[float]]()
     spent, count = 0.0, 0
     for cost in one.costs():
-        if count and count % PRECISION_EVERY == 0:
+        if count and count % LOOK_EVERY == 0:
             look = one.look()
             if look is not None:
                 full, left, point = look
