@@ -23,10 +23,10 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import bstune
 from bstune.core.errors import ConfigError, StudyError
-from bstune.core.records import Target
+from bstune.core.records import Target, TrialResult
 from bstune.system.files import Output, keep_trials, own_mark
 from bstune.trial.backend import make_protocol
-from bstune.trial.own_loop import LoopBackend, LoopTrial
+from bstune.trial.own_loop import SHORT, LoopBackend, LoopTrial
 from bstune.trial.parts.state import TrialState
 from bstune.trial.parts.verdict import Verdict
 
@@ -223,8 +223,8 @@ def train_all(study, body):
         body(trial)
 
 
-def made_trial(goal=0.2, clock=None, **changes):
-    """Return a trial of at most 20 steps, without a study."""
+def made_trial(goal=0.2, clock=None, budget_end=100, **changes):
+    """Return a trial of at most 20 steps, of a budget of 100, without a study."""
     state = TrialState(first_step=0, last_step=20, steps=0)
     return LoopTrial(
         spec=make_spec(**changes),
@@ -233,6 +233,7 @@ def made_trial(goal=0.2, clock=None, **changes):
         metric="loss",
         save_to=Path("saved"),
         resume_from=None,
+        budget_end=budget_end,
         is_exact=False,
         needs_seconds=False,
         now=clock or FakeTime(),
@@ -502,6 +503,95 @@ def test_a_loop_that_saves_nothing_starts_afresh_which_is_said_once(capsys):
     assert len(stopped) > 2
     assert set(asked) == {None}
     assert capsys.readouterr().out.count("nothing was saved at trial.save_to") == 1
+
+
+FOR_LOSS = {"objective": "loss", "target": "loss"}
+
+
+def backend_for_loss(say=pytest.fail):
+    """Return what hands out trials of 100,000 examples each, and its folder here."""
+    options = quadratic(**FOR_LOSS).options
+    return LoopBackend(options, make_protocol(options, None), say), Output(Path.cwd())
+
+
+def test_a_loop_that_ends_between_reports_stands_at_its_last_one():
+    study, ends = quadratic(**FOR_LOSS, trials=6), {}
+    for trial in study:
+        ends[trial.number] = trial.max_steps
+        for step in range(trial.first_step + 1, trial.max_steps + 1):
+            if step % 30 == 0 and not trial.report(step, 1.0 / step):
+                break
+        assert not trial.worth_saving
+        trial.finish()
+    records = study.result.records
+    budgets = {record.number: math.ceil(100_000 / record.batch_size) for record in records}
+    assert any(ends[number] < budget for number, budget in budgets.items())
+    for record in records:
+        # At its budget's end it counts as one that EarlyStopping has ended.
+        is_held = ends[record.number] == budgets[record.number]
+        expected = budgets[record.number] if is_held else ends[record.number] // 30 * 30
+        assert record.steps == record.history[-1][0] == expected
+
+
+@pytest.mark.parametrize(
+    ("changes", "reports", "worth_saving", "goes_on"),
+    [
+        ({"max_steps": 500}, [500], True, False),
+        ({"max_steps": 500}, [450], False, True),
+        ({"max_steps": 1563}, [1563], False, True),
+        ({"max_steps": 1563}, [1500], False, True),
+        ({"max_steps": 500, "replicate_of": 1}, [500], False, True),
+    ],
+)
+def test_trials_that_cannot_go_on_need_not_be_saved(changes, reports, worth_saving, goes_on):
+    said = []
+    backend, folder = backend_for_loss(said.append)
+    trial = backend.hand_over(make_spec(64, **changes), folder, None)
+    for step in reports:
+        trial.report(step, 1.0)
+    assert trial.worth_saving == worth_saving
+    trial.finish()
+    backend.take_back(trial, folder)
+    assert (backend.continues, said == []) == (goes_on, goes_on)
+
+
+STOPPED = {"number": 1, "steps": 500}
+FULL = {"number": 2, "steps": 1563}
+FAILED = {"number": 3, "status": "failed", "resumed_from": 1}
+
+
+@pytest.mark.parametrize(
+    ("done", "saved", "continues"),
+    [
+        ([], (), True),
+        ([STOPPED], (), False),
+        ([STOPPED], (1,), True),
+        ([FULL], (), True),
+        ([STOPPED, FULL], (1,), True),
+        ([STOPPED, FULL], (), False),
+        ([{**STOPPED, "replicate_of": 0}], (), True),
+        ([{**STOPPED, "message": SHORT}], (), True),
+        # A continuation that was cut short is asked again, and needs what was saved.
+        ([STOPPED, FULL, FAILED], (1,), True),
+        ([STOPPED, FAILED], (), False),
+        ([STOPPED, {**FULL, "resumed_from": 1}], (), True),
+    ],
+)
+def test_a_study_that_goes_on_continues_trials_where_what_is_needed_was_saved(
+    done, saved, continues
+):
+    backend, folder = backend_for_loss()
+    for number in saved:
+        trial = backend.hand_over(make_spec(64, number=number, max_steps=500), folder, None)
+        trial.save_to.write_text("weights")
+    records = []
+    for one in done:
+        names = ("number", "replicate_of", "resumed_from")
+        spec = make_spec(64, **{name: one[name] for name in names if name in one})
+        rest = {name: value for name, value in one.items() if name not in names}
+        records.append(TrialResult.unmeasured(spec, rest.pop("status", "stopped"), **rest))
+    backend.look_back(records, folder)
+    assert backend.continues == continues
 
 
 def blocks_of_the_readme():

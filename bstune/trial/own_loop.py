@@ -19,7 +19,7 @@ import math
 import operator
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol, Self
 
@@ -70,6 +70,16 @@ class Noise(Protocol):
     measurements: tuple[tuple[int, float, float], ...]
 
 
+@dataclass(frozen=True)
+class LoopFinished(Finished):
+    """A loop's trial that is over, and whether it stands at its last report, short of where it was to be compared.
+
+    Its loop has left it between two reports, and nothing says that it would have come no further.
+    """
+
+    is_cut: bool = False
+
+
 class LoopTrial:
     """One trial of a study, for a loop of yours: the values to train with, and where its evaluations are told.
 
@@ -82,6 +92,7 @@ class LoopTrial:
         metric: the name of what is reported.
         save_to: where the loop may save it.
         resume_from: what was saved of the part that it continues; None: it starts afresh.
+        budget_end: the step after which its budget is spent, and it is never asked to go on.
         is_exact: whether nothing past ``max_steps`` can be used.
         needs_seconds: whether the objective is one of time.
         now: a monotonic clock, in seconds.
@@ -95,6 +106,7 @@ class LoopTrial:
         metric: str,
         save_to: Path,
         resume_from: Path | None,
+        budget_end: int,
         is_exact: bool,
         needs_seconds: bool,
         now: Callable[[], float],
@@ -103,6 +115,7 @@ class LoopTrial:
         self._needs_seconds = needs_seconds
         self._state = state
         self._verdict = verdict
+        self._budget_end = budget_end
         self._is_exact = is_exact
         self._now = now
         self._began = now()
@@ -267,7 +280,8 @@ class LoopTrial:
             message=state.message,
             noise_scale=() if noise is None else tuple(noise.measurements),
         )
-        self._finished = Finished(self._spec, record)
+        is_cut = self._went_on and self.max_steps < self._budget_end
+        self._finished = LoopFinished(self._spec, record, is_cut=is_cut)
 
     def fail(self, error: BaseException) -> None:
         """Tell, in place of :meth:`finish`, that an error has ended the trial: memory that ran out, or any other.
@@ -305,8 +319,14 @@ class LoopTrial:
 
     @property
     def worth_saving(self) -> bool:
-        """Whether it has been stopped, so that it may be asked to go on: then it is saved at ``save_to``."""
-        return not self._went_on and self._state.status == "stopped"
+        """Whether it has been stopped and may be asked to go on: then it is saved at ``save_to``."""
+        return not self._went_on and self._state.status == "stopped" and self.may_go_on
+
+    @property
+    def may_go_on(self) -> bool:
+        """Whether it may be asked to go on later: no run on a fresh seed, and not at its budget's end."""
+        is_replicate = self._spec.replicate_of is not None
+        return not is_replicate and self._state.steps < self._budget_end
 
     @property
     def start_gap(self) -> float | None:
@@ -398,6 +418,7 @@ class LoopBackend(TrialBackend):
         now: Callable[[], float] = time.monotonic,
     ) -> None:
         self._protocol = protocol
+        self._budget = options.budget
         self._is_exact = options.search.objective == "loss"
         self._needs_seconds = options.search.objective in ("time", "both")
         self._say = say
@@ -423,15 +444,30 @@ class LoopBackend(TrialBackend):
         return self._tau(batch_size)
 
     def look_back(self, done: Sequence[TrialResult], folder: Output) -> None:
-        """Take in the seconds of earlier trials, and whether any was saved."""
+        """Take in the seconds of earlier trials, and whether any that may go on was saved."""
         for record in done:
             self._take_seconds(record)
-        resumed = {record.resumed_from for record in done}
+        # What was cut short is asked again.
+        resumed = {record.resumed_from for record in done if record.status != "failed"}
         stopped = [
-            record for record in done if record.status == "stopped" and record.number not in resumed
+            record for record in done if self._may_go_on(record) and record.number not in resumed
         ]
         if stopped:
             self.continues = any(self.resumable(record.number, folder) for record in stopped)
+
+    def _may_go_on(self, record: TrialResult) -> bool:
+        """Say whether a trial of an earlier run was to be saved: as :attr:`LoopTrial.worth_saving`."""
+        is_ended = record.replicate_of is not None or record.message == SHORT
+        is_full = record.steps >= self._budget_end(record.batch_size)
+        return record.status == "stopped" and not is_ended and not is_full
+
+    def _budget_end(self, batch_size: int) -> int:
+        """Give the step after which a trial's budget is spent, as the study counts it."""
+        if not self._is_exact:
+            return self._protocol.last_step(batch_size)
+        if self._budget.examples > 1:
+            return math.ceil(self._budget.examples / batch_size)
+        return self._budget.steps
 
     def resumable(self, number: int, folder: Output) -> bool:
         """Say whether the loop has saved a stopped trial."""
@@ -445,7 +481,8 @@ class LoopBackend(TrialBackend):
         # Marked before anything is saved, so that it is found whatever ends this process.
         self._mark(folder.state(spec.number), None)
         protocol = self._protocol.of(spec)
-        last_step = spec.max_steps or protocol.last_step(spec.batch_size)
+        budget_end = self._budget_end(spec.batch_size)
+        last_step = spec.max_steps or budget_end
         resume_from: Path | None = None
         start_gap: float | None = None
         state = TrialState(first_step=0, last_step=last_step, steps=0)
@@ -467,6 +504,7 @@ class LoopBackend(TrialBackend):
             protocol.target.metric,
             saved_beside(folder.state(spec.number)),
             resume_from,
+            budget_end,
             self._is_exact,
             self._needs_seconds,
             self._now,
@@ -495,12 +533,12 @@ class LoopBackend(TrialBackend):
                 file.write(text.encode() + b"\n" + own_mark(state))
 
     def _keep_saved(self, trial: LoopTrial, record: TrialResult, folder: Output) -> None:
-        """Mark what the loop has saved of a stopped trial as the study's; say so where it has saved nothing."""
+        """Mark what the loop has saved of a stopped trial as the study's; say where it should be there and is not."""
         if record.status != "stopped":
             return
         if _is_there(trial.save_to):
             self._mark(folder.state(trial.number), trial.start_gap)
-        elif self.continues:
+        elif self.continues and trial.worth_saving:
             self.continues = False
             self._say(NOT_SAVED.format(number=trial.number))
 
