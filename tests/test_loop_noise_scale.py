@@ -119,6 +119,18 @@ def test_it_measures_what_lightnings_call_back_does():
         assert own == pytest.approx(other, rel=1e-4)
 
 
+def test_its_measurements_so_far_are_not_copied_at_each_step():
+    """A measured step adds one entry to what was measured; what was handed out before stays as it was."""
+    model, noise = nn.Linear(3, 1), bstune.LoopNoiseScale()
+    parts = [points(4, torch.Generator().manual_seed(seed)) for seed in range(2)]
+    accumulate(noise, model, parts, (0.5, 0.5))
+    kept, first = noise._measurements, noise.measurements
+    accumulate(noise, model, parts, (0.5, 0.5))
+    assert noise._measurements is kept
+    assert noise.measurements == tuple(kept)
+    assert (first, len(kept)) == (noise.measurements[:1], 2)
+
+
 def test_steps_in_between_are_not_measured():
     model, noise = nn.Linear(3, 1), bstune.LoopNoiseScale(every=3)
     parts = [points(4, torch.Generator().manual_seed(seed)) for seed in range(2)]
@@ -126,6 +138,14 @@ def test_steps_in_between_are_not_measured():
         accumulate(noise, model, parts, (0.5, 0.5))
     assert [step for step, *_ in noise.measurements] == [3, 6]
     assert noise.estimate.undetermined == "2 of at least 4 steps were measured"
+
+
+def test_the_steps_of_a_trial_that_goes_on_are_counted_on():
+    model, noise = nn.Linear(3, 1), bstune.LoopNoiseScale(every=3, first_step=100)
+    parts = [points(4, torch.Generator().manual_seed(seed)) for seed in range(2)]
+    for _ in range(7):
+        accumulate(noise, model, parts, (0.5, 0.5))
+    assert [step for step, *_ in noise.measurements] == [102, 105]
 
 
 @pytest.mark.parametrize("factor", [math.nan, math.inf])
@@ -155,6 +175,8 @@ def sparse():
     ("misuse", "message"),
     [
         (lambda: bstune.LoopNoiseScale(every=0), "every must be a positive integer, but got 0"),
+        (lambda: bstune.LoopNoiseScale(first_step=-1), "a whole number of steps, but got -1"),
+        (lambda: bstune.LoopNoiseScale(first_step=1.5), r"a whole number of steps, but got 1\.5"),
         (lambda: bstune.LoopNoiseScale(weights="mean"), "equal or examples, but got 'mean'"),
         (lambda: bstune.LoopNoiseScale(level=1.0), r"must lie in \(0, 1\), but got 1\.0"),
         (lambda: bstune.LoopNoiseScale().measure([], 0), "a positive integer, but got 0"),

@@ -19,14 +19,14 @@ from test_pieces import python_blocks
 from test_study import without_clock
 from toolbox import FakeTime, make_spec
 from torch.nn.functional import cross_entropy
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 import bstune
-from bstune.core.errors import ConfigError, StudyError
-from bstune.core.records import Target
+from bstune.core.errors import ConfigError, StudyError, UserCodeError
+from bstune.core.records import Target, TrialResult
 from bstune.system.files import Output, keep_trials, own_mark
 from bstune.trial.backend import make_protocol
-from bstune.trial.own_loop import LoopBackend, LoopTrial
+from bstune.trial.own_loop import SHORT, LoopBackend, LoopTrial
 from bstune.trial.parts.state import TrialState
 from bstune.trial.parts.verdict import Verdict
 
@@ -223,8 +223,8 @@ def train_all(study, body):
         body(trial)
 
 
-def made_trial(goal=0.2, clock=None, **changes):
-    """Return a trial of at most 20 steps, without a study."""
+def made_trial(goal=0.2, clock=None, budget_end=100, **changes):
+    """Return a trial of at most 20 steps, of a budget of 100, without a study."""
     state = TrialState(first_step=0, last_step=20, steps=0)
     return LoopTrial(
         spec=make_spec(**changes),
@@ -233,6 +233,7 @@ def made_trial(goal=0.2, clock=None, **changes):
         metric="loss",
         save_to=Path("saved"),
         resume_from=None,
+        budget_end=budget_end,
         is_exact=False,
         needs_seconds=False,
         now=clock or FakeTime(),
@@ -374,6 +375,20 @@ def test_how_a_trial_ends(reports, status, steps, steps_low, worth_saving):
     assert (record.seconds_per_step, record.message is None) == (0.5 / steps, status != "diverged")
 
 
+@pytest.mark.parametrize("seconds", [1.5, np.float32(1.5), np.array([1.5]), torch.tensor(1.5)])
+def test_seconds_may_be_any_number(seconds):
+    trial = made_trial()
+    trial.report(3, 0.1)
+    trial.finish(seconds=seconds)
+    record = trial.finished.result()
+    assert (record.train_seconds, record.seconds_per_step) == (1.5, 0.5)
+
+
+def test_the_examples_may_be_a_number_of_numpys():
+    batches = [next(made_trial().batches(count)).tolist() for count in (100, np.int64(100))]
+    assert batches[0] == batches[1]
+
+
 def test_a_trial_ends_with_the_studys_time():
     clock = FakeTime()
     trial = made_trial(clock=clock, max_seconds=10.0)
@@ -401,6 +416,7 @@ def test_a_trial_that_its_loop_ends_early_is_told_how_to_go_on():
         (lambda trial: trial.report(1, True), "needs a number as its value"),
         (lambda trial: trial.report(1, torch.ones(2)), "needs a number as its value"),
         (lambda trial: trial.report(1, None), "needs a number as its value, but got None"),
+        (lambda trial: trial.report(6, 10**400), "needs a number as its value, but got 1000"),
         (lambda trial: trial.report(1.5, 1.0), r"a whole number of steps, but got 1\.5"),
         (lambda trial: trial.report(-1, 1.0), "a whole number of steps, but got -1"),
         (lambda trial: trial.report(5, 1.0), "must rise, but step 5 comes after 5"),
@@ -409,6 +425,11 @@ def test_a_trial_that_its_loop_ends_early_is_told_how_to_go_on():
         (lambda trial: trial.finish(seconds="1"), "a positive number, but got '1'"),
         (lambda trial: trial.finish(seconds=0.0), r"a positive number, but got 0\.0"),
         (lambda trial: trial.finish(seconds=math.nan), "a positive number, but got nan"),
+        (lambda trial: trial.finish(seconds=True), "a positive number, but got True"),
+        (lambda trial: trial.finish(seconds=10**400), "a positive number, but got 1000"),
+        (lambda trial: trial.finish(seconds=torch.ones(2)), "a positive number, but got tensor"),
+        (lambda trial: trial.batches(100.5), r"a positive integer, but got 100\.5"),
+        (lambda trial: trial.batches(0), "a positive integer, but got 0"),
         (lambda trial: (trial.finish(), trial.finish()), r"call finish\(\) once a trial"),
         (lambda trial: (trial.finish(), trial.fail(OSError())), r"fail\(\) or finish\(\) once"),
         (lambda trial: (trial.finish(), trial.report(6, 1.0)), r"report before trial\.finish"),
@@ -458,6 +479,29 @@ def test_what_a_trial_may_not_come_to(changes, body, message):
             r"budget\.seconds=5 needs steps that are timed",
         ),
         ({"trainer": {"max_epochs": 1}}, "trainer holds arguments of Lightning's Trainer"),
+        ({"precision": "bf16-mixed"}, "precision=bf16-mixed: a loop of yours"),
+        ({"precision": "auto"}, "precision=auto: a loop of yours"),
+        (
+            {"options": ["protocol.micro_batch_size=8"]},
+            r"protocol\.micro_batch_size=8: a loop of yours",
+        ),
+        (
+            {"options": ["scaling.beta2_half_life=1e5"]},
+            r"scaling\.beta2_half_life=100000\.0: a loop",
+        ),
+        (
+            {"options": ["scaling.weight_decay_half_life=5"]},
+            r"scaling\.weight_decay_half_life=5\.0: a",
+        ),
+        ({"options": ["+trainer.max_epochs=3"]}, r"trainer\.max_epochs=3: a loop of yours"),
+        (
+            {"options": ["trainer.deterministic=true"]},
+            r"trainer\.deterministic=True: a loop of yours",
+        ),
+        ({"tunable": {"metric": (0.1, 0.3)}}, "a trial has metric already"),
+        ({"tunable": {"seed": (1, 3), "save_to": (0, 1)}}, "a trial has seed, save_to already"),
+        ({"tunable": {"finish": (1, 3)}}, "a trial has finish already"),
+        ({"tunable": {"_state": (1, 3)}}, "a trial has _state already"),
     ],
 )
 def test_what_a_study_for_a_loop_cannot_have(changes, message, tmp_path):
@@ -474,9 +518,15 @@ def test_a_study_with_a_module_has_no_loop():
 
 
 @pytest.mark.parametrize(
-    ("error", "status"), [(MemoryError("no room"), "out of memory"), (OSError("gone"), "failed")]
+    ("error", "status", "message"),
+    [
+        (MemoryError("no room"), "out of memory", "no room"),
+        (OSError("gone"), "failed", "OSError: gone"),
+        (KeyError("mine"), "failed", "KeyError: 'mine'"),
+        (KeyboardInterrupt(), "failed", "KeyboardInterrupt"),
+    ],
 )
-def test_a_trial_that_an_error_ends(error, status):
+def test_a_trial_that_an_error_ends(error, status, message):
     study = quadratic(trials=2)
     for trial in study:
         if trial.number == 1:
@@ -485,7 +535,26 @@ def test_a_trial_that_an_error_ends(error, status):
         descend(trial)
         trial.finish()
     record = study.result.records[1]
-    assert (record.status, record.message) == (status, str(error))
+    assert (record.status, record.message) == (status, message)
+
+
+def fail_with_a_missing_key(trial):
+    try:
+        {}["mine"]
+    except KeyError as error:
+        trial.fail(error)
+
+
+def test_errors_that_end_a_study_are_told_with_their_cause():
+    with pytest.raises(UserCodeError, match="in fail_with_a_missing_key") as raised:
+        train_all(quadratic(), fail_with_a_missing_key)
+    cause = raised.value.__cause__
+    assert isinstance(cause, KeyError)
+    assert cause.args == ("mine",)
+    assert f"{Path(__file__)}:{cause.__traceback__.tb_lineno} " in str(raised.value)
+    assert {record.message.split(" (")[0] for record in quadratic().result.records} == {
+        "KeyError: 'mine'"
+    }
 
 
 def test_a_loop_that_saves_nothing_starts_afresh_which_is_said_once(capsys):
@@ -502,6 +571,95 @@ def test_a_loop_that_saves_nothing_starts_afresh_which_is_said_once(capsys):
     assert len(stopped) > 2
     assert set(asked) == {None}
     assert capsys.readouterr().out.count("nothing was saved at trial.save_to") == 1
+
+
+FOR_LOSS = {"objective": "loss", "target": "loss"}
+
+
+def backend_for_loss(say=pytest.fail):
+    """Return what hands out trials of 100,000 examples each, and its folder here."""
+    options = quadratic(**FOR_LOSS).options
+    return LoopBackend(options, make_protocol(options, None), say), Output(Path.cwd())
+
+
+def test_a_loop_that_ends_between_reports_stands_at_its_last_one():
+    study, ends = quadratic(**FOR_LOSS, trials=6), {}
+    for trial in study:
+        ends[trial.number] = trial.max_steps
+        for step in range(trial.first_step + 1, trial.max_steps + 1):
+            if step % 30 == 0 and not trial.report(step, 1.0 / step):
+                break
+        assert not trial.worth_saving
+        trial.finish()
+    records = study.result.records
+    budgets = {record.number: math.ceil(100_000 / record.batch_size) for record in records}
+    assert any(ends[number] < budget for number, budget in budgets.items())
+    for record in records:
+        # At its budget's end it counts as one that EarlyStopping has ended.
+        is_held = ends[record.number] == budgets[record.number]
+        expected = budgets[record.number] if is_held else ends[record.number] // 30 * 30
+        assert record.steps == record.history[-1][0] == expected
+
+
+@pytest.mark.parametrize(
+    ("changes", "reports", "worth_saving", "goes_on"),
+    [
+        ({"max_steps": 500}, [500], True, False),
+        ({"max_steps": 500}, [450], False, True),
+        ({"max_steps": 1563}, [1563], False, True),
+        ({"max_steps": 1563}, [1500], False, True),
+        ({"max_steps": 500, "replicate_of": 1}, [500], False, True),
+    ],
+)
+def test_trials_that_cannot_go_on_need_not_be_saved(changes, reports, worth_saving, goes_on):
+    said = []
+    backend, folder = backend_for_loss(said.append)
+    trial = backend.hand_over(make_spec(64, **changes), folder, None)
+    for step in reports:
+        trial.report(step, 1.0)
+    assert trial.worth_saving == worth_saving
+    trial.finish()
+    backend.take_back(trial, folder)
+    assert (backend.continues, said == []) == (goes_on, goes_on)
+
+
+STOPPED = {"number": 1, "steps": 500}
+FULL = {"number": 2, "steps": 1563}
+FAILED = {"number": 3, "status": "failed", "resumed_from": 1}
+
+
+@pytest.mark.parametrize(
+    ("done", "saved", "continues"),
+    [
+        ([], (), True),
+        ([STOPPED], (), False),
+        ([STOPPED], (1,), True),
+        ([FULL], (), True),
+        ([STOPPED, FULL], (1,), True),
+        ([STOPPED, FULL], (), False),
+        ([{**STOPPED, "replicate_of": 0}], (), True),
+        ([{**STOPPED, "message": SHORT}], (), True),
+        # A continuation that was cut short is asked again, and needs what was saved.
+        ([STOPPED, FULL, FAILED], (1,), True),
+        ([STOPPED, FAILED], (), False),
+        ([STOPPED, {**FULL, "resumed_from": 1}], (), True),
+    ],
+)
+def test_a_study_that_goes_on_continues_trials_where_what_is_needed_was_saved(
+    done, saved, continues
+):
+    backend, folder = backend_for_loss()
+    for number in saved:
+        trial = backend.hand_over(make_spec(64, number=number, max_steps=500), folder, None)
+        trial.save_to.write_text("weights")
+    records = []
+    for one in done:
+        names = ("number", "replicate_of", "resumed_from")
+        spec = make_spec(64, **{name: one[name] for name in names if name in one})
+        rest = {name: value for name, value in one.items() if name not in names}
+        records.append(TrialResult.unmeasured(spec, rest.pop("status", "stopped"), **rest))
+    backend.look_back(records, folder)
+    assert backend.continues == continues
 
 
 def blocks_of_the_readme():
@@ -602,11 +760,86 @@ def test_what_hugging_faces_trainer_may_not_have(changes, message):
 
     given = SimpleNamespace(**(ARGUMENTS | changes))
     callback = TrialCallback(made_trial())
+    loader = DataLoader(range(40), 2)
     if message is None:
-        callback.on_train_begin(given, None, None)
+        callback.on_train_begin(given, None, None, train_dataloader=loader)
         return
     with pytest.raises(ConfigError, match=message):
-        callback.on_train_begin(given, None, None)
+        callback.on_train_begin(given, None, None, train_dataloader=loader)
+
+
+class Endless(IterableDataset):
+    def __iter__(self):
+        return iter(range(40))
+
+
+@pytest.mark.parametrize(
+    ("micro_batches", "data", "message"),
+    [
+        (1, range(39), None),
+        (1, Endless(), None),
+        (2, range(40), None),
+        # Of 39 examples the last one is dropped, and 19 micro-batches are left.
+        (2, range(39), "an epoch of 19 micro-batches ends with a step of 1"),
+        (4, range(38), "an epoch of 19 micro-batches ends with a step of 3"),
+        (2, Endless(), "gradient_accumulation_steps=2 needs training data with a length"),
+    ],
+)
+def test_each_step_of_hugging_faces_trainer_has_the_trials_batch_size(micro_batches, data, message):
+    pytest.importorskip("transformers", reason="Hugging Face's transformers is not installed")
+    from bstune.integrations.huggingface import TrialCallback
+
+    stated = {"train_batch_size": 2, "gradient_accumulation_steps": micro_batches}
+    given = SimpleNamespace(**(ARGUMENTS | stated))
+    callback = TrialCallback(made_trial(batch_size=2 * micro_batches))
+    loader = DataLoader(data, 2, drop_last=True)
+    if message is None:
+        callback.on_train_begin(given, None, None, train_dataloader=loader)
+        return
+    with pytest.raises(ConfigError, match=message):
+        callback.on_train_begin(given, None, None, train_dataloader=loader)
+
+
+@pytest.mark.filterwarnings("ignore")  # advice of transformers to whoever trains a toy
+@pytest.mark.parametrize("examples", [64, 72])
+def test_hugging_faces_trainer_accumulates_whole_batches_and_evaluates_afterwards(examples):
+    pytest.importorskip("transformers", reason="Hugging Face's transformers is not installed")
+    from projects.own_loop.huggingface import Classifier, rows
+    from transformers import Trainer, TrainingArguments
+
+    from bstune.integrations.huggingface import TrialCallback
+
+    trial = made_trial(batch_size=16)
+    trial.metric = "eval_loss"
+    arguments = TrainingArguments(
+        output_dir=str(trial.save_to),
+        per_device_train_batch_size=8,
+        gradient_accumulation_steps=2,
+        learning_rate=trial.lr,
+        seed=trial.seed,
+        max_steps=trial.max_steps,
+        lr_scheduler_type="constant",
+        dataloader_drop_last=True,
+        eval_strategy="steps",
+        eval_steps=20,
+        save_strategy="no",
+        report_to="none",
+        disable_tqdm=True,
+        use_cpu=True,
+    )
+    images, labels = (part[:examples] for part in TRAIN)
+    callbacks = [TrialCallback(trial)]
+    data = {"train_dataset": rows(images, labels), "eval_dataset": rows(*VAL)}
+    trainer = Trainer(Classifier(), arguments, callbacks=callbacks, **data)
+    if examples % trial.batch_size:
+        with pytest.raises(ConfigError, match="an epoch of 9 micro-batches ends with a step of 1"):
+            trainer.train()
+        return
+    trainer.train()
+    finished = trial.finished
+    assert finished.result().steps == 20
+    assert "eval_loss" in trainer.evaluate()
+    assert trial.finished is finished
 
 
 def test_hugging_faces_seconds_are_those_between_evaluations():

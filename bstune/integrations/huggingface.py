@@ -2,7 +2,7 @@
 
     for trial in bstune.Study(target="eval_loss<=0.5", ...):
         arguments = TrainingArguments(
-            output_dir=trial.save_to,
+            output_dir=str(trial.save_to),
             per_device_train_batch_size=trial.batch_size,
             learning_rate=trial.lr,
             seed=trial.seed,
@@ -20,12 +20,12 @@ It needs ``pip install 'bstune[huggingface]'``.
 """
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sized
 from pathlib import Path
 from typing import Any
 
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
-from transformers.trainer_utils import get_last_checkpoint
+from transformers.trainer_utils import get_last_checkpoint, has_length
 
 from bstune.core.errors import ConfigError
 from bstune.trial.devices.device import synchronize
@@ -55,7 +55,8 @@ class TrialCallback(TrainerCallback):  # type: ignore[misc]
 
     Raises:
         ConfigError: when training starts, where the arguments are not the trial's, nothing is
-            evaluated, or the Trainer chooses its batch size itself.
+            evaluated, the Trainer chooses its batch size itself, or an epoch's last step has fewer
+            examples than the trial's.
     """
 
     def __init__(self, trial: LoopTrial, now: Callable[[], float] = time.perf_counter) -> None:
@@ -65,10 +66,16 @@ class TrialCallback(TrainerCallback):  # type: ignore[misc]
         self._since: float | None = None
 
     def on_train_begin(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        train_dataloader: Sized | None = None,
+        **_: Any,
     ) -> None:
         """Refuse arguments that are not the trial's."""
         _check(args, self._trial)
+        _check_accumulation(args.gradient_accumulation_steps, train_dataloader)
 
     def on_step_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
@@ -102,8 +109,13 @@ class TrialCallback(TrainerCallback):  # type: ignore[misc]
         metrics: dict[str, float],
         **_: Any,
     ) -> None:
-        """Report the metric; a trial that ends is saved, if it may go on."""
+        """Report the metric; a trial that ends is saved, if it may go on.
+
+        What is evaluated once the trial is finished is none of its own.
+        """
         trial = self._trial
+        if trial.finished is not None:
+            return
         if trial.metric not in metrics:
             raise ConfigError(
                 f"the target's metric is {trial.metric!r}, but the Trainer evaluates "
@@ -169,4 +181,22 @@ def _check(args: TrainingArguments, trial: LoopTrial) -> None:
         raise ConfigError(
             f"lr_scheduler_type={schedule} depends on max_steps, which differ from trial to trial: "
             f"give one of {', '.join(SCHEDULES)}"
+        )
+
+
+def _check_accumulation(micro_batches: int, loader: Sized | None) -> None:
+    """Refuse micro-batches of which an epoch's last step has fewer: the Trainer steps there with what is left."""
+    if micro_batches == 1:
+        return
+    if loader is None or not has_length(loader):
+        raise ConfigError(
+            f"gradient_accumulation_steps={micro_batches} needs training data with a length, as an "
+            "epoch's last step may be smaller than the trial's: give such data, or leave it out"
+        )
+    left = len(loader) % micro_batches
+    if left:
+        raise ConfigError(
+            f"an epoch of {len(loader)} micro-batches ends with a step of {left} in place of "
+            f"gradient_accumulation_steps={micro_batches}: leave out examples of the training data until "
+            "they are a multiple of the trial's batch size, or leave gradient_accumulation_steps out"
         )

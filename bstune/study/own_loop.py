@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 
+from bstune.config import read_yaml
 from bstune.core.errors import ConfigError
 from bstune.options import StudyOptions
 from bstune.study.prepare import prepare
@@ -19,7 +20,16 @@ from bstune.system.console import print_line, quieten
 from bstune.system.terminal import filtered, safe_console
 from bstune.system.user import name_user
 from bstune.trial.backend import make_protocol
-from bstune.trial.own_loop import LoopBackend, LoopRunner, LoopTrial
+from bstune.trial.own_loop import LoopBackend, LoopRunner, LoopTrial, is_name_of_a_trial
+
+# What a loop does by itself in place of an option, by the first part of the option's name.
+OWN_WORK = {
+    "compile": "compiles by itself",
+    "precision": "sets its precision by itself",
+    "protocol": "accumulates gradients by itself",
+    "scaling": "sets its optimizer's averages and weight decay by itself",
+    "trainer": "has no Trainer that bstune makes",
+}
 
 
 def trials_of(options: StudyOptions, assumptions: tuple[str, ...] = ()) -> Iterator[LoopTrial]:
@@ -68,15 +78,36 @@ def _check(options: StudyOptions) -> None:
             f"budget.seconds={options.budget.seconds:g} needs steps that are timed over all batch "
             "sizes, and bstune does not run a loop of yours: give budget.examples or budget.steps"
         )
-    if options.compile is not None:
-        raise ConfigError(
-            f"compile={options.compile}: a loop of yours compiles by itself: leave it out"
-        )
+    _check_training(options)
+    taken = [name for name in options.search.tune if is_name_of_a_trial(name)]
+    if taken:
+        raise ConfigError(f"a trial has {', '.join(taken)} already: choose another name in tunable")
     if options.trial.batch_size is not None:
         raise ConfigError(
             "trial.batch_size asks for one trial, which a loop of yours trains without a study: "
             "leave it out"
         )
+
+
+def _check_training(options: StudyOptions) -> None:
+    """Refuse options of how a module is trained, which a loop of the user's would never see."""
+    stated: dict[str, object] = {
+        "compile": options.compile,
+        "protocol.micro_batch_size": options.protocol.micro_batch_size,
+        "scaling.beta2_half_life": options.scaling.beta2_half_life,
+        "scaling.weight_decay_half_life": options.scaling.weight_decay_half_life,
+    }
+    if options.precision != read_yaml("python.yaml")["precision"]:
+        stated["precision"] = options.precision
+    usual = read_yaml("config.yaml")["trainer"]
+    for name, value in options.trainer.items():
+        if name not in usual or value != usual[name]:
+            stated[f"trainer.{name}"] = value
+    for name, value in stated.items():
+        if value is None:
+            continue
+        section = name.partition(".")[0]
+        raise ConfigError(f"{name}={value}: a loop of yours {OWN_WORK[section]}: leave it out")
 
 
 def _paused(

@@ -52,6 +52,8 @@ class LoopNoiseScale:
         level: of the interval.
         weights: of the micro-batches' gradients in the step's. ``equal``: 1/k each of k, where each loss
             is divided by k; ``examples``: n_i/B, where it is multiplied by that.
+        first_step: steps that were taken before, as ``trial.first_step`` of a trial that goes on; steps are
+            counted from there.
 
     Raises:
         ConfigError: for a setting out of its range.
@@ -63,6 +65,7 @@ class LoopNoiseScale:
         window: int = WINDOW,
         level: float = LEVEL,
         weights: Literal["equal", "examples"] = "equal",
+        first_step: int = 0,
     ) -> None:
         check_positive_integer("the noise scale's every", every)
         check_positive_integer("the noise scale's window", window)
@@ -70,22 +73,30 @@ class LoopNoiseScale:
             raise ConfigError(
                 f"the noise scale's weights must be equal or examples, but got {weights!r}"
             )
+        if not isinstance(first_step, int) or isinstance(first_step, bool) or first_step < 0:
+            raise ConfigError(
+                f"the noise scale's first_step must be a whole number of steps, but got {first_step!r}"
+            )
         moving_estimate([], window, level)
         self._every = every
         self._window = window
         self._level = level
         self._weights = weights
-        self._steps = 0
+        self._steps = first_step
         self._step = _Step()
         # Steps that were due, but had a gradient that is not finite or none.
         self.passed_over = 0
-        # Number of the step, its unbiased |G|^2, tr Sigma.
-        self.measurements: tuple[tuple[int, float, float], ...] = ()
+        self._measurements: list[tuple[int, float, float]] = []
+
+    @property
+    def measurements(self) -> tuple[tuple[int, float, float], ...]:
+        """Of each measured step its number, counted on from ``first_step``, its unbiased |G|^2 and its tr Sigma."""
+        return tuple(self._measurements)
 
     @property
     def estimate(self) -> NoiseScaleEstimate:
         """The moving estimate: of the latest ``window`` measured steps."""
-        return moving_estimate(self.measurements, self._window, self._level)
+        return moving_estimate(self._measurements, self._window, self._level)
 
     @property
     def is_due(self) -> bool:
@@ -150,7 +161,7 @@ class LoopNoiseScale:
         norms = self._norms(step, scale)
         if math.isfinite(norms.squared_gradient) and math.isfinite(norms.trace):
             measured = self._steps, norms.squared_gradient, norms.trace
-            self.measurements += (measured,)
+            self._measurements.append(measured)
         else:
             self.passed_over += 1
 

@@ -19,7 +19,7 @@ import math
 import operator
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol, Self
 
@@ -28,12 +28,13 @@ import torch
 from torch import Tensor
 
 import bstune
-from bstune.core.errors import ConfigError
-from bstune.core.records import TrialProtocol, TrialResult, TrialSpec
+from bstune.core.errors import ConfigError, check_positive_integer
+from bstune.core.records import Status, TrialProtocol, TrialResult, TrialSpec
 from bstune.core.step_time import StepTime, fit_line
 from bstune.core.step_time_law import law_of_trials
 from bstune.options import StudyOptions
 from bstune.system.console import plural
+from bstune.system.failures import described
 from bstune.system.files import (
     Output,
     is_own,
@@ -67,13 +68,26 @@ NOT_SAVED = (
 class Noise(Protocol):
     """What has measured a noise scale, as :class:`bstune.LoopNoiseScale` does."""
 
-    measurements: tuple[tuple[int, float, float], ...]
+    @property
+    def measurements(self) -> tuple[tuple[int, float, float], ...]:
+        """Of each measured step its number, from the trial's first one on, its |G|^2 and its tr Sigma."""
+
+
+@dataclass(frozen=True)
+class LoopFinished(Finished):
+    """A loop's trial that is over, and whether it stands at its last report, short of where it was to be compared.
+
+    Its loop has left it between two reports, and nothing says that it would have come no further.
+    """
+
+    is_cut: bool = False
 
 
 class LoopTrial:
     """One trial of a study, for a loop of yours: the values to train with, and where its evaluations are told.
 
-    What the study searches besides is an attribute too, by its name, as ``trial.dropout``.
+    What the study searches besides is an attribute too, by its name, as ``trial.dropout``: a name
+    that is none of the trial's own (:func:`is_name_of_a_trial`).
 
     Args:
         spec: what it is asked to do.
@@ -82,10 +96,15 @@ class LoopTrial:
         metric: the name of what is reported.
         save_to: where the loop may save it.
         resume_from: what was saved of the part that it continues; None: it starts afresh.
+        budget_end: the step after which its budget is spent, and it is never asked to go on.
         is_exact: whether nothing past ``max_steps`` can be used.
         needs_seconds: whether the objective is one of time.
         now: a monotonic clock, in seconds.
     """
+
+    metric: str
+    save_to: Path
+    resume_from: Path | None
 
     def __init__(
         self,
@@ -95,6 +114,7 @@ class LoopTrial:
         metric: str,
         save_to: Path,
         resume_from: Path | None,
+        budget_end: int,
         is_exact: bool,
         needs_seconds: bool,
         now: Callable[[], float],
@@ -103,6 +123,7 @@ class LoopTrial:
         self._needs_seconds = needs_seconds
         self._state = state
         self._verdict = verdict
+        self._budget_end = budget_end
         self._is_exact = is_exact
         self._now = now
         self._began = now()
@@ -179,15 +200,18 @@ class LoopTrial:
             examples: in the training data.
 
         Raises:
-            ConfigError: where there are fewer of them than in a batch.
+            ConfigError: for a number of them that is none, and where there are fewer than in a batch.
         """
+        check_positive_integer("the examples of trial.batches", _as_integer(examples))
         if self.batch_size > examples:
             raise ConfigError(
                 f"batch size {self.batch_size} is larger than the data set ({examples} examples): lower "
                 "the largest of batch_sizes"
             )
         order, _ = seeded_generators(self.seed, "cpu", 2)
-        return endless_indices(examples, self.batch_size, order, first=self.first_step)
+        return endless_indices(
+            operator.index(examples), self.batch_size, order, first=self.first_step
+        )
 
     def report(self, step: int, value: Any) -> bool:
         """Tell the metric after a step, and hear whether to go on.
@@ -221,14 +245,15 @@ class LoopTrial:
         self._went_on = not self._state.ended and not is_late
         return self._went_on
 
-    def finish(self, seconds: float | None = None, noise: Noise | None = None) -> None:
+    def finish(self, seconds: Any = None, noise: Noise | None = None) -> None:
         """Tell that the trial has ended, once, after its last report.
 
         Args:
             seconds: of the training alone since it was handed over, evaluation and start-up left
-                out; of these the seconds of a step are made. None: they were not measured, and no
-                time to target is told.
-            noise: what has measured the noise scale meanwhile, which the study then takes in.
+                out, as a number, or a tensor or an array of one; of these the seconds of a step are
+                made. None: they were not measured, and no time to target is told.
+            noise: what has measured the noise scale meanwhile, which the study then takes in; its steps
+                are the trial's, as of ``LoopNoiseScale(first_step=trial.first_step)``.
 
         Raises:
             ConfigError: where it was told before, nothing was reported, or the seconds are none.
@@ -267,20 +292,25 @@ class LoopTrial:
             message=state.message,
             noise_scale=() if noise is None else tuple(noise.measurements),
         )
-        self._finished = Finished(self._spec, record)
+        is_cut = self._went_on and self.max_steps < self._budget_end
+        self._finished = LoopFinished(self._spec, record, is_cut=is_cut)
 
     def fail(self, error: BaseException) -> None:
         """Tell, in place of :meth:`finish`, that an error has ended the trial: memory that ran out, or any other.
 
         A batch size that is out of memory bounds those that come; any other error counts as a
-        failure, of which three in a row end the study.
+        failure, of which three in a row end the study, by a UserCodeError from the last of them.
         """
         if self._finished is not None:
             raise ConfigError(
                 f"trial {self.number} is finished already: call fail() or finish() once"
             )
-        status = "out of memory" if is_out_of_memory(error) else "failed"
-        self._end(status, first_line(error))
+        if is_out_of_memory(error):
+            self._end("out of memory", first_line(error))
+            return
+        message, frames = described(error)
+        cause = error if isinstance(error, Exception) else None
+        self._end("failed", message, frames, cause)
 
     def abandon(self) -> Finished:
         """Give how it ended; where the loop has not said so, it has failed."""
@@ -289,7 +319,9 @@ class LoopTrial:
         assert self._finished is not None  # noqa: S101 (set just now)
         return self._finished
 
-    def _end(self, status: Any, message: str) -> None:
+    def _end(
+        self, status: Status, message: str, frames: str = "", cause: Exception | None = None
+    ) -> None:
         state = self._state
         record = TrialResult.unmeasured(
             self._spec,
@@ -301,12 +333,18 @@ class LoopTrial:
             history=tuple(state.history),
             message=message,
         )
-        self._finished = Finished(self._spec, record)
+        self._finished = Finished(self._spec, record, frames=frames, cause=cause)
 
     @property
     def worth_saving(self) -> bool:
-        """Whether it has been stopped, so that it may be asked to go on: then it is saved at ``save_to``."""
-        return not self._went_on and self._state.status == "stopped"
+        """Whether it has been stopped and may be asked to go on: then it is saved at ``save_to``."""
+        return not self._went_on and self._state.status == "stopped" and self.may_go_on
+
+    @property
+    def may_go_on(self) -> bool:
+        """Whether it may be asked to go on later: no run on a fresh seed, and not at its budget's end."""
+        is_replicate = self._spec.replicate_of is not None
+        return not is_replicate and self._state.steps < self._budget_end
 
     @property
     def start_gap(self) -> float | None:
@@ -341,27 +379,45 @@ class LoopTrial:
             )
 
 
-def _whole_number(step: object) -> int:
-    """Read a step, which may be a number of numpy's."""
+def is_name_of_a_trial(name: str) -> bool:
+    """Say whether a trial has an attribute of its own by this name, so that nothing searched can have it."""
+    return name.startswith("_") or hasattr(LoopTrial, name) or name in LoopTrial.__annotations__
+
+
+def _as_integer(value: object) -> object:
+    """Read a whole number, which may be one of numpy's; what is none stays as it is."""
+    if isinstance(value, bool):
+        return value
     try:
-        steps = operator.index(step)  # type: ignore[arg-type]
+        return operator.index(value)  # type: ignore[arg-type]
     except TypeError:
-        steps = -1
-    if isinstance(step, bool) or steps < 0:
+        return value
+
+
+def _whole_number(step: object) -> int:
+    """Read a step."""
+    steps = _as_integer(step)
+    if not isinstance(steps, int) or isinstance(steps, bool) or steps < 0:
         raise ConfigError(f"trial.report needs a whole number of steps, but got {step!r:.60}")
     return steps
 
 
-def _number(value: object) -> float:
-    """Read a value, which may be a tensor or an array of one number."""
-    found = value
+def _as_number(value: object) -> float | None:
+    """Read a number, which may be a tensor or an array of one; None: it is none, or none that a float holds."""
     try:
         found = value.item() if hasattr(value, "item") else value
-    except (RuntimeError, ValueError, TypeError):
-        found = None
-    if isinstance(found, bool | str | bytes) or not hasattr(found, "__float__"):
+        if isinstance(found, bool | str | bytes) or not hasattr(found, "__float__"):
+            return None
+        return float(found)
+    except (OverflowError, RuntimeError, ValueError, TypeError):
+        return None
+
+
+def _number(value: object) -> float:
+    """Read a value."""
+    number = _as_number(value)
+    if number is None:
         raise ConfigError(f"trial.report needs a number as its value, but got {value!r:.60}")
-    number = float(found)
     # What a tensor's item() gives of a float32 does not say that it was one.
     with np.errstate(over="ignore"):
         is_float32 = float(np.float32(number)) == number
@@ -369,12 +425,12 @@ def _number(value: object) -> float:
 
 
 def _seconds(seconds: object) -> float:
-    is_number = isinstance(seconds, int | float) and not isinstance(seconds, bool)
-    if not is_number or not 0.0 < seconds < math.inf:  # type: ignore[operator]
+    number = _as_number(seconds)
+    if number is None or not 0.0 < number < math.inf:
         raise ConfigError(
             f"trial.finish needs the seconds of training, a positive number, but got {seconds!r:.60}"
         )
-    return float(seconds)  # type: ignore[arg-type]
+    return number
 
 
 class LoopBackend(TrialBackend):
@@ -398,6 +454,7 @@ class LoopBackend(TrialBackend):
         now: Callable[[], float] = time.monotonic,
     ) -> None:
         self._protocol = protocol
+        self._budget = options.budget
         self._is_exact = options.search.objective == "loss"
         self._needs_seconds = options.search.objective in ("time", "both")
         self._say = say
@@ -423,15 +480,30 @@ class LoopBackend(TrialBackend):
         return self._tau(batch_size)
 
     def look_back(self, done: Sequence[TrialResult], folder: Output) -> None:
-        """Take in the seconds of earlier trials, and whether any was saved."""
+        """Take in the seconds of earlier trials, and whether any that may go on was saved."""
         for record in done:
             self._take_seconds(record)
-        resumed = {record.resumed_from for record in done}
+        # What was cut short is asked again.
+        resumed = {record.resumed_from for record in done if record.status != "failed"}
         stopped = [
-            record for record in done if record.status == "stopped" and record.number not in resumed
+            record for record in done if self._may_go_on(record) and record.number not in resumed
         ]
         if stopped:
             self.continues = any(self.resumable(record.number, folder) for record in stopped)
+
+    def _may_go_on(self, record: TrialResult) -> bool:
+        """Say whether a trial of an earlier run was to be saved: as :attr:`LoopTrial.worth_saving`."""
+        is_ended = record.replicate_of is not None or record.message == SHORT
+        is_full = record.steps >= self._budget_end(record.batch_size)
+        return record.status == "stopped" and not is_ended and not is_full
+
+    def _budget_end(self, batch_size: int) -> int:
+        """Give the step after which a trial's budget is spent, as the study counts it."""
+        if not self._is_exact:
+            return self._protocol.last_step(batch_size)
+        if self._budget.examples > 1:
+            return math.ceil(self._budget.examples / batch_size)
+        return self._budget.steps
 
     def resumable(self, number: int, folder: Output) -> bool:
         """Say whether the loop has saved a stopped trial."""
@@ -445,7 +517,8 @@ class LoopBackend(TrialBackend):
         # Marked before anything is saved, so that it is found whatever ends this process.
         self._mark(folder.state(spec.number), None)
         protocol = self._protocol.of(spec)
-        last_step = spec.max_steps or protocol.last_step(spec.batch_size)
+        budget_end = self._budget_end(spec.batch_size)
+        last_step = spec.max_steps or budget_end
         resume_from: Path | None = None
         start_gap: float | None = None
         state = TrialState(first_step=0, last_step=last_step, steps=0)
@@ -467,6 +540,7 @@ class LoopBackend(TrialBackend):
             protocol.target.metric,
             saved_beside(folder.state(spec.number)),
             resume_from,
+            budget_end,
             self._is_exact,
             self._needs_seconds,
             self._now,
@@ -495,12 +569,12 @@ class LoopBackend(TrialBackend):
                 file.write(text.encode() + b"\n" + own_mark(state))
 
     def _keep_saved(self, trial: LoopTrial, record: TrialResult, folder: Output) -> None:
-        """Mark what the loop has saved of a stopped trial as the study's; say so where it has saved nothing."""
+        """Mark what the loop has saved of a stopped trial as the study's; say where it should be there and is not."""
         if record.status != "stopped":
             return
         if _is_there(trial.save_to):
             self._mark(folder.state(trial.number), trial.start_gap)
-        elif self.continues:
+        elif self.continues and trial.worth_saving:
             self.continues = False
             self._say(NOT_SAVED.format(number=trial.number))
 
