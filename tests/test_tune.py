@@ -639,14 +639,17 @@ def test_no_command_joins_a_study_of_python_objects(tune):
         compose_joined(find_study("alone", options.storage), [])
 
 
-def test_a_notebook_shows_one_line(monkeypatch):
+def test_a_notebook_shows_one_display_that_is_updated(monkeypatch):
     shown = []
 
     def display(data, raw, display_id):
         assert raw
+        assert "<table" not in data["text/html"]
         shown.append(data["text/plain"].split(":")[0])
         return SimpleNamespace(
-            update=lambda data, raw: shown.append(data["text/plain"].split(";")[-1])
+            update=lambda data, raw: shown.append(
+                data["text/plain"].split(";")[-1] + " in a table" * ("<table" in data["text/html"])
+            )
         )
 
     monkeypatch.setitem(sys.modules, "IPython", ModuleType("IPython"))
@@ -654,8 +657,10 @@ def test_a_notebook_shows_one_line(monkeypatch):
     progress = Progress(9, bstune.Target("val_loss", 1.0, "min"), Console(force_jupyter=True))
     for trials in range(3):
         progress.show([make_result(number=number) for number in range(trials)])
-    assert shown == ["no trial yet"] * 2 + [
-        f" trial {number}: B 32, lr 0.1, reached" for number in range(2)
+    assert shown == [
+        "no trial yet",
+        " trial 0: B 32, lr 0.1, reached in a table",
+        " trial 1: B 32, lr 0.1, reached in a table",
     ]
 
 
