@@ -50,8 +50,11 @@ def test_texts_of_a_folder_are_no_html(show):
     assert "&lt;script&gt;" in html
 
 
-def test_a_survey_shows_its_tables_and_its_roofline():
+def test_a_survey_shows_its_tables_and_its_roofline(monkeypatch):
+    # As a kernel of Jupyter has it.
+    monkeypatch.setenv("FORCE_COLOR", "1")
     survey = make_survey()
+    assert "x1b" not in survey._repr_html_()
     assert PICTURE in survey._repr_html_()
     assert "1,000" in survey._repr_html_()
     assert len(survey.plot().axes) == 2

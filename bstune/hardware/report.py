@@ -446,6 +446,7 @@ def _draw_ranges(
     axes.axvspan(limits.ridge, axes.get_xlim()[1], color="#e6f0f8", linewidth=0, zorder=-2)
     batches = ", ".join(f"{size:,}" for size in sizes)
     axes.set_xlabel(
-        f"FLOPs per byte moved; dots grow with the batch size B = {batches}; shaded: compute-bound by its shapes\n"
+        f"FLOPs per byte moved; dots grow with the batch size B = {batches}\n"
+        "shaded: compute-bound by its shapes\n"
         f"behind each layer: its share of the time that the roofline allows a step at B = {sizes[-1]:,}"
     )

@@ -70,8 +70,15 @@ def printed_html(*printed: "RenderableType") -> str:
     from rich.console import Console
 
     file = io.StringIO()
-    # In a notebook rich displays what it prints; here it shall write it.
-    console = Console(file=file, width=PRINTED_COLUMNS, force_jupyter=False)
+    # In a notebook rich displays what it prints, and a kernel asks for colours: here it shall write
+    # text alone.
+    console = Console(
+        file=file,
+        width=PRINTED_COLUMNS,
+        force_jupyter=False,
+        force_terminal=False,
+        color_system=None,
+    )
     console.print(*printed, markup=False, emoji=False, highlight=False)
     return f"<pre>{escaped(file.getvalue())}</pre>"
 
