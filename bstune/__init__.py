@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from bstune.core.records import Budget, Target, TrialResult
     from bstune.core.scaling import lr_of
     from bstune.search.sampler import FrontierSampler
-    from bstune.study.result import load
+    from bstune.study.result import compare, load
     from bstune.study.study import Study
     from bstune.study.tune import survey, tune
     from bstune.trial.loop_noise_scale import LoopNoiseScale
@@ -36,6 +36,7 @@ __all__ = [
     "Target",
     "TrialResult",
     "__version__",
+    "compare",
     "fit_curve",
     "load",
     "lr_of",
@@ -53,6 +54,7 @@ _MODULES = {
     "Study": "bstune.study.study",
     "Target": "bstune.core.records",
     "TrialResult": "bstune.core.records",
+    "compare": "bstune.study.result",
     "fit_curve": "bstune.core.curve",
     "load": "bstune.study.result",
     "lr_of": "bstune.core.scaling",

@@ -331,7 +331,7 @@ def test_python_objects_on_two_devices(tmp_path, monkeypatch):
         mlflow=False,
         options=["devices=2", "search.replicates=0", "device=cpu"],
     )
-    assert set(result.trials["device"]) == {"2 x cpu (1 thread)"}
+    assert set(result.trials_table(columns="all")["device"]) == {"2 x cpu (1 thread)"}
     assert not set(result.trials["status"]) & {"failed", "out of memory"}
 
 

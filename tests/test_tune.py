@@ -38,6 +38,7 @@ from bstune.core.errors import ConfigError, StudyError
 from bstune.report.study_folder import read_study
 from bstune.study.prepare import compose_joined, prepare
 from bstune.study.report import Findings
+from bstune.study.result import NEEDED
 from bstune.study.run import Progress
 from bstune.study.storage.opening import find_study
 
@@ -337,6 +338,12 @@ def test_the_result_has_the_answer(studied):
     winner = rows[rows.number == best.number].iloc[0]
     assert (winner.batch_size, winner.lr, winner.status) == (best.batch_size, best.lr, "reached")
     assert winner.value <= 1.5
+    assert list(rows) == list(NEEDED)
+    everything = result.trials_table(columns="all")
+    assert {"seed", "device", "history", "horizon", *NEEDED} <= set(everything)
+    assert everything[list(rows)].equals(rows)
+    with pytest.raises(ConfigError, match="but got 'every'"):
+        result.trials_table(columns="every")
     critical = result.critical_batch_size
     assert critical.low is None or critical.high is None or critical.low < critical.high
 
@@ -357,6 +364,7 @@ def test_an_integer_stays_one_in_replicates_reports_and_the_winners_training(tun
         options=["search.replicates=2"],
     )
     assert result.trials.replicate_of.notna().any()
+    assert list(result.trials)[2:5] == ["lr", "hidden", "status"]
     assert "failed" not in set(result.trials.status)
     result.train(**QUIET)
     assert {type(width) for width in widths} == {int}
@@ -368,6 +376,10 @@ def test_an_integer_stays_one_in_replicates_reports_and_the_winners_training(tun
 def test_the_result_is_drawn_and_written(studied, tmp_path):
     result, _ = studied
     assert len(result.plot().axes) >= 2
+    assert result.plot()._repr_png_().startswith(b"\x89PNG")
+    assert result._repr_html_().count("<tr>") >= 2
+    both = bstune.compare(result, str(result.folder))
+    assert len(both.studies) == 1
     path = result.report(tmp_path / "elsewhere.html")
     assert path.read_text() == (result.folder / "report.html").read_text()
     assert repr(result).startswith(
@@ -488,7 +500,7 @@ def test_a_module_that_asks_for_the_steps_has_a_horizon(tune):
         assert trial.total_steps >= 1
         return Net(trial.lr)
 
-    assert tune(module).trials.horizon.notna().all()
+    assert tune(module).trials_table(columns="all").horizon.notna().all()
 
 
 class Counts(Callback):
@@ -627,14 +639,17 @@ def test_no_command_joins_a_study_of_python_objects(tune):
         compose_joined(find_study("alone", options.storage), [])
 
 
-def test_a_notebook_shows_one_line(monkeypatch):
+def test_a_notebook_shows_one_display_that_is_updated(monkeypatch):
     shown = []
 
     def display(data, raw, display_id):
         assert raw
+        assert "<table" not in data["text/html"]
         shown.append(data["text/plain"].split(":")[0])
         return SimpleNamespace(
-            update=lambda data, raw: shown.append(data["text/plain"].split(";")[-1])
+            update=lambda data, raw: shown.append(
+                data["text/plain"].split(";")[-1] + " in a table" * ("<table" in data["text/html"])
+            )
         )
 
     monkeypatch.setitem(sys.modules, "IPython", ModuleType("IPython"))
@@ -642,8 +657,10 @@ def test_a_notebook_shows_one_line(monkeypatch):
     progress = Progress(9, bstune.Target("val_loss", 1.0, "min"), Console(force_jupyter=True))
     for trials in range(3):
         progress.show([make_result(number=number) for number in range(trials)])
-    assert shown == ["no trial yet"] * 2 + [
-        f" trial {number}: B 32, lr 0.1, reached" for number in range(2)
+    assert shown == [
+        "no trial yet",
+        " trial 0: B 32, lr 0.1, reached in a table",
+        " trial 1: B 32, lr 0.1, reached in a table",
     ]
 
 

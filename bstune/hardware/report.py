@@ -14,13 +14,24 @@ from rich import box
 from rich.console import Group
 from rich.table import Table
 
+from bstune.core.errors import HardwareError
 from bstune.core.records import dump_json
 from bstune.hardware import roofline
 from bstune.hardware.known_devices import Prediction
 from bstune.hardware.roofline import TENSOR_CORE_SOURCE, DeviceLimits, LayerCost, StepCost
 from bstune.hardware.survey import Survey, compose_survey, probe_text, survey_of
 from bstune.hardware.threads import threads_text
-from bstune.report.drawing import BLUE, GREY, INK, PURPLE, VERMILION, save_figure
+from bstune.report.drawing import (
+    BLUE,
+    GREY,
+    INK,
+    PAGE_DPI,
+    PURPLE,
+    VERMILION,
+    figure_of,
+    save_figure,
+)
+from bstune.report.notebook import image, printed_html
 from bstune.system.console import format_count, format_number, format_seconds, plain_console
 from bstune.system.failures import optional
 from bstune.system.files import Identity, Output, check_writable, owned, write_text
@@ -28,6 +39,8 @@ from bstune.system.files import Identity, Output, check_writable, owned, write_t
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+
+    from bstune.report.picture import Picture
 
 Array = NDArray[np.float64]
 MAX_MISALIGNED = 8  # rows
@@ -90,6 +103,22 @@ def write_survey(survey: Survey, output: Output, missing: list[str]) -> None:
         paint = functools.partial(_paint, survey=survey, cost=survey.cost, limits=survey.limits)
         with optional("no figure of the roofline", missing):
             save_figure(paint, (FIGURE_WIDTH, 1.0), output.roofline)
+
+
+def survey_figure(survey: Survey) -> "Picture":
+    """Draw the roofline, of a page's resolution; HardwareError where it is not known."""
+    if survey.cost is None or survey.limits is None:
+        raise HardwareError("\n".join(["the roofline is not known", *survey.notes]))
+    paint = functools.partial(_paint, survey=survey, cost=survey.cost, limits=survey.limits)
+    return figure_of(paint, (FIGURE_WIDTH, 1.0), PAGE_DPI)
+
+
+def survey_html(survey: Survey) -> str:
+    """Show what the command prints, and the roofline where it is known."""
+    shown = printed_html(survey_tables(survey))
+    if survey.cost is None or survey.limits is None:
+        return shown
+    return shown + image(survey_figure(survey), f"roofline of {survey.workload}")
 
 
 def headline(survey: Survey, cached: bool) -> tuple[str, ...]:
@@ -417,6 +446,7 @@ def _draw_ranges(
     axes.axvspan(limits.ridge, axes.get_xlim()[1], color="#e6f0f8", linewidth=0, zorder=-2)
     batches = ", ".join(f"{size:,}" for size in sizes)
     axes.set_xlabel(
-        f"FLOPs per byte moved; dots grow with the batch size B = {batches}; shaded: compute-bound by its shapes\n"
+        f"FLOPs per byte moved; dots grow with the batch size B = {batches}\n"
+        "shaded: compute-bound by its shapes\n"
         f"behind each layer: its share of the time that the roofline allows a step at B = {sizes[-1]:,}"
     )

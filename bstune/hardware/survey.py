@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from itertools import takewhile
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -76,6 +76,9 @@ from bstune.trial.workload import (
     train_examples,
 )
 
+if TYPE_CHECKING:
+    from bstune.report.picture import Picture
+
 logger = logging.getLogger(__name__)
 NEITHER = 0.1  # of a step: where the roofline allows it in less, neither computing nor memory is what it waits for
 PLATEAU = 0.95  # of the best throughput: from here on a larger batch gives next to nothing a second
@@ -88,7 +91,7 @@ BARE_SHARE = 0.05  # likewise, a visit without the framework
 THREADS_SHARE = 0.15  # likewise, the choice of the number of threads
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Survey:
     """What was measured, and what follows from it."""
 
@@ -110,6 +113,28 @@ class Survey:
     threads: ThreadChoice | None = None
     # Whose seconds the steps' are.
     seconds_of: StepsOf = "lean"
+
+    def __repr__(self) -> str:
+        timed = ", ".join(f"{size}: {format_seconds(taken)}" for size, taken in self.pairs)
+        largest = self.ceiling.batch_size
+        return f"Survey({self.workload} on {self.device}: B up to {largest}; steps {timed})"
+
+    def plot(self) -> "Picture":
+        """Draw ``roofline.png`` as a matplotlib figure, which a notebook shows as a cell's value.
+
+        HardwareError where the roofline is not known; the notes say why.
+        """
+        # It needs this module, and a study's survey is not drawn.
+        from bstune.hardware.report import survey_figure
+
+        return survey_figure(self)
+
+    def _repr_html_(self) -> str:
+        """Show in a notebook what ``bstune survey`` prints, and the roofline where it is known."""
+        # as above
+        from bstune.hardware.report import survey_html
+
+        return survey_html(self)
 
     @property
     def pairs(self) -> list[tuple[int, float]]:

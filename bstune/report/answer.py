@@ -119,16 +119,22 @@ def block(found: Answer, further: Sequence[Line] = (), width: int = WIDTH) -> li
     ``further`` follows, such as the page's path. Neither it nor a command is broken.
     """
     rows = [*wrapped(found.title, width), ""]
+    count = len(found.lines)
+    for position, (label, texts) in enumerate((*shown_lines(found), *further)):
+        rows += labelled_rows(label, texts, width if position < count else None)
+    return rows
+
+
+def shown_lines(found: Answer) -> list[Line]:
+    """Give the lines that the console and a notebook show: the first cautions, then what to do."""
+    shown = list[Line]()
     for label, texts in found.lines:
-        shown = texts
         if label == "CAUTION" and len(texts) > SHOWN_CAUTIONS:
             left = len(texts) - SHOWN_CAUTIONS
-            shown = (*texts[:SHOWN_CAUTIONS], f"{left} more in the page")
-        rows += labelled_rows(label, shown, width)
-    for label, texts in (*found.actions, *further):
-        if label != "MORE":
-            rows += labelled_rows(label, texts, None)
-    return rows
+            texts = (*texts[:SHOWN_CAUTIONS], f"{left} more in the page")
+        shown.append((label, texts))
+    shown += [line for line in found.actions if line[0] != "MORE"]
+    return shown
 
 
 def labelled_rows(label: str, texts: Sequence[str], width: int | None) -> list[str]:

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
+    from bstune.report.picture import Picture
+
 BUDGET_FIGURE_INCHES = (PAGE_INCHES, 4.2)
 BAND_ALPHA = 0.15
 
@@ -38,7 +40,7 @@ def draw_budget(trials: Sequence[TrialResult], result: StudyResult, *paths: Path
     )
 
 
-def budget_figure(trials: Sequence[TrialResult], result: StudyResult) -> "Figure":
+def budget_figure(trials: Sequence[TrialResult], result: StudyResult) -> "Picture":
     """Draw what :func:`draw_budget` writes."""
     return figure_of(lambda figure: _paint(figure, trials, result), BUDGET_FIGURE_INCHES, PAGE_DPI)
 

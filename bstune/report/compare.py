@@ -21,6 +21,7 @@ from dataclasses import dataclass, replace
 from itertools import combinations
 from pathlib import Path
 from statistics import NormalDist
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -34,6 +35,9 @@ from bstune.report.study_folder import StudyFolder, read_study
 from bstune.result import AtBudget, Gain, StudyResult
 from bstune.system.console import format_count, format_number, format_seconds, plural
 from bstune.system.files import Output
+
+if TYPE_CHECKING:
+    from bstune.report.picture import Picture
 
 LEVEL = 0.9  # of the intervals of the ratios, all of them together
 Array = NDArray[np.float64]
@@ -192,7 +196,7 @@ class Pair:
         return f"{what}: {self.verdict if self.low is None else f'{self.interval} times, {self.verdict}'}"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Comparison:
     """What is shown of several studies."""
 
@@ -200,6 +204,23 @@ class Comparison:
     collapse: Collapse | None  # None: no study has a critical batch size
     pairs: tuple[Pair, ...]
     notes: tuple[str, ...]  # what differs between the studies, and what was left out
+
+    def plot(self) -> "Picture":
+        """Draw ``comparison.png`` as a matplotlib figure, which a notebook shows as a cell's value."""
+        # It needs this module, and a comparison's numbers do not need it.
+        from bstune.report.compare_figure import comparison_figure
+
+        return comparison_figure(self)
+
+    def _repr_html_(self) -> str:
+        """Show a row for each study, what there is to know, and the picture in a notebook."""
+        # as above
+        from bstune.report.notebook import comparison_html
+
+        return comparison_html(self)
+
+    def __repr__(self) -> str:
+        return f"Comparison({self.title})"
 
     @property
     def title(self) -> str:

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,9 +13,11 @@ from bstune.report.drawing import (
     BLUE,
     GREY,
     INK,
+    PAGE_DPI,
     PURPLE,
     VERMILION,
     Label,
+    figure_of,
     log_axis,
     log_limits,
     place_labels,
@@ -25,6 +28,8 @@ from bstune.system.console import format_count, format_number, format_seconds
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure, SubFigure
+
+    from bstune.report.picture import Picture
 
 INCHES_WIDE, TOP_INCHES, FOOT_INCHES, ROW_INCHES = 6.0, 5.0, 0.7, 0.52
 COLOURS = (BLUE, VERMILION, "#009E73", PURPLE, "#E69F00", "#56B4E9", INK)
@@ -59,6 +64,12 @@ class Row:
 def draw_comparison(found: Comparison, path: Path) -> None:
     """Write the figure: S(B) above, the collapse below it, then a row for each study's B_crit and time to target."""
     save_figure(lambda figure: paint_comparison(figure, found), comparison_inches(found), path)
+
+
+def comparison_figure(found: Comparison) -> "Picture":
+    """Draw what :func:`draw_comparison` writes, of a page's resolution."""
+    paint = partial(paint_comparison, found=found)
+    return figure_of(paint, comparison_inches(found), PAGE_DPI)
 
 
 def comparison_inches(found: Comparison) -> tuple[float, float]:

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
+    from bstune.report.picture import Picture
+
 FIGURE_DPI = 150
 PAGE_INCHES, PAGE_DPI = 9.0, 100  # of a figure that is 900 pixels wide, as on a page
 GUIDE = "guide"  # gid of a line that is no data
@@ -44,7 +46,7 @@ FURTHER_FONTS = (
 
 
 @contextmanager
-def _own_style() -> Iterator[None]:
+def own_style() -> Iterator[None]:
     """Draw in matplotlib's own style, then restore the settings; a letter that no font has is a box, not a warning."""
     # Only commands that draw should wait for matplotlib: its import takes 0.4 s (3.11, files cached, two CPU cores).
     import matplotlib.style
@@ -62,14 +64,15 @@ def _own_style() -> Iterator[None]:
 
 def figure_of(
     paint: Callable[["Figure"], None], inches: tuple[float, float], dots_per_inch: int = FIGURE_DPI
-) -> "Figure":
-    """Return an empty figure of width x height ``inches`` after ``paint`` has drawn on it."""
+) -> "Picture":
+    """Draw on an empty figure of width x height ``inches``, which a notebook shows as its picture."""
     # as above
     from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
 
-    with _own_style():
-        figure = Figure(figsize=inches, dpi=dots_per_inch, layout="constrained")
+    from bstune.report.picture import Picture
+
+    with own_style():
+        figure = Picture(figsize=inches, dpi=dots_per_inch, layout="constrained")
         FigureCanvasAgg(figure)  # the backend of the importing program stays as it is
         paint(figure)
         return figure
@@ -88,7 +91,7 @@ def save_figure(
 
     figure = figure_of(paint, inches, dots_per_inch)
     # All of them are written before the first takes its place.
-    with ExitStack() as files, _own_style():
+    with ExitStack() as files, own_style():
         # Figure.savefig draws everything twice.
         for path in paths:
             file = files.enter_context(whole_file(path))

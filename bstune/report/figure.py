@@ -54,6 +54,8 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from matplotlib.path import Path as Outline
 
+    from bstune.report.picture import Picture
+
 FIGURE_INCHES = PAGE_INCHES, 7.6
 TITLE_SIZE, SIZE, SMALL = 10.5, 9.0, 8.0  # of letters, in points
 TITLE_WIDTHS = (112, 90, 70, 50, 40)  # in letters: the first that fits
@@ -94,7 +96,7 @@ def draw_curve(trials: Sequence[TrialResult], result: StudyResult, *paths: Path)
     )
 
 
-def curve_figure(trials: Sequence[TrialResult], result: StudyResult) -> "Figure":
+def curve_figure(trials: Sequence[TrialResult], result: StudyResult) -> "Picture":
     """Draw what :func:`draw_curve` writes."""
     return figure_of(lambda figure: _paint(figure, trials, result), FIGURE_INCHES, PAGE_DPI)
 

@@ -5,23 +5,23 @@
 (64, 53.1)
 """
 
-import base64
-import html
-import io
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from bstune.core.errors import ConfigError, StudyError
 from bstune.core.objectives import SOUGHT
 from bstune.core.records import TrialResult
 from bstune.options import StudyOptions
 from bstune.recipe import Recipe
-from bstune.report.answer import answer, block, unreached_advice
+from bstune.report.answer import answer, unreached_advice
 from bstune.report.budget_figure import budget_figure
+from bstune.report.compare import Comparison, read_studies
+from bstune.report.compare import compare as compared
 from bstune.report.figure import curve_figure
+from bstune.report.notebook import answer_html
 from bstune.report.page import write_page
 from bstune.report.study_folder import read_study
 from bstune.result import Best, CriticalInterval, Gain, GainAtBudget, StudyResult
@@ -35,11 +35,35 @@ if TYPE_CHECKING:
     import optuna
     import pandas
     from lightning.pytorch import LightningModule, Trainer
-    from matplotlib.figure import Figure
 
+    from bstune.report.picture import Picture
     from bstune.study.given import Data, Module
 
 ALT = "steps and time to target over batch size"
+# Columns of the trials' table; further hyper-parameters follow the learning rate.
+NEEDED = (
+    "number",
+    "batch_size",
+    "lr",
+    "status",
+    "value",
+    "steps",
+    "time_to_target",
+    "train_seconds",
+    "resumed_from",
+    "replicate_of",
+    "message",
+)
+# Mappings: hyper-parameters have columns of their own.
+NOT_COLUMNS = ("versions", "hyperparameters")
+# Of columns that may be empty.
+KINDS = {
+    "resumed_from": "Int64",
+    "replicate_of": "Int64",
+    "horizon": "Int64",
+    "time_to_target": "float64",
+    "value": "float64",
+}
 
 
 @dataclass(frozen=True, repr=False)
@@ -118,25 +142,41 @@ class Result:
         columns = {name: [] if curve is None else list(getattr(curve, name)) for name in names}
         return pandas.DataFrame(columns)
 
-    @cached_property
+    @property
     def trials(self) -> "pandas.DataFrame":
-        """The trials, a row each in order of their numbers, with the last value of the target's metric as ``value``."""
+        """The trials, a row each in order of their numbers: :meth:`trials_table`."""
+        return self.trials_table()
+
+    def trials_table(self, columns: Literal["needed", "all"] = "needed") -> "pandas.DataFrame":
+        """Give the trials, a row each in order of their numbers.
+
+        Args:
+            columns: ``needed`` are batch size, learning rate and the further hyper-parameters; how
+                the trial ended and after how many steps; seconds; which trial it continues or
+                repeats. ``all`` are those of :class:`bstune.TrialResult` but its versions. In both
+                ``value`` is the last one of the target's metric.
+
+        Raises:
+            ConfigError: of other columns.
+        """
         # as above
         import pandas
 
-        rows = []
-        for trial in self.records:
-            row = asdict(trial)
-            for name in ("versions", "hyperparameters"):
-                del row[name]
-            row |= trial.hyperparameters
-            row["time_to_target"] = trial.time_to_target
-            row["value"] = trial.history[-1][1] if trial.history else None
-            rows.append(row)
-        return pandas.DataFrame(rows)
+        if columns not in ("needed", "all"):
+            raise ConfigError(f"columns is 'needed' or 'all', but got {columns!r}")
+        rows = [_row(trial) for trial in self.records]
+        names = [field.name for field in fields(TrialResult) if field.name not in NOT_COLUMNS]
+        searched = list(
+            dict.fromkeys(name for trial in self.records for name in trial.hyperparameters)
+        )
+        names += [*searched, "time_to_target", "value"]
+        if columns == "needed":
+            names = [*NEEDED[:3], *searched, *NEEDED[3:]]
+        table = pandas.DataFrame(rows, columns=list(dict.fromkeys(names)))
+        return table.astype({name: kind for name, kind in KINDS.items() if name in names})
 
-    def plot(self) -> "Figure":
-        """Return ``curve.png`` as a matplotlib figure, which a notebook shows."""
+    def plot(self) -> "Picture":
+        """Draw ``curve.png`` as a matplotlib figure, which a notebook shows as a cell's value."""
         if self.summary.objective == "loss":
             return budget_figure(self.records, self.summary)
         return curve_figure(self.records, self.summary)
@@ -147,14 +187,8 @@ class Result:
         return Path(path)
 
     def _repr_html_(self) -> str:
-        """Return the answer and the curve, as a notebook shows the result."""
-        png = io.BytesIO()
-        self.plot().savefig(png, format="png")
-        text, image = (
-            html.escape("\n".join(block(answer(self.summary)))),
-            base64.b64encode(png.getvalue()).decode(),
-        )
-        return f'<pre>{text}</pre><img alt="{ALT}" src="data:image/png;base64,{image}">'
+        """Show the answer and the curve in a notebook."""
+        return answer_html(answer(self.summary), self.plot(), ALT)
 
     def __repr__(self) -> str:
         return f"Result({answer(self.summary).headline})"
@@ -214,6 +248,14 @@ class Result:
             return fit(workload, spec, protocol, steps, fast, **trainer)
 
 
+def _row(trial: TrialResult) -> dict[str, Any]:
+    """Give a trial's values by the columns of the table."""
+    row = asdict(trial) | dict(trial.hyperparameters)
+    row["time_to_target"] = trial.time_to_target
+    row["value"] = trial.history[-1][1] if trial.history else None
+    return row
+
+
 def load(folder: str | Path, *, trust: bool = False) -> Result:
     """Open a study by its output folder: one that has ended, or one that runs.
 
@@ -237,3 +279,18 @@ def load(folder: str | Path, *, trust: bool = False) -> Result:
         except StudyError as error:
             notes.append(str(error))
     return Result(path, found.result, found.files.trials, options, None, tuple(notes))
+
+
+def compare(*studies: str | Path | Result) -> Comparison:
+    """Compare studies: what each says to use, and which critical batch sizes differ.
+
+    A notebook shows the comparison with its picture.
+
+    Args:
+        studies: output folders, such as ``outputs/digits``, or results.
+
+    Raises:
+        StudyError: of a folder that is not there, or where no study can be read.
+    """
+    paths = [str(one.folder if isinstance(one, Result) else one) for one in studies]
+    return compared(*read_studies(paths))

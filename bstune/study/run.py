@@ -1,6 +1,7 @@
 """Runs a prepared study: its plan is printed, the search's trials run, its winners run again, its report is written.
 
-Meanwhile one live line shows on a terminal how far it has come; elsewhere one plain line a trial does.
+Meanwhile a terminal shows how far it has come in one live line, a notebook in a table; elsewhere
+one plain line a trial does.
 """
 
 import math
@@ -28,6 +29,7 @@ from bstune.search.each_batch_size import batch_sizes
 from bstune.study.analysis.critical import passing
 from bstune.study.at_budget import question_of
 from bstune.study.folder_config import text_of_options
+from bstune.study.live_table import live_html
 from bstune.study.own_target import goal_of, stored_goal, with_goal
 from bstune.study.planning.plan import max_seconds, remaining_seconds, searched
 from bstune.study.prepare import PreparedStudy, prepare
@@ -169,7 +171,7 @@ WENT_ON = ("reached", "stopped")  # statuses of trials that no error ended
 
 
 class Progress:
-    """One live line on a terminal, and in a notebook; one plain line a trial elsewhere."""
+    """A live line on a terminal, a live table in a notebook; one plain line a trial elsewhere."""
 
     def __init__(self, total: int, target: Target, console: Console) -> None:
         self._total, self._target = total, target
@@ -214,9 +216,12 @@ class Progress:
         if self.console.is_jupyter:
             from IPython.display import display  # there in a notebook alone
 
-            text = {"text/plain": live}
-            self._displayed = self._displayed or display(text, raw=True, display_id=True)
-            self._displayed.update(text, raw=True)
+            come_to = f"{self._points} of {plural(self._total, 'configuration')}; {live}"
+            bundle = {"text/plain": live, "text/html": live_html(done, come_to)}
+            if self._displayed is None:
+                self._displayed = display(bundle, raw=True, display_id=True)
+            else:
+                self._displayed.update(bundle, raw=True)
             return
         shown = self._shown = (
             {result.number for result in done} if self._shown is None else self._shown

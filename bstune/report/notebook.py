@@ -1,0 +1,89 @@
+"""What a notebook shows of an answer as a cell's last value: its lines as a table, the picture below.
+
+Every text is filtered and escaped: a folder's names and notes may come from anybody.
+"""
+
+import base64
+import html
+import io
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
+
+from bstune.report.answer import Answer, Line, shown_lines
+from bstune.report.compare import Comparison
+from bstune.system.terminal import printable
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+    from bstune.report.picture import Picture
+
+PRINTED_COLUMNS = 100
+MOST_PAIRS = 6
+# A notebook centres tables and aligns their cells to the right.
+TABLE = "<table style='margin-left:0'>"
+CELL = "style='text-align:left;vertical-align:top'"
+
+
+def escaped(text: str) -> str:
+    """Give a text as HTML shows it."""
+    return html.escape(printable(text))
+
+
+def answer_html(found: Answer, picture: "Picture", alt: str) -> str:
+    """Show an answer: what was asked, a row for each line of it, and its picture."""
+    rows = (_answer_row(line) for line in shown_lines(found))
+    return f"<p>{escaped(found.title)}</p>{TABLE}{''.join(rows)}</table>{image(picture, alt)}"
+
+
+def _answer_row(line: Line) -> str:
+    label, texts = line
+    shown = "<br>".join(map(escaped, texts))
+    return f"<tr><th {CELL}>{escaped(label)}</th><td {CELL}>{shown}</td></tr>"
+
+
+def comparison_html(found: Comparison) -> str:
+    """Show what each study says to use, the pairs, the notes, and the picture."""
+    heads = ("study", "target", "use", "takes", "gain", "critical batch size", "spent")
+    rows = list[tuple[str, ...]]()
+    for one in found.studies:
+        use = ("-", "-") if one.use is None else (str(one.use), one.use.text)
+        rows.append((one.name, one.target, *use, one.gain_text, one.critical, one.spend))
+    further = [*map(str, found.pairs[:MOST_PAIRS]), *found.notes]
+    lines = "".join(f"<p>{escaped(line)}</p>" for line in further)
+    return f"{table_html(heads, rows)}{lines}{image(found.plot(), found.title)}"
+
+
+def table_html(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """Show rows of texts below their heads."""
+    top = "".join(f"<th {CELL}>{escaped(head)}</th>" for head in heads)
+    lines = list[str]()
+    for row in rows:
+        cells = "".join(f"<td {CELL}>{escaped(text)}</td>" for text in row)
+        lines.append(f"<tr>{cells}</tr>")
+    return f"{TABLE}<tr>{top}</tr>{''.join(lines)}</table>"
+
+
+def printed_html(*printed: "RenderableType") -> str:
+    """Show what the console prints, as it prints it."""
+    # rich: a tenth of a second, which opening a result need not wait for
+    from rich.console import Console
+
+    file = io.StringIO()
+    # In a notebook rich displays what it prints, and a kernel asks for colours: here it shall write
+    # text alone.
+    console = Console(
+        file=file,
+        width=PRINTED_COLUMNS,
+        force_jupyter=False,
+        force_terminal=False,
+        color_system=None,
+    )
+    console.print(*printed, markup=False, emoji=False, highlight=False)
+    return f"<pre>{escaped(file.getvalue())}</pre>"
+
+
+def image(picture: "Picture", alt: str) -> str:
+    """Show a picture, at most as wide as the cell."""
+    data = base64.b64encode(picture._repr_png_()).decode()
+    return f"<img style='max-width:100%' alt='{escaped(alt)}' src='data:image/png;base64,{data}'>"

@@ -1,0 +1,29 @@
+"""A figure that a notebook shows as a cell's last value, without pyplot and without a setting.
+
+    picture = result.plot()
+    picture.savefig("curve.pdf")  # it is matplotlib's Figure in all else
+
+A Figure that pyplot has not made has no picture of its own: a notebook shows its ``repr``.
+"""
+
+import io
+
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+
+
+class Picture(Figure):
+    """Matplotlib's figure, which a notebook shows as PNG, with as many pixels as inches x dpi."""
+
+    def _repr_png_(self) -> bytes:
+        """Give the picture as PNG; the figure keeps its canvas and its resolution."""
+        # drawing.py imports this module where it draws.
+        from bstune.report.drawing import own_style
+
+        file, canvas = io.BytesIO(), self.canvas
+        try:
+            with own_style():
+                FigureCanvasAgg(self).print_png(file)  # type: ignore[no-untyped-call]
+        finally:
+            self.set_canvas(canvas)
+        return file.getvalue()

@@ -1,0 +1,58 @@
+"""What a notebook shows while a study runs: its last trials, the best, and the curve so far."""
+
+import math
+from collections.abc import Sequence
+
+from bstune.core.records import TrialResult
+from bstune.report.notebook import escaped, table_html
+from bstune.system.console import format_count, format_number, format_seconds
+
+LAST_TRIALS = 8
+TRIAL_HEADS = ("trial", "batch size", "learning rate", "ended", "value", "steps", "time to target")
+CURVE_HEADS = ("batch sizes", "trials", "reached", "fewest steps", "least time to target")
+LUCK = "Each is one run: a fresh seed may take more. The answer at the end says what to expect."
+
+
+def live_html(done: Sequence[TrialResult], line: str) -> str:
+    """Show the finished trials below a line, the newest first, and the best of each octave."""
+    if not done:
+        return f"<p>{escaped(line)}</p>"
+    newest = sorted(done, key=lambda trial: trial.number, reverse=True)[:LAST_TRIALS]
+    trials = table_html(TRIAL_HEADS, map(_trial_row, newest))
+    curve = table_html(CURVE_HEADS, curve_rows(done))
+    return f"<p>{escaped(line)}</p>{trials}<p>{escaped(LUCK)}</p>{curve}"
+
+
+def _trial_row(trial: TrialResult) -> tuple[str, ...]:
+    number = str(trial.number)
+    if trial.resumed_from is not None:
+        number += f", continues {trial.resumed_from}"
+    if trial.replicate_of is not None:
+        number += f", repeats {trial.replicate_of}"
+    value = trial.history[-1][1] if trial.history else None
+    return (
+        number,
+        format_count(trial.batch_size),
+        format_number(trial.lr),
+        trial.status,
+        format_number(value),
+        format_count(trial.steps),
+        format_seconds(trial.time_to_target),
+    )
+
+
+def curve_rows(done: Sequence[TrialResult]) -> list[tuple[str, ...]]:
+    """Give a row for each octave of batch sizes that was tried: the curve so far, as it was measured."""
+    octaves = dict[int, list[TrialResult]]()
+    for trial in done:
+        octaves.setdefault(math.floor(math.log2(trial.batch_size)), []).append(trial)
+    rows = list[tuple[str, ...]]()
+    for octave, trials in sorted(octaves.items()):
+        sizes = f"{format_count(2**octave)} to {format_count(2 ** (octave + 1) - 1)}"
+        reached = [trial for trial in trials if trial.reached]
+        steps = min((trial.steps for trial in reached), default=None)
+        times = [trial.time_to_target for trial in reached if trial.time_to_target is not None]
+        least = min(times, default=None)
+        counts = (str(len(trials)), str(len(reached)))
+        rows.append((sizes, *counts, format_count(steps), format_seconds(least)))
+    return rows
