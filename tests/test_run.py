@@ -285,7 +285,20 @@ def test_one_live_line_on_a_terminal(capsys):
     ],
 )
 def test_a_trial_as_a_line(changes, line):
-    assert trial_line(make_trial(3, **changes), "val/error", "configuration 4 of 5") == line
+    target = Target("val/error", 0.1, "min")
+    assert trial_line(make_trial(3, **changes), target, "configuration 4 of 5") == line
+
+
+@pytest.mark.parametrize(
+    ("history", "seen"),
+    [
+        (((10, 0.2), (20, 0.1), (30, 0.15)), "val/error 0.15, best 0.1, after"),
+        (((10, 0.2), (20, 0.1)), "val/error 0.1 after"),
+    ],
+)
+def test_a_trial_of_a_budget_names_its_best_value(history, seen):
+    trial = make_trial(3, status="stopped", history=history)
+    assert seen in trial_line(trial, Target("val/error", 0.0, "min").never_met)
 
 
 def test_what_trials_went_on_without_is_said_once_and_why_they_failed_each_time(capsys):

@@ -237,7 +237,7 @@ class Progress:
             # Past its points a search trains a stopped one again, where it cannot be continued.
             if points > self._total:
                 place = "again from its first step"
-            line = trial_line(result, self._target.metric, place)
+            line = trial_line(result, self._target, place)
             line += self._message(result) + (rest if result is new[-1] else "")
             print_line(self.console, line)
             shown.add(result.number)
@@ -313,10 +313,13 @@ def _place(result: TrialResult) -> str:
     return f"B {result.batch_size}, lr {format_number(result.lr)}"
 
 
-def trial_line(result: TrialResult, metric: str, place: str = "") -> str:
-    """Return one trial as a plain line, without its message.
+def trial_line(result: TrialResult, target: Target, place: str = "") -> str:
+    """Write one trial as a plain line, without its message.
 
-    ``place`` says which of the search's points it is, if it is one.
+    Args:
+        result: of the trial.
+        target: whose metric is named. Where no value meets it, the best one counts, and is named too.
+        place: which of the search's points it is, if it is one.
     """
     if result.replicate_of is not None:
         place = f"repeats {result.replicate_of} on a fresh seed"
@@ -324,7 +327,10 @@ def trial_line(result: TrialResult, metric: str, place: str = "") -> str:
         place = f"continues {result.resumed_from}"
     last = next((value for _, value in reversed(result.history) if value is not None), None)
     is_measured = last is not None and result.status in WENT_ON
-    seen = f" at {metric} {format_number(last)}" if is_measured else ""
+    seen = f" at {target.metric} {format_number(last)}" if is_measured else ""
+    best = result.best_value(target.mode)
+    if is_measured and target.is_open and best is not None and best != last:
+        seen += f", best {format_number(best)},"
     steps = plural(result.steps, "step") + (
         f" of {result.horizon}" if result.horizon is not None else ""
     )
@@ -539,7 +545,7 @@ def run_single(prepared: PreparedStudy, spec: TrialSpec, console: Console) -> Tr
             f"the trial failed with {result.message}\n{finished.frames}record {files.record}"
         )
     message = "" if result.message is None else f": {result.message}"
-    console.print(trial_line(result, prepared.protocol.target.metric) + message, soft_wrap=True)
+    console.print(trial_line(result, prepared.protocol.target) + message, soft_wrap=True)
     if result.reached:
         for name, value in prepared.backend.test(spec, files).items():
             console.print(f"{name} {value:.4g}")
