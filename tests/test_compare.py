@@ -306,7 +306,8 @@ def test_what_is_no_study_is_left_out_with_a_line(folders):
     assert a.name == "a"
     assert [line.startswith("left out: outputs/") for line in left_out] == [True] * 4
     assert left_out[3] == (
-        "left out: outputs/other/curve.json has schema 0, and this version of bstune reads 4: "
+        "left out: outputs/other/curve.json has schema 0, and this version of bstune reads "
+        f"{SCHEMA_NUMBER}: "
         "run the same command under another name, study=NAME"
     )
     found = compare([a], left_out)
