@@ -223,8 +223,8 @@ def train_all(study, body):
         body(trial)
 
 
-def made_trial(goal=0.2, clock=None, budget_end=100, **changes):
-    """Return a trial of at most 20 steps, of a budget of 100, without a study."""
+def made_trial(goal=0.2, clock=None, **changes):
+    """Return a trial of at most 20 steps, without a study."""
     state = TrialState(first_step=0, last_step=20, steps=0)
     return LoopTrial(
         spec=make_spec(**changes),
@@ -233,7 +233,7 @@ def made_trial(goal=0.2, clock=None, budget_end=100, **changes):
         metric="loss",
         save_to=Path("saved"),
         resume_from=None,
-        budget_end=budget_end,
+        budget_end=None,
         is_exact=False,
         needs_seconds=False,
         now=clock or FakeTime(),
@@ -621,6 +621,20 @@ def test_trials_that_cannot_go_on_need_not_be_saved(changes, reports, worth_savi
     trial.finish()
     backend.take_back(trial, folder)
     assert (backend.continues, said == []) == (goes_on, goes_on)
+
+
+def test_a_larger_budget_continues_the_trials_of_a_smaller_one():
+    continued = []
+    for examples in (10_000, 20_000):
+        budget = bstune.Budget(examples=examples)
+        for trial in quadratic(target="loss<=1e-9", trials=2, budget=budget):
+            first = trial.first_step
+            continued += [trial.spec.resumed_from] * (first >= 10_000 / trial.batch_size)
+            assert not trial.report(trial.max_steps, 1.0 / trial.max_steps)
+            assert trial.worth_saving
+            trial.save_to.write_text("weights")
+            trial.finish()
+    assert continued
 
 
 STOPPED = {"number": 1, "steps": 500}

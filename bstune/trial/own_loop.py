@@ -96,7 +96,7 @@ class LoopTrial:
         metric: the name of what is reported.
         save_to: where the loop may save it.
         resume_from: what was saved of the part that it continues; None: it starts afresh.
-        budget_end: the step after which its budget is spent, and it is never asked to go on.
+        budget_end: the step from which on it is never asked to go on; None: a larger budget may ask it.
         is_exact: whether nothing past ``max_steps`` can be used.
         needs_seconds: whether the objective is one of time.
         now: a monotonic clock, in seconds.
@@ -114,7 +114,7 @@ class LoopTrial:
         metric: str,
         save_to: Path,
         resume_from: Path | None,
-        budget_end: int,
+        budget_end: int | None,
         is_exact: bool,
         needs_seconds: bool,
         now: Callable[[], float],
@@ -292,7 +292,8 @@ class LoopTrial:
             message=state.message,
             noise_scale=() if noise is None else tuple(noise.measurements),
         )
-        is_cut = self._went_on and self.max_steps < self._budget_end
+        end = self._budget_end
+        is_cut = self._went_on and end is not None and self.max_steps < end
         self._finished = LoopFinished(self._spec, record, is_cut=is_cut)
 
     def fail(self, error: BaseException) -> None:
@@ -342,9 +343,9 @@ class LoopTrial:
 
     @property
     def may_go_on(self) -> bool:
-        """Whether it may be asked to go on later: no run on a fresh seed, and not at its budget's end."""
-        is_replicate = self._spec.replicate_of is not None
-        return not is_replicate and self._state.steps < self._budget_end
+        """Whether it may be asked to go on later: no run on a fresh seed, nor one for the loss at its budget's end."""
+        is_full = self._budget_end is not None and self._state.steps >= self._budget_end
+        return self._spec.replicate_of is None and not is_full
 
     @property
     def start_gap(self) -> float | None:
@@ -494,7 +495,7 @@ class LoopBackend(TrialBackend):
     def _may_go_on(self, record: TrialResult) -> bool:
         """Say whether a trial of an earlier run was to be saved: as :attr:`LoopTrial.worth_saving`."""
         is_ended = record.replicate_of is not None or record.message == SHORT
-        is_full = record.steps >= self._budget_end(record.batch_size)
+        is_full = self._is_exact and record.steps >= self._budget_end(record.batch_size)
         return record.status == "stopped" and not is_ended and not is_full
 
     def _budget_end(self, batch_size: int) -> int:
@@ -540,7 +541,7 @@ class LoopBackend(TrialBackend):
             protocol.target.metric,
             saved_beside(folder.state(spec.number)),
             resume_from,
-            budget_end,
+            budget_end if self._is_exact else None,
             self._is_exact,
             self._needs_seconds,
             self._now,
