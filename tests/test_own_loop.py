@@ -24,9 +24,10 @@ from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 import bstune
 from bstune.core.errors import ConfigError, StudyError, UserCodeError
 from bstune.core.records import Target, TrialResult
+from bstune.study.own_loop import trials_of
 from bstune.system.files import Output, keep_trials, own_mark
 from bstune.trial.backend import make_protocol
-from bstune.trial.own_loop import SHORT, LoopBackend, LoopTrial
+from bstune.trial.own_loop import SHORT, LoopBackend, LoopLimits, LoopTrial
 from bstune.trial.parts.state import TrialState
 from bstune.trial.parts.verdict import Verdict
 
@@ -387,6 +388,37 @@ def test_seconds_may_be_any_number(seconds):
 def test_the_examples_may_be_a_number_of_numpys():
     batches = [next(made_trial().batches(count)).tolist() for count in (100, np.int64(100))]
     assert batches[0] == batches[1]
+
+
+@pytest.mark.parametrize(
+    ("tell", "status", "steps", "steps_low"),
+    [
+        (lambda trial: trial.reach(7), "reached", 7, 6),
+        (lambda trial: trial.miss(), "stopped", 20, 20),
+    ],
+)
+def test_a_trial_may_tell_its_steps_alone(tell, status, steps, steps_low):
+    trial = made_trial()
+    tell(trial)
+    assert not trial.report(20, 1.0)
+    assert trial.worth_saving == (status == "stopped")
+    trial.finish(seconds=1.4)
+    record = trial.finished.result()
+    assert (record.status, record.steps, record.steps_low) == (status, steps, steps_low)
+    assert (record.history, record.seconds_per_step) == ((), 1.4 / steps)
+
+
+def test_a_loop_that_cannot_stop_has_trials_of_their_whole_budget():
+    study = quadratic()
+    for trial in trials_of(study.options, limits=LoopLimits(stops=False, lr_range=(0.05, 0.1))):
+        assert trial.max_steps == study.options.budget.budget.last_step(trial.batch_size)
+        assert 0.05 <= trial.lr <= 0.1
+        # It ends where it likes, of which nothing is said.
+        descend(trial, ends=trial.max_steps - 1)
+        trial.finish()
+    records = study.result.records
+    assert len(records) == 4
+    assert {record.message for record in records} == {None}
 
 
 def test_a_trial_ends_with_the_studys_time():

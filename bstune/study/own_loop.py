@@ -20,7 +20,14 @@ from bstune.system.console import print_line, quieten
 from bstune.system.terminal import filtered, safe_console
 from bstune.system.user import name_user
 from bstune.trial.backend import make_protocol
-from bstune.trial.own_loop import LoopBackend, LoopRunner, LoopTrial, is_name_of_a_trial
+from bstune.trial.own_loop import (
+    ANY_LOOP,
+    LoopBackend,
+    LoopLimits,
+    LoopRunner,
+    LoopTrial,
+    is_name_of_a_trial,
+)
 
 # What a loop does by itself in place of an option, by the first part of the option's name.
 OWN_WORK = {
@@ -32,7 +39,9 @@ OWN_WORK = {
 }
 
 
-def trials_of(options: StudyOptions, assumptions: tuple[str, ...] = ()) -> Iterator[LoopTrial]:
+def trials_of(
+    options: StudyOptions, assumptions: tuple[str, ...] = (), limits: LoopLimits = ANY_LOOP
+) -> Iterator[LoopTrial]:
     """Search, or go on with it: yield each trial to be trained, and write the report at the end.
 
     While a loop's body runs, generators, flags, loggers and the working directory are the loop's.
@@ -40,13 +49,14 @@ def trials_of(options: StudyOptions, assumptions: tuple[str, ...] = ()) -> Itera
     Args:
         options: of a study that has no module.
         assumptions: lines to print first.
+        limits: of the loop.
 
     Raises:
         BstuneError: of the classes for what a user can mend.
     """
     _check(options)
     runners = list[LoopRunner]()
-    study = _paused(options, assumptions, runners)
+    study = _paused(options, assumptions, runners, limits)
     try:
         while True:
             try:
@@ -111,7 +121,10 @@ def _check_training(options: StudyOptions) -> None:
 
 
 def _paused(
-    options: StudyOptions, assumptions: tuple[str, ...], runners: list[LoopRunner]
+    options: StudyOptions,
+    assumptions: tuple[str, ...],
+    runners: list[LoopRunner],
+    limits: LoopLimits,
 ) -> Paused[None]:
     """Run the study, which pauses while the trial of the runner, the one of ``runners``, is trained."""
     # A live line would stand in what the loop prints.
@@ -122,7 +135,7 @@ def _paused(
 
     for line in assumptions:
         say(f"assumed: {line}")
-    backend = LoopBackend(options, make_protocol(options, None), say)
+    backend = LoopBackend(options, make_protocol(options, None), say, limits=limits)
     runner = LoopRunner(backend)
     runners.append(runner)
     prepared = prepare(options, None, backend=backend)

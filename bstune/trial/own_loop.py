@@ -245,6 +245,29 @@ class LoopTrial:
         self._went_on = not self._state.ended and not is_late
         return self._went_on
 
+    def reach(self, step: int) -> None:
+        """Tell, in place of :meth:`report`, after which step the target was first met, where no values are known.
+
+        Args:
+            step: as :meth:`report` takes it; the one before it is taken to have missed the target.
+
+        Raises:
+            ConfigError: for a step that does not lie after the last one.
+        """
+        self._end_at(_whole_number(step), "reached")
+
+    def miss(self) -> None:
+        """Tell, likewise, that the target was not met until ``max_steps``."""
+        self._end_at(self.max_steps, "stopped")
+
+    def _end_at(self, steps: int, status: Status) -> None:
+        state = self._state
+        self._check_rises(steps)
+        state.steps = steps
+        state.steps_low = steps - 1 if status == "reached" else steps
+        state.status = status
+        self._went_on = False
+
     def finish(self, seconds: Any = None, noise: Noise | None = None) -> None:
         """Tell that the trial has ended, once, after its last report.
 
@@ -434,6 +457,22 @@ def _seconds(seconds: object) -> float:
     return number
 
 
+@dataclass(frozen=True)
+class LoopLimits:
+    """What a loop cannot do, or may not.
+
+    Args:
+        stops: whether it trains a trial for ``max_steps``; else each runs to its budget.
+        lr_range: the smallest and the largest learning rate.
+    """
+
+    stops: bool = True
+    lr_range: tuple[float, float] = TrialBackend.lr_range
+
+
+ANY_LOOP = LoopLimits()
+
+
 class LoopBackend(TrialBackend):
     """Hands a study's trials to a loop of the user's, one after another.
 
@@ -442,6 +481,7 @@ class LoopBackend(TrialBackend):
         protocol: of all trials.
         say: takes lines.
         now: a monotonic clock, in seconds.
+        limits: of the loop.
     """
 
     description = "a loop of yours"
@@ -453,6 +493,7 @@ class LoopBackend(TrialBackend):
         protocol: TrialProtocol,
         say: Callable[[str], None],
         now: Callable[[], float] = time.monotonic,
+        limits: LoopLimits = ANY_LOOP,
     ) -> None:
         self._protocol = protocol
         self._budget = options.budget
@@ -463,7 +504,8 @@ class LoopBackend(TrialBackend):
         # Batch size and seconds of a step of each trial that told them.
         self._timed: list[tuple[int, float]] = []
         self._tau: Callable[[float], float] = UNTIMED
-        self.continues = True
+        self.stops = self.continues = limits.stops
+        self.lr_range = limits.lr_range
         device = resolve_device(options.device, "device")
         is_cpu = device.type == "cpu"
         self.device = "cpu" if is_cpu else torch.cuda.get_device_name(device)
@@ -551,7 +593,9 @@ class LoopBackend(TrialBackend):
         """Take a trial that its loop has ended, or has gone on without."""
         finished = trial.abandon()
         record = finished.result()
-        record = replace(record, device=self.device)
+        # A loop that trains each trial to its budget counts its end as it likes.
+        message = record.message if self.stops or record.message != SHORT else None
+        record = replace(record, device=self.device, message=message)
         self._take_seconds(record)
         self._keep_saved(trial, record, folder)
         return replace(finished, record=record)

@@ -1,0 +1,84 @@
+"""``hydra/sweeper=bstune``: its config, and the class that Hydra makes of it.
+
+Hydra imports this at the start of every application: what sweeps is imported once it does.
+"""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from hydra.core.config_store import ConfigStore
+from hydra.core.plugins import Plugins
+from hydra.plugins.sweeper import Sweeper
+from hydra.types import HydraContext, TaskFunction
+from omegaconf import DictConfig
+
+
+@dataclass
+class BstuneSweeperConf:
+    """What stands below ``hydra.sweeper``; null: as :class:`bstune.Study` has it, or as it is said."""
+
+    _target_: str = "hydra_plugins.bstune_sweeper.sweeper.BstuneSweeper"
+    # A sampler stays a node, which the study makes.
+    _recursive_: bool = False
+    _convert_: str = "all"
+    # Ranges by key, as the Optuna sweeper has them: interval, tag(log, ...), int(...), choice, range.
+    params: dict[str, Any] | None = None
+    # Keys of the batch size and the learning rate; null: the parameter of such a name.
+    batch_size: str | None = None
+    lr: str | None = None
+    # Keys that a trial's other values go to; null: the application takes none.
+    seed: str | None = None
+    max_steps: str | None = None
+    resume_from: str | None = None
+    save_to: str | None = None
+    # Where a job leaves what it can go on from, below its output folder, in place of save_to.
+    checkpoint: str | None = None
+    # val_loss<=0.5, or a metric alone; its mode where the name does not say which way is better.
+    target: str | None = None
+    mode: str | None = None
+    # steps and examples, both of which a trial spends at most.
+    budget: dict[str, int] | None = None
+    objective: str | None = None
+    # What a number is that the task returns: steps (to the target) or metric (at the budget's end).
+    returns: str | None = None
+    # A batch size and a learning rate that go together; null: the application's own.
+    reference: list[float] | None = None
+    # A name of conf/sampler, or a node with a _target_.
+    sampler: Any = None
+    # Further options of the study, as on bstune's command line.
+    options: list[str] = field(default_factory=list)
+    n_trials: int | None = None
+    n_jobs: int = 1
+    # Of the study; null: the application's name.
+    study_name: str | None = None
+    storage: str | None = None
+    load_if_exists: bool = True
+
+
+class BstuneSweeper(Sweeper):
+    """Searches the batch size and learning rate of an application, by :mod:`bstune.integrations.hydra_sweep`."""
+
+    def __init__(self, **settings: Any) -> None:
+        self.settings = settings
+
+    def setup(
+        self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig
+    ) -> None:
+        """Take the application's config, and make the launcher that it names."""
+        self.hydra_context = hydra_context
+        self.config = config
+        self.launcher = Plugins.instance().instantiate_launcher(
+            hydra_context=hydra_context, task_function=task_function, config=config
+        )
+
+    def sweep(self, arguments: list[str]) -> None:
+        """Search, or go on with it; what the user can mend ends the process with a line."""
+        # optuna and torch, which an application that does not sweep has no use for
+        from bstune.integrations.hydra_sweep import run_sweep
+
+        run_sweep(self, arguments)
+
+
+ConfigStore.instance().store(
+    group="hydra/sweeper", name="bstune", node=BstuneSweeperConf, provider="bstune"
+)

@@ -1,0 +1,439 @@
+"""What ``hydra/sweeper=bstune`` does: a study whose trials are jobs of anyone's Hydra application.
+
+Each trial is one job, which the application's launcher starts with the trial's values as overrides.
+What its task returns is reported to the trial: a number that the config names, or a dict::
+
+    {"history": [(step, value), ...], "seconds_per_step": 0.01}    # the target's metric
+    {"steps": 120, "seconds_per_step": 0.01}                       # to the target; math.inf: missed
+"""
+
+import json
+import math
+import shutil
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from hydra.core.override_parser.types import Quote, QuotedString
+from hydra.core.utils import JobReturn
+from hydra.errors import HydraException
+from hydra.plugins.launcher import Launcher
+from hydra.types import HydraContext
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+from yaml import safe_dump
+
+from bstune.config import plain_error
+from bstune.core.errors import BstuneError, ConfigError, StudyError
+from bstune.core.records import Budget, Target
+from bstune.integrations.hydra_params import Params, bare, read_params
+from bstune.study.own_loop import trials_of
+from bstune.study.result import Result
+from bstune.study.storage.opening import find_study
+from bstune.study.study import Study
+from bstune.system.files import write_text
+from bstune.system.terminal import write_error
+from bstune.trial.own_loop import LoopLimits, LoopTrial
+
+OWN_SAMPLER = "frontier"
+PAGE = "report.html"
+# Full trials' cost, which no study spends.
+NEVER = 1e6
+SAME_SEED = (
+    "each job has the seed of the application's config, so that none runs again on a fresh one; "
+    "hydra.sweeper.seed=KEY names where it takes one"
+)
+# Optuna's samplers search plus and minus three of them.
+SIGMAS = 3.0
+RETURNS = ("steps", "metric")
+NAMED_KEYS = ("seed", "max_steps", "resume_from", "save_to")
+IN_A_DICT = {"steps", "seconds_per_step", "history"}
+WHAT_TO_RETURN = (
+    "return its steps to the target, its metric at the end, or a dict of history (pairs of step and "
+    "metric) or steps, and of seconds_per_step"
+)
+
+
+class Sweeping(Protocol):
+    """What Hydra's sweeper has: its settings, and what Hydra gave it before it sweeps."""
+
+    settings: dict[str, Any]
+    config: DictConfig | None
+    launcher: Launcher | None
+    hydra_context: HydraContext | None
+
+    def validate_batch_is_legal(self, batch: Sequence[Sequence[str]]) -> None:
+        """Raise an error where the overrides of a job cannot be composed."""
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What stands below ``hydra.sweeper``, as ``BstuneSweeperConf`` says it."""
+
+    params: Mapping[str, object] | None
+    batch_size: str | None
+    lr: str | None
+    seed: str | None
+    max_steps: str | None
+    resume_from: str | None
+    save_to: str | None
+    checkpoint: str | None
+    target: str | None
+    mode: str | None
+    budget: Mapping[str, int] | None
+    objective: str | None
+    returns: str | None
+    reference: Sequence[float] | None
+    sampler: str | Mapping[str, object] | None
+    options: Sequence[str]
+    n_trials: int | None
+    n_jobs: int
+    study_name: str | None
+    storage: str | None
+    load_if_exists: bool
+
+    @property
+    def goal(self) -> str:
+        """What the study seeks: of a number that is a metric the best one, else the fewest steps."""
+        return self.objective or ("loss" if self.returns == "metric" else "steps")
+
+    @property
+    def has_own_sampler(self) -> bool:
+        """Whether bstune's own sampler searches."""
+        return self.sampler in (None, OWN_SAMPLER)
+
+
+def run_sweep(sweeper: Sweeping, arguments: Sequence[str]) -> None:
+    """Search, or go on with it, and write what it came to; a line and status 2 for what the user can mend."""
+    try:
+        _sweep(sweeper, arguments)
+    except BstuneError as error:
+        write_error(f"error: {error}")
+        sys.exit(error.exit_status)
+
+
+def _sweep(sweeper: Sweeping, arguments: Sequence[str]) -> None:
+    settings = Settings(**sweeper.settings)
+    config, launcher, context = sweeper.config, sweeper.launcher, sweeper.hydra_context
+    assert config is not None  # noqa: S101 (it was set up)
+    assert launcher is not None  # noqa: S101 (likewise)
+    assert context is not None  # noqa: S101 (likewise)
+    _check(settings, config)
+    lines = [f"{key}={value}" for key, value in (settings.params or {}).items()]
+    every_line = [*lines, *arguments]
+    params = read_params(every_line, settings.batch_size, settings.lr, context.config_loader)
+    study = _study(settings, params, config)
+    _check_jobs(sweeper, settings, params, study)
+    limits = LoopLimits(
+        stops=settings.max_steps is not None, lr_range=(params.rates.low, params.rates.high)
+    )
+    folder = Path(config.hydra.sweep.dir)
+    folder.mkdir(parents=True, exist_ok=True)
+    OmegaConf.save(config, folder / "multirun.yaml")
+    assumptions = () if settings.seed is not None else (SAME_SEED,)
+    for trial in trials_of(study.options, assumptions, limits):
+        overrides = _overrides(trial, settings, params)
+        (job,) = launcher.launch([overrides], initial_job_idx=trial.number)
+        _take(trial, job, settings)
+    _write_results(study.result, params, folder)
+
+
+def _check(settings: Settings, config: DictConfig) -> None:
+    """Refuse settings that no study can have."""
+    if settings.n_jobs != 1:
+        raise ConfigError(
+            f"hydra.sweeper.n_jobs={settings.n_jobs}: bstune chooses each trial by those before, and "
+            "trains one at a time: leave n_jobs at 1"
+        )
+    if settings.returns == "seconds":
+        raise ConfigError(
+            "hydra.sweeper.returns=seconds: seconds alone do not tell the steps that a batch size "
+            'takes: let the task return {"steps": ..., "seconds_per_step": ...}'
+        )
+    if settings.returns is not None and settings.returns not in RETURNS:
+        raise ConfigError(
+            f"hydra.sweeper.returns must be {' or '.join(RETURNS)}, but got {settings.returns!r}"
+        )
+    if settings.target is None:
+        raise ConfigError(
+            "hydra.sweeper.target is missing: give the metric and its goal, as val_loss<=0.5, or with "
+            "objective=loss the metric alone"
+        )
+    if not settings.budget or not settings.budget.keys() <= {"steps", "examples"}:
+        raise ConfigError(
+            "hydra.sweeper.budget must be how long a job trains at most, as {examples: 100000} or "
+            f"{{steps: 1000}}, but got {settings.budget}"
+        )
+    can_save = settings.save_to is not None or settings.checkpoint is not None
+    if settings.resume_from is not None and (settings.max_steps is None or not can_save):
+        raise ConfigError(
+            f"hydra.sweeper.resume_from={settings.resume_from} lets a stopped job go on: name max_steps, "
+            "which stops it, too, and where it is saved: save_to=KEY, or checkpoint=PATH below its "
+            "output folder"
+        )
+    for name in NAMED_KEYS:
+        key = getattr(settings, name)
+        if key is not None and not key.startswith("+") and not _has_key(config, key):
+            raise ConfigError(
+                f"hydra.sweeper.{name}={key}: the application's config has no {key}: add '{key}: null' "
+                f"to it, or name it +{key}"
+            )
+
+
+def _has_key(config: DictConfig, key: str) -> bool:
+    parent, _, last = key.rpartition(".")
+    node = OmegaConf.select(config, parent) if parent else config
+    return isinstance(node, DictConfig) and last in list(node.keys())
+
+
+def _study(settings: Settings, params: Params, config: DictConfig) -> Study:
+    """Make the study of a sweep."""
+    reference = _reference(settings, params, config)
+    options = [] if params.multiple is None else [f"search.batch_size.multiple={params.multiple}"]
+    options += _seed_options(settings)
+    options += _sampler_options(settings, params, reference[1])
+    study = Study(
+        target=_target(str(settings.target), settings.mode),
+        batch_sizes=(int(params.batch_sizes.low), int(params.batch_sizes.high)),
+        reference=reference,
+        budget=Budget(**(settings.budget or {})),
+        tunable=params.tunable,
+        name=settings.study_name or str(config.hydra.job.name),
+        objective=settings.goal,
+        trials=settings.n_trials,
+        storage=settings.storage,
+        options=[*options, *settings.options],
+    )
+    if not settings.load_if_exists:
+        _check_new(study)
+    return study
+
+
+def _seed_options(settings: Settings) -> list[str]:
+    """Let nothing run again where the application takes no seed: it would be the same job."""
+    if settings.seed is not None:
+        return []
+    searches_again = settings.goal == "loss" and settings.has_own_sampler
+    never = [f"sampler.policy.loss_fresh_after={NEVER:g}"] if searches_again else []
+    return ["search.replicates=0", *never]
+
+
+def _target(target: str, mode: str | None) -> Target | str:
+    """Give the target as a study takes it, which knows the mode by the metric's name else."""
+    if mode is None or any(sign in target for sign in "<=>"):
+        return target
+    return Target(target, 0.0, mode).never_met  # type: ignore[arg-type]
+
+
+def _reference(settings: Settings, params: Params, config: DictConfig) -> tuple[int, float]:
+    """Give the batch size and the learning rate that go together: the application's own, where it has them."""
+    given = settings.reference
+    if given is None:
+        given = [_selected(config, key) for key in (params.batch_size, params.lr)]
+    is_pair = len(given) == 2 and all(_number(one) is not None for one in given)
+    if not is_pair or not given[0] >= 1 or not given[1] > 0:
+        raise ConfigError(
+            "hydra.sweeper.reference must be a batch size and a learning rate that go together, as "
+            f"[64, 0.1]: the application's config has {bare(params.batch_size)}={given[0]!r} and "
+            f"{bare(params.lr)}={given[-1]!r}"
+        )
+    return int(given[0]), float(given[1])
+
+
+def _selected(config: DictConfig, key: str) -> Any:
+    try:
+        return OmegaConf.select(config, bare(key))
+    except OmegaConfBaseException:
+        return None
+
+
+def _sampler_options(settings: Settings, params: Params, lr: float) -> list[str]:
+    """Give the options of a sampler; one of Optuna searches all rates of the range alike at each batch size."""
+    sampler = settings.sampler
+    if settings.has_own_sampler:
+        return []
+    low, high = params.rates.low, params.rates.high
+    octaves = max(math.log2(high / lr), math.log2(lr / low), 0.01)
+    options = ["scaling=none", f"scaling.lr_octaves_sigma={octaves / SIGMAS!r}"]
+    if isinstance(sampler, str):
+        return [f"sampler={sampler}", *options]
+    arguments = dict(sampler or {})
+    if not isinstance(arguments.get("_target_"), str):
+        raise ConfigError(
+            "hydra.sweeper.sampler must be a name, as random or tpe, or a node with a _target_, as "
+            f"{{_target_: optuna.samplers.CmaEsSampler}}, but got {sampler!r}"
+        )
+    options += ["sampler=random", f"sampler._target_={arguments.pop('_target_')}"]
+    # A study gives its sampler the study's own.
+    seed = arguments.pop("seed", None)
+    options += [] if seed is None else [f"seed={seed}"]
+    return options + [f"+sampler.{name}={json.dumps(one)}" for name, one in arguments.items()]
+
+
+def _check_new(study: Study) -> None:
+    """Refuse to go on with a study that has begun."""
+    options = study.options
+    try:
+        find_study(options.study, options.storage)
+    except StudyError:
+        return
+    raise ConfigError(
+        f"the study {options.study!r} has begun in {options.storage}, and hydra.sweeper.load_if_exists "
+        "is false: give another study_name, or let it be true to go on"
+    )
+
+
+def _check_jobs(sweeper: Sweeping, settings: Settings, params: Params, study: Study) -> None:
+    """Compose a job as trials have them, so that an unknown key ends the sweep before it begins."""
+    middles = {name: one["low"] for name, one in params.tunable.items()}
+    reference = study.options.workload.reference
+    values = params.values(middles)
+    values |= {params.batch_size: str(int(reference.batch_size)), params.lr: repr(reference.lr)}
+    values |= {key: "1" for key in (settings.seed, settings.max_steps) if key is not None}
+    overrides = [*params.fixed, *(f"{key}={value}" for key, value in values.items())]
+    try:
+        sweeper.validate_batch_is_legal([overrides])
+    except (HydraException, OmegaConfBaseException) as error:
+        raise ConfigError(f"a job of the sweep cannot be composed: {plain_error(error)}") from error
+
+
+def _overrides(trial: LoopTrial, settings: Settings, params: Params) -> list[str]:
+    """Give the overrides of a trial's job."""
+    values = params.values(trial.hyperparameters)
+    values |= {params.batch_size: str(trial.batch_size), params.lr: repr(trial.lr)}
+    taken = {settings.seed: str(trial.seed), settings.max_steps: str(trial.max_steps)}
+    taken[settings.save_to] = _quoted(trial.save_to)
+    if trial.resume_from is not None:
+        taken[settings.resume_from] = _quoted(trial.resume_from)
+    values |= {key: value for key, value in taken.items() if key is not None}
+    return [*params.fixed, *(f"{key}={value}" for key, value in values.items())]
+
+
+def _quoted(path: Path) -> str:
+    return QuotedString(str(path.absolute()), Quote.single).with_quotes()
+
+
+def _take(trial: LoopTrial, job: JobReturn, settings: Settings) -> None:
+    """Report what a trial's job came to, and end the trial."""
+    try:
+        returned = job.return_value
+    except Exception as error:  # noqa: BLE001 (the application may raise anything)
+        trial.fail(error)
+        return
+    found = returned
+    if not isinstance(returned, Mapping):
+        found = _of_number(trial, returned, settings)
+    if not found.keys() <= IN_A_DICT or not {"history", "steps"} & found.keys():
+        raise ConfigError(
+            f"the task returned a dict of {', '.join(map(str, found))}: {WHAT_TO_RETURN}"
+        )
+    first = trial.first_step
+    tell, told = (_report, "history") if "history" in found else (_tell_steps, "steps")
+    last = tell(trial, found[told])
+    if trial.worth_saving and settings.checkpoint is not None:
+        _keep_checkpoint(trial, job, settings.checkpoint)
+    seconds = _number(found.get("seconds_per_step"))
+    if seconds is None and settings.goal in ("time", "both"):
+        raise ConfigError(
+            f"hydra.sweeper.objective={settings.goal} needs seconds: let the task return "
+            '{"seconds_per_step": ...} besides, or give objective=steps'
+        )
+    trial.finish(seconds=None if seconds is None else seconds * (last - first))
+
+
+def _of_number(trial: LoopTrial, returned: object, settings: Settings) -> dict[str, Any]:
+    """Make of a number that the task returned what a dict would hold."""
+    number = _number(returned)
+    if number is None:
+        raise ConfigError(f"the task returned {returned!r:.60}: {WHAT_TO_RETURN}")
+    if settings.returns is None:
+        raise ConfigError(
+            f"the task returned {returned!r:.60}: hydra.sweeper.returns must say what it is, "
+            f"{' or '.join(RETURNS)}"
+        )
+    if settings.returns == "metric":
+        return {"history": [(trial.max_steps, number)]}
+    return {"steps": number}
+
+
+def _report(trial: LoopTrial, history: object) -> int:
+    """Report a history, of which a part before the trial's first step may be left in; give its last step."""
+    last = trial.first_step
+    pairs = list(history) if isinstance(history, list | tuple) else []
+    if not pairs or not all(isinstance(one, list | tuple) and len(one) == 2 for one in pairs):
+        raise ConfigError(
+            f"the task returned the history {history!r:.60}: it must be pairs of step and metric"
+        )
+    for step, value in pairs:
+        if trial.first_step > 0 and step <= trial.first_step:
+            continue
+        last = step
+        if not trial.report(step, value):
+            break
+    if last == trial.first_step:
+        raise ConfigError(
+            f"the task returned a history until step {pairs[-1][0]}, but its trial went on after step "
+            f"{trial.first_step}: load what {trial.resume_from} has, and count on from there"
+        )
+    return last
+
+
+def _tell_steps(trial: LoopTrial, steps: object) -> int:
+    """Tell the steps to the target; infinite: it was missed, NaN: the training is lost."""
+    number = _number(steps)
+    if number is None or number <= 0 or (math.isfinite(number) and not number.is_integer()):
+        raise ConfigError(
+            f"the task returned {steps!r:.60} as its steps to the target: return a whole number from 1 "
+            "on, or math.inf where it missed the target"
+        )
+    if math.isnan(number):
+        trial.report(trial.max_steps, math.nan)
+        return trial.max_steps
+    if math.isinf(number):
+        trial.miss()
+        return trial.max_steps
+    trial.reach(int(number))
+    return int(number)
+
+
+def _number(value: object) -> float | None:
+    """Read a number, which may be numpy's or a tensor of one; None of anything else."""
+    try:
+        found = value.item() if hasattr(value, "item") else value
+    except (RuntimeError, ValueError, TypeError):
+        return None
+    if isinstance(found, bool) or not isinstance(found, int | float):
+        return None
+    return float(found)
+
+
+def _keep_checkpoint(trial: LoopTrial, job: JobReturn, checkpoint: str) -> None:
+    """Copy what a job has left of itself to where a trial that goes on finds it."""
+    assert job.hydra_cfg is not None  # noqa: S101 (of a job that ran)
+    left = Path(job.hydra_cfg.hydra.runtime.output_dir) / checkpoint
+    if left.is_dir():
+        shutil.copytree(left, trial.save_to, dirs_exist_ok=True)
+    elif left.exists():
+        shutil.copyfile(left, trial.save_to)
+
+
+def _write_results(result: Result, params: Params, folder: Path) -> None:
+    """Write what the sweep came to, as Hydra's sweepers do."""
+    best, at_budget = result.best, result.summary.at_budget
+    of_others = params.values(best.hyperparameters)
+    named = {**of_others, params.batch_size: best.batch_size, params.lr: best.lr}
+    value = best.steps if result.summary.objective != "time" else best.time_to_target
+    if at_budget is not None:
+        value = at_budget.winner.value
+    found = {
+        "name": "bstune",
+        "best_params": {bare(key): value for key, value in named.items()},
+        "best_value": value,
+        "critical_batch_size": result.critical_batch_size.value,
+        "study": result.summary.study,
+        "folder": str(result.folder),
+        "page": str(result.folder / PAGE),
+    }
+    write_text(folder / "optimization_results.yaml", safe_dump(found, sort_keys=False))

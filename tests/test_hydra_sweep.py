@@ -1,0 +1,301 @@
+"""Hydra's sweeper of bstune in an application that knows nothing of it: jobs, kills, and what a sweep may not hold."""
+
+import importlib
+import math
+import os
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+from hydra.core.plugins import Plugins
+from toolbox import trials_of
+
+import bstune
+from bstune.integrations.hydra_params import Range, read_params
+
+TESTS = Path(__file__).parent
+PLUGINS = Path(bstune.__file__).parent / "integrations"
+APPLICATION = TESTS / "projects" / "hydra_sweep"
+README = Path(bstune.__file__).parent / "README.md"
+QUIET = 'hydra.sweeper.options=["mlflow.enabled=false"]'
+CONTINUED = [f"hydra.sweeper.{name}={name}" for name in ("max_steps", "resume_from", "save_to")]
+SEARCH = ["--multirun", "hparams_search=bstune"]
+HEADING = "A sweep of your Hydra application"
+SEEDED = "hydra.sweeper.seed=seed"
+
+
+@pytest.fixture(autouse=True)
+def _in_a_folder_of_its_own(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("bstune.study.report.draw_curve", lambda *arguments: None)  # takes a second
+
+
+@pytest.fixture
+def sweep(monkeypatch):
+    """Return a function that runs the application in this process, with further arguments."""
+    # A checkout may have been installed before it had the plugin.
+    monkeypatch.syspath_prepend(PLUGINS)
+    plugin = importlib.import_module("hydra_plugins.bstune_sweeper.sweeper")
+    Plugins.instance().register(plugin.BstuneSweeper)
+    monkeypatch.setattr("hydra.core.utils.configure_log", lambda *arguments: None)
+    monkeypatch.setattr("hydra._internal.hydra.configure_log", lambda *arguments: None)
+    from projects.hydra_sweep.train import main
+
+    def run(*arguments, search=SEARCH):
+        monkeypatch.setattr(sys, "argv", ["train.py", *search, QUIET, *arguments])
+        main()
+        return trials_of(Path("outputs") / "train")
+
+    return run
+
+
+def results():
+    (found,) = Path().glob("multirun/*/*/optimization_results.yaml")
+    assert (found.parent / "multirun.yaml").is_file()
+    return yaml.safe_load(found.read_text())
+
+
+def test_the_config_is_ten_lines():
+    text = (APPLICATION / "conf" / "hparams_search" / "bstune.yaml").read_text()
+    assert text.count("\n") <= 10
+
+
+def test_the_plugin_is_found_and_light():
+    script = (
+        "import sys\n"
+        "from hydra.core.plugins import Plugins\n"
+        "from hydra.plugins.sweeper import Sweeper\n"
+        "found = Plugins.instance().discover(Sweeper)\n"
+        "heavy = {'torch', 'lightning', 'optuna', 'mlflow', 'bstune.options'} & sys.modules.keys()\n"
+        "print('BstuneSweeper' in {one.__name__ for one in found}, sorted(heavy))\n"
+    )
+    ran = subprocess.run(
+        [sys.executable, "-c", script], env=environment(), capture_output=True, text=True
+    )
+    assert ran.stdout == "True []\n", ran.stderr
+
+
+def environment():
+    paths = [str(PLUGINS), str(PLUGINS.parents[1]), str(TESTS), os.environ.get("PYTHONPATH", "")]
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["returns=history"],
+        ["returns=steps", "hydra.sweeper.returns=steps"],
+        [
+            "returns=metric",
+            "hydra.sweeper.returns=metric",
+            "hydra.sweeper.target=val_loss",
+            "goal=0",
+            "examples=4000",
+            "hydra.sweeper.budget.examples=4000",
+        ],
+        ["hydra.sweeper.sampler=random", "optimizer.name=choice(SGD,Adagrad)"],
+        [
+            "hydra.sweeper.sampler={_target_:optuna.samplers.TPESampler,seed:3,n_startup_trials:1}",
+            "hydra.sweeper.objective=time",
+        ],
+    ],
+)
+def test_an_application_is_swept(arguments, sweep):
+    records = sweep("hydra.sweeper.n_trials=4", *arguments)
+    assert len(records) == 4
+    assert {record.resumed_from for record in records} == {None}
+    assert all(16 <= record.batch_size <= 256 and 0.01 <= record.lr <= 2 for record in records)
+    assert (records[0].batch_size, records[0].lr) == (32, 0.2)
+    found = results()
+    assert {"data.batch_size", "optimizer.lr"} <= found["best_params"].keys()
+    assert ("optimizer.name" in found["best_params"]) == (
+        len(arguments) == 2 and "choice" in arguments[1]
+    )
+    assert Path(found["page"]).is_file()
+    assert found["best_value"] > 0
+
+
+@pytest.mark.parametrize(
+    "saved",
+    [CONTINUED[2:], ["hydra.sweeper.checkpoint=last.pt", "save_in_output=last.pt"]],
+)
+def test_jobs_are_stopped_and_continued(saved, sweep):
+    records = sweep("hydra.sweeper.n_trials=6", *CONTINUED[:2], *saved, SEEDED)
+    continued = [record for record in records if record.resumed_from is not None]
+    assert continued
+    first = records[continued[0].resumed_from]
+    assert first.steps < continued[0].steps
+    # What a part before has reported stays as it is.
+    assert continued[0].history[: len(first.history)] == first.history
+    assert len({record.seed for record in records if record.replicate_of is not None}) == 3
+
+
+@pytest.mark.parametrize(
+    ("returns", "status", "message", "exit_status"),
+    [("not_finite", "diverged", "not finite", 2), ("error", "failed", "no room for this", 1)],
+)
+def test_a_job_that_comes_to_nothing_is_a_trial(
+    returns, status, message, exit_status, sweep, capsys
+):
+    with pytest.raises(SystemExit) as ended:
+        sweep(f"returns={returns}", "hydra.sweeper.returns=steps", "hydra.sweeper.n_trials=3")
+    assert ended.value.code == exit_status
+    assert "error: " in capsys.readouterr().err
+    records = trials_of(Path("outputs") / "train")
+    assert [record.status for record in records] == [status] * 3
+    assert all(message in record.message for record in records)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (
+            ["hydra.sweeper.lr=optimizer.rate"],
+            "names the learning rate, .* none of data.batch_size",
+        ),
+        (["optimizer.lr=0.1", "hydra.sweeper.lr=optimizer.lr"], "optimizer.lr=0.1, one value"),
+        (
+            ["optimizer.lr=0.1"],
+            r"\(data.batch_size\) is the learning rate\? .*hydra.sweeper.lr=KEY",
+        ),
+        (
+            ["data.batch_size=32"],
+            r"\(optimizer.lr\) is the batch size\? .*hydra.sweeper.batch_size=",
+        ),
+        (["seed=1,2", "+data.train_batch_size=1,2"], "several of them may be"),
+        (["optimizer.lr=interval(0,1)"], "numbers over 0, but got 0 to 1"),
+        (["optimizer.lr=choice(a,0.1)"], "numbers over 0, but got a, 0.1"),
+        (["data.batch_size=interval(1.5,8)"], "whole numbers from 1 on, but got 1.5 to 8"),
+        (["data.batch_size=choice(a,b)"], "whole numbers from 1 on, but got a, b"),
+        (['+hydra.sweeper.params.nope="choice(1,2)"'], "cannot be composed: .*nope"),
+        (["hydra.sweeper.n_jobs=2"], "n_jobs=2: .*one at a time"),
+        (["hydra.sweeper.returns=seconds"], "seconds_per_step"),
+        (["hydra.sweeper.returns=loss"], "must be steps or metric, but got 'loss'"),
+        (["hydra.sweeper.target=null"], "hydra.sweeper.target is missing"),
+        (["hydra.sweeper.budget=null"], "hydra.sweeper.budget must be"),
+        (["hydra.sweeper.resume_from=resume_from"], "name max_steps"),
+        (["hydra.sweeper.seed=sed"], "no sed: add 'sed: null' to it, or name it .sed"),
+        (
+            [*CONTINUED, "hydra.sweeper.resume_from=resume"],
+            "hydra.sweeper.resume_from=resume: .*has no",
+        ),
+        (["hydra.sweeper.reference=[64]"], "must be a batch size and a learning rate"),
+        (["hydra.sweeper.sampler={seed: 1}"], "a node with a _target_"),
+        (["hydra.sweeper.sampler=nope"], "nope"),
+        (['hydra.sweeper.target="loss<0,3"'], "target"),
+    ],
+)
+def test_what_a_sweep_may_not_hold(arguments, message, sweep, capsys, tmp_path):
+    with pytest.raises(SystemExit) as ended:
+        sweep(*arguments)
+    assert ended.value.code == 2
+    assert re.search(f"error: .*{message}", capsys.readouterr().err, flags=re.DOTALL)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["returns=None"], "the task returned None: return"),
+        (["returns=text"], "the task returned '0.5': return"),
+        (["returns=other"], "a dict of loss: return"),
+        (["returns=steps"], "hydra.sweeper.returns must say what it is"),
+        (["returns=metric", "hydra.sweeper.returns=steps"], "a whole number from 1"),
+        (
+            ["returns=steps", "hydra.sweeper.returns=steps", "hydra.sweeper.objective=time"],
+            "seconds",
+        ),
+    ],
+)
+def test_what_a_task_may_not_return(arguments, message, sweep, capsys):
+    with pytest.raises(SystemExit) as ended:
+        sweep(*arguments)
+    assert ended.value.code == 2
+    assert re.search(f"error: .*{message}", capsys.readouterr().err)
+    # The trial is asked again once the task has been mended.
+    again = [one for one in arguments if not one.startswith("returns=")]
+    assert sweep("hydra.sweeper.n_trials=1", "returns=history", *again)[-1].batch_size == 32
+
+
+def test_a_study_goes_on_unless_it_may_not(sweep, capsys):
+    assert len(sweep("hydra.sweeper.n_trials=1")) == 1
+    assert len(sweep("hydra.sweeper.n_trials=2")) == 2
+    with pytest.raises(SystemExit):
+        sweep("hydra.sweeper.n_trials=3", "hydra.sweeper.load_if_exists=false")
+    assert "'train' has begun" in capsys.readouterr().err
+    assert len(trials_of(Path("outputs") / "train")) == 2
+
+
+def test_the_readmes_sweep(sweep, tmp_path):
+    text = README.read_text(encoding="utf-8").split(f"\n## {HEADING}\n")[1].split("\n## ")[0]
+    assert text.count("\n") <= 40
+    (block,) = re.findall(r"^```yaml\n(.*?)^```", text, flags=re.MULTILINE | re.DOTALL)
+    assert block.count("\n") <= 10
+    configs = tmp_path / "configs" / "hparams_search"
+    configs.mkdir(parents=True)
+    (configs / "of_the_readme.yaml").write_text(block)
+    place = ["--multirun", "--config-dir", str(configs.parent), "hparams_search=of_the_readme"]
+    assert len(sweep("hydra.sweeper.n_trials=2", search=place)) == 2
+
+
+def run_application(*arguments):
+    command = [sys.executable, APPLICATION / "train.py", *SEARCH, QUIET]
+    return subprocess.run(
+        [*command, *arguments], env=environment(), capture_output=True, text=True, timeout=280
+    )
+
+
+@pytest.mark.slow
+def test_a_sweep_that_is_killed_goes_on_where_it_was(sweep, tmp_path, monkeypatch):
+    arguments = ["hydra.sweeper.n_trials=5", *CONTINUED, SEEDED]
+    # Nine or more steps were taken by a job that is continued.
+    killed = run_application(*arguments, "kill_when_continued=true")
+    assert killed.returncode == -signal.SIGKILL, killed.stderr
+    ended = run_application(*arguments)
+    assert ended.returncode == 0, ended.stderr
+    records = trials_of(tmp_path / "outputs" / "train")
+    assert [record.status for record in records].count("failed") == 1
+    (tmp_path / "whole").mkdir()
+    monkeypatch.chdir(tmp_path / "whole")
+    whole = sweep(*arguments)
+    finished = [record for record in records if record.status != "failed"]
+    assert [values(record) for record in finished] == [values(record) for record in whole]
+
+
+def values(record):
+    """Return what depends on no clock."""
+    return record.batch_size, record.lr, record.seed, record.status, record.steps, record.history
+
+
+PARAMETERS = {
+    "x=interval(0.1,10)": Range(0.1, 10.0, False, False),
+    "x=tag(log,interval(0.1,10))": Range(0.1, 10.0, True, False),
+    "x=int(interval(2.0,8.0))": Range(2.0, 8.0, False, True),
+    "x=tag(log,int(interval(2,8)))": Range(2.0, 8.0, True, True),
+    "x=range(2,8)": Range(2.0, 7.0, False, True),
+    "x=range(2,9,3)": Range(2.0, 8.0, False, True, ("2", "5", "8")),
+    "x=choice(a,b)": Range(math.nan, math.nan, False, True, ("a", "b")),
+    "+x=1,4,2": Range(1.0, 4.0, False, True, ("1", "4", "2")),
+}
+
+
+@pytest.mark.parametrize("line", PARAMETERS)
+def test_ranges_are_those_of_the_optuna_sweeper(line):
+    lines = ["lr=interval(0.1,1)", "batch_size=16,64,32", "fixed=3", "one=choice(b)", line]
+    params = read_params(lines, None, None, None)
+    assert (params.batch_size, params.lr, params.multiple) == ("batch_size", "lr", 16)
+    ((key, found),) = params.others.items()
+    assert repr(found) == repr(PARAMETERS[line])
+    assert sorted(params.fixed) == ["fixed=3", "one=b"]
+    name = params.names[key]
+    assert params.values({name: 1}) == {key: found.values[1] if found.values else "1"}
+
+
+def test_names_in_a_study_are_short_where_they_are_one_ones_own():
+    lines = ["lr=0.1,1", "batch_size=1,2", "a.x=1,2", "b.x=1,2", "a.y=1,2", "a.delta=1,2"]
+    names = read_params(lines, None, None, None).names
+    assert names == {"a.x": "a_x", "b.x": "b_x", "a.y": "y", "a.delta": "a_delta"}
