@@ -110,6 +110,16 @@ def test_an_application_is_swept(arguments, sweep):
     assert {record.resumed_from for record in records} == {None}
     assert all(16 <= record.batch_size <= 256 and 0.01 <= record.lr <= 2 for record in records)
     assert (records[0].batch_size, records[0].lr) == (32, 0.2)
+    # The application is not told when to stop, and each job runs to its end.
+    examples = 4000 if "examples=4000" in arguments else 20_000
+    ends = [math.ceil(examples / record.batch_size) for record in records]
+    stopped = [record.status == "stopped" for record in records]
+    assert any(stopped)
+    assert all(
+        record.steps == end
+        for record, end, is_stopped in zip(records, ends, stopped, strict=True)
+        if is_stopped
+    )
     found = results()
     assert {"data.batch_size", "optimizer.lr"} <= found["best_params"].keys()
     assert ("optimizer.name" in found["best_params"]) == (
@@ -129,6 +139,9 @@ def test_jobs_are_stopped_and_continued(saved, sweep):
     assert continued
     first = records[continued[0].resumed_from]
     assert first.steps < continued[0].steps
+    (overrides,) = Path().glob(f"multirun/*/*/{continued[0].number}/.hydra/overrides.yaml")
+    place = Path(f"outputs/train/states/trial-{first.number}.saved").absolute()
+    assert f"resume_from='{place}'" in yaml.safe_load(overrides.read_text())
     # What a part before has reported stays as it is.
     assert continued[0].history[: len(first.history)] == first.history
     assert len({record.seed for record in records if record.replicate_of is not None}) == 3
