@@ -522,7 +522,7 @@ class Search:
             and result.steps < spec.max_steps
             and not _is_out_of_time(spec, result)
             # A loop's trial that ended between its reports may have come further.
-            and not getattr(finished, "is_cut", False)
+            and not finished.is_cut
         )
         if self._is_for_loss and ended_by_itself:
             result = held(result, self._prepared.last_step(result.batch_size))

@@ -73,16 +73,6 @@ class Noise(Protocol):
         """Of each measured step its number, from the trial's first one on, its |G|^2 and its tr Sigma."""
 
 
-@dataclass(frozen=True)
-class LoopFinished(Finished):
-    """A loop's trial that is over, and whether it stands at its last report, short of where it was to be compared.
-
-    Its loop has left it between two reports, and nothing says that it would have come no further.
-    """
-
-    is_cut: bool = False
-
-
 class LoopTrial:
     """One trial of a study, for a loop of yours: the values to train with, and where its evaluations are told.
 
@@ -317,7 +307,7 @@ class LoopTrial:
         )
         end = self._budget_end
         is_cut = self._went_on and end is not None and self.max_steps < end
-        self._finished = LoopFinished(self._spec, record, is_cut=is_cut)
+        self._finished = Finished(self._spec, record, is_cut=is_cut)
 
     def fail(self, error: BaseException) -> None:
         """Tell, in place of :meth:`finish`, that an error has ended the trial: memory that ran out, or any other.

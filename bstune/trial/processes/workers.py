@@ -116,6 +116,8 @@ class Finished:
     error: BstuneError | None = None
     frames: str = ""
     cause: Exception | None = None  # that a trial in this process failed with
+    # Whether a loop of the user's has left it at its last report, short of where it was to be compared.
+    is_cut: bool = False
 
     def result(self) -> TrialResult:
         """Return the record, or raise the error."""
