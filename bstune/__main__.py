@@ -115,7 +115,7 @@ WITH_VALUE = {
 MADE = "# Made by bstune lightning"  # begins a workload that was made of a LightningCLI's file
 WRITTEN = "options are written NAME=VALUE; bstune --help shows the most useful ones"
 HELP = """usage: bstune +workload=NAME [OPTION=VALUE ...]        a study: which batch size and learning rate to use
-       bstune {verbs} ...  (with --help)
+       bstune {verbs} --help
 
 Examples
   bstune +workload=digits                                       a study of a minute or two, on a CPU
