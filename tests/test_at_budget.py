@@ -17,6 +17,7 @@ from bstune.report.budget_rows import budget_rows
 from bstune.report.compare import compared
 from bstune.report.study_folder import read_study
 from bstune.result import (
+    AsGoodAtBudget,
     BestSizeAtShare,
     BestSizeLater,
     GainAtBudget,
@@ -543,3 +544,18 @@ def test_a_schedule_that_ends_with_the_trial_tells_nothing_of_shorter_budgets(bs
 def test_a_metric_is_written_down_to_where_seeds_differ(value, scatter, expected):
     found = hand_at_budget(seed_scatter=scatter)
     assert budget_answer.metric_words(value, found) == expected
+
+
+@pytest.mark.parametrize(
+    ("is_low_open", "expected"),
+    [
+        (False, "no other batch size than about 8"),
+        (True, "no other batch size than about 8; smaller ones were not searched"),
+    ],
+)
+def test_one_batch_size_that_is_as_good_may_be_an_end(is_low_open, expected):
+    sizes = AsGoodAtBudget(
+        low=8, high=8, lr_low=0.1, lr_high=0.1, is_low_open=is_low_open, is_high_open=False
+    )
+    found = told(hand_at_budget(as_good=sizes))
+    assert list(budget_answer.as_good(found)) == [expected]

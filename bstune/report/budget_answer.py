@@ -117,16 +117,16 @@ def as_good(result: StudyResult) -> Iterator[str | None]:
         return
     sizes = found.as_good
     if sizes.low == sizes.high:
-        yield f"no other batch size than about {format_count(sizes.low)}"
-        return
-    rates = (
-        f"{format_number(sizes.lr_low, 3)} at {format_count(sizes.low)}, "
-        f"{format_number(sizes.lr_high, 3)} at {format_count(sizes.high)}"
-    )
-    text = (
-        f"batch sizes {format_count(sizes.low)} to {format_count(sizes.high)} are not shown to be "
-        f"worse; learning rate {rates}"
-    )
+        text = f"no other batch size than about {format_count(sizes.low)}"
+    else:
+        rates = (
+            f"{format_number(sizes.lr_low, 3)} at {format_count(sizes.low)}, "
+            f"{format_number(sizes.lr_high, 3)} at {format_count(sizes.high)}"
+        )
+        text = (
+            f"batch sizes {format_count(sizes.low)} to {format_count(sizes.high)} are not shown to be "
+            f"worse; learning rate {rates}"
+        )
     open_ends = [
         word
         for word, is_open in (("smaller", sizes.is_low_open), ("larger", sizes.is_high_open))
