@@ -1,6 +1,7 @@
 """Hydra's sweeper of bstune in an application that knows nothing of it: jobs, kills, and what a sweep may not hold."""
 
 import importlib
+import logging
 import math
 import os
 import re
@@ -44,6 +45,11 @@ def sweep(monkeypatch):
     monkeypatch.setattr("hydra.core.utils.configure_log", lambda *arguments: None)
     monkeypatch.setattr("hydra._internal.hydra.configure_log", lambda *arguments: None)
     from projects.hydra_sweep.train import main
+
+    # Hydra's launcher sets up the root logger of the process.
+    root = logging.getLogger()
+    monkeypatch.setattr(root, "level", root.level)
+    monkeypatch.setattr(root, "handlers", list(root.handlers))
 
     def run(*arguments, search=SEARCH):
         monkeypatch.setattr(sys, "argv", ["train.py", *search, QUIET, *arguments])

@@ -132,7 +132,9 @@ class Unprintable:
         raise AttributeError
 
 
-def test_what_cannot_be_formatted_is_loggings_own_matter():
+def test_what_cannot_be_formatted_is_loggings_own_matter(caplog):
+    # Whatever a test before has set up, nobody listens.
+    caplog.set_level(logging.WARNING)
     with filtered():
         logging.getLogger("bstune.test").info("of %s", Unprintable())
 
