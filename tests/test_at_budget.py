@@ -11,6 +11,7 @@ from toolbox import make_result, table_rows, trials_of, write_rows
 
 import bstune
 from bstune.core.errors import ConfigError, StudyError
+from bstune.core.records import Target
 from bstune.report import budget_answer
 from bstune.report.answer import answer
 from bstune.report.budget_rows import budget_rows
@@ -70,8 +71,9 @@ def test_a_full_trial_ran_to_its_budget_and_has_a_metric(trial, full):
 def test_the_best_full_trial_is_one_of_the_searchs_own(mode, best):
     trials = [run(0, value=0.4), run(1, value=0.3), run(2, steps=50, value=0.1), again(3, 1, 70)]
     trials.append(replace(again(4, 1, 71), history=((100, 0.2),)))
-    assert best_full(trials, lambda batch_size: 100, mode).number == best
-    assert best_full(trials[2:], lambda batch_size: 100, mode) is None
+    target = Target("val/loss", 0.0, mode)
+    assert best_full(trials, lambda batch_size: 100, target).number == best
+    assert best_full(trials[2:], lambda batch_size: 100, target) is None
 
 
 BASELINE = BaselineRuns(run(0, batch_size=64, lr=0.1))

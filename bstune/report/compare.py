@@ -19,7 +19,6 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations
-from pathlib import Path
 from statistics import NormalDist
 from typing import TYPE_CHECKING
 
@@ -31,10 +30,9 @@ from bstune.report import budget_answer
 from bstune.report.answer import critical_text, device_text, expected_text, warnings
 from bstune.report.budget_answer import budget_words
 from bstune.report.schema import read_result
-from bstune.report.study_folder import StudyFolder, read_study
+from bstune.report.study_folder import StudyFolder, each_study, read_study
 from bstune.result import AtBudget, Gain, StudyResult
 from bstune.system.console import format_count, format_number, format_seconds, plural
-from bstune.system.files import Output
 
 if TYPE_CHECKING:
     from bstune.report.picture import Picture
@@ -270,21 +268,8 @@ def read_studies(
     A folder that is given twice counts once; StudyError for one that is not there, as its name may be mistyped.
     ``read`` gives a study of its path: as it found, or at another target.
     """
-    studies, left_out, seen = list[Compared](), list[str](), set[Path]()
-    for path in paths:
-        if not Path(path).exists():
-            raise StudyError(
-                f"there is no {path}: give studies' output folders, such as outputs/digits"
-            )
-        try:
-            study = read(path)
-        except StudyError as error:
-            left_out.append(f"left out: {error}")
-            continue
-        file = Output(Path(path)).curve.resolve() if Path(path).is_dir() else Path(path).resolve()
-        if file not in seen:
-            studies.append(compared(study.result, path))
-        seen.add(file)
+    left_out = list[str]()
+    studies = [compared(study.result, path) for path, study in each_study(paths, left_out, read)]
     return studies, left_out
 
 

@@ -27,6 +27,7 @@ HEADINGS: Mapping[Quantity, str] = {
     "beta2_half_life": "beta2's half-life",
     "weight_decay_half_life": "weight decay's half-life",
 }
+HALF_LIFE_QUANTITIES: tuple[Quantity, ...] = ("beta2_half_life", "weight_decay_half_life")
 WARN_BEYOND = 30.0  # times the largest scale
 WIDE_INTERVAL = 30.0  # upper end over lower: such an interval is no recommendation
 LARGEST_BATCH_SIZE = 1e15
@@ -139,10 +140,11 @@ def size_schedule(law: ScaleLaw, wanted: float) -> tuple[SizeStep, ...]:
     if law.exponent.low <= 0.0 or wanted <= law.smallest:
         return ()
     first = law.at(law.smallest).value
+    last = law.at(wanted).value
     steps = [SizeStep(0.0, card_batch_size(first))]
     for doublings in range(1, MOST_DOUBLINGS):
         goal = first * 2.0**doublings
-        if law.at(wanted).value < goal:
+        if last < goal:
             break
         start = _scale_at(law, goal, wanted)
         steps.append(SizeStep(float(round(start)), steps[0].batch_size * 2**doublings))
@@ -324,8 +326,7 @@ def megatron_flags(schedule: Sequence[SizeStep], tokens: int) -> str:
 def _half_lives(found: Extrapolation) -> dict[Quantity, float]:
     """Collect the half-lives that the studies share, or that have a law."""
     half_lives = dict(found.fixed)
-    names: tuple[Quantity, ...] = ("beta2_half_life", "weight_decay_half_life")
-    for name in names:
+    for name in HALF_LIFE_QUANTITIES:
         if name in found.laws:
             half_lives[name] = found.laws[name].wanted.value
     return half_lives

@@ -5,7 +5,7 @@ checked against what they may hold (:mod:`bstune.report.schema`) before anything
 that a folder names is imported or called here.
 """
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -58,6 +58,38 @@ def read_study(path: str | Path) -> StudyFolder:
         alone = StudyFiles(path, (), None, None, None, ())
         return StudyFolder(read_curve(path), alone)
     return StudyFolder(read_curve(files.curve), read_files(files))
+
+
+def each_study(
+    paths: Sequence[str],
+    left_out: list[str],
+    read: Callable[[str], StudyFolder] = read_study,
+) -> Iterator[tuple[str, StudyFolder]]:
+    """Yield the studies in folders, or ``curve.json`` files, each once, with the path as it was given.
+
+    Args:
+        paths: of folders and files.
+        left_out: gets a line for each that cannot be read.
+        read: gives a study of its path: as it found, or at another target.
+
+    Raises:
+        StudyError: for a path that is not there, as its name may be mistyped.
+    """
+    seen = set[Path]()
+    for path in paths:
+        if not Path(path).exists():
+            raise StudyError(
+                f"there is no {path}: give studies' output folders, such as outputs/digits"
+            )
+        try:
+            study = read(path)
+        except StudyError as error:
+            left_out.append(f"left out: {error}")
+            continue
+        file = Output(Path(path)).curve if Path(path).is_dir() else Path(path)
+        if file.resolve() not in seen:
+            yield path, study
+        seen.add(file.resolve())
 
 
 def read_files(files: Output) -> StudyFiles:

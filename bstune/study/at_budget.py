@@ -7,9 +7,8 @@ predicted: where another point is best then, it runs again as well, up to ``sear
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
 
-from bstune.core.records import TrialResult
+from bstune.core.records import Target, TrialResult
 from bstune.options import StudyOptions
 from bstune.study.planning.baseline import BaselineRuns
 from bstune.study.planning.duration import Runs, replicates_to_come
@@ -44,17 +43,16 @@ def is_full(trial: TrialResult, last_step: Callable[[float], int]) -> bool:
 
 
 def best_full(
-    trials: Sequence[TrialResult], last_step: Callable[[float], int], mode: Literal["min", "max"]
+    trials: Sequence[TrialResult], last_step: Callable[[float], int], target: Target
 ) -> TrialResult | None:
     """Give the search's trial that has the best metric at its budget's end; None before one is full."""
-    worse = 1.0 if mode == "min" else -1.0
     found: tuple[float, TrialResult] | None = None
     for trial in trials:
-        value = trial.best_value(mode)
+        value = trial.best_value(target.mode)
         if value is None or trial.replicate_of is not None or not is_full(trial, last_step):
             continue
-        if found is None or worse * value < found[0]:
-            found = worse * value, trial
+        if found is None or target.sign * value < found[0]:
+            found = target.sign * value, trial
     return None if found is None else found[1]
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from bstune.core.errors import ConfigError, StudyError
 from bstune.core.scale_law import FEWEST_SCALES, UNTOLD_ERROR, ScaleLaw, ScalePoint, fit_scale_law
 from bstune.report.extrapolation import (
+    HALF_LIFE_QUANTITIES,
     HEADINGS,
     Extrapolation,
     Quantity,
@@ -21,10 +22,9 @@ from bstune.report.extrapolation import (
     size_schedule,
 )
 from bstune.report.extrapolation_figure import draw_extrapolation
-from bstune.report.study_folder import StudyFolder, read_study
+from bstune.report.study_folder import StudyFolder, each_study
 from bstune.result import INTERVAL_QUANTILE
 from bstune.study.scales import (
-    HALF_LIFE_QUANTITIES,
     LARGEST_SCALE,
     SMALLEST_SCALE,
     check_alike,
@@ -34,7 +34,7 @@ from bstune.study.scales import (
     scale_of,
 )
 from bstune.system.console import format_number, listing, plain_console
-from bstune.system.files import Output, check_writable, write_text
+from bstune.system.files import check_writable, write_text
 from bstune.system.inputs import one_line
 from bstune.system.terminal import ArgumentParser
 
@@ -78,7 +78,8 @@ def main(arguments: list[str]) -> str:
     for option, path in (("--card", options.card), ("--figure", options.figure)):
         if path is not None:
             check_writable(path, f"{option} {path}")
-    studies, left_out = read_scaled(options.studies)
+    left_out = list[str]()
+    studies = [study for _, study in each_study(options.studies, left_out)]
     found = extrapolate(studies, name, wanted, values, left_out)
     if options.card is not None and found.batch_size is None:
         raise StudyError(
@@ -120,31 +121,6 @@ def _scale(option: str, argument: str) -> tuple[str, float]:
 
 def _tokens(studies: Sequence[StudyFolder]) -> int | None:
     return studies[0].result.tokens
-
-
-def read_scaled(paths: Sequence[str]) -> tuple[list[StudyFolder], list[str]]:
-    """Read the studies that have ended, each once, and give a line for each folder that is none.
-
-    StudyError for a path that is not there, as its name may be mistyped.
-    """
-    studies = list[StudyFolder]()
-    left_out = list[str]()
-    seen = set[Path]()
-    for path in paths:
-        if not Path(path).exists():
-            raise StudyError(
-                f"there is no {path}: give studies' output folders, such as outputs/digits"
-            )
-        try:
-            study = read_study(path)
-        except StudyError as error:
-            left_out.append(f"left out: {error}")
-            continue
-        file = Output(Path(path)).curve if Path(path).is_dir() else Path(path)
-        if file.resolve() not in seen:
-            studies.append(study)
-        seen.add(file.resolve())
-    return studies, left_out
 
 
 def extrapolate(

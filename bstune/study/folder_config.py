@@ -6,6 +6,7 @@ the scaling rule and the class of the sampler, and only where bstune itself has 
 """
 
 from collections.abc import Mapping
+from functools import cache
 from pathlib import Path
 
 import yaml
@@ -71,7 +72,13 @@ def options_of_folder(
 
 def with_new_options(values: Mapping[str, object]) -> dict[str, object]:
     """Give a folder's options, with the defaults of those that came after it was written."""
-    return _with_defaults(_options_among(values), _options_among(read_yaml("config.yaml")))
+    return _with_defaults(_options_among(values), _usual_options())
+
+
+@cache
+def _usual_options() -> dict[str, object]:
+    """Read, once for all folders, what ships; nobody changes it."""
+    return _options_among(read_yaml("config.yaml"))
 
 
 def _options_among(values: Mapping[str, object]) -> dict[str, object]:

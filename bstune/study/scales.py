@@ -18,7 +18,7 @@ import numpy as np
 from bstune.core.errors import ConfigError, StudyError
 from bstune.core.records import Target, TrialResult
 from bstune.options import flatten
-from bstune.report.extrapolation import Quantity, Reading, ScaleRow
+from bstune.report.extrapolation import HALF_LIFE_QUANTITIES, Quantity, Reading, ScaleRow
 from bstune.report.study_folder import StudyFolder
 from bstune.result import AtBudget, StudyResult
 from bstune.study.analysis.critical import passing
@@ -42,7 +42,6 @@ OF_THE_MACHINE = (".root", ".device")
 OF_A_TABLE = ("workload.name", "workload.table")
 OF_DATA = ("workload.data.", "workload.given_data", "workload.name")
 OF_MODULE = ("workload.module.", "workload.given_module", "workload.name")
-HALF_LIFE_QUANTITIES: tuple[Quantity, ...] = ("beta2_half_life", "weight_decay_half_life")
 AT_END = 1.1  # a best batch size so near to the end of what is known lies at it
 ONE_SIDED = 2.0  # so many times as far as the end that is told an open one is taken to lie
 

@@ -757,7 +757,7 @@ class Search:
 
         return runs_to_come(
             done,
-            best_full(done, prepared.last_step, prepared.protocol.target.mode),
+            best_full(done, prepared.last_step, prepared.protocol.target),
             baseline_runs(done, prepared.baseline),
             self._budget.replicates,
             seconds,

@@ -163,7 +163,7 @@ def _gain(
 ) -> GainAtBudget:
     """Give by how much the winner is better, on the seeds on which both ran where there are some."""
     mode = prepared.protocol.target.mode
-    worse = 1.0 if mode == "min" else -1.0
+    worse = prepared.protocol.target.sign
     last_step = prepared.last_step
     own = [run for run in fresh_runs_of(done, best.number) if is_full(run, last_step)]
     of_baseline = {run.seed: run for run in runs.again if is_full(run, last_step)}
