@@ -43,6 +43,21 @@ def _own_places(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPa
 
 
 @pytest.fixture
+def run_verb(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> Callable[..., tuple[object, str, str]]:
+    """Run a verb with just these arguments; return its exit status and what it printed."""
+
+    def run(*arguments: str) -> tuple[object, str, str]:
+        monkeypatch.setattr(sys, "argv", ["bstune", *arguments])
+        status = main()
+        printed = capfd.readouterr()
+        return status, printed.out, printed.err
+
+    return run
+
+
+@pytest.fixture
 def bstune(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> Callable[..., tuple[object, str, str]]:

@@ -15,7 +15,6 @@ from builders import (
 )
 from toolbox import make_trial
 
-from bstune.__main__ import main
 from bstune.core.errors import ConfigError, StudyError
 from bstune.core.scaling import beta2_of, shrinkage_of
 from bstune.report.extrapolation import Reading
@@ -82,16 +81,9 @@ def write(tmp_path, monkeypatch):
 
 
 @pytest.fixture
-def run(monkeypatch, capfd):
-    """Return a function that runs the verb and gives its status and what it printed."""
-
-    def called(*arguments):
-        monkeypatch.setattr("sys.argv", ["bstune", "extrapolate", *arguments])
-        status = main()
-        printed = capfd.readouterr()
-        return status, printed.out, printed.err
-
-    return called
+def run(run_verb):
+    """Run the verb; return its exit status and what it printed."""
+    return lambda *arguments: run_verb("extrapolate", *arguments)
 
 
 def make_as_good(low_open=False, high_open=False):

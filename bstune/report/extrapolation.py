@@ -299,8 +299,8 @@ def card(found: Extrapolation, tokens: int | None) -> str:
         )
     else:
         comments.append(
-            "No schedule of batch sizes: only easier targets of one study tell how the critical one "
-            "grows within a training, and only where it surely grows."
+            "No schedule of batch sizes: easier targets of one study, or bstune branch at checkpoints of "
+            "a run, tell how the critical one grows within a training, where it surely grows."
         )
     comments += [f"CAUTION: {caution}." for caution in cautions(found)]
     text: str = yaml.safe_dump(values, sort_keys=False, width=100, allow_unicode=True)

@@ -10,13 +10,13 @@ import math
 import os
 import statistics
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 
 from rich.table import Table
 
-from bstune.core.branching import LargestBatch, largest_batch
+from bstune.core.branching import LEAST_SEEDS, Branch, Branches, largest_batch
 from bstune.core.errors import ConfigError
 from bstune.core.records import Target, TrialSpec, dump_json
 from bstune.core.search_space import HALF_LIVES
@@ -26,36 +26,9 @@ from bstune.system.console import format_count, format_number, plain_console, pl
 from bstune.system.inputs import open_regular
 from bstune.system.terminal import ArgumentParser, listed
 
-LEVEL = 0.9  # of the interval over seeds
+BRANCH_LEVEL = 0.9  # of the interval over seeds
 MULTIPLES = (1, 2, 4, 8, 16, 32)  # of the run's own batch size
-MIN_STEPS = 4  # of a branch
-
-
-@dataclass(frozen=True)
-class Branch:
-    """One branch, as it ended."""
-
-    batch_size: int
-    seed: int
-    steps: int
-    status: str
-    value: float | None  # of the target's metric; None: it was not finite, or did not fit
-    message: str | None
-
-
-@dataclass(frozen=True)
-class Branches:
-    """All branches of a checkpoint, and what they come to."""
-
-    checkpoint: str
-    metric: str
-    start: float | None  # the metric at the checkpoint
-    batch_size: int  # the run's own
-    examples: int
-    tolerance: float
-    lr_exponent: float
-    branches: tuple[Branch, ...]
-    largest: LargestBatch
+MIN_BRANCH_STEPS = 4
 
 
 def main(arguments: list[str]) -> str:
@@ -146,19 +119,18 @@ def run_branches(
     trusted: bool,
     log: Callable[[str], None],
 ) -> Branches:
-    """Train all branches, one after another, of a composed workload; ConfigError for what cannot be branched."""
+    """Train all branches of a composed workload, one after another.
+
+    Raises:
+        ConfigError: for what cannot be branched. What needs neither the checkpoint nor the data
+            is refused before torch and Lightning are imported, which takes seconds.
+    """
     composed = compose_checked(list(overrides))
     options = composed.options
     if composed.recipe is None:
         raise ConfigError(
             "recorded runs have no checkpoint to go on from: name a workload that is trained"
         )
-    os.close(open_regular(path, "the checkpoint"))  # seconds before it is read
-    quieten()
-    # torch and lightning: 4 s, which a mistake need not wait for
-    from bstune.trial.branch import branch, read_checkpoint
-    from bstune.trial.workload import load
-
     fixed = [name for name in HALF_LIVES if option_at(options, name) is not None]
     if fixed:
         raise ConfigError(
@@ -168,50 +140,75 @@ def run_branches(
         raise ConfigError(
             f"branches are trained on one device, but got devices={options.devices}: use devices=1"
         )
+    _check_sizes(batch_size, batch_sizes or (2 * batch_size,), examples)
+    os.close(open_regular(path, "the checkpoint"))
+
+    quieten()
+    # torch and Lightning: seconds, which a mistake need not wait for.
+    from bstune.trial.branch import branch, examples_seen, read_checkpoint
+    from bstune.trial.workload import load
+
     checkpoint = read_checkpoint(path, trusted)
     workload, protocol = load(options, composed.recipe)
     sizes = _sizes(batch_size, batch_sizes, examples, workload.train_examples)
-    examples = (
-        -(-examples // sizes[-1]) * sizes[-1]
-    )  # whole batches of the largest; of the others as near as they come
-    lr = options.scaling.lr  # until the checkpoint's own is read
-    done, start = list[Branch](), None
+    # Whole batches of the largest size; of the others as near as they come.
+    examples = math.ceil(examples / sizes[-1]) * sizes[-1]
+    own_lr = options.scaling.lr  # until the checkpoint's own is read
+    branches = list[Branch]()
+    start: float | None = None
     for seed in seeds:
         for size in sizes:
-            own = TrialSpec(0, 0, batch_size, lr, None, seed)
+            own = TrialSpec(0, 0, batch_size, own_lr, None, seed)
             record, start = branch(
                 workload, protocol, path, checkpoint, own, size, examples, lr_exponent
             )
             value = record.history[-1][1] if record.history else None
-            done.append(Branch(size, seed, record.steps, record.status, value, record.message))
-            shown = (
-                record.message
-                or f"{protocol.target.metric} {'not finite' if value is None else f'{value:.5g}'}"
-            )
+            branches.append(Branch(size, seed, record.steps, record.status, value, record.message))
+            metric = "not finite" if value is None else format_number(value, 5)
+            shown = record.message or f"{protocol.target.metric} {metric}"
             log(f"seed {seed}  B {size}  {plural(record.steps, 'step')}  {shown}")
-    failed = next((one for one in done if one.batch_size == batch_size and one.value is None), None)
-    if failed is not None:
-        raise ConfigError(
-            f"the run's own batch size, {batch_size}, cannot go on from {path}: {failed.message}"
-        )
-    by_seed = [_losses(done, seed, batch_size, protocol.target) for seed in seeds]
-    largest = largest_batch(by_seed, tolerance, LEVEL)
-    metric = protocol.target.metric
+
+    for ended in branches:
+        if ended.batch_size == batch_size and ended.value is None:
+            raise ConfigError(
+                f"the run's own batch size, {batch_size}, cannot go on from {path}: {ended.message}"
+            )
+    losses_by_seed = [_losses(branches, seed, batch_size, protocol.target) for seed in seeds]
     return Branches(
-        str(path), metric, start, batch_size, examples, tolerance, lr_exponent, tuple(done), largest
+        checkpoint=str(path),
+        metric=protocol.target.metric,
+        start=start,
+        batch_size=batch_size,
+        examples=examples,
+        tolerance=tolerance,
+        lr_exponent=lr_exponent,
+        branches=tuple(branches),
+        largest=largest_batch(losses_by_seed, tolerance, BRANCH_LEVEL),
+        examples_seen=examples_seen(checkpoint, batch_size),
+        tokens=options.workload.tokens,
     )
 
 
-def _sizes(own: int, given: Sequence[int] | None, examples: int, data: int) -> list[int]:
-    """Return the batch sizes to go on at, the run's own the smallest one; ConfigError where there are not two."""
+def _sizes(
+    own: int, given: Sequence[int] | None, examples: int, train_examples: int
+) -> tuple[int, ...]:
+    """Choose the batch sizes to go on at, the run's own the smallest; ConfigError where there are not two."""
     if given is None:
-        within = [
-            own * multiple
-            for multiple in MULTIPLES
-            if own * multiple <= min(data, examples // MIN_STEPS)
-        ]
-        given = within if len(within) > 1 else [2 * own]
-    sizes = sorted({own, *given})
+        most = min(train_examples, examples // MIN_BRANCH_STEPS)
+        larger = [own * multiple for multiple in MULTIPLES if own < own * multiple <= most]
+        given = larger or [2 * own]
+    sizes = _check_sizes(own, given, examples)
+    if sizes[-1] > train_examples:
+        raise ConfigError(
+            f"batch size {sizes[-1]} is larger than the training data, {train_examples} examples: "
+            f"give --batch-sizes of at most {train_examples}, over --batch-size={own}"
+        )
+    return sizes
+
+
+def _check_sizes(own: int, given: Sequence[int], examples: int) -> tuple[int, ...]:
+    """Sort the run's own batch size and those to go on at; ConfigError for what no branch can be."""
+    sizes = tuple(sorted({own, *given}))
     if sizes[0] < own:
         raise ConfigError(
             f"--batch-sizes must be over the run's own, --batch-size={own}, but got {sizes[0]}"
@@ -220,81 +217,88 @@ def _sizes(own: int, given: Sequence[int] | None, examples: int, data: int) -> l
         raise ConfigError(
             f"--batch-sizes={own} is the run's own, --batch-size={own}: give at least one larger one"
         )
-    if sizes[-1] > data:
+    if sizes[-1] * MIN_BRANCH_STEPS > examples:
         raise ConfigError(
-            f"batch size {sizes[-1]} is larger than the training data, {data} examples: "
-            f"give --batch-sizes of at most {data}, over --batch-size={own}"
-        )
-    if sizes[-1] * MIN_STEPS > examples:
-        raise ConfigError(
-            f"--examples={examples} are fewer than {MIN_STEPS} steps at batch size {sizes[-1]}: give "
-            f"--examples={MIN_STEPS * sizes[-1]} or more"
+            f"--examples={examples} are fewer than {MIN_BRANCH_STEPS} steps at batch size {sizes[-1]}: "
+            f"give --examples={MIN_BRANCH_STEPS * sizes[-1]} or more"
         )
     return sizes
 
 
-def _losses(done: Sequence[Branch], seed: int, own: int, target: Target) -> dict[int, float]:
-    """Return by how much each batch size is worse than the run's own, on one seed; infinity where it diverged."""
-    gaps = {
-        one.batch_size: math.inf if one.value is None else target.gap(one.value)
-        for one in done
-        if one.seed == seed and one.status != "out of memory"
-    }
-    return {size: gap - gaps[own] for size, gap in gaps.items()}
+def _losses(
+    branches: Sequence[Branch], seed: int, own_size: int, target: Target
+) -> dict[int, float]:
+    """Compute by how much each batch size is worse than the run's own on one seed.
+
+    Infinity where it diverged; what did not fit into memory is left out.
+    """
+    gaps = dict[int, float]()
+    for branch in branches:
+        if branch.seed == seed and branch.status != "out of memory":
+            gap = math.inf if branch.value is None else target.gap(branch.value)
+            gaps[branch.batch_size] = gap
+    return {size: gap - gaps[own_size] for size, gap in gaps.items()}
 
 
 def branch_table(found: Branches) -> Table:
-    """Return batch sizes, steps and the metric over seeds as a table."""
+    """Lay batch sizes, steps and the metric over seeds out as a table."""
     table = Table(title=f"{found.checkpoint}, {format_count(found.examples)} examples further")
-    for name in (
-        "batch size",
-        "steps",
-        "learning rate",
-        f"{found.metric}, mean over seeds",
-        "range",
-    ):
-        table.add_column(name, justify="right")
-    for size in sorted({one.batch_size for one in found.branches}):
-        own = [one for one in found.branches if one.batch_size == size]
-        values = [one.value for one in own if one.value is not None]
-        mean, ends = (
-            (f"{statistics.fmean(values):.5g}", f"{min(values):.5g} to {max(values):.5g}")
-            if values
-            else ("", "")
-        )
-        missing = ", ".join(sorted({one.status for one in own if one.value is None}))
+    columns = ("batch size", "steps", "learning rate", f"{found.metric}, mean over seeds", "range")
+    for column in columns:
+        table.add_column(column, justify="right")
+    for size in sorted({branch.batch_size for branch in found.branches}):
+        of_size = [branch for branch in found.branches if branch.batch_size == size]
+        values = [branch.value for branch in of_size if branch.value is not None]
+        statuses = sorted({branch.status for branch in of_size if branch.value is None})
+        mean = ""
+        remarks = list[str]()
+        if values:
+            mean = f"{statistics.fmean(values):.5g}"
+            remarks.append(f"{min(values):.5g} to {max(values):.5g}")
+        if statuses:
+            remarks.append(", ".join(statuses))
         rate = (size / found.batch_size) ** found.lr_exponent
-        table.add_row(
-            str(size),
-            str(own[0].steps),
-            f"{rate:.3g}x",
-            mean,
-            ", ".join(filter(None, (ends, missing))),
-        )
+        table.add_row(str(size), str(of_size[0].steps), f"{rate:.3g}x", mean, ", ".join(remarks))
     return table
 
 
 def branch_lines(found: Branches) -> list[str]:
-    """Return what the branches come to, in words."""
-    largest, seeds = found.largest, len({one.seed for one in found.branches})
-    size = format_count(largest.batch_size)
-    no_more = f"loses at most {format_number(found.tolerance)} of {found.metric} against {found.batch_size}"
-    if largest.unbounded == seeds:
-        line = f"every batch size up to {size} {no_more}: look at larger ones, --batch-sizes"
-    elif largest.low is None:
-        line = f"batch size {size} {no_more}, on one seed: give more --seeds for an interval"
-    elif largest.high is None:
-        line = (
-            f"batch size {size} {no_more} ({LEVEL:.0%}: {format_count(largest.low)} to no end seen: "
-            f"{largest.unbounded} of {seeds} seeds lost nothing at the largest one)"
-        )
-    else:
-        ends = f"{format_count(largest.low)} to {format_count(largest.high)}"
-        line = f"batch size {size} {no_more} ({LEVEL:.0%}: {ends}, over {plural(seeds, 'seed')})"
-    start = "" if found.start is None else f", from {format_number(found.start)} at the checkpoint"
-    lines = [f"LARGEST   {line}{start}"]
-    if any(one.status == "out of memory" for one in found.branches):
+    """Say in words what the branches come to."""
+    lines = [f"LARGEST   {_largest_text(found)}"]
+    if found.start is not None:
+        lines[0] += f", from {format_number(found.start)} at the checkpoint"
+    if any(branch.status == "out of memory" for branch in found.branches):
         lines.append(
             "MEMORY    what does not fit is left out: protocol.micro_batch_size=N accumulates it"
         )
     return lines
+
+
+def _largest_text(found: Branches) -> str:
+    largest = found.largest
+    seeds = len({branch.seed for branch in found.branches})
+    size = format_count(largest.batch_size)
+    tolerance = format_number(found.tolerance)
+    nothing = f"loses at most {tolerance} of {found.metric} against {found.batch_size}"
+    if largest.unbounded == seeds:
+        return f"every batch size up to {size} {nothing}: look at larger ones, --batch-sizes"
+    if largest.between is not None:
+        below, above = (format_count(end) for end in largest.between)
+        return (
+            f"batch size {below} {nothing}, {above} far more: the largest one lies between {below} and "
+            f"{above}, look there, --batch-sizes"
+        )
+    if largest.low is None:
+        return (
+            f"batch size {size} {nothing}, on {plural(seeds, 'seed')}: give {LEAST_SEEDS} --seeds or "
+            "more for an interval"
+        )
+    level = f"{BRANCH_LEVEL:.0%}"
+    low = format_count(largest.low)
+    if largest.high is None:
+        return (
+            f"batch size {size} {nothing} ({level}: {low} to no end seen: {largest.unbounded} of {seeds} "
+            "seeds lost nothing at the largest one)"
+        )
+    high = format_count(largest.high)
+    return f"batch size {size} {nothing} ({level}: {low} to {high}, over {plural(seeds, 'seed')})"

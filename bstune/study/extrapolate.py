@@ -24,6 +24,7 @@ from bstune.report.extrapolation import (
 from bstune.report.extrapolation_figure import draw_extrapolation
 from bstune.report.study_folder import StudyFolder, each_study
 from bstune.result import INTERVAL_QUANTILE
+from bstune.study.branch_scales import extrapolate_branches, read_branches
 from bstune.study.scales import (
     LARGEST_SCALE,
     SMALLEST_SCALE,
@@ -50,7 +51,14 @@ def main(arguments: list[str]) -> str:
         "count as scales, too.",
     )
     parser.add_argument(
-        "studies", nargs="+", metavar="STUDY", help="studies' output folders, such as outputs/*"
+        "studies", nargs="*", metavar="STUDY", help="studies' output folders, such as outputs/*"
+    )
+    parser.add_argument(
+        "--branches",
+        nargs="+",
+        type=Path,
+        metavar="FILE",
+        help="in place of studies: what `bstune branch ... --json` printed at checkpoints of one run",
     )
     parser.add_argument(
         "--at",
@@ -78,9 +86,17 @@ def main(arguments: list[str]) -> str:
     for option, path in (("--card", options.card), ("--figure", options.figure)):
         if path is not None:
             check_writable(path, f"{option} {path}")
-    left_out = list[str]()
-    studies = [study for _, study in each_study(options.studies, left_out)]
-    found = extrapolate(studies, name, wanted, values, left_out)
+    if options.branches is not None:
+        if options.studies or values is not None:
+            raise ConfigError("--branches stands in place of studies and their --values")
+        branches = [read_branches(path) for path in options.branches]
+        found = extrapolate_branches(branches, name, wanted)
+        tokens = branches[0].tokens
+    else:
+        left_out = list[str]()
+        studies = [study for _, study in each_study(options.studies, left_out)]
+        found = extrapolate(studies, name, wanted, values, left_out)
+        tokens = studies[0].result.tokens
     if options.card is not None and found.batch_size is None:
         raise StudyError(
             "\n".join([f"there is no batch size for --card {options.card}", *found.notes])
@@ -94,7 +110,7 @@ def main(arguments: list[str]) -> str:
     for line in extrapolation_lines(found):
         console.print(line, soft_wrap=True, highlight=False, markup=False)
     if options.card is not None:
-        write_text(options.card, card(found, _tokens(studies)))
+        write_text(options.card, card(found, tokens))
         console.print(f"card      {options.card}", soft_wrap=True, highlight=False, markup=False)
     if options.figure is not None:
         draw_extrapolation(found, options.figure)
@@ -117,10 +133,6 @@ def _scale(option: str, argument: str) -> tuple[str, float]:
             f"{option} {one_line(name)}=N takes a positive number, but got {one_line(text)}"
         )
     return name, value
-
-
-def _tokens(studies: Sequence[StudyFolder]) -> int | None:
-    return studies[0].result.tokens
 
 
 def extrapolate(

@@ -63,6 +63,18 @@ def read_checkpoint(path: Path, trusted: bool) -> dict[str, Any]:
     return dict(checkpoint)
 
 
+def examples_seen(checkpoint: Mapping[str, Any], batch_size: int) -> float | None:
+    """Give the examples that a run has trained on; None where its steps do not tell.
+
+    Lightning's ``global_step`` counts each optimizer's steps, so that of several optimizers it
+    tells no number of batches.
+    """
+    steps = checkpoint.get("global_step", 0)
+    if len(checkpoint["optimizer_states"]) > 1 or steps < 1:
+        return None
+    return float(steps * batch_size)
+
+
 class _GoesOn(Callback):
     """Puts back a checkpoint's weights, call-backs and optimizers, whose rates stay from there on."""
 

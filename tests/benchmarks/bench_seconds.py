@@ -1,10 +1,11 @@
 """Whether the seconds that a study states for its winner are those that further seeds take, and the least there are.
 
     python tests/benchmarks/bench_seconds.py +workload=digits [OPTION=VALUE ...] [--studies 10] [--fresh 20]
-        [--busy 0] --rows FILE
+        [--busy 0] [--best B,LR] --rows FILE
 
 First a sweep finds the point of least time: batch sizes a factor of two apart times learning rates a factor of two
 apart around the scaling rule's, two seeds each, then half as far apart around the best, more seeds for the best ones.
+``--best`` takes the place of the sweep: a recorded table's best cell, say, where a sweep would take hours.
 Each study has a seed of its own, as on the command line. When it has ended, its winner and the sweep's best train on
 further seeds in one process, in turns; seconds are steps to the target, of a run that is evaluated at each step, times
 the seconds per step of the same run with the workload's own evaluations. ``--busy N`` keeps N processes computing
@@ -216,6 +217,7 @@ def main() -> None:
     parser.add_argument("--studies", type=int, default=10)
     parser.add_argument("--fresh", type=int, default=20)
     parser.add_argument("--busy", type=int, default=0)
+    parser.add_argument("--best", help="batch size and learning rate in place of the sweep's best")
     parser.add_argument("--rows", type=Path, required=True, metavar="FILE")
     options, arguments = parser.parse_known_args()
     rows = list[dict[str, Any]]()
@@ -231,6 +233,10 @@ def main() -> None:
         return row
 
     swept = [row for row in rows if "sweep" in row]
+    if not swept and options.best is not None:
+        batch_size, lr = options.best.split(",")
+        given = {"arguments": arguments, "sweep": [], "best": [int(batch_size), float(lr)]}
+        swept = [taken(lambda: given, ("best",))]
     if not swept:
         swept = [taken(lambda: sweep(arguments), ("best", "seconds", "sweep_seconds"))]
     done = [row for row in rows if row.get("busy") == options.busy]

@@ -1,0 +1,149 @@
+"""How the critical batch size grows within one run, from ``bstune branch`` at several of its checkpoints.
+
+A file is what ``bstune branch ... --json`` printed, and is data.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from pydantic import TypeAdapter, ValidationError
+
+from bstune.core.branching import Branches
+from bstune.core.errors import ConfigError, StudyError
+from bstune.core.scale_law import FEWEST_SCALES, ScalePoint, fit_scale_law
+from bstune.report.extrapolation import (
+    Extrapolation,
+    Reading,
+    ScaleRow,
+    quantity_law,
+    size_schedule,
+)
+from bstune.result import INTERVAL_QUANTILE
+from bstune.study.scales import log_error
+from bstune.system.console import format_number, listing
+from bstune.system.inputs import one_line, read_text
+
+_BRANCHES = TypeAdapter(Branches)
+PROGRESS_SCALES = ("examples", "tokens")
+
+
+@dataclass(frozen=True)
+class BranchPoint:
+    """The critical batch size at one checkpoint."""
+
+    checkpoint: str
+    scale: float
+    reading: Reading
+
+
+def read_branches(path: Path) -> Branches:
+    """Read a file of ``bstune branch ... --json``; StudyError where it is none."""
+    text = read_text(path, "the branches")
+    try:
+        return _BRANCHES.validate_json(text)
+    except ValidationError as error:
+        first = error.errors()[0]
+        place = ".".join(str(part) for part in first["loc"]) or "the file"
+        raise StudyError(
+            f"--branches {path} is not what `bstune branch ... --json` prints: {one_line(place)}: "
+            f"{one_line(first['msg'])}"
+        ) from error
+
+
+def extrapolate_branches(found: Sequence[Branches], name: str, wanted: float) -> Extrapolation:
+    """Predict the critical batch size of a run at a later point, and a schedule until there.
+
+    Args:
+        found: of at least three checkpoints of one run.
+        name: of the scale, one of ``PROGRESS_SCALES``.
+        wanted: examples or tokens that the run will have seen.
+
+    Raises:
+        ConfigError: for another scale.
+        StudyError: where the branches differ in more than the checkpoint, or tell fewer than
+            three points.
+    """
+    if name not in PROGRESS_SCALES:
+        raise ConfigError(
+            f"branches tell how far a run is in {listing(PROGRESS_SCALES)}, but got --at {one_line(name)}"
+        )
+    _check_one_run(found)
+    points, notes = _points(found, name)
+    if len({point.scale for point in points}) < FEWEST_SCALES:
+        lines = [
+            f"a law takes at least {FEWEST_SCALES} different {name} of a run, but the branches tell "
+            f"{len(points)}",
+            *notes,
+        ]
+        raise StudyError("\n".join(lines))
+
+    # Each checkpoint has branches of its own, so that their errors are independent.
+    law = fit_scale_law(
+        [
+            ScalePoint(
+                point.scale,
+                point.reading.value,
+                log_error(point.reading, INTERVAL_QUANTILE),
+                point.checkpoint,
+            )
+            for point in points
+        ]
+    )
+    schedule = size_schedule(law, wanted)
+    exponent = found[0].lr_exponent
+    if schedule and exponent:
+        notes.append(
+            f"the branches' learning rates were the run's times (B/B0)^{format_number(exponent)}: let "
+            "yours follow each step of the schedule so"
+        )
+    rows = list[ScaleRow]()
+    for point in sorted(points, key=lambda point: point.scale):
+        rows.append(ScaleRow(point.checkpoint, point.scale, {"critical_batch_size": point.reading}))
+    return Extrapolation(
+        scale=name,
+        meaning=f"{name} that the run had seen",
+        wanted=wanted,
+        rows=tuple(rows),
+        laws={"critical_batch_size": quantity_law(law, wanted)},
+        size_to_use="critical_batch_size",
+        fixed={},
+        schedule=schedule,
+        notes=tuple(notes),
+    )
+
+
+def _check_one_run(found: Sequence[Branches]) -> None:
+    """Refuse branches whose largest batch size means something else in each."""
+    for field in ("metric", "tolerance", "lr_exponent", "tokens"):
+        values = list(dict.fromkeys(str(getattr(branches, field)) for branches in found))
+        if len(values) > 1:
+            raise StudyError(
+                f"the branches differ in more than the checkpoint: {field} is {one_line(listing(values))}"
+            )
+
+
+def _points(found: Sequence[Branches], name: str) -> tuple[list[BranchPoint], list[str]]:
+    """Take of each checkpoint what it tells; beside it why others tell nothing."""
+    points = list[BranchPoint]()
+    left_out = list[str]()
+    for branches in found:
+        checkpoint = one_line(branches.checkpoint)
+        largest = branches.largest
+        seeds = len({branch.seed for branch in branches.branches})
+        scale = branches.examples_seen
+        if name == "tokens":
+            if branches.tokens is None:
+                raise StudyError(f"examples of {checkpoint} have no tokens: give --at examples=N")
+            scale = None if scale is None else scale * branches.tokens
+        if scale is None:
+            left_out.append(f"{checkpoint} is left out: its steps do not tell what it has seen")
+        elif largest.unbounded == seeds:
+            left_out.append(
+                f"{checkpoint} is left out: its critical batch size is over "
+                f"{format_number(largest.batch_size)}, the largest one of its branches"
+            )
+        else:
+            reading = Reading(largest.batch_size, largest.low, largest.high)
+            points.append(BranchPoint(checkpoint, scale, reading))
+    return points, left_out
