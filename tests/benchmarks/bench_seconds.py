@@ -1,7 +1,7 @@
 """Whether the seconds that a study states for its winner are those that further seeds take, and the least there are.
 
     python tests/benchmarks/bench_seconds.py +workload=digits [OPTION=VALUE ...] [--studies 10] [--fresh 20]
-        [--busy 0] [--best B,LR] --rows FILE
+        [--busy 0] [--best B,LR] [--results FOLDER [--studies-only]] --rows FILE
 
 First a sweep finds the point of least time: batch sizes a factor of two apart times learning rates a factor of two
 apart around the scaling rule's, two seeds each, then half as far apart around the best, more seeds for the best ones.
@@ -10,7 +10,9 @@ Each study has a seed of its own, as on the command line. When it has ended, its
 further seeds in one process, in turns; seconds are steps to the target, of a run that is evaluated at each step, times
 the seconds per step of the same run with the workload's own evaluations. ``--busy N`` keeps N processes computing
 beside the study, and none beside the further seeds: the seconds that a study on a busy machine states are to be those
-of a quiet one. A row of JSON a sweep and a study is appended to FILE, and the same command goes on.
+of a quiet one. ``--busy other`` says that other work keeps the machine busy: ``--studies-only`` runs the studies
+beside it, and the same command without it the further seeds once the machine is quiet. A row of JSON a sweep and a
+study is appended to FILE, and the same command goes on.
 """
 
 import argparse
@@ -170,14 +172,39 @@ def sweep(arguments: Sequence[str]) -> dict[str, Any]:
     }
 
 
+def study_result(
+    arguments: Sequence[str], seed: int, others: int | str, results: Path | None
+) -> tuple[dict[str, Any], float]:
+    """Run a study, or read what it came to from ``results``; return its result and its seconds."""
+    file: Path | None = None
+    if results is not None:
+        words = "_".join(argument.rpartition("/")[2] for argument in arguments)
+        file = results / f"{words}_{seed}_{others}.json"
+        if file.exists():
+            kept = json.loads(file.read_text())
+            return kept["result"], kept["seconds"]
+    began = time.monotonic()
+    spinning = others if isinstance(others, int) else 0
+    with tempfile.TemporaryDirectory() as name, busy(spinning):
+        result = run_study(arguments, seed, Path(name))
+    seconds = time.monotonic() - began
+    if file is not None:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(json.dumps({"result": result, "seconds": seconds}))
+    return result, seconds
+
+
 def measure(
-    arguments: Sequence[str], best: Sequence[float], seed: int, fresh: int, others: int
+    arguments: Sequence[str],
+    best: Sequence[float],
+    seed: int,
+    fresh: int,
+    others: int | str,
+    results: Path | None,
 ) -> dict[str, Any]:
     """Run one study, and its winner's further seeds in turns with the sweep's best; return the row."""
     began = time.monotonic()
-    with tempfile.TemporaryDirectory() as name, busy(others):
-        result = run_study(arguments, seed, Path(name))
-    study_seconds = time.monotonic() - began
+    result, study_seconds = study_result(arguments, seed, others, results)
     winner, timing = result[result["use"]], result["timing"]
     confirmed = winner["confirmed"]
     trainer = Trainer(arguments, timing["threads"], timing["seconds_of"])
@@ -216,10 +243,17 @@ def main() -> None:
     )
     parser.add_argument("--studies", type=int, default=10)
     parser.add_argument("--fresh", type=int, default=20)
-    parser.add_argument("--busy", type=int, default=0)
+    parser.add_argument("--busy", default="0", metavar="N|other")
+    parser.add_argument("--results", type=Path, help="a folder that keeps the studies' results")
+    parser.add_argument("--studies-only", action="store_true")
     parser.add_argument("--best", help="batch size and learning rate in place of the sweep's best")
     parser.add_argument("--rows", type=Path, required=True, metavar="FILE")
     options, arguments = parser.parse_known_args()
+    others: int | str = options.busy if options.busy == "other" else int(options.busy)
+    if options.studies_only:
+        for seed in range(options.studies):
+            study_result(arguments, seed, others, options.results)
+        return
     rows = list[dict[str, Any]]()
     if options.rows.exists():
         rows = [json.loads(line) for line in options.rows.read_text().splitlines()]
@@ -239,9 +273,11 @@ def main() -> None:
         swept = [taken(lambda: given, ("best",))]
     if not swept:
         swept = [taken(lambda: sweep(arguments), ("best", "seconds", "sweep_seconds"))]
-    done = [row for row in rows if row.get("busy") == options.busy]
+    done = [row for row in rows if row.get("busy") == others]
     for seed in range(len(done), options.studies):
-        make = partial(measure, arguments, swept[0]["best"], seed, options.fresh, options.busy)
+        make = partial(
+            measure, arguments, swept[0]["best"], seed, options.fresh, others, options.results
+        )
         done.append(taken(make, SHOWN))
     holds = sum(row["holds"] for row in done)
     ratios = sorted(row["stated"] / row["median"] for row in done if row["stated"])
