@@ -115,11 +115,26 @@ def test_it_is_short_and_begins_with_its_two_commands():
     assert "-m pytest" in second
 
 
-@pytest.mark.parametrize(
-    "page",
-    [TOP / "README.md", *TOP.glob("*/README.md"), TOP / "tests/benchmarks/README.md"],
-    ids=str,
-)
-def test_links_lead_to_files(page):
-    for target in re.findall(r"\]\(([^)#:]+)\)", page.read_text(encoding="utf-8")):
-        assert (page.parent / target).exists(), target
+PAGES = [
+    *[TOP / "README.md", TOP / "tests/benchmarks/README.md"],
+    *TOP.glob("*/README.md"),
+    *TOP.glob("bstune/*/README.md"),
+]
+
+
+def anchors(page):
+    """Give the anchors of a page's headings, as GitHub makes them."""
+    headings = re.findall(r"^#+ (.*)$", page.read_text(encoding="utf-8"), flags=re.MULTILINE)
+    letters = [re.sub(r"[^\w\- ]", "", heading.lower()) for heading in headings]
+    return {heading.replace(" ", "-") for heading in letters}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=str)
+def test_links_lead_to_files_and_headings(page):
+    links = re.findall(r"\]\(([^):]+)\)", page.read_text(encoding="utf-8"))
+    for link in links:
+        name, _, anchor = link.partition("#")
+        target = page.parent / name if name else page
+        assert target.exists(), link
+        if anchor:
+            assert anchor in anchors(target), link
