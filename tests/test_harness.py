@@ -32,6 +32,7 @@ NAMES = [
     "losses",
     "minibatch_sgd",
     "powers_of_two",
+    "rule_cost",
     "search_benchmark",
     *SHALLUE,
     "shallue_error",

@@ -1,0 +1,210 @@
+"""What a learning-rate rule costs: steps to the target at the rule's rate, over the fewest of any rate.
+
+At one batch size the learning rate is tuned: it is the best recorded one. A rule carries it to every other batch size
+of the table. There S at the rule's rate is read between the two recorded rates around it, log S on a straight line over
+log lr, with S of a cell the median over its seeds. Where one of the two misses the target in half of its runs or more,
+the rule misses it. A rate outside of what was recorded tells nothing.
+"""
+
+import functools
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from itertools import pairwise
+from typing import TYPE_CHECKING, Literal
+
+from bstune.core.errors import ConfigError, TableError
+from bstune.core.records import Target
+from bstune.core.scaling import RULES, lr_of
+from bstune.report.drawing import BLUE, GREEN, INK, PURPLE, VERMILION, log_axis, log_limits
+from bstune.sweeps.harness import Finding
+from bstune.sweeps.search_benchmark import find_sources, find_target, read_without_horizons
+from bstune.system.console import format_number
+from bstune.trial.replay import Table, read_index
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+FAR = 8.0  # times the batch size of the tuned rate: from there on the sentence counts
+PANEL_INCHES = (2.6, 3.0)
+CROSS_STEP = 1.2  # between the crosses of two rules, as a factor
+COLOURS = (VERMILION, BLUE, GREEN, PURPLE)
+Outcome = Literal["reached", "missed", "not recorded"]
+
+
+@dataclass(frozen=True)
+class RuleCost:
+    """One rule at one batch size of one table."""
+
+    table: str
+    batch_size: int
+    tuned_at: int
+    """The batch size whose best rate the rule carries on."""
+    rule: str
+    lr: float
+    """The rule's."""
+    best_lr: float
+    """The recorded rate of the fewest steps at this batch size."""
+    outcome: Outcome
+    ratio: float | None
+    """Steps at the rule's rate over the fewest; None where it missed or is not known."""
+
+
+def run(*, tables: list[str], target: float | None, rules: list[str], tuned_at: float) -> Finding:
+    """Give a row for each batch size of each table, with every rule's cost."""
+    plain = [rule for rule, entry in RULES.items() if not entry.takes_noise_scale]
+    if not rules or len(set(rules)) < len(rules) or not set(rules) <= set(plain):
+        raise ConfigError(
+            f"sweep.experiment.rules must be different ones of {', '.join(plain)}, but got {rules}"
+        )
+    if not (math.isfinite(tuned_at) and tuned_at > 0):
+        raise ConfigError(f"sweep.experiment.tuned_at must be positive, but got {tuned_at}")
+    costs = list[RuleCost]()
+    seeds = list[int]()
+    for name, (file, shipped) in find_sources(tables, read_index()).items():
+        table = read_without_horizons(file)
+        costs += table_costs(name, table, find_target(file, shipped, target), rules, tuned_at)
+        seeds.append(min(len(runs) for runs in table.cells.values()))
+    return Finding(
+        sentence(costs, rules),
+        shown_rows(costs, rules),
+        min(seeds),
+        "recorded runs",
+        functools.partial(_paint, costs, rules),
+        (PANEL_INCHES[0] * len(seeds), PANEL_INCHES[1]),
+        details={"numbers": [asdict(cost) for cost in costs]},
+    )
+
+
+def table_costs(
+    name: str, table: Table, target: Target, rules: Sequence[str], tuned_at: float
+) -> list[RuleCost]:
+    """Give what each rule costs at each batch size that reached the target; TableError where none did."""
+    steps_of = {size: median_steps(table, size, target) for size in table.batch_sizes}
+    reached = {size: steps for size, steps in steps_of.items() if best_rate(steps) is not None}
+    if not reached:
+        raise TableError(f"{name}: no cell reaches {target} in more than half of its runs")
+    start = min(reached, key=lambda size: abs(math.log(size / tuned_at)))
+    start_lr = best_rate(reached[start])
+    costs = list[RuleCost]()
+    for size, steps in reached.items():
+        best_lr = best_rate(steps)
+        assert best_lr is not None and start_lr is not None  # noqa: S101, PT018 (of those reached)
+        for rule in rules:
+            lr = lr_of(rule, size, start, start_lr)
+            outcome, found = steps_at(steps, lr)
+            ratio = None if found is None else found / steps[best_lr]
+            costs.append(RuleCost(name, size, start, rule, lr, best_lr, outcome, ratio))
+    return costs
+
+
+def median_steps(table: Table, batch_size: int, target: Target) -> dict[float, float]:
+    """Give the median steps to the target by learning rate; infinite where half of the runs miss it."""
+    steps = dict[float, float]()
+    for (size, lr), runs in table.cells.items():
+        if size == batch_size:
+            of_seeds = [run.steps_to(target) or math.inf for run in runs]
+            steps[lr] = statistics.median(of_seeds)
+    return steps
+
+
+def best_rate(steps: Mapping[float, float]) -> float | None:
+    """Give the learning rate of the fewest steps; None where none reached the target."""
+    best = min(steps, key=lambda lr: steps[lr])
+    return best if math.isfinite(steps[best]) else None
+
+
+def steps_at(steps: Mapping[float, float], lr: float) -> tuple[Outcome, float | None]:
+    """Read the steps to the target at a learning rate between recorded ones."""
+    rates = sorted(steps)
+    nearest = min(rates, key=lambda rate: abs(math.log(rate / lr)))
+    if math.isclose(nearest, lr, rel_tol=1e-9):
+        found = steps[nearest]
+        return ("reached", found) if math.isfinite(found) else ("missed", None)
+    for below, above in pairwise(rates):
+        if not below < lr < above:
+            continue
+        if math.isinf(steps[below]) or math.isinf(steps[above]):
+            return "missed", None
+        share = math.log(lr / below) / math.log(above / below)
+        return "reached", steps[below] * (steps[above] / steps[below]) ** share
+    return "not recorded", None
+
+
+def shown_rows(costs: Sequence[RuleCost], rules: Sequence[str]) -> list[dict[str, object]]:
+    """Give a row for each batch size of each table: the best rate, and each rule's cost as a text."""
+    rows = dict[tuple[str, int], dict[str, object]]()
+    for cost in costs:
+        row = rows.setdefault(
+            (cost.table, cost.batch_size),
+            {
+                "table": cost.table,
+                "batch_size": cost.batch_size,
+                "best_lr": cost.best_lr,
+                **dict.fromkeys(rules),
+            },
+        )
+        row[cost.rule] = cost.outcome if cost.ratio is None else f"{cost.ratio:.2f}"
+    return list(rows.values())
+
+
+def sentence(costs: Sequence[RuleCost], rules: Sequence[str]) -> str:
+    """Say of each rule what it costs far from the batch size of its tuned rate."""
+    parts = list[str]()
+    for rule in rules:
+        far = [
+            cost
+            for cost in costs
+            if cost.rule == rule
+            and cost.batch_size >= FAR * cost.tuned_at
+            and cost.outcome != "not recorded"
+        ]
+        if not far:
+            parts.append(f"{rule} has no recorded point so far")
+            continue
+        missed = sum(cost.outcome == "missed" for cost in far)
+        ratios = [math.inf if cost.ratio is None else cost.ratio for cost in far]
+        middle = statistics.median(ratios)
+        typical = (
+            "misses" if math.isinf(middle) else f"takes {format_number(middle, 3)} times the steps"
+        )
+        parts.append(f"{rule} {typical} (median) and misses the target at {missed} of {len(far)}")
+    return (
+        f"At {FAR:.0f} times the batch size of the tuned rate and beyond, over the fewest steps of any rate: "
+        f"{'; '.join(parts)}."
+    )
+
+
+def _paint(costs: Sequence[RuleCost], rules: Sequence[str], figure: "Figure") -> None:
+    """Draw a panel a table: the ratio over batch size, a line a rule, above it a cross where it misses."""
+    tables = list(dict.fromkeys(cost.table for cost in costs))
+    panels = figure.subplots(1, len(tables), sharey=True, squeeze=False)[0]
+    highest = max(cost.ratio for cost in costs if cost.ratio is not None)
+    crosses = {rule: highest * CROSS_STEP ** (k + 2) for k, rule in enumerate(rules)}
+    for axes, table in zip(panels, tables, strict=True):
+        of_table = [cost for cost in costs if cost.table == table]
+        for colour, rule in zip(COLOURS, rules, strict=False):
+            of_rule = [cost for cost in of_table if cost.rule == rule]
+            _paint_rule(axes, of_rule, rule, colour, crosses[rule])
+        log_axis(axes, "x", log_limits([cost.batch_size for cost in of_table], (0.05, 0.05)))
+        log_axis(axes, "y", (1.0 / CROSS_STEP, max(crosses.values()) * CROSS_STEP))
+        axes.axhline(1.0, color=INK, linewidth=0.6)
+        axes.set_xlabel("batch size")
+        axes.grid(color=INK, alpha=0.07, linewidth=0.6)
+        axes.set_title(f"{table}, lr tuned at {of_table[0].tuned_at}", fontsize=8.5)
+    panels[0].set_ylabel("steps at the rule's rate / fewest steps\n(x: misses the target)")
+    panels[min(1, len(panels) - 1)].legend(frameon=False, fontsize=8.0, loc="upper left")
+
+
+def _paint_rule(
+    axes: "Axes", costs: Sequence[RuleCost], rule: str, colour: str, cross: float
+) -> None:
+    sizes = [cost.batch_size for cost in costs]
+    # A gap in the line where there is no ratio.
+    ratios = [math.nan if cost.ratio is None else cost.ratio for cost in costs]
+    label = "constant" if rule == "none" else rule
+    axes.plot(sizes, ratios, color=colour, marker="o", markersize=3.5, label=label)
+    missed = [cost.batch_size for cost in costs if cost.outcome == "missed"]
+    axes.plot(missed, [cross] * len(missed), color=colour, marker="x", linestyle="none")
