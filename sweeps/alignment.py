@@ -8,9 +8,9 @@ side in turns; weights and inputs are random, in the arithmetic's type.
 
 import functools
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypedDict
 
 import numpy as np
 import torch
@@ -32,10 +32,25 @@ from bstune.trial.workload import load, on_device, resolve
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-FIGURE_INCHES = (9.0, 4.5)
+PADDING_FIGURE_INCHES = (9.0, 4.5)
 QUARTILES = (0.25, 0.5, 0.75)
 CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
-OPTIONS = ("kernel_size", "stride", "padding", "dilation", "groups", "padding_mode")
+CONVOLUTION_OPTIONS = ("kernel_size", "stride", "padding", "dilation", "groups", "padding_mode")
+
+
+class PaddingRow(TypedDict):
+    """A layer's throughput when padded over that as it is: the median and the quartiles over rounds."""
+
+    layer: str
+    kind: str
+    dimension: str
+    size: int
+    padded: int
+    rounds: int
+    seconds: float
+    gain: float
+    gain_low: float
+    gain_high: float
 
 
 def run(
@@ -48,9 +63,10 @@ def run(
     lr: float,
     clock: Callable[[], float] = time.perf_counter,
 ) -> Finding:
-    """Time each layer of a workload that misses the multiple, and return what padding it gives."""
+    """Time each layer of a workload that misses the multiple: what padding it gives."""
     positive = {"batch_size": batch_size, "rounds": rounds, "seconds": seconds, "lr": lr}
-    positive |= {} if multiple is None else {"multiple": multiple}
+    if multiple is not None:
+        positive["multiple"] = multiple
     for name, value in positive.items():
         if not value > 0:
             raise ConfigError(f"sweep.experiment.{name} must be positive, but got {value}")
@@ -82,7 +98,7 @@ def run(
     shapes = input_shapes(module, draw(sizes[0]), loss, batch_size / sizes[0])
     # Nothing is predicted here, so that no limit of the device counts.
     limits = roofline.DeviceLimits(arithmetic, 1.0, 1.0, None)
-    rows = []
+    rows = list[PaddingRow]()
     with products_in(tf32=arithmetic == "tf32"):
         for row in roofline.misalignments(cost, limits, multiple, batch_size):
             layer = module.get_submodule(row.name)
@@ -95,12 +111,12 @@ def run(
     device_text = device_name(protocol.trainer, protocol.devices)
     what = f"{options.workload.name} at B = {batch_size} in {arithmetic}, multiples of {multiple}"
     return Finding(
-        sentence(rows, rounds),
-        rows,
-        rounds,
-        device_text,
-        functools.partial(_paint, rows, f"{what}, {device_text}"),
-        FIGURE_INCHES,
+        sentence=sentence(rows, rounds),
+        rows=rows,
+        n=rounds,
+        device=device_text,
+        paint=functools.partial(_paint_gains, rows, f"{what}, {device_text}"),
+        inches=PADDING_FIGURE_INCHES,
         details={"arithmetic": arithmetic, "multiple": multiple},
     )
 
@@ -108,7 +124,7 @@ def run(
 def input_shapes(
     module: nn.Module, batch: Any, loss: Callable[[Any, Any], Tensor], factor: float
 ) -> dict[str, tuple[int, ...]]:
-    """Return the shape of each layer's first input, by the layer's name, in a larger batch.
+    """Give the shape of each layer's first input, by the layer's name, in a larger batch.
 
     Of a layer that is called several times it is the last call's. The batch, which is ``factor``
     times as small, is passed through once, without gradients.
@@ -128,7 +144,7 @@ def input_shapes(
 
 
 def layer_like(layer: nn.Module, changes: Mapping[str, int]) -> nn.Module | None:
-    """Return a fresh Linear or convolution with dimensions of other sizes; None for other layers.
+    """Make a fresh Linear or convolution with dimensions of other sizes; None for other layers.
 
     Dimensions are those of :class:`~bstune.hardware.roofline.LayerCost`: of a grouped convolution
     they are a group's. Others change nothing.
@@ -138,19 +154,18 @@ def layer_like(layer: nn.Module, changes: Mapping[str, int]) -> nn.Module | None
         inputs = changes.get("in_features", layer.in_features)
         outputs = changes.get("out_features", layer.out_features)
         return nn.Linear(inputs, outputs, has_bias)
-    own: Any = layer
     for kind in CONVOLUTIONS:
         if isinstance(layer, kind):
-            options = {name: getattr(own, name) for name in OPTIONS}
+            options = {name: getattr(layer, name) for name in CONVOLUTION_OPTIONS}
             for name in ("in_channels", "out_channels"):
-                size = changes.get(name, getattr(own, name) // own.groups)
-                options[name] = own.groups * size
+                size = changes.get(name, getattr(layer, name) // layer.groups)
+                options[name] = layer.groups * size
             return kind(**options, bias=has_bias)
     return None
 
 
 def padded_shape(row: TensorCoreMisalignment, shape: tuple[int, ...]) -> tuple[int, ...]:
-    """Return a layer's input shape with a row's dimension padded."""
+    """Give a layer's input shape with a row's dimension padded."""
     place = {"batch": 0, "in_features": -1, "in_channels": 1}.get(row.dimension)
     padded = list(shape)
     if place is not None:
@@ -168,7 +183,7 @@ def padding_times(
     seconds: float,
     clock: Callable[[], float],
 ) -> list[tuple[float, float]]:
-    """Return each round's seconds of a forward and backward pass, as the layer is and padded.
+    """Time a forward and backward pass in each round, as the layer is and padded: seconds of both.
 
     ``seconds`` are what either takes of a round, warm-up left out.
     """
@@ -195,7 +210,7 @@ def padding_times(
     if plain is None or padded is None:
         raise TypeError(f"{row.name} is no Linear and no convolution, but {type(layer).__name__}")
     pair = (timer(plain, shape), timer(padded, padded_shape(row, shape)))
-    times = []
+    times = list[tuple[float, float]]()
     for number in range(rounds):
         # Turn about, so that neither is always timed on the warmer device.
         order = (0, 1) if number % 2 == 0 else (1, 0)
@@ -204,8 +219,8 @@ def padding_times(
     return times
 
 
-def row_of(row: TensorCoreMisalignment, times: list[tuple[float, float]]) -> dict[str, Any]:
-    """Return a layer's throughput when padded over that as it is: the median and the quartiles."""
+def row_of(row: TensorCoreMisalignment, times: list[tuple[float, float]]) -> PaddingRow:
+    """Give a layer's throughput when padded over that as it is: the median and the quartiles."""
     before, after = np.array(times).T
     # A padded batch has more examples; a padded layer does no more that counts.
     more = row.padded / row.size if row.dimension == "batch" else 1.0
@@ -224,11 +239,11 @@ def row_of(row: TensorCoreMisalignment, times: list[tuple[float, float]]) -> dic
     }
 
 
-def sentence(rows: list[dict[str, Any]], rounds: int) -> str:
-    """Return the finding in words."""
+def sentence(rows: Sequence[PaddingRow], rounds: int) -> str:
+    """Put the finding into words."""
     if not rows:
         return "Every layer that can be padded is aligned: there is nothing to time."
-    best = max(rows, key=lambda row: float(row["gain"]))
+    best = max(rows, key=lambda row: row["gain"])
     faster = sum(row["gain_low"] > 1.0 for row in rows)
     return (
         f"Padding makes {faster} of {plural(len(rows), 'dimension')} faster by the lower quartile; "
@@ -237,7 +252,7 @@ def sentence(rows: list[dict[str, Any]], rounds: int) -> str:
     )
 
 
-def _paint(rows: list[dict[str, Any]], title: str, figure: "Figure") -> None:
+def _paint_gains(rows: Sequence[PaddingRow], title: str, figure: "Figure") -> None:
     """Draw one bar a dimension, with its quartiles."""
     axes = figure.subplots()
     names = [f"{row['layer']}\n{row['dimension']} {row['size']}" for row in rows]

@@ -27,7 +27,8 @@ from bstune.core import scaling
 from bstune.core.errors import ConfigError
 from bstune.core.records import TrialResult, TrialSpec
 from bstune.core.search_space import van_der_corput
-from bstune.search.sampler import BATCH_SIZE, LR, RECORD, RESUMED_FROM, FrontierSampler
+from bstune.search.coordinates import BATCH_SIZE, LR
+from bstune.search.sampler import RECORD, RESUMED_FROM, FrontierSampler
 from bstune.study.analysis.critical import critical_batch
 from bstune.study.analysis.model import MOVES, REPORT_PARTICLES
 from bstune.sweeps.search_problem import MAX_TRIALS, Problem, Search, least, merit, stopping_step
@@ -36,10 +37,15 @@ Form = Literal["pruned", "bound"]
 FORMS: tuple[Form, ...] = ("pruned", "bound")
 AXES = ("lr", "sqrt", "linear", "saturating", "surge")
 SAMPLERS = ("random", "qmc", "tpe", "gp")
-BLIND = ("random", "qmc")  # they never look at values: one form
+# They never look at values: one form.
+BLIND = ("random", "qmc")
+# Rules that take a noise scale.
+WITH_NOISE_SCALE = ("saturating", "surge")
 FRONTIER = "bstune"
-FRONTIER_RULES = ("none", "linear")  # as prior mean, besides the square root
-PRUNING_ROUNDS = 2  # of Zeus
+# As prior mean, besides the square root.
+FRONTIER_RULES = ("none", "linear")
+# Of Zeus.
+PRUNING_ROUNDS = 2
 # Optuna's GP takes 0.1 to 0.2 s a trial, a hundred times what TPE takes: 60 of them, 10 to 12 s, for each seed.
 MAX_GP_TRIALS = 60
 
@@ -67,18 +73,28 @@ class Entry:
 
 
 def searches() -> tuple[Entry, ...]:
-    """Return all searches that have a name, each Optuna sampler with each axis and form."""
+    """Give all searches that have a name, each Optuna sampler with each axis and form."""
     entries = [Entry(FRONTIER, None, None, FrontierSearch)]
-    entries += [
-        Entry(FRONTIER, rule, None, partial(FrontierSearch, rule=rule)) for rule in FRONTIER_RULES
-    ]
+    for rule in FRONTIER_RULES:
+        entries.append(Entry(FRONTIER, rule, None, partial(FrontierSearch, rule=rule)))
     for name in SAMPLERS:
+        forms: tuple[Form | None, ...] = (None,) if name in BLIND else FORMS
         for axis in AXES:
-            for form in (None,) if name in BLIND else FORMS:
-                make = partial(_optuna_search, name=name, axis=axis, form=form)
-                cap = MAX_GP_TRIALS if name == "gp" else MAX_TRIALS
-                entries.append(Entry(name, axis, form, make, cap, axis in ("saturating", "surge")))
-    return (*entries, Entry("shallue", None, None, EachBatchSize), Entry("zeus", None, None, Zeus))
+            entries += [_optuna_entry(name, axis, form) for form in forms]
+    entries.append(Entry("shallue", None, None, EveryBatchSize))
+    entries.append(Entry("zeus", None, None, Zeus))
+    return tuple(entries)
+
+
+def _optuna_entry(name: str, axis: str, form: Form | None) -> Entry:
+    return Entry(
+        name=name,
+        axis=axis,
+        form=form,
+        make=partial(_optuna_search, name=name, axis=axis, form=form),
+        max_trials=MAX_GP_TRIALS if name == "gp" else MAX_TRIALS,
+        needs_noise_scale=axis in WITH_NOISE_SCALE,
+    )
 
 
 def _optuna_search(
@@ -87,9 +103,8 @@ def _optuna_search(
     sampler_seed = trial_seed(seed, 0, purpose=1)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ExperimentalWarning)
-        return OptunaSearch(
-            problem, seed, _sampler(name, sampler_seed), rule_of(problem, axis), form or "pruned"
-        )
+        sampler = _sampler(name, sampler_seed)
+        return OptunaSearch(problem, seed, sampler, rule_of(problem, axis), form or "pruned")
 
 
 def _sampler(name: str, seed: int) -> BaseSampler:
@@ -106,26 +121,26 @@ def _sampler(name: str, seed: int) -> BaseSampler:
 
 
 def rule_of(problem: Problem, axis: str) -> scaling.ScalingRule | None:
-    """Return the rule through the problem's reference; None for the axis ``lr``."""
-    bound = {
+    """Give the rule through the problem's reference; None for the axis ``lr``."""
+    reference = {
         "reference_batch_size": problem.reference_batch_size,
         "reference_lr": problem.reference_lr,
     }
     plain = {"none": scaling.none, "sqrt": scaling.sqrt, "linear": scaling.linear}
     if axis in plain:
-        return partial(plain[axis], **bound)
-    if axis in ("saturating", "surge"):
+        return partial(plain[axis], **reference)
+    if axis in WITH_NOISE_SCALE:
         if problem.noise_scale is None:
             raise ConfigError(
                 f"the axis {axis} needs a noise scale, and the table does not determine its B_crit"
             )
         rule = scaling.saturating if axis == "saturating" else scaling.surge
-        return partial(rule, **bound, noise_scale=problem.noise_scale)
+        return partial(rule, **reference, noise_scale=problem.noise_scale)
     return None
 
 
 def trial_seed(seed: int, number: int, purpose: int = 0) -> int:
-    """Return the seed of a trial of the search with ``seed``; other purposes give independent ones."""
+    """Give the seed of a trial of the search with ``seed``; other purposes give independent ones."""
     return int(np.random.SeedSequence([seed, number, purpose]).generate_state(1)[0])
 
 
@@ -147,19 +162,23 @@ class OptunaSearch(Search):
         rule: scaling.ScalingRule | None,
         form: Form,
     ) -> None:
-        self._problem, self._seed, self._rule, self._form = problem, seed, rule, form
+        self._problem = problem
+        self._seed = seed
+        self._rule = rule
+        self._form = form
         self.study = optuna.create_study(sampler=sampler, pruner=optuna.pruners.NopPruner())
         self._asked: tuple[optuna.Trial, int] | None = None
 
     def incumbent(self, finished: Sequence[TrialResult]) -> TrialResult | None:
-        """Return the trial that is best by the objective."""
+        """Name the trial that is best by the objective."""
         return least(finished, self._problem.objective)
 
     def propose(self, finished: Sequence[TrialResult]) -> TrialSpec:
         """Tell the last trial, ask for the next."""
         if self._asked is not None:
             self.tell(*self._asked, finished[-1])
-        problem, number = self._problem, len(finished)
+        problem = self._problem
+        number = len(finished)
         trial = self.study.ask()
         batch_size = trial.suggest_int(
             "batch_size", problem.batch_sizes[0], problem.batch_sizes[-1], log=True
@@ -168,12 +187,10 @@ class OptunaSearch(Search):
         last, resumed_from = self.ending(trial, batch_size, finished)
         self._asked = trial, last
         if resumed_from is None:
-            return TrialSpec(
-                number, number, batch_size, lr, delta, trial_seed(self._seed, number), last
-            )
-        stopped = finished[
-            resumed_from
-        ]  # its numbers, not the suggested ones, which went through a logarithm
+            seed = trial_seed(self._seed, number)
+            return TrialSpec(number, number, batch_size, lr, delta, seed, last)
+        # Its numbers, not the suggested ones, which went through a logarithm.
+        stopped = finished[resumed_from]
         return TrialSpec(
             number,
             number,
@@ -188,7 +205,7 @@ class OptunaSearch(Search):
     def ending(
         self, trial: optuna.Trial, batch_size: int, finished: Sequence[TrialResult]
     ) -> tuple[int, int | None]:
-        """Return the last step of a trial and the stopped trial that it continues; a subclass may decide both."""
+        """Give the last step of a trial and the stopped trial that it continues; a subclass may decide both."""
         return stopping_step(self._problem, batch_size, finished), None
 
     def _learning_rate(self, trial: optuna.Trial, batch_size: int) -> tuple[float, float | None]:
@@ -206,19 +223,17 @@ class OptunaSearch(Search):
         if cost is None and self._form == "bound":
             cost = last * self._problem.tau(result.batch_size)
         if cost is not None:
-            self.study.tell(
-                trial, math.log(merit(self._problem.objective, cost, result.batch_size))
-            )
-        else:
-            values = [value for _, value in result.history if value is not None]
-            if (
-                values
-            ):  # at step 1 for all: TPE ranks by step first, and steps differ with the batch size
-                trial.report(self._problem.target.gap(values[-1]), step=1)
-            self.study.tell(trial, state=TrialState.PRUNED)
+            value = math.log(merit(self._problem.objective, cost, result.batch_size))
+            self.study.tell(trial, value)
+            return
+        values = [value for _, value in result.history if value is not None]
+        if values:
+            # At step 1 for all: TPE ranks by step first, and steps differ with the batch size.
+            trial.report(self._problem.target.gap(values[-1]), step=1)
+        self.study.tell(trial, state=TrialState.PRUNED)
 
 
-class EachBatchSize(Search):
+class EveryBatchSize(Search):
     """Every batch size of the table tuned by itself, as Shallue et al. 2018 (arXiv 1811.03600, section 4) did.
 
     The learning rates are quasi-random over the range's logarithm, an independent sequence at each batch size. All get
@@ -227,26 +242,25 @@ class EachBatchSize(Search):
     """
 
     def __init__(self, problem: Problem, seed: int) -> None:
-        self._problem, self._seed = problem, seed
-        self._shifts = np.random.default_rng(trial_seed(seed, 0, purpose=1)).random(
-            len(problem.batch_sizes)
-        )
+        self._problem = problem
+        self._seed = seed
+        rng = np.random.default_rng(trial_seed(seed, 0, purpose=1))
+        self._shifts = rng.random(len(problem.batch_sizes))
 
     def propose(self, finished: Sequence[TrialResult]) -> TrialSpec:
-        """Return the next learning rate of the next batch size."""
-        problem, number = self._problem, len(finished)
+        """Choose the next learning rate of the next batch size."""
+        problem = self._problem
+        number = len(finished)
         turn, place = divmod(number, len(problem.batch_sizes))
-        order = np.random.default_rng(trial_seed(self._seed, turn, purpose=2)).permutation(
-            len(problem.batch_sizes)
-        )
+        rng = np.random.default_rng(trial_seed(self._seed, turn, purpose=2))
+        order = rng.permutation(len(problem.batch_sizes))
         index = int(order[place])
         share = (van_der_corput(turn) + float(self._shifts[index])) % 1.0
         batch_size = problem.batch_sizes[index]
         lr = problem.clip_lr(problem.lr_low * (problem.lr_high / problem.lr_low) ** share)
         max_steps = stopping_step(problem, batch_size, finished)
-        return TrialSpec(
-            number, number, batch_size, lr, None, trial_seed(self._seed, number), max_steps
-        )
+        seed = trial_seed(self._seed, number)
+        return TrialSpec(number, number, batch_size, lr, None, seed, max_steps)
 
 
 class Zeus(Search):
@@ -264,21 +278,22 @@ class Zeus(Search):
     """
 
     def __init__(self, problem: Problem, seed: int) -> None:
-        self._problem, self._seed = problem, seed
+        self._problem = problem
+        self._seed = seed
+        reference = problem.reference_batch_size
         self._rule = partial(
             scaling.sqrt,
-            reference_batch_size=problem.reference_batch_size,
+            reference_batch_size=reference,
             reference_lr=problem.reference_lr,
         )
         self.left: tuple[int, ...] = problem.batch_sizes
-        self._default = min(
-            self.left, key=lambda size: abs(math.log(size / problem.reference_batch_size))
-        )
-        self._round: list[TrialResult] = []  # trials of this round of pruning
+        self._default = min(self.left, key=lambda size: abs(math.log(size / reference)))
+        # Trials of this round of pruning.
+        self._round = list[TrialResult]()
         self._rounds = 0
 
     def propose(self, finished: Sequence[TrialResult]) -> TrialSpec:
-        """Return the next batch size of the pruning, or of the Thompson sampling."""
+        """Choose the next batch size of the pruning, or of the Thompson sampling."""
         number = len(finished)
         if number and self._rounds < PRUNING_ROUNDS:
             self._round.append(finished[-1])
@@ -291,37 +306,36 @@ class Zeus(Search):
             batch_size = self._thompson(finished)
         lr = self._problem.clip_lr(self._rule(batch_size))
         max_steps = stopping_step(self._problem, batch_size, finished)
-        return TrialSpec(
-            number, number, batch_size, lr, None, trial_seed(self._seed, number), max_steps
-        )
+        seed = trial_seed(self._seed, number)
+        return TrialSpec(number, number, batch_size, lr, None, seed, max_steps)
 
     def _end_round(self) -> None:
-        reached = [
-            (trial.train_seconds, trial.batch_size) for trial in self._round if trial.reached
-        ]
+        reached = [trial for trial in self._round if trial.reached]
         self._round = []
         if reached:
+            cheapest = min(reached, key=lambda trial: (trial.train_seconds, trial.batch_size))
             self._rounds += 1
-            self.left = tuple(sorted(size for _, size in reached))
-            self._default = min(reached)[1]
+            self.left = tuple(sorted(trial.batch_size for trial in reached))
+            self._default = cheapest.batch_size
         else:
             self._rounds = 0
             self.left = self._problem.batch_sizes
 
     def _thompson(self, finished: Sequence[TrialResult]) -> int:
         rng = np.random.default_rng(trial_seed(self._seed, len(finished), purpose=3))
-        draws = []
+        draws = list[tuple[float, int]]()
         for batch_size in self.left:
             costs = [trial.train_seconds for trial in finished if trial.batch_size == batch_size]
             spread = float(np.std(costs)) / math.sqrt(len(costs))
             draws.append((rng.normal(float(np.mean(costs)), spread), batch_size))
-        return min(draws)[1]
+        _, cheapest = min(draws)
+        return cheapest
 
 
 def next_to_prune(
     batch_sizes: Sequence[int], default: int, tried: Sequence[TrialResult]
 ) -> int | None:
-    """Return the next batch size of a round of Zeus's pruning, None if the round is over.
+    """Choose the next batch size of a round of Zeus's pruning, None if the round is over.
 
     From ``default`` downwards to the first that failed to reach the target, then from above it upwards likewise.
     """
@@ -351,7 +365,8 @@ class FrontierSearch(OptunaSearch):
             rule=rule_of(problem, rule),
             budget=lambda batch_size: problem.budget.last_step(round(batch_size)),
             target=problem.target,
-            ideal=0.0,  # the metric of a table is an error
+            # The metric of a table is an error.
+            ideal=0.0,
             resumable=lambda number: number not in self._exhausted,
             lr_range=(problem.lr_low, problem.lr_high),
             step_time=problem.tau,
@@ -368,16 +383,14 @@ class FrontierSearch(OptunaSearch):
     def ending(
         self, trial: optuna.Trial, batch_size: int, finished: Sequence[TrialResult]
     ) -> tuple[int, int | None]:
-        """Return the last step and the continued trial that the sampler decided."""
-        max_steps, resumed_from = (
-            self.sampler.max_steps(trial.number),
-            self.sampler.resumed_from(trial.number),
-        )
+        """Give the last step and the continued trial that the sampler decided."""
+        max_steps = self.sampler.max_steps(trial.number)
+        resumed_from = self.sampler.resumed_from(trial.number)
         if resumed_from is not None:
             trial.set_user_attr(RESUMED_FROM, resumed_from)
-        return super().ending(trial, batch_size, finished)[
-            0
-        ] if max_steps is None else max_steps, resumed_from
+        if max_steps is None:
+            max_steps, _ = super().ending(trial, batch_size, finished)
+        return max_steps, resumed_from
 
     def tell(self, trial: optuna.Trial, last: int, result: TrialResult) -> None:
         """Tell the study the trial's result, with its record."""
@@ -387,12 +400,12 @@ class FrontierSearch(OptunaSearch):
         super().tell(trial, last, result)
 
     def incumbent(self, finished: Sequence[TrialResult]) -> TrialResult | None:
-        """Return the trial whose point is best by the posterior's mean, rather than the luckiest one."""
-        if (
-            not finished or not finished[-1].reached
-        ):  # only a trial that reached the target changes it
+        """Name the trial whose point is best by the posterior's mean, rather than the luckiest one."""
+        # Only a trial that reached the target changes it.
+        if not finished or not finished[-1].reached:
             return self._incumbent
-        if self._asked is not None:  # the next proposal would tell the last trial: too late here
+        # The next proposal would tell the last trial, which is too late here.
+        if self._asked is not None:
             self.tell(*self._asked, finished[-1])
             self._asked = None
         number = self.sampler.recommended(self.study)
@@ -400,7 +413,9 @@ class FrontierSearch(OptunaSearch):
         return self._incumbent
 
     def b_crit(self, finished: Sequence[TrialResult]) -> float | None:
-        """Return what a study would report: the posterior's median, None where that is not claimed."""
+        """Give what a study would report: the posterior's median, None where that is not claimed."""
         posterior = self.sampler.posterior(self.study, particles=REPORT_PARTICLES, moves=MOVES)
-        found = None if posterior is None else critical_batch(posterior)
-        return None if found is None else found.value
+        if posterior is None:
+            return None
+        critical = critical_batch(posterior)
+        return None if critical is None else critical.value

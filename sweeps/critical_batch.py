@@ -11,7 +11,7 @@ import math
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, TypedDict
 
 import numpy as np
 from scipy.special import stdtrit
@@ -31,8 +31,28 @@ from bstune.trial.replay import Run, Table, read_index
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-END = 3  # batch sizes whose line is the slope at an end
-MARKERS = "osD^vPX*"
+# Batch sizes whose line is the slope at an end.
+SIZES_AT_END = 3
+TABLE_MARKERS = "osD^vPX*"
+
+
+class CriticalRow(TypedDict):
+    """What a table says at one target, in result.json; what it leaves open is None."""
+
+    table: str
+    metric: str
+    target: float
+    smallest: float
+    largest: float
+    slope_small: float
+    slope_large: float
+    b_crit: float | None
+    b_crit_low: float | None
+    b_crit_high: float | None
+    lr_exponent: float | None
+    lr_low: float | None
+    lr_high: float | None
+    fit: dict[str, object]
 
 
 def run(
@@ -42,14 +62,16 @@ def run(
     easier: list[float],
     level: float,
 ) -> Finding:
-    """Return a row for each table and target that it determines."""
+    """Read each table at each target that it determines."""
     if not easier or not all(math.isfinite(times) and times >= 1.0 for times in easier):
         raise ConfigError(
             f"sweep.experiment.easier must be multiples of the target, 1 or more, but got {easier}"
         )
     if not 0.0 < level < 1.0:
         raise ConfigError(f"sweep.experiment.level must be between 0 and 1, but got {level}")
-    rows, notes, seeds = [], [], []
+    rows = list[CriticalRow]()
+    notes = list[str]()
+    seeds = list[int]()
     for name, (file, shipped) in find_sources(tables, read_index()).items():
         table = read_without_horizons(file)
         goal = find_target(file, shipped, target)
@@ -59,97 +81,97 @@ def run(
             )
         seeds.append(min(len(runs) for runs in table.cells.values()))
         for times in sorted(set(easier)):
-            one = replace(goal, value=goal.value * times)
-            why = too_coarse(table, one)
-            try:
-                rows += (
-                    []
-                    if why
-                    else [{"table": name, "metric": goal.metric, **row(table, one, level)}]
-                )
-            except CurveError as error:
-                why = str(error)
-            notes += [f"{name}, {one} is left out: {why}"] if why else []
+            easier_goal = replace(goal, value=goal.value * times)
+            why = too_coarse(table, easier_goal)
+            if why is None:
+                try:
+                    rows.append(row(name, table, easier_goal, level))
+                except CurveError as error:
+                    why = str(error)
+            if why is not None:
+                notes.append(f"{name}, {easier_goal} is left out: {why}")
     if not rows:
         raise TableError(f"no table determines anything: {'; '.join(notes)}")
-    paint = functools.partial(_paint, rows, level)
-    shown_rows = [shown(row) for row in rows]
     return Finding(
-        sentence(rows),
-        shown_rows,
-        min(seeds),
-        "recorded runs",
-        paint,
-        (7.0, 4.6),
-        notes,
-        {"numbers": rows},
+        sentence=sentence(rows),
+        rows=[shown(row) for row in rows],
+        n=min(seeds),
+        device="recorded runs",
+        paint=functools.partial(_paint_over_targets, rows, level),
+        inches=(7.0, 4.6),
+        notes=notes,
+        details={"numbers": rows},
     )
 
 
-def shown(row: Mapping[str, Any]) -> dict[str, str]:
-    """Return a row as texts; ``numbers`` of result.json has its values."""
-    low, high = (
-        format_number(row[f"b_crit_{end}"], 3) if row[f"b_crit_{end}"] else "open"
-        for end in ("low", "high")
-    )
+def shown(row: CriticalRow) -> dict[str, str]:
+    """Give a row as texts; ``numbers`` of result.json has its values."""
     b_crit = "undetermined" if row["b_crit"] is None else format_number(row["b_crit"], 3)
-    rates = (
-        "-"
-        if row["lr_low"] is None
-        else f"{row['lr_exponent']:.2f} ({row['lr_low']:.2f} to {row['lr_high']:.2f})"
-    )
+    interval = f"{_end(row['b_crit_low'])} to {_end(row['b_crit_high'])}"
+    exponent = "-"
+    if row["lr_low"] is not None:
+        exponent = f"{row['lr_exponent']:.2f} ({row['lr_low']:.2f} to {row['lr_high']:.2f})"
     return {
         "table": row["table"],
         "target": f"{row['metric']} {format_number(row['target'])}",
         "batch sizes": f"{row['smallest']} to {row['largest']}",
         "slope at each end": f"{row['slope_small']:.2f}, {row['slope_large']:z.2f}",
-        "B_crit": f"{b_crit} ({low} to {high})",
-        "lr's exponent": rates,
+        "B_crit": f"{b_crit} ({interval})",
+        "lr's exponent": exponent,
     }
 
 
-def row(table: Table, target: Target, level: float) -> dict[str, Any]:
-    """Return what a table says at one target; CurveError where too few batch sizes reached it."""
+def _end(b_crit: float | None) -> str:
+    """Give an end of B_crit's interval as text."""
+    return format_number(b_crit, 3) if b_crit else "open"
+
+
+def row(name: str, table: Table, target: Target, level: float) -> CriticalRow:
+    """Read a table at one target; CurveError where too few batch sizes reached it."""
     points = dense_points(table, target)
     fit = fit_curve(points, level)
     reached = [point for point in points if not point.stopped]
     exponent, low, high = lr_exponent(best_rates(table, target), level)
     return {
+        "table": name,
+        "metric": target.metric,
         "target": target.value,
         "smallest": reached[0].batch_size,
         "largest": reached[-1].batch_size,
-        "slope_small": log_slope(reached[:END]),
-        "slope_large": log_slope(reached[-END:]),
+        "slope_small": log_slope(reached[:SIZES_AT_END]),
+        "slope_large": log_slope(reached[-SIZES_AT_END:]),
         "b_crit": fit.critical_batch_size,
         "b_crit_low": fit.critical_batch_size_low,
         "b_crit_high": fit.critical_batch_size_high,
         "lr_exponent": exponent,
         "lr_low": low,
         "lr_high": high,
-        "fit": _described(fit),
+        "fit": _fit_as_values(fit),
     }
 
 
-def _described(fit: CurveFit) -> Mapping[str, Any]:
-    """Return the fit as nested values, which go to the file alone."""
-    return {key: value for key, value in vars(fit).items() if key != "points"} | {
-        "points": [vars(point) for point in fit.points]
-    }
+def _fit_as_values(fit: CurveFit) -> dict[str, object]:
+    """Give the fit as nested values, which go to the file alone."""
+    values: dict[str, object] = {key: value for key, value in vars(fit).items() if key != "points"}
+    values["points"] = [vars(point) for point in fit.points]
+    return values
 
 
 def too_coarse(table: Table, target: Target) -> str | None:
-    """Return why the runs do not tell when they passed a target: too many were not evaluated closely before it."""
-    gaps = [gap for run in table.runs if (gap := _gap(run, target)) is not None]
+    """Tell why the runs do not say when they passed a target: too many were not evaluated closely before it."""
+    gaps = list[float]()
+    for run in table.runs:
+        gap = _gap(run, target)
+        if gap is not None:
+            gaps.append(gap)
     coarse = sum(gap < FINE for gap in gaps)
-    return (
-        f"{coarse} of {len(gaps)} runs that passed it were not evaluated closely there"
-        if (coarse > MAX_COARSE * len(gaps))
-        else None
-    )
+    if coarse <= MAX_COARSE * len(gaps):
+        return None
+    return f"{coarse} of {len(gaps)} runs that passed it were not evaluated closely there"
 
 
 def _gap(run: Run, target: Target) -> float | None:
-    """Return the last evaluated step that missed over the first that met the target; None if none did."""
+    """Give the last evaluated step that missed over the first that met the target; None if none did."""
     hit = run.steps_to(target)
     if hit is None:
         return None
@@ -157,114 +179,122 @@ def _gap(run: Run, target: Target) -> float | None:
 
 
 def best_rates(table: Table, target: Target) -> dict[int, float]:
-    """Return the learning rate of the fewest steps at each batch size that reached the target."""
-    best = {}
-    for size in table.batch_sizes:
-        steps = {
-            lr: statistics.median(
-                math.inf if (hit := run.steps_to(target)) is None else float(hit) for run in runs
-            )
-            for (batch_size, lr), runs in table.cells.items()
-            if batch_size == size
-        }
+    """Give the learning rate of the fewest steps at each batch size that reached the target."""
+    best = dict[int, float]()
+    for batch_size in table.batch_sizes:
+        steps = _median_steps_over_rates(table, target, batch_size)
         rates = sorted(steps)
-        k = min(range(len(rates)), key=lambda i: steps[rates[i]])
-        near = rates[max(k - 1, 0) : k + 2]
-        if not math.isfinite(steps[rates[k]]):
+        fastest = min(range(len(rates)), key=lambda place: steps[rates[place]])
+        if not math.isfinite(steps[rates[fastest]]):
             continue
-        best[size] = rates[k]
-        if len(near) == 3 and all(math.isfinite(steps[lr]) for lr in near):
-            x, y = np.log(near), np.log([steps[lr] for lr in near])
-            curvature, slope, _ = np.polyfit(x - x[1], y, 2)
+        best[batch_size] = rates[fastest]
+        near = rates[max(fastest - 1, 0) : fastest + 2]
+        near_steps = [steps[rate] for rate in near]
+        if len(near) == 3 and all(map(math.isfinite, near_steps)):
+            log_rates = np.log(near)
+            middle = log_rates[1]
+            curvature, slope, _ = np.polyfit(log_rates - middle, np.log(near_steps), 2)
             if curvature > 0:
-                best[size] = float(np.exp(np.clip(x[1] - slope / (2.0 * curvature), x[0], x[2])))
+                top = middle - slope / (2.0 * curvature)
+                best[batch_size] = float(np.exp(np.clip(top, log_rates[0], log_rates[2])))
     return best
+
+
+def _median_steps_over_rates(table: Table, target: Target, batch_size: int) -> dict[float, float]:
+    """Give the median over seeds of steps to target at each rate; infinite where half of them miss it."""
+    medians = dict[float, float]()
+    for (size, rate), runs in table.cells.items():
+        if size != batch_size:
+            continue
+        hits = [run.steps_to(target) for run in runs]
+        medians[rate] = statistics.median(math.inf if hit is None else float(hit) for hit in hits)
+    return medians
 
 
 def lr_exponent(
     best: Mapping[int, float], level: float
 ) -> tuple[float | None, float | None, float | None]:
-    """Return the least-squares exponent of the best learning rate over B, and its interval; None for too few sizes."""
+    """Give the least-squares exponent of the best learning rate over B, and its interval; None for too few sizes."""
     if len(best) < 3:
         return None, None, None
-    x, y = np.log(list(best)), np.log(list(best.values()))
-    away = x - x.mean()
-    slope = float(away @ y / (away @ away))
-    residual = y - y.mean() - slope * away
-    error = math.sqrt(residual @ residual / (len(x) - 2) / (away @ away)) * stdtrit(
-        len(x) - 2, (1.0 + level) / 2.0
-    )
+    log_sizes = np.log(list(best))
+    log_rates = np.log(list(best.values()))
+    freedom = len(log_sizes) - 2
+    away = log_sizes - log_sizes.mean()
+    slope = float(away @ log_rates / (away @ away))
+    residual = log_rates - log_rates.mean() - slope * away
+    standard_error = math.sqrt(residual @ residual / freedom / (away @ away))
+    error = standard_error * stdtrit(freedom, (1.0 + level) / 2.0)
     return slope, slope - error, slope + error
 
 
-def sentence(rows: Sequence[Mapping[str, Any]]) -> str:
-    """Return how B_crit depends on the target, table by table, in words."""
-    texts = []
-    for name in dict.fromkeys(row["table"] for row in rows):
-        own = [row for row in rows if row["table"] == name]
-        points = [
-            CriticalAtTarget(
-                target=row["target"],
-                passed=0,
-                value=row["b_crit"],
-                low=row["b_crit_low"],
-                high=row["b_crit_high"],
+def sentence(rows: Sequence[CriticalRow]) -> str:
+    """Say how B_crit depends on the target, table by table."""
+    texts = list[str]()
+    for name, of_table in _by_table(rows).items():
+        points = list[CriticalAtTarget]()
+        for row in of_table:
+            points.append(
+                CriticalAtTarget(
+                    target=row["target"],
+                    passed=0,
+                    value=row["b_crit"],
+                    low=row["b_crit_low"],
+                    high=row["b_crit_high"],
+                )
             )
-            for row in own
-        ]
         found = growth(points, 0.0)
         if found is None:
             texts.append(f"{name}: too few targets have a critical batch size with both ends")
             continue
-        sign = (
-            "rises"
-            if found.high < 0
-            else "falls"
-            if found.low > 0
-            else "neither surely rises nor falls"
-        )
+        moves = "neither surely rises nor falls"
+        if found.high < 0:
+            moves = "rises"
+        elif found.low > 0:
+            moves = "falls"
         ends = f"{format_number(found.start)} to {format_number(found.end)}"
         texts.append(
-            f"{name}: from {own[0]['metric']} {ends} B_crit {sign}, as its power {found.exponent:.2f} "
+            f"{name}: from {of_table[0]['metric']} {ends} B_crit {moves}, as its power {found.exponent:.2f} "
             f"({found.level:.0%}: {found.low:.2f} to {found.high:.2f})"
         )
     return "; ".join(texts) + "."
 
 
-def _paint(rows: Sequence[Mapping[str, Any]], level: float, figure: "Figure") -> None:
+def _by_table(rows: Sequence[CriticalRow]) -> dict[str, list[CriticalRow]]:
+    by_table = dict[str, list[CriticalRow]]()
+    for row in rows:
+        by_table.setdefault(row["table"], []).append(row)
+    return by_table
+
+
+def _paint_over_targets(rows: Sequence[CriticalRow], level: float, figure: "Figure") -> None:
     """Draw B_crit over the target's share of the table's own, a line a table."""
-    # only what draws waits for matplotlib
+    # Only what draws waits for matplotlib.
     from matplotlib import colormaps
 
     axes = figure.subplots()
-    names = list(dict.fromkeys(row["table"] for row in rows))
-    values = []
-    for i, name in enumerate(names):
-        own = [row for row in rows if row["table"] == name and row["b_crit"] is not None]
-        if not own:
+    by_table = _by_table(rows)
+    values = list[float]()
+    for i, (name, of_table) in enumerate(by_table.items()):
+        known = [row for row in of_table if row["b_crit"] is not None]
+        if not known:
             continue
-        middle = [row["b_crit"] for row in own]
-        low, high = (
-            [row[key] or row["b_crit"] for row in own] for key in ("b_crit_low", "b_crit_high")
-        )
-        reach = [
-            [m - a for m, a in zip(middle, low, strict=True)],
-            [b - m for m, b in zip(middle, high, strict=True)],
-        ]
-        color = PURPLE if len(names) == 1 else colormaps["viridis"](0.9 * i / len(names))
-        label = f"{name}, {own[0]['metric']}"
-        marker = MARKERS[i % len(MARKERS)]
+        middle = np.array([row["b_crit"] for row in known], dtype=np.float64)
+        # An end that is open is drawn as no length.
+        low = np.array([row["b_crit_low"] or row["b_crit"] for row in known], dtype=np.float64)
+        high = np.array([row["b_crit_high"] or row["b_crit"] for row in known], dtype=np.float64)
+        colour = colormaps["viridis"](0.9 * i / len(by_table)) if len(by_table) > 1 else PURPLE
         axes.errorbar(
-            [row["target"] for row in own],
+            [row["target"] for row in known],
             middle,
-            reach,
-            label=label,
-            color=color,
-            marker=marker,
+            [middle - low, high - middle],
+            label=f"{name}, {known[0]['metric']}",
+            color=colour,
+            marker=TABLE_MARKERS[i % len(TABLE_MARKERS)],
             capsize=3.0,
             lw=1.0,
         )
-        values += [*low, *high]
+        values += [*low.tolist(), *high.tolist()]
     log_axis(axes, "y", log_limits(values, (0.05, 0.08)))
     axes.set_xscale("log")
     axes.set_xlabel("target, harder to the left")

@@ -18,7 +18,7 @@ import json
 import math
 import statistics
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
@@ -30,7 +30,7 @@ from bstune.config import Composed, with_settings
 from bstune.core.errors import ConfigError
 from bstune.core.records import Budget, Target, TrialProtocol, TrialResult, TrialSpec
 from bstune.options import StudyOptions, option_at
-from bstune.sweeps.dawnbench_report import CONFIDENCE, paint, sentence, shown
+from bstune.sweeps.dawnbench_report import CONFIDENCE, RungRow, RungTrial, paint, sentence, shown
 from bstune.sweeps.harness import Finding
 from bstune.sweeps.statistics import Difference, compare, holm
 from bstune.system.console import format_seconds
@@ -48,10 +48,14 @@ if TYPE_CHECKING:
     from lightning.pytorch import LightningDataModule
     from rich.console import Console
 
-LATER = "%{"  # in a rung's settings, for ${ of the rung's own config: ${ itself is resolved before there is a rung
-TIMED_BATCHES = 20  # of what preparing and moving them takes
-SHARE_OF_EVALUATION = 1e-9  # no trial is evaluated before its end
-PANEL_INCHES, ROW_INCHES = 4.2, 0.34
+# In a rung's settings, for ${ of the rung's own config: ${ itself is resolved before there is a rung.
+LATER = "%{"
+# Of what preparing and moving them takes.
+TIMED_BATCHES = 20
+# No trial is evaluated before its end.
+NO_EVALUATION = 1e-9
+LADDER_PANEL_INCHES = 4.2
+LADDER_ROW_INCHES = 0.34
 
 
 @dataclass(frozen=True)
@@ -59,7 +63,8 @@ class Rung:
     """One rung of the ladder."""
 
     name: str
-    seconds: float | None  # the source's training time and accuracy, None where it gives none
+    # The source's training time and accuracy, None where it gives none.
+    seconds: float | None
     accuracy: float | None
     epochs: float  # training examples seen, over those that there are
     batch_size: int
@@ -76,15 +81,12 @@ class Reduced:
     enabled: bool
     steps: int  # of every trial
     batch_size: int
-    lr: dict[
-        str, float
-    ]  # by rung; all others follow the linear rule, lr x batch_size / the rung's own
-    set: dict[
-        str, dict[str, Any]
-    ]  # by rung, on top of the rung's; they stay for the rungs after it
-    left_out: list[
-        str
-    ]  # rungs that differ from the one before in their epochs alone, which are the same here
+    # By rung; all others follow the linear rule, lr x batch_size / the rung's own.
+    lr: dict[str, float]
+    # By rung, on top of the rung's; they stay for the rungs after it.
+    set: dict[str, dict[str, Any]]
+    # Rungs that differ from the one before in their epochs alone, which are the same here.
+    left_out: list[str]
 
 
 @dataclass(frozen=True)
@@ -116,47 +118,66 @@ def run(
     A rung of a precision that the device lacks is left out; those after it go on without its settings. Tests replace
     ``trainer``.
     """
-    _check(rungs, seeds, level, reduced)
+    _check_ladder(rungs, seeds, level, reduced)
     steps, left_out = climb(composed, rungs, reduced, Target(metric, 0.0, "min").never_met)
     for reason in left_out.values():
         console.print(reason, soft_wrap=True, markup=False)
     if not steps:
         raise ConfigError(f"no rung is left: {'; '.join(left_out.values())}")
+    trials = _train(steps, seeds, order_seed, console, trainer)
+    rows = make_rows(steps, trials, level)
+    device = device_name(steps[0].protocol.trainer)
+    title = f"{composed.options.workload.name} on {device}, {len(seeds)} seeds"
+    panels = 3
+    if reduced.enabled:
+        title += f"; reduced: {reduced.steps} steps of {reduced.batch_size} at every rung"
+        panels = 2
+    first_trials = trials[0].values()
+    taus = [t.seconds_per_step for t in first_trials if t.seconds_per_step is not None]
+    return Finding(
+        sentence=sentence(rows, level, len(seeds), list(left_out)),
+        rows=[shown(row) for row in rows],
+        n=len(seeds),
+        device=device,
+        paint=functools.partial(paint, rows, level, title, reduced.enabled),
+        inches=(1.8 + LADDER_PANEL_INCHES * panels, 1.6 + LADDER_ROW_INCHES * len(rows)),
+        notes=[data_note(steps[0], statistics.median(taus))] if taus else [],
+    )
+
+
+def _train(
+    steps: Sequence[BuiltRung],
+    seeds: Sequence[int],
+    order_seed: int,
+    console: "Console",
+    trainer: Callable[[Workload, TrialSpec, TrialProtocol], TrialResult],
+) -> list[dict[int, TrialResult]]:
+    """Train each rung on each seed, with a line for each trial; give the trials by rung and seed."""
     rng = np.random.default_rng(order_seed)
-    plan = [(place, seed) for seed in seeds for place in rng.permutation(len(steps)).tolist()]
+    plan = list[tuple[int, int]]()
+    for seed in seeds:
+        # Shuffled anew: what the machine does meanwhile is to hit every rung.
+        plan += [(place, seed) for place in rng.permutation(len(steps)).tolist()]
     trials: list[dict[int, TrialResult]] = [{} for _ in steps]
     for number, (place, seed) in enumerate(plan):
         step = steps[place]
         spec = TrialSpec(number, number, step.batch_size, step.lr, None, seed)
-        result = trials[place][seed] = trainer(step.workload, spec, step.protocol)
-        reached = "no accuracy" if (share := accuracy(result)) is None else f"accuracy {share:.4f}"
+        result = trainer(step.workload, spec, step.protocol)
+        trials[place][seed] = result
+        share = accuracy(result)
+        reached = "no accuracy" if share is None else f"accuracy {share:.4f}"
         line = f"{number + 1} of {len(plan)}, {step.rung.name}, seed {seed}: {reached}, {result.status}"
-        if (took := seconds(result)) is not None:
+        took = seconds(result)
+        if took is not None:
             line += f", {took:.2f} s of training"
         console.print(line, soft_wrap=True, markup=False, highlight=False)
-    rows = make_rows(steps, trials, level)
-    device = device_name(steps[0].protocol.trainer)
-    text = sentence(rows, level, len(seeds), list(left_out))
-    size = (
-        f"; reduced: {reduced.steps} steps of {reduced.batch_size} at every rung"
-        if reduced.enabled
-        else ""
-    )
-    title = f"{composed.options.workload.name} on {device}, {len(seeds)} seeds{size}"
-    panels = 2 if reduced.enabled else 3
-    inches = (1.8 + PANEL_INCHES * panels, 1.6 + ROW_INCHES * len(rows))
-    painter = functools.partial(paint, rows, level, title, reduced.enabled)
-    taus = [
-        trial.seconds_per_step for trial in trials[0].values() if trial.seconds_per_step is not None
-    ]
-    notes = [data_note(steps[0], statistics.median(taus))] if taus else []
-    return Finding(text, [shown(row) for row in rows], len(seeds), device, painter, inches, notes)
+    return trials
 
 
 def data_note(
     step: BuiltRung, seconds_per_step: float, now: Callable[[], float] = time.perf_counter
 ) -> str:
-    """Return what preparing a rung's batches takes of its steps, and what it would take to move them to a GPU.
+    """Tell what preparing a rung's batches takes of its steps, and what it would take to move them to a GPU.
 
     Page's first gains were these two: all images moved at once, as bytes, and prepared on the device. Tests replace the
     clock.
@@ -165,7 +186,8 @@ def data_note(
     batches = iter(step.workload.train_batches(TrialSpec(0, 0, step.batch_size, step.lr, None, 0)))
 
     def timed(call: Callable[[], object]) -> float:
-        call()  # libraries load
+        # Libraries load in the first call.
+        call()
         synchronize(place)
         began = now()
         for _ in range(TIMED_BATCHES):
@@ -181,16 +203,22 @@ def data_note(
     )
     if place.type != "cpu":
         (images, *_) = next(batches)
-        taken = [
-            timed(functools.partial(torch.ones(images.shape, dtype=dtype).to, place))
-            for dtype in (torch.uint8, torch.float32)
-        ]
-        parts = [format_seconds(epoch * seconds) for seconds in taken]
-        text += f"; to move them there batch by batch would take {parts[0]} as bytes, {parts[1]} as fp32"
+
+        def to_move_an_epoch(dtype: torch.dtype) -> str:
+            on_host = torch.ones(images.shape, dtype=dtype)
+            return format_seconds(epoch * timed(functools.partial(on_host.to, place)))
+
+        as_bytes = to_move_an_epoch(torch.uint8)
+        as_fp32 = to_move_an_epoch(torch.float32)
+        text += (
+            f"; to move them there batch by batch would take {as_bytes} as bytes, {as_fp32} as fp32"
+        )
     return f"{text} (means of {TIMED_BATCHES} batches)"
 
 
-def _check(rungs: Sequence[Rung], seeds: Sequence[int], level: float, reduced: Reduced) -> None:
+def _check_ladder(
+    rungs: Sequence[Rung], seeds: Sequence[int], level: float, reduced: Reduced
+) -> None:
     if not rungs or not seeds or min(seeds) < 0 or len(set(seeds)) < len(seeds):
         raise ConfigError(
             f"this sweep needs rungs, and seeds from 0, each once, but got {len(rungs)} rungs and seeds {list(seeds)}"
@@ -198,12 +226,13 @@ def _check(rungs: Sequence[Rung], seeds: Sequence[int], level: float, reduced: R
     if not 0.0 < level < 1.0:
         raise ConfigError(f"sweep.experiment.level must lie between 0 and 1, but got {level}")
     names = [rung.name for rung in rungs]
-    if twice := sorted({name for name in names if names.count(name) > 1}):
+    twice = sorted({name for name in names if names.count(name) > 1})
+    if twice:
         raise ConfigError(
             f"every rung needs a name of its own, but {', '.join(map(repr, twice))} stands twice"
         )
     for rung in rungs:
-        if not (rung.batch_size >= 1 and _positive(rung.lr) and _positive(rung.epochs)):
+        if rung.batch_size < 1 or not _is_positive(rung.lr) or not _is_positive(rung.epochs):
             raise ConfigError(
                 f"a rung needs a batch size from 1, and a positive lr and epochs, but got {rung}"
             )
@@ -213,56 +242,66 @@ def _check(rungs: Sequence[Rung], seeds: Sequence[int], level: float, reduced: R
             f"steps={reduced.steps} and batch_size={reduced.batch_size}"
         )
     for name, lr in reduced.lr.items():
-        if not _positive(lr):
+        if not _is_positive(lr):
             raise ConfigError(
                 f"sweep.experiment.reduced.lr must be positive, but got {lr} for {name!r}"
             )
-    if reduced.enabled and (
-        unknown := sorted({*reduced.lr, *reduced.set, *reduced.left_out} - set(names))
-    ):
+    unknown = sorted({*reduced.lr, *reduced.set, *reduced.left_out} - set(names))
+    if reduced.enabled and unknown:
         raise ConfigError(
             f"sweep.experiment.reduced names {', '.join(map(repr, unknown))}, which is no rung; "
             f"rungs: {', '.join(map(repr, names))}"
         )
 
 
-def _positive(number: float) -> bool:
+def _is_positive(number: float) -> bool:
     return 0.0 < number < math.inf
 
 
 def climb(
     composed: Composed, rungs: Sequence[Rung], reduced: Reduced, target: Target
 ) -> tuple[list[BuiltRung], dict[str, str]]:
-    """Return the rungs that can be trained here, each built once, and why others are left out, by name.
+    """Build the rungs that can be trained here, each once; also tell why others are left out, by name.
 
     Rungs with the same data share them. Those that the reduced setting leaves out are in neither.
     """
     # A missing device is no rung's fault.
     resolve(composed.options, composed.trained)
-    steps: list[BuiltRung] = []
-    left_out: dict[str, str] = {}
+    steps = list[BuiltRung]()
+    left_out = dict[str, str]()
     data: dict[str, LightningDataModule] = {}
     reached = composed
     for rung in rungs:
         try:
-            own = applied(reached, rung.set)
+            composed_rung = applied(reached, rung.set)
             if reduced.enabled:
-                own = applied(own, reduced.set.get(rung.name, {}))
-            try:
-                resolve(own.options, own.trained)
-            except ConfigError as error:
-                if own.options.precision == reached.options.precision:
-                    raise
+                composed_rung = applied(composed_rung, reduced.set.get(rung.name, {}))
+            why = _lacks_precision(composed_rung, reached)
+            if why is not None:
                 left_out[rung.name] = (
-                    f"{rung.name} is left out, and the rungs after it go on without it: {error}"
+                    f"{rung.name} is left out, and the rungs after it go on without it: {why}"
                 )
                 continue
-            reached = own
+            reached = composed_rung
             if not (reduced.enabled and rung.name in reduced.left_out):
-                steps.append(_build(rung, own, reduced, target, data))
+                steps.append(_build(rung, composed_rung, reduced, target, data))
         except ConfigError as error:
             raise ConfigError(f"the rung {rung.name!r}: {error}") from error
     return steps, left_out
+
+
+def _lacks_precision(composed: Composed, before: Composed) -> str | None:
+    """Tell why a rung's own precision is none of the device's; None where it can be trained.
+
+    ConfigError for anything else that is wrong with it.
+    """
+    try:
+        resolve(composed.options, composed.trained)
+    except ConfigError as error:
+        if composed.options.precision == before.options.precision:
+            raise
+        return str(error)
+    return None
 
 
 def _build(
@@ -276,34 +315,37 @@ def _build(
     key = _data_key(options)
     if key not in data:
         data[key] = load_data(options, recipe)
-    size, lr = rung.batch_size, rung.lr
+    batch_size = rung.batch_size
+    lr = rung.lr
     if reduced.enabled:
-        size, lr = (
-            reduced.batch_size,
-            reduced.lr.get(rung.name, rung.lr * reduced.batch_size / rung.batch_size),
-        )
+        by_linear_rule = rung.lr * reduced.batch_size / rung.batch_size
+        batch_size = reduced.batch_size
+        lr = reduced.lr.get(rung.name, by_linear_rule)
     examples = train_examples(data[key])
-    if size > examples:
+    if batch_size > examples:
         raise ConfigError(
-            f"its batch size {size} is larger than the training data ({examples} examples)"
+            f"its batch size {batch_size} is larger than the training data ({examples} examples)"
         )
-    # Rounded, as 9.74848 epochs of 50,000 images are 476 steps of 1024 and a last digit.
-    steps = reduced.steps if reduced.enabled else math.ceil(round(rung.epochs * examples / size, 6))
+    steps = reduced.steps
+    if not reduced.enabled:
+        # Rounded, as 9.74848 epochs of 50,000 images are 476 steps of 1024 and a last digit.
+        steps = math.ceil(round(rung.epochs * examples / batch_size, 6))
     # Its budget is a schedule's horizon too.
-    own = with_settings(composed, {"budget.steps": steps, "budget.examples": 1})
-    options, recipe = resolve(own.options, own.trained)
+    composed = with_settings(composed, {"budget.steps": steps, "budget.examples": 1})
+    options, recipe = resolve(composed.options, composed.trained)
     protocol = checked_protocol(options, recipe)
     protocol = replace(
         protocol,
         target=target,
         budget=Budget(steps, 1),
-        evaluation_schedule=replace(protocol.evaluation_schedule, share=SHARE_OF_EVALUATION),
+        evaluation_schedule=replace(protocol.evaluation_schedule, share=NO_EVALUATION),
         # The value before training would only be compared with a target that is never met.
         trainer={**protocol.trainer, "num_sanity_val_steps": 0},
     )
     workload = build_workload(options, recipe, data[key])
-    workload.build_module(TrialSpec(0, 0, size, lr, None, 0))
-    return BuiltRung(rung, workload, protocol, steps, size, lr)
+    # What is wrong with the module is to be said before anything is trained.
+    workload.build_module(TrialSpec(0, 0, batch_size, lr, None, 0))
+    return BuiltRung(rung, workload, protocol, steps, batch_size, lr)
 
 
 def _data_key(options: StudyOptions) -> str:
@@ -322,24 +364,27 @@ def applied(composed: Composed, settings: Mapping[str, Any]) -> Composed:
     return with_settings(composed, {key: _referring(value) for key, value in settings.items()})
 
 
-def _referring(value: Any) -> Any:
+def _referring(value: object) -> object:
     """Write the references in a rung's value as the config has them."""
     if isinstance(value, Mapping):
         return {key: _referring(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
         return [_referring(item) for item in value]
-    return value.replace(LATER, "${") if isinstance(value, str) else value
+    if isinstance(value, str):
+        return value.replace(LATER, "${")
+    return value
 
 
 def accuracy(trial: TrialResult) -> float | None:
-    """Return the accuracy at a trial's end; None if it did not reach it, as one that diverged."""
+    """Give the accuracy at a trial's end; None if it did not reach it, as one that diverged."""
     if trial.status != "stopped" or not trial.history or trial.history[-1][1] is None:
         return None
-    return round(1.0 - trial.history[-1][1], 12)  # 0.94 at an error of 0.06
+    # Rounded: 0.94 at an error of 0.06.
+    return round(1.0 - trial.history[-1][1], 12)
 
 
 def seconds(trial: TrialResult) -> float | None:
-    """Return steps x tau(B) of a trial that reached its end: its warm-up costs no more than other steps."""
+    """Give steps x tau(B) of a trial that reached its end: its warm-up costs no more than other steps."""
     if accuracy(trial) is None or trial.seconds_per_step is None:
         return None
     return trial.steps * trial.seconds_per_step
@@ -347,20 +392,21 @@ def seconds(trial: TrialResult) -> float | None:
 
 def make_rows(
     steps: Sequence[BuiltRung], trials: Sequence[Mapping[int, TrialResult]], level: float
-) -> list[dict[str, Any]]:
-    """Return one row a rung. Means and deviations are over the trials that reached their end, ``n`` of them.
+) -> list[RungRow]:
+    """Make a row a rung. Means and deviations are over the trials that reached their end, ``n`` of them.
 
     ``at_level`` is the share of all seeds. ``difference`` and its interval are from the rung before, and ``p`` is
     corrected for the number of rungs; None where there are too few trials.
     """
-    by_seed = [{seed: accuracy(trial) for seed, trial in own.items()} for own in trials]
-    differences = [Difference(0, None, None, None, None)]  # nothing comes before the first rung
+    by_seed = [{seed: accuracy(trial) for seed, trial in of_rung.items()} for of_rung in trials]
+    # Nothing comes before the first rung.
+    differences = [Difference(0, None, None, None, None)]
     differences += [compare(before, after, CONFIDENCE) for before, after in pairwise(by_seed)]
     corrected = iter(holm([difference.p for difference in differences if difference.p is not None]))
-    rows = []
-    for step, own, difference in zip(steps, trials, differences, strict=True):
-        accuracies = [value for trial in own.values() if (value := accuracy(trial)) is not None]
-        times = [value for trial in own.values() if (value := seconds(trial)) is not None]
+    rows = list[RungRow]()
+    for step, of_rung, difference in zip(steps, trials, differences, strict=True):
+        accuracies = _known(accuracy(trial) for trial in of_rung.values())
+        times = _known(seconds(trial) for trial in of_rung.values())
         rows.append(
             {
                 "rung": step.rung.name,
@@ -375,27 +421,32 @@ def make_rows(
                 "accuracy_sd": _deviation(accuracies),
                 "source_accuracy": step.rung.accuracy,
                 "n": len(accuracies),
-                "at_level": sum(value >= level for value in accuracies) / len(own),
+                "at_level": sum(share >= level for share in accuracies) / len(of_rung),
                 "difference": difference.mean,
                 "difference_low": difference.low,
                 "difference_high": difference.high,
                 "p": None if difference.p is None else next(corrected),
                 "pairs": {"n": difference.pairs, "p_uncorrected": difference.p},
-                "trials": [
-                    {
-                        "seed": seed,
-                        "status": trial.status,
-                        "accuracy": accuracy(trial),
-                        "seconds": seconds(trial),
-                        "train_seconds": trial.train_seconds,
-                        "seconds_per_step": trial.seconds_per_step,
-                        "message": trial.message,
-                    }
-                    for seed, trial in sorted(own.items())
-                ],
+                "trials": [_trial_row(seed, trial) for seed, trial in sorted(of_rung.items())],
             }
         )
     return rows
+
+
+def _trial_row(seed: int, trial: TrialResult) -> RungTrial:
+    return {
+        "seed": seed,
+        "status": trial.status,
+        "accuracy": accuracy(trial),
+        "seconds": seconds(trial),
+        "train_seconds": trial.train_seconds,
+        "seconds_per_step": trial.seconds_per_step,
+        "message": trial.message,
+    }
+
+
+def _known(values: Iterable[float | None]) -> list[float]:
+    return [value for value in values if value is not None]
 
 
 def _mean(values: Sequence[float]) -> float | None:

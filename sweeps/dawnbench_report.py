@@ -4,8 +4,8 @@ A rung is compared with the one before it on the same seeds, so that what a seed
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict
 
 from scipy import stats
 
@@ -16,93 +16,187 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-SEEDS_BELOW = 0.24  # of a line, that the points of the seeds lie under their mean
-CONFIDENCE = 0.95  # of the intervals; significant is a corrected p below 1 - CONFIDENCE
+# Of a line, that the points of the seeds lie under their mean.
+SEEDS_BELOW = 0.24
+# Of the intervals; significant is a corrected p below 1 - CONFIDENCE.
+CONFIDENCE = 0.95
+# How a source's own value is drawn.
+HOLLOW_SQUARE: dict[str, Any] = {
+    "marker": "s",
+    "linestyle": "none",
+    "color": INK,
+    "markerfacecolor": "none",
+    "markersize": 7,
+}
+# How the values of the seeds are.
+SEED_POINTS: dict[str, Any] = {"s": 16, "color": BLUE, "alpha": 0.45, "linewidths": 0}
 
 
-def _t(n: int) -> float:
-    """Return by how many standard errors Student's interval for a mean of n values reaches to each side."""
+class RungTrial(TypedDict):
+    """A trial of a rung; what it did not come to is None."""
+
+    seed: int
+    status: str
+    accuracy: float | None
+    seconds: float | None
+    train_seconds: float
+    seconds_per_step: float | None
+    message: str | None
+
+
+class RungPairs(TypedDict):
+    """The pairs of seeds that a difference rests on."""
+
+    n: int
+    p_uncorrected: float | None
+
+
+class RungRow(TypedDict):
+    """A rung's row in result.json; what cannot be said of it is None.
+
+    ``n`` trials came to their end, and means and deviations are over them. ``difference`` is in accuracy, from the
+    rung before, with its interval and a p that is corrected for the number of rungs.
+    """
+
+    rung: str
+    epochs: float
+    batch_size: int
+    lr: float
+    steps: int
+    seconds: float | None
+    seconds_sd: float | None
+    source_seconds: float | None
+    accuracy: float | None
+    accuracy_sd: float | None
+    source_accuracy: float | None
+    n: int
+    at_level: float
+    difference: float | None
+    difference_low: float | None
+    difference_high: float | None
+    p: float | None
+    pairs: RungPairs
+    trials: list[RungTrial]
+
+
+class Gain(NamedTuple):
+    """What a rung gives over the one before, in points of accuracy."""
+
+    rung: str
+    mean: float
+    low: float
+    high: float
+    significant: bool
+
+    @property
+    def points(self) -> str:
+        """Mean and interval as text."""
+        return f"{self.mean:+.2f} ({self.low:+.2f} to {self.high:+.2f})"
+
+    @property
+    def named_points(self) -> str:
+        """The rung with mean and interval, as text."""
+        return f"{self.rung} ({self.mean:+.2f}, {self.low:+.2f} to {self.high:+.2f})"
+
+
+def gain_of(row: RungRow) -> Gain | None:
+    """Give what a rung was tested for; None where there were too few pairs."""
+    mean = row["difference"]
+    low = row["difference_low"]
+    high = row["difference_high"]
+    p = row["p"]
+    if mean is None or low is None or high is None or p is None:
+        return None
+    return Gain(row["rung"], 100.0 * mean, 100.0 * low, 100.0 * high, p < 1.0 - CONFIDENCE)
+
+
+def _standard_errors(n: int) -> float:
+    """Tell by how many standard errors Student's interval for a mean of n values reaches to each side."""
     return float(stats.t.ppf((1.0 + CONFIDENCE) / 2.0, n - 1))
 
 
-def sentence(
-    rows: Sequence[Mapping[str, Any]], level: float, n: int, left_out: Sequence[str]
-) -> str:
-    """Return the finding in words: what the ladder comes to, and which rungs help or hurt beyond the noise."""
-    ends = [row for row in rows if row["accuracy"] is not None]
+def sentence(rows: Sequence[RungRow], level: float, n: int, left_out: Sequence[str]) -> str:
+    """Put the finding into words: what the ladder comes to, and which rungs help or hurt beyond the noise."""
+    ends = list[tuple[RungRow, float]]()
+    for row in rows:
+        if row["accuracy"] is not None:
+            ends.append((row, row["accuracy"]))
     if not ends:
-        return f"No trial of any rung got to its end (n = {_seeds(n)})."
-    first, last = ends[0], ends[-1]
-    text = f"From {first['rung']} to {last['rung']} accuracy goes from {_percent(first)} to {_percent(last)}"
-    text += (
-        f", {last['at_level']:.0%} of the seeds at {level:.1%} or over"
-        if last["at_level"] > 0
-        else ""
+        return f"No trial of any rung got to its end (n = {_seed_count(n)})."
+    first, first_accuracy = ends[0]
+    last, last_accuracy = ends[-1]
+    text = (
+        f"From {first['rung']} to {last['rung']} accuracy goes from {100.0 * first_accuracy:.2f}% to "
+        f"{100.0 * last_accuracy:.2f}%"
     )
-    tested = [row for row in rows if row["p"] is not None]
-    if tested:
-        apart = [row for row in tested if row["p"] < 1.0 - CONFIDENCE]
-        helps = [_change(row) for row in apart if row["difference"] > 0]
-        hurts = [_change(row) for row in apart if row["difference"] < 0]
-        rest = [row for row in tested if row not in apart]
-        alone = [
-            row["rung"] for row in rest if row["difference_low"] > 0 or row["difference_high"] < 0
-        ]
-        parts = [
-            f"{_listed(helps) or 'no rung'} help{'' if len(helps) > 1 else 's'} beyond the noise"
-        ]
-        parts += [f"{_listed(hurts)} hurt{'' if len(hurts) > 1 else 's'}"] if hurts else []
-        parts += (
-            [f"{_listed(alone)} stand{'' if len(alone) > 1 else 's'} out only uncorrected"]
-            if alone
-            else []
+    if last["at_level"] > 0:
+        text += f", {last['at_level']:.0%} of the seeds at {level:.1%} or over"
+    gains = [gain for gain in map(gain_of, rows) if gain is not None]
+    if gains:
+        text += (
+            f": {_effects_in_words(gains)} (points of accuracy with {CONFIDENCE:.0%} intervals, paired by seed, n = "
+            f"{_seed_count(n)}, p corrected for {len(gains)} comparisons)"
         )
-        quiet = len(rest) - len(alone)
-        parts += (
-            [f"{quiet} of {len(tested)} do not differ significantly from the rung before"]
-            if quiet
-            else []
-        )
-        text += f": {'; '.join(parts)} (points of accuracy with {CONFIDENCE:.0%} intervals, paired by seed, n = "
-        text += f"{_seeds(n)}, p corrected for {len(tested)} comparisons)"
     else:
-        text += f" (n = {_seeds(n)}: too few for a test)"
-    lost = sum(trial["accuracy"] is None for row in rows for trial in row["trials"])
-    text += f"; {lost} trial{'s' if lost > 1 else ''} did not get to the end" if lost else ""
-    text += f"; left out on this device: {_listed(left_out)}" if left_out else ""
+        text += f" (n = {_seed_count(n)}: too few for a test)"
+    lost = 0
+    for row in rows:
+        lost += sum(trial["accuracy"] is None for trial in row["trials"])
+    if lost:
+        text += f"; {lost} trial{_plural(lost)} did not get to the end"
+    if left_out:
+        text += f"; left out on this device: {_listed(left_out)}"
     return f"{text}."
 
 
-def _seeds(n: int) -> str:
-    return f"{n} seed{'s' if n > 1 else ''}"
+def _effects_in_words(gains: Sequence[Gain]) -> str:
+    """Say which rungs help or hurt beyond the noise, which only uncorrected, and how many not at all."""
+    significant = [gain for gain in gains if gain.significant]
+    helps = [gain.named_points for gain in significant if gain.mean > 0]
+    hurts = [gain.named_points for gain in significant if gain.mean < 0]
+    rest = [gain for gain in gains if not gain.significant]
+    alone = [gain.rung for gain in rest if gain.low > 0 or gain.high < 0]
+    parts = [f"{_listed(helps) or 'no rung'} help{_third_person(helps)} beyond the noise"]
+    if hurts:
+        parts.append(f"{_listed(hurts)} hurt{_third_person(hurts)}")
+    if alone:
+        parts.append(f"{_listed(alone)} stand{_third_person(alone)} out only uncorrected")
+    quiet = len(rest) - len(alone)
+    if quiet:
+        parts.append(f"{quiet} of {len(gains)} do not differ significantly from the rung before")
+    return "; ".join(parts)
 
 
-def _percent(row: Mapping[str, Any]) -> str:
-    return f"{100.0 * row['accuracy']:.2f}%"
+def _third_person(subjects: Sequence[str]) -> str:
+    """Give the ending of a verb."""
+    return "" if len(subjects) > 1 else "s"
 
 
-def _change(row: Mapping[str, Any]) -> str:
-    return f"{row['rung']} ({_points(row).replace(' (', ', ')}"
+def _plural(count: int) -> str:
+    """Give the ending of a noun."""
+    return "s" if count > 1 else ""
 
 
-def _points(row: Mapping[str, Any]) -> str:
-    mean, low, high = (
-        f"{100.0 * row[key]:+.2f}" for key in ("difference", "difference_low", "difference_high")
-    )
-    return f"{mean} ({low} to {high})"
+def _seed_count(n: int) -> str:
+    return f"{n} seed{_plural(n)}"
 
 
 def _listed(names: Sequence[str]) -> str:
-    return " and ".join([*([", ".join(names[:-1])] if len(names) > 1 else []), *names[-1:]])
+    """Join names by commas, the last one by ``and``."""
+    if len(names) < 2:
+        return "".join(names)
+    return f"{', '.join(names[:-1])} and {names[-1]}"
 
 
-def shown(row: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a row as the table shows it, with its numbers under ``measured``."""
+def shown(row: RungRow) -> dict[str, object]:
+    """Give a row as the table shows it, with its numbers under ``measured``."""
     measured = {key: value for key, value in row.items() if key not in ("rung", "trials")}
-    source = [f"{row['source_seconds']:.4g} s"] if row["source_seconds"] is not None else []
-    source += (
-        [f"{100.0 * row['source_accuracy']:.4g}%"] if row["source_accuracy"] is not None else []
-    )
+    source = list[str]()
+    if row["source_seconds"] is not None:
+        source.append(f"{row['source_seconds']:.4g} s")
+    if row["source_accuracy"] is not None:
+        source.append(f"{100.0 * row['source_accuracy']:.4g}%")
+    gain = gain_of(row)
     return {
         "rung": row["rung"],
         "epochs": round(row["epochs"], 2),
@@ -111,7 +205,7 @@ def shown(row: Mapping[str, Any]) -> dict[str, Any]:
         "seconds_(SD)": _with_deviation(row["seconds"], row["seconds_sd"], format_number),
         "accuracy_(SD)": _with_deviation(row["accuracy"], row["accuracy_sd"], "{:.2%}".format),
         "at_level": f"{row['at_level']:.0%}",
-        "gain": None if row["p"] is None else _points(row),
+        "gain": None if gain is None else gain.points,
         "source": ", ".join(source) or None,
         "measured": measured,
         "trials": row["trials"],
@@ -123,11 +217,13 @@ def _with_deviation(
 ) -> str | None:
     if mean is None:
         return None
-    return write(mean) if deviation is None else f"{write(mean)} ({write(deviation)})"
+    if deviation is None:
+        return write(mean)
+    return f"{write(mean)} ({write(deviation)})"
 
 
 def paint(
-    rows: Sequence[Mapping[str, Any]], level: float, title: str, reduced: bool, figure: "Figure"
+    rows: Sequence[RungRow], level: float, title: str, reduced: bool, figure: "Figure"
 ) -> None:
     """Draw a line a rung, the first one on top: accuracies, differences, and seconds beside the source's.
 
@@ -146,123 +242,94 @@ def paint(
     figure.suptitle(title, fontsize=10.5, parse_math=False)
 
 
-def _draw_accuracies(
-    axes: "Axes", rows: Sequence[Mapping[str, Any]], level: float, reduced: bool
-) -> None:
+def _draw_accuracies(axes: "Axes", rows: Sequence[RungRow], level: float, reduced: bool) -> None:
     for place, row in enumerate(rows):
-        points = [
-            100.0 * trial["accuracy"] for trial in row["trials"] if trial["accuracy"] is not None
-        ]
-        shown: dict[str, Any] = {
-            "s": 16,
-            "color": BLUE,
-            "alpha": 0.45,
-            "linewidths": 0,
-            "label": "a seed" if not place else None,
-        }
-        axes.scatter(points, [place + SEEDS_BELOW] * len(points), **shown)
-        if row["accuracy_sd"] is not None:
-            reach = _t(row["n"]) * row["accuracy_sd"]
-            label = f"mean and its {CONFIDENCE:.0%} interval" if not place else None
-            at, half = 100.0 * row["accuracy"], 100.0 * reach / math.sqrt(row["n"])
+        # One entry in the legend is enough for all rungs.
+        seed_label = "a seed" if place == 0 else None
+        mean_label = f"mean and its {CONFIDENCE:.0%} interval" if place == 0 else None
+        accuracies = [trial["accuracy"] for trial in row["trials"]]
+        points = [100.0 * accuracy for accuracy in accuracies if accuracy is not None]
+        below = [place + SEEDS_BELOW] * len(points)
+        axes.scatter(points, below, label=seed_label, **SEED_POINTS)
+        if row["accuracy"] is not None and row["accuracy_sd"] is not None:
+            reach = _standard_errors(row["n"]) * row["accuracy_sd"]
             axes.errorbar(
-                at,
+                100.0 * row["accuracy"],
                 place,
-                xerr=half,
+                xerr=100.0 * reach / math.sqrt(row["n"]),
                 fmt="D",
                 color=VERMILION,
                 capsize=3,
                 markersize=4.5,
-                label=label,
+                label=mean_label,
             )
         if row["source_accuracy"] is not None and not reduced:
-            axes.plot(
-                100.0 * row["source_accuracy"],
-                place,
-                "s",
-                color=INK,
-                markerfacecolor="none",
-                markersize=7,
-            )
+            axes.plot(100.0 * row["source_accuracy"], place, **HOLLOW_SQUARE)
     if not reduced:
-        axes.plot([], [], "s", color=INK, markerfacecolor="none", markersize=7, label="source")
-        axes.axvline(
-            100.0 * level, color=GREY, linewidth=0.9, linestyle="--", label=f"{100 * level:.4g}%"
-        )
+        axes.plot([], [], label="source", **HOLLOW_SQUARE)
+        goal = 100.0 * level
+        axes.axvline(goal, color=GREY, linewidth=0.9, linestyle="--", label=f"{100 * level:.4g}%")
     axes.set_xlabel("accuracy at the end, %")
-    _legend(axes)
+    _legend_above(axes)
 
 
-def _draw_differences(axes: "Axes", rows: Sequence[Mapping[str, Any]]) -> None:
+def _draw_differences(axes: "Axes", rows: Sequence[RungRow]) -> None:
     axes.axvline(0.0, color=INK, linewidth=0.8)
     for place, row in enumerate(rows):
-        if row["p"] is None:
+        gain = gain_of(row)
+        if gain is None:
             continue
-        at, low, high = (
-            100.0 * row[key] for key in ("difference", "difference_low", "difference_high")
-        )
-        significant = row["p"] < 1.0 - CONFIDENCE
-        colour = GREY if not significant else BLUE if at > 0 else VERMILION
-        marker: dict[str, Any] = {
-            "fmt": "o",
-            "markersize": 5.5,
-            "markerfacecolor": colour if significant else "white",
-        }
-        axes.errorbar(at, place, xerr=[[at - low], [high - at]], color=colour, capsize=3, **marker)
-    for colour, name in (
-        (BLUE, "helps"),
-        (VERMILION, "hurts"),
-        (GREY, "not significant (corrected)"),
-    ):
-        axes.plot(
-            [],
-            [],
-            "o",
+        colour = _colour_of(gain)
+        axes.errorbar(
+            gain.mean,
+            place,
+            xerr=[[gain.mean - gain.low], [gain.high - gain.mean]],
             color=colour,
-            markerfacecolor="white" if colour == GREY else colour,
-            label=name,
+            capsize=3,
+            fmt="o",
+            markersize=5.5,
+            markerfacecolor=colour if gain.significant else "white",
         )
+    axes.plot([], [], "o", color=BLUE, markerfacecolor=BLUE, label="helps")
+    axes.plot([], [], "o", color=VERMILION, markerfacecolor=VERMILION, label="hurts")
+    quiet = "not significant (corrected)"
+    axes.plot([], [], "o", color=GREY, markerfacecolor="white", label=quiet)
     axes.set_xlabel(
         f"difference from the rung before, points\n({CONFIDENCE:.0%} intervals, paired by seed)"
     )
-    _legend(axes)
+    _legend_above(axes)
 
 
-def _draw_seconds(axes: "Axes", rows: Sequence[Mapping[str, Any]]) -> None:
+def _colour_of(gain: Gain) -> str:
+    if not gain.significant:
+        return GREY
+    return BLUE if gain.mean > 0 else VERMILION
+
+
+def _draw_seconds(axes: "Axes", rows: Sequence[RungRow]) -> None:
     for place, row in enumerate(rows):
-        points = [trial["seconds"] for trial in row["trials"] if trial["seconds"] is not None]
-        axes.scatter(
-            points, [place + SEEDS_BELOW] * len(points), s=16, color=BLUE, alpha=0.45, linewidths=0
-        )
+        seconds = [trial["seconds"] for trial in row["trials"] if trial["seconds"] is not None]
+        axes.scatter(seconds, [place + SEEDS_BELOW] * len(seconds), **SEED_POINTS)
         if row["seconds"] is not None:
             axes.plot(row["seconds"], place, "D", color=VERMILION, markersize=4.5)
-            note: dict[str, Any] = {
-                "xytext": (7, 0),
-                "textcoords": "offset points",
-                "va": "center",
-                "fontsize": 8.0,
-            }
-            axes.annotate(format_number(row["seconds"], 3), (row["seconds"], place), **note)
-        if row["source_seconds"] is not None:
-            axes.plot(
-                row["source_seconds"], place, "s", color=INK, markerfacecolor="none", markersize=7
+            axes.annotate(
+                format_number(row["seconds"], 3),
+                (row["seconds"], place),
+                xytext=(7, 0),
+                textcoords="offset points",
+                va="center",
+                fontsize=8.0,
             )
+        if row["source_seconds"] is not None:
+            axes.plot(row["source_seconds"], place, **HOLLOW_SQUARE)
     axes.plot([], [], "D", color=VERMILION, markersize=4.5, label="here")
-    axes.plot(
-        [],
-        [],
-        "s",
-        color=INK,
-        markerfacecolor="none",
-        markersize=7,
-        label="source, on its own device",
-    )
+    axes.plot([], [], label="source, on its own device", **HOLLOW_SQUARE)
     axes.set_xscale("log")
     axes.set_xlabel("seconds of training, steps x tau(B)")
-    _legend(axes)
+    _legend_above(axes)
 
 
-def _legend(axes: "Axes") -> None:
+def _legend_above(axes: "Axes") -> None:
     """Put the legend above the panel, where it hides no rung."""
     axes.legend(
         frameon=False,

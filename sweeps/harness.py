@@ -21,7 +21,7 @@ from dataclasses import dataclass, field, fields, make_dataclass
 from importlib.metadata import version
 from importlib.resources import files
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import ConfigKeyError, OmegaConfBaseException, ValidationError
@@ -47,15 +47,10 @@ if TYPE_CHECKING:
 
 SWEEP_MODULE = "bstune.sweeps"
 COMMAND = "python -m bstune sweep"
-PACKAGES = (
-    "bstune",
-    "lightning",
-    "numpy",
-    "optuna",
-    "scipy",
-    "torch",
-)  # whose versions a result depends on
-WIDTH = 118  # of a table that goes into a file
+# Whose versions a result depends on.
+VERSIONED_PACKAGES = ("bstune", "lightning", "numpy", "optuna", "scipy", "torch")
+# Columns of a table that goes into a file.
+FILE_WIDTH = 118
 
 
 @dataclass(frozen=True)
@@ -63,15 +58,18 @@ class Finding:
     """What a sweep found: a sentence, the numbers behind it, and one figure."""
 
     sentence: str  # computed from the rows
-    rows: Sequence[
-        Mapping[str, Any]
-    ]  # of plain values, one a line; nested ones go to result.json alone
-    n: int  # measurements behind each row: repeats, or seeds
+    # Of plain values, one a line; nested ones go to result.json alone.
+    rows: Sequence[Mapping[str, object]]
+    # Measurements behind each row: repeats, or seeds.
+    n: int
     device: str
-    paint: Callable[["Figure"], None]  # draws on an empty figure
+    # Draws on an empty figure.
+    paint: Callable[["Figure"], None]
     inches: tuple[float, float]
-    notes: Sequence[str] = ()  # lines below the table
-    details: Mapping[str, Any] = field(default_factory=dict)  # further keys of result.json
+    # Lines below the table.
+    notes: Sequence[str] = ()
+    # Further keys of result.json.
+    details: Mapping[str, object] = field(default_factory=dict)
 
 
 @dataclass
@@ -127,7 +125,10 @@ def main(arguments: list[str]) -> None:
     )
     parsed = parser.parse_args(arguments)
     if parsed.name is None:
-        sys.stdout.write((parser.format_help() + "\n" if parsed.help else "") + listing())
+        text = listing()
+        if parsed.help:
+            text = f"{parser.format_help()}\n{text}"
+        sys.stdout.write(text)
     elif parsed.help:
         write_out(OmegaConf.to_yaml(compose_sweep(parsed.name, parsed.options)))
     else:
@@ -135,31 +136,26 @@ def main(arguments: list[str]) -> None:
 
 
 def sweep_names() -> list[str]:
-    """Return the names of all sweeps, sorted."""
-    return sorted(
-        Path(file.name).stem
-        for file in files(SWEEP_MODULE).iterdir()
-        if file.name.endswith(".yaml")
-    )
+    """Give the names of all sweeps, sorted."""
+    names = [file.name for file in files(SWEEP_MODULE).iterdir()]
+    return sorted(Path(name).stem for name in names if name.endswith(".yaml"))
 
 
 def listing() -> str:
-    """Return the sweeps, each with its source, and how one is run."""
+    """List the sweeps, each with its source, and how one is run."""
     lines = [f"{name}\n    {compose_sweep(name, ()).sweep.source}" for name in sweep_names()]
-    return "\n".join(
-        [*lines, f"run one with: {COMMAND} NAME [options]; its options: {COMMAND} NAME --help", ""]
-    )
+    lines.append(f"run one with: {COMMAND} NAME [options]; its options: {COMMAND} NAME --help")
+    return "\n".join(lines) + "\n"
 
 
 def compose_sweep(name: str, options: Sequence[str]) -> DictConfig:
-    """Return the config of a sweep, composed but not checked."""
+    """Give the config of a sweep, composed but not checked."""
     if name not in sweep_names():
         raise ConfigError(f"there is no sweep {name!r}; sweeps: {', '.join(sweep_names())}")
     config, unknown = compose_known(SWEEP_MODULE, name, in_full(options))
     if unknown:
-        raise ConfigError(
-            "\n".join(f"unknown option {option}; --help lists the options" for option in unknown)
-        )
+        lines = [f"unknown option {option}; --help lists the options" for option in unknown]
+        raise ConfigError("\n".join(lines))
     return config
 
 
@@ -171,12 +167,10 @@ def check_sweep(name: str, config: DictConfig) -> Sweep:
         )
     try:
         root = config.sweep.get("output")
-        config.sweep.output = (
-            _expanded(root) if isinstance(root, str) else root
-        )  # before others refer to it
-        values = OmegaConf.to_container(
-            config.sweep, resolve=True
-        )  # it may refer to keys beside it
+        # Before others refer to it.
+        config.sweep.output = _expanded(root) if isinstance(root, str) else root
+        # It may refer to keys beside it.
+        values = OmegaConf.to_container(config.sweep, resolve=True)
         keys = OmegaConf.merge(OmegaConf.structured(SweepKeys), values)
         experiment = instantiate(keys.experiment, "sweep.experiment")
     except ConfigKeyError as error:
@@ -197,16 +191,16 @@ def check_sweep(name: str, config: DictConfig) -> Sweep:
     if composed is None and "composed" in inspect.signature(experiment.func).parameters:
         raise ConfigError(f"the sweep {name} trains: its file needs config among its defaults")
     sweep = Sweep(
-        name,
-        keys.source,
-        Path(keys.output),
-        composed,
-        experiment,
-        parameters,
-        plain_parameters,
+        name=name,
+        source=keys.source,
+        output=Path(keys.output),
+        composed=composed,
+        experiment=experiment,
+        parameters=parameters,
+        plain_parameters=plain_parameters,
     )
     check_writable(sweep.result, f"sweep.output={root}")
-    _check_own(sweep)
+    _check_own_files(sweep)
     return sweep
 
 
@@ -217,7 +211,7 @@ def _expanded(root: str) -> str:
         raise ConfigError(f"sweep.output: {error}") from error
 
 
-def _check_own(sweep: Sweep) -> None:
+def _check_own_files(sweep: Sweep) -> None:
     """Refuse to write over a result or a figure that is not an earlier one of this sweep."""
     if not sweep.result.exists() and not sweep.figure.exists():
         return
@@ -225,8 +219,8 @@ def _check_own(sweep: Sweep) -> None:
         result = parse_json(read_text(sweep.result, "the result"), sweep.result.name)
     except InputError:
         result = None
-    found = result.get("sweep") if isinstance(result, dict) else None
-    if found != sweep.name:
+    is_own = isinstance(result, dict) and result.get("sweep") == sweep.name
+    if not is_own:
         raise StudyError(
             f"sweep.output={sweep.output} has a {sweep.result.name} or a {sweep.figure.name} that is not of the sweep "
             f"{sweep.name}: choose another with sweep.output=DIR"
@@ -252,25 +246,26 @@ def _checked(name: str, rest: DictConfig) -> Composed | None:
 def _check_elements(parameters: object) -> None:
     """Refuse lists within the lists of an experiment's parameters, which OmegaConf takes for texts and numbers."""
     for name, value in vars(parameters).items():
-        nested = isinstance(value, list) and any(isinstance(one, list | dict) for one in value)
-        if nested:
+        if not isinstance(value, list):
+            continue
+        if any(isinstance(element, list | dict) for element in value):
             raise ConfigError(f"sweep.experiment.{name} must be a flat list, but got {value!r:.80}")
 
 
 def _typed(experiment: functools.partial[Finding]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return an experiment's parameters, as its annotations have them and as plain values."""
-    parameters = inspect.signature(experiment.func).parameters.values()
-    # One with a default is not the YAML's: a clock that tests replace.
-    of_yaml = [
-        one for one in parameters if one.kind is one.KEYWORD_ONLY and one.default is one.empty
-    ]
-    schema = make_dataclass("Parameters", [(one.name, one.annotation) for one in of_yaml])
+    """Give an experiment's parameters, as its annotations have them and as plain values."""
+    of_yaml = list[tuple[str, type]]()
+    for parameter in inspect.signature(experiment.func).parameters.values():
+        # One with a default is not the YAML's: a clock that tests replace.
+        required = parameter.default is parameter.empty
+        if required and parameter.kind is parameter.KEYWORD_ONLY:
+            of_yaml.append((parameter.name, parameter.annotation))
+    schema = make_dataclass("Parameters", of_yaml)
     try:
         merged = OmegaConf.merge(OmegaConf.structured(schema), experiment.keywords)
-        if missing := OmegaConf.missing_keys(merged):
-            raise ConfigError(
-                f"no value is given for sweep.experiment.{', sweep.experiment.'.join(sorted(missing))}"
-            )
+        missing = [f"sweep.experiment.{name}" for name in sorted(OmegaConf.missing_keys(merged))]
+        if missing:
+            raise ConfigError(f"no value is given for {', '.join(missing)}")
         typed = OmegaConf.to_object(merged)
         _check_elements(typed)
     except ConfigKeyError as error:
@@ -291,11 +286,12 @@ def run_sweep(name: str, options: Sequence[str]) -> None:
     quieten(training=sweep.composed is not None)
     console = safe_console()
     if not console.is_terminal:
-        console = safe_console(width=max(WIDTH, console.width))
+        console = safe_console(width=max(FILE_WIDTH, console.width))
     console.print(f"{name}: {sweep.source}", soft_wrap=True, markup=False)
     try:
         finding = sweep.find(console)
-    except (KeyboardInterrupt, SystemExit) as error:  # Lightning turns the first into the second
+    # Lightning turns the first into the second.
+    except (KeyboardInterrupt, SystemExit) as error:
         raise Interrupted("interrupted: the sweep has written nothing") from error
     write(sweep, finding, options)
     show(sweep, finding, console)
@@ -309,7 +305,7 @@ def write(sweep: Sweep, finding: Finding, options: Sequence[str]) -> None:
         "sentence": finding.sentence,
         "n": finding.n,
         "device": finding.device,
-        "versions": {name: version(name) for name in PACKAGES},
+        "versions": {name: version(name) for name in VERSIONED_PACKAGES},
         "command": redact(shlex.join([*COMMAND.split(), sweep.name, *options])),
         "parameters": sweep.plain_parameters,
         "rows": finding.rows,
@@ -317,7 +313,8 @@ def write(sweep: Sweep, finding: Finding, options: Sequence[str]) -> None:
         **finding.details,
     }
     made = [path for path in (sweep.output, *sweep.output.parents) if not path.exists()]
-    figure = sweep.output / ".figure.png"  # renamed once the result stands too
+    # Renamed once the result stands too.
+    figure = sweep.output / ".figure.png"
     try:
         sweep.output.mkdir(parents=True, exist_ok=True)
         save_figure(finding.paint, finding.inches, figure)
@@ -329,33 +326,43 @@ def write(sweep: Sweep, finding: Finding, options: Sequence[str]) -> None:
         ) from error
     finally:
         figure.unlink(missing_ok=True)
-        with suppress(OSError):  # not empty: the outputs are there
+        # Those that are not empty stay: the outputs are there.
+        with suppress(OSError):
             for path in made:
                 path.rmdir()
 
 
 def show(sweep: Sweep, finding: Finding, console: Console) -> None:
     """Print the rows as a table, the notes, the sentence, and where the files are."""
-    columns: dict[str, list[Any]] = {}
-    for key in dict.fromkeys(key for row in finding.rows for key in row):
-        values = [row.get(key) for row in finding.rows]
-        if not any(isinstance(value, list | tuple | Mapping) for value in values):
-            columns[key] = values
     table = Table(box=box.SIMPLE_HEAD, padding=(0, 1), pad_edge=False)
+    columns = _plain_columns(finding.rows)
     for key, values in columns.items():
-        text = any(isinstance(value, str) for value in values)
-        table.add_column(
-            key.replace("_", " "), justify="left" if text else "right", overflow="fold"
-        )
+        is_text = any(isinstance(value, str) for value in values)
+        justify: Literal["left", "right"] = "left" if is_text else "right"
+        table.add_column(key.replace("_", " "), justify=justify, overflow="fold")
     for cells in zip(*columns.values(), strict=True):
-        table.add_row(*(escape(_cell(value)) for value in cells))
+        table.add_row(*[escape(_text_of_cell(value)) for value in cells])
     console.print(table)
-    files_written = (f"result {sweep.result}", f"figure {sweep.figure}")
-    for line in (*(f"- {note}" for note in finding.notes), finding.sentence, *files_written):
+    lines = [f"- {note}" for note in finding.notes]
+    lines += [finding.sentence, f"result {sweep.result}", f"figure {sweep.figure}"]
+    for line in lines:
         console.print(line, soft_wrap=True, markup=False)
 
 
-def _cell(value: object) -> str:
+def _plain_columns(rows: Sequence[Mapping[str, object]]) -> dict[str, list[object]]:
+    """Give the rows' values by key, without the keys that have a nested value in any row."""
+    keys = dict[str, None]()
+    for row in rows:
+        keys |= dict.fromkeys(row)
+    columns = dict[str, list[object]]()
+    for key in keys:
+        values = [row.get(key) for row in rows]
+        if not any(isinstance(value, list | tuple | Mapping) for value in values):
+            columns[key] = values
+    return columns
+
+
+def _text_of_cell(value: object) -> str:
     if isinstance(value, int | float) and not isinstance(value, bool):
         return format_number(value, 4)
     return "-" if value is None else str(value)

@@ -12,7 +12,7 @@ import math
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, NotRequired, TypedDict
 
 import numpy as np
 from rich.console import Console
@@ -33,10 +33,40 @@ from bstune.trial.workload import load
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-FIGURE_INCHES = (8.0, 5.0)
-COLOURS = (INK, VERMILION, BLUE, PURPLE, GREY)
+LOSS_FIGURE_INCHES = (8.0, 5.0)
+SERIES_COLOURS = (INK, VERMILION, BLUE, PURPLE, GREY)
 QUARTILES = (0.25, 0.5, 0.75)
 ROW_BY_ROW = "workload.data.row_by_row"
+# Evaluations, up to which each is drawn as a point.
+MOST_POINTS = 40
+
+
+class LossCurve(TypedDict):
+    """Loss over seconds: the median over seeds and its quartiles, at the steps that all trials share."""
+
+    steps: list[int]
+    seconds: list[float]
+    loss: list[float]
+    loss_low: list[float]
+    loss_high: list[float]
+
+
+class SeriesRow(TypedDict):
+    """The medians of a series over its trials, in result.json."""
+
+    run: str
+    batch_size: int
+    lr: float
+    epochs: float
+    ms_per_step: float
+    last_loss: float | None
+    steps_to_level: float | None
+    seconds_to_level: float | None
+    curve: LossCurve
+    trials: list[dict[str, object]]
+    # Of a step, with rows that live on the device, and with rows that a DataLoader takes out one by one.
+    ms_resident: NotRequired[float]
+    ms_row_by_row: NotRequired[float]
 
 
 @dataclass(frozen=True)
@@ -69,41 +99,65 @@ def run(
     runs: list[Series],
     timer: Callable[..., tuple[float, ...]] = time_trial,
 ) -> Finding:
-    """Train each of ``runs`` on each seed, in shuffled order, and return the loss over seconds.
+    """Train each of ``runs`` on each seed, in shuffled order, and show the loss over seconds.
 
     Tests replace ``timer``.
     """
     workload, protocol = load(composed.options, composed.trained)
     protocol = replace(protocol, target=Target(metric, level, "min").never_met)
-    _check(runs, seeds, loader, workload.train_examples)
+    _check_series(runs, seeds, loader, workload.train_examples)
+    trials = _train_series(workload, protocol, runs, seeds, order_seed, console)
+    from_loader = row_by_row(composed)
+    loader_workload, _ = load(from_loader.options, from_loader.trained)
+    order = np.random.default_rng(order_seed)
+    sources = (workload, loader_workload)
+    resident, one_by_one = loader_seconds(sources, protocol, runs, loader, order, timer)
+    rows = list[SeriesRow]()
+    for place, series in enumerate(runs):
+        series_row = row(series, trials[place], level)
+        series_row["ms_resident"] = 1e3 * resident[place]
+        series_row["ms_row_by_row"] = 1e3 * one_by_one[place]
+        rows.append(series_row)
+    device = device_name(protocol.trainer)
+    title = f"{composed.options.workload.name} on {device}: medians and quartiles over {len(seeds)} seeds"
+    return Finding(
+        sentence=f"{sentence(rows, level, len(seeds))} {loader_sentence(rows, loader.rounds)}",
+        rows=rows,
+        n=len(seeds),
+        device=device,
+        paint=functools.partial(_paint_losses, rows, level, metric, title),
+        inches=LOSS_FIGURE_INCHES,
+    )
+
+
+def _train_series(
+    workload: Workload,
+    protocol: TrialProtocol,
+    runs: Sequence[Series],
+    seeds: Sequence[int],
+    order_seed: int,
+    console: Console,
+) -> list[list[TrialResult]]:
+    """Train each of ``runs`` on each seed; give the trials of each."""
     rng = np.random.default_rng(order_seed)
-    plan = [(place, seed) for seed in seeds for place in rng.permutation(len(runs)).tolist()]
+    plan = list[tuple[int, int]]()
+    for seed in seeds:
+        # Shuffled anew: what the machine does meanwhile is to hit every run.
+        plan += [(place, seed) for place in rng.permutation(len(runs)).tolist()]
     trials: list[list[TrialResult]] = [[] for _ in runs]
-    for number, (place, seed) in track(
+    progress = track(
         list(enumerate(plan)),
         "training",
         console=console,
         transient=True,
         disable=not console.is_terminal,
-    ):
+    )
+    for number, (place, seed) in progress:
         series = runs[place]
         steps = math.ceil(series.epochs * workload.train_examples / series.batch_size)
         spec = TrialSpec(number, number, series.batch_size, series.lr, None, seed)
         trials[place].append(run_trial(workload, spec, replace(protocol, budget=Budget(steps, 1))))
-    own = row_by_row(composed)
-    sources = (workload, load(own.options, own.trained)[0])
-    resident, one_by_one = loader_seconds(
-        sources, protocol, runs, loader, np.random.default_rng(order_seed), timer
-    )
-    rows = [
-        {**row(series, own, level), "ms_resident": 1e3 * before, "ms_row_by_row": 1e3 * after}
-        for series, own, before, after in zip(runs, trials, resident, one_by_one, strict=True)
-    ]
-    device = device_name(protocol.trainer)
-    title = f"{composed.options.workload.name} on {device}: medians and quartiles over {len(seeds)} seeds"
-    painter = functools.partial(_paint, rows, level, metric, title)
-    text = f"{sentence(rows, level, len(seeds))} {loader_sentence(rows, loader.rounds)}"
-    return Finding(text, rows, len(seeds), device, painter, FIGURE_INCHES)
+    return trials
 
 
 def row_by_row(composed: Composed) -> Composed:
@@ -124,7 +178,7 @@ def loader_seconds(
     rng: np.random.Generator,
     timer: Callable[..., tuple[float, ...]],
 ) -> list[list[float]]:
-    """Return the seconds of a step of each run with each source of rows: medians over rounds of a round's means.
+    """Time a step of each run with each source of rows: medians over rounds of a round's means.
 
     A round times each of them once, in an order of its own.
     """
@@ -136,13 +190,13 @@ def loader_seconds(
             series = runs[place]
             steps = timer(sources[source], protocol, series.batch_size, series.lr, loader.steps)
             means[source, place].append(statistics.mean(steps))
-    return [
-        [statistics.median(means[source, place]) for place in range(len(runs))]
-        for source in range(len(sources))
-    ]
+    seconds = list[list[float]]()
+    for source in range(len(sources)):
+        seconds.append([statistics.median(means[source, place]) for place in range(len(runs))])
+    return seconds
 
 
-def _check(
+def _check_series(
     runs: Sequence[Series], seeds: Sequence[int], loader: LoaderTiming, examples: int
 ) -> None:
     if loader.rounds < 1 or loader.steps < 1:
@@ -154,30 +208,24 @@ def _check(
             f"this sweep needs runs, and seeds from 0, but got {len(runs)} runs and seeds {list(seeds)}"
         )
     for series in runs:
-        if not (
-            1 <= series.batch_size <= examples
-            and 0.0 < series.lr < math.inf
-            and 0.0 < series.epochs < math.inf
-        ):
+        fits = 1 <= series.batch_size <= examples
+        if not fits or not 0.0 < series.lr < math.inf or not 0.0 < series.epochs < math.inf:
             raise ConfigError(
                 f"a run needs a batch size from 1 to {examples}, and a positive lr and epochs, but got {series}"
             )
 
 
-def row(series: Series, trials: Sequence[TrialResult], level: float) -> dict[str, Any]:
-    """Return the medians of a series over its trials, one a seed.
+def row(series: Series, trials: Sequence[TrialResult], level: float) -> SeriesRow:
+    """Give the medians of a series over its trials, one a seed.
 
     ``steps_to_level`` and ``seconds_to_level``, those steps x tau(B), are None where the median trial does not reach
     the level. The curve holds the steps at which every trial was evaluated and had a finite loss.
     """
-    histories = [
-        {step: loss for step, loss in trial.history if loss is not None} for trial in trials
-    ]
-    steps = sorted(set.intersection(*(set(history) for history in histories)))
-    losses = [
-        np.quantile([history[step] for history in histories], QUARTILES).tolist() for step in steps
-    ]
+    histories = list[dict[int, float]]()
+    for trial in trials:
+        histories.append({step: loss for step, loss in trial.history if loss is not None})
     tau = statistics.median(trial.seconds_per_step or math.inf for trial in trials)
+    curve = _loss_curve(histories, tau)
     reached = statistics.median(_steps_to(history, level) for history in histories)
     reaches = math.isfinite(reached) and math.isfinite(tau)
     return {
@@ -186,103 +234,118 @@ def row(series: Series, trials: Sequence[TrialResult], level: float) -> dict[str
         "lr": series.lr,
         "epochs": series.epochs,
         "ms_per_step": 1e3 * tau,
-        "last_loss": losses[-1][1] if losses else None,
+        "last_loss": curve["loss"][-1] if curve["loss"] else None,
         "steps_to_level": reached if reaches else None,
         "seconds_to_level": reached * tau if reaches else None,
-        "curve": {
-            "steps": steps,
-            "seconds": [step * tau for step in steps],
-            "loss": [middle for _, middle, _ in losses],
-            "loss_low": [low for low, _, _ in losses],
-            "loss_high": [high for _, _, high in losses],
-        },
-        "trials": [
-            {
-                "seed": trial.seed,
-                "status": trial.status,
-                "seconds_per_step": trial.seconds_per_step,
-                "history": trial.history,
-            }
-            for trial in trials
-        ],
+        "curve": curve,
+        "trials": [_trial_values(trial) for trial in trials],
+    }
+
+
+def _loss_curve(histories: Sequence[Mapping[int, float]], tau: float) -> LossCurve:
+    steps = sorted(set.intersection(*map(set, histories)))
+    curve: LossCurve = {
+        "steps": steps,
+        "seconds": [step * tau for step in steps],
+        "loss": [],
+        "loss_low": [],
+        "loss_high": [],
+    }
+    for step in steps:
+        losses = [history[step] for history in histories]
+        low, middle, high = np.quantile(losses, QUARTILES).tolist()
+        curve["loss"].append(middle)
+        curve["loss_low"].append(low)
+        curve["loss_high"].append(high)
+    return curve
+
+
+def _trial_values(trial: TrialResult) -> dict[str, object]:
+    return {
+        "seed": trial.seed,
+        "status": trial.status,
+        "seconds_per_step": trial.seconds_per_step,
+        "history": trial.history,
     }
 
 
 def _steps_to(history: Mapping[int, float], level: float) -> float:
-    """Return the step of the first evaluation at or below ``level``; infinity if there is none."""
+    """Give the step of the first evaluation at or below ``level``; infinity if there is none."""
     return min((step for step, loss in history.items() if loss <= level), default=math.inf)
 
 
-def sentence(rows: Sequence[Mapping[str, Any]], level: float, n: int) -> str:
-    """Return the finding in words: which run gets to ``level`` first, and how much later the others do."""
-    there = sorted(
-        (row for row in rows if row["seconds_to_level"]),
-        key=lambda row: float(row["seconds_to_level"]),
-    )
-    absent = [row["run"] for row in rows if not row["seconds_to_level"]]
-    medians = f"(medians, n = {n} seed{'s' if n > 1 else ''})"
+def sentence(rows: Sequence[SeriesRow], level: float, n: int) -> str:
+    """Put the finding into words: which run gets to ``level`` first, and how much later the others do."""
+    there = list[tuple[float, SeriesRow]]()
+    absent = list[str]()
+    for series_row in rows:
+        if series_row["seconds_to_level"]:
+            there.append((series_row["seconds_to_level"], series_row))
+        else:
+            absent.append(series_row["run"])
+    plural = "s" if n > 1 else ""
+    medians = f"(medians, n = {n} seed{plural})"
     if not there:
         return f"No run reaches a loss of {format_number(level)} in its epochs {medians}."
-    first, *rest = there
-
-    def cost(row: Mapping[str, Any]) -> str:
-        return (
-            f"{format_count(row['steps_to_level'])} steps of {format_number(row['ms_per_step'])} ms"
-        )
-
-    parts = [f"{first['run']} reaches a loss of {format_number(level)} first, in"]
-    parts += [f"{format_seconds(first['seconds_to_level'])} ({cost(first)})"]
-    text = " ".join(parts)
-    for row in rest:
-        times = format_number(row["seconds_to_level"] / first["seconds_to_level"], 2)
-        text += f"; {row['run']} takes {times} times as long ({cost(row)})"
-    text += (
-        f"; {' and '.join(absent)} never reach{'es' if len(absent) == 1 else ''} it"
-        if absent
-        else ""
+    there.sort(key=lambda pair: pair[0])
+    (least, first), *rest = there
+    text = (
+        f"{first['run']} reaches a loss of {format_number(level)} first, in {format_seconds(least)} "
+        f"({_cost_text(first)})"
     )
+    for seconds, later in rest:
+        times = format_number(seconds / least, 2)
+        text += f"; {later['run']} takes {times} times as long ({_cost_text(later)})"
+    if absent:
+        third_person = "es" if len(absent) == 1 else ""
+        text += f"; {' and '.join(absent)} never reach{third_person} it"
     return f"{text[0].upper()}{text[1:]} {medians}."
 
 
-def loader_sentence(rows: Sequence[Mapping[str, Any]], rounds: int) -> str:
-    """Return in words how much longer a step takes whose rows a DataLoader takes out one by one."""
-    parts = [
-        f"{format_number(row['ms_row_by_row'] / row['ms_resident'])} times as long at {row['batch_size']}"
-        for row in sorted(rows, key=lambda row: int(row["batch_size"]))
-    ]
+def _cost_text(row: SeriesRow) -> str:
+    steps = format_count(row["steps_to_level"])
+    return f"{steps} steps of {format_number(row['ms_per_step'])} ms"
+
+
+def loader_sentence(rows: Sequence[SeriesRow], rounds: int) -> str:
+    """Say how much longer a step takes whose rows a DataLoader takes out one by one."""
+    parts = list[str]()
+    for series_row in sorted(rows, key=lambda row: row["batch_size"]):
+        times = format_number(series_row["ms_row_by_row"] / series_row["ms_resident"])
+        parts.append(f"{times} times as long at {series_row['batch_size']}")
     return (
         f"With a DataLoader that takes rows one by one a step lasts {', '.join(parts)} as with rows that live on the "
         f"device (by batch size, medians, n = {rounds} rounds)."
     )
 
 
-def _paint(
-    rows: Sequence[Mapping[str, Any]], level: float, metric: str, title: str, figure: "Figure"
+def _paint_losses(
+    rows: Sequence[SeriesRow], level: float, metric: str, title: str, figure: "Figure"
 ) -> None:
     """Draw each run's loss over its seconds on a logarithmic axis, with its quartiles."""
     axes = figure.subplots()
     ends = [row["curve"]["seconds"][-1] for row in rows if row["curve"]["seconds"]]
     scale, unit = time_unit(min(ends, default=1.0))
     for place, row in enumerate(rows):
-        curve, colour = row["curve"], COLOURS[place % len(COLOURS)]
-        x = np.array(curve["seconds"]) / scale
+        curve = row["curve"]
+        colour = SERIES_COLOURS[place % len(SERIES_COLOURS)]
+        seconds = np.array(curve["seconds"]) / scale
         label = (
             f"{row['run']}, lr {format_number(row['lr'])}, {format_number(row['epochs'])} epochs"
         )
-        marker = "o" if len(x) <= 40 else ""
         axes.plot(
-            x,
+            seconds,
             curve["loss"],
             color=colour,
             linewidth=1.6,
-            marker=marker,
+            marker="o" if len(seconds) <= MOST_POINTS else "",
             markersize=3.5,
             label=label,
             zorder=3,
         )
-        axes.fill_between(
-            x, curve["loss_low"], curve["loss_high"], color=colour, alpha=0.18, linewidth=0
-        )
+        low = curve["loss_low"]
+        high = curve["loss_high"]
+        axes.fill_between(seconds, low, high, color=colour, alpha=0.18, linewidth=0)
     axes.axhline(
         level,
         color=GREY,

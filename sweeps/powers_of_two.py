@@ -14,7 +14,7 @@ import statistics
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from rich.progress import track
 
@@ -44,14 +44,23 @@ from bstune.trial.loop import Workload
 from bstune.trial.workload import load, resolve
 
 if TYPE_CHECKING:
+    from matplotlib.artist import Artist
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
     from rich.console import Console
 
-FIGURE_INCHES = (13.0, 5.2)
-COLOURS = {"power of two": VERMILION, "multiple of 8": BLUE, "": GREY}  # by kind()
+POWERS_FIGURE_INCHES = (13.0, 5.2)
+# By kind().
+COLOUR_OF_KIND = {"power of two": VERMILION, "multiple of 8": BLUE, "": GREY}
+OTHER_KIND = "other batch size"
+# In the figure's legend.
+LEGEND_ORDER = ("power of two", "multiple of 8", OTHER_KIND, "ceiling")
+# To each batch size, for the share of the device's time that is in use.
+BUSY_VISITS = 3
 Timer = Callable[[Workload, TrialProtocol, int, float, int], tuple[float, ...]]
-BUSY_VISITS = 3  # to each batch size, for the share of the device's time that is in use
+BusyTimer = Callable[[Workload, TrialProtocol, int, float, int], float]
+# Seconds of a step in each round, by batch size.
+RoundsBySize = Mapping[int, Sequence[float]]
 
 
 @dataclass
@@ -60,7 +69,8 @@ class CeilingProbe:
 
     low: int
     high: int
-    cpu_bytes: int | None  # the limit on a CPU; None: what is free there
+    # The limit on a CPU; None: what is free there.
+    cpu_bytes: int | None
     relative: float
     steps: int
     seconds: float
@@ -82,29 +92,14 @@ def run(
     level: float,
     seed: int,
     timer: Timer = time_trial,
-    busy: Callable[[Workload, TrialProtocol, int, float, int], float] = busy_seconds,
+    busy: BusyTimer = busy_seconds,
     find_ceiling: Callable[..., Ceiling] = measure_ceiling,
 ) -> Finding:
     """Time the steps of a workload's trials around powers of two; tests replace the last three."""
-    for name, value, least in (("repeats", repeats, 2), ("steps", steps, 1)):
-        if value < least:
-            raise ConfigError(f"sweep.experiment.{name} must be at least {least}, but got {value}")
-    if not (0.0 < level < 1.0 and math.isfinite(lr) and lr > 0.0):
-        raise ConfigError(
-            f"sweep.experiment.level must lie between 0 and 1 and lr be positive, but got level={level} and lr={lr}"
-        )
-    if (
-        len(against_each_other) not in (0, 3)
-        or sorted(set(against_each_other)) != against_each_other
-    ):
-        raise ConfigError(
-            "sweep.experiment.against_each_other must be three rising batch sizes or none, "
-            f"but got {against_each_other}"
-        )
+    _check_choices(repeats, steps, level, lr, against_each_other)
     batch_sizes = [*batch_sizes, *against_each_other]
-    choose_batch_sizes(
-        batch_sizes, centres, max([*batch_sizes, *centres, 3])
-    )  # refuses them before any probe
+    # What cannot be chosen is refused before any probe.
+    choose_batch_sizes(batch_sizes, centres, max([*batch_sizes, *centres, 3]))
     options, recipe = resolve(composed.options, composed.trained)
     workload, protocol = load(options, recipe)
     if ceiling is None:
@@ -125,6 +120,7 @@ def run(
     order = visits(choice.sizes, repeats, seed)
     rounds_of = f"{repeats} rounds of {len(choice.sizes)} batch sizes"
     with ExitStack() as processes:
+        time_steps: Callable[[int, float, int], tuple[float, ...]]
         time_steps = functools.partial(timer, workload, protocol)
         if options.devices > 1:
             # Of all the devices' processes, in place of trials in this one.
@@ -133,39 +129,61 @@ def run(
             )
         for size in track(order, rounds_of, console=console, transient=True):
             timed[size].append(time_steps(size, lr, steps))
-    medians = {
-        size: [statistics.median(visit) for visit in rounds] for size, rounds in timed.items()
-    }
+    medians = dict[int, list[float]]()
+    for size, rounds in timed.items():
+        medians[size] = [statistics.median(visit) for visit in rounds]
     found = effects(medians, choice.centres, level)
     filled = gain(medians, choice.power, choice.ceiling, level)
-    in_use = {}
+    in_use = dict[int, float]()
     if options.devices == 1:
+        time_busy = functools.partial(busy, workload, protocol)
         for size in choice.sizes:
-            seconds = statistics.median(
-                busy(workload, protocol, size, lr, steps) for _ in range(BUSY_VISITS)
-            )
-            in_use[size] = seconds / statistics.median(medians[size])
+            seconds = [time_busy(size, lr, steps) for _ in range(BUSY_VISITS)]
+            in_use[size] = statistics.median(seconds) / statistics.median(medians[size])
     summaries = {size: summarize(size, rounds) for size, rounds in timed.items()}
-    rows = _rows(choice, summaries, medians, found, filled, in_use)
     parts = [sentence(found, choice, medians, filled, level)]
     if against_each_other and against_each_other[-1] <= choice.ceiling:
-        parts.append(sentence_of_three(*against_each_other, medians, level))
+        low, middle, high = against_each_other
+        parts.append(sentence_of_three(low, middle, high, medians, level))
     if in_use:
-        ends = " and ".join(
-            f"{in_use[size]:.0%} at B = {size}" for size in (choice.sizes[0], choice.ceiling)
+        smallest = choice.sizes[0]
+        parts.append(
+            f"The device's time is in use to {in_use[smallest]:.0%} at B = {smallest} and "
+            f"{in_use[choice.ceiling]:.0%} at B = {choice.ceiling}."
         )
-        parts.append(f"The device's time is in use to {ends}.")
     device = device_name(protocol.trainer, protocol.devices)
     title = f"{options.workload.name} in {options.precision}, {device}; n = {repeats} rounds"
-    asked = {*batch_sizes, *(size + step for size in centres for step in (-1, 0, 1))}
+    asked = set(batch_sizes)
+    for centre in centres:
+        asked.update((centre - 1, centre, centre + 1))
     return Finding(
         sentence=" ".join(parts),
-        rows=rows,
+        rows=_rows_of_sizes(choice, summaries, medians, found, filled, in_use),
         n=repeats,
         device=device,
-        paint=functools.partial(_paint, choice, asked, medians, found, level, title),
-        inches=FIGURE_INCHES,
+        paint=functools.partial(_paint_speeds, choice, asked, medians, found, level, title),
+        inches=POWERS_FIGURE_INCHES,
     )
+
+
+def _check_choices(
+    repeats: int, steps: int, level: float, lr: float, against_each_other: Sequence[int]
+) -> None:
+    """Refuse numbers that cannot be."""
+    if repeats < 2:
+        raise ConfigError(f"sweep.experiment.repeats must be at least 2, but got {repeats}")
+    if steps < 1:
+        raise ConfigError(f"sweep.experiment.steps must be at least 1, but got {steps}")
+    if not (0.0 < level < 1.0 and math.isfinite(lr) and lr > 0.0):
+        raise ConfigError(
+            f"sweep.experiment.level must lie between 0 and 1 and lr be positive, but got level={level} and lr={lr}"
+        )
+    rising = sorted(set(against_each_other)) == against_each_other
+    if len(against_each_other) not in (0, 3) or not rising:
+        raise ConfigError(
+            "sweep.experiment.against_each_other must be three rising batch sizes or none, "
+            f"but got {against_each_other}"
+        )
 
 
 def _measured(
@@ -193,44 +211,44 @@ def _measured(
         verify=probe.verify,
         report=report,
     )
-    reached = (
-        f"under {found.at.limit / 2**20:,.0f} MiB"
-        if found.above is not None
-        else "where the range ends"
-    )
+    reached = "where the range ends"
+    if found.above is not None:
+        reached = f"under {found.at.limit / 2**20:,.0f} MiB"
     console.print(f"ceiling {found.batch_size}, {reached}")
     for note in found.notes:
         console.print(note)
     return found.batch_size
 
 
-def _rows(
+def _rows_of_sizes(
     choice: Choice,
     timings: Mapping[int, StepTiming],
-    medians: Mapping[int, Sequence[float]],
+    medians: RoundsBySize,
     found: Sequence[Effect],
     filled: Effect,
     in_use: Mapping[int, float],
-) -> list[dict[str, Any]]:
-    """Return one row a batch size, with its contrast if it is a centre, then one a group of centres."""
-    single = {effect.centres[0]: effect for effect in found if len(effect.centres) == 1}
-    rows: list[dict[str, Any]] = []
+) -> list[dict[str, object]]:
+    """Make a row a batch size, with its contrast if it is a centre, then one a group of centres."""
+    alone = {effect.centres[0]: effect for effect in found if len(effect.centres) == 1}
+    rows = list[dict[str, object]]()
     for size in choice.sizes:
+        is_ceiling = size == choice.ceiling
         speeds = [size / seconds for seconds in medians[size]]
         rows.append(
             {
                 "batch_size": size,
-                "what": "ceiling" if size == choice.ceiling else _sign(size),
+                "what": "ceiling" if is_ceiling else _what_it_is(size),
                 "n": len(speeds),
                 "ms": 1e3 * statistics.mean(medians[size]),
-                "ms_sd": _rounded(1e3 * statistics.stdev(medians[size])),
+                "ms_sd": _three_digits(1e3 * statistics.stdev(medians[size])),
                 "examples_per_second": statistics.mean(speeds),
-                "examples_per_second_sd": _rounded(statistics.stdev(speeds)),
+                "examples_per_second_sd": _three_digits(statistics.stdev(speeds)),
                 "in_use": {"share": in_use[size], "visits": BUSY_VISITS} if in_use else {},
-                **_effect_cells(single.get(size)),
+                **_effect_cells(alone.get(size)),
                 "seconds_of_rounds": list(medians[size]),
-                "seconds_of_steps": asdict(timings[size]),  # median and quartiles over all of them
-                "over_power_of_two": asdict(filled) if size == choice.ceiling else {},
+                # Median and quartiles over the steps of all rounds.
+                "seconds_of_steps": asdict(timings[size]),
+                "over_power_of_two": asdict(filled) if is_ceiling else {},
             }
         )
     for effect in found:
@@ -240,88 +258,95 @@ def _rows(
     return rows
 
 
-def _sign(size: int) -> str:
-    """Return a batch size as what it is of: ``2^7``, ``8 x 15``, or nothing."""
+def _what_it_is(size: int) -> str:
+    """Give a batch size as what it is of: ``2^7``, ``8 x 15``, or nothing."""
     if is_power_of_two(size):
         return f"2^{size.bit_length() - 1}"
     return f"{ALIGNED} x {size // ALIGNED}" if kind(size) else ""
 
 
-def _rounded(value: float) -> float:
+def _three_digits(value: float) -> float:
     return float(f"{value:.3g}")
 
 
-def _effect_cells(effect: Effect | None) -> dict[str, Any]:
-    """Return what the table shows of an effect, p corrected and rounded up, and all of it for ``result.json``."""
+def _effect_cells(effect: Effect | None) -> dict[str, object]:
+    """Give what the table shows of an effect, p corrected and rounded up, and all of it for ``result.json``."""
     if effect is None:
         return {"percent": None, "p": None, "contrast": {}}
-    shown = {"percent": round(100 * effect.mean, 2), "p": math.ceil(1e3 * effect.corrected) / 1e3}
-    return {**shown, "contrast": asdict(effect)}
+    return {
+        "percent": round(100 * effect.mean, 2),
+        "p": math.ceil(1e3 * effect.corrected) / 1e3,
+        "contrast": asdict(effect),
+    }
 
 
 def share_text(effect: Effect) -> str:
-    """Return an effect with its interval in percent: ``-0.42% (-1.10 to 0.26)``."""
+    """Give an effect with its interval in percent: ``-0.42% (-1.10 to 0.26)``."""
     return f"{100 * effect.mean:+.2f}% ({100 * effect.low:+.2f} to {100 * effect.high:+.2f})"
 
 
 def p_text(effect: Effect) -> str:
-    """Return the corrected p: ``p = 0.021``, ``p < 0.001``."""
+    """Give the corrected p: ``p = 0.021``, ``p < 0.001``."""
     return "p < 0.001" if effect.corrected < 0.001 else f"p = {effect.corrected:.2g}"
 
 
 def sentence(
     found: Sequence[Effect],
     choice: Choice,
-    medians: Mapping[int, Sequence[float]],
+    medians: RoundsBySize,
     filled: Effect,
     level: float,
 ) -> str:
-    """Return the finding in words: which batch sizes differ from their neighbours, and what the ceiling gives."""
-    rounds = found[0].rounds
-    significant = [effect for effect in found if effect.corrected < 1.0 - level]
-    room = max(max(abs(effect.low), abs(effect.high)) for effect in found)
-    if significant:
-        listed = "; ".join(
-            f"{effect.name} {share_text(effect)}, {p_text(effect)}" for effect in significant
-        )
-        first = (
-            f"Over {rounds} rounds a step's time differs from the mean of its two neighbours' at {listed}"
-            f" ({level:.0%} intervals, p corrected for {len(found)} tests)"
-        )
-    else:
-        first = (
-            f"Over {rounds} rounds no power of two and no multiple of 8 differs significantly from the mean of its two"
-            f" neighbours (least {p_text(min(found, key=lambda effect: effect.corrected))}, corrected for"
-            f" {len(found)} tests); the {level:.0%} intervals leave room for {format_number(100 * room, 2)}% at most"
-        )
-    speeds = [_speed_text(size, medians[size]) for size in (choice.ceiling, choice.power)]
+    """Put the finding into words: which batch sizes differ from their neighbours, and what the ceiling gives."""
+    at_ceiling = _speed_text(choice.ceiling, medians[choice.ceiling])
+    at_power = _speed_text(choice.power, medians[choice.power])
     return (
-        f"{first}. At the ceiling, B = {choice.ceiling}, {speeds[0]} examples/s, against {speeds[1]} at"
-        f" B = {choice.power}, the largest power of two below it: {share_text(filled)}."
+        f"{_contrasts_in_words(found, level)}. At the ceiling, B = {choice.ceiling}, {at_ceiling} examples/s, against "
+        f"{at_power} at B = {choice.power}, the largest power of two below it: {share_text(filled)}."
     )
 
 
-def sentence_of_three(
-    low: int, middle: int, high: int, medians: Mapping[int, Sequence[float]], level: float
-) -> str:
-    """Return in words what three batch sizes give a second, and whether the middle one is off the others' line."""
-    speeds = [share_text(gain(medians, *pair, level)) for pair in ((low, middle), (middle, high))]
+def _contrasts_in_words(found: Sequence[Effect], level: float) -> str:
+    """Say which batch sizes differ from their neighbours; if none does, how much the intervals leave room for."""
+    rounds = found[0].rounds
+    significant = [effect for effect in found if effect.corrected < 1.0 - level]
+    if significant:
+        texts = [f"{effect.name} {share_text(effect)}, {p_text(effect)}" for effect in significant]
+        return (
+            f"Over {rounds} rounds a step's time differs from the mean of its two neighbours' at {'; '.join(texts)}"
+            f" ({level:.0%} intervals, p corrected for {len(found)} tests)"
+        )
+    room = max(max(abs(effect.low), abs(effect.high)) for effect in found)
+    least = min(found, key=lambda effect: effect.corrected)
     return (
-        f"Against each other: B = {middle} gives {speeds[0]} examples/s over {low}, {high} {speeds[1]} over {middle}; "
-        f"a step at {middle} takes {share_text(off_the_line(medians, low, middle, high, level))} against the line "
-        f"through {low} and {high}."
+        f"Over {rounds} rounds no power of two and no multiple of 8 differs significantly from the mean of its two"
+        f" neighbours (least {p_text(least)}, corrected for {len(found)} tests); the {level:.0%} intervals leave room"
+        f" for {format_number(100 * room, 2)}% at most"
+    )
+
+
+def sentence_of_three(low: int, middle: int, high: int, medians: RoundsBySize, level: float) -> str:
+    """Say what three batch sizes give a second, and whether the middle one is off the others' line."""
+    lower = share_text(gain(medians, low, middle, level))
+    upper = share_text(gain(medians, middle, high, level))
+    off_line = share_text(off_the_line(medians, low, middle, high, level))
+    return (
+        f"Against each other: B = {middle} gives {lower} examples/s over {low}, {high} {upper} over {middle}; "
+        f"a step at {middle} takes {off_line} against the line through {low} and {high}."
     )
 
 
 def _speed_text(size: int, seconds: Sequence[float]) -> str:
     speeds = [size / value for value in seconds]
-    return f"{format_number(statistics.mean(speeds), 4)} (SD {format_number(statistics.stdev(speeds), 2)})"
+    mean = format_number(statistics.mean(speeds), 4)
+    deviation = format_number(statistics.stdev(speeds), 2)
+    return f"{mean} (SD {deviation})"
 
 
-def _paint(
+def _paint_speeds(
     choice: Choice,
     asked: set[int],
-    medians: Mapping[int, Sequence[float]],
+    medians: RoundsBySize,
     found: Sequence[Effect],
     level: float,
     title: str,
@@ -338,14 +363,11 @@ def _paint(
     panels[0].set_ylabel("examples per second, mean and standard deviation over rounds")
     _draw_effects(panels[-1], found, level)
     figure.suptitle(title, fontsize=10.5, parse_math=False)
-    handles: dict[str, Any] = {}
+    handles = dict[str, Artist]()
     for axes in panels:
-        handles |= dict(zip(*reversed(axes.get_legend_handles_labels()), strict=True))
-    names = [
-        name
-        for name in ("power of two", "multiple of 8", "other batch size", "ceiling")
-        if name in handles
-    ]
+        of_panel, labels = axes.get_legend_handles_labels()
+        handles |= dict(zip(labels, of_panel, strict=True))
+    names = [name for name in LEGEND_ORDER if name in handles]
     figure.legend(
         [handles[name] for name in names],
         names,
@@ -356,30 +378,31 @@ def _paint(
     )
 
 
-def _draw_speeds(
-    axes: "Axes", group: Sequence[int], medians: Mapping[int, Sequence[float]], choice: Choice
-) -> None:
+def _draw_speeds(axes: "Axes", group: Sequence[int], medians: RoundsBySize, choice: Choice) -> None:
     """Draw one point a batch size, evenly spaced: 127, 128 and 129 would be one on a true axis."""
     for place, size in enumerate(group):
         speeds = [size / seconds for seconds in medians[size]]
-        mean, deviation = statistics.mean(speeds), statistics.stdev(speeds)
+        mean = statistics.mean(speeds)
         if size == choice.ceiling:
-            ring: dict[str, Any] = {
-                "facecolor": "none",
-                "edgecolor": INK,
-                "s": 130,
-                "linewidths": 1.0,
-            }
-            axes.scatter([place], [mean], label="ceiling", **ring)
+            # A ring around the point, which keeps its colour.
+            axes.scatter(
+                [place],
+                [mean],
+                label="ceiling",
+                facecolor="none",
+                edgecolor=INK,
+                s=130,
+                linewidths=1.0,
+            )
         axes.errorbar(
             place,
             mean,
-            yerr=deviation,
+            yerr=statistics.stdev(speeds),
             fmt="o",
-            color=COLOURS[kind(size)],
+            color=COLOUR_OF_KIND[kind(size)],
             capsize=3.5,
             markersize=6.0,
-            label=kind(size) or "other batch size",
+            label=kind(size) or OTHER_KIND,
         )
     axes.set_xticks(
         range(len(group)),
@@ -396,7 +419,7 @@ def _draw_effects(axes: "Axes", found: Sequence[Effect], level: float) -> None:
     axes.axvline(0.0, color=INK, linewidth=0.8)
     for row, effect in enumerate(found):
         reach = [[100 * (effect.mean - effect.low)], [100 * (effect.high - effect.mean)]]
-        colour = VERMILION if all(is_power_of_two(centre) for centre in effect.centres) else BLUE
+        colour = VERMILION if all(map(is_power_of_two, effect.centres)) else BLUE
         marker = "o" if len(effect.centres) == 1 else "D"
         axes.errorbar(
             100 * effect.mean,

@@ -28,8 +28,9 @@ from bstune.system.files import check_writable, write_text
 from bstune.system.inputs import parse_json, read_text
 from bstune.trial.replay import Source, Table, read_index, read_table
 
-SEEDS, QUICK_SEEDS = 20, 3
-QUICK = (FRONTIER, "random/lr", "tpe/lr", "tpe/sqrt", "shallue", "zeus")
+SEEDS = 20
+QUICK_SEEDS = 3
+QUICK_SEARCHES = (FRONTIER, "random/lr", "tpe/lr", "tpe/sqrt", "shallue", "zeus")
 READ_RUN = TypeAdapter(SearchRun)
 
 
@@ -44,7 +45,8 @@ class Case:
 
     def run(self) -> SearchRun:
         """Run the search."""
-        optuna.logging.set_verbosity(optuna.logging.WARNING)  # here too: it may be another process
+        # Here too: it may be another process.
+        optuna.logging.set_verbosity(optuna.logging.WARNING)
         problem = self.benchmark.problem
         search = self.entry.make(problem, self.seed)
         return run_search(
@@ -68,7 +70,9 @@ def run(
     runs: str,
 ) -> Finding:
     """Run each search on each table and seed, without those that ``runs`` has, and compare what they found."""
-    n = (QUICK_SEEDS if quick else SEEDS) if seeds is None else seeds
+    n = seeds
+    if n is None:
+        n = QUICK_SEEDS if quick else SEEDS
     if n < 1 or workers < 1:
         raise ConfigError(
             f"sweep.experiment.seeds and .workers must be at least 1, but got {n} and {workers}"
@@ -78,55 +82,56 @@ def run(
             f"sweep.experiment.objective must be one of {', '.join(MULTIPLES)}, but got {objective!r}"
         )
     entries = choose(searches, quick)
-    sources = find_sources(tables, read_index())
-    benchmarks, digests = [], {}
-    for name, (file, shipped) in sources.items():
+    benchmarks = list[Benchmark]()
+    origins = list[dict[str, str | None]]()
+    for name, (file, shipped) in find_sources(tables, read_index()).items():
         goal = find_target(file, shipped, target)
-        benchmarks.append(
-            make_benchmark(
-                name, read_without_horizons(file), goal, objective, lr_factor, budget_factor
-            )
-        )
-        digests[name] = sha256(file.read_bytes()).hexdigest()[:16]
+        table = read_without_horizons(file)
+        benchmarks.append(make_benchmark(name, table, goal, objective, lr_factor, budget_factor))
+        digest = sha256(file.read_bytes()).hexdigest()[:16]
+        command = None if shipped is None else shipped.command
+        origins.append({"digest": digest, "command": command})
     path = Path(runs)
     check_writable(path, f"sweep.experiment.runs={runs}")
-    usable = [(one, entry) for one in benchmarks for entry in entries if _usable(one, entry)]
-    cases = []
-    for one, entry in usable:
-        table = {"search": entry.key, "table": one.name, "digest": digests[one.name]}
-        table["target"] = [one.problem.target.metric, one.problem.target.value]
-        for seed in range(n):
-            factors = {
-                "seed": seed,
-                "objective": objective,
-                "lr_factor": lr_factor,
-                "budget_factor": budget_factor,
-            }
-            cases.append(Case(one, entry, seed, dump_json({**table, **factors})))
+    cases = list[Case]()
+    left_out = list[str]()
+    # Standings are made of these: (benchmark, entry) in the order of the tables.
+    compared = list[tuple[Benchmark, Entry]]()
+    for benchmark, origin in zip(benchmarks, origins, strict=True):
+        for entry in entries:
+            if not _usable(benchmark, entry):
+                left_out.append(
+                    f"{benchmark.name}: {entry.key} is left out: its rule takes a noise scale, "
+                    "and this table determines no B_crit"
+                )
+                continue
+            compared.append((benchmark, entry))
+            for seed in range(n):
+                key = {
+                    "search": entry.key,
+                    "table": benchmark.name,
+                    "digest": origin["digest"],
+                    "target": [benchmark.problem.target.metric, benchmark.problem.target.value],
+                    "seed": seed,
+                    "objective": objective,
+                    "lr_factor": lr_factor,
+                    "budget_factor": budget_factor,
+                }
+                cases.append(Case(benchmark, entry, seed, dump_json(key)))
     kept = _run_missing(cases, path, again, workers, console)
-    by_search: dict[tuple[str, str], list[SearchRun]] = {}
+    by_search = dict[tuple[str, str], list[SearchRun]]()
     for case in cases:
         by_search.setdefault((case.benchmark.name, case.entry.key), []).append(kept[case.key])
-    standings: list[Standing] = [
-        standing(one, entry, by_search[one.name, entry.key]) for one, entry in usable
-    ]
-    left_out = [
-        f"{one.name}: {entry.key} is left out: its rule takes a noise scale, and this table determines no B_crit"
-        for one in benchmarks
-        for entry in entries
-        if not _usable(one, entry)
-    ]
-    origins = [
-        {"digest": digests[name], "command": shipped and shipped.command}
-        for name, (_, shipped) in sources.items()
-    ]
+    standings = list[Standing]()
+    for benchmark, entry in compared:
+        standings.append(standing(benchmark, entry, by_search[benchmark.name, entry.key]))
     return make_finding(benchmarks, standings, left_out, origins, n)
 
 
 def _run_missing(
     cases: Sequence[Case], path: Path, again: Sequence[str], workers: int, console: Console
 ) -> Mapping[str, SearchRun]:
-    """Run the cases that the file at ``path`` lacks, and append them to it; return all of its runs by their keys."""
+    """Run the cases that the file at ``path`` lacks, and append them to it; give all of its runs by their keys."""
     path.parent.mkdir(parents=True, exist_ok=True)
     kept = read_runs(path, again)
     missing = [case for case in cases if case.key not in kept]
@@ -154,10 +159,10 @@ def _usable(benchmark: Benchmark, entry: Entry) -> bool:
 
 
 def choose(names: Sequence[str], quick: bool) -> list[Entry]:
-    """Return the searches that are named; of none, all, or those of ``quick``. ``bstune`` alone has its usual rule."""
+    """Choose the searches that are named; of none, all, or those of ``quick``. ``bstune`` alone has its usual rule."""
     entries = searches()
     if not names:
-        return [entry for entry in entries if not quick or entry.group in QUICK]
+        return [entry for entry in entries if not quick or entry.group in QUICK_SEARCHES]
     chosen: dict[str, Entry] = {}
     for name in names:
         matching = [entry for entry in entries if name in (entry.group, entry.key)]
@@ -165,11 +170,12 @@ def choose(names: Sequence[str], quick: bool) -> list[Entry]:
         if not matching and ":" in name:
             matching = [_imported(name)]
         if not matching:
+            groups = dict.fromkeys(entry.group for entry in entries)
             raise ConfigError(
-                f"no search is named {name!r}: choose from {', '.join(dict.fromkeys(e.group for e in entries))}, "
-                "or give MODULE:FUNCTION"
+                f"no search is named {name!r}: choose from {', '.join(groups)}, or give MODULE:FUNCTION"
             )
-        chosen |= {entry.key: entry for entry in matching}
+        for entry in matching:
+            chosen[entry.key] = entry
     return list(chosen.values())
 
 
@@ -187,7 +193,7 @@ def _imported(name: str) -> Entry:
 def find_sources(
     names: Sequence[str], index: Mapping[str, Source]
 ) -> dict[str, tuple[Path, Source | None]]:
-    """Return file and, if it ships, source of the tables that are named or given by path; of none, all that ship."""
+    """Find file and, if it ships, source of the tables that are named or given by path; of none, all that ship."""
     sources: dict[str, tuple[Path, Source | None]] = {}
     if not names:
         sources = {name: (source.path, source) for name, source in index.items()}
@@ -198,15 +204,25 @@ def find_sources(
             raise TableError(
                 f"there is no table {name}: give the path of a file of JSON lines{others}"
             )
-        same = (source for source in index.values() if source.path.resolve() == path.resolve())
-        shipped = index.get(name) or next(same, None)
-        path = path if shipped is None else shipped.path
-        sources[str(path) if path.stem in sources else path.stem] = path, shipped
+        shipped = index.get(name) or _shipped_at(path, index)
+        if shipped is not None:
+            path = shipped.path
+        # Of two files of one name the later one goes by its path.
+        known_as = str(path) if path.stem in sources else path.stem
+        sources[known_as] = path, shipped
     if not sources:
         raise TableError(
             "bstune ships no tables here: name a file with sweep.experiment.tables=[FILE], and a target"
         )
     return sources
+
+
+def _shipped_at(path: Path, index: Mapping[str, Source]) -> Source | None:
+    """Give the source of the table that ships as this file."""
+    for source in index.values():
+        if source.path.resolve() == path.resolve():
+            return source
+    return None
 
 
 def read_without_horizons(path: Path) -> Table:
@@ -221,9 +237,10 @@ def read_without_horizons(path: Path) -> Table:
 
 
 def find_target(path: Path, shipped: Source | None, value: float | None) -> Target:
-    """Return a table's target: the value that is given, or what a table that ships was recorded for."""
+    """Give a table's target: the value that is given, or what a table that ships was recorded for."""
     if value is not None:
-        return Target("error" if shipped is None else shipped.target.metric, value, "min")
+        metric = "error" if shipped is None else shipped.target.metric
+        return Target(metric, value, "min")
     if shipped is None:
         raise ConfigError(
             f"{path} is not one of bstune's own tables: give what to reach as sweep.experiment.target=VALUE"
@@ -232,28 +249,37 @@ def find_target(path: Path, shipped: Source | None, value: float | None) -> Targ
 
 
 def read_runs(path: Path, again: Iterable[str] = ()) -> dict[str, SearchRun]:
-    """Return the kept runs by their keys, and drop those of the searches ``again`` from the file.
+    """Read the kept runs by their keys, and drop those of the searches ``again`` from the file.
 
     A last line that a killed process left half written is dropped too; any other that cannot be read is an error.
     """
     text = read_text(path, "the file of runs") if path.exists() else ""
-    runs, kept = {}, ""
-    for number, line in enumerate(text[: text.rfind("\n") + 1].splitlines(), start=1):
+    whole_lines = text[: text.rfind("\n") + 1].splitlines()
+    dropped = set(again)
+    runs = dict[str, SearchRun]()
+    kept = ""
+    for number, line in enumerate(whole_lines, start=1):
         try:
             values: Any = parse_json(line, "it")
             result = READ_RUN.validate_python(values["run"])
-            parts = values["key"]["search"].split("/")
+            names = _names_of(values["key"]["search"])
         except (InputError, ValueError, LookupError, TypeError, AttributeError) as error:
             reason = " ".join(str(error).split())
             raise TableError(
                 f"{path}, line {number} is no run of a search ({reason}): drop the line, or choose another sweep.output"
             ) from error
-        if set(again).isdisjoint("/".join(parts[:count]) for count in range(1, len(parts) + 1)):
+        if dropped.isdisjoint(names):
             runs[dump_json(values["key"])] = result
             kept += line + "\n"
     if kept != text:
         write_text(path, kept)
     return runs
+
+
+def _names_of(key: str) -> list[str]:
+    """Give all names that a search goes by: of ``tpe/sqrt/bound`` also ``tpe`` and ``tpe/sqrt``."""
+    parts = key.split("/")
+    return ["/".join(parts[:count]) for count in range(1, len(parts) + 1)]
 
 
 def append_run(path: Path, key: str, result: SearchRun) -> None:

@@ -5,7 +5,7 @@ import math
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -31,11 +31,24 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-# from Okabe and Ito's palette, which survives the common colour blindnesses
-COLOURS = (VERMILION, BLUE, "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#9a9a9a")
-MARKERS = "osD^v<>P"
-MAX_RATIO = 10.0  # of the figure
-ABOVE = 2.0 * MAX_RATIO
+# From Okabe and Ito's palette, which survives the common colour blindnesses.
+SEARCH_COLOURS = (
+    VERMILION,
+    BLUE,
+    "#009E73",
+    "#CC79A7",
+    "#E69F00",
+    "#56B4E9",
+    "#000000",
+    "#9a9a9a",
+)
+SEARCH_MARKERS = "osD^v<>P"
+# Of the figure.
+MAX_RATIO = 10.0
+# What lies above the figure, in place of what is infinite.
+OVER_THE_TOP = 2.0 * MAX_RATIO
+# Of the seeds, that a band or an error bar leaves out at each end.
+BAND_SHARES = (0.1, 0.9)
 COMMON_RULES = (
     f"The budget is {BUDGET_FACTOR:g} times what the best cell needs (times budget_factor); no trial outlives it. "
     "Only trials that finished within the spending count. tau(B) is known beforehand, at no cost.",
@@ -49,7 +62,7 @@ FRONTIER_RULE = (
     "whose point is best by the posterior; that of the others is their fastest trial."
 )
 GP_RULE = f"Optuna's GP ends after {MAX_GP_TRIALS} trials and keeps what it has found: a trial takes it 0.1 to 0.2 s."
-RULES: dict[Objective, tuple[str, ...]] = {
+RULES_OF_COMPARISON: dict[Objective, tuple[str, ...]] = {
     "time": (
         "Cells: the incumbent's time (the table's median over seeds at its batch size and learning rate) over the best "
         "cell's, median/90th percentile over seeds, after spending so many times the best trial's cost; "
@@ -75,7 +88,8 @@ RULES: dict[Objective, tuple[str, ...]] = {
     ),
 }
 
-LABELS: dict[Objective, tuple[str, str]] = {  # of the figure's axes
+# Of the figure's axes.
+LABELS: dict[Objective, tuple[str, str]] = {
     "time": (
         "spending / cost of the best trial",
         "incumbent's time / best time, median over seeds",
@@ -92,7 +106,7 @@ LABELS: dict[Objective, tuple[str, str]] = {  # of the figure's axes
 
 
 @dataclass(frozen=True)
-class Mark:
+class MeritMark:
     """A figure of merit after some spending, over seeds; infinite where there is none."""
 
     spending: float
@@ -102,17 +116,24 @@ class Mark:
 
 @dataclass(frozen=True)
 class Standing:
-    """How a search did on a table, over its seeds."""
+    """How a search did on a table, over its seeds.
+
+    Args:
+        table: its name.
+        entry: the search.
+        marks: after each of the multiples, the incumbent's ratio, or by what factor B_crit is off.
+        within: spending until first within WITHIN, median and 90th percentile over seeds.
+        trials: median over seeds.
+        cut_short: seeds that the cap on trials ended, not the spending.
+        runs: a run a seed.
+    """
 
     table: str
     entry: Entry
-    # after each of the multiples, the incumbent's ratio, or by what factor B_crit is off
-    marks: tuple[Mark, ...]
-    within: tuple[
-        float, float
-    ]  # spending until first within WITHIN, median and 90th percentile over seeds
-    trials: float  # median over seeds
-    cut_short: int  # seeds that the cap on trials ended, not the spending
+    marks: tuple[MeritMark, ...]
+    within: tuple[float, float]
+    trials: float
+    cut_short: int
     runs: tuple[SearchRun, ...]
 
     @property
@@ -122,34 +143,34 @@ class Standing:
 
 
 def standing(benchmark: Benchmark, entry: Entry, runs: Sequence[SearchRun]) -> Standing:
-    """Return how a search did over its seeds, at least one."""
+    """Tell how a search did over its seeds, at least one."""
     objective = benchmark.problem.objective
-    marks = []
+    marks = list[MeritMark]()
     for index, multiple in enumerate(MULTIPLES[objective]):
-        if objective != "curve":
-            values = [ratio_after(run.path, multiple) for run in runs]
-        else:
+        if objective == "curve":
             values = [factor(run.b_crit[index]) for run in runs]
-        marks.append(Mark(multiple, statistics.median(values), percentile(values, 0.9)))
-    spending = [spending_within(run.path) if objective != "curve" else math.inf for run in runs]
-    within = statistics.median(spending), percentile(spending, 0.9)
-    trials = statistics.median(run.trials for run in runs)
+        else:
+            values = [ratio_after(run.path, multiple) for run in runs]
+        marks.append(MeritMark(multiple, statistics.median(values), percentile(values, 0.9)))
+    spending = [math.inf] * len(runs)
+    if objective != "curve":
+        spending = [spending_within(run.path) for run in runs]
     return Standing(
-        benchmark.name,
-        entry,
-        tuple(marks),
-        within,
-        trials,
-        sum(not run.complete for run in runs),
-        tuple(runs),
+        table=benchmark.name,
+        entry=entry,
+        marks=tuple(marks),
+        within=(statistics.median(spending), percentile(spending, 0.9)),
+        trials=statistics.median(run.trials for run in runs),
+        cut_short=sum(not run.complete for run in runs),
+        runs=tuple(runs),
     )
 
 
 def best_by(standings: Iterable[Standing], name: Callable[[Standing], str]) -> list[Standing]:
-    """Return the best standing of each name, the best first."""
-    best: dict[str, Standing] = {}
-    for one in sorted(standings, key=lambda standing: standing.merit):
-        best.setdefault(name(one), one)
+    """Give the best standing of each name, the best first."""
+    best = dict[str, Standing]()
+    for candidate in sorted(standings, key=lambda standing: standing.merit):
+        best.setdefault(name(candidate), candidate)
     return list(best.values())
 
 
@@ -161,30 +182,27 @@ def make_finding(
     benchmarks: Sequence[Benchmark],
     standings: Sequence[Standing],
     left_out: Sequence[str],
-    origins: Sequence[Mapping[str, Any]],
+    origins: Sequence[Mapping[str, object]],
     seeds: int,
 ) -> Finding:
-    """Return the comparison: a row for the better form of each search, and the figure.
+    """Compare: a row for the better form of each search, and the figure.
 
     ``result.json`` has the tables (with ``origins``, one mapping each) and every form's numbers too; what is infinite
     (no trial has reached the target, no estimate) is null there.
     """
     objective = benchmarks[0].problem.objective
-    shown = [
-        one
-        for task in benchmarks
-        for one in _by_group(o for o in standings if o.table == task.name)
-    ]
-    notes = [title(one) for one in benchmarks]
-    notes += ["* ended by the cap on trials"] if any(one.cut_short for one in shown) else []
-    notes += RULES[objective]
-    names = {one.entry.name for one in standings}
-    notes += [rule for name, rule in ((FRONTIER, FRONTIER_RULE), ("gp", GP_RULE)) if name in names]
-    tables = [{**_table(one), **origin} for one, origin in zip(benchmarks, origins, strict=True)]
-    results = [_result(one, any(one is other for other in shown)) for one in standings]
+    shown = list[Standing]()
+    tables = list[dict[str, object]]()
+    for benchmark, origin in zip(benchmarks, origins, strict=True):
+        shown += _by_group(_of_table(benchmark, standings))
+        tables.append({**_table_result(benchmark), **origin})
+    # Two forms may have equal numbers: what counts is which of them is in the table.
+    are_shown = {id(standing) for standing in shown}
+    results = [_result(standing, id(standing) in are_shown) for standing in standings]
+    notes = _notes(benchmarks, standings, shown)
     return Finding(
         sentence=sentence(benchmarks, standings),
-        rows=[row(one, objective) for one in shown],
+        rows=[row(standing, objective) for standing in shown],
         n=seeds,
         device=DEVICE,
         paint=functools.partial(paint, benchmarks, standings),
@@ -194,8 +212,28 @@ def make_finding(
     )
 
 
+def _of_table(benchmark: Benchmark, standings: Iterable[Standing]) -> list[Standing]:
+    return [standing for standing in standings if standing.table == benchmark.name]
+
+
+def _notes(
+    benchmarks: Sequence[Benchmark], standings: Sequence[Standing], shown: Sequence[Standing]
+) -> list[str]:
+    """Give the lines below the table: the tables, and the rules of the comparison."""
+    notes = [title(benchmark) for benchmark in benchmarks]
+    if any(standing.cut_short for standing in shown):
+        notes.append("* ended by the cap on trials")
+    notes += RULES_OF_COMPARISON[benchmarks[0].problem.objective]
+    names = {standing.entry.name for standing in standings}
+    if FRONTIER in names:
+        notes.append(FRONTIER_RULE)
+    if "gp" in names:
+        notes.append(GP_RULE)
+    return notes
+
+
 def title(benchmark: Benchmark) -> str:
-    """Return a table's target, its best cell and, for ``curve``, its B_crit."""
+    """Tell a table's target, its best cell and, for ``curve``, its B_crit."""
     batch_size, lr, cost = benchmark.best
     unit = "examples" if benchmark.problem.objective == "steps" else "s"
     text = f"{benchmark.name}: {benchmark.problem.target}; best B {batch_size}, lr {lr:.3g}, {cost:.3g} {unit}"
@@ -206,28 +244,31 @@ def title(benchmark: Benchmark) -> str:
     return text
 
 
-def row(one: Standing, objective: Objective) -> dict[str, Any]:
-    """Return a standing as a line of the table, of text: ``1.22/1.53``, ``none/none``, ``> 60``."""
-    cells: dict[str, Any] = {
-        "table": one.table,
-        "search": one.entry.group,
-        "form": one.entry.form or "",
+def row(standing: Standing, objective: Objective) -> dict[str, str]:
+    """Give a standing as a line of the table, of text: ``1.22/1.53``, ``none/none``, ``> 60``."""
+    cells = {
+        "table": standing.table,
+        "search": standing.entry.group,
+        "form": standing.entry.form or "",
     }
-    for mark in one.marks:
-        cells[f"{mark.spending:g}x"] = f"{_number(mark.median)}/{_number(mark.p90)}"
+    for mark in standing.marks:
+        cells[f"{mark.spending:g}x"] = f"{_ratio_text(mark.median)}/{_ratio_text(mark.p90)}"
     if objective != "curve":
-        median = one.within[0]
-        cells[f"to_{WITHIN:g}"] = (
-            f"{median:.1f}" if math.isfinite(median) else f"> {MULTIPLES['time'][-1]:g}"
-        )
-    return cells | {"trials": f"{one.trials:g}{'*' if one.cut_short else ''}"}
+        median, _ = standing.within
+        spending = f"> {MULTIPLES['time'][-1]:g}"
+        if math.isfinite(median):
+            spending = f"{median:.1f}"
+        cells[f"to_{WITHIN:g}"] = spending
+    footnote = "*" if standing.cut_short else ""
+    cells["trials"] = f"{standing.trials:g}{footnote}"
+    return cells
 
 
-def _number(value: float) -> str:
+def _ratio_text(value: float) -> str:
     return f"{value:.2f}" if math.isfinite(value) else "none"
 
 
-def _table(benchmark: Benchmark) -> dict[str, Any]:
+def _table_result(benchmark: Benchmark) -> dict[str, object]:
     problem = benchmark.problem
     return {
         "table": benchmark.name,
@@ -240,65 +281,81 @@ def _table(benchmark: Benchmark) -> dict[str, Any]:
     }
 
 
-def _result(one: Standing, shown: bool) -> dict[str, Any]:
+def _result(standing: Standing, shown: bool) -> dict[str, object]:
+    median, p90 = standing.within
     return {
-        "table": one.table,
-        "search": one.entry.group,
-        "form": one.entry.form,
+        "table": standing.table,
+        "search": standing.entry.group,
+        "form": standing.entry.form,
         "shown": shown,
-        "seeds": len(one.runs),
-        "after": [vars(mark) for mark in one.marks],
-        "within": {"ratio": WITHIN, "median": one.within[0], "p90": one.within[1]},
-        "trials": one.trials,
-        "cut_short": one.cut_short,
+        "seeds": len(standing.runs),
+        "after": [vars(mark) for mark in standing.marks],
+        "within": {"ratio": WITHIN, "median": median, "p90": p90},
+        "trials": standing.trials,
+        "cut_short": standing.cut_short,
     }
 
 
 def sentence(benchmarks: Sequence[Benchmark], standings: Sequence[Standing]) -> str:
-    """Return the finding in words: of each table, the best of Optuna's samplers and the best other search."""
-    parts = []
+    """Put the finding into words: of each table, the best of Optuna's samplers and the best other search."""
+    is_curve = benchmarks[0].problem.objective == "curve"
+    parts = list[str]()
     for benchmark in benchmarks:
         ordered = _by_group(_contenders(benchmark, standings))
-        if benchmark.problem.objective == "curve":
+        if is_curve:
             best = ordered[0]
-            parts.append(
-                f"{benchmark.name}: {best.entry.group} by {_number(best.marks[-1].median)}"
-            )
+            found = f"{best.entry.group} by {_ratio_text(best.marks[-1].median)}"
         else:
-            parts.append(f"{benchmark.name}: {_leaders(ordered)}")
-    if benchmarks[0].problem.objective == "curve":
+            found = _leaders(ordered)
+        parts.append(f"{benchmark.name}: {found}")
+    of_tables = "; ".join(parts)
+    if is_curve:
         last = MULTIPLES["curve"][-1]
-        return f"After {last:g} times the frontier's cost B_crit is off least (median factor) with {'; '.join(parts)}."
-    return (
-        f"Spending until within {WITHIN:g} of the best, in its cost (median): {'; '.join(parts)}."
-    )
+        return f"After {last:g} times the frontier's cost B_crit is off least (median factor) with {of_tables}."
+    return f"Spending until within {WITHIN:g} of the best, in its cost (median): {of_tables}."
 
 
 def _leaders(ordered: Sequence[Standing]) -> str:
-    optunas = [one for one in ordered if one.entry.name in SAMPLERS]
-    others = [one for one in ordered if one.entry.name not in SAMPLERS]
-    last = MULTIPLES["time"][-1]
-    text = ", ".join(
-        f"{one[0].entry.group} after {one[0].within[0]:.1f}"
-        if math.isfinite(one[0].within[0])
-        else f"{one[0].entry.group} not after {last:g}"
-        for one in (optunas, others)
-        if one
-    )
-    if optunas and others and math.isfinite(others[0].within[0]):
-        least = optunas[0].within[0]
-        times = min(least, last) / others[0].within[0]
-        text += f", {times:.1f} times as much{'' if math.isfinite(least) else ' or more'}"
+    """Name the best of Optuna's samplers and the best other search, and how many times as much the first one spends."""
+    optunas, others = _apart(ordered)
+    texts = [_spending_of(best) for best in (*optunas[:1], *others[:1])]
+    text = ", ".join(texts)
+    if not optunas or not others:
+        return text
+    optuna_spends, _ = optunas[0].within
+    other_spends, _ = others[0].within
+    if math.isfinite(other_spends):
+        times = min(optuna_spends, MULTIPLES["time"][-1]) / other_spends
+        at_least = "" if math.isfinite(optuna_spends) else " or more"
+        text += f", {times:.1f} times as much{at_least}"
     return text
 
 
+def _apart(standings: Sequence[Standing]) -> tuple[list[Standing], list[Standing]]:
+    """Give the standings of Optuna's samplers, and the others, each in their order."""
+    optunas = [standing for standing in standings if standing.entry.name in SAMPLERS]
+    others = [standing for standing in standings if standing.entry.name not in SAMPLERS]
+    return optunas, others
+
+
+def _spending_of(standing: Standing) -> str:
+    """Tell after how much spending a search comes within WITHIN of the best."""
+    median, _ = standing.within
+    if math.isfinite(median):
+        return f"{standing.entry.group} after {median:.1f}"
+    return f"{standing.entry.group} not after {MULTIPLES['time'][-1]:g}"
+
+
 def _contenders(benchmark: Benchmark, standings: Iterable[Standing]) -> list[Standing]:
-    """Return a table's standings; bstune's only with its usual rule, which was not chosen on these seeds."""
-    here = [one for one in standings if one.table == benchmark.name]
-    usual = any(one.entry.key == FRONTIER for one in here)
-    return [
-        one for one in here if not usual or one.entry.name != FRONTIER or one.entry.key == FRONTIER
-    ]
+    """Give a table's standings; bstune's only with its usual rule, which was not chosen on these seeds."""
+    of_table = _of_table(benchmark, standings)
+    if not any(standing.entry.key == FRONTIER for standing in of_table):
+        return of_table
+    contenders = list[Standing]()
+    for standing in of_table:
+        if standing.entry.name != FRONTIER or standing.entry.key == FRONTIER:
+            contenders.append(standing)
+    return contenders
 
 
 def paint(benchmarks: Sequence[Benchmark], standings: Sequence[Standing], figure: "Figure") -> None:
@@ -308,60 +365,85 @@ def paint(benchmarks: Sequence[Benchmark], standings: Sequence[Standing], figure
     Optuna's) and the best of Optuna's: eight bands would hide each other. For ``curve`` every search has an error bar
     of that width.
     """
-
-    def order(one: Standing) -> tuple[bool, int, str]:
-        name = one.entry.name
-        return name != FRONTIER, SAMPLERS.index(name) if name in SAMPLERS else -1, name
-
-    names = list(dict.fromkeys(one.entry.name for one in sorted(standings, key=order)))[
-        : len(COLOURS)
-    ]
-    for axes, benchmark in zip(
-        np.atleast_1d(figure.subplots(1, len(benchmarks))), benchmarks, strict=True
-    ):
+    in_order = sorted(standings, key=_place_in_legend)
+    names = list(dict.fromkeys(standing.entry.name for standing in in_order))
+    names = names[: len(SEARCH_COLOURS)]
+    panels = np.atleast_1d(figure.subplots(1, len(benchmarks)))
+    for axes, benchmark in zip(panels, benchmarks, strict=True):
         best = best_by(_contenders(benchmark, standings), lambda standing: standing.entry.name)
-        lines = {one.entry.name: one for one in best}
-        optunas, others = (
-            [name for name in lines if name in SAMPLERS],
-            [n for n in lines if n not in SAMPLERS],
-        )
-        banded = optunas[:1] + ([FRONTIER] if FRONTIER in lines else others[:1])
+        lines = {standing.entry.name: standing for standing in best}
+        optunas, others = _apart(best)
+        banded = [standing.entry.name for standing in optunas[:1]]
+        if FRONTIER in lines:
+            banded.append(FRONTIER)
+        else:
+            banded += [standing.entry.name for standing in others[:1]]
         for index, name in enumerate(names):
             if name not in lines:
                 continue
-            if benchmark.problem.objective != "curve":
-                _draw_line(axes, lines[name], COLOURS[index], name in banded)
-            else:
+            if benchmark.problem.objective == "curve":
                 _draw_bars(axes, lines[name], index, len(names))
+            else:
+                _draw_line(axes, lines[name], SEARCH_COLOURS[index], name in banded)
         _finish(axes, benchmark)
 
 
-def _draw_line(axes: "Axes", one: Standing, colour: str, with_band: bool) -> None:
+def _place_in_legend(standing: Standing) -> tuple[bool, int, str]:
+    """Order searches: bstune's, others by name, Optuna's in the order of SAMPLERS."""
+    name = standing.entry.name
+    place = SAMPLERS.index(name) if name in SAMPLERS else -1
+    return name != FRONTIER, place, name
+
+
+def _draw_line(axes: "Axes", standing: Standing, colour: str, with_band: bool) -> None:
     """Draw the median; where it is infinite there is no line, and a band that is infinite above is open there."""
-    x = np.geomspace(1.0, MULTIPLES["time"][-1], 400)
-    values = [[ratio_after(run.path, float(at)) for run in one.runs] for at in x]
-    middle = [_finite(statistics.median(at)) for at in values]
+    spending = np.geomspace(1.0, MULTIPLES["time"][-1], 400)
+    ratios = list[list[float]]()
+    for spent in spending.tolist():
+        ratios.append([ratio_after(run.path, spent) for run in standing.runs])
     axes.plot(
-        x, middle, "-", color=colour, drawstyle="steps-post", linewidth=1.9, label=one.entry.group
+        spending,
+        [_finite_or_nan(statistics.median(of_seeds)) for of_seeds in ratios],
+        "-",
+        color=colour,
+        drawstyle="steps-post",
+        linewidth=1.9,
+        label=standing.entry.group,
     )
     if with_band:
-        low, high = ([min(percentile(at, share), ABOVE) for at in values] for share in (0.1, 0.9))
-        axes.fill_between(x, low, high, step="post", color=colour, alpha=0.13, linewidth=0.0)
+        low, high = _band(ratios)
+        axes.fill_between(spending, low, high, step="post", color=colour, alpha=0.13, linewidth=0.0)
 
 
-def _draw_bars(axes: "Axes", one: Standing, index: int, count: int) -> None:
+def _draw_bars(axes: "Axes", standing: Standing, index: int, count: int) -> None:
     """Draw the medians with 10 to 90% of the seeds, beside those of the other searches."""
-    x = [mark.spending * 1.045 ** (index - (count - 1) / 2.0) for mark in one.marks]
-    values = [[factor(run.b_crit[at]) for run in one.runs] for at in range(len(one.marks))]
-    low, high = ([min(percentile(at, share), ABOVE) for at in values] for share in (0.1, 0.9))
-    axes.vlines(x, low, high, color=COLOURS[index], linewidth=1.2, alpha=0.6)
-    middle = [_finite(mark.median) for mark in one.marks]
+    beside = 1.045 ** (index - (count - 1) / 2.0)
+    spending = [mark.spending * beside for mark in standing.marks]
+    factors = list[list[float]]()
+    for mark in range(len(standing.marks)):
+        factors.append([factor(run.b_crit[mark]) for run in standing.runs])
+    low, high = _band(factors)
+    colour = SEARCH_COLOURS[index]
+    axes.vlines(spending, low, high, color=colour, linewidth=1.2, alpha=0.6)
     axes.plot(
-        x, middle, f"{MARKERS[index]}-", color=COLOURS[index], linewidth=1.5, label=one.entry.group
+        spending,
+        [_finite_or_nan(mark.median) for mark in standing.marks],
+        f"{SEARCH_MARKERS[index]}-",
+        color=colour,
+        linewidth=1.5,
+        label=standing.entry.group,
     )
 
 
-def _finite(value: float) -> float:
+def _band(values: Sequence[Sequence[float]]) -> tuple[list[float], list[float]]:
+    """Give both ends of the band over the seeds' values at each place."""
+    low_share, high_share = BAND_SHARES
+    low = [min(percentile(of_seeds, low_share), OVER_THE_TOP) for of_seeds in values]
+    high = [min(percentile(of_seeds, high_share), OVER_THE_TOP) for of_seeds in values]
+    return low, high
+
+
+def _finite_or_nan(value: float) -> float:
     return value if math.isfinite(value) else math.nan
 
 
@@ -371,9 +453,10 @@ def _finish(axes: "Axes", benchmark: Benchmark) -> None:
     axes.set_yscale("log")
     axes.set_ylim(0.97, MAX_RATIO)
     marks = MULTIPLES[objective]
-    axes.set_xlim(
-        *((marks[0] / 1.3, marks[-1] * 1.3) if objective == "curve" else (1.0, marks[-1]))
-    )
+    if objective == "curve":
+        axes.set_xlim(marks[0] / 1.3, marks[-1] * 1.3)
+    else:
+        axes.set_xlim(1.0, marks[-1])
     axes.set_xticks([*marks], labels=[f"{mark:g}" for mark in marks])
     ticks = (1.0, 1.25, 1.5, 2.0, 3.0, 5.0, 10.0)
     axes.set_yticks([*ticks], labels=[f"{tick:g}" for tick in ticks])

@@ -7,7 +7,7 @@ limit on the spending cuts through is left out.
 
 import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Literal, Protocol
@@ -20,19 +20,26 @@ from bstune.core.records import Budget, Status, Target, TrialResult, TrialSpec
 from bstune.trial.replay import Table, replay, unusable_target
 
 Objective = Literal["time", "steps", "curve"]
-# Spendings at which searches are compared, in Benchmark.unit
+# Batch size, learning rate and cost.
+Best = tuple[int, float, float]
+# Spendings at which searches are compared, in Benchmark.unit.
 OF_BEST = (5.0, 10.0, 20.0, 40.0, 60.0)
 MULTIPLES: dict[Objective, tuple[float, ...]] = {
     "time": OF_BEST,
     "steps": OF_BEST,
     "curve": (1.0, 3.0, 10.0),
 }
-STOP_FACTOR = 2.0  # a trial is stopped once it has cost this many times the best so far
-BUDGET_FACTOR = 4.0  # the first budget over what the best cell needs
+# A trial is stopped once it has cost this many times the best so far.
+STOP_FACTOR = 2.0
+# The first budget over what the best cell needs.
+BUDGET_FACTOR = 4.0
+# Of the best: a search is as good as there.
 WITHIN = 1.25
 MAX_TRIALS = 1000
-BEYOND = 5.0  # in log B: as far outside of a table's batch sizes is its B_crit sought
-ROUNDING = 1.0 + 1e-9  # a limit that is met exactly still holds
+# In log B: as far outside of a table's batch sizes is its B_crit sought.
+SOUGHT_BEYOND = 5.0
+# A limit that is met exactly still holds.
+MET_EXACTLY = 1.0 + 1e-9
 
 
 @dataclass(frozen=True)
@@ -44,25 +51,26 @@ class Problem:
     table's own B_crit, more than a study would know; None where the table does not determine it.
     """
 
-    batch_sizes: tuple[
-        int, ...
-    ]  # those of the table, ascending; any integer between the first and the last is allowed
+    # Those of the table, ascending; any integer between the first and the last is allowed.
+    batch_sizes: tuple[int, ...]
     lr_low: float
     lr_high: float
     target: Target
-    objective: Objective  # time: the least time to target; steps: the fewest steps, costs in examples; curve: B_crit
-    reference_batch_size: float  # B0 of the scaling rules
+    # time: the least time to target; steps: the fewest steps, costs in examples; curve: B_crit.
+    objective: Objective
+    # B0 of the scaling rules.
+    reference_batch_size: float
     reference_lr: float
     budget: Budget
     seconds_per_step: tuple[float, ...]
     noise_scale: float | None
 
     def clip_lr(self, lr: float) -> float:
-        """Return the nearest learning rate within the range."""
+        """Give the nearest learning rate within the range."""
         return min(max(lr, self.lr_low), self.lr_high)
 
     def tau(self, batch_size: float) -> float:
-        """Return seconds per step: log tau is linear in log B between the table's batch sizes, constant beyond."""
+        """Give seconds per step: log tau is linear in log B between the table's batch sizes, constant beyond."""
         pairs = list(zip(self.batch_sizes, self.seconds_per_step, strict=True))
         if batch_size <= pairs[0][0]:
             return pairs[0][1]
@@ -77,7 +85,7 @@ class Search(Protocol):
     """A search to compare, made anew for each (problem, seed); ``finished`` are all its trials so far, in order."""
 
     def propose(self, finished: Sequence[TrialResult]) -> TrialSpec:
-        """Return the next trial, with ``number`` = ``len(finished)``.
+        """Choose the next trial, with ``number`` = ``len(finished)``.
 
         ``max_steps`` None means the problem's budget; :func:`stopping_step` is the common stopping rule.
         ``resumed_from`` names a stopped trial at the same batch size, learning rate and seed: its steps are not paid
@@ -86,11 +94,11 @@ class Search(Protocol):
         ...
 
     def incumbent(self, finished: Sequence[TrialResult]) -> TrialResult | None:
-        """Return the trial whose batch size and learning rate would be used now, None if none reached the target."""
+        """Name the trial whose batch size and learning rate would be used now, None if none reached the target."""
         return least(finished)
 
     def b_crit(self, finished: Sequence[TrialResult]) -> float | None:
-        """Return the estimate of B_crit, by the fit to frontier points; None if there is none."""
+        """Estimate B_crit by the fit to frontier points; None if there is none."""
         try:
             return fit_curve(frontier_points(finished)).critical_batch_size
         except CurveError:
@@ -106,24 +114,27 @@ class Benchmark:
     problem: Problem
     # Batch size, lr and cost of the best cell, the median over its seeds: the fastest or, for the objective steps, the
     # one of the fewest steps. A cost is in seconds, or in examples for steps.
-    best: tuple[int, float, float]
-    frontier_cost: float  # the sum over batch sizes of the cheapest cell that reached the target
+    best: Best
+    # The sum over batch sizes of the cheapest cell that reached the target.
+    frontier_cost: float
     b_crit: float | None  # see dense_b_crit
 
     @property
     def unit(self) -> float:
         """What spending is counted in: the best trial's cost, or the frontier's for ``curve``."""
-        return self.frontier_cost if self.problem.objective == "curve" else self.best[2]
+        if self.problem.objective == "curve":
+            return self.frontier_cost
+        _, _, cost = self.best
+        return cost
 
     def ratio(self, batch_size: int, lr: float) -> float | None:
-        """Return a point's median seconds (steps) over the best cell's; None if half of its runs miss the target."""
+        """Give a point's median seconds (steps) over the best cell's; None if half of its runs miss the target."""
         cost = median_time(self.table, batch_size, lr, self.problem.target)
-        return (
-            None
-            if cost is None
-            else merit(self.problem.objective, cost, batch_size)
-            / merit(self.problem.objective, self.best[2], self.best[0])
-        )
+        if cost is None:
+            return None
+        best_size, _, best_cost = self.best
+        objective = self.problem.objective
+        return merit(objective, cost, batch_size) / merit(objective, best_cost, best_size)
 
 
 @dataclass(frozen=True)
@@ -131,14 +142,14 @@ class SearchRun:
     """What one search came to on one benchmark with one seed; spendings are in ``Benchmark.unit``."""
 
     # (spending, incumbent's time over the best) after each trial that changed the ratio; the ratio is None where the
-    # incumbent's point does not reach the target in half of the table's runs
+    # incumbent's point does not reach the target in half of the table's runs.
     path: tuple[tuple[float, float | None], ...]
-    b_crit: tuple[
-        float | None, ...
-    ]  # estimate over the table's own after each multiple, for ``curve``
+    # Estimate over the table's own after each multiple, for ``curve``.
+    b_crit: tuple[float | None, ...]
     trials: int  # finished within the spending
     spent: float
-    complete: bool  # False if the cap on trials ended the search, not the spending
+    # False if the cap on trials ended the search, not the spending.
+    complete: bool
 
 
 def make_benchmark(
@@ -149,50 +160,37 @@ def make_benchmark(
     lr_factor: float = 1.0,
     budget_factor: float = 1.0,
 ) -> Benchmark:
-    """Return the benchmark that a table poses; the two factors put its reference lr and its first budget off.
+    """Pose the benchmark of a table; the two factors put its reference lr and its first budget off.
 
     The reference is the geometric middle of the table's batch sizes and learning rates. The first budget is
     ``BUDGET_FACTOR`` times the steps, and times the examples, of the best cell, whichever takes longer: at every batch
     size at least that many times the frontier, as S* falls and B S* rises with B.
     """
-    for option, factor in (("lr_factor", lr_factor), ("budget_factor", budget_factor)):
-        if not (math.isfinite(factor) and factor > 0):
+    for option, value in {"lr_factor": lr_factor, "budget_factor": budget_factor}.items():
+        if not (math.isfinite(value) and value > 0):
             raise ConfigError(
-                f"sweep.experiment.{option} must be a positive number, but got {factor}"
+                f"sweep.experiment.{option} must be a positive number, but got {value}"
             )
-    if objective == "steps":  # hardware has no part in it
-        table = replace(
-            table,
-            runs=tuple(replace(run, seconds_per_step=float(run.batch_size)) for run in table.runs),
-        )
-    times = {
-        cell: time
-        for cell in table.cells
-        if (time := median_time(table, *cell, target)) is not None
-    }
+    if objective == "steps":
+        table = _without_hardware(table)
+    times = _times_to_target(table, target)
     if not times:
         why = unusable_target(table, target) or (
             f"in no cell do more than half the runs reach {target}: choose a target that is easier to reach"
         )
         raise TableError(f"{name}: {why}")
-    best_cell = min(
-        times, key=lambda cell: (merit(objective, times[cell], cell[0]), times[cell], cell)
-    )
-    best = (*best_cell, times[best_cell])
+    best = _best_cell(times, objective)
     b_crit = dense_b_crit(table, target)
     if objective == "curve" and b_crit is None:
         raise TableError(
             f"{name}: its runs do not determine B_crit at {target}, so no estimate can be compared with it: "
             "use sweep.experiment.objective=time, or a table with larger and smaller batch sizes"
         )
-    sizes, rates = table.batch_sizes, table.lrs
-    seconds = {
-        size: statistics.median(
-            run.seconds_per_step for run in table.runs if run.batch_size == size
-        )
-        for size in sizes
-    }
-    steps = BUDGET_FACTOR * budget_factor * best[2] / seconds[best[0]]
+    sizes = table.batch_sizes
+    rates = table.lrs
+    seconds = {size: _seconds_per_step(table, size) for size in sizes}
+    best_size, _, best_cost = best
+    steps = BUDGET_FACTOR * budget_factor * best_cost / seconds[best_size]
     problem = Problem(
         batch_sizes=sizes,
         lr_low=rates[0],
@@ -201,56 +199,101 @@ def make_benchmark(
         objective=objective,
         reference_batch_size=math.sqrt(sizes[0] * sizes[-1]),
         reference_lr=math.sqrt(rates[0] * rates[-1]) * lr_factor,
-        budget=Budget(max(1, round(steps)), max(1, round(steps * best[0]))),
+        budget=Budget(max(1, round(steps)), max(1, round(steps * best_size))),
         seconds_per_step=tuple(seconds.values()),
         noise_scale=b_crit,
     )
-    cheapest: dict[int, float] = {}
+    cheapest = dict[int, float]()
     for (batch_size, _), time in times.items():
         cheapest[batch_size] = min(time, cheapest.get(batch_size, math.inf))
-    return Benchmark(name, table, problem, best, sum(cheapest.values()), b_crit)
+    return Benchmark(
+        name=name,
+        table=table,
+        problem=problem,
+        best=best,
+        frontier_cost=sum(cheapest.values()),
+        b_crit=b_crit,
+    )
+
+
+def _without_hardware(table: Table) -> Table:
+    """Give the table with examples in place of seconds, for the objective ``steps``."""
+    runs = [replace(run, seconds_per_step=float(run.batch_size)) for run in table.runs]
+    return replace(table, runs=tuple(runs))
+
+
+def _times_to_target(table: Table, target: Target) -> dict[tuple[int, float], float]:
+    """Give the median time to target of each cell that reaches it."""
+    times = dict[tuple[int, float], float]()
+    for batch_size, lr in table.cells:
+        time = median_time(table, batch_size, lr, target)
+        if time is not None:
+            times[batch_size, lr] = time
+    return times
+
+
+def _best_cell(times: Mapping[tuple[int, float], float], objective: Objective) -> Best:
+    """Give the best cell by the objective; of equals the one of the least cost, then the smallest."""
+
+    def order(cell: tuple[int, float]) -> tuple[float, float, tuple[int, float]]:
+        batch_size, _ = cell
+        return merit(objective, times[cell], batch_size), times[cell], cell
+
+    best = min(times, key=order)
+    batch_size, lr = best
+    return batch_size, lr, times[best]
+
+
+def _seconds_per_step(table: Table, batch_size: int) -> float:
+    of_size = [run.seconds_per_step for run in table.runs if run.batch_size == batch_size]
+    return statistics.median(of_size)
 
 
 def merit(objective: Objective, cost: float, batch_size: int) -> float:
-    """Return what is minimised, by the cost of a run to the target: seconds, or steps where costs are examples."""
+    """Give what is minimised, by the cost of a run to the target: seconds, or steps where costs are examples."""
     return cost / batch_size if objective == "steps" else cost
 
 
 def median_time(table: Table, batch_size: float, lr: float, target: Target) -> float | None:
-    """Return the median time to target in seconds over the seeds; None if half of them did not reach it."""
+    """Give the median time to target in seconds over the seeds; None if half of them did not reach it."""
     draws = math.lcm(*{len(runs) for runs in table.cells.values()})
-    outcomes = [table.read(batch_size, lr, target, (i + 0.5) / draws) for i in range(draws)]
-    middle = statistics.median(
-        o.steps * o.seconds_per_step if o.steps is not None else math.inf for o in outcomes
-    )
+    times = list[float]()
+    for draw in range(draws):
+        outcome = table.read(batch_size, lr, target, (draw + 0.5) / draws)
+        if outcome.steps is None:
+            times.append(math.inf)
+        else:
+            times.append(outcome.steps * outcome.seconds_per_step)
+    middle = statistics.median(times)
     return middle if math.isfinite(middle) else None
 
 
 def dense_points(table: Table, target: Target) -> list[FrontierPoint]:
-    """Return the frontier of the table's cells, each with the median over its seeds of steps to target.
+    """Give the frontier of the table's cells, each with the median over its seeds of steps to target.
 
     A cell of which half the runs miss the target counts as stopped, at the last step that all of them ran.
     """
-    medians = []
+    medians = list[TrialResult]()
     for number, ((batch_size, lr), runs) in enumerate(table.cells.items()):
-        reached = [run.steps_to(target) for run in runs]
-        steps = statistics.median(math.inf if s is None else float(s) for s in reached)
-        last = max(1, round(steps)) if math.isfinite(steps) else min(run.end for run in runs)
-        result = replay(table, TrialSpec(number, number, batch_size, lr, None, 0), target, last)
-        status: Status = (
-            "reached"
-            if math.isfinite(steps)
-            else "diverged"
-            if any(run.diverged for run in runs)
-            else "stopped"
-        )
-        low = 0 if status == "reached" else last
+        hits = [run.steps_to(target) for run in runs]
+        steps = statistics.median(math.inf if hit is None else float(hit) for hit in hits)
+        status: Status = "stopped"
+        last = min(run.end for run in runs)
+        low = last
+        if math.isfinite(steps):
+            status = "reached"
+            last = max(1, round(steps))
+            low = 0
+        elif any(run.diverged for run in runs):
+            status = "diverged"
+        spec = TrialSpec(number, number, batch_size, lr, None, 0)
+        result = replay(table, spec, target, last)
         medians.append(replace(result, status=status, steps=last, steps_low=low))
     return frontier_points(medians)
 
 
 def dense_b_crit(table: Table, target: Target) -> float | None:
-    """Return where the slope of log S* over log B is -1/2, by all cells; None where they do not determine it.
+    """Find where the slope of log S* over log B is -1/2, by all cells; None where they do not determine it.
 
     Between and beyond the batch sizes S* is as far off the law fitted to them as at the nearest; a small-batch term of
     the fit is left out, as it is of a study's B_crit.
@@ -260,33 +303,35 @@ def dense_b_crit(table: Table, target: Target) -> float | None:
         fit = fit_curve(points)
     except CurveError:
         return None
-    if fit.critical_batch_size is None:
+    b_crit = fit.critical_batch_size
+    if b_crit is None:
         return None
-    sizes, steps = np.array(
-        [(point.batch_size, point.steps) for point in points if not point.stopped]
-    ).T
-    off = np.log(steps) - np.log(
-        1.0 + fit.critical_batch_size / sizes + ((fit.b_opt or 0.0) / sizes) ** 2
-    )
-    grid = np.linspace(math.log(sizes[0]) - BEYOND, math.log(sizes[-1]) + BEYOND, 400)
-    frontier = np.log1p(fit.critical_batch_size / np.exp(grid)) + np.interp(
-        grid, np.log(sizes), off
-    )
+    reached = [(point.batch_size, point.steps) for point in points if not point.stopped]
+    sizes, steps = np.array(reached).T
+    law = 1.0 + b_crit / sizes + ((fit.b_opt or 0.0) / sizes) ** 2
+    off = np.log(steps) - np.log(law)
+    low = math.log(sizes[0]) - SOUGHT_BEYOND
+    high = math.log(sizes[-1]) + SOUGHT_BEYOND
+    grid = np.linspace(low, high, 400)
+    frontier = np.log1p(b_crit / np.exp(grid)) + np.interp(grid, np.log(sizes), off)
     return math.exp(half_slope(grid, frontier[None])[0])
 
 
 def least(finished: Sequence[TrialResult], objective: Objective = "time") -> TrialResult | None:
-    """Return the trial with the least time to target, or the fewest steps, the first of equals; None if none did."""
-    times = [
-        (merit(objective, time, trial.batch_size), trial.number, trial)
-        for trial in finished
-        if (time := trial.time_to_target) is not None
-    ]
-    return min(times)[2] if times else None
+    """Name the trial with the least time to target, or the fewest steps, the first of equals; None if none did."""
+    reached = list[tuple[float, int, TrialResult]]()
+    for trial in finished:
+        time = trial.time_to_target
+        if time is not None:
+            reached.append((merit(objective, time, trial.batch_size), trial.number, trial))
+    if not reached:
+        return None
+    _, _, best = min(reached)
+    return best
 
 
 def stopping_step(problem: Problem, batch_size: int, finished: Sequence[TrialResult]) -> int:
-    """Return the last step of a trial at ``batch_size`` under the rule that all general searches follow.
+    """Give the last step of a trial at ``batch_size`` under the rule that all general searches follow.
 
     While nothing has reached the target it is the budget's. After that, for ``time``, a trial ends once it has cost
     ``STOP_FACTOR`` times the seconds of the fastest (for ``steps``, the steps of the one with the fewest). For
@@ -304,10 +349,15 @@ def stopping_step(problem: Problem, batch_size: int, finished: Sequence[TrialRes
     elif problem.objective == "steps":
         steps = float(best.steps)
     else:
-        steps = min(
-            t.steps if t.batch_size <= batch_size else t.examples / batch_size for t in reached
-        )
-    return max(1, min(budget, math.floor(STOP_FACTOR * steps * ROUNDING)))
+        steps = min(_least_frontier_steps(trial, batch_size) for trial in reached)
+    return max(1, min(budget, math.floor(STOP_FACTOR * steps * MET_EXACTLY)))
+
+
+def _least_frontier_steps(trial: TrialResult, batch_size: int) -> float:
+    """Give the steps at another batch size that a trial which reached the target stands for."""
+    if trial.batch_size <= batch_size:
+        return trial.steps
+    return trial.examples / batch_size
 
 
 def run_search(
@@ -317,21 +367,20 @@ def run_search(
 
     B_crit is asked for at each multiple. After ``max_trials`` a search ends and keeps what it has found.
     """
-    finished: list[TrialResult] = []
-    path: list[tuple[float, float | None]] = []
-    estimates: list[float | None] = []
+    finished = list[TrialResult]()
+    path = list[tuple[float, float | None]]()
+    estimates = list[float | None]()
     spent = 0.0
     while True:
-        trial = (
-            _answer(search.propose(finished), benchmark, finished)
-            if len(finished) < max_trials
-            else None
-        )
-        after = spent + trial.train_seconds if trial is not None else math.inf
-        while (
-            len(estimates) < len(multiples)
-            and after > multiples[len(estimates)] * benchmark.unit * ROUNDING
-        ):
+        trial: TrialResult | None = None
+        after = math.inf
+        if len(finished) < max_trials:
+            trial = _answer(search.propose(finished), benchmark, finished)
+            after = spent + trial.train_seconds
+        # What is known at a multiple is what the trials before it have shown.
+        for multiple in multiples[len(estimates) :]:
+            if after <= multiple * benchmark.unit * MET_EXACTLY:
+                break
             estimates.append(_estimate(search, benchmark, finished))
         if trial is None or len(estimates) == len(multiples):
             break
@@ -344,38 +393,48 @@ def run_search(
         if not path or path[-1][1] != ratio:
             path.append((spent / benchmark.unit, ratio))
     return SearchRun(
-        tuple(path), tuple(estimates), len(finished), spent / benchmark.unit, trial is not None
+        path=tuple(path),
+        b_crit=tuple(estimates),
+        trials=len(finished),
+        spent=spent / benchmark.unit,
+        complete=trial is not None,
     )
 
 
 def _answer(spec: TrialSpec, benchmark: Benchmark, finished: Sequence[TrialResult]) -> TrialResult:
+    """Run a proposed trial on the table."""
     if spec.number != len(finished):
         raise ConfigError(
             f"a search must number its trials from 0: expected {len(finished)}, but got {spec.number}"
         )
-    resumed_from = None
-    if spec.resumed_from is not None:
-        resumed_from = (
-            finished[spec.resumed_from] if 0 <= spec.resumed_from < len(finished) else None
-        )
-        point = spec.batch_size, spec.lr, spec.seed
-        if (
-            resumed_from is None
-            or (resumed_from.batch_size, resumed_from.lr, resumed_from.seed) != point
-            or resumed_from.status != "stopped"
-        ):
-            raise ConfigError(
-                f"trial {spec.number} continues trial {spec.resumed_from}, which is no stopped trial at batch size, "
-                f"learning rate and seed {point}"
-            )
+    resumed_from = _continued(spec, finished)
     problem = benchmark.problem
-    last = problem.budget.last_step(spec.batch_size) if spec.max_steps is None else spec.max_steps
+    last = spec.max_steps
+    if last is None:
+        last = problem.budget.last_step(spec.batch_size)
     done = 0 if resumed_from is None else resumed_from.steps
     if last <= done:
         raise ConfigError(
             f"trial {spec.number} needs max_steps past the {done} steps it has, but got {last}"
         )
     return replay(benchmark.table, spec, problem.target, last, resumed_from)
+
+
+def _continued(spec: TrialSpec, finished: Sequence[TrialResult]) -> TrialResult | None:
+    """Give the trial that a proposed one continues; None if it starts afresh."""
+    number = spec.resumed_from
+    if number is None:
+        return None
+    point = spec.batch_size, spec.lr, spec.seed
+    if 0 <= number < len(finished):
+        trial = finished[number]
+        same_point = (trial.batch_size, trial.lr, trial.seed) == point
+        if same_point and trial.status == "stopped":
+            return trial
+    raise ConfigError(
+        f"trial {spec.number} continues trial {number}, which is no stopped trial at batch size, "
+        f"learning rate and seed {point}"
+    )
 
 
 def _estimate(
@@ -388,27 +447,30 @@ def _estimate(
 
 
 def ratio_after(path: Sequence[tuple[float, float | None]], multiple: float) -> float:
-    """Return the incumbent's time over the best after spending ``multiple``; infinite if none reached the target."""
+    """Give the incumbent's time over the best after spending ``multiple``; infinite if none reached the target."""
     ratio = math.inf
     for spent, value in path:
-        if spent <= multiple * ROUNDING:
-            ratio = math.inf if value is None else value
+        if spent <= multiple * MET_EXACTLY:
+            ratio = value if value is not None else math.inf
     return ratio
 
 
 def spending_within(path: Sequence[tuple[float, float | None]], within: float = WITHIN) -> float:
-    """Return the spending at which the ratio is first at most ``within``; infinite if it never is."""
-    return next(
-        (spent for spent, ratio in path if ratio is not None and ratio <= within * ROUNDING),
-        math.inf,
-    )
+    """Give the spending at which the ratio is first at most ``within``; infinite if it never is."""
+    for spent, ratio in path:
+        if ratio is not None and ratio <= within * MET_EXACTLY:
+            return spent
+    return math.inf
 
 
 def factor(ratio: float | None) -> float:
-    """Return by what factor an estimate is off, max(x, 1/x); infinite where there is none."""
-    return math.inf if ratio is None or ratio <= 0.0 else max(ratio, 1.0 / ratio)
+    """Tell by what factor an estimate is off, max(x, 1/x); infinite where there is none."""
+    if ratio is None or ratio <= 0.0:
+        return math.inf
+    return max(ratio, 1.0 / ratio)
 
 
 def percentile(values: Sequence[float], share: float) -> float:
-    """Return the least of ``values`` that at least ``share`` of them do not exceed; infinite ones count as largest."""
-    return sorted(values)[max(0, math.ceil(share * len(values) / ROUNDING) - 1)]
+    """Give the least of ``values`` that at least ``share`` of them do not exceed; infinite ones count as largest."""
+    rank = math.ceil(share * len(values) / MET_EXACTLY)
+    return sorted(values)[max(0, rank - 1)]

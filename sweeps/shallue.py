@@ -14,11 +14,12 @@ import re
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from rich.console import Console
 
+from bstune.config import Composed
 from bstune.core.errors import ConfigError, Interrupted
 from bstune.report.compare import Compared, Comparison, Pair, compare, compared
 from bstune.report.compare_console import write_comparison
@@ -34,9 +35,11 @@ from bstune.system.console import format_count, format_number, quieten
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-END_SPAN = 4.0  # a slope at an end of the curve is taken over this factor of batch size
+# A slope at an end of the curve is taken over this factor of batch size.
+END_SPAN = 4.0
 BUDGET_INCHES = 3.0
-PLAIN = re.compile(r"[\w./:-]+")  # what Hydra takes without quotes
+# What Hydra takes without quotes.
+UNQUOTED = re.compile(r"[\w./:-]+")
 
 
 def run(
@@ -65,13 +68,12 @@ def run(
     if not studies:
         raise ConfigError("this sweep compares studies, but sweep.experiment.studies has none")
     root = Path(folder).absolute()
-    arguments = {
-        name: [*common, *chosen, *options, *_places(name, root)] for name, chosen in studies.items()
-    }
-    composed = {}
-    for name, each in arguments.items():
+    arguments = dict[str, list[str]]()
+    composed = dict[str, Composed]()
+    for name, own_arguments in studies.items():
+        arguments[name] = [*common, *own_arguments, *options, *_kept_within(name, root)]
         try:
-            composed[name] = compose_checked(each)
+            composed[name] = compose_checked(arguments[name])
         except ConfigError as error:
             raise ConfigError(f"sweep.experiment.studies.{name}: {error}") from error
     root.mkdir(parents=True, exist_ok=True)
@@ -82,70 +84,72 @@ def run(
         )
         try:
             run_study(study.options, study.recipe, arguments[name], console)
-        except (
-            KeyboardInterrupt,
-            SystemExit,
-        ) as error:  # Lightning turns the first into the second
+        # Lightning turns the first into the second.
+        except (KeyboardInterrupt, SystemExit) as error:
             raise Interrupted(
                 f"interrupted: {root} keeps all finished trials; the same command goes on"
             ) from error
-    read = {name: read_study(root / name).result for name in composed}
-    found = compare(
-        [replace(compared(result, str(root / name)), name=name) for name, result in read.items()]
-    )
+    results = {name: read_study(root / name).result for name in composed}
+    named = list[Compared]()
+    for name, result in results.items():
+        named.append(replace(compared(result, str(root / name)), name=name))
+    found = compare(named)
     console.print()
     write_comparison(found, root, console)
-    device = ", ".join(dict.fromkeys(one.device for one in found.studies))
-    rows = [row(one, read[one.name]) for one in found.studies]
     width, height = comparison_inches(found)
     return Finding(
-        sentence(factor, found),
-        rows,
-        1,
-        device,
-        functools.partial(_paint, found),
-        (width, height + BUDGET_INCHES),
+        sentence=sentence(factor, found),
+        rows=[row(study, results[study.name]) for study in found.studies],
+        n=1,
+        device=", ".join(dict.fromkeys(study.device for study in found.studies)),
+        paint=functools.partial(_paint_comparison, found),
+        inches=(width, height + BUDGET_INCHES),
         notes=found.notes,
         details={"pairs": [str(pair) for pair in found.pairs], "arguments": arguments},
     )
 
 
-def _places(name: str, root: Path) -> list[str]:
-    """Return the arguments that keep a study, and its trials, within the sweep's folder."""
+def _kept_within(name: str, root: Path) -> list[str]:
+    """Give the arguments that keep a study, and its trials, within the sweep's folder."""
     values = {"study": name, "output": root / name, "storage": f"sqlite:///{root}/studies.db"}
-    quoted = {
-        key: value if PLAIN.fullmatch(str(value)) else f"'{value}'" for key, value in values.items()
-    }
-    return [*(f"{key}={value}" for key, value in quoted.items()), "mlflow.enabled=false"]
+    arguments = list[str]()
+    for key, value in values.items():
+        text = str(value)
+        if not UNQUOTED.fullmatch(text):
+            text = f"'{text}'"
+        arguments.append(f"{key}={text}")
+    return [*arguments, "mlflow.enabled=false"]
 
 
-def row(study: Compared, result: StudyResult) -> dict[str, Any]:
-    """Return what a study found.
+def row(study: Compared, result: StudyResult) -> dict[str, object]:
+    """Give what a study found.
 
     Slopes are those of log S*(B) over log B, over a factor of 4 at the small and at the large end of the batch sizes
     that reached the target: -1 is perfect scaling, 0 none. ``steps`` and ``examples`` are the least of a reached trial.
     ``searched`` has what the winner's trial has of what was searched besides, such as a momentum.
     """
     small, large = end_slopes(study)
-    sizes = [one.batch_size for one in study.points]
     searched = {} if result.winner is None else dict(result.winner.hyperparameters)
+    sizes = [point.batch_size for point in study.points]
+    reached_at = "-"
+    if sizes:
+        reached_at = f"{format_count(min(sizes))} to {format_count(max(sizes))}"
     return {
         "study": study.name,
         "B_crit": study.critical,
         "slopes": "-" if small is None else f"{small:.2f}, {large:.2f}",
         "exponent of lr": study.exponent_text,
         "searched": _searched_text(searched),
-        "reached at B": f"{format_count(min(sizes))} to {format_count(max(sizes))}"
-        if sizes
-        else "-",
-        "steps": min((one.steps for one in study.points), default=None),
-        "examples": min((one.steps * one.batch_size for one in study.points), default=None),
+        "reached at B": reached_at,
+        "steps": min((point.steps for point in study.points), default=None),
+        "examples": min((point.steps * point.batch_size for point in study.points), default=None),
         "reached": f"{result.statuses['reached']} of {result.trials}",
         "details": {
-            **{
-                name: getattr(study, name)
-                for name in ("b_crit", "b_crit_low", "b_crit_high", "level", "exponent")
-            },
+            "b_crit": study.b_crit,
+            "b_crit_low": study.b_crit_low,
+            "b_crit_high": study.b_crit_high,
+            "level": study.level,
+            "exponent": study.exponent,
             "slope_small": small,
             "slope_large": large,
             "target": study.target,
@@ -156,22 +160,19 @@ def row(study: Compared, result: StudyResult) -> dict[str, Any]:
 
 
 def _searched_text(values: Mapping[str, float | None]) -> str:
-    """Return ``momentum 0.93``; a dash where nothing was searched besides batch size and learning rate."""
-    texts = [
-        f"{name} {format_number(value)}" for name, value in values.items() if value is not None
-    ]
-    return ", ".join(texts) or "-"
+    """Give ``momentum 0.93``; a dash where nothing was searched besides batch size and learning rate."""
+    known = [(name, value) for name, value in values.items() if value is not None]
+    return ", ".join(f"{name} {format_number(value)}" for name, value in known) or "-"
 
 
 def end_slopes(study: Compared) -> tuple[float | None, float | None]:
-    """Return the slopes of log S*(B) over log B at the small and the large end of what was seen; None for no curve."""
-    if (
-        not study.steps.size
-        or not study.points
-        or study.points[0].batch_size == study.points[-1].batch_size
-    ):
+    """Give the slopes of log S*(B) over log B at the small and the large end of what was seen; None for no curve."""
+    if not study.steps.size or not study.points:
         return None, None
-    low, high = study.points[0].batch_size, study.points[-1].batch_size
+    low = study.points[0].batch_size
+    high = study.points[-1].batch_size
+    if low == high:
+        return None, None
     span = min(END_SPAN, high / low)
 
     def slope(start: float) -> float:
@@ -183,20 +184,26 @@ def end_slopes(study: Compared) -> tuple[float | None, float | None]:
 
 
 def sentence(factor: str, found: Comparison) -> str:
-    """Return the finding in words: the largest and the smallest critical batch size, and whether they differ."""
-    placed = sorted(
-        (one for one in found.studies if one.b_crit is not None), key=lambda one: one.b_crit or 0.0
-    )
-    missing = [one.name for one in found.studies if one.b_crit is None]
+    """Put the finding into words: the largest and the smallest critical batch size, and whether they differ."""
+    placed = list[tuple[float, Compared]]()
+    missing = list[str]()
+    for study in found.studies:
+        if study.b_crit is None:
+            missing.append(study.name)
+        else:
+            placed.append((study.b_crit, study))
     unknown = f" That of {' and '.join(missing)} is not known." if missing else ""
     if len(placed) < 2:
         return f"Of {len(found.studies)} studies too few have a critical batch size to compare them.{unknown}"
-    small, large = placed[0], placed[-1]
-    pair = next(one for one in found.pairs if {one.larger, one.smaller} == {small.name, large.name})
-    differ = [one for one in found.pairs if one.differ]
+    placed.sort(key=lambda pair: pair[0])
+    _, small = placed[0]
+    _, large = placed[-1]
+    ends = {small.name, large.name}
+    pair = next(pair for pair in found.pairs if {pair.larger, pair.smaller} == ends)
+    differ = sum(pair.differ is True for pair in found.pairs)
     return (
         f"{factor[0].upper()}{factor[1:]}: the critical batch size is largest for {large.name}, {large.critical}, and "
-        f"smallest for {small.name}, {small.critical}, {_verdict(pair)}; of {len(found.pairs)} pairs {len(differ)} "
+        f"smallest for {small.name}, {small.critical}, {_verdict(pair)}; of {len(found.pairs)} pairs {differ} "
         f"differ.{unknown}"
     )
 
@@ -210,37 +217,36 @@ def _verdict(pair: Pair) -> str:
 
 
 def budget_curve(study: Compared) -> tuple[np.ndarray, np.ndarray]:
-    """Return examples E(B) and the fewest steps S*(B) within them, (n,) each, from the fewest examples on."""
+    """Give examples E(B) and the fewest steps S*(B) within them, (n,) each, from the fewest examples on."""
     if not study.steps.size or not study.points:
         return np.empty(0), np.empty(0)
-    seen = (study.batch_size >= study.points[0].batch_size) & (
-        study.batch_size <= study.points[-1].batch_size
-    )
-    examples, steps = (study.batch_size * study.steps)[seen], study.steps[seen]
+    from_smallest = study.batch_size >= study.points[0].batch_size
+    to_largest = study.batch_size <= study.points[-1].batch_size
+    seen = from_smallest & to_largest
+    examples = (study.batch_size * study.steps)[seen]
+    steps = study.steps[seen]
     start = int(np.argmin(examples)) if examples.size else 0
     return examples[start:], np.minimum.accumulate(steps[start:])
 
 
-def _paint(found: Comparison, figure: "Figure") -> None:
+def _paint_comparison(found: Comparison, figure: "Figure") -> None:
     """Draw the comparison, and below it the fewest steps within a budget of examples."""
     _, height = comparison_inches(found)
     (top,), (foot,) = figure.subfigures(2, 1, squeeze=False, height_ratios=[height, BUDGET_INCHES])
     axes = foot.subplots()
-    curves = [(look, *budget_curve(look.study)) for look in looks(found.studies)]
-    drawn = [(look, examples, steps) for look, examples, steps in curves if examples.size]
-    for look, examples, steps in drawn:
-        axes.plot(examples, steps, color=look.colour, linewidth=1.6, label=look.name)
+    all_examples = list[np.ndarray]()
+    all_steps = list[np.ndarray]()
+    for look in looks(found.studies):
+        examples, steps = budget_curve(look.study)
+        if examples.size:
+            axes.plot(examples, steps, color=look.colour, linewidth=1.6, label=look.name)
+            all_examples.append(examples)
+            all_steps.append(steps)
     axes.set(xlabel="examples that may be trained on", ylabel="fewest steps to target")
     axes.set_title("What a budget of examples buys", fontsize=9.0, loc="left")
-    if drawn:
-        log_axis(
-            axes,
-            "x",
-            log_limits(np.concatenate([examples for _, examples, _ in drawn]), (0.05, 0.05)),
-            decimal=True,
-        )
-        log_axis(
-            axes, "y", log_limits(np.concatenate([steps for _, _, steps in drawn]), (0.1, 0.1))
-        )
+    if all_examples:
+        log_axis(axes, "x", log_limits(np.concatenate(all_examples), (0.05, 0.05)), decimal=True)
+        log_axis(axes, "y", log_limits(np.concatenate(all_steps), (0.1, 0.1)))
         axes.legend(frameon=False, fontsize=7.5)
-    paint_comparison(top, found)  # last: its labels need everything's place
+    # Last, as its labels need the place of everything.
+    paint_comparison(top, found)

@@ -20,7 +20,8 @@ from scipy import stats
 from bstune.core.errors import ConfigError, HardwareError
 
 Array = NDArray[np.float64]
-ALIGNED = 8  # the multiple that NVIDIA's guide to matrix products asks of 16-bit tensor cores
+# The multiple that NVIDIA's guide to matrix products asks of 16-bit tensor cores.
+ALIGNED = 8
 
 
 @dataclass(frozen=True)
@@ -28,9 +29,8 @@ class Choice:
     """The batch sizes to measure, all rising."""
 
     sizes: tuple[int, ...]
-    centres: tuple[
-        int, ...
-    ]  # of the triplets P - 1, P, P + 1 that lie wholly below the ceiling or end at it
+    # Of the triplets P - 1, P, P + 1 that lie wholly below the ceiling or end at it.
+    centres: tuple[int, ...]
     ceiling: int  # the largest batch size that fits
     power: int  # the largest power of two below it
     left_out: tuple[int, ...]  # asked for, but over the ceiling
@@ -51,19 +51,21 @@ class Effect:
 
 
 def is_power_of_two(number: int) -> bool:
-    """Return whether a positive number is 1, 2, 4, 8, ..."""
+    """Tell whether a positive number is 1, 2, 4, 8, ..."""
     return number > 0 and number & (number - 1) == 0
 
 
 def choose_batch_sizes(alone: Iterable[int], centres: Iterable[int], ceiling: int) -> Choice:
-    """Return the batch sizes ``alone``, the triplets and the ceiling, each once, without what does not fit.
+    """Choose the batch sizes ``alone``, the triplets and the ceiling, each once, without what does not fit.
 
     One triplet more than asked for is around the largest power of two below the ceiling.
     """
-    alone, centres = set(alone), set(centres)
+    alone = set(alone)
+    centres = set(centres)
     if any(size < 1 for size in alone):
         raise ConfigError(f"sweep.experiment.batch_sizes must be positive, but got {sorted(alone)}")
-    if odd := [centre for centre in sorted(centres) if centre < 2 or not kind(centre)]:
+    odd = [centre for centre in sorted(centres) if centre < 2 or not kind(centre)]
+    if odd:
         raise ConfigError(
             f"sweep.experiment.centres must be powers of two or multiples of {ALIGNED}, and at least 2, but got {odd}"
         )
@@ -74,12 +76,23 @@ def choose_batch_sizes(alone: Iterable[int], centres: Iterable[int], ceiling: in
         )
     power = 1 << (ceiling - 1).bit_length() - 1
     fitting = {centre for centre in centres if centre < ceiling} | {power}
-    asked = alone | {size for centre in centres | {power} for size in _triplet(centre)} | {ceiling}
-    triplets = {size for centre in fitting for size in _triplet(centre)}
-    sizes = {size for size in alone if size <= ceiling} | triplets | {ceiling}
+    asked = alone | _triplets(centres | {power}) | {ceiling}
+    sizes = {size for size in alone if size <= ceiling} | _triplets(fitting) | {ceiling}
     return Choice(
-        tuple(sorted(sizes)), tuple(sorted(fitting)), ceiling, power, tuple(sorted(asked - sizes))
+        sizes=tuple(sorted(sizes)),
+        centres=tuple(sorted(fitting)),
+        ceiling=ceiling,
+        power=power,
+        left_out=tuple(sorted(asked - sizes)),
     )
+
+
+def _triplets(centres: Iterable[int]) -> set[int]:
+    """Give the batch sizes of all the triplets."""
+    sizes = set[int]()
+    for centre in centres:
+        sizes.update(_triplet(centre))
+    return sizes
 
 
 def _triplet(centre: int) -> tuple[int, int, int]:
@@ -87,14 +100,16 @@ def _triplet(centre: int) -> tuple[int, int, int]:
 
 
 def kind(size: int) -> str:
-    """Return ``power of two``, ``multiple of 8`` where it is that alone, or nothing."""
+    """Give ``power of two``, ``multiple of 8`` where it is that alone, or nothing."""
     if is_power_of_two(size):
         return "power of two"
-    return "" if size % ALIGNED else f"multiple of {ALIGNED}"
+    if size % ALIGNED == 0:
+        return f"multiple of {ALIGNED}"
+    return ""
 
 
 def contrasts(seconds: Mapping[int, Sequence[float]], centre: int) -> Array:
-    """Return c of every round, (rounds,), from tau of every round by batch size."""
+    """Give c of every round, (rounds,), from tau of every round by batch size."""
     rounds = np.array([seconds[size] for size in _triplet(centre)], dtype=np.float64)
     if not np.all(np.isfinite(rounds) & (rounds > 0.0)):
         raise HardwareError(
@@ -106,42 +121,51 @@ def contrasts(seconds: Mapping[int, Sequence[float]], centre: int) -> Array:
 
 
 def gain(seconds: Mapping[int, Sequence[float]], before: int, after: int, level: float) -> Effect:
-    """Return examples per second at one batch size over those at another, less 1, from tau of every round by size."""
+    """Compare examples per second at one batch size over those at another, less 1, from tau of every round by size."""
     # Paired by round: what is common to a round drops out.
-    logs = [np.log(size / np.array(seconds[size], dtype=np.float64)) for size in (after, before)]
-    return estimate(f"{after} over {before}", (after, before), np.asarray(logs[0] - logs[1]), level)
+    log_after = np.log(after / np.array(seconds[after], dtype=np.float64))
+    log_before = np.log(before / np.array(seconds[before], dtype=np.float64))
+    ratios = np.asarray(log_after - log_before)
+    return estimate(f"{after} over {before}", (after, before), ratios, level)
 
 
 def off_the_line(
     seconds: Mapping[int, Sequence[float]], low: int, middle: int, high: int, level: float
 ) -> Effect:
-    """Return tau at a batch size over the one on the line through two others, less 1: log-ratios over rounds."""
-    below, at, above = (np.array(seconds[size], dtype=np.float64) for size in (low, middle, high))
+    """Compare tau at a batch size with the one on the line through two others, less 1: log-ratios over rounds."""
+    below = np.array(seconds[low], dtype=np.float64)
+    at = np.array(seconds[middle], dtype=np.float64)
+    above = np.array(seconds[high], dtype=np.float64)
     line = below + (above - below) * (middle - low) / (high - low)
-    return estimate(
-        f"{middle} between {low} and {high}", (middle,), np.asarray(np.log(at / line)), level
-    )
+    ratios = np.asarray(np.log(at / line))
+    return estimate(f"{middle} between {low} and {high}", (middle,), ratios, level)
 
 
 def estimate(name: str, centres: Sequence[int], values: Array, level: float) -> Effect:
-    """Return mean, interval and test of ``values``, one a round (two or more), logs of ratios."""
+    """Give mean, interval and test of ``values``, one a round (two or more), logs of ratios."""
     if np.ptp(values) == 0.0:
         raise HardwareError(
             f"{name}: all {len(values)} rounds took the same time to the last digit: the clock is too coarse"
         )
     test = stats.ttest_1samp(values, 0.0)
     interval = test.confidence_interval(level)
-    mean, low, high = (
-        math.expm1(float(value)) for value in (values.mean(), interval.low, interval.high)
-    )
     p = float(test.pvalue)
-    return Effect(name, tuple(centres), len(values), mean, low, high, p, p)
+    return Effect(
+        name=name,
+        centres=tuple(centres),
+        rounds=len(values),
+        mean=math.expm1(float(values.mean())),
+        low=math.expm1(float(interval.low)),
+        high=math.expm1(float(interval.high)),
+        p=p,
+        corrected=p,
+    )
 
 
 def effects(
     seconds: Mapping[int, Sequence[float]], centres: Sequence[int], level: float
 ) -> tuple[Effect, ...]:
-    """Return the effects of each triplet, of all powers of two together and of all multiples of 8 together.
+    """Test the effects of each triplet, of all powers of two together and of all multiples of 8 together.
 
     Together means the mean contrast of a round, so n stays the number of rounds: triplets of one round are not
     independent. A group of one triplet, or of the same triplets as another one, is left out. The p-values are corrected
@@ -150,14 +174,15 @@ def effects(
     by_centre = {centre: contrasts(seconds, centre) for centre in centres}
     powers = [centre for centre in centres if is_power_of_two(centre)]
     aligned = [centre for centre in centres if centre % ALIGNED == 0]
-    found = [
-        estimate(f"{centre} ({kind(centre)})", [centre], by_centre[centre], level)
-        for centre in centres
-    ]
+    found = list[Effect]()
+    for centre in centres:
+        name = f"{centre} ({kind(centre)})"
+        found.append(estimate(name, [centre], by_centre[centre], level))
     groups = {
         tuple(aligned): f"multiples of {ALIGNED} together",
         tuple(powers): "powers of two together",
     }
+    # By its members: where both groups are the same, the second name stands.
     for members, name in reversed(groups.items()):
         if len(members) > 1:
             together = np.mean([by_centre[centre] for centre in members], axis=0)
@@ -167,13 +192,14 @@ def effects(
 
 
 def holm(p: Sequence[float]) -> list[float]:
-    """Return p-values corrected for their number, in their order; empty for none.
+    """Give p-values corrected for their number, in their order; empty for none.
 
     Holm 1979, Scand. J. Statist. 6, 65-70: the k-th smallest of m times m - k + 1, at most 1, and none below a smaller
     one's. It holds whatever the dependence between the tests.
     """
     order = sorted(range(len(p)), key=lambda i: p[i])
-    corrected, least = [0.0] * len(p), 0.0
+    corrected = [0.0] * len(p)
+    least = 0.0
     for rank, i in enumerate(order):
         least = max(least, min(1.0, (len(p) - rank) * p[i]))
         corrected[i] = least
@@ -194,15 +220,24 @@ class Difference:
 def compare(
     before: Mapping[int, float | None], after: Mapping[int, float | None], level: float
 ) -> Difference:
-    """Return Student's paired comparison of values by seed; a seed counts where both have a value."""
-    both = ((value, before.get(seed)) for seed, value in after.items())
-    pairs = [(value, first) for value, first in both if value is not None and first is not None]
-    differences = [value - first for value, first in pairs]
-    n, mean = len(pairs), float(np.mean(differences)) if pairs else None
-    if n < 2:
-        return Difference(n, mean, None, None, None)
-    if np.ptp(differences) == 0.0:  # no spread: Student's t is not defined, and there is no doubt
-        return Difference(n, mean, mean, mean, 0.0 if mean else 1.0)
+    """Compare values by seed, paired, by Student's t; a seed counts where both have a value."""
+    pairs = list[tuple[float, float]]()
+    for seed, value in after.items():
+        value_before = before.get(seed)
+        if value is not None and value_before is not None:
+            pairs.append((value, value_before))
+    if not pairs:
+        return Difference(0, None, None, None, None)
+    differences = [value - value_before for value, value_before in pairs]
+    mean = float(np.mean(differences))
+    if len(pairs) < 2:
+        return Difference(len(pairs), mean, None, None, None)
+    if np.ptp(differences) == 0.0:
+        # Without any spread Student's t is not defined, and there is no doubt.
+        p = 0.0 if mean else 1.0
+        return Difference(len(pairs), mean, mean, mean, p)
     test = stats.ttest_rel(*zip(*pairs, strict=True))
     interval = test.confidence_interval(level)
-    return Difference(n, mean, float(interval.low), float(interval.high), float(test.pvalue))
+    low = float(interval.low)
+    high = float(interval.high)
+    return Difference(len(pairs), mean, low, high, float(test.pvalue))

@@ -9,9 +9,9 @@ leave in the caches (12.5.1): so vectors of growing size are read as well, each 
 import functools
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, TypedDict
 
 import numpy as np
 import torch
@@ -28,14 +28,44 @@ from bstune.trial.devices.device import device_name, resolve_device, synchronize
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-FLOATS = {
-    name: dtype for name, dtype in DTYPES.items() if name != "tf32"
-}  # tf32 is a mode of fp32's, no type
-FIGURE_INCHES = (12.0, 4.5)
+# Tf32 is a mode of fp32's, no type.
+FLOATS = {name: dtype for name, dtype in DTYPES.items() if name != "tf32"}
+PRODUCT_FIGURE_INCHES = (12.0, 4.5)
 CACHES = Path("/sys/devices/system/cpu/cpu0/cache")
-READ_BYTES = 2**26  # in one call at least, so that what a call costs is no part of it
+# In one call at least, so that what a call costs is no part of it.
+READ_BYTES = 2**26
+# Bytes of a KiB, and of a number in fp32.
+KIB = 2**10
+FP32_BYTES = 4
+NO_CACHE = "no cache"
+# Seconds, below which torch read a clock that stands still: it takes 1e-9 then.
+STANDING_STILL = 1e-8
 QUARTILES = (0.25, 0.5, 0.75)
 Way = Callable[[Tensor, Tensor, Tensor], None]
+
+
+class ProductRow(TypedDict):
+    """A way's GFLOP/s over its repeats: the median and the quartiles."""
+
+    way: str
+    repeats: int
+    gflops: float
+    gflops_low: float
+    gflops_high: float
+    times_as_fast: float
+
+
+class ReadRow(TypedDict):
+    """GB/s of reading a vector again and again: the median and the quartiles."""
+
+    way: str
+    repeats: int
+    gb_per_second: float
+    gb_low: float
+    gb_high: float
+    # The smallest cache that holds it; None where the system does not say.
+    fits: str | None
+    kib: int
 
 
 def element_by_element(a: Tensor, b: Tensor, c: Tensor) -> None:
@@ -64,7 +94,7 @@ def whole(a: Tensor, b: Tensor, c: Tensor) -> None:
 
 
 def ways(block: int) -> dict[str, Way]:
-    """Return the four ways by name, from the smallest pieces to the largest."""
+    """Give the four ways by name, from the smallest pieces to the largest."""
     return {
         "element by element": element_by_element,
         "column by column": column_by_column,
@@ -86,18 +116,20 @@ def run(
     seed: int,
     now: Callable[[], float] = time.perf_counter,
 ) -> Finding:
-    """Measure the four ways and the readings, and return their GFLOP/s and GB/s, median and quartiles over repeats."""
+    """Measure the four ways and the readings: their GFLOP/s and GB/s, median and quartiles over repeats."""
     place = resolve_device(device, "sweep.experiment.device")
     if dtype not in FLOATS:
         raise ConfigError(
             f"sweep.experiment.dtype must be one of {', '.join(FLOATS)}, but got {dtype!r}"
         )
-    counts = {"size": size, "block": block, "repeats": repeats}
-    for name, value in {
-        **counts,
+    positive = {
+        "size": size,
+        "block": block,
+        "repeats": repeats,
         "segment_seconds": segment_seconds,
         "limit_seconds": limit_seconds,
-    }.items():
+    }
+    for name, value in positive.items():
         if not (math.isfinite(value) and value > 0):
             raise ConfigError(f"sweep.experiment.{name} must be positive, but got {value}")
     if not all(1 <= kib <= 2**22 for kib in working_sets):
@@ -105,111 +137,119 @@ def run(
             f"sweep.experiment.working_sets must be KiB from 1 to {2**22}, but got {list(working_sets)}"
         )
     generator = torch.Generator().manual_seed(seed)
-    b, c = (torch.randn(size, size, generator=generator).to(place, FLOATS[dtype]) for _ in range(2))
+    b = torch.randn(size, size, generator=generator).to(place, FLOATS[dtype])
+    c = torch.randn(size, size, generator=generator).to(place, FLOATS[dtype])
     a = torch.zeros_like(b)
-    named = {name: functools.partial(way, a, b, c) for name, way in ways(block).items()}
+    products = {name: functools.partial(way, a, b, c) for name, way in ways(block).items()}
 
     def clock() -> float:
         synchronize(place)
         return now()
 
     rng = np.random.default_rng(seed)
-    rows = list(
-        _rows(measure(named, repeats, segment_seconds, limit_seconds, rng, clock), 2.0 * size**3)
-    )
+    seconds = measure(products, repeats, segment_seconds, limit_seconds, rng, clock)
+    rows = _product_rows(seconds, 2.0 * size**3)
     reads = reading(working_sets, place)
-    seconds = measure(
-        {str(kib): read for kib, read in reads.items()},
-        repeats,
-        segment_seconds,
-        limit_seconds,
-        rng,
-        clock,
-    )
+    named_reads = {str(kib): read for kib, read in reads.items()}
+    read_seconds = measure(named_reads, repeats, segment_seconds, limit_seconds, rng, clock)
     levels = cache_levels(place)
-    read_rows = [_read_row(kib, seconds[str(kib)], levels) for kib in reads]
-    name = device_name({"accelerator": place.type, "devices": [place.index or 0]})
+    read_rows = [_read_row(kib, read_seconds[str(kib)], levels) for kib in reads]
+    device_text = device_name({"accelerator": place.type, "devices": [place.index or 0]})
     n = min(row["repeats"] for row in [*rows, *read_rows])
-    title = f"A = B C of {size} x {size} matrices in {dtype}, {name}"
-    text = f"{sentence(rows, n)} {read_sentence(read_rows)}".strip()
-    painter = functools.partial(_paint, rows, read_rows, levels, title)
+    title = f"A = B C of {size} x {size} matrices in {dtype}, {device_text}"
     return Finding(
-        text, [*rows, *read_rows], n, name, painter, FIGURE_INCHES, details={"cache_bytes": levels}
+        sentence=f"{sentence(rows, n)} {read_sentence(read_rows)}".strip(),
+        rows=[*rows, *read_rows],
+        n=n,
+        device=device_text,
+        paint=functools.partial(_paint_rates, rows, read_rows, levels, title),
+        inches=PRODUCT_FIGURE_INCHES,
+        details={"cache_bytes": levels},
     )
 
 
 def reading(working_sets: Sequence[int], place: torch.device) -> dict[int, Callable[[], Tensor]]:
-    """Return calls that read a vector of so many KiB of fp32 again and again, by these: one call reads READ_BYTES."""
-    calls: dict[int, Callable[[], Tensor]] = {}
+    """Give calls that read a vector of so many KiB of fp32 again and again, by these: one call reads READ_BYTES."""
+    calls = dict[int, Callable[[], Tensor]]()
     for kib in sorted(set(working_sets)):
-        vector = torch.ones(
-            kib * 2**10 // 4, device=place
-        )  # ones: untouched pages of a host are not memory
-        calls[kib] = functools.partial(torch.sum, vector.expand(_times(kib), len(vector)), dim=1)
+        # Ones, as untouched pages of a host are not memory.
+        vector = torch.ones(kib * KIB // FP32_BYTES, device=place)
+        again = vector.expand(_reads_of_call(kib), len(vector))
+        calls[kib] = functools.partial(torch.sum, again, dim=1)
     return calls
 
 
-def _times(kib: int) -> int:
-    return max(1, READ_BYTES // (kib * 2**10))
+def _reads_of_call(kib: int) -> int:
+    return max(1, READ_BYTES // (kib * KIB))
 
 
 def cache_levels(place: torch.device, folder: Path = CACHES) -> dict[str, int]:
-    """Return the bytes of each cache that holds data, the smallest first; empty where the system does not say."""
+    """Give the bytes of each cache that holds data, the smallest first; empty where the system does not say."""
     if place.type == "cuda":
         return {"L2": int(torch.cuda.get_device_properties(place).L2_cache_size)}
-    levels = {}
+    levels = dict[str, int]()
     for cache in sorted(folder.glob("index*")):
-        kind, level, size = (
-            (cache / name).read_text().strip() for name in ("type", "level", "size")
-        )
+        kind = (cache / "type").read_text().strip()
+        level = (cache / "level").read_text().strip()
+        size = (cache / "size").read_text().strip()
         if kind != "Instruction" and size.endswith("K"):
-            levels[f"L{level}"] = int(size[:-1]) * 2**10
+            levels[f"L{level}"] = int(size[:-1]) * KIB
     return dict(sorted(levels.items(), key=lambda item: item[1]))
 
 
-def _read_row(kib: int, seconds: Sequence[float], levels: Mapping[str, int]) -> dict[str, Any]:
-    low, middle, high = (
-        float(v)
-        for v in np.quantile(_times(kib) * kib * 2**10 / np.array(seconds) / 1e9, QUARTILES)
-    )
+def _read_row(kib: int, seconds: Sequence[float], levels: Mapping[str, int]) -> ReadRow:
+    read_bytes = _reads_of_call(kib) * kib * KIB
+    low, middle, high = np.quantile(read_bytes / np.array(seconds) / 1e9, QUARTILES).tolist()
     return {
-        "way": f"reading {_size(kib)}",
+        "way": f"reading {_size_text(kib)}",
         "repeats": len(seconds),
         "gb_per_second": middle,
         "gb_low": low,
         "gb_high": high,
-        "fits": next(
-            (level for level, size in levels.items() if kib * 2**10 <= size),
-            "no cache" if levels else None,
-        ),
+        "fits": _smallest_that_holds(kib, levels),
         "kib": kib,
     }
 
 
-def _size(kib: int) -> str:
-    return f"{kib // 2**10} MiB" if kib % 2**10 == 0 else f"{kib} KiB"
+def _smallest_that_holds(kib: int, levels: Mapping[str, int]) -> str | None:
+    """Name the smallest cache that holds so much; None where the system does not say."""
+    for level, size in levels.items():
+        if kib * KIB <= size:
+            return level
+    return NO_CACHE if levels else None
 
 
-def read_sentence(rows: Sequence[Mapping[str, Any]]) -> str:
-    """Return in words what the fastest reading has over that of the largest vector; nothing for fewer than two."""
+def _size_text(kib: int) -> str:
+    return f"{kib // KIB} MiB" if kib % KIB == 0 else f"{kib} KiB"
+
+
+def read_sentence(rows: Sequence[ReadRow]) -> str:
+    """Say what the fastest reading has over that of the largest vector; nothing for fewer than two."""
     if len(rows) < 2:
         return ""
-    best, last = max(rows, key=lambda row: float(row["gb_per_second"])), rows[-1]
-
-    def where(row: Mapping[str, Any]) -> str:
-        inside = {None: "", "no cache": ", which fits no cache,"}.get(
-            row["fits"], f", which fits {row['fits']},"
-        )
-        return f"{_size(row['kib'])}{inside}"
-
-    rates = [format_number(row["gb_per_second"]) for row in (best, last)]
+    best = max(rows, key=lambda row: row["gb_per_second"])
+    last = rows[-1]
     times = format_number(best["gb_per_second"] / last["gb_per_second"])
-    first = f"A vector of {where(best)} is read at {rates[0]} GB/s"
-    return f"{first}, {times} times as fast as one of {where(last)} at {rates[1]}."
+    best_rate = format_number(best["gb_per_second"])
+    last_rate = format_number(last["gb_per_second"])
+    return (
+        f"A vector of {_where_text(best)} is read at {best_rate} GB/s, {times} times as fast as one of "
+        f"{_where_text(last)} at {last_rate}."
+    )
+
+
+def _where_text(row: ReadRow) -> str:
+    """Give a vector's size, and which cache it fits."""
+    size = _size_text(row["kib"])
+    if row["fits"] is None:
+        return size
+    if row["fits"] == NO_CACHE:
+        return f"{size}, which fits no cache,"
+    return f"{size}, which fits {row['fits']},"
 
 
 def measure(
-    named: Mapping[str, Callable[[], None]],
+    named: Mapping[str, Callable[[], object]],
     repeats: int,
     segment_seconds: float,
     limit_seconds: float,
@@ -221,17 +261,16 @@ def measure(
     Calls between two readings of the clock take about ``segment_seconds``. A way that has taken ``limit_seconds`` is
     not repeated again.
     """
-    timers = {
-        name: Timer("way()", globals={"way": way}, timer=clock, num_threads=torch.get_num_threads())
-        for name, way in named.items()
-    }
-    calls = {}
-    for name, timer in timers.items():
+    timers = dict[str, Timer]()
+    calls = dict[str, int]()
+    for name, way in named.items():
+        names = {"way": way}
+        timer = Timer("way()", globals=names, timer=clock, num_threads=torch.get_num_threads())
         once = timer.timeit(1).median
-        standing_still = (
-            once < 1e-8
-        )  # torch takes a clock that stands still for one that read 1e-9 s
-        calls[name] = 1 if standing_still else max(1, math.ceil(segment_seconds / once))
+        timers[name] = timer
+        calls[name] = 1
+        if once >= STANDING_STILL:
+            calls[name] = max(1, math.ceil(segment_seconds / once))
     seconds: dict[str, list[float]] = {name: [] for name in named}
     for _ in range(repeats):
         for name in rng.permutation(list(named)).tolist():
@@ -240,25 +279,27 @@ def measure(
     return seconds
 
 
-def _rows(seconds: Mapping[str, Sequence[float]], flops: float) -> Iterator[dict[str, Any]]:
-    slowest: float | None = None
+def _product_rows(seconds: Mapping[str, Sequence[float]], flops: float) -> list[ProductRow]:
+    rows = list[ProductRow]()
     for name, values in seconds.items():
-        low, middle, high = (
-            float(value) for value in np.quantile(flops / np.array(values) / 1e9, QUARTILES)
+        low, middle, high = np.quantile(flops / np.array(values) / 1e9, QUARTILES).tolist()
+        # The first way has the smallest pieces and is the slowest.
+        slowest = rows[0]["gflops"] if rows else middle
+        rows.append(
+            {
+                "way": name,
+                "repeats": len(values),
+                "gflops": middle,
+                "gflops_low": low,
+                "gflops_high": high,
+                "times_as_fast": middle / slowest,
+            }
         )
-        slowest = slowest or middle
-        yield {
-            "way": name,
-            "repeats": len(values),
-            "gflops": middle,
-            "gflops_low": low,
-            "gflops_high": high,
-            "times_as_fast": middle / slowest,
-        }
+    return rows
 
 
-def sentence(rows: Sequence[Mapping[str, Any]], n: int) -> str:
-    """Return the finding in words, from the rows of the four ways in their order."""
+def sentence(rows: Sequence[ProductRow], n: int) -> str:
+    """Put the finding into words, from the rows of the four ways in their order."""
     _, columns, blocks, last = rows
     return (
         f"The whole product is {format_number(last['times_as_fast'])} times as fast as element by element and"
@@ -267,9 +308,9 @@ def sentence(rows: Sequence[Mapping[str, Any]], n: int) -> str:
     )
 
 
-def _paint(
-    rows: Sequence[Mapping[str, Any]],
-    read_rows: Sequence[Mapping[str, Any]],
+def _paint_rates(
+    rows: Sequence[ProductRow],
+    read_rows: Sequence[ReadRow],
     levels: Mapping[str, int],
     title: str,
     figure: "Figure",
@@ -277,12 +318,21 @@ def _paint(
     """Draw one bar a way, with its quartiles and its number, and the rates of reading over the vector's size."""
     axes, reads = figure.subplots(1, 2)
     values = [row["gflops"] for row in rows]
-    reach = [[value - row["gflops_low"] for value, row in zip(values, rows, strict=True)]]
-    reach.append([row["gflops_high"] - value for value, row in zip(values, rows, strict=True)])
-    names = [f"{row['way'].replace(' by ', chr(10) + 'by ')}\nn = {row['repeats']}" for row in rows]
+    below = [row["gflops"] - row["gflops_low"] for row in rows]
+    above = [row["gflops_high"] - row["gflops"] for row in rows]
+    names = list[str]()
+    for row in rows:
+        way = row["way"].replace(" by ", "\nby ")
+        names.append(f"{way}\nn = {row['repeats']}")
     axes.bar(names, values, color=BLUE, width=0.6, zorder=2)
     axes.errorbar(
-        range(len(rows)), values, yerr=reach, fmt="none", ecolor=INK, capsize=4.0, zorder=3
+        range(len(rows)),
+        values,
+        yerr=[below, above],
+        fmt="none",
+        ecolor=INK,
+        capsize=4.0,
+        zorder=3,
     )
     for place, row in enumerate(rows):
         axes.annotate(
@@ -296,17 +346,15 @@ def _paint(
     axes.set_ylim(min(values) / 3.0, max(values) * 3.0)
     axes.set_ylabel("GFLOP/s, median and quartiles")
     axes.grid(axis="y", color=INK, alpha=0.07, linewidth=0.6)
-    sizes, rates = ([row[name] for row in read_rows] for name in ("kib", "gb_per_second"))
+    sizes = [row["kib"] for row in read_rows]
+    rates = [row["gb_per_second"] for row in read_rows]
+    low = [row["gb_low"] for row in read_rows]
+    high = [row["gb_high"] for row in read_rows]
     reads.plot(sizes, rates, "o-", color=BLUE, label="a vector, read again and again")
-    reads.fill_between(
-        sizes,
-        *([row[name] for row in read_rows] for name in ("gb_low", "gb_high")),
-        color=BLUE,
-        alpha=0.2,
-    )
+    reads.fill_between(sizes, low, high, color=BLUE, alpha=0.2)
     for level, size in levels.items():
-        reads.axvline(size / 2**10, color=INK, linewidth=0.9, linestyle="--")
-        reads.text(size / 2**10, 0.97, f" {level}", transform=reads.get_xaxis_transform(), va="top")
+        reads.axvline(size / KIB, color=INK, linewidth=0.9, linestyle="--")
+        reads.text(size / KIB, 0.97, f" {level}", transform=reads.get_xaxis_transform(), va="top")
     reads.set(
         xscale="log",
         ylim=(0.0, None),

@@ -53,7 +53,7 @@ def table_of(tmp_path, power, every=1.03):
 
 @pytest.mark.parametrize(("power", "loss"), [(-4.76, 2.0), (3.0, 2.4)])
 def test_a_laws_numbers_are_found_at_every_target(tmp_path, power, loss):
-    found = row(table_of(tmp_path, power), Target("val/loss", loss, "min"), 0.9)
+    found = row("power", table_of(tmp_path, power), Target("val/loss", loss, "min"), 0.9)
     b_crit = 60.0 * (loss / 2.0) ** power
     assert found["b_crit"] == pytest.approx(b_crit, rel=0.15)
     assert found["b_crit_low"] < b_crit < found["b_crit_high"]

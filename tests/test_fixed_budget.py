@@ -14,7 +14,7 @@ from toolbox import make_spec
 from bstune.core.errors import ConfigError
 from bstune.core.records import Target, TrialResult
 from bstune.search.acquisition import Domain
-from bstune.search.budget_decision import first_steps, fresh_seed_due, suggest_within_budget
+from bstune.search.budget_decision import first_share_steps, fresh_seed_due, suggest_within_budget
 from bstune.search.budget_findings import (
     BUDGET_SHARES,
     findings_of,
@@ -22,12 +22,8 @@ from bstune.search.budget_findings import (
     share_to_match,
     size_growth,
 )
-from bstune.search.fixed_budget import (
-    infer_at_budget,
-    last_step_of,
-    rank_full_trials,
-    shortened,
-)
+from bstune.search.budget_runs import last_whole_step
+from bstune.search.fixed_budget import infer_at_budget, rank_full_trials, shortened
 from bstune.search.posterior import (
     B_CRIT,
     B_OPT,
@@ -317,7 +313,7 @@ def test_a_chain_is_read_as_one_and_paid_once():
 
 
 def test_a_budget_of_few_steps_ends_at_its_last_whole_step():
-    assert [last_step_of(budget) for budget in (0.4, 1.0, 2.9, 3.0 - 1e-12)] == [1, 1, 2, 3]
+    assert [last_whole_step(budget) for budget in (0.4, 1.0, 2.9, 3.0 - 1e-12)] == [1, 1, 2, 3]
     posterior = read([trial(0, power(1.0), last_step=2)], budget=2.9)
     assert posterior.runs[0].full
 
@@ -383,8 +379,8 @@ def test_one_that_the_law_is_surer_of_than_its_first_share_runs_to_the_end(early
 def test_it_runs_at_least_to_where_the_ruler_was_first_evaluated(first, expected):
     seen = [(step, power(1.0)(step / LAST)) for step in sorted({first, LAST})]
     ruler = make_ruler([running_best(seen, LAST, ERROR)], 0.5)
-    assert first_steps(LAST, ruler, POLICY) == expected
-    assert first_steps(1, ruler, POLICY) == 1
+    assert first_share_steps(LAST, ruler, POLICY) == expected
+    assert first_share_steps(1, ruler, POLICY) == 1
 
 
 @pytest.mark.parametrize("early", [0.0, 100.0], ids=["Thompson", "expected improvement"])
@@ -573,7 +569,7 @@ class Workload:
         trial = study.ask()
         batch_size = trial.suggest_int("batch_size", LOW, HIGH, log=True)
         lr = trial.suggest_float("lr", LR_LOW, LR_HIGH, log=True)
-        last_step = last_step_of(self.budget(batch_size))
+        last_step = last_whole_step(self.budget(batch_size))
         max_steps, parent = sampler.max_steps(trial.number), sampler.resumed_from(trial.number)
         before = 0
         if parent is not None:

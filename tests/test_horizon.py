@@ -14,9 +14,9 @@ from toolbox import make_result, make_spec
 from bstune.core.records import Target
 from bstune.search.acquisition import Candidates, Domain, choose_for_curve, suggest
 from bstune.search.horizon import (
-    ABOVE,
     EXCESS_RESOLUTION,
     HORIZON_NORMAL,
+    LOG_HORIZONS,
     OUTLIERS,
     RELIABLE,
     Ends,
@@ -28,8 +28,8 @@ from bstune.search.horizon import (
     log_shortest,
     misfit,
 )
-from bstune.search.observations import MISFIT as PLACE_MISFIT
 from bstune.search.observations import (
+    POINT_MISFIT,
     chance_of_reaching,
     fresh_horizons,
     fresh_steps,
@@ -205,7 +205,7 @@ def test_a_law_that_maps_all_data_to_one_log_s_is_not_preferred(power):
 def test_when_runs_meet_the_target_is_what_their_ends_say_of_the_shortest_horizon(share, waste):
     law = np.log([[2.0, 0.8, share, waste]])
     met = log_met(law)
-    over = log_shortest(law, Ends(np.zeros(ABOVE.size), met - ABOVE))[0]
+    over = log_shortest(law, Ends(np.zeros(LOG_HORIZONS.size), met - LOG_HORIZONS))[0]
     assert over == pytest.approx(-met, abs=0.01)
     assert met[0] == pytest.approx(0.0, abs=0.01)
     assert share > 0.1 or met[-1] == pytest.approx(
@@ -262,7 +262,7 @@ def test_the_chance_that_a_run_met_the_target_no_earlier_than_at_its_end(share, 
     """It is about a half where its last look that missed is as far back as the law has it meet the target."""
     law = np.log([[2.0, 1.0, share, waste]])
     beyond = 0.5
-    early = beyond - float(np.interp(beyond, ABOVE, log_met(law)))
+    early = beyond - float(np.interp(beyond, LOG_HORIZONS, log_met(law)))
     looks = np.linspace(0.0, 2.0, 4001)
     ends = Ends(np.full(looks.size, -beyond / 2.0), np.zeros(looks.size), looks)
     chance = (np.exp(log_chance_at_end(law, ends)[0]) - OUTLIERS) / (1.0 - OUTLIERS)
@@ -425,11 +425,11 @@ def test_a_run_draws_its_place_by_how_well_it_says_what_its_shortest_horizon_is(
     expected = log_steps(theta, data.points, posterior.prior)[0, 2]
     gap = steps_seen(theta, data, posterior.prior)[0, 2] - expected
     noise = math.exp(2.0 * theta[0, NOISE])
-    drawn = PLACE_MISFIT**2 / (PLACE_MISFIT**2 + noise + spread**2)
+    drawn = POINT_MISFIT**2 / (POINT_MISFIT**2 + noise + spread**2)
     middle = math.exp(expected + drawn * gap)
     assert chance_of_reaching(posterior, 2, middle) == pytest.approx(0.5 * (1.0 - OUTLIERS))
     # One deviation of a fresh seed above it: the noise, and what is left of what the model misses at the place.
-    deviation = math.sqrt(noise + (1.0 - drawn) * PLACE_MISFIT**2)
+    deviation = math.sqrt(noise + (1.0 - drawn) * POINT_MISFIT**2)
     chance = chance_of_reaching(posterior, 2, middle * math.exp(deviation))
     assert chance == pytest.approx(ndtr(1.0) * (1.0 - OUTLIERS))
 

@@ -13,9 +13,9 @@ from bstune.search.posterior import (
     B_OPT,
     LEVEL,
     OTHER,
-    OUTLIER_SHARE,
     SHIFT,
     SHIFT_FREEDOM,
+    TRIAL_OUTLIER_SHARE,
     LikelihoodData,
 )
 from bstune.search.sampler import FrontierSampler
@@ -197,16 +197,18 @@ def test_the_likelihood_is_the_sum_over_trials():
             if least:  # log S is near the model's and the estimate, and above the least
                 density = lambda s: stats.norm.pdf(s, mean, noise) * stats.norm.pdf(y, s, spread)  # noqa: B023, E731
                 core = integrate.quad(density, least[0], 20.0, points=[mean, y], epsabs=1e-13)[0]
-            wide = stats.norm.pdf(y, mean, math.hypot(sigma, model.OUTLIER_SPREAD))
-            mixture = (1.0 - OUTLIER_SHARE) * core + OUTLIER_SHARE * wide
+            wide = stats.norm.pdf(y, mean, math.hypot(sigma, model.TRIAL_OUTLIER_SPREAD))
+            mixture = (1.0 - TRIAL_OUTLIER_SHARE) * core + TRIAL_OUTLIER_SHARE * wide
             expected[i] += math.log(mixture) + 0.5 * math.log(2.0 * math.pi)
         above = stats.norm.sf(8.0, bounded, math.hypot(noise, 0.05))
-        expected[i] += math.log(above + OUTLIER_SHARE / 4.0)
+        expected[i] += math.log(above + TRIAL_OUTLIER_SHARE / 4.0)
         high = max(
             1.0 - model.optimum(row[None], prior.at(np.array([5.0])), prior)[0, 0], 0.0
         ) * math.exp(row[model.TILT] * (5.0 - MIDDLE))
         over = model.penalty(row[None], np.array([[high]]))[0, 0] - model.DIVERGED_PENALTY
-        expected[i] += math.log(stats.norm.cdf(over / model.DIVERGED_SPREAD) + OUTLIER_SHARE / 4.0)
+        expected[i] += math.log(
+            stats.norm.cdf(over / model.DIVERGED_SPREAD) + TRIAL_OUTLIER_SHARE / 4.0
+        )
     found = model.log_likelihood(theta, trials, prior)
     np.testing.assert_allclose(found, expected, rtol=1e-7)
     assert not model.log_likelihood(theta, NOTHING, prior).any()

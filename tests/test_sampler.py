@@ -16,8 +16,9 @@ from bstune.core.records import Target
 from bstune.search import observations
 from bstune.search import sampler as frontier
 from bstune.search.acquisition import Suggestion, suggest
+from bstune.search.coordinates import Coordinates
 from bstune.search.observations import FIRST_START, start_sizes
-from bstune.search.sampler import RECORD, RESUMED_FROM, Coordinates, FrontierSampler, trial_result
+from bstune.search.sampler import RECORD, RESUMED_FROM, FrontierSampler, trial_result
 
 optuna.logging.set_verbosity(optuna.logging.ERROR)
 

@@ -22,7 +22,7 @@ from bstune.sweeps import search_benchmark, search_problem
 from bstune.sweeps.baselines import (
     AXES,
     MAX_GP_TRIALS,
-    EachBatchSize,
+    EveryBatchSize,
     FrontierSearch,
     OptunaSearch,
     Zeus,
@@ -30,7 +30,7 @@ from bstune.sweeps.baselines import (
 )
 from bstune.sweeps.harness import check_sweep, compose_sweep, write
 from bstune.sweeps.search_benchmark_report import (
-    RULES,
+    RULES_OF_COMPARISON,
     best_by,
     make_finding,
     paint,
@@ -130,7 +130,7 @@ def test_the_axis_is_delta_around_the_rule_and_lr_is_clipped(batch_size, delta, 
 
 
 def test_each_batch_size_gets_as_many_trials_spread_over_the_learning_rates():
-    finished = first_trials(EachBatchSize(NOISY.problem, 3), NOISY, 32)
+    finished = first_trials(EveryBatchSize(NOISY.problem, 3), NOISY, 32)
     assert all(
         set(Counter(t.batch_size for t in finished[: 4 * k]).values()) == {k} for k in range(1, 9)
     )
@@ -460,7 +460,7 @@ def test_all_tables_by_default_and_anyones_search(folder, tmp_path, monkeypatch)
     assert 0.7 < one["within"]["median"] < 1.4  # its first trial, with the noise of one run
     monkeypatch.setitem(search_problem.MULTIPLES, "time", (1.0, 2.0))
     finding = go(quick=True, tables=[str(folder / "easy.jsonl")])  # a shipped table by its path
-    assert {row["search"] for row in finding.rows} == set(search_benchmark.QUICK)
+    assert {row["search"] for row in finding.rows} == set(search_benchmark.QUICK_SEARCHES)
     assert (finding.n, finding.details["tables"][0]["target"]) == (3, "val/error <= 0.1")
 
 
@@ -575,4 +575,4 @@ def test_an_interruption_names_the_file_of_kept_runs(folder, monkeypatch):
 
 
 def test_every_objective_has_its_rules_in_the_report():
-    assert RULES.keys() == MULTIPLES.keys()
+    assert RULES_OF_COMPARISON.keys() == MULTIPLES.keys()

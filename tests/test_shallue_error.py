@@ -10,7 +10,7 @@ from toolbox import make_result
 
 from bstune.core.errors import ConfigError, Interrupted, TableError
 from bstune.sweeps.harness import check_sweep, compose_sweep
-from bstune.sweeps.shallue_error import best, difference, row, sentence
+from bstune.sweeps.shallue_error import TrainingBudget, best, difference, row, sentence
 
 # Of a sweep: a change elsewhere seldom breaks it, and CI runs it.
 pytestmark = pytest.mark.slow
@@ -141,7 +141,8 @@ def test_what_cannot_be_compared_is_refused(option, text, tmp_path):
     ],
 )
 def test_the_best_within_a_budget(sign, steps, examples, expected):
-    assert best([(10, 0.5), (20, 0.3), (30, 0.4), (40, 0.1)], 8, sign, steps, examples) == expected
+    budget = TrainingBudget("b", steps, examples)
+    assert best([(10, 0.5), (20, 0.3), (30, 0.4), (40, 0.1)], 8, sign, budget) == expected
 
 
 LOW, HIGH = (0.10, 0.11, 0.12), (0.20, 0.21, 0.22)

@@ -86,7 +86,7 @@ def test_gflops_in_closed_form():
             == pytest.approx(2 * 4**3 / 1e9)
         )
         assert (row["repeats"], row["times_as_fast"], finding.n) == (3, 1.0, 3)
-    rows = list(vectorization._rows({"slow": [4.0], "fast": [1.0, 2.0, 4.0, 8.0, 16.0]}, 16e9))
+    rows = vectorization._product_rows({"slow": [4.0], "fast": [1.0, 2.0, 4.0, 8.0, 16.0]}, 16e9)
     assert [(row["gflops_low"], row["gflops"], row["gflops_high"]) for row in rows] == [
         (4, 4, 4),
         (2, 4, 8),

@@ -24,28 +24,25 @@ import numpy as np
 
 from bstune.search.acquisition import (
     CENTRES,
+    NEAR_PENDING,
+    NEAR_PENDING_PENALTY,
+    RANDOM_PLACE,
     Array,
     Domain,
     Pending,
     Policy,
     Suggestion,
+    anywhere,
+    are_near,
+    joined_with_histories,
     log_sizes,
     new_points,
-    rates_near_rule,
 )
-from bstune.search.fixed_budget import (
-    BudgetPosterior,
-    BudgetRun,
-    last_step_of,
-    rank_full_trials,
-    stopped_spread,
-)
-from bstune.search.posterior import NOISE, log_steps
+from bstune.search.budget_runs import BudgetRun, last_whole_step
+from bstune.search.drift import stopped_spread
+from bstune.search.fixed_budget import BudgetPosterior, rank_full_trials
+from bstune.search.posterior import log_steps
 from bstune.search.ruler import Ruler
-
-NEAR = 0.3  # octaves of batch size and of rate: a candidate as near to a running trial is that one
-NEAR_PENALTY = 0.3  # in ``behind``, of such a candidate
-RANDOM_PLACE = 2  # among the new candidates; the first two are the ends of the batch sizes
 
 
 @dataclass(frozen=True)
@@ -86,33 +83,37 @@ def suggest_within_budget(
             x=again.x,
             z=again.z,
             other=again.other,
-            max_steps=last_step_of(posterior.budget(2.0**again.x)),
+            max_steps=last_whole_step(posterior.budget(2.0**again.x)),
             resumed_from=None,
             repeats=again.number,
         )
-    options = _candidates(posterior, pending, domain, resumable, policy, rng)
+    options = _budget_candidates(posterior, pending, domain, resumable, policy, rng)
     if rng.random() < policy.random_fraction:
         chosen = len(options.waiting) + RANDOM_PLACE
-        _move_anywhere(options, chosen, posterior, domain, rng)
+        x, z = anywhere(posterior.theta, posterior.prior, domain, posterior.too_large, rng)
+        options.x[chosen] = x
+        options.z[chosen] = z
     else:
         chosen = _choose(posterior, options, pending, policy, rng)
-    last_step = last_step_of(posterior.budget(float(np.exp2(options.x[chosen]))))
-    steps = last_step
+    last_step = last_whole_step(posterior.budget(float(np.exp2(options.x[chosen]))))
+    max_steps = last_step
     if options.done[chosen] == 0.0 and resumable is not None:
-        first = first_steps(last_step, posterior.ruler, policy)
+        first = first_share_steps(last_step, posterior.ruler, policy)
         if _tells_something(posterior, options, chosen, first / last_step, policy):
-            steps = first
-    waiting = chosen < len(options.waiting)
+            max_steps = first
+    resumed_from: int | None = None
+    if chosen < len(options.waiting):
+        resumed_from = posterior.runs[options.waiting[chosen]].number
     return Suggestion(
         x=float(options.x[chosen]),
         z=float(options.z[chosen]),
         other=tuple(options.other[chosen].tolist()),
-        max_steps=steps,
-        resumed_from=posterior.runs[options.waiting[chosen]].number if waiting else None,
+        max_steps=max_steps,
+        resumed_from=resumed_from,
     )
 
 
-def first_steps(last_step: int, ruler: Ruler, policy: Policy) -> int:
+def first_share_steps(last_step: int, ruler: Ruler, policy: Policy) -> int:
     """Give the steps to which a trial runs first, of a budget that ends at ``last_step``.
 
     It is at least where the ruler was first evaluated: a trial that stops before says nothing.
@@ -144,19 +145,24 @@ def fresh_seed_due(posterior: BudgetPosterior, policy: Policy) -> BudgetRun | No
     ``loss_fresh_after`` full trials' cost that is spent.
     """
     expected = rank_full_trials(posterior)
-    ended = [run.place for run in posterior.runs if run.full or run.diverged]
+    ended = [run.point for run in posterior.runs if run.full or run.diverged]
     repeats = len(ended) - len(set(ended))
     if not expected or posterior.spent < policy.loss_fresh_after * (repeats + 1):
         return None
     best = expected[0].run
-    return best if ended.count(best.place) == 1 else None
+    if ended.count(best.point) > 1:
+        return None
+    return best
 
 
 def _runs_now(run: BudgetRun, pending: Pending) -> bool:
-    return any(
-        resumed_from is None and abs(x - run.x) < 1e-9 and abs(z - run.z) < 1e-9
-        for x, z, resumed_from in pending
-    )
+    """Tell whether a run at the same point has been begun and has not ended."""
+    for x, z, resumed_from in pending:
+        same_size = abs(x - run.x) < 1e-9
+        same_rate = abs(z - run.z) < 1e-9
+        if resumed_from is None and same_size and same_rate:
+            return True
+    return False
 
 
 def _before_any_is_full(
@@ -170,26 +176,26 @@ def _before_any_is_full(
 
     Nothing can be compared before there is a ruler. What diverged has moved the posterior.
     """
-    low, high = log_sizes(domain, posterior.too_large)
     if posterior.runs or pending:
-        options = _candidates(posterior, pending, domain, None, policy, rng)
-        behind = _log_behind(
-            posterior, options, posterior.theta[[rng.integers(len(posterior.theta))]]
-        )
-        chosen = int((behind[0] + _near_pending(options, pending)).argmin())
-        x, z = float(options.x[chosen]), float(options.z[chosen])
+        options = _budget_candidates(posterior, pending, domain, None, policy, rng)
+        row = int(rng.integers(len(posterior.theta)))
+        behind = _log_behind(posterior, options, posterior.theta[[row]])
+        chosen = int((behind[0] + _worse_near_pending(options, pending)).argmin())
+        x = float(options.x[chosen])
+        z = float(options.z[chosen])
         other = tuple(options.other[chosen].tolist())
     else:
+        low, high = log_sizes(domain, posterior.too_large)
         x = math.log2(domain.snap(2.0 ** (0.5 * (low + high))))
         at = np.array([x])
         bottom, top = domain.lrs(at)
         z = float(np.clip(posterior.prior.rule(at), bottom, top)[0])
         other = (0.5,) * domain.others
-    last_step = last_step_of(posterior.budget(2.0**x))
+    last_step = last_whole_step(posterior.budget(2.0**x))
     return Suggestion(x=x, z=z, other=other, max_steps=last_step, resumed_from=None)
 
 
-def _candidates(
+def _budget_candidates(
     posterior: BudgetPosterior,
     pending: Pending,
     domain: Domain,
@@ -205,7 +211,7 @@ def _candidates(
         if may_go_on and resumable is not None and resumable(run.number):
             waiting.append(place)
     ends = log_sizes(domain, posterior.too_large)
-    centres = [run.place for run in posterior.full[:CENTRES]]
+    centres = [run.point for run in posterior.full[:CENTRES]]
     count = policy.candidates
     x, z, other = new_points(posterior.theta, posterior.prior, domain, ends, centres, count, rng)
     runs = [posterior.runs[place] for place in waiting]
@@ -219,19 +225,6 @@ def _candidates(
     )
 
 
-def _move_anywhere(
-    options: BudgetCandidates,
-    chosen: int,
-    posterior: BudgetPosterior,
-    domain: Domain,
-    rng: np.random.Generator,
-) -> None:
-    """Put one of the new candidates at a random place, in case the model is wrong everywhere."""
-    x = math.log2(domain.snap(2.0 ** rng.uniform(*log_sizes(domain, posterior.too_large))))
-    bottom, top = rates_near_rule(posterior.theta, posterior.prior, domain, np.array([x]))
-    options.x[chosen], options.z[chosen] = x, rng.uniform(bottom[0], top[0])
-
-
 def _choose(
     posterior: BudgetPosterior,
     options: BudgetCandidates,
@@ -240,36 +233,30 @@ def _choose(
     rng: np.random.Generator,
 ) -> int:
     """Choose by expected improvement for its cost while little is spent, then by one draw."""
-    near = _near_pending(options, pending)
+    worse = _worse_near_pending(options, pending)
     to_go = 1.0 - options.done
     if posterior.spent < policy.loss_early:
-        behind = _log_behind(posterior, options, posterior.theta) + near
+        behind = _log_behind(posterior, options, posterior.theta) + worse
         best = rank_full_trials(posterior)[0].behind
         gain = np.maximum(best - behind, 0.0).mean(axis=0)
         if gain.max() > 0.0:
             return int((gain / (to_go + policy.loss_cost_weight)).argmax())
     row = int(rng.integers(len(posterior.theta)))
     drawn = _log_behind(posterior, options, posterior.theta[[row]])[0]
-    return int((drawn + near + policy.loss_cost_weight * to_go).argmin())
+    return int((drawn + worse + policy.loss_cost_weight * to_go).argmin())
 
 
 def _log_behind(posterior: BudgetPosterior, options: BudgetCandidates, theta: Array) -> Array:
     """Draw how far behind the candidates are at their budget's end: (m, n)."""
     points = posterior.prior.at(options.x, options.z, options.other)
-    steps = log_steps(theta, points, posterior.prior)
-    rows, count = np.array(options.waiting, dtype=np.intp), len(options.waiting)
-    data = posterior.data
-    noise = np.exp(2.0 * theta[:, NOISE, None])
-    by_law, by_history = steps[:, :count], data.y[rows]
-    estimated = by_law + noise / (noise + data.spread[rows] ** 2) * (by_history - by_law)
-    steps[:, :count] = np.where(data.bound[rows], np.maximum(by_law, by_history), estimated)
+    by_law = log_steps(theta, points, posterior.prior)
+    steps = joined_with_histories(by_law, theta, posterior.data, options.waiting)
     return np.asarray(steps - posterior.log_budget(options.x))
 
 
-def _near_pending(options: BudgetCandidates, pending: Pending) -> Array:
-    """Give what candidates near a running trial are worse by."""
+def _worse_near_pending(options: BudgetCandidates, pending: Pending) -> Array:
+    """Give what candidates near a running trial are worse by, in ``behind``."""
     worse = np.zeros(len(options.x))
     for x, z, _ in pending:
-        is_near = (np.abs(options.x - x) < NEAR) & (np.abs(options.z - z) < NEAR)
-        worse[is_near] += NEAR_PENALTY
+        worse[are_near(options.x, options.z, x, z, NEAR_PENDING)] += NEAR_PENDING_PENALTY
     return worse

@@ -22,19 +22,26 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from bstune.search.acquisition import ROOM
-from bstune.search.fixed_budget import BudgetPosterior, BudgetRun, Expected, rank_full_trials
+from bstune.search.acquisition import MEMORY_ROOM
+from bstune.search.budget_runs import BudgetRun
+from bstune.search.fixed_budget import BudgetPosterior, Expected, rank_full_trials
 from bstune.search.posterior import NOISE, OTHER, frontier, log_steps, optimum
 from bstune.search.ruler import Array, Ruler, RunningBest
 
+# Of the budget, by which the trials are read.
 BUDGET_SHARES = (1.0, 0.5, 0.25, 0.125)
-LONGER = 4.0  # times the budget, at which the best batch size is foretold
-SIZES_AN_OCTAVE = 4  # of the curve over batch sizes
-OPTIMA_AN_OCTAVE = 16  # at which the best batch size of a draw is sought
-INTERVAL = (0.05, 0.95)
-SAME = 1e-6  # of a metric's value: less is no difference
+# Times the budget, at which the best batch size is foretold.
+LONGER = 4.0
+# Of the curve over batch sizes.
+SIZES_AN_OCTAVE = 4
+# At which the best batch size of a draw is sought.
+OPTIMA_AN_OCTAVE = 16
+# Quantiles of the draws: the ends of an interval that holds 90% of them, and the median.
+LOW_MEDIAN_HIGH = (0.05, 0.5, 0.95)
+# Of a metric's value: less is no difference.
+NO_DIFFERENCE = 1e-6
 # The least chance of being as good as the best that is not yet "shown to be worse".
-DOUBT = 0.05
+LEAST_CHANCE_AS_GOOD = 0.05
 
 
 @dataclass(frozen=True)
@@ -151,10 +158,10 @@ def findings_of(posteriors: Mapping[float, BudgetPosterior]) -> BudgetFindings |
     x = _log_sizes(whole, SIZES_AN_OCTAVE)
     drawn = _best_behind(whole, x)
     return BudgetFindings(
-        ranked=tuple(_ranked_trial(whole, ruler, one) for one in expected),
-        curve=_curve(whole, ruler, x, drawn),
-        as_good=_as_good(x, drawn),
-        gain_left=_gain_left(whole, ruler, expected[0].run),
+        ranked=tuple(_ranked_trial(whole, ruler, fresh) for fresh in expected),
+        curve=_best_over_sizes(whole, ruler, x, drawn),
+        as_good=_sizes_as_good(x, drawn),
+        gain_left=_gain_over(whole, ruler, expected[0].run),
         no_difference=_no_difference(whole),
         growth=size_growth(posteriors),
     )
@@ -164,7 +171,7 @@ def gain_left_of(posterior: BudgetPosterior) -> GainLeft | None:
     """Say what further points may gain; None before a trial is full."""
     if posterior.ruler is None:
         return None
-    return _gain_left(posterior, posterior.ruler, rank_full_trials(posterior)[0].run)
+    return _gain_over(posterior, posterior.ruler, rank_full_trials(posterior)[0].run)
 
 
 def share_to_match(
@@ -190,8 +197,9 @@ def share_to_match(
     first = int(met[0])
     if first == 0:
         return math.exp(float(log_shares[0]))
-    way = (mean[first - 1] - goal) / (mean[first - 1] - mean[first])
-    log_share = log_shares[first - 1] + way * (log_shares[first] - log_shares[first - 1])
+    missed = first - 1
+    way = (mean[missed] - goal) / (mean[missed] - mean[first])
+    log_share = log_shares[missed] + way * (log_shares[first] - log_shares[missed])
     return math.exp(float(log_share))
 
 
@@ -201,7 +209,8 @@ def size_growth(posteriors: Mapping[float, BudgetPosterior]) -> SizeGrowth | Non
     shares = sorted(shares, reverse=True)
     if len(shares) < 2:
         return None
-    optima, best_sizes = list[Array](), list[BestSize]()
+    optima = list[Array]()
+    best_sizes = list[BestSize]()
     for share in shares:
         x = _log_sizes(posteriors[share], OPTIMA_AN_OCTAVE)
         best = x[_best_behind(posteriors[share], x).argmin(axis=1)]
@@ -210,7 +219,7 @@ def size_growth(posteriors: Mapping[float, BudgetPosterior]) -> SizeGrowth | Non
     count = min(len(best) for best in optima)
     log2_sizes = np.stack([best[:count] for best in optima])
     exponents, log2_now = np.polyfit(np.log2(shares), log2_sizes, 1)
-    low, middle, high = np.quantile(exponents, (INTERVAL[0], 0.5, INTERVAL[1])).tolist()
+    low, middle, high = np.quantile(exponents, LOW_MEDIAN_HIGH).tolist()
     searched = _log_sizes(posteriors[shares[0]], OPTIMA_AN_OCTAVE)
     later = log2_now + exponents * math.log2(LONGER)
     longer = _best_size(LONGER, later, searched)
@@ -219,7 +228,7 @@ def size_growth(posteriors: Mapping[float, BudgetPosterior]) -> SizeGrowth | Non
 
 def _best_size(share: float, log2_sizes: Array, searched: Array) -> BestSize:
     """Give the middle of draws of the best batch size, and their interval."""
-    low, middle, high = np.quantile(log2_sizes, (INTERVAL[0], 0.5, INTERVAL[1])).tolist()
+    low, middle, high = np.quantile(log2_sizes, LOW_MEDIAN_HIGH).tolist()
     return BestSize(
         share=share,
         batch_size=2.0**middle,
@@ -246,13 +255,13 @@ def _no_difference(posterior: BudgetPosterior) -> NoDifference | None:
 
 
 def _differ(metrics: Array) -> bool:
-    return bool(np.ptp(metrics) > SAME * np.abs(metrics).max())
+    return bool(np.ptp(metrics) > NO_DIFFERENCE * np.abs(metrics).max())
 
 
 def _log_sizes(posterior: BudgetPosterior, an_octave: int) -> Array:
     """Give log2 of batch sizes from end to end, without those that do not fit into memory."""
     prior = posterior.prior
-    high = max(prior.log_low, min(prior.log_high, posterior.too_large - ROOM))
+    high = max(prior.log_low, min(prior.log_high, posterior.too_large - MEMORY_ROOM))
     count = 1 + math.ceil(an_octave * (high - prior.log_low))
     return np.linspace(prior.log_low, high, count)
 
@@ -263,32 +272,31 @@ def _best_behind(posterior: BudgetPosterior, x: Array) -> Array:
     return np.asarray(steps - posterior.log_budget(x))
 
 
-def _metric(posterior: BudgetPosterior, ruler: Ruler, behind: Array) -> Array:
+def _metric_when(posterior: BudgetPosterior, ruler: Ruler, behind: Array) -> Array:
     """Give the metric at the budget's end of what is so far behind."""
     return posterior.scale.metric(ruler.height(-behind))
 
 
 def _ranked_trial(posterior: BudgetPosterior, ruler: Ruler, expected: Expected) -> RankedTrial:
     run = expected.run
-    height = np.array([math.inf if run.curve is None else run.curve.best])
+    height = np.array([run.best_height])
     return RankedTrial(
         number=run.number,
         batch_size=round(2.0**run.x),
         lr=2.0**run.z,
         metric=float(posterior.scale.metric(height)[0]),
         behind=expected.behind,
-        fresh_metric=float(_metric(posterior, ruler, np.array([expected.behind]))[0]),
+        fresh_metric=float(_metric_when(posterior, ruler, np.array([expected.behind]))[0]),
     )
 
 
-def _curve(
+def _best_over_sizes(
     posterior: BudgetPosterior, ruler: Ruler, x: Array, drawn: Array
 ) -> tuple[MetricAtSize, ...]:
     """Give the best metric over batch sizes, and the rate that it takes."""
-    shares = (INTERVAL[0], 0.5, INTERVAL[1])
-    metrics = np.quantile(_metric(posterior, ruler, drawn), shares, axis=0)
+    metrics = np.quantile(_metric_when(posterior, ruler, drawn), LOW_MEDIAN_HIGH, axis=0)
     log_rates = optimum(posterior.theta, posterior.prior.at(x), posterior.prior)
-    rates = np.exp2(np.quantile(log_rates, shares, axis=0))
+    rates = np.exp2(np.quantile(log_rates, LOW_MEDIAN_HIGH, axis=0))
     curve = list[MetricAtSize]()
     for i, size in enumerate(np.exp2(x).tolist()):
         metric_low, metric, metric_high = metrics[:, i].tolist()
@@ -307,15 +315,15 @@ def _curve(
     return tuple(curve)
 
 
-def _as_good(x: Array, drawn: Array) -> AsGoodSizes:
-    """Give the batch sizes around the best that at least ``DOUBT`` of the draws hold as good."""
+def _sizes_as_good(x: Array, drawn: Array) -> AsGoodSizes:
+    """Give the batch sizes around the best that enough of the draws hold as good."""
     best = int(np.median(drawn, axis=0).argmin())
     chance = (drawn <= drawn[:, [best]]).mean(axis=0)
     first = best
-    while first > 0 and chance[first - 1] >= DOUBT:
+    while first > 0 and chance[first - 1] >= LEAST_CHANCE_AS_GOOD:
         first -= 1
     last = best
-    while last < len(x) - 1 and chance[last + 1] >= DOUBT:
+    while last < len(x) - 1 and chance[last + 1] >= LEAST_CHANCE_AS_GOOD:
         last += 1
     return AsGoodSizes(
         low=round(2.0 ** float(x[first])),
@@ -325,22 +333,23 @@ def _as_good(x: Array, drawn: Array) -> AsGoodSizes:
     )
 
 
-def _gain_left(posterior: BudgetPosterior, ruler: Ruler, best: BudgetRun) -> GainLeft:
+def _gain_over(posterior: BudgetPosterior, ruler: Ruler, best: BudgetRun) -> GainLeft:
     """Say what may be gained over a fresh seed of the best run."""
     x = _log_sizes(posterior, SIZES_AN_OCTAVE)
-    place = np.array([best.x]), np.array([best.z]), np.array([best.other])
-    now = _behind_at(posterior, *place)[:, 0]
+    drawn = _behind_at(posterior, np.array([best.x]), np.array([best.z]), np.array([best.other]))
+    now = drawn[:, 0]
     noise = np.exp(posterior.theta[:, NOISE])
     return GainLeft(
-        next_point=_next_gain(posterior, ruler, x, now),
-        at_most=_gain(posterior, ruler, now, _best_behind(posterior, x).min(axis=1)),
-        seed_scatter=_gain(posterior, ruler, now, now - noise),
+        next_point=_gain_of_next(posterior, ruler, x, now),
+        at_most=_mean_gain(posterior, ruler, now, _best_behind(posterior, x).min(axis=1)),
+        seed_scatter=_mean_gain(posterior, ruler, now, now - noise),
     )
 
 
-def _next_gain(posterior: BudgetPosterior, ruler: Ruler, x: Array, now: Array) -> float:
+def _gain_of_next(posterior: BudgetPosterior, ruler: Ruler, x: Array, now: Array) -> float:
     """Give the largest expected improvement of one point: of each batch size at its likely rate."""
-    theta, prior = posterior.theta, posterior.prior
+    theta = posterior.theta
+    prior = posterior.prior
     z = np.median(optimum(theta, prior.at(x), prior), axis=0)
     other = np.zeros((x.size, prior.others))
     for j in range(prior.others):
@@ -348,7 +357,7 @@ def _next_gain(posterior: BudgetPosterior, ruler: Ruler, x: Array, now: Array) -
         # The best rate moves with the other hyper-parameters, which the optimum has in the middle.
         z = z + np.median(theta[:, OTHER + 3 * j + 2]) * (other[:, j] - 0.5)
     then = _behind_at(posterior, x, z, other)
-    return max(_gain(posterior, ruler, now, then[:, i]) for i in range(x.size))
+    return max(_mean_gain(posterior, ruler, now, then[:, i]) for i in range(x.size))
 
 
 def _behind_at(posterior: BudgetPosterior, x: Array, z: Array, other: Array) -> Array:
@@ -358,8 +367,8 @@ def _behind_at(posterior: BudgetPosterior, x: Array, z: Array, other: Array) -> 
     return np.asarray(steps - posterior.log_budget(x))
 
 
-def _gain(posterior: BudgetPosterior, ruler: Ruler, now: Array, then: Array) -> float:
+def _mean_gain(posterior: BudgetPosterior, ruler: Ruler, now: Array, then: Array) -> float:
     """Give by how much draws (m,) of one point are better than those of another, in the mean."""
-    before = _metric(posterior, ruler, now)
-    after = _metric(posterior, ruler, np.minimum(then, now))
+    before = _metric_when(posterior, ruler, now)
+    after = _metric_when(posterior, ruler, np.minimum(then, now))
     return float(np.abs(before - after).mean())

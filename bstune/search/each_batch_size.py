@@ -12,10 +12,12 @@ from optuna.trial import FrozenTrial
 
 from bstune.core.errors import ConfigError
 from bstune.core.search_space import van_der_corput
-from bstune.search.sampler import BATCH_SIZE
+from bstune.search.coordinates import BATCH_SIZE
 
-PRIMES = (2, 3, 5, 7, 11, 13, 17, 19, 23, 29)  # bases of the sequence, one for each parameter
-AGAIN = 2**20  # places further on in the sequence, for a point in the place of one that failed
+# Bases of the sequence, one for each parameter.
+PRIMES = (2, 3, 5, 7, 11, 13, 17, 19, 23, 29)
+# Places further on in the sequence, for a point in the place of one that failed.
+AGAIN = 2**20
 
 
 class EachBatchSize(BaseSampler):
@@ -37,7 +39,8 @@ class EachBatchSize(BaseSampler):
         ConfigError: for a ratio that is not over 1, or more parameters than there are bases.
     """
 
-    chooses_batch_sizes = True  # search.stratified does not
+    # So that search.stratified leaves them alone.
+    chooses_batch_sizes = True
     context: tuple[str, ...] = ("search_space", "snap", "trial_index", "attempt", "study_seed")
 
     def __init__(
@@ -60,34 +63,35 @@ class EachBatchSize(BaseSampler):
                 f"sampler=each_batch_size takes at most {len(PRIMES) - 1} names in search.tune, but got "
                 f"{len(self._space) - 2}"
             )
-        self._ratio, self._snap = ratio, snap
-        self._index, self._attempt, self._study_seed = trial_index, attempt, study_seed
+        self._ratio = ratio
+        self._snap = snap
+        self._trial_index = trial_index
+        self._attempt = attempt
+        self._study_seed = study_seed
 
     def infer_relative_search_space(
         self, study: Study, trial: FrozenTrial
     ) -> dict[str, BaseDistribution]:
-        """Return the parameters that were given."""
+        """Give the parameters that the study has."""
         return self._space
 
     def sample_relative(
         self, study: Study, trial: FrozenTrial, search_space: dict[str, BaseDistribution]
     ) -> dict[str, Any]:
-        """Return the parameters of the trial at this index."""
+        """Give the parameters of the trial at this index."""
         sizes = search_space.get(BATCH_SIZE)
         if not isinstance(sizes, IntDistribution):
             return {}
         grid = batch_sizes(sizes.low, sizes.high, self._ratio, self._snap)
-        turn, place = divmod(self._index, len(grid))
+        turn, place = divmod(self._trial_index, len(grid))
+        params: dict[str, Any] = {BATCH_SIZE: grid[place]}
         others = sorted(search_space.keys() - {BATCH_SIZE})
+        # Another shift for each batch size, and for each parameter.
         shifts = np.random.default_rng([self._study_seed, place]).random(len(others)).tolist()
-        shares = (
-            (van_der_corput(turn + self._attempt * AGAIN, base) + shift) % 1.0
-            for base, shift in zip(PRIMES, shifts, strict=False)
-        )
-        values = {
-            name: _at(share, search_space[name]) for name, share in zip(others, shares, strict=True)
-        }
-        return {BATCH_SIZE: grid[place], **values}
+        for name, base, shift in zip(others, PRIMES, shifts, strict=False):
+            share = (van_der_corput(turn + self._attempt * AGAIN, base) + shift) % 1.0
+            params[name] = _value_at_equal_share(share, search_space[name])
+        return params
 
     def sample_independent(
         self,
@@ -103,18 +107,26 @@ class EachBatchSize(BaseSampler):
 
 
 def batch_sizes(low: int, high: int, ratio: float, snap: Callable[[float], int]) -> list[int]:
-    """Return the batch sizes that are tuned, rising, from the smallest to the largest candidate."""
-    octaves = math.ceil(math.log(high / low) / math.log(ratio) - 1e-9)
-    return sorted({snap(low * (high / low) ** (i / max(1, octaves))) for i in range(octaves + 1)})
+    """Give the batch sizes that are tuned, rising, from the smallest to the largest candidate."""
+    intervals = math.ceil(math.log(high / low) / math.log(ratio) - 1e-9)
+    sizes = set[int]()
+    for i in range(intervals + 1):
+        # A range of one batch size has no interval.
+        sizes.add(snap(low * (high / low) ** (i / max(1, intervals))))
+    return sorted(sizes)
 
 
-def _at(share: float, distribution: BaseDistribution) -> float:
-    """Return the value at a share of a parameter's range, on its own scale."""
+def _value_at_equal_share(share: float, distribution: BaseDistribution) -> int | float:
+    """Give the value at a share of a parameter's range, on its own scale: each whole number has as large a share."""
     if not isinstance(distribution, IntDistribution | FloatDistribution):
         raise ConfigError(f"a parameter has a distribution of unknown kind, {distribution}")
-    low, high = distribution.low, distribution.high
-    if isinstance(distribution, IntDistribution):  # each whole number has as large a share
-        low, high = low - 0.5, high + 0.5
-    value = low * (high / low) ** share if distribution.log else low + share * (high - low)
+    low = float(distribution.low)
+    high = float(distribution.high)
+    if isinstance(distribution, IntDistribution):
+        low -= 0.5
+        high += 0.5
+    value = low + share * (high - low)
+    if distribution.log:
+        value = low * (high / low) ** share
     value = min(max(value, distribution.low), distribution.high)
     return round(value) if isinstance(distribution, IntDistribution) else value

@@ -4,7 +4,7 @@ A run whose schedule ends after h steps, its horizon, meets the target if h is a
 trial is neither stopped nor continued, and how it ended says how far S is:
 
 - One that missed: S lies above h, by ``log(S/h) = scale excess^power``, the excess being the least log excess of its
-  evaluations (:func:`bstune.search.observations.log_excess`), mostly that at its end. With power 1 the metric's
+  evaluations (:func:`bstune.search.histories.log_excess`), mostly that at its end. With power 1 the metric's
   distance from its ideal value falls as a power of h; below 1 it flattens out, as where the best that can be reached is
   not the ideal value.
 - One that met the target at its horizon's end: the same law with the opposite sign. That it did so no earlier says how
@@ -44,27 +44,35 @@ HORIZON_NORMAL = [
     (0.0, 1.8),
     (math.log(0.18), 1.2),
 ]
-MISFIT = 0.25  # of log(S/h): what the law misses of one trial, over what it says ...
-EARLY_MISFIT = 0.25  # ... likewise of each of the two terms of log(S/s)
-LEAST_MISFIT = 0.03  # in log S
-EXCESS_RESOLUTION = 0.01  # log excess: of 10,000 examples, 10% of them wrong, ten more or less
-ABOVE = np.linspace(0.0, 12.0, 1201)  # log(h/S) at which a law's draws are compared
-LONGEST = 4.0  # deviations of log S that a horizon lies above it, at most
-# Deviations of log S that a winner's horizon lies above it, at least: nine of ten runs reach the target.
+# Of log(S/h): what the law misses of one trial, over what it says.
+HORIZON_MISFIT = 0.25
+# The same of each of the two terms of log(S/s).
+EARLY_MISFIT = 0.25
+# In log S.
+LEAST_MISFIT = 0.03
+# Log excess: of 10,000 examples, 10% of them wrong, ten more or less.
+EXCESS_RESOLUTION = 0.01
+# Log(h/S) at which a law's draws are compared.
+LOG_HORIZONS = np.linspace(0.0, 12.0, 1201)
+# Of the law, of which the median is taken.
+LAW_DRAWS = 32
+# Deviations of log S that a horizon lies above it, at most.
+MOST_DEVIATIONS = 4.0
+# The same of a winner's horizon, at least: nine of ten runs reach the target.
 RELIABLE = 1.28
-OUTLIERS = 0.04  # share of the runs that miss the target whatever their horizon
-DRAWS = 32  # of the law, of which the median is taken
+# Share of the runs that miss the target whatever their horizon.
+OUTLIERS = 0.04
 
 
 @dataclass(frozen=True)
 class Ends:
     """How trials ended their horizons: arrays of shape (n,)."""
 
-    excess: Array  # log excess at the horizon's end, 0 of a trial that ended before: above 0 the target is missed
-    early: (
-        Array  # log(steps/horizon) of a trial that met the target before its horizon's end; else 0
-    )
-    # log(horizon/step) of the last step that missed the target, of a trial that met it at its horizon's end; else, and
+    # Log excess at the horizon's end, 0 of a trial that ended before: above 0 the target is missed.
+    excess: Array
+    # Log(steps/horizon) of a trial that met the target before its horizon's end; else 0.
+    early: Array
+    # Log(horizon/step) of the last step that missed the target, of a trial that met it at its horizon's end; else, and
     # where nothing was looked at before, infinite. None: of all trials.
     late: Array | None = None
 
@@ -75,14 +83,14 @@ class Ends:
 
 
 def log_shortest(law: Array, ends: Ends) -> Array:
-    """Return log(S/steps) by parameters (m, 4) of n trials: (m, n)."""
+    """Give log(S/steps) by parameters (m, 4) of n trials: (m, n)."""
     scale, power = np.exp(law.T[:2])[:, :, None]
     missed = np.sign(ends.excess) * scale * np.abs(ends.excess) ** power
     return np.asarray(missed + _log_over_met(law, -ends.early))
 
 
 def _log_over_met(law: Array, early: Array) -> Array:
-    """Return log(S/s) of n runs that met the target at step s, ``early`` = log(h/s) before their end: (m, n)."""
+    """Give log(S/s) of n runs that met the target at step s, ``early`` = log(h/s) before their end: (m, n)."""
     share, waste = np.exp(law.T[2:])[:, :, None]
     return np.asarray(waste * np.tanh(early / waste) - share * early)
 
@@ -111,8 +119,10 @@ def log_chance_at_end(law: Array, ends: Ends) -> Array:
     0, a chance of 1, for trials that met the target before their end or missed it.
     """
     chances = np.zeros((len(law), ends.excess.size))
-    at_end = np.zeros(ends.excess.size, dtype=np.bool_) if ends.late is None else ends.late < np.inf
-    if ends.late is None or not at_end.any():
+    if ends.late is None:
+        return chances
+    at_end = ends.late < np.inf
+    if not at_end.any():
         return chances
     scale, power, share, waste = np.exp(law.T)[:, :, None]
     beyond = scale * np.abs(ends.excess[at_end]) ** power
@@ -130,7 +140,7 @@ def misfit(ends: Ends) -> Array:
     """
     usual = np.array([[mean for mean, _ in HORIZON_NORMAL]])
     far = log_shortest(usual, Ends(ends.excess, np.zeros(ends.early.shape)))[0]
-    return np.asarray(np.hypot(LEAST_MISFIT, MISFIT * far))
+    return np.asarray(np.hypot(LEAST_MISFIT, HORIZON_MISFIT * far))
 
 
 def early_misfit(law: Array, ends: Ends) -> Array:
@@ -145,21 +155,24 @@ def early_misfit(law: Array, ends: Ends) -> Array:
 
 
 def log_met(law: Array) -> Array:
-    """Return log(s/S) of the step s at which runs with horizons ``ABOVE`` log S meet the target, by parameters (m, 4).
+    """Give log(s/S) of the step s at which runs with horizons ``LOG_HORIZONS`` above log S meet the target.
 
-    It is their median.
+    It is the median over parameters (m, 4), one for each horizon.
     """
-    law = law[:: max(1, len(law) // DRAWS)]
-    # log(h/s), which exceeds log(h/S) by the waste at most.
-    early = np.linspace(0.0, math.sqrt(ABOVE[-1] + math.exp(law[:, -1].max())), 400) ** 2
-    over = _log_over_met(law, early)
-    return np.asarray(np.median([-np.interp(ABOVE, early - one, one) for one in over], axis=0))
+    law = law[:: max(1, len(law) // LAW_DRAWS)]
+    # Log(h/s), which exceeds log(h/S) by the waste at most. Squares, as the curve is steepest at its beginning.
+    most = LOG_HORIZONS[-1] + math.exp(law[:, -1].max())
+    early = np.linspace(0.0, math.sqrt(most), 400) ** 2
+    met = list[Array]()
+    for log_over_met in _log_over_met(law, early):
+        met.append(-np.interp(LOG_HORIZONS, early - log_over_met, log_over_met))
+    return np.asarray(np.median(met, axis=0))
 
 
 def least_cost(
     met: Array, spread: float, longest: float, latest: float = math.inf, shortest: float = -math.inf
 ) -> tuple[float, float]:
-    """Return log(h/S) of the horizon h that reaches the target at least cost, and that cost over S; ``met`` as above.
+    """Give log(h/S) of the horizon h that reaches the target at least cost, and that cost over S; ``met`` as above.
 
     A run that misses has cost h and is run again, one that reaches the target ends where it meets it: so the cost until
     one does is ``met + h (1 - P)/P`` with P = P(S <= h), where log S has this deviation, and a share of outliers. Where
@@ -174,15 +187,15 @@ def least_cost(
         latest: log(s/S), at most, of the step at which the run may meet the target.
         shortest: of h, in deviations of log S above S; ``longest`` goes before it.
     """
-    spread = min(spread, 10.0)  # beyond that nothing is known, and exp would overflow
-    above = np.minimum(np.linspace(max(-spread - 1.0, shortest), LONGEST, 600) * spread, longest)
-    meets = np.where(above < 0.0, above, np.interp(above, ABOVE, met))
-    cost = (
-        np.exp(meets) + np.exp(above - log_ndtr(above / spread)) / (1.0 - OUTLIERS) - np.exp(above)
-    )
+    # Beyond that nothing is known, and exp would overflow.
+    spread = min(spread, 10.0)
+    deviations = np.linspace(max(-spread - 1.0, shortest), MOST_DEVIATIONS, 600)
+    above = np.minimum(deviations * spread, longest)
+    meets = np.where(above < 0.0, above, np.interp(above, LOG_HORIZONS, met))
+    # h/P - h, with P's outliers.
+    repeated = np.exp(above - log_ndtr(above / spread)) / (1.0 - OUTLIERS)
+    cost = np.exp(meets) + repeated - np.exp(above)
     best = int(np.where(meets <= latest, cost, np.inf).argmin())
-    return (
-        (float(above[best]), float(cost[best]))
-        if meets[best] <= latest
-        else (min(latest, longest), math.inf)
-    )
+    if meets[best] > latest:
+        return min(latest, longest), math.inf
+    return float(above[best]), float(cost[best])

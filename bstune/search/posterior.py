@@ -64,32 +64,29 @@ Columns = slice | NDArray[np.bool_]  # which of the trials, as an index
     B_OPT,
     ROUGHNESS,
 ) = range(12)
-OTHER = 12  # then three for each other hyper-parameter: its best value, log curvature, shift; horizons' law; knots
-KNOT_OCTAVES = 1.5  # from knot to knot of the discrepancy, about
-OUTLIER_SHARE = 0.04
-OUTLIER_SPREAD = 0.8  # in log S
-OTHER_NORMAL = [
-    (0.5, 0.35),
-    (math.log(0.3), 1.0),
-    (0.0, 1.0),
-]  # mean and standard deviation of each of them
-DIVERGED_PENALTY = (
-    1.5  # a trial that diverged is at least this far above the frontier, in log S ...
-)
-DIVERGED_SPREAD = 0.4  # ... give or take this
-KEPT = (
-    0.3,
-    0.7,
-    0.95,
-)  # of a particle by a step towards the fitted normal distribution, in its deviations
+# Then three for each other hyper-parameter: its best value, log curvature, shift; then horizons' law; then the knots.
+OTHER = 12
+# Mean and standard deviation of each of the three.
+OTHER_NORMAL = [(0.5, 0.35), (math.log(0.3), 1.0), (0.0, 1.0)]
+# From knot to knot of the discrepancy, about.
+KNOT_OCTAVES = 1.5
+# Of the trials, and the standard deviation of their log S beside that of the others.
+TRIAL_OUTLIER_SHARE = 0.04
+TRIAL_OUTLIER_SPREAD = 0.8
+# A trial that diverged is at least this far above the frontier, in log S ...
+DIVERGED_PENALTY = 1.5
+# ... give or take this.
+DIVERGED_SPREAD = 0.4
+# Of a particle by a step towards the fitted normal distribution, in its deviations.
+KEPT_BY_STEP = (0.3, 0.7, 0.95)
 # Values of log S worked out at a time, 320 kB: likelihoods of 1,000 trials take two thirds of the time so.
 CACHED_VALUES = 40_000
-NODES = (
-    8  # batch sizes an octave, at which what depends on them alone is worked out for many trials
-)
-SHIFT_FREEDOM = (
-    3.0  # degrees of freedom of Student's t: the reference learning rate may be wrong by ten times
-)
+# Batch sizes an octave, at which what depends on them alone is worked out for many trials.
+NODES_AN_OCTAVE = 8
+# Degrees of freedom of Student's t: the reference learning rate may be wrong by ten times.
+SHIFT_FREEDOM = 3.0
+# Of the particles' weight, that a rise in temperature leaves.
+KEPT_WEIGHT = 0.5
 
 
 @dataclass(frozen=True)
@@ -101,25 +98,30 @@ class Points:
     other: Array  # the other hyper-parameters, each in [0, 1], shape (n, k); k may be 0
     rule: Array  # log2 of the rule's learning rate
     hats: Array  # weights of the discrepancy's knots, shape (knots, n)
-    nodes: "Nodes | None" = (
-        None  # where given, what depends on x alone is interpolated between them
-    )
+    # Where given, what depends on x alone is interpolated between them.
+    nodes: "Nodes | None" = None
 
     def take(self, rows: NDArray[np.intp]) -> "Points":
-        """Return some of the points, without nodes."""
+        """Give some of the points, without nodes."""
         return Points(
-            self.x[rows], self.z[rows], self.other[rows], self.rule[rows], self.hats[:, rows]
+            x=self.x[rows],
+            z=self.z[rows],
+            other=self.other[rows],
+            rule=self.rule[rows],
+            hats=self.hats[:, rows],
         )
 
     def on_nodes(self, prior: "Prior") -> "Points":
-        """Return the points with nodes: many points cost less so, and log S is the same to 0.001.
+        """Give the points with nodes: many points cost less so, and log S is the same to 0.001.
 
         The knots of the discrepancy are nodes, so that it stays exact. Beyond the batch sizes of the study no line is
         drawn, and few points have no need of one: they stay as they are.
         """
-        low, high = prior.knots[0], prior.knots[-1]
+        low = prior.knots[0]
+        high = prior.knots[-1]
         pieces = prior.knots.size - 1
-        count = pieces * math.ceil(NODES * (high - low) / pieces)
+        # A whole number of nodes from knot to knot.
+        count = pieces * math.ceil(NODES_AN_OCTAVE * (high - low) / pieces)
         if self.x.size <= count or self.x.min() < low or self.x.max() > high:
             return self
         place = (self.x - low) / (high - low) * count
@@ -137,7 +139,7 @@ class Nodes:
     share: Array  # of the way to the next one
 
     def between(self, values: Array) -> Array:
-        """Return what values at the nodes, (m, nodes), are at the points: (m, n)."""
+        """Give what values at the nodes, (m, nodes), are at the points: (m, n)."""
         below = np.take(values, self.left, axis=1)
         rise = np.take(np.diff(values, axis=1), self.left, axis=1)
         return np.asarray(below + self.share * rise)
@@ -153,7 +155,8 @@ class Prior:
     mean: Array  # (p,), in the order of the places above
     spread: Array
     knots: Array  # log2 of the batch sizes at which the discrepancy is a parameter
-    horizon: bool = False  # whether each trial's schedule ends with it: the law of the metric over horizons is sampled
+    # Whether each trial's schedule ends with it: the law of the metric over horizons is sampled.
+    horizon: bool = False
 
     @property
     def log_mid(self) -> float:
@@ -175,25 +178,30 @@ class Prior:
     def fingerprint(self) -> tuple[bytes, ...]:
         """What the density depends on, as what can be looked up."""
         grid = np.linspace(self.log_low, self.log_high, 33)
-        arrays = (self.mean, self.spread, self.knots, self.rule(grid), grid)
-        return *(array.tobytes() for array in arrays), bytes([self.horizon])
+        arrays = [self.mean, self.spread, self.knots, self.rule(grid), grid]
+        return (*[array.tobytes() for array in arrays], bytes([self.horizon]))
 
     def at(self, x: Array, z: Array | None = None, other: Array | None = None) -> Points:
-        """Return points for :func:`log_steps`; the frontier and its optimum need no more than ``x``."""
-        z = np.zeros(x.shape) if z is None else z
-        other = np.zeros((x.size, 0)) if other is None else other
+        """Give points for :func:`log_steps`; the frontier and its optimum need no more than ``x``."""
+        if z is None:
+            z = np.zeros(x.shape)
+        if other is None:
+            other = np.zeros((x.size, 0))
         # Piecewise-linear interpolation of the unit vectors, constant beyond the ends.
         hats = np.stack([np.interp(x, self.knots, unit) for unit in np.eye(self.knots.size)])
         return Points(x, z, other, self.rule(x), hats)
 
 
 def _columns(chosen: NDArray[np.bool_]) -> Columns:
-    """Return a slice for neighbours, else the places as they are."""
+    """Give a slice for neighbours, which is read without a copy, else the places as they are."""
     places = np.flatnonzero(chosen)
     if not places.size:
         return slice(0, 0)
-    start, end = int(places[0]), int(places[-1]) + 1
-    return slice(start, end) if end - start == places.size else chosen
+    start = int(places[0])
+    end = int(places[-1]) + 1
+    if end - start == places.size:
+        return slice(start, end)
+    return chosen
 
 
 @dataclass(frozen=True)
@@ -207,9 +215,8 @@ class LikelihoodData:
     bound: NDArray[np.bool_]  # whether log S lies above y rather than around it
     diverged: NDArray[np.bool_]  # y is not read then
     weight: Array | None = None  # of each trial in the likelihood; None: 1
-    ends: Ends | None = (
-        None  # how each trial ended its horizon: y is then where it ended, and the law says the rest
-    )
+    # How each trial ended its horizon: y is then where it ended, and the law says the rest.
+    ends: Ends | None = None
 
     @cached_property
     def columns(self) -> tuple[Columns, Columns, Columns]:
@@ -223,7 +230,7 @@ class LikelihoodData:
         return _columns(~self.bound & ~self.diverged & np.isfinite(self.least))
 
     def many(self, prior: Prior) -> "LikelihoodData":
-        """Return the trials as the likelihood of many of them is the cheapest: in another order, and on nodes.
+        """Give the trials as the likelihood of many of them is the cheapest: in another order, and on nodes.
 
         Those of a kind stand side by side: their columns are then read without a copy.
         """
@@ -232,8 +239,9 @@ class LikelihoodData:
         return replace(ordered, points=ordered.points.on_nodes(prior))
 
     def take(self, rows: NDArray[np.intp]) -> "LikelihoodData":
-        """Return some of the trials."""
-        ends = self.ends
+        """Give some of the trials."""
+        weight = None if self.weight is None else self.weight[rows]
+        ends = None if self.ends is None else self.ends.take(rows)
         return LikelihoodData(
             points=self.points.take(rows),
             y=self.y[rows],
@@ -241,8 +249,8 @@ class LikelihoodData:
             least=self.least[rows],
             bound=self.bound[rows],
             diverged=self.diverged[rows],
-            weight=None if self.weight is None else self.weight[rows],
-            ends=None if ends is None else ends.take(rows),
+            weight=weight,
+            ends=ends,
         )
 
 
@@ -259,74 +267,100 @@ def make_prior(
     others: int,
     horizon: bool = False,
 ) -> Prior:
-    """Return a study's prior; ``noise_scale_spread`` is that of the logarithm of a measured noise scale, else 0."""
-    log_low, log_high = math.log2(low), math.log2(high)
+    """Make a study's prior.
+
+    Args:
+        low: the smallest batch size.
+        high: the largest.
+        rule: log2 of the scaling rule's learning rate over log2 B.
+        log_budget: log of the steps that a trial may take.
+        sigma: how far the best rate lies from the rule's, in octaves.
+        exponent_sigma: how far its exponent does.
+        noise_scale: in examples; None: not known.
+        noise_scale_spread: of the logarithm of a measured noise scale, else 0.
+        others: columns of other hyper-parameters.
+        horizon: whether each trial's schedule ends with it.
+    """
+    log_low = math.log2(low)
+    log_high = math.log2(high)
     log_mid = 0.5 * (log_low + log_high)
-    b_crit = 0.0 if noise_scale is None else math.log(noise_scale) - log_mid * math.log(2.0)
-    # A noise scale may miss B_crit by several times: its prior stays wide.
-    b_crit_spread = (
-        math.log(6.0) if noise_scale is None else math.hypot(math.log(4.0), noise_scale_spread)
-    )
+    b_crit = 0.0
+    b_crit_spread = math.log(6.0)
+    if noise_scale is not None:
+        b_crit = math.log(noise_scale) - log_mid * math.log(2.0)
+        # A noise scale may miss B_crit by several times: its prior stays wide.
+        b_crit_spread = math.hypot(math.log(4.0), noise_scale_spread)
     normal = [
-        (log_budget - math.log(4.0), 3.0),  # level: log S at B_mid and the best learning rate
-        (b_crit, b_crit_spread),  # log(B_crit/B_mid)
-        (0.0, sigma),  # shift of the optimum at B_mid against the rule, in octaves
-        (0.0, exponent_sigma),  # of the optimum against the rule, below B_crit
-        (-0.15, 0.3),  # bend: added to the exponent above B_crit
-        (math.log(0.45), 0.35),  # low slope, log of: log S an octave, far below the optimum
-        (
-            math.log(1.2),
-            0.5,
-        ),  # low width, log of: octaves below the optimum over which the slope sets in
-        (
-            math.log(1.2),
-            0.4,
-        ),  # high width, log of: octaves above the optimum at which S is e^(1/2) times as large
-        (math.log(0.12), 0.5),  # noise, log of: standard deviation of log S from seed to seed
-        (0.0, 0.12),  # tilt: of the log of the penalty's steepness, an octave of B
-        ((log_low - log_mid) * math.log(2.0) - 3.0, 2.5),  # log(B_opt/B_mid)
-        (math.log(0.08), 0.8),  # roughness, log of: standard deviation of the discrepancy in log S
+        # Level: log S at B_mid and the best learning rate.
+        (log_budget - math.log(4.0), 3.0),
+        # Log(B_crit/B_mid).
+        (b_crit, b_crit_spread),
+        # Shift of the optimum at B_mid against the rule, in octaves.
+        (0.0, sigma),
+        # Exponent of the optimum against the rule, below B_crit.
+        (0.0, exponent_sigma),
+        # Bend: added to the exponent above B_crit.
+        (-0.15, 0.3),
+        # Low slope, log of: log S an octave, far below the optimum.
+        (math.log(0.45), 0.35),
+        # Low width, log of: octaves below the optimum over which the slope sets in.
+        (math.log(1.2), 0.5),
+        # High width, log of: octaves above the optimum at which S is e^(1/2) times as large.
+        (math.log(1.2), 0.4),
+        # Noise, log of: standard deviation of log S from seed to seed.
+        (math.log(0.12), 0.5),
+        # Tilt: of the log of the penalty's steepness, an octave of B.
+        (0.0, 0.12),
+        # Log(B_opt/B_mid).
+        ((log_low - log_mid) * math.log(2.0) - 3.0, 2.5),
+        # Roughness, log of: standard deviation of the discrepancy in log S.
+        (math.log(0.08), 0.8),
     ]
-    count = 1 + max(1, round((log_high - log_low) / KNOT_OCTAVES))
     normal += OTHER_NORMAL * others + HORIZON_NORMAL * horizon
-    normal += [(0.0, 1.0)] * count  # the knots, in units of the roughness
+    # The knots, in units of the roughness.
+    count = 1 + max(1, round((log_high - log_low) / KNOT_OCTAVES))
+    normal += [(0.0, 1.0)] * count
     mean, spread = np.array(normal).T
     return Prior(
-        log_low, log_high, rule, mean, spread, np.linspace(log_low, log_high, count), horizon
+        log_low=log_low,
+        log_high=log_high,
+        rule=rule,
+        mean=mean,
+        spread=spread,
+        knots=np.linspace(log_low, log_high, count),
+        horizon=horizon,
     )
 
 
 def _softplus(value: Array) -> Array:
-    """Return log(1 + e^(2 value))/2, which takes numpy's logaddexp three times as long."""
+    """Give log(1 + e^(2 value))/2, which takes numpy's logaddexp three times as long."""
     exact = np.maximum(value, 0.0)
     return np.asarray(exact + 0.5 * np.log1p(np.exp(-2.0 * np.abs(value))))
 
 
 def optimum(theta: Array, points: Points, prior: Prior) -> Array:
-    """Return log2 of the best learning rate: parameters (m, p) and n points give (m, n)."""
+    """Give log2 of the best learning rate: parameters (m, p) and n points give (m, n)."""
     if points.nodes is not None:
         return points.nodes.between(optimum(theta, points.nodes.points, prior))
     t = theta[:, :, None]
     away = points.x[None, :] - prior.log_mid
     corner = t[:, B_CRIT] / math.log(2.0)
-    # softplus with a width of an octave, zero at B_mid: the bend is where the frontier flattens
+    # A softplus with a width of an octave, zero at B_mid: the bend is where the frontier flattens.
     bend = _softplus(away - corner) - _softplus(-corner)
-    return np.asarray(
-        points.rule[None, :] + t[:, SHIFT] + t[:, EXPONENT] * away + t[:, BEND] * bend
-    )
+    rule = points.rule[None, :]
+    return np.asarray(rule + t[:, SHIFT] + t[:, EXPONENT] * away + t[:, BEND] * bend)
 
 
 def log_small_batch_term(theta: Array, points: Points, prior: Prior) -> Array:
-    """Return log((1 + B_crit/B + (B_opt/B)^2)/(1 + B_crit/B)), shape (m, n)."""
+    """Give log((1 + B_crit/B + (B_opt/B)^2)/(1 + B_crit/B)), shape (m, n)."""
     t = theta[:, :, None]
     away = (points.x[None, :] - prior.log_mid) * math.log(2.0)
-    return np.asarray(
-        np.log1p(np.exp(2.0 * (t[:, B_OPT] - away) - np.logaddexp(0.0, t[:, B_CRIT] - away)))
-    )
+    two_terms = np.logaddexp(0.0, t[:, B_CRIT] - away)
+    return np.asarray(np.log1p(np.exp(2.0 * (t[:, B_OPT] - away) - two_terms)))
 
 
 def frontier(theta: Array, points: Points, prior: Prior) -> Array:
-    """Return log S*(B), shape (m, n)."""
+    """Give log S*(B), shape (m, n)."""
     if points.nodes is not None:
         return points.nodes.between(frontier(theta, points.nodes.points, prior))
     t = theta[:, :, None]
@@ -339,15 +373,17 @@ def frontier(theta: Array, points: Points, prior: Prior) -> Array:
 
 
 def penalty(theta: Array, d: Array) -> Array:
-    """Return the cost in log S of a learning rate ``d`` (m, n) octaves off the optimum."""
+    """Give the cost in log S of a learning rate ``d`` (m, n) octaves off the optimum."""
     t = theta[:, :, None]
-    width, below, above = np.exp(t[:, LOW_WIDTH]), np.minimum(d, 0.0), np.maximum(d, 0.0)
+    width = np.exp(t[:, LOW_WIDTH])
+    below = np.minimum(d, 0.0)
+    above = np.maximum(d, 0.0)
     low = np.exp(t[:, LOW_SLOPE]) * (np.sqrt(below**2 + width**2) - width)
     return np.asarray(low + 0.5 * above**2 * np.exp(-2.0 * t[:, HIGH_WIDTH]))
 
 
 def off_optimum(theta: Array, points: Points, prior: Prior) -> Array:
-    """Return how many octaves the learning rate lies above the best one, as the tilt counts them, shape (m, n)."""
+    """Give how many octaves the learning rate lies above the best one, as the tilt counts them, shape (m, n)."""
     d = points.z[None, :] - optimum(theta, points, prior)
     for j in range(prior.others):
         d = d - theta[:, OTHER + 3 * j + 2, None] * (points.other[None, :, j] - 0.5)
@@ -355,35 +391,36 @@ def off_optimum(theta: Array, points: Points, prior: Prior) -> Array:
 
 
 def _steepness(theta: Array, points: Points, prior: Prior) -> Array:
-    """Return what the tilt makes of an octave off the optimum, over its size at B_mid: (m, n)."""
+    """Give what the tilt makes of an octave off the optimum, over its size at B_mid: (m, n)."""
     if points.nodes is not None:
         return points.nodes.between(_steepness(theta, points.nodes.points, prior))
     return np.exp(theta[:, TILT, None] * (points.x - prior.log_mid))
 
 
 def log_steps(theta: Array, points: Points, prior: Prior) -> Array:
-    """Return log S, shape (m, n), for parameters (m, p) and n points."""
+    """Give log S, shape (m, n), for parameters (m, p) and n points."""
     return _log_steps_off(theta, off_optimum(theta, points, prior), points, prior)
 
 
 def _log_steps_off(theta: Array, d: Array, points: Points, prior: Prior) -> Array:
-    """Return log S of learning rates that lie ``d`` (m, n) octaves off the best ones."""
+    """Give log S of learning rates that lie ``d`` (m, n) octaves off the best ones."""
     total = frontier(theta, points, prior) + penalty(theta, d)
     for j in range(prior.others):
-        best, curvature = theta[:, OTHER + 3 * j, None], np.exp(theta[:, OTHER + 3 * j + 1, None])
+        best = theta[:, OTHER + 3 * j, None]
+        curvature = np.exp(theta[:, OTHER + 3 * j + 1, None])
         total = total + curvature * (points.other[None, :, j] - best) ** 2
     return np.asarray(total)
 
 
 def log_prior(theta: Array, prior: Prior) -> Array:
-    """Return the log density of the prior up to a constant, shape (m,)."""
+    """Give the log density of the prior up to a constant, shape (m,)."""
     square = ((theta - prior.mean) / prior.spread) ** 2
     heavy = (SHIFT_FREEDOM + 1.0) * np.log1p(square[:, SHIFT] / SHIFT_FREEDOM)
     return np.asarray(-0.5 * (square.sum(axis=1) - square[:, SHIFT] + heavy))
 
 
 def log_likelihood(theta: Array, data: LikelihoodData, prior: Prior) -> Array:
-    """Return the log likelihood, shape (m,); zero without observations."""
+    """Give the log likelihood, shape (m,); zero without observations."""
     # Some of the parameters at a time: what is worked out of them stays in the processor's cache.
     rows = max(1, CACHED_VALUES // max(data.y.size, 1))
     parts = list[Array]()
@@ -399,52 +436,54 @@ def _log_likelihood(theta: Array, data: LikelihoodData, prior: Prior) -> Array:
     exact, bound, diverged = data.columns
     noise = np.exp(theta[:, NOISE, None])
 
-    terms = _log_density(data, y, expected, variance_seen(theta, data, prior)[..., exact], noise)
+    variance_beside = variance_seen(theta, data, prior)[..., exact]
+    terms = _log_density(data, y, expected, variance_beside, noise)
     if data.ends is not None:
         law = theta[:, prior.horizon_law]
-        terms = terms + (log_jacobian(law, data.ends) + log_chance_at_end(law, data.ends))[:, exact]
+        of_datum = log_jacobian(law, data.ends) + log_chance_at_end(law, data.ends)
+        terms = terms + of_datum[:, exact]
     total = _weighed(terms, data, exact)
 
     over = expected[:, bound] - y[..., bound]
     chance = ndtr(over / np.hypot(noise, data.spread[bound]))
-    total = total + _weighed(np.log(chance + OUTLIER_SHARE / 4.0), data, bound)
+    total = total + _weighed(np.log(chance + TRIAL_OUTLIER_SHARE / 4.0), data, bound)
 
     # Only too high a learning rate makes a trial diverge.
     above = np.maximum(d[:, diverged], 0.0)
     chance = ndtr((penalty(theta, above) - DIVERGED_PENALTY) / DIVERGED_SPREAD)
-    terms = np.log(chance + OUTLIER_SHARE / 4.0)
+    terms = np.log(chance + TRIAL_OUTLIER_SHARE / 4.0)
     return np.asarray(total + _weighed(terms, data, diverged))
 
 
 def _weighed(terms: Array, data: LikelihoodData, columns: Columns) -> Array:
-    """Return the sum over some trials of what each says, (m, k), by their weights: (m,)."""
+    """Add up what each of some trials says, (m, k), by their weights: (m,)."""
     if data.weight is not None:
         terms = terms * data.weight[columns]
     return np.asarray(terms.sum(axis=1))
 
 
 def _log_density(
-    data: LikelihoodData, y: Array, expected: Array, own: Array, noise: Array
+    data: LikelihoodData, y: Array, expected: Array, variance_beside: Array, noise: Array
 ) -> Array:
-    """Return the log density of log S of trials that have one, a mixture with outliers, up to a constant: (m, k).
+    """Give the log density of log S of trials that have one, a mixture with outliers, up to a constant: (m, k).
 
-    ``own`` is the variance of these trials' log S beside the noise from seed to seed, (k,) or (m, k).
+    ``variance_beside`` is that of these trials' log S beside the noise from seed to seed, (k,) or (m, k).
     """
     exact, _, _ = data.columns
     square = (y[..., exact] - expected[:, exact]) ** 2
-    variance = noise**2 + own
-    wide = variance + OUTLIER_SPREAD**2
+    variance = noise**2 + variance_beside
+    wide = variance + TRIAL_OUTLIER_SPREAD**2
     # Both over the wide one's exponential: what is left of neither is beyond what a float holds.
     core = np.exp(0.5 * square * (1.0 / wide - 1.0 / variance)) / np.sqrt(variance)
-    core *= 1.0 - OUTLIER_SHARE
+    core *= 1.0 - TRIAL_OUTLIER_SHARE
     estimated = np.isfinite(data.least[exact])
     if estimated.any():
-        core[:, estimated] *= _above(data, y, expected, noise)
-    return np.asarray(np.log(core + OUTLIER_SHARE / np.sqrt(wide)) - 0.5 * square / wide)
+        core[:, estimated] *= _chance_above(data, y, expected, noise)
+    return np.asarray(np.log(core + TRIAL_OUTLIER_SHARE / np.sqrt(wide)) - 0.5 * square / wide)
 
 
 def steps_seen(theta: Array, data: LikelihoodData, prior: Prior) -> Array:
-    """Return log S as the trials alone have it, by the law of the metric over horizons where there is one: (m, n)."""
+    """Give log S as the trials alone have it, by the law of the metric over horizons where there is one: (m, n)."""
     if data.ends is None:
         return data.y[None]
     return data.y + log_shortest(theta[:, prior.horizon_law], data.ends)
@@ -452,24 +491,25 @@ def steps_seen(theta: Array, data: LikelihoodData, prior: Prior) -> Array:
 
 def variance_seen(theta: Array, data: LikelihoodData, prior: Prior) -> Array:
     """Give the variance of :func:`steps_seen` beside the noise from seed to seed: (n,), with horizons (m, n)."""
-    own = np.asarray(data.spread**2)
+    variance = np.asarray(data.spread**2)
     if data.ends is None:
-        return own
-    return own + early_misfit(theta[:, prior.horizon_law], data.ends)
+        return variance
+    return variance + early_misfit(theta[:, prior.horizon_law], data.ends)
 
 
-def _above(data: LikelihoodData, y: Array, expected: Array, noise: Array) -> Array:
-    """Return the probability that S exceeds what an estimated trial has run, given its y: (m, estimated)."""
-    use = data.estimated
-    # log S given the model and the estimate is normal, its precision the sum of theirs.
-    by_model, by_estimate = noise**-2.0, data.spread[use] ** -2.0
+def _chance_above(data: LikelihoodData, y: Array, expected: Array, noise: Array) -> Array:
+    """Give the probability that S exceeds what an estimated trial has run, given its y: (m, estimated)."""
+    places = data.estimated
+    # Log S given the model and the estimate is normal, its precision the sum of theirs.
+    by_model = noise**-2.0
+    by_estimate = data.spread[places] ** -2.0
     precision = by_model + by_estimate
-    mean = (by_model * expected[:, use] + by_estimate * y[..., use]) / precision
-    return np.asarray(ndtr((mean - data.least[use]) * np.sqrt(precision)))
+    mean = (by_model * expected[:, places] + by_estimate * y[..., places]) / precision
+    return np.asarray(ndtr((mean - data.least[places]) * np.sqrt(precision)))
 
 
 def draw_prior(prior: Prior, count: int, rng: np.random.Generator) -> Array:
-    """Return parameters drawn from the prior, shape (count, p)."""
+    """Draw parameters from the prior, shape (count, p)."""
     drawn = rng.standard_normal((count, prior.mean.size))
     drawn[:, SHIFT] = rng.standard_t(SHIFT_FREEDOM, count)
     return np.asarray(prior.mean + prior.spread * drawn)
@@ -492,7 +532,7 @@ def sample_posterior(
     moves: int,
     start: Start | None = None,
 ) -> Array:
-    """Return ``count`` draws of the posterior, shape (count, p); ``moves`` are Metropolis steps at each temperature.
+    """Draw from the posterior, shape (count, p); ``moves`` are Metropolis steps at each temperature.
 
     The particles are tempered from the prior or, with ``start``, from the posterior of fewer trials (iterated batch
     importance sampling: Chopin 2002, Biometrika 89(3)), which is much nearer. Estimates of stopped trials change as
@@ -518,7 +558,7 @@ class _Path:
     prior: Prior
 
     def heights(self, theta: Array, temperature: float) -> tuple[Array, Array]:
-        """Return base and rise, (m,) each. At its end the path has no need of its start: the rise is 0 there."""
+        """Give base and rise, (m,) each. At its end the path has no need of its start: the rise is 0 there."""
         if self.start is None:
             return log_prior(theta, self.prior), log_likelihood(theta, self.data, self.prior)
         end = log_prior(theta, self.prior) + log_likelihood(theta, self.data, self.prior)
@@ -530,7 +570,7 @@ class _Path:
 
 
 def _temper(theta: Array, path: _Path, rng: np.random.Generator, moves: int) -> Array:
-    """Return the particles at the end of a path that they stand at the start of."""
+    """Take the particles from the start of a path to its end."""
     count = len(theta)
     temperature = 0.0
     base, rise = path.heights(theta, temperature)
@@ -541,7 +581,9 @@ def _temper(theta: Array, path: _Path, rng: np.random.Generator, moves: int) -> 
         # Systematic resampling: evenly spaced places on the cumulative weights, shifted together at random.
         places = (rng.random() + np.arange(count)) / count
         chosen = np.minimum(np.searchsorted(np.cumsum(weight / weight.sum()), places), count - 1)
-        theta, base, rise = theta[chosen], base[chosen], rise[chosen]
+        theta = theta[chosen]
+        base = base[chosen]
+        rise = rise[chosen]
         # A start is near: what counts is how well the particles are mixed at the end.
         steps = moves if path.start is None else max(1, moves // 2)
         if temperature >= 1.0:
@@ -551,19 +593,24 @@ def _temper(theta: Array, path: _Path, rng: np.random.Generator, moves: int) -> 
 
 
 def _next_step(rise: Array, temperature: float) -> float:
-    """Return the rise in temperature that leaves half of the particles' weight, by bisection."""
-    low, high = 0.0, 1.0 - temperature
+    """Find the rise in temperature that leaves half of the particles' weight, by bisection."""
+    low = 0.0
+    high = 1.0 - temperature
     excess = rise - rise.max()
 
-    def share(step: float) -> float:
+    def share_left(step: float) -> float:
+        # The effective number of particles, over their number.
         weight = np.exp(step * excess)
         return float(weight.sum() ** 2 / (weight @ weight) / weight.size)
 
-    if share(high) >= 0.5:
+    if share_left(high) >= KEPT_WEIGHT:
         return high
     for _ in range(30):
         middle = 0.5 * (low + high)
-        low, high = (middle, high) if share(middle) >= 0.5 else (low, middle)
+        if share_left(middle) >= KEPT_WEIGHT:
+            low = middle
+        else:
+            high = middle
     return max(low, 1e-9)
 
 
@@ -576,27 +623,15 @@ def _move(
     rng: np.random.Generator,
     moves: int,
 ) -> tuple[Array, Array, Array]:
-    """Take Metropolis steps; return the particles and the two parts of their log density."""
-    prior = path.prior
+    """Take Metropolis steps; give the particles and the two parts of their log density."""
     for i in range(moves):
-        correction: Array | float = 0.0
         # Alternately towards a normal distribution fitted to the particles, which moves far in many dimensions, and by
         # the difference of two particles, which does not trust that shape.
         if i % 2 == 0:
-            root = np.linalg.cholesky(np.cov(theta.T) + 1e-6 * np.diag(prior.spread**2))
-            mean, keep = theta.mean(axis=0), rng.choice(KEPT, (len(theta), 1))
-            white = np.linalg.solve(root, (theta - mean).T).T
-            fresh = keep * white + np.sqrt(1.0 - keep**2) * rng.standard_normal(theta.shape)
-            proposed = mean + fresh @ root.T
-            correction = 0.5 * ((fresh**2).sum(axis=1) - (white**2).sum(axis=1))
+            proposed, correction = _towards_normal(theta, path.prior, rng)
         else:
-            a, b = rng.permutation(len(theta)), rng.permutation(len(theta))
-            scale = 2.38 / math.sqrt(2.0 * theta.shape[1]) * rng.uniform(0.3, 1.0, (len(theta), 1))
-            proposed = (
-                theta
-                + scale * (theta[a] - theta[b])
-                + 1e-3 * prior.spread * rng.standard_normal(theta.shape)
-            )
+            proposed = _by_difference(theta, path.prior, rng)
+            correction = np.zeros(len(theta))
         base_after, rise_after = path.heights(proposed, temperature)
         ratio = temperature * (rise_after - rise) + base_after - base + correction
         accepted = np.log(rng.random(len(theta))) < ratio
@@ -604,6 +639,30 @@ def _move(
         base = np.where(accepted, base_after, base)
         rise = np.where(accepted, rise_after, rise)
     return theta, base, rise
+
+
+def _towards_normal(theta: Array, prior: Prior, rng: np.random.Generator) -> tuple[Array, Array]:
+    """Propose what keeps a normal distribution fitted to the particles as it is.
+
+    Also gives the log of the ratio of that distribution's density here to that there, (m,).
+    """
+    # A little of the prior's variance keeps the covariance of few particles positive definite.
+    root = np.linalg.cholesky(np.cov(theta.T) + 1e-6 * np.diag(prior.spread**2))
+    mean = theta.mean(axis=0)
+    keep = rng.choice(KEPT_BY_STEP, (len(theta), 1))
+    white = np.linalg.solve(root, (theta - mean).T).T
+    fresh = keep * white + np.sqrt(1.0 - keep**2) * rng.standard_normal(theta.shape)
+    correction = 0.5 * ((fresh**2).sum(axis=1) - (white**2).sum(axis=1))
+    return mean + fresh @ root.T, correction
+
+
+def _by_difference(theta: Array, prior: Prior, rng: np.random.Generator) -> Array:
+    """Propose steps along the differences of two particles (ter Braak 2006, Statistics and Computing 16)."""
+    first = rng.permutation(len(theta))
+    second = rng.permutation(len(theta))
+    scale = 2.38 / math.sqrt(2.0 * theta.shape[1]) * rng.uniform(0.3, 1.0, (len(theta), 1))
+    jitter = 1e-3 * prior.spread * rng.standard_normal(theta.shape)
+    return np.asarray(theta + scale * (theta[first] - theta[second]) + jitter)
 
 
 # The noise scale that trials measured is a wide prior of B_crit, which McCandlish et al. 2018 (section 2, appendix D)
@@ -616,8 +675,9 @@ def _move(
 
 
 def measured_noise_scale(trials: Iterable[TrialResult]) -> tuple[NoiseScaleEstimate, int] | None:
-    """Return the noise scale over the trials that reached the target, and the steps measured in them; None for none."""
-    gradients, steps = [], 0
+    """Measure the noise scale over the trials that reached the target; also gives the steps measured. None for none."""
+    gradients = list[float]()
+    steps = 0
     for trial in sorted(trials, key=lambda trial: trial.number):
         if not trial.reached or len(trial.noise_scale) < 2:
             continue
@@ -625,13 +685,17 @@ def measured_noise_scale(trials: Iterable[TrialResult]) -> tuple[NoiseScaleEstim
         if trace > 0.0:
             gradients.append(gradient / trace)
             steps += len(trial.noise_scale)
-    return (estimate_noise_scale(gradients, [1.0] * len(gradients)), steps) if gradients else None
+    if not gradients:
+        return None
+    return estimate_noise_scale(gradients, [1.0] * len(gradients)), steps
 
 
 def noise_scale_prior(trials: Iterable[TrialResult]) -> tuple[float | None, float]:
-    """Return the measured noise scale and half the width of its interval in log; None and 0 while undetermined."""
+    """Give the measured noise scale and half the width of its interval in log; None and 0 while undetermined."""
     measured = measured_noise_scale(trials)
-    found = None if measured is None else measured[0]
-    if found is None or found.low is None or found.high is None:
+    if measured is None:
         return None, 0.0
-    return found.noise_scale, 0.5 * math.log(found.high / found.low)
+    estimate, _ = measured
+    if estimate.low is None or estimate.high is None:
+        return None, 0.0
+    return estimate.noise_scale, 0.5 * math.log(estimate.high / estimate.low)

@@ -32,12 +32,18 @@ Array = NDArray[np.float64]
 Mode = Literal["min", "max"]
 History = Sequence[tuple[int, float | None]]
 
-LATE = 1 / 3  # of the budget, from which on the slope at its end is measured
-TENFOLD = 0.1  # of the budget, from which on the least slope is
-EARLY_FACTOR = 3.0  # of the first evaluation's steps, over which the slope at the start is measured
-BEST_CURVES = 5  # whose slopes at the end have a say
-LEAST_POINTS = 3  # evaluations that a line is fitted to; fewer are joined by their ends
-TINY = 1e-12  # a slope of a curve that never moves
+# Of the budget, from which on the slope at its end is measured.
+LATE_SHARE = 1 / 3
+# Of the budget, from which on the least slope is.
+TENFOLD_SHARE = 0.1
+# Of the first evaluation's steps, over which the slope at the start is measured.
+EARLY_FACTOR = 3.0
+# Whose slopes at the end have a say.
+BEST_CURVES = 5
+# Evaluations that a line is fitted to; fewer are joined by their ends.
+LEAST_POINTS = 3
+# The slope of a curve that never moves.
+LEAST_SLOPE = 1e-12
 
 
 @dataclass(frozen=True)
@@ -77,7 +83,9 @@ def scale_of(histories: Iterable[History], mode: Mode, ideal: float | None) -> S
     A metric that falls and is positive throughout, as errors and most losses are, has the ideal
     value 0 unless another one is given.
     """
-    values = [value for history in histories for _, value in history if _is_finite(value)]
+    values = list[float]()
+    for history in histories:
+        values += [value for _, value in _finite_evaluations(history)]
     metrics = np.array(values, dtype=np.float64)
     if ideal is None and mode == "min" and metrics.size and metrics.min() > 0.0:
         ideal = 0.0
@@ -86,11 +94,18 @@ def scale_of(histories: Iterable[History], mode: Mode, ideal: float | None) -> S
     # Half of the least distance seen: no error among 1,000 examples counts as half of one.
     distances = np.abs(metrics - ideal)
     positive = distances[distances > 0.0]
-    return Scale(mode, ideal, 0.5 * float(positive.min())) if positive.size else Scale(mode, ideal)
+    if not positive.size:
+        return Scale(mode, ideal)
+    return Scale(mode, ideal, closest=0.5 * float(positive.min()))
 
 
-def _is_finite(value: float | None) -> bool:
-    return value is not None and math.isfinite(value)
+def _finite_evaluations(history: History) -> list[tuple[int, float]]:
+    """Give the evaluations that have a finite metric."""
+    finite = list[tuple[int, float]]()
+    for step, value in history:
+        if value is not None and math.isfinite(value):
+            finite.append((step, value))
+    return finite
 
 
 @dataclass(frozen=True)
@@ -108,24 +123,22 @@ class RunningBest:
     def slope(self, since: float) -> float | None:
         """Give -dh/dlog s from a share of the budget on; None where nothing is seen there."""
         late = self.log_shares >= math.log(since) - 1e-9
-        x, y = self.log_shares[late], self.heights[late]
-        if x.size >= LEAST_POINTS:
-            return -float(np.polyfit(x, y, 1)[0])
+        if np.count_nonzero(late) >= LEAST_POINTS:
+            slope, _ = np.polyfit(self.log_shares[late], self.heights[late], 1)
+            return -float(slope)
         # Few evaluations: from where the curve enters the window to its end.
         start = max(math.log(since), float(self.log_shares[0]))
         width = float(self.log_shares[-1]) - start
         if width <= 0.0:
             return None
-        return (float(np.interp(start, self.log_shares, self.heights)) - self.best) / width
+        height_at_start = float(np.interp(start, self.log_shares, self.heights))
+        return (height_at_start - self.best) / width
 
 
 def running_best(history: History, last_step: int, scale: Scale) -> RunningBest | None:
     """Read a history whose budget ends at ``last_step``; None without a finite evaluation in it."""
-    seen = [
-        (step, value)
-        for step, value in history
-        if 0 < step <= last_step and value is not None and math.isfinite(value)
-    ]
+    finite = _finite_evaluations(history)
+    seen = [evaluation for evaluation in finite if 0 < evaluation[0] <= last_step]
     if not seen:
         return None
     steps, values = np.array(seen, dtype=np.float64).T
@@ -174,17 +187,20 @@ def make_ruler(curves: Sequence[RunningBest], least_slope: float) -> Ruler:
     log_shares = curves[0].log_shares[first_hit]
     heights = curves[0].heights[first_hit]
     log_shares[-1] = 0.0
-    ends, tenfolds = list[float](), list[float]()
+    ends = list[float]()
+    tenfolds = list[float]()
     for curve in curves[:BEST_CURVES]:
-        end, tenfold = curve.slope(LATE), curve.slope(TENFOLD)
+        end = curve.slope(LATE_SHARE)
+        tenfold = curve.slope(TENFOLD_SHARE)
         if end is not None and tenfold is not None:
             ends.append(end)
             tenfolds.append(tenfold)
     if ends:
-        slope = max(float(np.median(ends)), least_slope * float(np.median(tenfolds)), TINY)
+        least = least_slope * float(np.median(tenfolds))
+        slope = max(float(np.median(ends)), least, LEAST_SLOPE)
     else:
         # One evaluation a trial: what the trials differ by stands for one in log s.
-        slope = max(float(np.ptp([curve.best for curve in curves])), TINY)
+        slope = max(float(np.ptp([curve.best for curve in curves])), LEAST_SLOPE)
     early = log_shares <= log_shares[0] + math.log(EARLY_FACTOR)
     width = float(log_shares[early][-1] - log_shares[0])
     first_slope = slope

@@ -4,8 +4,10 @@ In a study of one's own::
 
     study = optuna.create_study(sampler=FrontierSampler(objective="time", seed=0))
     trial = study.ask()
-    batch_size, lr = trial.suggest_int("batch_size", 8, 4096, log=True), trial.suggest_float("lr", 1e-4, 1, log=True)
-    max_steps, resumed_from = study.sampler.max_steps(trial.number), study.sampler.resumed_from(trial.number)
+    batch_size = trial.suggest_int("batch_size", 8, 4096, log=True)
+    lr = trial.suggest_float("lr", 1e-4, 1, log=True)
+    max_steps = study.sampler.max_steps(trial.number)
+    resumed_from = study.sampler.resumed_from(trial.number)
     ...  # train for at most `max_steps` steps, calling trial.report(value, step) at each evaluation
     trial.set_user_attr("steps", steps)  # that were trained
     trial.set_user_attr("seconds_per_step", tau)
@@ -17,12 +19,17 @@ only where ``resumable`` allows it. Further parameters of the study join the mod
 The best metric within a budget needs no target. A trial runs to a share of its budget first, waits, and goes on if it
 is chosen again (:mod:`bstune.search.fixed_budget`)::
 
-    sampler = FrontierSampler(objective="loss", budget=lambda size: 300.0 / tau(size), resumable=lambda number: True)
+    sampler = FrontierSampler(
+        objective="loss", budget=lambda size: 300.0 / tau(size), resumable=lambda number: True
+    )
     study = optuna.create_study(direction="minimize", sampler=sampler)
     trial = study.ask()
-    batch_size, lr = trial.suggest_int("batch_size", 8, 4096, log=True), trial.suggest_float("lr", 1e-4, 1, log=True)
-    max_steps, resumed_from = sampler.max_steps(trial.number), sampler.resumed_from(trial.number)
-    trial.set_user_attr("bstune:resumed_from", resumed_from)  # where it is not None: train on from its checkpoint
+    batch_size = trial.suggest_int("batch_size", 8, 4096, log=True)
+    lr = trial.suggest_float("lr", 1e-4, 1, log=True)
+    max_steps = sampler.max_steps(trial.number)
+    resumed_from = sampler.resumed_from(trial.number)
+    if resumed_from is not None:  # train on from its checkpoint
+        trial.set_user_attr("bstune:resumed_from", resumed_from)
     ...  # train up to step `max_steps`, with trial.report(value, step) at each evaluation and at the end
     trial.set_user_attr("steps", max_steps)
     study.tell(trial, value)  # at the budget's end; before it, state=TrialState.PRUNED, and
@@ -33,7 +40,7 @@ import logging
 import math
 from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
-from functools import cache, cached_property, lru_cache
+from functools import cache, lru_cache
 from importlib.resources import files
 from typing import Any
 
@@ -53,14 +60,15 @@ from optuna.trial import FrozenTrial, TrialState
 
 from bstune.core.errors import ConfigError
 from bstune.core.objectives import OBJECTIVES, Objective
-from bstune.core.records import Target, TrialResult, TrialSpec
-from bstune.search.acquisition import Array, Domain, Pending, Policy, Suggestion, suggest
+from bstune.core.records import Status, Target, TrialResult, TrialSpec
+from bstune.search.acquisition import Pending, Policy, Suggestion, suggest
 from bstune.search.budget_decision import suggest_within_budget
+from bstune.search.budget_runs import last_whole_step
+from bstune.search.coordinates import BATCH_SIZE, DELTA, LR, Coordinates, value_at
 from bstune.search.fixed_budget import (
     LOSS,
     BudgetPosterior,
     infer_at_budget,
-    last_step_of,
     rank_full_trials,
     shortened,
 )
@@ -69,28 +77,30 @@ from bstune.search.posterior import Prior, make_prior, noise_scale_prior
 from bstune.search.ruler import Mode
 
 logger = logging.getLogger(__name__)
-RECORD = "bstune:record"  # the trial's record, as JSON, among its user attributes
-RESUMED_FROM = "bstune:resumed_from"  # number of the trial that it continues
-BELOW, ABOVE, GRID = (
-    1.0,
-    12.0,
-    0.25,
-)  # octaves beyond the batch sizes, and between two, of the rule as tabulated
-BATCH_SIZE, LR, DELTA = "batch_size", "lr", "delta"
-START_DRAWS = 2  # of a posterior that others are sampled from, over those of a decision
+# The trial's record, as JSON, among its user attributes.
+RECORD = "bstune:record"
+# Number of the trial that it continues.
+RESUMED_FROM = "bstune:resumed_from"
+# Of a posterior that others are sampled from, over those of a decision.
+START_DRAWS = 2
+# Records: every decision reads all of them, most of them once more.
+PARSED_RECORDS = 4096
+# Steps that no trial has, where there is no budget.
+NO_BUDGET = 1e12
+# The budget that a prior of log S is made of where there is none.
+USUAL_BUDGET = 1000.0
 
 
 @cache
 def _defaults(name: str, section: str) -> dict[str, Any]:
-    """Return a section of a file in ``conf/``: every default stands there once."""
-    values = yaml.safe_load(files("bstune.conf").joinpath(name).read_text(encoding="utf-8"))[
-        section
-    ]
+    """Read a section of a file in ``conf/``: every default stands there once."""
+    text = files("bstune.conf").joinpath(name).read_text(encoding="utf-8")
+    values = yaml.safe_load(text)[section]
     return {key: value for key, value in values.items() if key != "_target_"}
 
 
 def default_policy() -> Policy:
-    """Return the policy of ``conf/sampler/frontier.yaml``."""
+    """Give the policy of ``conf/sampler/frontier.yaml``."""
     return Policy(**_defaults("sampler/frontier.yaml", "policy"))
 
 
@@ -143,8 +153,10 @@ class FrontierSampler(BaseSampler):
         "resumable",
         "snap",
         "lr_range",
+        "step_time",
+        "horizon",
+        "search_space",
     )
-    context += ("step_time", "horizon", "search_space")
 
     def __init__(
         self,
@@ -174,11 +186,8 @@ class FrontierSampler(BaseSampler):
             raise ConfigError(
                 "the objective loss is the best metric at a budget's end: give budget, the steps over batch size"
             )
-        for name, value in (
-            ("sigma", sigma),
-            ("exponent_sigma", exponent_sigma),
-            ("noise_scale", noise_scale),
-        ):
+        scales = {"sigma": sigma, "exponent_sigma": exponent_sigma, "noise_scale": noise_scale}
+        for name, value in scales.items():
             if value is not None and not (math.isfinite(value) and value > 0):
                 raise ConfigError(f"{name} must be a positive number, but got {value}")
         self.objective = objective
@@ -187,10 +196,14 @@ class FrontierSampler(BaseSampler):
         self._sigma = prior["level_sigma"] if sigma is None else sigma
         self._exponent_sigma = prior["exponent_sigma"] if exponent_sigma is None else exponent_sigma
         self._noise_scale = noise_scale
-        self._budget, self._target, self._ideal = budget, target, ideal
+        self._budget = budget
+        self._target = target
+        self._ideal = ideal
         self._resumable = resumable
         self._snap = snap or round
-        self._lr_range, self._step_time, self.horizon = lr_range, step_time, horizon
+        self._lr_range = lr_range
+        self._step_time = step_time
+        self.horizon = horizon
         self._search_space = dict(search_space) if search_space is not None else None
         self._intersection = IntersectionSearchSpace(include_pruned=True)
         self._policy = policy or default_policy()
@@ -201,11 +214,11 @@ class FrontierSampler(BaseSampler):
         self._passed_over: set[int] = set()
 
     def max_steps(self, number: int) -> int | None:
-        """Return the steps up to which trial ``number`` is to be trained; None where there is no limit."""
+        """Give the steps up to which trial ``number`` is to be trained; None where there is no limit."""
         return self._max_steps.get(number)
 
     def resumed_from(self, number: int) -> int | None:
-        """Return the number of the stopped trial that trial ``number`` continues; None if it starts afresh."""
+        """Name the stopped trial that trial ``number`` continues; None if it starts afresh."""
         return self._resumed_from.get(number)
 
     def repeats(self, number: int) -> int | None:
@@ -219,7 +232,7 @@ class FrontierSampler(BaseSampler):
     def infer_relative_search_space(
         self, study: optuna.Study, trial: FrozenTrial
     ) -> dict[str, BaseDistribution]:
-        """Return the parameters that all trials share; empty before the first one has finished."""
+        """Give the parameters that all trials share; empty before the first one has finished."""
         if StudyDirection.MAXIMIZE in study.directions and self.objective != LOSS:
             raise ConfigError(
                 f"steps and seconds are minimized, but study {study.study_name!r} maximizes"
@@ -228,73 +241,73 @@ class FrontierSampler(BaseSampler):
 
     def _space(self, study: optuna.Study) -> dict[str, BaseDistribution]:
         space = self._search_space or self._intersection.calculate(study)
-        if space and not (
-            BATCH_SIZE in space and (LR in space or (DELTA in space and self._rule is not None))
-        ):
+        has_rate = LR in space or (DELTA in space and self._rule is not None)
+        if space and not (BATCH_SIZE in space and has_rate):
             raise ConfigError(
                 "FrontierSampler needs batch_size and lr, or delta and a rule, as parameters of all trials of a study, "
                 f"but what they share is {', '.join(sorted(space))}"
             )
         return dict(space)
 
+    def _space_of(
+        self, trials: optuna.Study | Sequence[TrialResult]
+    ) -> dict[str, BaseDistribution] | None:
+        if isinstance(trials, optuna.Study):
+            return self._space(trials)
+        return self._search_space
+
     def sample_relative(
         self, study: optuna.Study, trial: FrozenTrial, search_space: dict[str, BaseDistribution]
     ) -> dict[str, Any]:
-        """Return the next trial's parameters; :meth:`max_steps` and :meth:`resumed_from` go with them."""
+        """Choose the next trial's parameters; :meth:`max_steps` and :meth:`resumed_from` go with them."""
         if BATCH_SIZE not in search_space:
             return {}
         coordinates = Coordinates(search_space, self._rule, self._snap, self._lr_range)
         trials = [t for t in study.get_trials(deepcopy=False) if t.number != trial.number]
-        pending = [
-            (*coordinates.point(t.params), t.user_attrs.get(RESUMED_FROM))
-            for t in trials
-            if t.state == TrialState.RUNNING and coordinates.complete(t.params)
-        ]
+        pending = _pending(trials, coordinates)
         if self.objective == LOSS:
             suggestion = self._suggest_at_budget(study, trials, pending, coordinates)
             self._max_steps[trial.number] = suggestion.max_steps
         else:
             suggestion = self._suggest(trials, pending, coordinates, trial.number)
+        same_as: int | None = None
         if suggestion.repeats is not None:
             self._repeats[trial.number] = suggestion.repeats
-        again = suggestion.repeats if suggestion.resumed_from is None else suggestion.resumed_from
+            same_as = suggestion.repeats
         if suggestion.resumed_from is not None:
             self._resumed_from[trial.number] = suggestion.resumed_from
-        if again is not None:
-            same = next(t for t in trials if t.number == again)
-            return {name: same.params[name] for name in search_space}
-        return coordinates.parameters(suggestion)
+            same_as = suggestion.resumed_from
+        if same_as is None:
+            return coordinates.parameters(suggestion)
+        same = next(t for t in trials if t.number == same_as)
+        return {name: same.params[name] for name in search_space}
 
     def _suggest(
         self,
         trials: Sequence[FrozenTrial],
         pending: Pending,
-        coordinates: "Coordinates",
+        coordinates: Coordinates,
         number: int,
     ) -> Suggestion:
         """Choose the next trial for a target, and the limit of its steps where there is one."""
-        posterior = self._infer(*self._records(trials, coordinates), coordinates, self._rng)
+        results, others = self._records(trials, coordinates)
+        posterior = self._infer(results, others, coordinates, self._rng)
         objective: str = self.objective
         if objective == "both":
-            asked = sum(
-                t.state != TrialState.FAIL for t in trials
-            )  # a trial that is asked again is the same turn
-            objective = "time" if asked % 2 == 0 else "steps"
+            # A trial that is asked again is the same turn.
+            turns = sum(t.state != TrialState.FAIL for t in trials)
+            objective = "time" if turns % 2 == 0 else "steps"
         suggestion = suggest(
             posterior,
             pending,
             objective=objective,
             domain=coordinates.domain(),
-            budget=self._budget or (lambda batch_size: 1e12),
+            budget=self._budget or _no_budget,
             resumable=self._resumable,
             policy=self._policy,
             rng=self._rng,
         )
-        if (
-            self.horizon
-            or self._budget is not None
-            or any(one.status == "reached" for one in posterior.observations)
-        ):
+        if self.horizon or self._budget is not None or posterior.reached:
             self._max_steps[number] = suggestion.max_steps
         return suggestion
 
@@ -303,19 +316,19 @@ class FrontierSampler(BaseSampler):
         study: optuna.Study,
         trials: Sequence[FrozenTrial],
         pending: Pending,
-        coordinates: "Coordinates",
+        coordinates: Coordinates,
     ) -> Suggestion:
         """Choose the next trial for the best metric at the budget's end."""
         results, others = self._records(trials, coordinates)
-        posterior = self._infer_at_budget(
-            results, others, coordinates, self._mode(study), self._rng
-        )
+        mode = self._mode(study)
+        posterior = self._infer_at_budget(results, others, coordinates, mode, self._rng)
         # A schedule that ends with the budget cannot be stopped on the way and compared there.
+        resumable = None if self.horizon else self._resumable
         return suggest_within_budget(
             posterior,
             pending,
             domain=coordinates.domain(),
-            resumable=None if self.horizon else self._resumable,
+            resumable=resumable,
             policy=self._policy,
             rng=self._rng,
         )
@@ -327,13 +340,13 @@ class FrontierSampler(BaseSampler):
         param_name: str,
         param_distribution: BaseDistribution,
     ) -> Any:
-        """Return the middle of a range in the first trial, anything in it later: a first trial that fails must move."""
+        """Give the middle of a range in the first trial, anything in it later: a first trial that fails must move."""
         if isinstance(param_distribution, CategoricalDistribution):
-            return param_distribution.choices[
-                int(self._rng.integers(len(param_distribution.choices)))
-            ]
+            choices = param_distribution.choices
+            return choices[int(self._rng.integers(len(choices)))]
         if isinstance(param_distribution, IntDistribution | FloatDistribution):
-            return _unscaled(0.5 if trial.number == 0 else self._rng.random(), param_distribution)
+            share = 0.5 if trial.number == 0 else self._rng.random()
+            return value_at(share, param_distribution)
         raise ConfigError(
             f"the parameter {param_name} has a distribution of unknown kind, {param_distribution}"
         )
@@ -347,7 +360,7 @@ class FrontierSampler(BaseSampler):
         rng: np.random.Generator | None = None,
         independent: bool = True,
     ) -> Posterior | None:
-        """Return the posterior of the frontier; None before the study has parameters. It changes nothing.
+        """Give the posterior of the frontier; None before the study has parameters. It changes nothing.
 
         Args:
             trials: a study, or records of its trials, whose ``hyperparameters`` are the further parameters; records
@@ -361,7 +374,7 @@ class FrontierSampler(BaseSampler):
         Raises:
             ConfigError: if the trials share parameters, but not ``batch_size`` and ``lr`` or ``delta``.
         """
-        space = self._space(trials) if isinstance(trials, optuna.Study) else self._search_space
+        space = self._space_of(trials)
         if not space:
             return None
         coordinates = Coordinates(space, self._rule, self._snap, self._lr_range)
@@ -394,7 +407,7 @@ class FrontierSampler(BaseSampler):
         """
         if self.objective != LOSS:
             raise ConfigError(f"budget_posterior is of the objective loss, not {self.objective}")
-        space = self._space(trials) if isinstance(trials, optuna.Study) else self._search_space
+        space = self._space_of(trials)
         if not space:
             return None
         if mode is None:
@@ -407,7 +420,7 @@ class FrontierSampler(BaseSampler):
         )
 
     def _records_of(
-        self, trials: optuna.Study | Sequence[TrialResult], coordinates: "Coordinates"
+        self, trials: optuna.Study | Sequence[TrialResult], coordinates: Coordinates
     ) -> tuple[list[TrialResult], dict[int, tuple[float, ...]]]:
         """Give the records of a study, or the usable ones of some, and their other hyper-parameters."""
         if isinstance(trials, optuna.Study):
@@ -428,7 +441,7 @@ class FrontierSampler(BaseSampler):
         self,
         results: Sequence[TrialResult],
         others: Mapping[int, tuple[float, ...]],
-        coordinates: "Coordinates",
+        coordinates: Coordinates,
         mode: Mode,
         rng: np.random.Generator,
         share: float = 1.0,
@@ -445,13 +458,13 @@ class FrontierSampler(BaseSampler):
             def budget(batch_size: float) -> float:
                 return share * whole(batch_size)
 
-        low, high = coordinates.low, coordinates.high
+        middle = math.sqrt(coordinates.low * coordinates.high)
         prior = make_prior(
-            low=low,
-            high=high,
+            low=coordinates.low,
+            high=coordinates.high,
             rule=coordinates.log_rule,
             # The level is what the best trial has at its budget's end: S is about the budget.
-            log_budget=math.log(4.0 * budget(math.sqrt(low * high))),
+            log_budget=math.log(4.0 * budget(middle)),
             sigma=self._sigma,
             exponent_sigma=self._exponent_sigma,
             noise_scale=self._noise_scale,
@@ -471,7 +484,7 @@ class FrontierSampler(BaseSampler):
         )
 
     def recommended(self, study: optuna.Study) -> int | None:
-        """Return the number of the reached trial best by the posterior's mean (``both``: by time), else None.
+        """Name the reached trial best by the posterior's mean (``both``: by time); None before one is reached.
 
         For ``loss`` it is the full trial whose fresh seed is predicted to be best.
         """
@@ -479,40 +492,45 @@ class FrontierSampler(BaseSampler):
             at_budget = self.budget_posterior(study)
             expected = [] if at_budget is None else rank_full_trials(at_budget)
             return expected[0].run.number if expected else None
-        posterior, objective = (
-            self.posterior(study),
-            "steps" if self.objective == "steps" else "time",
-        )
-        ranked = [] if posterior is None else smoothed(posterior, objective)
-        return min(ranked, key=lambda pair: pair[0])[1].number if ranked else None
+        posterior = self.posterior(study)
+        if posterior is None or not posterior.reached:
+            return None
+        objective = "steps" if self.objective == "steps" else "time"
+        _, best = min(smoothed(posterior, objective), key=lambda pair: pair[0])
+        return best.number
 
     def _records(
-        self, trials: Sequence[FrozenTrial], coordinates: "Coordinates"
+        self, trials: Sequence[FrozenTrial], coordinates: Coordinates
     ) -> tuple[list[TrialResult], dict[int, tuple[float, ...]]]:
-        """Return the records of the finished trials, and their other hyper-parameters."""
-        results, others = [], {}
-        finished = [
-            trial for trial in trials if trial.state in (TrialState.COMPLETE, TrialState.PRUNED)
-        ]
-        for trial in (one for one in finished if coordinates.complete(one.params)):
+        """Give the records of the finished trials, and their other hyper-parameters."""
+        results = list[TrialResult]()
+        others = dict[int, tuple[float, ...]]()
+        for trial in trials:
+            finished = trial.state in (TrialState.COMPLETE, TrialState.PRUNED)
+            if not finished or not coordinates.complete(trial.params):
+                continue
             result = self._result(trial, coordinates)
             if result is not None:
                 results.append(result)
                 others[trial.number] = coordinates.others(trial.params)
             elif trial.number not in self._passed_over:
                 self._passed_over.add(trial.number)
-                needed = "'steps' and 'seconds_per_step', or a positive value"
-                if self.objective == LOSS:
-                    needed = "'steps', or report its metric"
-                logger.warning(
-                    "trial %d is passed over: set its user attributes %s; its values are %s",
-                    trial.number,
-                    needed,
-                    trial.values,
-                )
+                self._warn_of(trial)
         return results, others
 
-    def _result(self, trial: FrozenTrial, coordinates: "Coordinates") -> TrialResult | None:
+    def _warn_of(self, trial: FrozenTrial) -> None:
+        """Say that a trial is passed over, and what it lacks."""
+        needed = "'steps' and 'seconds_per_step', or a positive value"
+        if self.objective == LOSS:
+            needed = "'steps', or report its metric"
+        logger.warning(
+            "trial %d is passed over: set its user attributes %s; its values are %s",
+            trial.number,
+            needed,
+            trial.values,
+        )
+
+    def _result(self, trial: FrozenTrial, coordinates: Coordinates) -> TrialResult | None:
         if self.objective == LOSS and self._budget is not None and RECORD not in trial.user_attrs:
             return result_at_budget(trial, coordinates, self._budget)
         return trial_result(trial, coordinates, self.objective)
@@ -521,7 +539,7 @@ class FrontierSampler(BaseSampler):
         self,
         results: Sequence[TrialResult],
         others: Mapping[int, tuple[float, ...]],
-        coordinates: "Coordinates",
+        coordinates: Coordinates,
         rng: np.random.Generator,
         particles: int | None = None,
         moves: int | None = None,
@@ -556,16 +574,18 @@ class FrontierSampler(BaseSampler):
             start=start,
         )
 
-    def _prior(self, results: Sequence[TrialResult], coordinates: "Coordinates") -> Prior:
-        """Return the prior that these trials' noise scale sets, where none is given."""
-        low, high = coordinates.low, coordinates.high
-        budget = 1000.0 if self._budget is None else self._budget(math.sqrt(low * high))
-        noise_scale, spread = (
-            noise_scale_prior(results) if self._noise_scale is None else (self._noise_scale, 0.0)
-        )
+    def _prior(self, results: Sequence[TrialResult], coordinates: Coordinates) -> Prior:
+        """Give the prior that these trials' noise scale sets, where none is given."""
+        budget = USUAL_BUDGET
+        if self._budget is not None:
+            budget = self._budget(math.sqrt(coordinates.low * coordinates.high))
+        noise_scale = self._noise_scale
+        spread = 0.0
+        if noise_scale is None:
+            noise_scale, spread = noise_scale_prior(results)
         return make_prior(
-            low=low,
-            high=high,
+            low=coordinates.low,
+            high=coordinates.high,
             rule=coordinates.log_rule,
             log_budget=math.log(budget),
             sigma=self._sigma,
@@ -577,181 +597,83 @@ class FrontierSampler(BaseSampler):
         )
 
 
-class Coordinates:
-    """The study's parameters as the model's: log2 B, log2 lr, and the others scaled to [0, 1]."""
-
-    def __init__(
-        self,
-        space: Mapping[str, BaseDistribution],
-        rule: Callable[[float], float] | None,
-        snap: Callable[[float], int],
-        lr_range: tuple[float, float] | None,
-    ) -> None:
-        self._space = dict(space)
-        others = space.keys() - {BATCH_SIZE, LR, DELTA}
-        self._names = sorted(name for name in others if not space[name].single())
-        low, high = lr_range or (0.0, math.inf)
-        self._log_lrs = math.log2(low) if low > 0 else -math.inf, math.log2(high)
-        self._snap = snap
-        sizes = space[BATCH_SIZE]
-        if not isinstance(sizes, IntDistribution):
-            raise ConfigError(
-                f"batch_size must be an integer parameter, but got {sizes}: use suggest_int"
-            )
-        self._sizes, self.low, self.high = sizes, sizes.low, sizes.high
-        self._axis = LR if LR in space else DELTA
-        rates = space[self._axis]
-        if not isinstance(rates, FloatDistribution) or (self._axis == LR and rates.low <= 0):
-            raise ConfigError(
-                f"{self._axis} must be a float parameter over positive rates, but got {rates}"
-            )
-        self._rates = rates
-        middle = math.sqrt(rates.low * rates.high) if self._axis == LR else 1.0
-        self._rule = rule or (
-            lambda batch_size: middle * math.sqrt(batch_size / math.sqrt(self.low * self.high))
-        )
-
-    @cached_property
-    def log_rule(self) -> Callable[[Array], Array]:
-        """Log2 of the rule's learning rate over log2 batch sizes, in their shape; constant far beyond the range."""
-        # A decision asks for hundreds.
-        grid = np.arange(math.log2(self.low) - BELOW, math.log2(self.high) + ABOVE, GRID)
-        values = [math.log2(self._rule(2.0**x)) for x in grid.tolist()]
-        return lambda x: np.interp(x, grid, values)
-
-    @property
-    def columns(self) -> int:
-        """How many columns the other parameters take: a category takes one for each choice."""
-        return sum(_columns(self._space[name]) for name in self._names)
-
-    def complete(self, params: Mapping[str, Any]) -> bool:
-        """Return whether a trial has all parameters."""
-        return self._space.keys() <= params.keys()
-
-    def point(self, params: Mapping[str, Any]) -> tuple[float, float]:
-        """Return log2 batch size and log2 learning rate."""
-        batch_size = self._snap(params[BATCH_SIZE])
-        if self._axis == LR:
-            return math.log2(batch_size), math.log2(params[LR])
-        return math.log2(batch_size), math.log2(self._rule(batch_size)) + params[DELTA]
-
-    def others(self, params: Mapping[str, Any]) -> tuple[float, ...]:
-        """Return the other parameters, each column in [0, 1]."""
-        return tuple(
-            value for name in self._names for value in _scaled(params[name], self._space[name])
-        )
-
-    def domain(self) -> Domain:
-        """Return where the search may go."""
-        return Domain(self.low, self.high, self._snapped, self._bounds, self.columns)
-
-    def _snapped(self, batch_size: float) -> int:
-        return int(nearest(self._snap(batch_size), self._sizes))
-
-    def _bounds(self, x: Array) -> tuple[Array, Array]:
-        bottom, top = self._rates.low, self._rates.high
-        if self._axis == LR:
-            bottom, top, rule = math.log2(bottom), math.log2(top), np.zeros(x.shape)
-        else:
-            rule = self.log_rule(x)
-        return np.clip(rule + bottom, *self._log_lrs), np.clip(rule + top, *self._log_lrs)
-
-    def parameters(self, suggestion: Suggestion) -> dict[str, Any]:
-        """Return a suggestion as parameters of the study."""
-        batch_size = self._snapped(2.0**suggestion.x)
-        rate = (
-            2.0**suggestion.z
-            if self._axis == LR
-            else suggestion.z - math.log2(self._rule(batch_size))
-        )
-        params: dict[str, Any] = {BATCH_SIZE: batch_size, self._axis: nearest(rate, self._rates)}
-        columns = iter(suggestion.other)
-        for name in self._names:
-            distribution = self._space[name]
-            values = [next(columns) for _ in range(_columns(distribution))]
-            if isinstance(distribution, CategoricalDistribution):
-                params[name] = distribution.choices[int(np.argmax(values))]
-            elif isinstance(distribution, IntDistribution | FloatDistribution):
-                params[name] = _unscaled(values[0], distribution)
-        return params
+def _no_budget(batch_size: float) -> float:
+    return NO_BUDGET
 
 
-def _columns(distribution: BaseDistribution) -> int:
-    return len(distribution.choices) if isinstance(distribution, CategoricalDistribution) else 1
+def _pending(trials: Sequence[FrozenTrial], coordinates: Coordinates) -> Pending:
+    """Give the trials that run now."""
+    pending = list[tuple[float, float, int | None]]()
+    for trial in trials:
+        if trial.state == TrialState.RUNNING and coordinates.complete(trial.params):
+            x, z = coordinates.point(trial.params)
+            pending.append((x, z, trial.user_attrs.get(RESUMED_FROM)))
+    return pending
 
 
-def _scaled(value: Any, distribution: BaseDistribution) -> list[float]:
-    if isinstance(distribution, CategoricalDistribution):
-        return [float(choice == value) for choice in distribution.choices]
-    if not isinstance(distribution, IntDistribution | FloatDistribution):
-        raise ConfigError(f"a parameter has a distribution of unknown kind, {distribution}")
-    low, high = float(distribution.low), float(distribution.high)
-    if distribution.log:
-        return [math.log(value / low) / math.log(high / low)]
-    return [(value - low) / (high - low)]
-
-
-def _unscaled(share: float, distribution: IntDistribution | FloatDistribution) -> int | float:
-    low, high = float(distribution.low), float(distribution.high)
-    return nearest(
-        low * (high / low) ** share if distribution.log else low + share * (high - low),
-        distribution,
-    )
-
-
-def nearest(value: float, distribution: IntDistribution | FloatDistribution) -> int | float:
-    """Return the nearest value of the distribution: Optuna silently drops one that is not on its grid."""
-    if distribution.step is not None:
-        value = (
-            distribution.low
-            + round((value - distribution.low) / distribution.step) * distribution.step
-        )
-    value = min(max(value, distribution.low), distribution.high)
-    return round(value) if isinstance(distribution, IntDistribution) else value
-
-
-_parsed = lru_cache(maxsize=4096)(
-    TrialResult.from_json
-)  # every decision reads all records, most of them once more
+@lru_cache(maxsize=PARSED_RECORDS)
+def _parsed_record(text: str) -> TrialResult:
+    return TrialResult.from_json(text)
 
 
 def trial_result(
     trial: FrozenTrial, coordinates: Coordinates, objective: str
 ) -> TrialResult | None:
-    """Return a finished trial's record, or one made of a foreign trial's attributes; None without usable numbers."""
+    """Read a finished trial's record, or make one of a foreign trial's attributes; None without usable numbers."""
     if RECORD in trial.user_attrs:
-        return _parsed(trial.user_attrs[RECORD])
+        return _parsed_record(trial.user_attrs[RECORD])
     complete = trial.state == TrialState.COMPLETE
-    history = tuple(sorted(trial.intermediate_values.items()))
+    history = sorted(trial.intermediate_values.items())
+    # A study of two values has steps and seconds.
+    has_both = complete and len(trial.values) == 2
     steps = trial.user_attrs.get("steps")
     if steps is None and history:
         steps = history[-1][0]
-    if steps is None and complete and (objective == "steps" or len(trial.values) == 2):
+    if steps is None and complete and (objective == "steps" or has_both):
         steps = trial.values[0]
     if steps is None or not (math.isfinite(steps) and steps >= 1):
         return None
     steps = round(steps)
     seconds = trial.user_attrs.get("seconds_per_step")
-    if seconds is None and complete and (objective in ("time", "curve") or len(trial.values) == 2):
+    if seconds is None and complete and (objective in ("time", "curve") or has_both):
         seconds = trial.values[-1] / steps
     if seconds is not None and not (math.isfinite(seconds) and seconds > 0):
         return None
-    x, z = coordinates.point(trial.params)
-    resumed_from = trial.user_attrs.get(RESUMED_FROM)
-    spec = TrialSpec(
-        trial.number, trial.number, round(2.0**x), 2.0**z, None, 0, resumed_from=resumed_from
-    )
+    spec = _spec_of(trial, coordinates)
+    status: Status = "reached"
+    steps_low = steps - 1
+    if not complete:
+        status = trial.user_attrs.get("status", "stopped")
+        steps_low = steps
     return TrialResult.unmeasured(
         spec,
-        "reached" if complete else trial.user_attrs.get("status", "stopped"),
+        status,
         steps=steps,
-        steps_low=steps - 1 if complete else steps,
+        steps_low=steps_low,
         examples=steps * spec.batch_size,
         train_seconds=0.0 if seconds is None else steps * seconds,
         seconds_per_step=seconds,
-        history=tuple((step, value if math.isfinite(value) else None) for step, value in history),
+        history=tuple((step, _finite_or_none(value)) for step, value in history),
         horizon=trial.user_attrs.get("horizon"),
     )
+
+
+def _spec_of(trial: FrozenTrial, coordinates: Coordinates) -> TrialSpec:
+    """Give what a foreign trial was asked to do."""
+    x, z = coordinates.point(trial.params)
+    return TrialSpec(
+        number=trial.number,
+        trial_index=trial.number,
+        batch_size=round(2.0**x),
+        lr=2.0**z,
+        delta=None,
+        seed=0,
+        resumed_from=trial.user_attrs.get(RESUMED_FROM),
+    )
+
+
+def _finite_or_none(value: float) -> float | None:
+    return value if math.isfinite(value) else None
 
 
 def result_at_budget(
@@ -762,36 +684,26 @@ def result_at_budget(
     A complete trial has run to its budget's end, and its value is its metric there; another one to its attribute
     ``steps``, else to the last step that it reported.
     """
-    x, z = coordinates.point(trial.params)
-    batch_size = round(2.0**x)
-    last_step = last_step_of(budget(float(batch_size)))
-    history: dict[int, float | None] = {}
+    spec = _spec_of(trial, coordinates)
+    last_step = last_whole_step(budget(float(spec.batch_size)))
+    history = dict[int, float | None]()
     for step, value in sorted(trial.intermediate_values.items()):
-        history[step] = value if math.isfinite(value) else None
+        history[step] = _finite_or_none(value)
     steps = trial.user_attrs.get("steps", max(history, default=None))
     status = trial.user_attrs.get("status", "stopped")
     if trial.state == TrialState.COMPLETE:
         steps = last_step
-        value = trial.values[0]
-        history[last_step] = value if math.isfinite(value) else None
+        history[last_step] = _finite_or_none(trial.values[0])
     if steps is None and status == "diverged":
         steps = 1
     if steps is None or not (math.isfinite(steps) and steps >= 1):
         return None
-    spec = TrialSpec(
-        trial.number,
-        trial.number,
-        batch_size,
-        2.0**z,
-        None,
-        0,
-        resumed_from=trial.user_attrs.get(RESUMED_FROM),
-    )
+    steps = round(steps)
     return TrialResult.unmeasured(
         spec,
         status,
-        steps=round(steps),
-        steps_low=round(steps),
-        examples=round(steps) * batch_size,
+        steps=steps,
+        steps_low=steps,
+        examples=steps * spec.batch_size,
         history=tuple(history.items()),
     )

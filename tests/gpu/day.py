@@ -42,7 +42,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from bstune.core.records import Budget, TrialProtocol, TrialResult, TrialSpec
 from bstune.hardware.probe import measure_ceiling
 from bstune.study.prepare import compose_checked
-from bstune.sweeps.dawnbench import SHARE_OF_EVALUATION, accuracy
+from bstune.sweeps.dawnbench import NO_EVALUATION, accuracy
 from bstune.system.console import quieten
 from bstune.system.files import write_text
 from bstune.trial.devices.device import device_name, processor, synchronize, versions
@@ -144,7 +144,7 @@ def prepared(
     protocol = replace(
         protocol.for_steps_only(),
         noise_scale_every=None,
-        evaluation_schedule=replace(protocol.evaluation_schedule, share=SHARE_OF_EVALUATION),
+        evaluation_schedule=replace(protocol.evaluation_schedule, share=NO_EVALUATION),
         trainer={
             **protocol.trainer,
             "num_sanity_val_steps": 0,

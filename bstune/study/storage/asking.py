@@ -22,7 +22,8 @@ from optuna.trial import FrozenTrial, TrialState
 from bstune.core.records import Target, TrialResult, TrialSpec
 from bstune.core.search_space import Space
 from bstune.search.acquisition import MIN_STEPS
-from bstune.search.sampler import RECORD, RESUMED_FROM, nearest
+from bstune.search.coordinates import nearest
+from bstune.search.sampler import RECORD, RESUMED_FROM
 from bstune.study.planning.baseline import Baseline, baseline_spec
 from bstune.study.planning.plan import FIRST_REPLICATE, SearchBudget
 from bstune.study.planning.replicates import Winner

@@ -1,0 +1,171 @@
+"""The parameters of an Optuna study as the model's: where its points lie, and which values a point stands for."""
+
+import math
+from collections.abc import Callable, Mapping
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from optuna.distributions import (
+    BaseDistribution,
+    CategoricalDistribution,
+    FloatDistribution,
+    IntDistribution,
+)
+
+from bstune.core.errors import ConfigError
+from bstune.search.acquisition import Array, Domain, Suggestion
+
+BATCH_SIZE = "batch_size"
+LR = "lr"
+DELTA = "delta"
+# The rule is tabulated over log2 batch sizes: a decision asks for hundreds. Octaves beyond the batch sizes, and between
+# two places of the table.
+RULE_BELOW = 1.0
+RULE_ABOVE = 12.0
+RULE_STEP = 0.25
+
+
+class Coordinates:
+    """The study's parameters as the model's: log2 B, log2 lr, and the others scaled to [0, 1]."""
+
+    def __init__(
+        self,
+        space: Mapping[str, BaseDistribution],
+        rule: Callable[[float], float] | None,
+        snap: Callable[[float], int],
+        lr_range: tuple[float, float] | None,
+    ) -> None:
+        self._space = dict(space)
+        others = space.keys() - {BATCH_SIZE, LR, DELTA}
+        self._names = sorted(name for name in others if not space[name].single())
+        lowest, highest = lr_range or (0.0, math.inf)
+        self._log_lr_low = math.log2(lowest) if lowest > 0 else -math.inf
+        self._log_lr_high = math.log2(highest)
+        self._snap = snap
+        sizes = space[BATCH_SIZE]
+        if not isinstance(sizes, IntDistribution):
+            raise ConfigError(
+                f"batch_size must be an integer parameter, but got {sizes}: use suggest_int"
+            )
+        self._sizes = sizes
+        self.low = sizes.low
+        self.high = sizes.high
+        self._axis = LR if LR in space else DELTA
+        rates = space[self._axis]
+        if not isinstance(rates, FloatDistribution) or (self._axis == LR and rates.low <= 0):
+            raise ConfigError(
+                f"{self._axis} must be a float parameter over positive rates, but got {rates}"
+            )
+        self._rates = rates
+        self._rule = rule or self._square_root_rule
+
+    def _square_root_rule(self, batch_size: float) -> float:
+        """Give the square-root rule's rate through the middle of both ranges."""
+        middle_rate = 1.0
+        if self._axis == LR:
+            middle_rate = math.sqrt(self._rates.low * self._rates.high)
+        return middle_rate * math.sqrt(batch_size / math.sqrt(self.low * self.high))
+
+    @cached_property
+    def log_rule(self) -> Callable[[Array], Array]:
+        """Log2 of the rule's learning rate over log2 batch sizes, in their shape; constant far beyond the range."""
+        start = math.log2(self.low) - RULE_BELOW
+        stop = math.log2(self.high) + RULE_ABOVE
+        grid = np.arange(start, stop, RULE_STEP)
+        values = [math.log2(self._rule(2.0**x)) for x in grid.tolist()]
+        return lambda x: np.interp(x, grid, values)
+
+    @property
+    def columns(self) -> int:
+        """How many columns the other parameters take: a category takes one for each choice."""
+        return sum(_columns_of(self._space[name]) for name in self._names)
+
+    def complete(self, params: Mapping[str, object]) -> bool:
+        """Tell whether a trial has all parameters."""
+        return self._space.keys() <= params.keys()
+
+    def point(self, params: Mapping[str, Any]) -> tuple[float, float]:
+        """Give log2 batch size and log2 learning rate."""
+        batch_size = self._snap(params[BATCH_SIZE])
+        if self._axis == LR:
+            return math.log2(batch_size), math.log2(params[LR])
+        return math.log2(batch_size), math.log2(self._rule(batch_size)) + params[DELTA]
+
+    def others(self, params: Mapping[str, Any]) -> tuple[float, ...]:
+        """Give the other parameters, each column in [0, 1]."""
+        columns = list[float]()
+        for name in self._names:
+            columns += _scaled(params[name], self._space[name])
+        return tuple(columns)
+
+    def domain(self) -> Domain:
+        """Say where the search may go."""
+        return Domain(self.low, self.high, self._snapped, self._rate_bounds, self.columns)
+
+    def _snapped(self, batch_size: float) -> int:
+        return int(nearest(self._snap(batch_size), self._sizes))
+
+    def _rate_bounds(self, x: Array) -> tuple[Array, Array]:
+        """Give lowest and highest log2 learning rate at log2 batch sizes."""
+        if self._axis == LR:
+            bottom = np.full(x.shape, math.log2(self._rates.low))
+            top = np.full(x.shape, math.log2(self._rates.high))
+        else:
+            rule = self.log_rule(x)
+            bottom = rule + self._rates.low
+            top = rule + self._rates.high
+        can_be_had = (self._log_lr_low, self._log_lr_high)
+        return np.clip(bottom, *can_be_had), np.clip(top, *can_be_had)
+
+    def parameters(self, suggestion: Suggestion) -> dict[str, Any]:
+        """Give a suggestion as parameters of the study."""
+        batch_size = self._snapped(2.0**suggestion.x)
+        rate = 2.0**suggestion.z
+        if self._axis == DELTA:
+            rate = suggestion.z - math.log2(self._rule(batch_size))
+        params: dict[str, Any] = {BATCH_SIZE: batch_size, self._axis: nearest(rate, self._rates)}
+        columns = iter(suggestion.other)
+        for name in self._names:
+            distribution = self._space[name]
+            values = [next(columns) for _ in range(_columns_of(distribution))]
+            if isinstance(distribution, CategoricalDistribution):
+                params[name] = distribution.choices[int(np.argmax(values))]
+            elif isinstance(distribution, IntDistribution | FloatDistribution):
+                params[name] = value_at(values[0], distribution)
+        return params
+
+
+def _columns_of(distribution: BaseDistribution) -> int:
+    return len(distribution.choices) if isinstance(distribution, CategoricalDistribution) else 1
+
+
+def _scaled(value: Any, distribution: BaseDistribution) -> list[float]:
+    """Give a parameter's value as columns in [0, 1]."""
+    if isinstance(distribution, CategoricalDistribution):
+        return [float(choice == value) for choice in distribution.choices]
+    if not isinstance(distribution, IntDistribution | FloatDistribution):
+        raise ConfigError(f"a parameter has a distribution of unknown kind, {distribution}")
+    low = float(distribution.low)
+    high = float(distribution.high)
+    if distribution.log:
+        return [math.log(value / low) / math.log(high / low)]
+    return [(value - low) / (high - low)]
+
+
+def value_at(share: float, distribution: IntDistribution | FloatDistribution) -> int | float:
+    """Give the value at a share of a parameter's range, on its own scale."""
+    low = float(distribution.low)
+    high = float(distribution.high)
+    if distribution.log:
+        return nearest(low * (high / low) ** share, distribution)
+    return nearest(low + share * (high - low), distribution)
+
+
+def nearest(value: float, distribution: IntDistribution | FloatDistribution) -> int | float:
+    """Give the nearest value of the distribution: Optuna silently drops one that is not on its grid."""
+    if distribution.step is not None:
+        steps = round((value - distribution.low) / distribution.step)
+        value = distribution.low + steps * distribution.step
+    value = min(max(value, distribution.low), distribution.high)
+    return round(value) if isinstance(distribution, IntDistribution) else value

@@ -1,0 +1,73 @@
+"""How far ``behind`` a trial will be at its budget's end, from how far it is now.
+
+Before the end ``behind`` moves: large batches begin slowly, and high rates flatten out soon. How far it moves on
+average, by where a trial lies, is learned from full trials (:class:`Drift`); around that it wanders
+(:func:`stopped_spread`).
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from bstune.search.acquisition import Policy
+from bstune.search.budget_runs import BudgetRun
+from bstune.search.ruler import Array, Ruler
+
+# Mean and standard deviation of how ``behind`` moves for an octave of batch size, and of rate, more
+# than the ruler's, over log(budget/steps). Recorded runs of the five tables have -0.02 to -0.2 an
+# octave of batch size, and -0.07 to 0.2 of rate; with them 2.0 as for bstune.search.fixed_budget's
+# PLACE_MISFIT, 2.4 without.
+SIZE_DRIFT = (-0.07, 0.07)
+RATE_DRIFT = (0.0, 0.05)
+# Of ``behind``, in what a full trial shows of that.
+DRIFT_MISREAD = 0.3
+
+
+@dataclass(frozen=True)
+class Drift:
+    """How far ``behind`` will have moved at the budget's end, by where a trial lies.
+
+    Larger batches and lower rates begin slowly and flatten out late. For each octave by which a
+    trial's batch size, and its rate, lie above the ruler's, ``behind`` moves by a coefficient times
+    log(1/s) from the share s on. The coefficients are normal; full trials show them.
+    """
+
+    x: float  # log2 of the ruler's batch size
+    z: float  # log2 of its rate
+    mean: Array  # (2,)
+    covariance: Array  # (2, 2)
+
+    def until_the_end(self, run: BudgetRun, left: float) -> tuple[float, float]:
+        """Give mean and variance of what is added to ``behind``, where ``left`` is log(1/s)."""
+        away = left * np.array([run.x - self.x, run.z - self.z])
+        return float(away @ self.mean), float(away @ self.covariance @ away)
+
+
+def stopped_spread(left: float, policy: Policy) -> float:
+    """Give the standard deviation of ``behind`` at the end, where ``left`` is log(1/s)."""
+    return math.hypot(policy.loss_spread, policy.loss_drift * math.sqrt(left))
+
+
+def fit_drift(full: Sequence[BudgetRun], ruler: Ruler, policy: Policy) -> Drift:
+    """Fit the coefficients to what full trials were at the first share, the ruler's the first."""
+    best = full[0]
+    precision = np.diag([SIZE_DRIFT[1] ** -2.0, RATE_DRIFT[1] ** -2.0])
+    weighed = precision @ np.array([SIZE_DRIFT[0], RATE_DRIFT[0]])
+    for run in full[1:]:
+        curve = run.curve
+        if curve is None or run.behind is None:
+            continue
+        seen = curve.log_shares <= math.log(policy.loss_first_share) + 1e-9
+        if not seen.any():
+            continue
+        left = -float(curve.log_shares[seen][-1])
+        behind_then = -left - float(ruler.log_share(curve.heights[seen][-1:])[0])
+        away = left * np.array([run.x - best.x, run.z - best.z])
+        misread = DRIFT_MISREAD * max(behind_then, run.behind, 0.0)
+        variance = stopped_spread(left, policy) ** 2 + misread**2
+        precision = precision + np.outer(away, away) / variance
+        weighed = weighed + away * (run.behind - behind_then) / variance
+    covariance = np.linalg.inv(precision)
+    return Drift(best.x, best.z, covariance @ weighed, covariance)
