@@ -32,7 +32,8 @@ MAX_ITEMS = 100_000  # of a list
 MAX_TEXT = 100_000  # characters
 
 Count = Annotated[int, Field(ge=0, le=LARGEST_COUNT)]
-BatchSize = Annotated[int, Field(ge=1, le=LARGEST_COUNT)]  # examples
+FromOne = Annotated[int, Field(ge=1, le=LARGEST_COUNT)]
+BatchSize = FromOne  # examples
 # Metrics and their distances may be as large as a float can be, of trials that diverge.
 Real = Annotated[float, Field(allow_inf_nan=False)]
 NotNegative = Annotated[float, Field(ge=0.0, le=LARGEST_COUNT, allow_inf_nan=False)]
@@ -977,7 +978,7 @@ class WorkloadSize(Part, frozen=True):
 
     examples: BatchSize
     """Of the training data."""
-    parameters: Annotated[int, Field(ge=1, le=LARGEST_COUNT)]
+    parameters: FromOne
     """Of the module that are trained."""
 
 

@@ -1,6 +1,7 @@
 """Hydra's sweeper of bstune in an application that knows nothing of it: jobs, kills, and what a sweep may not hold."""
 
 import importlib
+import itertools
 import logging
 import math
 import os
@@ -153,6 +154,99 @@ def test_jobs_are_stopped_and_continued(saved, sweep):
     assert len({record.seed for record in records if record.replicate_of is not None}) == 3
 
 
+@pytest.fixture
+def launched(monkeypatch):
+    """Return the numbers of the jobs of each launch."""
+    found = []
+    instantiate = Plugins.instantiate_launcher
+
+    def with_notes(self, **arguments):
+        launcher = instantiate(self, **arguments)
+        launch = launcher.launch
+
+        def noted(job_overrides, initial_job_idx):
+            found.append(list(range(initial_job_idx, initial_job_idx + len(job_overrides))))
+            return launch(job_overrides, initial_job_idx)
+
+        launcher.launch = noted
+        return launcher
+
+    monkeypatch.setattr(Plugins, "instantiate_launcher", with_notes)
+    return found
+
+
+def test_jobs_are_launched_in_batches(sweep, launched):
+    records = sweep("hydra.sweeper.n_trials=7", "hydra.sweeper.n_jobs=3", SEEDED)
+    assert launched[:3] == [[0, 1, 2], [3, 4, 5], [6]]
+    # On fresh seeds one runs at a time.
+    assert {len(batch) for batch in launched[3:]} == {1}
+    assert sum(record.replicate_of is None for record in records) == 7
+    for record in records:
+        (overrides,) = Path().glob(f"multirun/*/*/{record.number}/.hydra/overrides.yaml")
+        assert f"data.batch_size={record.batch_size}" in yaml.safe_load(overrides.read_text())
+    # Each of a batch knows the ones that run.
+    for batch in launched[:2]:
+        points = [math.log2(records[number].lr) for number in batch]
+        assert min(abs(one - other) for one, other in itertools.combinations(points, 2)) > 0.05
+
+
+def test_batches_may_go_on_too(sweep, launched):
+    records = sweep("hydra.sweeper.n_trials=8", "hydra.sweeper.n_jobs=2", *CONTINUED, SEEDED)
+    by_number = {record.number: record for record in records}
+    continued = [record for record in records if record.resumed_from is not None]
+    assert continued
+    for record in continued:
+        first = by_number[record.resumed_from]
+        assert record.history[: len(first.history)] == first.history
+    assert max(map(len, launched)) == 2
+
+
+@pytest.mark.parametrize("fails_by", ["error", "exit"])
+def test_a_job_that_fails_leaves_the_others_of_its_batch(fails_by, sweep, launched):
+    failing = ["fails_in_job=1", f"fails_by={fails_by}"]
+    records = sweep("hydra.sweeper.n_trials=4", "hydra.sweeper.n_jobs=3", *failing)
+    (failed,) = (record for record in records if record.status == "failed")
+    assert failed.number == 1
+    assert ("no room" if fails_by == "error" else "sys.exit(3)") in failed.message
+    again = [[0], [1], [2]] if fails_by == "exit" else []
+    assert launched == [[0, 1, 2], *again, [3, 4]]
+    # It is asked once more.
+    assert (records[3].batch_size, records[3].lr) == (failed.batch_size, failed.lr)
+    assert len([record for record in records if record.status != "failed"]) == 4
+
+
+def test_what_a_job_of_a_batch_may_not_return_leaves_the_others(sweep, capsys):
+    arguments = ["hydra.sweeper.n_trials=3", "hydra.sweeper.n_jobs=3"]
+    with pytest.raises(SystemExit) as ended:
+        sweep(*arguments, "fails_in_job=1", "fails_by=None")
+    assert ended.value.code == 2
+    assert "the task returned None" in capsys.readouterr().err
+    told = trials_of(Path("outputs") / "train")
+    assert [record.number for record in told if record.status != "failed"] == [0, 2]
+    records = sweep(*arguments)
+    ended_well = [record for record in records if record.status != "failed"]
+    assert len(ended_well) == 3
+    assert [values(record) for record in ended_well[:2]] == [values(told[0]), values(told[-1])]
+
+
+@pytest.mark.slow
+def test_joblibs_launcher_runs_a_batch_in_processes(tmp_path):
+    pytest.importorskip("hydra_plugins.hydra_joblib_launcher", reason="it is not installed")
+    ran = run_application(
+        "hydra.sweeper.n_trials=4",
+        "hydra.sweeper.n_jobs=2",
+        "hydra/launcher=joblib",
+        "hydra.launcher.n_jobs=2",
+        # Its process ends, and with it all that its batch came to.
+        "fails_in_job=1",
+        "fails_by=process",
+    )
+    assert ran.returncode == 0, ran.stderr
+    records = trials_of(tmp_path / "outputs" / "train")
+    assert [record.number for record in records if record.status == "failed"] == [1]
+    assert len(records) == 5
+
+
 @pytest.mark.parametrize(
     ("returns", "status", "message", "exit_status"),
     [("not_finite", "diverged", "not finite", 2), ("error", "failed", "no room for this", 1)],
@@ -191,7 +285,8 @@ def test_a_job_that_comes_to_nothing_is_a_trial(
         (["data.batch_size=interval(1.5,8)"], "whole numbers from 1 on, but got 1.5 to 8"),
         (["data.batch_size=choice(a,b)"], "whole numbers from 1 on, but got a, b"),
         (['+hydra.sweeper.params.nope="choice(1,2)"'], "cannot be composed: .*nope"),
-        (["hydra.sweeper.n_jobs=2"], "n_jobs=2: .*one at a time"),
+        (["hydra.sweeper.n_jobs=0"], "n_jobs must be .* 1 or more, but got 0"),
+        (["hydra.sweeper.n_jobs=2", "hydra.sweeper.options=[search.workers=3]"], "2 trials at a"),
         (["hydra.sweeper.returns=seconds"], "seconds_per_step"),
         (["hydra.sweeper.returns=loss"], "must be steps or metric, but got 'loss'"),
         (["hydra.sweeper.target=null"], "hydra.sweeper.target is missing"),
@@ -269,15 +364,17 @@ def run_application(*arguments):
 
 
 @pytest.mark.slow
-def test_a_sweep_that_is_killed_goes_on_where_it_was(sweep, tmp_path, monkeypatch):
-    arguments = ["hydra.sweeper.n_trials=5", *CONTINUED, SEEDED]
+@pytest.mark.parametrize("n_jobs", [1, 2])
+def test_a_sweep_that_is_killed_goes_on_where_it_was(n_jobs, sweep, tmp_path, monkeypatch):
+    arguments = ["hydra.sweeper.n_trials=5", f"hydra.sweeper.n_jobs={n_jobs}", *CONTINUED, SEEDED]
     # Nine or more steps were taken by a job that is continued.
     killed = run_application(*arguments, "kill_when_continued=true")
     assert killed.returncode == -signal.SIGKILL, killed.stderr
     ended = run_application(*arguments)
     assert ended.returncode == 0, ended.stderr
     records = trials_of(tmp_path / "outputs" / "train")
-    assert [record.status for record in records].count("failed") == 1
+    # All of the batch were running.
+    assert 1 <= [record.status for record in records].count("failed") <= n_jobs
     (tmp_path / "whole").mkdir()
     monkeypatch.chdir(tmp_path / "whole")
     whole = sweep(*arguments)

@@ -949,6 +949,49 @@ def test_what_was_saved_goes_with_the_studys_own_file_alone(tmp_path):
     assert sorted(path.name for path in states.iterdir()) == ["trial-2.ckpt", "trial-2.saved"]
 
 
+def test_a_trial_that_is_told_in_hindsight_is_not_cut_by_the_clock(tmp_path):
+    study = quadratic()
+    protocol = make_protocol(study.options, None)
+    spec = make_spec(max_steps=20, max_seconds=0.5)
+    taken = {}
+    for in_hindsight in (False, True):
+        clock = FakeTime()
+        limits = LoopLimits(in_hindsight=in_hindsight)
+        backend = LoopBackend(study.options, protocol, print, now=clock, limits=limits)
+        trial = backend.hand_over(spec, Output(tmp_path), None)
+        clock.now += 10.0
+        for step in range(5, 21, 5):
+            trial.report(step, 0.9)
+        taken[in_hindsight] = trial.abandon().result().steps
+    assert taken == {False: 5, True: 20}
+
+
+@pytest.mark.parametrize(
+    ("own", "expected"),
+    [
+        (None, (1, 3)),
+        (((5, 1.0, 2.0),), (1, 3, 5)),
+        # What a loop has kept itself of the part before counts once.
+        (((1, 2.0, 3.0), (3, 2.5, 3.5), (5, 1.0, 2.0)), (1, 3, 5)),
+    ],
+)
+def test_a_trial_that_goes_on_has_all_of_its_noise_scale(own, expected, tmp_path):
+    options, folder = quadratic().options, Output(tmp_path)
+    backend = LoopBackend(options, make_protocol(options, None), say=pytest.fail)
+    first = backend.hand_over(make_spec(64, max_steps=3), folder, None)
+    descend(first)
+    measured = ((1, 2.0, 3.0), (3, 2.5, 3.5))
+    first.finish(noise=SimpleNamespace(measurements=measured))
+    stopped = backend.take_back(first, folder).result()
+    spec = make_spec(64, number=4, max_steps=6, resumed_from=stopped.number)
+    trial = backend.hand_over(spec, folder, stopped)
+    trial.report(6, 0.5)
+    trial.finish(noise=None if own is None else SimpleNamespace(measurements=own))
+    found = trial.finished.result().noise_scale
+    assert tuple(step for step, _, _ in found) == expected
+    assert found[:2] == measured
+
+
 def test_a_measured_noise_scale_is_the_records():
     trial = made_trial()
     trial.report(1, 0.1)

@@ -1,21 +1,14 @@
-"""The pieces that stand alone: the examples of bstune/README.md run as they stand there, and OptunaHub's package."""
+"""The pieces that stand alone: the examples of bstune/README.md run as they stand there."""
 
-import importlib.util
 import re
-import sys
 from pathlib import Path
-from types import SimpleNamespace
 
-import optuna
 import pytest
-import yaml
 from test_readme import MyData as Data
 from test_readme import MyModule as Module
 from torch.utils.data import DataLoader
 
 TOP = Path(__file__).parents[1]
-REGISTRY = TOP / "bstune" / "search" / "optunahub"
-PACKAGE = REGISTRY / "samplers" / "frontier"
 
 
 def python_blocks(path, heading):
@@ -74,56 +67,3 @@ def test_scaling_rules(capsys):
     assert [float(one) for one in capsys.readouterr().out.split()] == pytest.approx(
         [0.1 * 8**0.5, 0.1 * (1 + 200 / 64) / (1 + 200 / 512)]
     )
-
-
-def load(package):
-    """Load a package as optunahub's ``load_local_module`` does, under the name of the registry's module."""
-    folder = REGISTRY / package
-    name = "optunahub_registry.package." + package.replace("/", ".")
-    spec = importlib.util.spec_from_file_location(
-        name, folder / "__init__.py", submodule_search_locations=[str(folder)]
-    )
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-@pytest.fixture
-def optunahub(monkeypatch):
-    """Stand in for optunahub, which would fetch the package from its registry."""
-    monkeypatch.setitem(sys.modules, "optunahub", SimpleNamespace(load_module=load))
-
-
-def test_the_package_for_optunahub_has_their_layout():
-    assert {file.name for file in PACKAGE.iterdir()} >= {
-        "README.md",
-        "LICENSE",
-        "__init__.py",
-        "example.py",
-    }
-    assert (PACKAGE / "LICENSE").read_text() == (TOP / "LICENSE").read_text()
-    _, front, page = (PACKAGE / "README.md").read_text(encoding="utf-8").split("---\n", 2)
-    metadata = yaml.safe_load(front)
-    assert metadata.keys() == {
-        "author",
-        "title",
-        "description",
-        "tags",
-        "optuna_versions",
-        "license",
-    }
-    assert "sampler" in metadata["tags"]
-    assert optuna.__version__ in metadata["optuna_versions"]
-    assert re.findall("^## (.*)$", page, flags=re.MULTILINE) == [
-        "Abstract", "Class or Function Names", "Installation", "Example", "Others"
-    ]  # fmt: skip
-
-
-def test_the_package_for_optunahub_runs(optunahub, capsys):
-    (block,) = python_blocks(PACKAGE / "README.md", "Example")
-    exec(block, {})  # noqa: S102
-    names = {}
-    exec((PACKAGE / "example.py").read_text(encoding="utf-8"), names)  # noqa: S102
-    best = names["study"].best_trial
-    assert 32 <= best.params["batch_size"] <= 512, "the made law's is 113"
-    assert any(trial.state.name == "PRUNED" for trial in names["study"].trials)

@@ -27,6 +27,11 @@ StepsOf = Literal[
 ]  # whose seconds of a step count: Lightning's loop, or the lean one
 
 
+def sign_of(mode: Literal["min", "max"]) -> float:
+    """Give 1 for a metric that is to fall, -1 for one that is to rise: times it, a lower value is a better one."""
+    return 1.0 if mode == "min" else -1.0
+
+
 @dataclass(frozen=True)
 class Target:
     """A validation metric, its goal and its direction, such as ``val/error <= 0.10``.
@@ -60,8 +65,8 @@ class Target:
 
     @property
     def sign(self) -> float:
-        """1 for a metric that is to fall, -1 for one that is to rise: times it, a lower value is a better one."""
-        return 1.0 if self.mode == "min" else -1.0
+        """That of :func:`sign_of`."""
+        return sign_of(self.mode)
 
     @property
     def never_met(self) -> "Target":

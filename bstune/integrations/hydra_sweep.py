@@ -27,12 +27,14 @@ from yaml import safe_dump
 
 from bstune.config import plain_error
 from bstune.core.errors import BstuneError, ConfigError, StudyError
+from bstune.core.numbers import as_float, as_int, shown
 from bstune.core.records import Budget, Target
 from bstune.integrations.hydra_params import Params, bare, read_params
-from bstune.study.own_loop import trials_of
+from bstune.study.own_loop import batches_of
 from bstune.study.result import Result
 from bstune.study.storage.opening import find_study
 from bstune.study.study import Study
+from bstune.system.exits import is_interruption, sys_exit_error
 from bstune.system.files import write_text
 from bstune.system.terminal import write_error
 from bstune.trial.own_loop import LoopLimits, LoopTrial
@@ -127,25 +129,28 @@ def _sweep(sweeper: Sweeping, arguments: Sequence[str]) -> None:
     study = _study(settings, params, config)
     _check_jobs(sweeper, settings, params, study)
     limits = LoopLimits(
-        stops=settings.max_steps is not None, lr_range=(params.rates.low, params.rates.high)
+        stops=settings.max_steps is not None,
+        lr_range=(params.rates.low, params.rates.high),
+        jobs=settings.n_jobs,
+        in_hindsight=True,
     )
     folder = Path(config.hydra.sweep.dir)
     folder.mkdir(parents=True, exist_ok=True)
     OmegaConf.save(config, folder / "multirun.yaml")
     assumptions = () if settings.seed is not None else (SAME_SEED,)
-    for trial in trials_of(study.options, assumptions, limits):
-        overrides = _overrides(trial, settings, params)
-        (job,) = launcher.launch([overrides], initial_job_idx=trial.number)
-        _take(trial, job, settings)
+    for batch in batches_of(study.options, assumptions, limits):
+        overrides = [_overrides(trial, settings, params) for trial in batch]
+        jobs = _launch(launcher, batch, overrides)
+        _take_all(batch, jobs, settings)
     _write_results(study.result, params, folder)
 
 
 def _check(settings: Settings, config: DictConfig) -> None:
     """Refuse settings that no study can have."""
-    if settings.n_jobs != 1:
+    if settings.n_jobs < 1:
         raise ConfigError(
-            f"hydra.sweeper.n_jobs={settings.n_jobs}: bstune chooses each trial by those before, and "
-            "trains one at a time: leave n_jobs at 1"
+            f"hydra.sweeper.n_jobs must be how many jobs are launched at once, 1 or more, but got "
+            f"{settings.n_jobs}"
         )
     if settings.returns == "seconds":
         raise ConfigError(
@@ -203,6 +208,7 @@ def _study(settings: Settings, params: Params, config: DictConfig) -> Study:
         name=settings.study_name or str(config.hydra.job.name),
         objective=settings.goal,
         trials=settings.n_trials,
+        workers=settings.n_jobs,
         storage=settings.storage,
         options=[*options, *settings.options],
     )
@@ -232,7 +238,7 @@ def _reference(settings: Settings, params: Params, config: DictConfig) -> tuple[
     given = settings.reference
     if given is None:
         given = [_selected(config, key) for key in (params.batch_size, params.lr)]
-    is_pair = len(given) == 2 and all(_number(one) is not None for one in given)
+    is_pair = len(given) == 2 and all(as_float(one) is not None for one in given)
     if not is_pair or not given[0] >= 1 or not given[1] > 0:
         raise ConfigError(
             "hydra.sweeper.reference must be a batch size and a learning rate that go together, as "
@@ -315,8 +321,50 @@ def _quoted(path: Path) -> str:
     return QuotedString(str(path.absolute()), Quote.single).with_quotes()
 
 
-def _take(trial: LoopTrial, job: JobReturn, settings: Settings) -> None:
+def _launch(
+    launcher: Launcher, batch: Sequence[LoopTrial], overrides: Sequence[Sequence[str]]
+) -> list[JobReturn | Exception]:
+    """Launch a job for each trial, all at once, and give what they came to, in the trials' order.
+
+    A job whose process ends, as for want of memory, or that calls ``sys.exit``, raises an error in
+    place of all jobs of its batch, which says neither which one it was nor what the others came to:
+    each is then launched once more, by itself.
+    """
+    try:
+        return list(launcher.launch(overrides, initial_job_idx=batch[0].number))
+    except SystemExit as error:
+        if is_interruption(error):
+            raise
+        raised: Exception = sys_exit_error(error)
+    except Exception as error:  # noqa: BLE001 (a launcher may raise anything)
+        raised = error
+    if len(batch) == 1:
+        return [raised]
+    found: list[JobReturn | Exception] = []
+    for trial, own in zip(batch, overrides, strict=True):
+        found += _launch(launcher, [trial], [own])
+    return found
+
+
+def _take_all(
+    batch: Sequence[LoopTrial], jobs: Sequence[JobReturn | Exception], settings: Settings
+) -> None:
+    """Report what the jobs of a batch came to; what the user is to mend is raised once all others are told."""
+    to_mend: ConfigError | None = None
+    for trial, job in zip(batch, jobs, strict=True):
+        try:
+            _take(trial, job, settings)
+        except ConfigError as error:
+            to_mend = to_mend or error
+    if to_mend is not None:
+        raise to_mend
+
+
+def _take(trial: LoopTrial, job: JobReturn | Exception, settings: Settings) -> None:
     """Report what a trial's job came to, and end the trial."""
+    if isinstance(job, Exception):
+        trial.fail(job)
+        return
     try:
         returned = job.return_value
     except Exception as error:  # noqa: BLE001 (the application may raise anything)
@@ -334,7 +382,7 @@ def _take(trial: LoopTrial, job: JobReturn, settings: Settings) -> None:
     last = tell(trial, found[told])
     if trial.worth_saving and settings.checkpoint is not None:
         _keep_checkpoint(trial, job, settings.checkpoint)
-    seconds = _number(found.get("seconds_per_step"))
+    seconds = as_float(found.get("seconds_per_step"))
     if seconds is None and settings.goal in ("time", "both"):
         raise ConfigError(
             f"hydra.sweeper.objective={settings.goal} needs seconds: let the task return "
@@ -345,12 +393,12 @@ def _take(trial: LoopTrial, job: JobReturn, settings: Settings) -> None:
 
 def _of_number(trial: LoopTrial, returned: object, settings: Settings) -> dict[str, Any]:
     """Make of a number that the task returned what a dict would hold."""
-    number = _number(returned)
+    number = as_float(returned)
     if number is None:
-        raise ConfigError(f"the task returned {returned!r:.60}: {WHAT_TO_RETURN}")
+        raise ConfigError(f"the task returned {shown(returned)}: {WHAT_TO_RETURN}")
     if settings.returns is None:
         raise ConfigError(
-            f"the task returned {returned!r:.60}: hydra.sweeper.returns must say what it is, "
+            f"the task returned {shown(returned)}: hydra.sweeper.returns must say what it is, "
             f"{' or '.join(RETURNS)}"
         )
     if settings.returns == "metric":
@@ -364,13 +412,16 @@ def _report(trial: LoopTrial, history: object) -> int:
     pairs = list(history) if isinstance(history, list | tuple) else []
     if not pairs or not all(isinstance(one, list | tuple) and len(one) == 2 for one in pairs):
         raise ConfigError(
-            f"the task returned the history {history!r:.60}: it must be pairs of step and metric"
+            f"the task returned the history {shown(history)}: it must be pairs of step and metric"
         )
     for step, value in pairs:
-        if trial.first_step > 0 and step <= trial.first_step:
+        # What is no whole number is for the trial to refuse.
+        steps = as_int(step)
+        if steps is not None and 0 < trial.first_step >= steps:
             continue
-        last = step
-        if not trial.report(step, value):
+        goes_on = trial.report(step, value)
+        last = int(step)
+        if not goes_on:
             break
     if last == trial.first_step:
         raise ConfigError(
@@ -382,10 +433,10 @@ def _report(trial: LoopTrial, history: object) -> int:
 
 def _tell_steps(trial: LoopTrial, steps: object) -> int:
     """Tell the steps to the target; infinite: it was missed, NaN: the training is lost."""
-    number = _number(steps)
+    number = as_float(steps)
     if number is None or number <= 0 or (math.isfinite(number) and not number.is_integer()):
         raise ConfigError(
-            f"the task returned {steps!r:.60} as its steps to the target: return a whole number from 1 "
+            f"the task returned {shown(steps)} as its steps to the target: return a whole number from 1 "
             "on, or math.inf where it missed the target"
         )
     if math.isnan(number):
@@ -396,17 +447,6 @@ def _tell_steps(trial: LoopTrial, steps: object) -> int:
         return trial.max_steps
     trial.reach(int(number))
     return int(number)
-
-
-def _number(value: object) -> float | None:
-    """Read a number, which may be numpy's or a tensor of one; None of anything else."""
-    try:
-        found = value.item() if hasattr(value, "item") else value
-    except (RuntimeError, ValueError, TypeError):
-        return None
-    if isinstance(found, bool) or not isinstance(found, int | float):
-        return None
-    return float(found)
 
 
 def _keep_checkpoint(trial: LoopTrial, job: JobReturn, checkpoint: str) -> None:

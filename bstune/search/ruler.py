@@ -28,6 +28,8 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from bstune.core.records import sign_of
+
 Array = NDArray[np.float64]
 Mode = Literal["min", "max"]
 History = Sequence[tuple[int, float | None]]
@@ -62,7 +64,7 @@ class Scale:
 
     @property
     def _sign(self) -> float:
-        return 1.0 if self.mode == "min" else -1.0
+        return sign_of(self.mode)
 
     def height(self, metric: Array) -> Array:
         """Give the log of the distance from the ideal value, or the metric with its sign."""

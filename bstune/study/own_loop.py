@@ -6,8 +6,8 @@ process: an error or Ctrl-C in the body ends the study as in any of its own part
 """
 
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Generator, Iterator
+from contextlib import closing, contextmanager
 from dataclasses import replace
 
 from bstune.config import read_yaml
@@ -16,7 +16,7 @@ from bstune.options import StudyOptions
 from bstune.study.prepare import prepare
 from bstune.study.run import paused_study
 from bstune.study.search import Paused
-from bstune.system.console import print_line, quieten
+from bstune.system.console import plural, print_line, quieten
 from bstune.system.terminal import filtered, safe_console
 from bstune.system.user import name_user
 from bstune.trial.backend import make_protocol
@@ -54,7 +54,20 @@ def trials_of(
     Raises:
         BstuneError: of the classes for what a user can mend.
     """
-    _check(options)
+    with closing(batches_of(options, assumptions, limits)) as batches:
+        for (trial,) in batches:
+            yield trial
+
+
+def batches_of(
+    options: StudyOptions, assumptions: tuple[str, ...] = (), limits: LoopLimits = ANY_LOOP
+) -> Generator[list[LoopTrial], None, None]:
+    """Do what :func:`trials_of` does, for a loop that trains up to ``limits.jobs`` trials side by side.
+
+    Of a batch each trial was asked with those before it running. The next batch is asked once all
+    of this one are told. Runs on fresh seeds come alone, as their seconds are measured.
+    """
+    _check(options, limits)
     runners = list[LoopRunner]()
     study = _paused(options, assumptions, runners, limits)
     try:
@@ -64,19 +77,21 @@ def trials_of(
                     next(study)
             except StopIteration:
                 return
-            trial = runners[0].trial
-            assert trial is not None  # noqa: S101 (a study pauses with one)
-            yield trial
+            batch = runners[-1].to_train
+            # A study pauses for each trial of a batch, of which all have ended by the second one.
+            if batch:
+                yield batch
     finally:
         with _bstunes_part():
             study.close()
 
 
-def _check(options: StudyOptions) -> None:
+def _check(options: StudyOptions, limits: LoopLimits) -> None:
     """Refuse options that a loop of the user's has no place for."""
-    if options.search.workers > 1:
+    if options.search.workers > limits.jobs:
+        at_a_time = "one trial" if limits.jobs == 1 else plural(limits.jobs, "trial")
         raise ConfigError(
-            f"search.workers={options.search.workers}: a loop of yours trains one trial at a time: "
+            f"search.workers={options.search.workers}: a loop of yours trains {at_a_time} at a time: "
             "leave workers out"
         )
     if options.devices > 1:
@@ -126,7 +141,7 @@ def _paused(
     runners: list[LoopRunner],
     limits: LoopLimits,
 ) -> Paused[None]:
-    """Run the study, which pauses while the trial of the runner, the one of ``runners``, is trained."""
+    """Run the study, which pauses while the trials of the last one of ``runners`` are trained."""
     # A live line would stand in what the loop prints.
     console = safe_console(markup=False, emoji=False, highlight=False, force_interactive=False)
 
@@ -136,10 +151,13 @@ def _paused(
     for line in assumptions:
         say(f"assumed: {line}")
     backend = LoopBackend(options, make_protocol(options, None), say, limits=limits)
-    runner = LoopRunner(backend)
-    runners.append(runner)
+
+    def open_runner(count: int) -> LoopRunner:
+        runners.append(LoopRunner(backend, count))
+        return runners[-1]
+
     prepared = prepare(options, None, backend=backend)
-    prepared = replace(prepared, open_processes=lambda count: runner)
+    prepared = replace(prepared, open_processes=open_runner)
     yield from paused_study(prepared, None, console)
 
 

@@ -21,7 +21,7 @@ import numpy as np
 import optuna
 
 from bstune.core.errors import StudyError
-from bstune.core.records import Target, TrialResult
+from bstune.core.records import Target, TrialResult, sign_of
 from bstune.options import with_option
 from bstune.search.ruler import scale_of
 from bstune.study.prepare import OwnGoal, PreparedStudy
@@ -78,7 +78,7 @@ def own_result(
     if len(last) < FEWEST:
         last = seen[-FEWEST:]
     values = np.array([value for _, value in last])
-    worse = 1.0 if mode == "min" else -1.0
+    worse = sign_of(mode)
     best = float(worse * np.min(worse * np.array([value for _, value in seen])))
     if len(last) < FEWEST:
         return OwnResult(value=best, scatter=0.0, goal=_rounded(best, worse))

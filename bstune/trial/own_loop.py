@@ -29,6 +29,7 @@ from torch import Tensor
 
 import bstune
 from bstune.core.errors import ConfigError, check_positive_integer
+from bstune.core.numbers import as_float, as_int, shown
 from bstune.core.records import Status, TrialProtocol, TrialResult, TrialSpec
 from bstune.core.step_time import StepTime, fit_line
 from bstune.core.step_time_law import law_of_trials
@@ -64,12 +65,15 @@ NOT_SAVED = (
     "afresh, from their first step"
 )
 
+Measurements = tuple[tuple[int, float, float], ...]
+"""Of each measured step its number, its unbiased |G|^2 and its tr Sigma."""
+
 
 class Noise(Protocol):
     """What has measured a noise scale, as :class:`bstune.LoopNoiseScale` does."""
 
     @property
-    def measurements(self) -> tuple[tuple[int, float, float], ...]:
+    def measurements(self) -> Measurements:
         """Of each measured step its number, from the trial's first one on, its |G|^2 and its tr Sigma."""
 
 
@@ -90,6 +94,7 @@ class LoopTrial:
         is_exact: whether nothing past ``max_steps`` can be used.
         needs_seconds: whether the objective is one of time.
         now: a monotonic clock, in seconds.
+        noise_scale: what the part that it continues has measured of the noise scale.
     """
 
     metric: str
@@ -108,8 +113,10 @@ class LoopTrial:
         is_exact: bool,
         needs_seconds: bool,
         now: Callable[[], float],
+        noise_scale: Measurements = (),
     ) -> None:
         self._spec = spec
+        self._noise_scale = noise_scale
         self._needs_seconds = needs_seconds
         self._state = state
         self._verdict = verdict
@@ -192,7 +199,10 @@ class LoopTrial:
         Raises:
             ConfigError: for a number of them that is none, and where there are fewer than in a batch.
         """
-        check_positive_integer("the examples of trial.batches", _as_integer(examples))
+        count = as_int(examples)
+        check_positive_integer(
+            "the examples of trial.batches", examples if count is None else count
+        )
         if self.batch_size > examples:
             raise ConfigError(
                 f"batch size {self.batch_size} is larger than the data set ({examples} examples): lower "
@@ -303,11 +313,18 @@ class LoopTrial:
             versions={"bstune": bstune.__version__},
             history=tuple(state.history),
             message=state.message,
-            noise_scale=() if noise is None else tuple(noise.measurements),
+            noise_scale=self._measured(noise),
         )
         end = self._budget_end
         is_cut = self._went_on and end is not None and self.max_steps < end
         self._finished = Finished(self._spec, record, is_cut=is_cut)
+
+    def _measured(self, noise: Noise | None) -> Measurements:
+        """Give the noise scale's measurements of all parts of the trial, as their steps rise."""
+        own = () if noise is None else tuple(noise.measurements)
+        # What a loop has kept itself of an earlier part counts once.
+        by_step = {measured[0]: measured for measured in (*self._noise_scale, *own)}
+        return tuple(by_step[step] for step in sorted(by_step))
 
     def fail(self, error: BaseException) -> None:
         """Tell, in place of :meth:`finish`, that an error has ended the trial: memory that ran out, or any other.
@@ -398,40 +415,19 @@ def is_name_of_a_trial(name: str) -> bool:
     return name.startswith("_") or hasattr(LoopTrial, name) or name in LoopTrial.__annotations__
 
 
-def _as_integer(value: object) -> object:
-    """Read a whole number, which may be one of numpy's; what is none stays as it is."""
-    if isinstance(value, bool):
-        return value
-    try:
-        return operator.index(value)  # type: ignore[arg-type]
-    except TypeError:
-        return value
-
-
 def _whole_number(step: object) -> int:
     """Read a step."""
-    steps = _as_integer(step)
-    if not isinstance(steps, int) or isinstance(steps, bool) or steps < 0:
-        raise ConfigError(f"trial.report needs a whole number of steps, but got {step!r:.60}")
+    steps = as_int(step)
+    if steps is None or steps < 0:
+        raise ConfigError(f"trial.report needs a whole number of steps, but got {shown(step)}")
     return steps
-
-
-def _as_number(value: object) -> float | None:
-    """Read a number, which may be a tensor or an array of one; None: it is none, or none that a float holds."""
-    try:
-        found = value.item() if hasattr(value, "item") else value
-        if isinstance(found, bool | str | bytes) or not hasattr(found, "__float__"):
-            return None
-        return float(found)
-    except (OverflowError, RuntimeError, ValueError, TypeError):
-        return None
 
 
 def _number(value: object) -> float:
     """Read a value."""
-    number = _as_number(value)
+    number = as_float(value)
     if number is None:
-        raise ConfigError(f"trial.report needs a number as its value, but got {value!r:.60}")
+        raise ConfigError(f"trial.report needs a number as its value, but got {shown(value)}")
     # What a tensor's item() gives of a float32 does not say that it was one.
     with np.errstate(over="ignore"):
         is_float32 = float(np.float32(number)) == number
@@ -439,10 +435,11 @@ def _number(value: object) -> float:
 
 
 def _seconds(seconds: object) -> float:
-    number = _as_number(seconds)
+    number = as_float(seconds)
     if number is None or not 0.0 < number < math.inf:
         raise ConfigError(
-            f"trial.finish needs the seconds of training, a positive number, but got {seconds!r:.60}"
+            "trial.finish needs the seconds of training, a positive number, but got "
+            f"{shown(seconds)}"
         )
     return number
 
@@ -454,10 +451,14 @@ class LoopLimits:
     Args:
         stops: whether it trains a trial for ``max_steps``; else each runs to its budget.
         lr_range: the smallest and the largest learning rate.
+        jobs: how many trials it trains side by side.
+        in_hindsight: whether it tells of a trial once that has ended, so that no time limit ends it.
     """
 
     stops: bool = True
     lr_range: tuple[float, float] = TrialBackend.lr_range
+    jobs: int = 1
+    in_hindsight: bool = False
 
 
 ANY_LOOP = LoopLimits()
@@ -496,6 +497,7 @@ class LoopBackend(TrialBackend):
         self._tau: Callable[[float], float] = UNTIMED
         self.stops = self.continues = limits.stops
         self.lr_range = limits.lr_range
+        self._in_hindsight = limits.in_hindsight
         device = resolve_device(options.device, "device")
         is_cpu = device.type == "cpu"
         self.device = "cpu" if is_cpu else torch.cuda.get_device_name(device)
@@ -546,6 +548,8 @@ class LoopBackend(TrialBackend):
         self, spec: TrialSpec, folder: Output, resumed_from: TrialResult | None
     ) -> LoopTrial:
         """Make a trial for the loop."""
+        if self._in_hindsight:
+            spec = replace(spec, max_seconds=None)
         make_inside(folder.states)
         # Marked before anything is saved, so that it is found whatever ends this process.
         self._mark(folder.state(spec.number), None)
@@ -554,12 +558,14 @@ class LoopBackend(TrialBackend):
         last_step = spec.max_steps or budget_end
         resume_from: Path | None = None
         start_gap: float | None = None
+        noise_scale: Measurements = ()
         state = TrialState(first_step=0, last_step=last_step, steps=0)
         if resumed_from is not None and self.resumable(resumed_from.number, folder):
             before = folder.state(resumed_from.number)
             resume_from = saved_beside(before)
             start_gap = _read_start_gap(before)
             state = state_after(resumed_from, 0, last_step)
+            noise_scale = tuple(resumed_from.noise_scale)
         return LoopTrial(
             spec if resume_from is not None else replace(spec, resumed_from=None),
             state,
@@ -577,6 +583,7 @@ class LoopBackend(TrialBackend):
             self._is_exact,
             self._needs_seconds,
             self._now,
+            noise_scale,
         )
 
     def take_back(self, trial: LoopTrial, folder: Output) -> Finished:
@@ -636,44 +643,54 @@ class LoopRunner:
 
     Args:
         backend: hands trials over, and takes them back.
+        count: how many the loop is handed at once.
     """
 
-    count = 1
-
-    def __init__(self, backend: LoopBackend) -> None:
+    def __init__(self, backend: LoopBackend, count: int = 1) -> None:
+        self.count = max(1, count)
         self._backend = backend
         self._folder: Output | None = None
-        self.trial: LoopTrial | None = None
+        # In the order in which they were started, and are waited for.
+        self._trials: list[LoopTrial] = []
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.trial = None
+        self._trials.clear()
+
+    @property
+    def to_train(self) -> list[LoopTrial]:
+        """The trials that the loop has, and has not ended."""
+        return [trial for trial in self._trials if trial.finished is None]
 
     @property
     def free(self) -> bool:
-        """Whether the loop has no trial."""
-        return self.trial is None
+        """Whether the loop takes another trial: of a batch that it has trained all are told first."""
+        is_told = len(self.to_train) == len(self._trials)
+        return is_told and len(self._trials) < self.count
 
     @property
     def running(self) -> list[TrialSpec]:
-        """The trial that the loop has."""
-        return [] if self.trial is None else [self.trial.spec]
+        """The trials that were not waited for yet."""
+        return [trial.spec for trial in self._trials]
 
     def start(self, spec: TrialSpec, output: Output, resumed_from: TrialResult | None) -> None:
         """Make a trial for the loop, which gets it at the study's next pause."""
         self._folder = output
-        self.trial = self._backend.hand_over(spec, output, resumed_from)
+        self._trials.append(self._backend.hand_over(spec, output, resumed_from))
 
     def wait(self) -> Finished:
-        """Take the trial back, which has failed where the loop has not ended it."""
-        assert self.trial is not None  # noqa: S101 (it was started)
-        assert self._folder is not None  # noqa: S101 (likewise)
-        trial, self.trial = self.trial, None
-        return self._backend.take_back(trial, self._folder)
+        """Take the first trial back, which has failed where the loop has not ended it."""
+        return self._take_back(self._trials[0])
 
     def poll(self) -> Iterator[Finished]:
-        """Yield the trial that the loop has ended, where it is not waited for any more."""
-        if self.trial is not None and self.trial.finished is not None:
-            yield self.wait()
+        """Yield the trials that the loop has ended, where they are not waited for any more."""
+        for trial in self._trials.copy():
+            if trial.finished is not None:
+                yield self._take_back(trial)
+
+    def _take_back(self, trial: LoopTrial) -> Finished:
+        assert self._folder is not None  # noqa: S101 (a trial was started)
+        self._trials.remove(trial)
+        return self._backend.take_back(trial, self._folder)

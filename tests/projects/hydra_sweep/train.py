@@ -2,6 +2,7 @@
 
 import os
 import signal
+import sys
 import time
 from pathlib import Path
 
@@ -13,6 +14,18 @@ from torch.nn.functional import cross_entropy
 
 # Later versions of Hydra have one behaviour.
 VERSION_BASE = {"version_base": "1.3"} if hydra.__version__.startswith("1.3.") else {}
+
+
+def _raise():
+    raise RuntimeError("no room for this")
+
+
+FAILURES = {
+    "error": _raise,
+    "exit": lambda: sys.exit(3),
+    "process": lambda: os._exit(1),
+    "None": lambda: None,
+}
 
 
 @hydra.main(**VERSION_BASE, config_path="conf", config_name="train")
@@ -51,6 +64,8 @@ def main(config):
         places.append(Path(HydraConfig.get().runtime.output_dir, config.save_in_output))
     for place in filter(None, places):
         torch.save({"model": model.state_dict(), "step": step}, place)
+    if HydraConfig.get().job.get("num") == config.fails_in_job is not None:
+        return FAILURES[config.fails_by]()
     if config.returns == "history":
         taken = len(history) * 5
         return {"history": history, "seconds_per_step": seconds / taken}
@@ -59,7 +74,7 @@ def main(config):
     if config.returns == "steps":
         return step if history[-1][1] <= config.goal else float("inf")
     if config.returns == "error":
-        raise RuntimeError("no room for this")
+        _raise()
     return {"None": None, "text": "0.5", "not_finite": float("nan"), "other": {"loss": 1.0}}[
         config.returns
     ]

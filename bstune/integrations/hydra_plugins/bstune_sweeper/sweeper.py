@@ -48,6 +48,7 @@ class BstuneSweeperConf:
     # Further options of the study, as on bstune's command line.
     options: list[str] = field(default_factory=list)
     n_trials: int | None = None
+    # Jobs that are launched at once.
     n_jobs: int = 1
     # Of the study; null: the application's name.
     study_name: str | None = None

@@ -1,9 +1,12 @@
 """Which batch size and learning rate train fastest, on a made law of steps and seconds in place of training."""
 
+from __future__ import annotations
+
 import math
 
 import optuna
 import optunahub
+
 
 sampler = optunahub.load_module("samplers/frontier").FrontierSampler(objective="time", seed=0)
 study = optuna.create_study(sampler=sampler)

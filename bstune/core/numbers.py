@@ -1,0 +1,38 @@
+"""Numbers that somebody else's code gives, whatever holds them."""
+
+import operator
+
+
+def as_float(value: object) -> float | None:
+    """Read a number, which may be a tensor or an array of one, one of numpy's, a Decimal or a Fraction.
+
+    None of anything else: a bool, a text, more than one value, an integer too large for a float.
+    NaN and infinity are numbers.
+    """
+    try:
+        found = value.item() if hasattr(value, "item") else value
+        if isinstance(found, bool | str | bytes) or not hasattr(found, "__float__"):
+            return None
+        return float(found)
+    except (OverflowError, RuntimeError, ValueError, TypeError):
+        return None
+
+
+def as_int(value: object) -> int | None:
+    """Read a whole number, which may be one of numpy's or a tensor of one; None of anything else, 2.0 and bools too."""
+    try:
+        found = operator.index(value)  # type: ignore[arg-type]
+    except (RuntimeError, ValueError, TypeError):
+        return None
+    # Bools have an index, too, and so has a tensor of one.
+    is_bool = isinstance(value, bool) or str(getattr(value, "dtype", "")) == "torch.bool"
+    return None if is_bool else found
+
+
+def shown(value: object) -> str:
+    """Show a value within a message: the first 60 characters, or its type where it cannot be written."""
+    try:
+        return f"{value!r:.60}"
+    # Python writes no integer of more than 4,300 digits.
+    except ValueError:
+        return f"one of type {type(value).__name__}"

@@ -1,0 +1,7 @@
+"""Recorded trainings as an OptunaHub benchmark: ``optunahub.load_module("benchmarks/batch_size").Problem``."""
+
+from ._batch_size import Problem
+from ._batch_size import Run
+
+
+__all__ = ["Problem", "Run"]

@@ -1,0 +1,272 @@
+"""Batch size and learning rate to a target, answered from recorded trainings, with what each answer would have cost."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import mean
+from typing import Any
+from typing import Literal
+
+import numpy as np
+import optuna
+import optunahub
+
+
+try:
+    from bstune.trial.replay import read_index
+    from bstune.trial.replay import read_table
+    from bstune.trial.replay import Run as Recorded
+except ModuleNotFoundError as error:
+    raise ModuleNotFoundError(
+        "benchmarks/batch_size is answered from bstune's tables: pip install PATH_OF_BSTUNE"
+    ) from error
+
+
+Params = Mapping[str, Any]
+Objective = Literal["time", "steps"]
+MISSES = ("penalty", "inf")
+# A miss counts as so many of the costliest recorded run, as in the PAR2 score of algorithm configuration.
+PENALTY = 2.0
+# Of a run, after which its metric is reported to a pruner: halves of the costliest recorded run.
+RUNGS = 8
+
+
+@dataclass(frozen=True)
+class Run:
+    """What a training came to.
+
+    Args:
+        batch_size: in examples per step.
+        lr: the learning rate.
+        status: ``reached`` the target, ``stopped`` before it, or ``diverged``.
+        steps: that it has taken, those of the run that it continues among them.
+        seconds_per_step: of training alone, on the machine of the recording.
+        cost: seconds, or steps, that it has taken itself: what it continues is paid already.
+        history: (step, metric) of its evaluations.
+        can_go_on: whether more steps are recorded.
+        place: which of the recorded seeds it is, as a share of them.
+    """
+
+    batch_size: int
+    lr: float
+    status: Literal["reached", "stopped", "diverged"]
+    steps: int
+    seconds_per_step: float
+    cost: float
+    history: Sequence[tuple[int, float]]
+    can_go_on: bool
+    place: float
+
+    @property
+    def is_censored(self) -> bool:
+        """Whether its steps to the target are not known: they are more than ``steps``."""
+        return self.status != "reached"
+
+
+class Problem(optunahub.benchmarks.BaseProblem):  # type: ignore[misc]
+    """The least seconds, or the fewest steps, to a target over batch size and learning rate.
+
+    Args:
+        table: one of :attr:`available_tables`.
+        objective: ``time`` or ``steps``.
+        seed: draws one of the recorded seeds at each evaluation. None: the first one each time.
+        miss: what a run that misses the target counts as: ``penalty``, twice the costliest
+            recorded run, or ``inf``.
+
+    Attributes:
+        spent: what all evaluations so far have cost, in seconds or steps.
+        runs: what was run in each trial, by the trial's number.
+    """
+
+    available_tables: tuple[str, ...] = tuple(sorted(read_index()))
+
+    def __init__(
+        self,
+        table: str = "fashion_mlp",
+        objective: Objective = "time",
+        seed: int | None = None,
+        miss: Literal["penalty", "inf"] = "penalty",
+    ) -> None:
+        if table not in self.available_tables:
+            raise ValueError(
+                f"table must be one of {', '.join(self.available_tables)}, but got {table!r}"
+            )
+        if objective not in ("time", "steps"):
+            raise ValueError(f"objective must be time or steps, but got {objective!r}")
+        if miss not in MISSES:
+            raise ValueError(f"miss must be one of {', '.join(MISSES)}, but got {miss!r}")
+        source = read_index()[table]
+        self.target = source.target
+        self.objective = objective
+        self._miss = miss
+        self._table = read_table(source.path)
+        self._longest = max(self._cost_of(run) for run in self._table.runs)
+        self.spent = 0.0
+        self.runs: dict[int, Run] = {}
+        self.reseed(seed)
+
+    def reseed(self, seed: int | None = None) -> None:
+        """Begin to draw recorded seeds anew; None: the first one each time."""
+        self._random = None if seed is None else np.random.default_rng(seed)
+
+    @property
+    def search_space(self) -> dict[str, optuna.distributions.BaseDistribution]:
+        """The batch sizes and learning rates of the table, both on a log scale."""
+        sizes, rates = self._table.batch_sizes, self._table.lrs
+        return {
+            "batch_size": optuna.distributions.IntDistribution(sizes[0], sizes[-1], log=True),
+            "lr": optuna.distributions.FloatDistribution(rates[0], rates[-1], log=True),
+        }
+
+    @property
+    def directions(self) -> list[optuna.study.StudyDirection]:
+        """Less is better."""
+        return [optuna.study.StudyDirection.MINIMIZE]
+
+    @property
+    def penalty(self) -> float:
+        """What a run that misses the target counts as."""
+        return np.inf if self._miss == "inf" else PENALTY * self._longest
+
+    @property
+    def best_params(self) -> dict[str, float]:
+        """The recorded batch size and learning rate with the least value, over the mean of its seeds."""
+        return self._best[1]
+
+    @property
+    def best_value(self) -> float:
+        """The value there; between recorded points a little less is possible."""
+        return self._best[0]
+
+    @property
+    def _best(self) -> tuple[float, dict[str, float]]:
+        found = []
+        for (batch_size, lr), runs in self._table.cells.items():
+            if all(run.steps_to(self.target) is not None for run in runs):
+                value = mean(self._value_of(run) for run in runs)
+                found.append((value, {"batch_size": batch_size, "lr": lr}))
+        return min(found, key=lambda pair: pair[0])
+
+    def _unit(self, seconds_per_step: float) -> float:
+        """Return what a step costs."""
+        return seconds_per_step if self.objective == "time" else 1.0
+
+    def _cost_of(self, run: Recorded) -> float:
+        return run.end * self._unit(run.seconds_per_step)
+
+    def _value_of(self, run: Recorded) -> float:
+        steps = run.steps_to(self.target)
+        return self.penalty if steps is None else steps * self._unit(run.seconds_per_step)
+
+    def evaluate(self, params: Params) -> float:
+        """Train to the target, or until the record ends, and return the seconds or steps to the target.
+
+        A miss is :attr:`penalty`. What it cost is added to :attr:`spent`.
+        """
+        return self.value(self.run(params))
+
+    def value(self, run: Run) -> float:
+        """Return what a run is worth: its seconds or steps to the target, or the penalty of a miss."""
+        return self.penalty if run.is_censored else run.steps * self._unit(run.seconds_per_step)
+
+    def run(
+        self, params: Params, max_steps: int | None = None, resumed_from: Run | None = None
+    ) -> Run:
+        """Train, and add what that costs to :attr:`spent`.
+
+        Args:
+            params: ``batch_size`` and ``lr``, within the table's or else as at its edge.
+            max_steps: after which it is stopped, counted from its very first step on. None: it runs to
+                the target or the end of its record.
+            resumed_from: a stopped run, at the same params, that it continues: only what is added
+                costs, and of the recorded seeds it is the same one.
+        """
+        place = self._place() if resumed_from is None else resumed_from.place
+        first_step = 0 if resumed_from is None else resumed_from.steps
+        run = self._read(params, place, max_steps, first_step)
+        self.spent += run.cost
+        return run
+
+    def _place(self) -> float:
+        return 0.0 if self._random is None else float(self._random.random())
+
+    def _read(
+        self, params: Params, place: float, max_steps: int | None = None, first_step: int = 0
+    ) -> Run:
+        batch_size, lr = int(params["batch_size"]), float(params["lr"])
+        recorded = self._table.read(batch_size, lr, self.target, place)
+        last_step = recorded.end if max_steps is None else max(max_steps, first_step)
+        steps = min(recorded.end, last_step)
+        status: Literal["reached", "stopped", "diverged"] = "stopped"
+        if recorded.steps is not None and recorded.steps <= steps:
+            status = "reached"
+        elif recorded.diverged and steps == recorded.end:
+            status = "diverged"
+        return Run(
+            batch_size=batch_size,
+            lr=lr,
+            status=status,
+            steps=steps,
+            seconds_per_step=recorded.seconds_per_step,
+            cost=(steps - first_step) * self._unit(recorded.seconds_per_step),
+            history=tuple(pair for pair in recorded.history if pair[0] <= steps),
+            can_go_on=steps < recorded.end,
+            place=place,
+        )
+
+    def suggest(self, trial: optuna.Trial) -> dict[str, Any]:
+        """Suggest a trial's batch size and learning rate."""
+        sizes, rates = self._table.batch_sizes, self._table.lrs
+        return {
+            "batch_size": trial.suggest_int("batch_size", sizes[0], sizes[-1], log=True),
+            "lr": trial.suggest_float("lr", rates[0], rates[-1], log=True),
+        }
+
+    def tell(self, trial: optuna.Trial, run: Run) -> float:
+        """Keep what a trial came to among its attributes, and return its value.
+
+        The user attributes are ``cost`` (its own), ``spent`` (of all so far, with it), ``censored``,
+        ``status``, ``steps`` and ``seconds_per_step``.
+
+        Raises:
+            optuna.TrialPruned: for a run that could go on: its value is not known.
+        """
+        self.runs[trial.number] = run
+        trial.set_user_attr("cost", run.cost)
+        trial.set_user_attr("spent", self.spent)
+        trial.set_user_attr("censored", run.is_censored)
+        trial.set_user_attr("status", run.status)
+        trial.set_user_attr("steps", run.steps)
+        trial.set_user_attr("seconds_per_step", run.seconds_per_step)
+        if run.can_go_on:
+            raise optuna.TrialPruned
+        return self.value(run)
+
+    def __call__(self, trial: optuna.Trial) -> float:
+        """Run a trial to its end, or until the study's pruner stops it.
+
+        The best metric so far is reported at eight costs, each twice the one before, the last that of
+        the costliest recorded run: two trials are compared where they have cost the same.
+        """
+        params = self.suggest(trial)
+        place = self._place()
+        whole = self._read(params, place)
+        max_steps: int | None = None
+        unit = self._unit(whole.seconds_per_step)
+        for rung in range(RUNGS):
+            limit = self._longest * 2.0 ** (rung + 1 - RUNGS)
+            last_step = int(limit / unit)
+            if last_step >= whole.steps:
+                break
+            seen = [value for step, value in whole.history if step <= last_step]
+            if not seen:
+                continue
+            trial.report(min(seen), rung)
+            if trial.should_prune():
+                max_steps = last_step
+                break
+        run = self._read(params, place, max_steps)
+        self.spent += run.cost
+        return self.tell(trial, run)

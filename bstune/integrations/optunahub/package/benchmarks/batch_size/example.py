@@ -1,0 +1,51 @@
+"""Searches compared at equal cost: the best value so far over that of the best recorded training.
+
+The median over seeds. Without a pruner each trial runs to the target or the end of its record.
+"""
+
+from __future__ import annotations
+
+from statistics import median
+
+import optuna
+import optunahub
+
+
+TABLE = "fashion_mlp"
+SEEDS = 3
+# Of the cost of the best recorded training.
+COSTS = (25, 50, 100, 200)
+SEARCHES = {
+    "random": (optuna.samplers.RandomSampler, optuna.pruners.NopPruner),
+    "tpe": (optuna.samplers.TPESampler, optuna.pruners.NopPruner),
+    "tpe, median": (optuna.samplers.TPESampler, optuna.pruners.MedianPruner),
+}
+
+optuna.logging.set_verbosity(optuna.logging.WARNING)
+batch_size = optunahub.load_module("benchmarks/batch_size")
+
+
+def best_after(search: str, seed: int) -> list[float]:
+    """Return the best value found at each cost, in units of the best recorded one."""
+    problem = batch_size.Problem(TABLE, seed=seed)
+    sampler, pruner = SEARCHES[search]
+    study = optuna.create_study(
+        directions=problem.directions, sampler=sampler(seed=seed), pruner=pruner()
+    )
+    while problem.spent < COSTS[-1] * problem.best_value:
+        study.optimize(problem, n_trials=1)
+    # A pruned trial's value is the metric that it had.
+    complete = [t for t in study.trials if t.state == optuna.trial.TrialState.COMPLETE]
+    found = []
+    for cost in COSTS:
+        limit = cost * problem.best_value
+        values = [t.value for t in complete if t.user_attrs["spent"] <= limit]
+        found.append(min(values, default=problem.penalty) / problem.best_value)
+    return found
+
+
+print(f"{'cost':12}" + "".join(f"{cost:8}" for cost in COSTS))
+for search in SEARCHES:
+    rows = [best_after(search, seed) for seed in range(SEEDS)]
+    medians = [median(column) for column in zip(*rows, strict=True)]
+    print(f"{search:12}" + "".join(f"{one:8.2f}" for one in medians))

@@ -1,0 +1,76 @@
+"""Numbers of somebody else's code: what counts as one, and what is said of what does not."""
+
+import math
+from decimal import Decimal
+from fractions import Fraction
+
+import numpy as np
+import pytest
+import torch
+
+from bstune.core.numbers import as_float, as_int, shown
+
+FLOATS = [
+    (2, 2.0),
+    (0.1, 0.1),
+    (math.inf, math.inf),
+    (Decimal("0.25"), 0.25),
+    (Fraction(1, 4), 0.25),
+    (np.float32(0.5), 0.5),
+    (np.int64(3), 3.0),
+    (np.array([0.5]), 0.5),
+    (torch.tensor(0.5), 0.5),
+    (torch.tensor([[3]]), 3.0),
+    (True, None),
+    (np.bool_(True), None),
+    (torch.tensor(True), None),
+    (None, None),
+    ("0.5", None),
+    (b"1", None),
+    (1j, None),
+    (torch.tensor(1j), None),
+    (10**400, None),
+    (Decimal("sNaN"), None),
+    ([0.5], None),
+    (np.array([0.5, 1.0]), None),
+    (torch.ones(2), None),
+    (torch.empty(1, device="meta"), None),
+]
+INTEGERS = [
+    (2, 2),
+    (10**400, 10**400),
+    (np.int64(3), 3),
+    (torch.tensor(3), 3),
+    (torch.tensor([3]), 3),
+    (True, None),
+    (np.bool_(True), None),
+    (torch.tensor(True), None),
+    (2.0, None),
+    (np.float64(2.0), None),
+    (torch.tensor(2.0), None),
+    (torch.tensor([1, 2]), None),
+    ("2", None),
+    (None, None),
+]
+
+
+@pytest.mark.parametrize(("value", "number"), FLOATS, ids=lambda value: shown(value)[:20])
+def test_what_is_a_number(value, number):
+    assert as_float(value) == number
+
+
+@pytest.mark.parametrize("value", [math.nan, np.float64("nan"), torch.tensor(math.nan)])
+def test_nan_is_a_number(value):
+    assert math.isnan(as_float(value))
+
+
+@pytest.mark.parametrize(("value", "number"), INTEGERS, ids=lambda value: shown(value)[:20])
+def test_what_is_a_whole_number(value, number):
+    found = as_int(value)
+    assert (found, type(found)) == (number, type(number))
+
+
+def test_what_is_shown_fits_into_a_line():
+    assert shown("ab") == "'ab'"
+    assert len(shown(10**400)) == 60
+    assert shown(10**5000) == "one of type int"
