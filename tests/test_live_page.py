@@ -10,8 +10,9 @@ import pytest
 from builders import prepared_study
 from rich.console import Console
 from test_run import REPLAY, STEPS, end_at
-from toolbox import FakeTime, make_trial, table_rows, write_rows
+from toolbox import FakeTime, make_trial, table_rows, trials_of, write_rows
 
+import bstune
 from bstune.report.running_page import is_running_page
 from bstune.study import live_page
 from bstune.study.live_page import LEAST_SECONDS, SHARE, LivePage, PagePace, so_far
@@ -109,7 +110,7 @@ def test_what_cannot_be_written_is_said_once_and_tried_again(prepared, live, err
 
 
 def test_a_study_that_is_left_has_no_page_that_runs(prepared, live):
-    page, _, written, _ = live
+    page, _, written, said = live
     path = page._path
     page.leave()
     page.show(prepared, [make_trial()], None)
@@ -120,7 +121,7 @@ def test_a_study_that_is_left_has_no_page_that_runs(prepared, live):
     page.leave()
     assert (len(written.pages), is_running_page(path)) == (1, False)
     page.leave()
-    assert len(written.pages) == 1
+    assert (len(written.pages), said) == (1, [])
 
 
 @pytest.mark.parametrize(
@@ -196,7 +197,8 @@ def test_a_study_has_its_page_while_it_runs_and_its_answer_at_the_end(prepared, 
     monkeypatch.setattr(live_page, "write_text_once", write)
     files = prepared.files
     run_study(prepared, [], Console(quiet=True))
-    assert len(pages) == 7  # before the first trial, and after each
+    # Before the first trial, and after each.
+    assert len(pages) == 1 + len(trials_of(files.root))
     assert all(pages)
     assert not is_running_page(files.report)
     assert 'http-equiv="refresh"' not in files.report.read_text()
@@ -228,3 +230,24 @@ def test_a_final_page_that_cannot_be_made_leaves_none_that_runs(prepared, monkey
     found = run_study(prepared, [], Console(quiet=True))
     assert not prepared.files.report.exists()
     assert any("no page of the study" in note for note in found.result.notes)
+
+
+@pytest.mark.usefixtures("always_due")
+def test_a_loop_of_ones_own_has_the_page_too(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    own = {"target": "val_loss<=0.5", "batch_sizes": (8, 64), "reference": (16, 0.1)}
+    own |= {"budget": bstune.Budget(steps=20), "objective": "steps", "trials": 3, "name": "loop"}
+    study = bstune.Study(**own, mlflow=False, options=["search.replicates=0"])
+    report = tmp_path / "outputs" / "loop" / "report.html"
+    seen = []
+    for trial in study:
+        seen.append(is_running_page(report))
+        for step in range(trial.first_step + 1, trial.max_steps + 1):
+            if not trial.report(step, 0.9 if step < 5 else 0.4):
+                break
+        trial.finish(seconds=0.1)
+        if len(seen) == 2:
+            break
+    assert seen == [True, True]
+    assert not is_running_page(report)
+    assert "was left before its end" in report.read_text()

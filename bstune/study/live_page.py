@@ -31,7 +31,7 @@ from bstune.system.files import write_text_once
 
 SHARE = 0.02  # of the study's time that goes to the page, at most
 LEAST_SECONDS = 0.1  # that a writing is taken to last: the first one comes after five seconds
-NO_ANSWER = "the study has not ended"
+NO_FIT = "the study has not ended"
 
 
 @dataclass
@@ -91,7 +91,7 @@ class LivePage:
         self._pace = PagePace()
         self._last: _Shown | None = None
         self._written: int | None = None  # trials on the page that this run wrote last
-        self._said = set[bool]()  # whether that was of a fault
+        self._said = set[str]()
 
     def show(
         self, prepared: PreparedStudy, done: Sequence[TrialResult], to_go: float | None
@@ -117,12 +117,14 @@ class LivePage:
             write_text_once(self._path, running_page(found))
         self._pace.wrote(began, self._elapsed())
         self._written = len(shown.done)
-        line = f"its page while it runs: {short_path(self._path)}"
         if faults:
-            line = f"{faults[0]}: the study goes on"
-        # Each of the two once.
-        if bool(faults) not in self._said:
-            self._said.add(bool(faults))
+            self._say_once("fault", f"{faults[0]}: the study goes on")
+        elif is_running:
+            self._say_once("place", f"its page while it runs: {short_path(self._path)}")
+
+    def _say_once(self, what: str, line: str) -> None:
+        if what not in self._said:
+            self._said.add(what)
             self._say(line)
 
 
@@ -134,7 +136,7 @@ def so_far(
     is_running: bool,
 ) -> StudySoFar:
     """Tell what the trials of a study that has not ended have come to."""
-    result = summarize(done, asked_of(prepared, None), Analysis(fit=NO_ANSWER))
+    result = summarize(done, asked_of(prepared, None), Analysis(fit=NO_FIT))
     files = StudyFiles(prepared.files.root, tuple(done), None, None, None, ())
     lines: list[Line] = [("SO FAR", (_progress(prepared, done, to_go if is_running else None),))]
     if done:
@@ -142,7 +144,8 @@ def so_far(
     runs = baseline_runs(done, prepared.baseline)
     if runs is not None:
         lines.append(("YOURS", (_run_text(runs.first),)))
-    heads, rows = CURVE_HEADS, curve_rows(done)
+    heads: Sequence[str] = CURVE_HEADS
+    rows = curve_rows(done)
     if prepared.budget.objective == "loss":
         heads, rows = _budget_curve(prepared, done)
     study = StudyFolder(result, files)
