@@ -18,7 +18,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, fields, make_dataclass
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -50,6 +50,7 @@ COMMAND = "python -m bstune sweep"
 PACKAGES = (
     "bstune",
     "lightning",
+    "pytorch-lightning",
     "numpy",
     "optuna",
     "scipy",
@@ -309,7 +310,7 @@ def write(sweep: Sweep, finding: Finding, options: Sequence[str]) -> None:
         "sentence": finding.sentence,
         "n": finding.n,
         "device": finding.device,
-        "versions": {name: version(name) for name in PACKAGES},
+        "versions": _versions(),
         "command": redact(shlex.join([*COMMAND.split(), sweep.name, *options])),
         "parameters": sweep.plain_parameters,
         "rows": finding.rows,
@@ -332,6 +333,15 @@ def write(sweep: Sweep, finding: Finding, options: Sequence[str]) -> None:
         with suppress(OSError):  # not empty: the outputs are there
             for path in made:
                 path.rmdir()
+
+
+def _versions() -> dict[str, str]:
+    """Return the versions of those packages that are installed, of Lightning's two one at least."""
+    found = dict[str, str]()
+    for name in PACKAGES:
+        with suppress(PackageNotFoundError):
+            found[name] = version(name)
+    return found
 
 
 def show(sweep: Sweep, finding: Finding, console: Console) -> None:
