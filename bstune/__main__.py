@@ -42,6 +42,7 @@ from bstune.system.secrets import (
     remember_environment,
     secret_options,
 )
+from bstune.system.shipped import CONFIG_MODULE, workload_names
 from bstune.system.terminal import ArgumentParser, filtered, printable, write_error, write_out
 from bstune.system.user import name_user
 from bstune.system.watchdog import waiting_for, watching
@@ -278,7 +279,7 @@ def check_secrets(arguments: Sequence[str]) -> None:
 def check_words(arguments: Sequence[str]) -> None:
     """Refuse what is neither NAME=VALUE nor Hydra's own; ConfigError names the nearest verb, workload or option."""
     # hydra: a quarter of a second
-    from bstune.config import nearest, option_names, workload_names
+    from bstune.config import nearest, option_names
 
     for before, argument in pairwise(["", *arguments]):
         own = {before} & WITH_VALUE or {argument} & (HYDRAS_OWN | WITH_VALUE)
@@ -303,24 +304,22 @@ def check_words(arguments: Sequence[str]) -> None:
 
 def tune(arguments: list[str]) -> str | None:
     """Run a study, or one trial, and give its JSON; or do what is asked of Hydra's command line."""
-    # hydra: a quarter of a second
-    from bstune.config import (
-        CONFIG_MODULE,
-        CONFIG_NAME,
-        config_shown,
-        in_full,
-        parse,
-        plain_error,
-        with_choices,
-        workload_names,
-    )
-
     names = {argument.split("=", 1)[0].lstrip("+~") for argument in arguments}
     if names & {"--help", "-h"}:
         verbs = " | ".join(verb for verb in VERBS if verb != "tune")
         workloads = textwrap.fill(", ".join(workload_names()), 90, subsequent_indent=" " * 11)
         sys.stdout.write(HELP.format(verbs=verbs, workloads=workloads))
         return None
+    # hydra: half a second, which the help need not wait for
+    from bstune.config import (
+        CONFIG_NAME,
+        config_shown,
+        in_full,
+        parse,
+        plain_error,
+        with_choices,
+    )
+
     check_words(arguments)
     if not names & HYDRAS_OWN and not any(name.startswith("hydra.") for name in names):
         write_out(f"bstune: reading {_workload_named(arguments)}")

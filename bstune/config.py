@@ -11,7 +11,6 @@ import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
@@ -53,9 +52,9 @@ from bstune.options import (
     with_option,
 )
 from bstune.system.secrets import redact_values, remember, secret_options
+from bstune.system.shipped import CONFIG_MODULE, read_shipped
 from bstune.system.terminal import ArgumentParser
 
-CONFIG_MODULE = "bstune.conf"
 CONFIG_NAME = "config"
 # In front of a key that a config does not have yet, as on Hydra's command line.
 ADDS = "+"
@@ -179,18 +178,7 @@ def mlflow_options(uri: str | None) -> MlflowOptions:
 
 def read_yaml(name: str) -> Any:
     """Return the content of a YAML file of ``conf/``."""
-    return safe_load(files(CONFIG_MODULE).joinpath(name).read_text(encoding="utf-8"))
-
-
-def choices_in(group: str) -> list[str]:
-    """List the names of the choices of a config group that ship, sorted."""
-    names = [one.name for one in files(CONFIG_MODULE).joinpath(group).iterdir()]
-    return sorted(name.removesuffix(".yaml") for name in names if name.endswith(".yaml"))
-
-
-def workload_names() -> list[str]:
-    """Return the names of the workloads that ship, sorted."""
-    return choices_in("workload")
+    return safe_load(read_shipped(name))
 
 
 def option_names() -> list[str]:

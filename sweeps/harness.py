@@ -18,7 +18,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, fields, make_dataclass
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -47,8 +47,16 @@ if TYPE_CHECKING:
 
 SWEEP_MODULE = "bstune.sweeps"
 COMMAND = "python -m bstune sweep"
-# Whose versions a result depends on.
-VERSIONED_PACKAGES = ("bstune", "lightning", "numpy", "optuna", "scipy", "torch")
+# Whose versions a result depends on, as far as they are installed: of Lightning's two packages one may be.
+VERSIONED_PACKAGES = (
+    "bstune",
+    "lightning",
+    "pytorch-lightning",
+    "numpy",
+    "optuna",
+    "scipy",
+    "torch",
+)
 # Columns of a table that goes into a file.
 FILE_WIDTH = 118
 
@@ -305,7 +313,7 @@ def write(sweep: Sweep, finding: Finding, options: Sequence[str]) -> None:
         "sentence": finding.sentence,
         "n": finding.n,
         "device": finding.device,
-        "versions": {name: version(name) for name in VERSIONED_PACKAGES},
+        "versions": _versions(),
         "command": redact(shlex.join([*COMMAND.split(), sweep.name, *options])),
         "parameters": sweep.plain_parameters,
         "rows": finding.rows,
@@ -330,6 +338,14 @@ def write(sweep: Sweep, finding: Finding, options: Sequence[str]) -> None:
         with suppress(OSError):
             for path in made:
                 path.rmdir()
+
+
+def _versions() -> dict[str, str]:
+    found = dict[str, str]()
+    for name in VERSIONED_PACKAGES:
+        with suppress(PackageNotFoundError):
+            found[name] = version(name)
+    return found
 
 
 def show(sweep: Sweep, finding: Finding, console: Console) -> None:

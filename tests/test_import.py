@@ -11,9 +11,15 @@ HEAVY = {"torch", "lightning", "mlflow"}
 
 def loaded(*modules):
     """Return what a fresh interpreter has loaded after importing the modules, and the microseconds that took."""
-    command = [sys.executable, "-X", "importtime", "-c", f"import {', '.join(modules)}"]
+    return loaded_by("-c", f"import {', '.join(modules)}")
+
+
+def loaded_by(*arguments):
+    """Return what a fresh interpreter has loaded at its end, and the microseconds that the last of it took."""
+    command = [sys.executable, "-X", "importtime", *arguments]
     lines = subprocess.run(command, capture_output=True, text=True, check=True).stderr.splitlines()
-    return {line.split("|")[2].strip() for line in lines}, int(lines[-1].split("|")[1])
+    rows = [line.split("|") for line in lines if line.startswith("import time:")]
+    return {row[2].strip() for row in rows}, int(rows[-1][1])
 
 
 def test_the_package_and_its_core_stay_light():
@@ -37,6 +43,13 @@ def test_replayed_studies_need_no_training_library():
         "bstune.study.study",
     )
     assert {*HEAVY, "optuna"} & loaded(*modules)[0] == {"optuna"}
+
+
+@pytest.mark.parametrize("asked", ["--help", "--version"])
+def test_what_is_asked_of_the_command_itself_needs_no_library(asked):
+    names = loaded_by("-m", "bstune", asked)[0]
+    assert "bstune.core.clock" in names
+    assert not names & {*HEAVY, "optuna", "hydra", "omegaconf", "pydantic", "numpy", "scipy"}
 
 
 def test_public_names():

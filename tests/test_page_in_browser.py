@@ -1,11 +1,14 @@
 """The page of a study as it behaves: what is clicked, typed and pointed at, and names that are no markup."""
 
 from dataclasses import replace
+from datetime import UTC, datetime, timedelta
 
 import pytest
 from browser import awaited, errors, opened_browser, resize
 from test_page import NASTY, whole_study
+from test_running_page import made as running_study
 
+from bstune.report import running_page
 from bstune.report.page import write_page
 
 pytestmark = pytest.mark.slow
@@ -173,3 +176,34 @@ def test_colours_follow_the_readers(driver):
     driver.execute_cdp_cmd("Emulation.setEmulatedMedia", dark)
     assert awaited(driver, f"const now = (() => {{ {fill} }})(); return now !== '{light}' && now")
     assert errors(driver) == []
+
+
+def test_the_page_of_a_running_study_looks_for_a_newer_one_and_stays_in_place(
+    opened, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(running_page, "REFRESH_SECONDS", 1)
+    driver, path = opened[0], tmp_path / "report.html"
+    now = datetime.now(UTC)
+    lines = [[("SO FAR", (f"{count} of 9 configurations tried",))] for count in (4, 5)]
+    pages = [replace(running_study(), lines=told, written=now) for told in lines]
+    path.write_text(running_page.running_page(pages[0]))
+    driver.get(path.as_uri())
+    assert "4 of 9" in driver.find_element("tag name", "dl").text
+    assert " ago" in driver.find_element("id", "age").text
+    assert driver.find_element("css selector", ".static svg").is_displayed()
+    driver.execute_script("scrollTo(0, 400)")
+    path.write_text(running_page.running_page(pages[1]))
+    awaited(driver, "return document.querySelector('dl').textContent.includes('5 of 9')")
+    assert awaited(driver, "return scrollY") == 400
+    write_page(whole_study(), path)
+    awaited(driver, "return document.querySelector('h1').textContent.includes('trials')")
+    assert not driver.find_elements("id", "age")
+    assert errors(driver) == []
+
+
+def test_the_page_of_a_study_that_was_killed_says_how_old_it_is(opened, tmp_path):
+    driver, path = opened[0], tmp_path / "report.html"
+    old = replace(running_study(), written=datetime.now(UTC) - timedelta(days=2))
+    path.write_text(running_page.running_page(old))
+    driver.get(path.as_uri())
+    assert ", 48 h ago; reload it" in driver.find_element("id", "age").text

@@ -20,7 +20,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from lightning.pytorch import LightningDataModule, LightningModule
 from pydantic import TypeAdapter, ValidationError
 
 from bstune.config import Composed, compose
@@ -63,6 +62,7 @@ from bstune.trial.checks.preflight import (
 from bstune.trial.checks.start import at_start
 from bstune.trial.devices.device import device_name, processor, processor_wait_of, versions
 from bstune.trial.fast.take_steps import eager_steps
+from bstune.trial.lightning.installed import LightningDataModule, LightningModule
 from bstune.trial.loop import Workload
 from bstune.trial.processes.workers import start_server
 from bstune.trial.workload import (

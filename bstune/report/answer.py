@@ -87,20 +87,24 @@ class Answer:
 
 def answer(result: StudyResult) -> Answer:
     """Put into words what a study answers."""
-    title = [result.workload, result.target, *map(device_text, result.devices)]
-    if result.study != result.workload:
-        title.insert(0, f"study {result.study}")
-    title.append(plural(result.trials, "trial"))
     lines, actions, details = LINES, ACTIONS, DETAILS
     if result.objective == "loss":
         lines, actions, details = BUDGET_LINES, BUDGET_ACTIONS, BUDGET_DETAILS
     return Answer(
-        " · ".join(part for part in title if part),
+        " · ".join([question(result), plural(result.trials, "trial")]),
         _headline(result),
         _only(lines, result),
         _only(actions, result),
         _only(details, result),
     )
+
+
+def question(result: StudyResult) -> str:
+    """Say what was asked: the workload, the target and the devices."""
+    parts = [result.workload, result.target, *map(device_text, result.devices)]
+    if result.study != result.workload:
+        parts.insert(0, f"study {result.study}")
+    return " · ".join(part for part in parts if part)
 
 
 def _only(lines: "Lines", result: StudyResult) -> tuple[Line, ...]:
@@ -196,20 +200,21 @@ def winner_text(winner: WinnerResult, tokens: int | None = None) -> str:
 
     ``tokens``: of an example, where it has some; then ``batch size 204 (13,056 tokens)``.
     """
-    return _point_text(winner.batch_size, winner.lr, winner.hyperparameters, winner.horizon, tokens)
+    return point_text(winner.batch_size, winner.lr, winner.hyperparameters, winner.horizon, tokens)
 
 
 def _baseline_text(baseline: BaselineResult) -> str:
-    return _point_text(baseline.batch_size, baseline.lr, baseline.hyperparameters)
+    return point_text(baseline.batch_size, baseline.lr, baseline.hyperparameters)
 
 
-def _point_text(
+def point_text(
     batch_size: int,
     lr: float,
     hyperparameters: Mapping[str, float | None],
     horizon: int | None = None,
     tokens: int | None = None,
 ) -> str:
+    """Write ``batch size 204, learning rate 1.13``, with what else is searched, and the horizon."""
     size = f"batch size {format_count(batch_size)}"
     if tokens is not None:
         size += f" ({format_count(batch_size * tokens)} tokens)"

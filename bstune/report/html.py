@@ -36,7 +36,7 @@ PAGE = """<!doctype html>
 <html lang="en">
 <head>
 <meta charset="utf-8">
-<meta http-equiv="Content-Security-Policy" content="{policy}; script-src {hashes}">
+{head}<meta http-equiv="Content-Security-Policy" content="{policy}; script-src {hashes}">
 <meta name="viewport" content="width=device-width, initial-scale=1">
 <title>{title}</title>
 <link rel="icon" href="data:,">
@@ -73,21 +73,51 @@ class Cell:
 
 def page(heading: str, sections: Sequence[Section], scripts: Sequence[str] = ()) -> str:
     """Return a whole page; ``scripts`` are further ones, after that of the charts and tables."""
-    resource = files(__package__)
-    parts, packed = [resource.joinpath("page.js").read_text(encoding="utf-8"), *scripts], ""
+    parts, packed = [resource("page.js"), *scripts], ""
     allowed = [part.encode() for part in parts]
     if any(CHART in section.body for section in sections):
         allowed.append(_plotly())
         bundle = base64.b64encode(gzip.compress(allowed[-1], LEVEL, mtime=0)).decode()
         packed = f'<script id="plotly" type="application/gzip">{bundle}</script>\n'
-    hashes = (base64.b64encode(hashlib.sha256(part).digest()).decode() for part in allowed)
+    return _filled(heading, sections, parts, allowed, packed)
+
+
+def still_page(
+    heading: str, sections: Sequence[Section], scripts: Sequence[str] = (), head: str = ""
+) -> str:
+    """Return a page whose charts are pictures alone, and whose tables and commands have no buttons.
+
+    ``scripts`` are the only ones; ``head``: HTML of its head.
+    """
+    return _filled(heading, sections, scripts, [part.encode() for part in scripts], head=head)
+
+
+def resource(name: str) -> str:
+    """Read a script or a style sheet that lies beside this module."""
+    return files(__package__).joinpath(name).read_text(encoding="utf-8")
+
+
+def _filled(
+    heading: str,
+    sections: Sequence[Section],
+    parts: Sequence[str],
+    allowed: Sequence[bytes],
+    packed: str = "",
+    head: str = "",
+) -> str:
+    """Fill in the shell: its scripts are ``parts``, those that it may run are ``allowed``."""
+    hashes = list[str]()
+    for part in allowed:
+        digest = base64.b64encode(hashlib.sha256(part).digest()).decode()
+        hashes.append(f"'sha256-{digest}'")
     titled = [section for section in sections if section.title]
     return PAGE.format(
+        head=head,
         policy=POLICY,
-        hashes=" ".join(f"'sha256-{one}'" for one in hashes),
+        hashes=" ".join(hashes) or "'none'",
         title=text(heading),
         heading=text(heading),
-        style=resource.joinpath("page.css").read_text(encoding="utf-8"),
+        style=resource("page.css"),
         links=" ".join(f'<a href="#{anchor(one.title)}">{text(one.title)}</a>' for one in titled),
         sections="\n".join(_section(section) for section in sections if section.body),
         scripts=packed + "\n".join(f"<script>{part}</script>" for part in parts),

@@ -1,7 +1,6 @@
 """``report.html``: a study's answer, how far to trust it, and all that it rests on, from the files that it left."""
 
 from collections.abc import Sequence
-from importlib.resources import files
 from pathlib import Path
 
 import yaml
@@ -10,7 +9,7 @@ from bstune.core.records import TrialResult
 from bstune.report import charts
 from bstune.report.answer import Answer, Line, Trust, answer, trust
 from bstune.report.budget_charts import metric_at_budget
-from bstune.report.html import Cell, Section, json_script, page, paragraph, table, text
+from bstune.report.html import Cell, Section, json_script, page, paragraph, resource, table, text
 from bstune.report.study_folder import StudyFolder
 from bstune.result import Curve, StudyResult
 from bstune.system.console import format_count, format_number, format_seconds, plural
@@ -51,18 +50,18 @@ def study_page(study: StudyFolder) -> str:
     sections = [
         Section("", _answer(found, trust(result), beside.notes)),
         Section(*_over_batch_size(study)),
-        Section("What the trials say besides", _lines(found.details, "answer details")),
+        Section("What the trials say besides", labelled(found.details, "answer details")),
         Section("Learning rate", charts.learning_rates(study)),
         Section("Critical batch size over the target", charts.over_target(result)),
         Section("Learning curves", charts.learning_curves(study)),
         Section("Progress of the search", charts.progress(study)),
         Section("Hardware", charts.hardware(beside.hardware)),
         Section("Several devices", _devices(result)),
-        Section("Trials", _trials(beside.trials)),
+        Section("Trials", trials_table(beside.trials)),
         Section("Config and versions", _config(study)),
         Section("Glossary", _glossary()),
     ]
-    calculator = files(__package__).joinpath("calculator.js").read_text(encoding="utf-8")
+    calculator = resource("calculator.js")
     shown = [section for section in sections if section.body]
     curve = result.curve
     is_timed = curve is not None and curve.seconds_per_step is not None
@@ -84,10 +83,10 @@ def _answer(found: Answer, trusted: Sequence[Trust], notes: Sequence[str]) -> st
         for one in trusted
     )
     actions = "".join(map(_action, found.actions))
-    return f'{warnings}{_lines(found.lines)}<ul class="badges">{badges}</ul>{actions}'
+    return f'{warnings}{labelled(found.lines)}<ul class="badges">{badges}</ul>{actions}'
 
 
-def _lines(lines: Sequence[Line], kind: str = "answer") -> str:
+def labelled(lines: Sequence[Line], kind: str = "answer") -> str:
     """Show labels with their texts; ``kind`` is the look of the list."""
     if not lines:
         return ""
@@ -173,7 +172,7 @@ def _calculator(curve: Curve) -> str:
     return f'{form}<output for="calculator" aria-live="polite"></output>'
 
 
-def _trials(trials: Sequence[TrialResult]) -> str:
+def trials_table(trials: Sequence[TrialResult]) -> str:
     """Show the trials as a table, with the columns that any of them fills."""
     if not trials:
         return ""

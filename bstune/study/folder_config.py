@@ -12,7 +12,7 @@ from pathlib import Path
 import yaml
 from pydantic import ValidationError
 
-from bstune.config import choices_in, read_yaml
+from bstune.config import read_yaml
 from bstune.core.errors import StudyError
 from bstune.options import (
     OPTION_NAMES,
@@ -24,6 +24,7 @@ from bstune.options import (
 )
 from bstune.system.inputs import one_line
 from bstune.system.secrets import redact_values
+from bstune.system.shipped import choices_in
 
 RULE_NUMBERS = {"reference_batch_size", "reference_lr", "noise_scale"}
 

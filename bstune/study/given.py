@@ -6,7 +6,6 @@ from numbers import Real
 from typing import Any
 
 import numpy as np
-from lightning.pytorch import LightningDataModule, LightningModule
 
 from bstune.config import read_yaml
 from bstune.core.errors import ConfigError
@@ -14,6 +13,7 @@ from bstune.core.records import Budget, Target
 from bstune.core.search_space import MODULE, Tunable
 from bstune.options import Node, StudyOptions
 from bstune.trial.backend import OWNED
+from bstune.trial.lightning.installed import LightningDataModule, LightningModule
 from bstune.trial.own_project.python_recipe import PythonRecipe, Trial, data_module, module_builder
 
 Module = Callable[[Trial], LightningModule] | type[LightningModule]

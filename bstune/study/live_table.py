@@ -43,16 +43,25 @@ def _trial_row(trial: TrialResult) -> tuple[str, ...]:
 
 def curve_rows(done: Sequence[TrialResult]) -> list[tuple[str, ...]]:
     """Give a row for each octave of batch sizes that was tried: the curve so far, as it was measured."""
-    octaves = dict[int, list[TrialResult]]()
-    for trial in done:
-        octaves.setdefault(math.floor(math.log2(trial.batch_size)), []).append(trial)
     rows = list[tuple[str, ...]]()
-    for octave, trials in sorted(octaves.items()):
-        sizes = f"{format_count(2**octave)} to {format_count(2 ** (octave + 1) - 1)}"
+    for octave, trials in octaves(done):
         reached = [trial for trial in trials if trial.reached]
         steps = min((trial.steps for trial in reached), default=None)
         times = [trial.time_to_target for trial in reached if trial.time_to_target is not None]
         least = min(times, default=None)
         counts = (str(len(trials)), str(len(reached)))
-        rows.append((sizes, *counts, format_count(steps), format_seconds(least)))
+        rows.append((octave_text(octave), *counts, format_count(steps), format_seconds(least)))
     return rows
+
+
+def octaves(done: Sequence[TrialResult]) -> list[tuple[int, list[TrialResult]]]:
+    """Divide trials by the octaves of their batch sizes, from 2^i to 2^(i + 1), in their order."""
+    found = dict[int, list[TrialResult]]()
+    for trial in done:
+        found.setdefault(math.floor(math.log2(trial.batch_size)), []).append(trial)
+    return sorted(found.items())
+
+
+def octave_text(octave: int) -> str:
+    """Name the batch sizes of an octave."""
+    return f"{format_count(2**octave)} to {format_count(2 ** (octave + 1) - 1)}"

@@ -5,7 +5,7 @@ import shlex
 import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from contextlib import chdir
+from contextlib import chdir, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,6 +21,7 @@ from bstune.report.answer import INDENT, Answer, Line, answer, block, labelled_r
 from bstune.report.budget_figure import draw_budget
 from bstune.report.figure import draw_curve
 from bstune.report.page import write_page
+from bstune.report.running_page import is_running_page
 from bstune.report.study_folder import read_study
 from bstune.result import (
     WINNERS,
@@ -150,8 +151,13 @@ def report_study(
     if len(missing) > answered:
         result = result.with_notes([*notes, *missing])
         write_text(files.curve, result.to_json())
+    drawn = len(missing)
     with optional("no page of the study", missing):
         write_page(read_study(files.root), files.report)
+    if len(missing) > drawn and is_running_page(files.report):
+        # It would say that the study runs.
+        with suppress(OSError):
+            files.report.unlink()
     mlflow: Sequence[str] = ()
     if tracking is not None:
         with optional("MLflow lacks the results", missing):
@@ -212,15 +218,15 @@ def _size_of(backend: TrialBackend) -> WorkloadSize | None:
 def places(files: Output, mlflow: Sequence[str]) -> list[Line]:
     """Give where the results are: the page, or the folder; the comparison; MLflow's view."""
     page = files.report if files.report.exists() else files.root
-    found: list[Line] = [("page", (_short(page),))]
+    found: list[Line] = [("page", (short_path(page),))]
     if any(path != files.curve for path in files.root.parent.glob("*/curve.json")):
-        found.append(("compare", (f"bstune compare {_short(files.root.parent)}/*",)))
+        found.append(("compare", (f"bstune compare {short_path(files.root.parent)}/*",)))
     if mlflow:
         found.append(("MLflow", tuple(mlflow)))
     return found
 
 
-def _short(path: Path) -> str:
+def short_path(path: Path) -> str:
     """Return a path as it is typed here, in quotes where the shell needs them."""
     here = Path.cwd()
     return shlex.quote(str(path.relative_to(here) if path.is_relative_to(here) else path))

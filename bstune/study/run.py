@@ -29,6 +29,7 @@ from bstune.search.each_batch_size import batch_sizes
 from bstune.study.analysis.critical import passing
 from bstune.study.at_budget import question_of
 from bstune.study.folder_config import text_of_options
+from bstune.study.live_page import LivePage
 from bstune.study.live_table import live_html
 from bstune.study.own_target import goal_of, stored_goal, with_goal
 from bstune.study.planning.plan import max_seconds, remaining_seconds, searched
@@ -292,6 +293,29 @@ def heard(progress: Progress) -> Iterator[None]:
         thread.join()
 
 
+def shown_by(
+    progress: Progress, page: LivePage, prepared: PreparedStudy
+) -> Callable[[Sequence[TrialResult], float | None], None]:
+    """Give what shows the finished trials, and the seconds to go, where a user looks and in the study's page."""
+
+    def show(done: Sequence[TrialResult], to_go: float | None) -> None:
+        progress.show(done, to_go)
+        # What the first trial comes to is no result before the target is that.
+        page.show(prepared, () if prepared.protocol.target.is_open else done, to_go)
+
+    return show
+
+
+@contextmanager
+def left_unless_ended(page: LivePage) -> Iterator[None]:
+    """Let the page say that the study was left, where it does not come to its end."""
+    try:
+        yield
+    except BaseException:
+        page.leave()
+        raise
+
+
 def live_text(done: Sequence[TrialResult]) -> str:
     """Return what the trials have come to, as one line: the last of them, and the best."""
     if not done:
@@ -427,8 +451,9 @@ def paused_study(
                 times = [list(pair) for pair in prepared.measured_budget_times()]
                 patient(study.set_user_attr)(BUDGET_TIMES, times)
             prepared = replace(prepared, budget_times=budget_times_of(study))
+        page = LivePage(files.report, prepared.elapsed, say)
         if prepared.sets_target:
-            prepared = yield from _with_own_target(prepared, study, leases, console)
+            prepared = yield from _with_own_target(prepared, study, leases, console, page)
             write_text(files.config, text_of_options(prepared.options))
         tracking = None
         if options.mlflow.enabled:
@@ -438,17 +463,23 @@ def paused_study(
                 tracking = open_tracking(prepared, study)
         progress = Progress(prepared.budget.trials, prepared.protocol.target, console)
         interruption.enter(Stage.SEARCH)
-        with progress.live or nullcontext(), heard(progress):
-            search = Search(prepared, study, leases, tracking, progress.show)
-            end = yield from search.paused()
-        interruption.enter(Stage.REPORT)
-        return report_study(
-            prepared, study, tracking, end, arguments, console, search.sampled, missing
-        )
+        with left_unless_ended(page):
+            show = shown_by(progress, page, prepared)
+            with progress.live or nullcontext(), heard(progress):
+                search = Search(prepared, study, leases, tracking, show)
+                end = yield from search.paused()
+            interruption.enter(Stage.REPORT)
+            return report_study(
+                prepared, study, tracking, end, arguments, console, search.sampled, missing
+            )
 
 
 def _with_own_target(
-    prepared: PreparedStudy, study: optuna.Study, leases: Leases, console: Console
+    prepared: PreparedStudy,
+    study: optuna.Study,
+    leases: Leases,
+    console: Console,
+    page: LivePage,
 ) -> Paused[PreparedStudy]:
     """Let the study's first trial set its target, unless it has, and give the study with it."""
     metric = prepared.protocol.target
@@ -463,8 +494,8 @@ def _with_own_target(
     if stored_goal(study) is None:
         interruption.enter(Stage.SEARCH)
         progress = Progress(prepared.budget.trials, metric, console)
-        with progress.live or nullcontext(), heard(progress):
-            search = Search(prepared, study, leases, None, progress.show)
+        with progress.live or nullcontext(), heard(progress), left_unless_ended(page):
+            search = Search(prepared, study, leases, None, shown_by(progress, page, prepared))
             yield from search.paused_baseline(met_target)
     goal = stored_goal(study)
     assert goal is not None  # noqa: S101 (set just now)

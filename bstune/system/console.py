@@ -9,6 +9,7 @@ import warnings
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from bstune.system.lightning_package import installed_lightning
 from bstune.system.terminal import safe_console
 
 if TYPE_CHECKING:
@@ -125,7 +126,7 @@ def quieten(training: bool = True) -> None:
     import optuna
 
     if training:
-        import lightning.pytorch  # noqa: F401
+        installed_lightning()
 
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     quieten_lightning()

@@ -214,6 +214,15 @@ def _open_regular(path: Path, flags: int) -> int:
     return descriptor
 
 
+def first_bytes(path: Path, count: int) -> bytes:
+    """Read the beginning of a regular file; nothing where there is none, or it may not be read."""
+    try:
+        with os.fdopen(_open_regular(path, os.O_RDONLY), "rb") as file:
+            return file.read(count)
+    except OSError:
+        return b""
+
+
 def _strerror(error: OSError) -> str:
     if error.errno == errno.ELOOP:
         return "it is a link, and bstune follows none there"
@@ -307,17 +316,22 @@ def _remove_partial(path: Path) -> None:
         path.unlink(missing_ok=True)
 
 
+def write_text_once(path: Path, text: str) -> None:
+    """Write a file of text as a whole, without the secrets that are remembered; an OSError is not tried again."""
+    content = document_without_known(text, path.suffix).encode()
+    with whole_file(path) as file:
+        file.write(content)
+
+
 def write_text(path: Path, text: str, sleep: Callable[[float], None] = time.sleep) -> None:
     """Write a file of text as a whole: a reader sees the old one or the new one.
 
     The secrets that are remembered are left out of it. A full disk or a folder that is away is tried again for ten
     seconds; then it is a StudyError.
     """
-    text = document_without_known(text, path.suffix)
     for tries_left in reversed(range(WRITE_TRIES)):
         try:
-            with whole_file(path) as file:
-                file.write(text.encode())
+            write_text_once(path, text)
         except OSError as error:
             if error.errno not in PASSING or not tries_left:
                 tried = "" if tries_left else f"; tried {WRITE_TRIES} times in {WRITE_TRIES - 1} s"

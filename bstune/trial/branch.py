@@ -7,13 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from lightning.pytorch import Callback, LightningModule, Trainer
 from torch.optim.lr_scheduler import LambdaLR, LRScheduler
 
 from bstune.core.errors import ConfigError, InputError
 from bstune.core.evaluation_schedule import AT_THE_END
 from bstune.core.records import Budget, TrialProtocol, TrialResult, TrialSpec
 from bstune.system.inputs import one_line, open_regular
+from bstune.trial.lightning.installed import Callback, LightningModule, Trainer
 from bstune.trial.lightning.internals import load_callbacks
 from bstune.trial.lightning.packages import package_of
 from bstune.trial.lightning.trainer import builds_layers_later, without_monitors

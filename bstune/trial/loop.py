@@ -18,13 +18,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from lightning.pytorch import (
-    LightningDataModule,
-    LightningModule,
-    Trainer,
-    seed_everything,
-)
-from lightning.pytorch.utilities.memory import garbage_collection_cuda
 
 from bstune.core.clock import Phase, TrialClock, seconds_per_step
 from bstune.core.errors import BstuneError
@@ -46,6 +39,13 @@ from bstune.trial.devices.device import (
 )
 from bstune.trial.devices.errors import first_line, is_out_of_memory
 from bstune.trial.fast.take_steps import take_steps
+from bstune.trial.lightning.installed import (
+    LightningDataModule,
+    LightningModule,
+    Trainer,
+    garbage_collection_cuda,
+    seed_everything,
+)
 from bstune.trial.lightning.packages import of_package, package_of
 from bstune.trial.lightning.trainer import lengths, make_trainer, serving
 from bstune.trial.parts.assemble import parts_of

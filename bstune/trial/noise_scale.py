@@ -16,9 +16,6 @@ from itertools import chain, islice, pairwise
 from typing import Any, Literal
 
 import torch
-from lightning.pytorch import Callback, LightningModule, Trainer
-from lightning.pytorch.loggers.logger import DummyLogger
-from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signature
 from torch import Tensor, nn
 
 from bstune.core.errors import ConfigError, check_positive_integer
@@ -33,6 +30,13 @@ from bstune.core.noise_scale import (
     moving_estimate,
 )
 from bstune.trial.devices.randomness import random_state, set_random_state
+from bstune.trial.lightning.installed import (
+    Callback,
+    DummyLogger,
+    LightningModule,
+    Trainer,
+    is_param_in_hook_signature,
+)
 
 # Steps between measurements: of steps of about 1 ms, all overhead, a split in two parts cost four to six, and reading
 # the norms of four micro-batches about one (tests/benchmarks/bench_noise.py).

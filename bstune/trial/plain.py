@@ -3,13 +3,11 @@
 import copy
 from typing import Any
 
-from lightning.fabric.utilities.data import sized_len
-from lightning.pytorch import LightningModule, Trainer, seed_everything
-
 from bstune.core.records import TrialProtocol, TrialSpec
 from bstune.trial.batches.accumulation import weight_micro_batches
 from bstune.trial.batches.micro_batches import micro_batch_sizes_of
 from bstune.trial.fast.take_steps import take_steps
+from bstune.trial.lightning.installed import LightningModule, Trainer, seed_everything, sized_len
 from bstune.trial.lightning.packages import of_package, package_of
 from bstune.trial.lightning.trainer import lengths, serving
 from bstune.trial.loop import Workload

@@ -11,12 +11,11 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from lightning.pytorch import Callback, LightningModule, Trainer
-
 from bstune.core.clock import Phase, TrialClock, seconds_per_step
 from bstune.core.errors import ConfigError
 from bstune.core.records import Target
 from bstune.trial.devices.device import synchronize
+from bstune.trial.lightning.installed import Callback, LightningModule, Trainer
 from bstune.trial.parts.metric import metric
 
 

@@ -32,8 +32,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from lightning.fabric.utilities.data import sized_len
-from lightning.pytorch import LightningDataModule, LightningModule, Trainer, seed_everything
 from torch import Tensor
 from torch.utils.data import DataLoader
 
@@ -59,6 +57,13 @@ from bstune.trial.devices.device import (
     versions,
 )
 from bstune.trial.devices.distributed import check_devices, count
+from bstune.trial.lightning.installed import (
+    LightningDataModule,
+    LightningModule,
+    Trainer,
+    seed_everything,
+    sized_len,
+)
 from bstune.trial.lightning.packages import is_lightning, is_overridden
 from bstune.trial.lightning.trainer import check_types, make_trainer, serving, without_monitors
 from bstune.trial.loop import Workload, run_trial

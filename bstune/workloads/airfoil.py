@@ -7,7 +7,6 @@ says how well an algorithm minimises, not how well the model generalises.
 from collections.abc import Callable
 from typing import Any
 
-import lightning
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -17,11 +16,12 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from bstune.core.errors import ConfigError, check_positive_integer
 from bstune.trial.devices.device import resolve_device
+from bstune.trial.lightning.installed import LightningDataModule, LightningModule
 
 Batch = tuple[Tensor, Tensor]
 
 
-class LinearRegression(lightning.LightningModule):
+class LinearRegression(LightningModule):
     """Trains x w + b on (features, labels) and logs ``val/loss``, the mean over examples of (x w + b - y)^2 / 2.
 
     Args:
@@ -62,7 +62,7 @@ class LinearRegression(lightning.LightningModule):
         return self.make_optimizer(self.parameters(), lr=self.lr)
 
 
-class AirfoilData(lightning.LightningDataModule):
+class AirfoilData(LightningDataModule):
     """The first rows of a table, standardised, on one device; training and validation data are the same rows.
 
     Args:

@@ -9,11 +9,10 @@ from typing import Any
 
 import numpy as np
 import torch
-from lightning.pytorch import Callback, LightningModule, Trainer
-from lightning.pytorch.callbacks import WeightAveraging
 from torch import Tensor, nn
 
 from bstune.core.errors import ConfigError, check_positive_integer
+from bstune.trial.lightning.installed import Callback, LightningModule, Trainer, WeightAveraging
 
 # Snapshots per averaging window: the average changes little between them, and a step costs nothing in between.
 SNAPSHOTS = 16

@@ -4,12 +4,12 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from lightning.pytorch import Callback, LightningModule
 from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from bstune.core.errors import ConfigError
+from bstune.trial.lightning.installed import Callback, LightningModule
 from bstune.workloads.schedules import constant
 
 

@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import lightning
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -20,6 +19,7 @@ from torch.utils.data import DataLoader, Dataset
 from torchmetrics.classification import MultilabelAveragePrecision
 
 from bstune.core.errors import ConfigError, DataError, check_positive_integer
+from bstune.trial.lightning.installed import LightningDataModule
 from bstune.workloads.classifier import Classifier
 
 SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp")  # in any case; ImageNet's end in .JPEG
@@ -169,7 +169,7 @@ def _lines(path: Path) -> list[str]:
         raise DataError(f"{path} is not text in UTF-8, from byte {error.start} on") from error
 
 
-class ImageFileData(lightning.LightningDataModule):
+class ImageFileData(LightningDataModule):
     """Images from files, cropped and mirrored at random for training, resized and cropped in the middle otherwise.
 
     Training crops are of 8% to 100% of the image's area and of a ratio of sides from 3/4 to 4/3 (Szegedy et al. 2014);

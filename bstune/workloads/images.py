@@ -5,10 +5,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Literal, NamedTuple
 
-import lightning
 import numpy as np
 import torch
-from lightning.fabric.utilities import move_data_to_device
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -21,6 +19,7 @@ from bstune.trial.batches.image_batches import (
     bind_augmentation,
 )
 from bstune.trial.devices.device import resolve_device
+from bstune.trial.lightning.installed import LightningDataModule, move_data_to_device
 from bstune.workloads.datasets import ImageDataset, Images
 
 # Bytes of images whose batches are made together on an accelerator, 8,192 of CIFAR; normalised they take four times as
@@ -29,7 +28,7 @@ AT_ONCE = 24 * 2**20
 HALF = {"16": torch.float16, "bf16": torch.bfloat16}
 
 
-class ImageData(lightning.LightningDataModule):
+class ImageData(LightningDataModule):
     """An image data set, split, normalised on the fly and kept on one device as uint8.
 
     Nothing is read or checked before :meth:`prepare_data`, :meth:`setup` or the first use.

@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-import lightning
 import numpy as np
 import torch
 from numpy.lib.stride_tricks import sliding_window_view
@@ -22,6 +21,7 @@ from bstune.trial.batches.index_stream import IndexStream
 from bstune.trial.batches.micro_batches import micro_batch_sizes_of, splitter
 from bstune.trial.devices.device import resolve_device
 from bstune.trial.devices.randomness import seeded_generators
+from bstune.trial.lightning.installed import LightningDataModule
 from bstune.workloads.classifier import Classifier
 from bstune.workloads.datasets import TINY_SHAKESPEARE, read_files
 
@@ -100,7 +100,7 @@ def _split(source: str, tokens: NDArray[np.integer], vocabulary: int) -> Text:
     return Text(source, vocabulary, tokens[:first], tokens[first:second], tokens[second:])
 
 
-class TextData(lightning.LightningDataModule):
+class TextData(LightningDataModule):
     """A text, kept on one device, that hands each trial its own stream of sequences.
 
     Trained on are the sequences that begin at every ``stride``-th token, each once an epoch, in random order. The

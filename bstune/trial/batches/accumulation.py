@@ -4,10 +4,9 @@ import functools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from lightning.pytorch import LightningModule
-
 from bstune.core.errors import ConfigError
 from bstune.trial.devices import distributed
+from bstune.trial.lightning.installed import LightningModule
 
 
 def weight_micro_batches(

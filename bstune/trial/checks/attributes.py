@@ -18,12 +18,12 @@ from typing import Any
 
 import numpy as np
 import torch
-from lightning.pytorch import LightningModule, Trainer
 from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
+from bstune.trial.lightning.installed import LightningModule, Trainer
 from bstune.trial.lightning.packages import is_lightning
 
 MAX_SAMPLE = 2**16  # elements of a tensor or an array that are looked at, evenly over all of them

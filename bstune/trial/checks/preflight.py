@@ -15,9 +15,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from lightning.fabric.utilities.data import sized_len
-from lightning.pytorch import Callback, LightningDataModule, LightningModule, Trainer
-from lightning.pytorch.utilities.memory import garbage_collection_cuda
 from torch import Tensor
 from torch.utils.data import BatchSampler, DataLoader
 
@@ -39,6 +36,14 @@ from bstune.trial.checks.continuation import Course, lost_state
 from bstune.trial.checks.schedule_end import ScheduleCopy, copies_of_schedules, end_of_schedule
 from bstune.trial.devices.device import device_of, synchronize
 from bstune.trial.devices.randomness import random_state
+from bstune.trial.lightning.installed import (
+    Callback,
+    LightningDataModule,
+    LightningModule,
+    Trainer,
+    garbage_collection_cuda,
+    sized_len,
+)
 from bstune.trial.lightning.packages import is_overridden
 from bstune.trial.lightning.trainer import without_monitors
 from bstune.trial.loop import Workload, run_trial

@@ -12,13 +12,13 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from lightning.pytorch import LightningModule, Trainer
 from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from bstune.system.failures import cause
 from bstune.trial.checks.attributes import CONTAINERS, plain_values
+from bstune.trial.lightning.installed import LightningModule, Trainer
 
 MAX_STEPS_AHEAD = 10_000  # of a schedule's own
 MAX_SECONDS_AHEAD = 1.0  # of stepping one schedule

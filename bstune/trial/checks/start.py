@@ -7,15 +7,19 @@ import warnings
 from collections.abc import Callable
 from typing import Any
 
-from lightning.fabric.utilities.data import sized_len
-from lightning.pytorch import Callback, LightningModule, Trainer, seed_everything
-
 from bstune.core.errors import ConfigError
 from bstune.core.records import TrialProtocol, TrialSpec
 from bstune.system.failures import cause
 from bstune.system.watchdog import waiting_for
 from bstune.trial.batches.micro_batches import micro_batch_sizes_of
 from bstune.trial.checks.schedule_end import ScheduleEnd
+from bstune.trial.lightning.installed import (
+    Callback,
+    LightningModule,
+    Trainer,
+    seed_everything,
+    sized_len,
+)
 from bstune.trial.lightning.packages import is_overridden
 from bstune.trial.lightning.trainer import lengths, make_trainer, without_monitors
 from bstune.trial.loop import Workload, fit

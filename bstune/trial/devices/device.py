@@ -12,6 +12,7 @@ import torch
 
 import bstune
 from bstune.core.errors import ConfigError
+from bstune.system.lightning_package import DISTRIBUTIONS, installed_lightning
 from bstune.system.processor_wait import processor_wait
 from bstune.trial.devices.distributed import threads_each
 
@@ -153,8 +154,5 @@ def forget_failed_allocations(device: torch.device) -> None:
 @functools.cache
 def versions() -> Mapping[str, str]:
     """Return the versions of the packages that a trial's result depends on."""
-    return {
-        "bstune": bstune.__version__,
-        "torch": version("torch"),
-        "lightning": version("lightning"),
-    }
+    names = ("torch", DISTRIBUTIONS[installed_lightning()])
+    return {"bstune": bstune.__version__, **{name: version(name) for name in names}}

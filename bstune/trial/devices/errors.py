@@ -5,9 +5,9 @@ import re
 from functools import cache
 
 import torch
-from lightning.pytorch.utilities.memory import is_oom_error
 
 from bstune.trial.devices.device import memory_ran_out
+from bstune.trial.lightning.installed import is_oom_error
 
 logger = logging.getLogger(__name__)
 

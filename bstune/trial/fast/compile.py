@@ -24,7 +24,6 @@ from functools import partial
 from typing import Any
 
 import torch
-from lightning.pytorch import LightningModule, Trainer
 from torch import Tensor, nn
 from torch._dynamo.utils import counters
 from torch.utils._pytree import tree_leaves
@@ -34,6 +33,7 @@ from bstune.core.errors import ConfigError
 from bstune.core.records import CUDA_GRAPH_MODES
 from bstune.trial.devices.errors import USER_CODE_ERRORS, first_line, is_out_of_memory, warn_once
 from bstune.trial.fast.watch import watching
+from bstune.trial.lightning.installed import LightningModule, Trainer
 from bstune.trial.noise_scale import (
     gradients_of,
     loss_scale,

@@ -4,9 +4,10 @@ import math
 from collections.abc import Sequence
 
 import torch
-from lightning.pytorch import LightningModule
 from torch import Tensor
 from torch.optim import Optimizer
+
+from bstune.trial.lightning.installed import LightningModule
 
 # A replay may differ from its step by this share of the step's change of a tensor: kernels that add up in no fixed
 # order do by some tenths of a percent in half precision, of which Muon's orthogonalisation may make some percent.

@@ -14,7 +14,6 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
-from lightning.pytorch import LightningModule
 from torch import Tensor
 from torch.optim import Optimizer
 from torch.utils._pytree import tree_flatten, tree_unflatten
@@ -25,6 +24,7 @@ from bstune.trial.fast.capturable import make_capturable
 from bstune.trial.fast.device_state import Copy, DeviceState, copy_values, first_difference
 from bstune.trial.fast.host_state import first_change, holds_the_same, host_random, host_state
 from bstune.trial.fast.watch import WatchedNumber, watching
+from bstune.trial.lightning.installed import LightningModule
 
 Step = Callable[[Any, int], Any]
 DEVICES = ("cuda",)

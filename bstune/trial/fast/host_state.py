@@ -4,11 +4,11 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
-from lightning.pytorch import LightningModule
 from torch import Tensor
 from torch.optim import Optimizer
 
 from bstune.trial.devices.randomness import random_state
+from bstune.trial.lightning.installed import LightningModule
 
 # Values that are compared; all others are the same where they are the same object.
 PLAIN = (bool, int, float, complex, str, bytes, type(None))

@@ -17,7 +17,6 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
-from lightning.pytorch import LightningModule
 from torch import Tensor
 
 from bstune.core.records import FastMode
@@ -25,6 +24,7 @@ from bstune.trial.batches.image_batches import TrainBatches
 from bstune.trial.fast.graph import CapturedSteps, captures
 from bstune.trial.fast.optimizer_step import OptimizerStep, remove_gradients
 from bstune.trial.fast.reasons import overrides, why_not
+from bstune.trial.lightning.installed import LightningModule
 from bstune.trial.lightning.internals import (
     CurrentHook,
     begin_batch,

@@ -3,9 +3,9 @@
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from lightning.pytorch import LightningModule
 from torch.optim import LBFGS, Optimizer
 
+from bstune.trial.lightning.installed import LightningModule
 from bstune.trial.lightning.internals import fetches_batches, version_not_tried
 from bstune.trial.lightning.packages import is_overridden, of_package, package_of
 from bstune.trial.lightning.trainer import NoProfiler

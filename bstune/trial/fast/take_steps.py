@@ -10,11 +10,11 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Protocol
 
 import torch
-from lightning.pytorch import Trainer
 
 from bstune.core.records import FastMode
 from bstune.trial.fast.graph import WARM_STEPS, captures
 from bstune.trial.fast.lean_loop import LeanLoop
+from bstune.trial.lightning.installed import Trainer
 
 
 class StepTaker(Protocol):

@@ -7,8 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from lightning.pytorch import LightningModule
-
+from bstune.trial.lightning.installed import LightningModule
 from bstune.trial.lightning.internals import put_trainer_within, trainer_within
 
 # What may be done with a number, by the names of ``int``: a step that does any of it depends on the number.

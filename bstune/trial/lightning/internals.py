@@ -13,9 +13,9 @@ from importlib import import_module
 from typing import Any
 
 import torch
-from lightning.pytorch import LightningDataModule, LightningModule, Trainer
 from torch import Tensor
 
+from bstune.trial.lightning.installed import LightningDataModule, LightningModule, Trainer
 from bstune.trial.lightning.packages import of_package
 
 # Of either package. Between the two nothing has changed that the lean loop does in Lightning's place.

@@ -9,6 +9,7 @@ from importlib import import_module
 from typing import Any
 
 from bstune.core.errors import ConfigError
+from bstune.system.lightning_package import installed_lightning
 
 # Each with its fabric.
 PACKAGES = {"lightning.pytorch": "lightning.fabric", "pytorch_lightning": "lightning_fabric"}
@@ -22,7 +23,10 @@ def is_lightning(thing: object, name: str) -> bool:
 
 
 def package_of(*things: object) -> str:
-    """Return the package that the classes of Lightning objects are from; a ConfigError says that they are mixed."""
+    """Return the package that the classes of Lightning objects are from, the installed one where they tell none.
+
+    A ConfigError says that they are mixed.
+    """
     found: dict[str, str] = {}
     for thing in things:
         names = (base.__module__ for base in type(thing).__mro__)
@@ -39,7 +43,7 @@ def package_of(*things: object) -> str:
             f"{kinds}: the two packages have different classes of the same names, so that no Trainer takes both; "
             "import all of them from one package"
         )
-    return next(iter(found), "lightning.pytorch")
+    return next(iter(found), installed_lightning())
 
 
 def of_package(package: str, place: str) -> Any:

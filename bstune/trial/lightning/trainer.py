@@ -10,14 +10,20 @@ from functools import partial
 from pathlib import Path
 from typing import Any, get_type_hints
 
-from lightning.fabric.utilities.data import sized_len
-from lightning.pytorch import Callback, LightningDataModule, LightningModule, Trainer
-from lightning.pytorch.loggers.logger import DummyLogger
-from lightning.pytorch.profilers import PassThroughProfiler
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from bstune.core.errors import ConfigError
+from bstune.system.lightning_package import installed_lightning
 from bstune.trial.devices import distributed
+from bstune.trial.lightning.installed import (
+    Callback,
+    DummyLogger,
+    LightningDataModule,
+    LightningModule,
+    PassThroughProfiler,
+    Trainer,
+    sized_len,
+)
 from bstune.trial.lightning.internals import copy_hyper_parameters
 from bstune.trial.lightning.packages import PACKAGES, is_overridden, of_package, package_of
 
@@ -161,11 +167,10 @@ def make_trainer(
         "enable_autolog_hparams": False,  # a data module's batch size is not the trial's
         "default_root_dir": folder,
     }
-    for name in (
-        package,
-        PACKAGES[package],
-    ):  # one that is imported later is as quiet as lightning.pytorch
-        logging.getLogger(name).setLevel(logging.getLogger("lightning.pytorch").level)
+    # One that is imported later is as quiet as bstune's own.
+    level = logging.getLogger(installed_lightning()).level
+    for name in (package, PACKAGES[package]):
+        logging.getLogger(name).setLevel(level)
     options = distributed.trainer_options(options, partial(_ddp, package))
     fixed = {
         "callbacks": [*users, *callbacks],

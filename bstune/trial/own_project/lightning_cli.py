@@ -16,7 +16,6 @@ from types import MethodType
 from typing import Any
 
 import yaml
-from lightning.pytorch import LightningDataModule
 
 from bstune.core.errors import ConfigError
 from bstune.core.metric_names import parse_target
@@ -24,7 +23,9 @@ from bstune.hydra_recipe import instantiate_partial
 from bstune.options import Node
 from bstune.recipe import RATES
 from bstune.system.inputs import one_line, parse_yaml, read_text
+from bstune.system.lightning_package import OTHER, installed_lightning
 from bstune.trial.backend import OWNED
+from bstune.trial.lightning.installed import LightningDataModule
 from bstune.trial.own_project.own_values import (
     MOST_EPOCHS,
     OwnMetric,
@@ -217,11 +218,9 @@ def _package(section: Mapping[str, Any]) -> str:
     """Return the package whose LightningModule, or data module, a section's class is."""
     found = instantiate_partial({"_target_": section["class_path"]}, section["class_path"])
     names = [base.__module__ for base in getattr(found.func, "__mro__", ())]
-    return (
-        "pytorch_lightning"
-        if any(name.startswith("pytorch_lightning.") for name in names)
-        else "lightning.pytorch"
-    )
+    if any(name.startswith(f"{OTHER}.") for name in names):
+        return OTHER
+    return installed_lightning()
 
 
 @cache

@@ -11,8 +11,6 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from lightning.fabric.utilities.data import sized_len
-from lightning.pytorch import Callback, LightningDataModule, LightningModule, Trainer
 from torch.utils.data import DataLoader
 
 from bstune.core.errors import BstuneError, ConfigError
@@ -22,6 +20,13 @@ from bstune.system.failures import described
 from bstune.system.interruption import temporary_folder
 from bstune.trial.backend import OWNED
 from bstune.trial.batches.epochs import epoch_length
+from bstune.trial.lightning.installed import (
+    Callback,
+    LightningDataModule,
+    LightningModule,
+    Trainer,
+    sized_len,
+)
 from bstune.trial.lightning.trainer import listed, make_trainer
 
 # Epochs after which a trial gives up, where the study's time is what limits it.

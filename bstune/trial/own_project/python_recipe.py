@@ -15,11 +15,11 @@ from typing import Any
 import cloudpickle
 import numpy as np
 import torch
-from lightning.pytorch import LightningDataModule
 from torch.utils.data import DataLoader, Dataset
 
 from bstune.core.errors import ConfigError
 from bstune.recipe import RATES, TrialValues
+from bstune.trial.lightning.installed import LightningDataModule
 
 LOADERS = ("train", "val", "test")
 # A function that returns a new module for a trial.

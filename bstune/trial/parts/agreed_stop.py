@@ -1,6 +1,6 @@
 """A wish to stop that only one of several processes may have: they agree on it at the next evaluation."""
 
-from lightning.pytorch import Trainer
+from bstune.trial.lightning.installed import Trainer
 
 
 class AgreedStop:

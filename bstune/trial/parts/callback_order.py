@@ -1,8 +1,7 @@
 """The order of a Trainer's call-backs, in which the trial's own stand at both ends."""
 
-from lightning.pytorch import Callback, LightningModule, Trainer
-
 from bstune.core.errors import ConfigError
+from bstune.trial.lightning.installed import Callback, LightningModule, Trainer
 from bstune.trial.lightning.packages import of_package, package_of
 
 

@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from lightning.pytorch import Callback, LightningModule, Trainer
 
 from bstune.core.clock import Phase, TrialClock
 from bstune.core.errors import ConfigError, StateError
@@ -30,6 +29,7 @@ from bstune.system.files import (
 )
 from bstune.trial.batches.index_stream import IndexStream
 from bstune.trial.devices import distributed
+from bstune.trial.lightning.installed import Callback, LightningModule, Trainer
 from bstune.trial.lightning.internals import argument_of_hyper_parameters
 
 KEY = "bstune"

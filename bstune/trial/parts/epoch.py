@@ -7,9 +7,9 @@ what its first part has logged.
 from collections.abc import Mapping
 from typing import Any
 
-from lightning.pytorch import LightningModule, Trainer
 from torchmetrics import Metric
 
+from bstune.trial.lightning.installed import LightningModule, Trainer
 from bstune.trial.lightning.internals import (
     restore_states,
     restored_entry,

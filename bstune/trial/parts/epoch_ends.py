@@ -1,8 +1,6 @@
 """The ends of epochs: where a trial is evaluated at them, and where its last one is not the last."""
 
-from lightning.fabric.utilities.data import sized_len
-from lightning.pytorch import LightningModule, Trainer
-
+from bstune.trial.lightning.installed import LightningModule, Trainer, sized_len
 from bstune.trial.lightning.trainer import looks_at_epochs
 from bstune.trial.parts.state import TrialState
 

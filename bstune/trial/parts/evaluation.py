@@ -1,8 +1,7 @@
 """What a trial does around an evaluation: when one is due, what is kept for it, and what follows from it."""
 
-from lightning.pytorch import LightningModule, Trainer
-
 from bstune.trial.devices import distributed
+from bstune.trial.lightning.installed import LightningModule, Trainer
 from bstune.trial.parts.assemble import Parts
 from bstune.trial.parts.metric import checks_all_data, mean_loss
 

@@ -4,12 +4,11 @@ import math
 
 import numpy as np
 import torch
-from lightning.fabric.utilities.data import sized_len
-from lightning.pytorch import Trainer
 from torch import Tensor
 
 from bstune.core.errors import ConfigError
 from bstune.trial.batches.loader import loaders_of
+from bstune.trial.lightning.installed import Trainer, sized_len
 
 
 class LoggedMetric:

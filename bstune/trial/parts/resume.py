@@ -4,9 +4,9 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
-from lightning.pytorch import LightningModule, Trainer
 from torch import Tensor
 
+from bstune.trial.lightning.installed import LightningModule, Trainer
 from bstune.trial.lightning.internals import end_restart, go_on_amid_epoch, repeat_validation
 from bstune.trial.parts.checkpoint import StoppedState
 from bstune.trial.parts.epoch import accumulate_on

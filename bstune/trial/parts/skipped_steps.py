@@ -3,7 +3,8 @@
 from typing import Any
 
 import torch
-from lightning.pytorch import LightningModule, Trainer
+
+from bstune.trial.lightning.installed import LightningModule, Trainer
 
 
 class SkippedSteps:

@@ -3,10 +3,9 @@
 from collections.abc import Mapping
 from typing import Any
 
-from lightning.pytorch import LightningModule, Trainer
-
 from bstune.core.records import TrialProtocol, TrialSpec
 from bstune.trial.devices.device import device_name
+from bstune.trial.lightning.installed import LightningModule, Trainer
 from bstune.trial.parts.cadence import Cadence
 from bstune.trial.parts.checkpoint import StateWriter, StoppedState
 from bstune.trial.parts.epoch import accumulated

@@ -1,7 +1,6 @@
 """How many optimizer steps a trial has applied: one that a gradient scaler skips is none."""
 
-from lightning.pytorch import LightningModule, Trainer
-
+from bstune.trial.lightning.installed import LightningModule, Trainer
 from bstune.trial.parts.skipped_steps import SkippedSteps
 from bstune.trial.parts.state import TrialState
 

@@ -7,11 +7,10 @@ matters: a step is counted before anything looks at the count.
 from collections.abc import Mapping
 from typing import Any
 
-from lightning.pytorch import Callback, LightningModule, Trainer
-
 from bstune.trial.batches.half_lives import effective_lr
 from bstune.trial.devices import distributed
 from bstune.trial.fast.take_steps import StepTaker
+from bstune.trial.lightning.installed import Callback, LightningModule, Trainer
 from bstune.trial.parts.assemble import Parts
 from bstune.trial.parts.callback_order import order_callbacks
 from bstune.trial.parts.evaluation import begin_evaluation, end_evaluation, is_evaluation_due

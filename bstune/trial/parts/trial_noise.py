@@ -4,10 +4,9 @@ from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from typing import Any
 
-from lightning.pytorch import LightningModule, Trainer
-
 from bstune.system.failures import cause
 from bstune.trial.devices.errors import USER_CODE_ERRORS, warn_once
+from bstune.trial.lightning.installed import LightningModule, Trainer
 from bstune.trial.noise_scale import NoiseScale
 
 # The noise scale is taken of batches split in two; normalisation layers refuse parts of a single example.

@@ -1,8 +1,8 @@
 """How a trial has ended that no evaluation ended: by itself, by a wish to stop, or by an error."""
 
-from lightning.pytorch import LightningModule, Trainer
 from torch import Tensor
 
+from bstune.trial.lightning.installed import LightningModule, Trainer
 from bstune.trial.parts.state import TrialState
 
 

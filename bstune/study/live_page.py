@@ -1,0 +1,219 @@
+"""Writes a study's page while it runs: as trials end, at most for ``SHARE`` of the study's time.
+
+    page = LivePage(files.report, elapsed, say)
+    page.show(prepared, done, to_go)
+
+The process that owns the study writes it, each time as a whole file. What cannot be written is said once, and the
+study goes on.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+
+from bstune.core.objectives import SOUGHT
+from bstune.core.records import TrialResult
+from bstune.report.answer import Line, point_text
+from bstune.report.running_page import StudySoFar, is_running_page, running_page
+from bstune.report.study_folder import StudyFiles, StudyFolder
+from bstune.study.analysis.summary import Analysis, summarize
+from bstune.study.at_budget import best_full, is_full
+from bstune.study.live_table import CURVE_HEADS, curve_rows, octave_text, octaves
+from bstune.study.planning.baseline import baseline_runs
+from bstune.study.planning.plan import searched
+from bstune.study.prepare import PreparedStudy
+from bstune.study.report import asked_of, short_path
+from bstune.system.console import format_number, format_seconds, plural
+from bstune.system.failures import optional
+from bstune.system.files import write_text_once
+
+SHARE = 0.02  # of the study's time that goes to the page, at most
+LEAST_SECONDS = 0.1  # that a writing is taken to last: the first one comes after five seconds
+NO_FIT = "the study has not ended"
+
+
+@dataclass
+class PagePace:
+    """When the page is written again: once its last writing has taken ``SHARE`` of the time since.
+
+    Times are seconds since the study's command began.
+    """
+
+    ended: float = 0.0
+    """The end of the last writing."""
+    took: float = LEAST_SECONDS
+    """Seconds of the last writing, as which the next one is counted."""
+
+    def is_due(self, now: float) -> bool:
+        """Say whether the next writing costs no more than its share."""
+        return now - self.ended >= self.took / SHARE
+
+    def wrote(self, began: float, ended: float) -> None:
+        """Note a writing, one that failed too."""
+        self.ended = ended
+        self.took = max(LEAST_SECONDS, ended - began)
+
+
+@dataclass(frozen=True)
+class _Shown:
+    """What the page is to show."""
+
+    prepared: PreparedStudy
+    done: Sequence[TrialResult]
+    to_go: float | None
+
+
+def local_time() -> datetime:
+    """Give the time, with its zone."""
+    return datetime.now().astimezone()
+
+
+class LivePage:
+    """The page of a study that runs.
+
+    Args:
+        path: of the page.
+        elapsed: the seconds since the study's command began.
+        say: prints a line.
+        clock: gives the time that the page states.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        elapsed: Callable[[], float],
+        say: Callable[[str], None],
+        clock: Callable[[], datetime] = local_time,
+    ) -> None:
+        self._path, self._elapsed, self._say, self._clock = path, elapsed, say, clock
+        self._pace = PagePace()
+        self._last: _Shown | None = None
+        self._written: int | None = None  # trials on the page that this run wrote last
+        self._said = set[str]()
+
+    def show(
+        self, prepared: PreparedStudy, done: Sequence[TrialResult], to_go: float | None
+    ) -> None:
+        """Show the finished trials, if others have ended since and it is due.
+
+        ``to_go``: the seconds that the rest of the study is predicted to take; None: not known.
+        """
+        self._last = _Shown(prepared, done, to_go)
+        if len(done) != self._written and self._pace.is_due(self._elapsed()):
+            self._write(self._last, is_running=True)
+
+    def leave(self) -> None:
+        """Let no page say that a study runs which is left before its end."""
+        if self._last is not None and is_running_page(self._path):
+            self._write(self._last, is_running=False)
+
+    def _write(self, shown: _Shown, is_running: bool) -> None:
+        began = self._elapsed()
+        faults = list[str]()
+        with optional("no page while the study runs", faults):
+            found = so_far(shown.prepared, shown.done, shown.to_go, self._clock(), is_running)
+            write_text_once(self._path, running_page(found))
+        self._pace.wrote(began, self._elapsed())
+        self._written = len(shown.done)
+        if faults:
+            self._say_once("fault", f"{faults[0]}: the study goes on")
+        elif is_running:
+            self._say_once("place", f"its page while it runs: {short_path(self._path)}")
+
+    def _say_once(self, what: str, line: str) -> None:
+        if what not in self._said:
+            self._said.add(what)
+            self._say(line)
+
+
+def so_far(
+    prepared: PreparedStudy,
+    done: Sequence[TrialResult],
+    to_go: float | None,
+    now: datetime,
+    is_running: bool,
+) -> StudySoFar:
+    """Tell what the trials of a study that has not ended have come to."""
+    result = summarize(done, asked_of(prepared, None), Analysis(fit=NO_FIT))
+    files = StudyFiles(prepared.files.root, tuple(done), None, None, None, ())
+    lines: list[Line] = [("SO FAR", (_progress(prepared, done, to_go if is_running else None),))]
+    if done:
+        lines.append(("BEST", (_best(prepared, done),)))
+    runs = baseline_runs(done, prepared.baseline)
+    if runs is not None:
+        lines.append(("YOURS", (_run_text(runs.first),)))
+    heads: Sequence[str] = CURVE_HEADS
+    rows = curve_rows(done)
+    if prepared.budget.objective == "loss":
+        heads, rows = _budget_curve(prepared, done)
+    study = StudyFolder(result, files)
+    return StudySoFar(study, lines, heads, rows, now, is_running)
+
+
+def _progress(prepared: PreparedStudy, done: Sequence[TrialResult], to_go: float | None) -> str:
+    points = sum(trial.resumed_from is None for trial in searched(done))
+    told = f"{points} of {plural(prepared.budget.trials, 'configuration')} tried"
+    if len(done) > points:
+        told += f", in {plural(len(done), 'run')}"
+    return told if to_go is None else f"{told}; about {format_seconds(to_go)} to go"
+
+
+def _best(prepared: PreparedStudy, done: Sequence[TrialResult]) -> str:
+    """Tell the best single run, or how close to the target the trials came."""
+    objective, target = prepared.budget.objective, prepared.protocol.target
+    if objective == "loss":
+        full = best_full(done, prepared.last_step, target)
+        if full is None:
+            return "no trial has come to its budget's end yet"
+        value = format_number(full.best_value(target.mode))
+        return f"{target.metric} {value} at {_place(full)}"
+    reached = [trial for trial in done if trial.reached]
+    if reached:
+        in_steps = SOUGHT[objective].merits[0] == "steps"
+        return _run_text(min(reached, key=lambda trial: _cost(trial, in_steps)))
+    seen = [trial for trial in done if trial.best_value(target.mode) is not None]
+    if not seen:
+        return "no trial has a metric yet"
+    closest = min(seen, key=lambda trial: target.sign * (trial.best_value(target.mode) or 0.0))
+    value = format_number(closest.best_value(target.mode))
+    return f"none has reached the target yet; the closest came to {value}, at {_place(closest)}"
+
+
+def _cost(trial: TrialResult, in_steps: bool) -> tuple[float, int]:
+    """Give what a trial took, by which the least is the best."""
+    if in_steps:
+        return 0.0, trial.steps
+    seconds = trial.time_to_target
+    return (math.inf if seconds is None else seconds), trial.steps
+
+
+def _run_text(trial: TrialResult) -> str:
+    """Tell what one run took, or how it ended, and where."""
+    taken = [plural(trial.steps, "step")]
+    if trial.time_to_target is not None:
+        taken.insert(0, format_seconds(trial.time_to_target))
+    ended = "" if trial.reached else f"{trial.status} after "
+    return f"{ended}{', '.join(taken)} at {_place(trial)}"
+
+
+def _place(trial: TrialResult) -> str:
+    where = point_text(trial.batch_size, trial.lr, trial.hyperparameters, trial.horizon)
+    return f"{where} (trial {trial.number})"
+
+
+def _budget_curve(
+    prepared: PreparedStudy, done: Sequence[TrialResult]
+) -> tuple[Sequence[str], list[tuple[str, ...]]]:
+    """Give the best metric at the budget's end for each octave of batch sizes."""
+    target = prepared.protocol.target
+    heads = ("batch sizes", "trials", "to the budget's end", f"best {target.metric}")
+    rows = list[tuple[str, ...]]()
+    for octave, trials in octaves(done):
+        full = [trial for trial in trials if is_full(trial, prepared.last_step)]
+        best = best_full(trials, prepared.last_step, target)
+        value = None if best is None else best.best_value(target.mode)
+        counts = (str(len(trials)), str(len(full)))
+        rows.append((octave_text(octave), *counts, format_number(value)))
+    return heads, rows

@@ -1,0 +1,21 @@
+"""What ships in ``conf/``, found without Hydra: a help text need not wait for that."""
+
+from importlib.resources import files
+
+CONFIG_MODULE = "bstune.conf"
+
+
+def read_shipped(name: str) -> str:
+    """Read a file of ``conf/``."""
+    return files(CONFIG_MODULE).joinpath(name).read_text(encoding="utf-8")
+
+
+def choices_in(group: str) -> list[str]:
+    """List the names of the choices of a config group that ship, sorted."""
+    names = [one.name for one in files(CONFIG_MODULE).joinpath(group).iterdir()]
+    return sorted(name.removesuffix(".yaml") for name in names if name.endswith(".yaml"))
+
+
+def workload_names() -> list[str]:
+    """List the names of the workloads that ship, sorted."""
+    return choices_in("workload")
