@@ -29,6 +29,7 @@ from bstune.core.batch_split import split_batch, split_lines
 from bstune.core.clock import process_seconds
 from bstune.core.errors import BstuneError, ConfigError, Interrupted, StudyError, UserCodeError
 from bstune.core.scaling import RULES, lr_of
+from bstune.core.search_space import OVERRIDE_LR
 from bstune.system import interruption
 from bstune.system.console import plain_console, quieten
 from bstune.system.exits import is_interruption, os_exit_answered, sys_exit_error
@@ -515,7 +516,8 @@ def lightning(arguments: list[str]) -> str | None:
     from bstune.trial.own_project.own_values import are_timed
 
     named = {name: getattr(options, name) for name in ("target", "model", "data", "lr", "name")}
-    chosen = Chosen(**named, is_timed=are_timed(options.overrides))
+    overrides_lr = f"{OVERRIDE_LR}=true" in [one.lower() for one in options.overrides]
+    chosen = Chosen(**named, is_timed=are_timed(options.overrides), overrides_lr=overrides_lr)
     workload, lines = workload_of(options.config, chosen)
     if names := secret_options(workload):
         raise ConfigError(

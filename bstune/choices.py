@@ -13,7 +13,7 @@ from hydra.utils import get_object
 from omegaconf import DictConfig, OmegaConf, open_dict
 
 from bstune.core.errors import ConfigError
-from bstune.core.search_space import HALF_LIVES, MODULE
+from bstune.core.search_space import HALF_LIVES, MODULE, OVERRIDE_LR
 
 ALWAYS = ("workload.tunable", "workload.reference")  # of which a choice changes parts
 # What makes the algorithm; the rest, such as a weight decay, stays the workload's where its optimizer is of that class.
@@ -46,8 +46,8 @@ def with_choices_of(
             if chosen is not None and nothing_to_choose is not None:
                 raise ConfigError(f"{nothing_to_choose}, so it has no {name}: leave out {name}=...")
         replayed = "table" in config.workload if "workload" in config else False
-        for name in HALF_LIVES:
-            if replayed and OmegaConf.select(config, name) is not None:
+        for name in (*HALF_LIVES, OVERRIDE_LR):
+            if replayed and OmegaConf.select(config, name):
                 raise ConfigError(
                     f"{nothing_to_choose}, so that {name} changes nothing: leave it out"
                 )

@@ -51,6 +51,7 @@ from bstune.options import (
     option_at,
     with_option,
 )
+from bstune.system.inputs import one_line
 from bstune.system.secrets import redact_values, remember, secret_options
 from bstune.system.shipped import CONFIG_MODULE, read_shipped
 from bstune.system.terminal import ArgumentParser
@@ -112,9 +113,39 @@ def compose(arguments: Sequence[str], complete: Complete | None = None) -> Compo
             raise ConfigError(f"--config-dir {parsed.config_dir} is not a folder")
         options.append(f"hydra.searchpath=[file://{Path(parsed.config_dir).absolute()}]")
     config, unknown = compose_known(CONFIG_MODULE, parsed.config_name, options)
-    composed = validate(config, unknown, complete, groups_in(parsed.config_dir), options)
+    try:
+        composed = validate(config, unknown, complete, groups_in(parsed.config_dir), options)
+    except ConfigError as error:
+        file = _workload_file(parsed.config_dir, options)
+        if file is None:
+            raise
+        lines = [_with_place(line, file, options) for line in str(error).splitlines()]
+        raise ConfigError("\n".join(lines)) from error
     _check_one_goal(composed.options, options)
     return composed
+
+
+def _workload_file(folder: str | None, arguments: Sequence[str]) -> Path | None:
+    """Give the file of the user's that holds the workload; None where it is one that ships."""
+    names = [one.partition("=")[2] for one in arguments if one.startswith("workload=")]
+    if folder is None or not names:
+        return None
+    file = Path(folder, "workload", f"{names[-1]}.yaml")
+    return file if file.is_file() else None
+
+
+def _with_place(line: str, file: Path, arguments: Sequence[str]) -> str:
+    """Add the file, and where it is found there the line, to what is wrong with an option of the workload."""
+    name = re.match(r"workload\.[\w.]+\w", line)
+    if name is None or any(one.lstrip("+~").startswith(f"{name[0]}=") for one in arguments):
+        return line
+    key = name[0].rpartition(".")[2]
+    place = str(file)
+    for number, text in enumerate(file.read_text(encoding="utf-8").splitlines(), start=1):
+        if re.match(rf"\s*{re.escape(key)}\s*:", text) and " is missing: " not in line:
+            place += f":{number}"
+            break
+    return f"{line} ({one_line(place)})"
 
 
 def _check_one_goal(options: StudyOptions, arguments: Sequence[str]) -> None:

@@ -18,6 +18,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from bstune.core.errors import BstuneError, ConfigError
+from bstune.core.search_space import OVERRIDE_LR
 from bstune.hydra_versions import INSTANTIATE_TRUSTS
 from bstune.options import Node
 from bstune.recipe import TrialValues
@@ -72,6 +73,10 @@ class HydraRecipe:
         """Instantiate the data's node."""
         return instantiate(self._config.workload.data, "workload.data")  # type: ignore[no-any-return]
 
+    @property
+    def data_at(self) -> None:
+        """None: a node builds the same data at each batch size."""
+
     def module(self, values: TrialValues) -> "LightningModule":
         """Instantiate the module's node, a trial's values in the places of its references."""
         config = self._config_of_trials
@@ -102,6 +107,11 @@ class HydraRecipe:
             config = OmegaConf.merge(self._config, {"trial": trial})
             resolved.append(OmegaConf.to_container(config.workload, resolve=True))
         return resolved[0] != resolved[1]
+
+    @property
+    def override(self) -> str:
+        """The option that sets the rate in the optimizer."""
+        return f"{OVERRIDE_LR}=true"
 
     def advice_on_rate(self) -> str:
         """Name the argument that should get ``${trial.lr}``."""

@@ -4,7 +4,7 @@ import math
 import re
 import unicodedata
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal, Protocol, Self, TypeVar
+from typing import Annotated, Any, Literal, Protocol, Self, TypeVar, get_args, get_origin
 from urllib.parse import urlsplit
 
 from pydantic import (
@@ -479,6 +479,9 @@ class ScalingOptions(Section):
     beta2 is as it is."""
     weight_decay_half_life: PositiveFinite | None
     """Half-life of a weight without gradient, in examples, at every B; null: as it is."""
+    override_lr: bool
+    """Set the learning rate in the optimizers that the module has built, in place of their own, all groups and
+    schedules in proportion: for a rate that is written in configure_optimizers."""
     lr_octaves_sigma: Annotated[float, Field(ge=0.001, le=30.0, allow_inf_nan=False), _NUMBER]
     """Sigma of delta = log2(lr / rule(B)), in octaves; Optuna's samplers search +-3 sigma."""
     lr_octaves: Annotated[float, Field(ge=0.001, le=100.0, allow_inf_nan=False), _NUMBER]
@@ -901,6 +904,9 @@ def flat_settings(options: StudyOptions) -> dict[str, object]:
     for key in list(values):
         if key.startswith("workload.tunable") and not key.startswith(searched):
             del values[key]
+    # A study from before there was this option continues.
+    if not options.scaling.override_lr:
+        del values["scaling.override_lr"]
     if options.search.objective == "loss":
         # There it is what is asked, and the value of a target is not.
         values |= flatten({"budget": options.budget.model_dump()})
@@ -995,6 +1001,9 @@ def _check_sampler(sampler: Node, lookup: Lookup) -> None:
 def mistake(name: str, error: Mapping[str, Any]) -> str:
     """Return one of pydantic's errors as a line: the option, what is allowed and what was received."""
     if error["type"] == "missing":
+        allowed = _choices_of(StudyOptions, name)
+        if allowed:
+            return f"{name} is missing: give it one of {', '.join(allowed)}, as {name}={allowed[0]}"
         return f"{name} is missing: give it a value, {name}=..."
     message = re.sub(r", (unable|got) .*| after validation.*", "", error["msg"])
     message = re.sub(r"^(Input|List|String) should", "must", message)
@@ -1012,6 +1021,19 @@ def mistake(name: str, error: Mapping[str, Any]) -> str:
         if key in error.get("ctx", {}):
             message = f"must be {word} {error['ctx'][key]:.12g}"
     return f"{name} {message}, but got {shown(error['input'])}"
+
+
+def _choices_of(section: type[BaseModel], name: str) -> list[str]:
+    """List what an option may be, by its dotted name, where that is one of some words; empty elsewhere."""
+    first, _, rest = name.partition(".")
+    field = section.model_fields.get(first)
+    if field is None:
+        return []
+    annotation: object = field.annotation
+    if rest:
+        is_section = isinstance(annotation, type) and issubclass(annotation, BaseModel)
+        return _choices_of(annotation, rest) if is_section else []  # type: ignore[arg-type]
+    return [str(one) for one in get_args(annotation)] if get_origin(annotation) is Literal else []
 
 
 def shown(value: object) -> str:

@@ -6,7 +6,7 @@ kinds: :class:`bstune.hydra_recipe.HydraRecipe` of a config's nodes, and
 to a process that trains; it is never stored, and never read from a study's folder.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
@@ -44,6 +44,10 @@ class Recipe(Protocol):
     def data(self) -> "LightningDataModule":
         """Build the data module; the caller prepares it and sets it up."""
 
+    @property
+    def data_at(self) -> "Callable[[int], LightningDataModule] | None":
+        """Builds the data of a batch size, where the user gives a function of it; None: they are the same at each."""
+
     def module(self, values: TrialValues) -> "LightningModule":
         """Build a trial's module, with weights of its own."""
 
@@ -52,6 +56,10 @@ class Recipe(Protocol):
 
     def takes(self, name: str) -> bool:
         """Whether what is built depends on a value of the trial: ``lr`` or ``total_steps``."""
+
+    @property
+    def override(self) -> str:
+        """What sets the rate in the optimizer, in the words of whoever gives the recipe: ``override_lr=True``."""
 
     def advice_on_rate(self) -> str:
         """Say what to change so that the module takes the trial's learning rate."""

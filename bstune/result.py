@@ -995,6 +995,8 @@ class StudyResult(Part, frozen=True):
     """Tokens of an example, where it has some."""
     size: WorkloadSize | None = None
     """Of the data and of the module; None where nothing was trained."""
+    overrides_lr: bool = False
+    """Whether the learning rate was set in the optimizer that the module had built."""
     objective: Objective
     """What the search sought."""
     target: Text

@@ -312,6 +312,14 @@ def test_a_target_is_a_number_or_auto(value):
             "unknown option nothing; bstune --cfg job +workload=NAME lists the options",
         ),
         ("storage=???", "storage is missing: give it a value, storage=..."),
+        (
+            "~workload.precision",
+            "workload.precision is missing: give it one of auto, 32-true, bf16-mixed, 16-mixed,",
+        ),
+        (
+            "~workload.target.mode",
+            "workload.target.mode is missing: give it one of min, max, as workload.target.mode=min",
+        ),
         ("~workload.data", "workload.data is missing: give it a value, workload.data=..."),
         (
             "~hardware.memory.relative.cuda",
@@ -479,6 +487,23 @@ def test_a_folder_of_ones_own(tmp_path):
         "a config file is none that Hydra reads"
         in mistakes("--config-dir", str(tmp_path), "workload=mine")[0]
     )
+
+
+def test_a_mistake_in_a_file_of_ones_own_names_file_and_line(tmp_path):
+    text = (CONF / "workload" / "digits.yaml").read_text()
+    file = tmp_path / "workload" / "mine.yaml"
+    file.parent.mkdir()
+    own = ["--config-dir", str(tmp_path), "workload=mine"]
+    file.write_text(re.sub(r"(?m)^trials:.*", "trials: none", text))
+    number = text.splitlines().index(re.search(r"(?m)^trials:.*", text)[0]) + 1
+    (line,) = mistakes(*own)
+    assert line.endswith(f"but got 'none' ({file}:{number})")
+    # The command line's own are none of the file's.
+    assert not mistakes(*own, "workload.trials=few")[0].endswith(")")
+    file.write_text(re.sub(r"(?m)^precision:.*\n", "", text))
+    (line,) = mistakes(*own)
+    assert line.startswith("workload.precision is missing: give it one of auto, 32-true,")
+    assert line.endswith(f"({file})")
 
 
 # A replayed workload

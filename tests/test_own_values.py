@@ -111,8 +111,11 @@ class NeedsTrainer(Data):
 @pytest.mark.parametrize(
     ("data", "problem"),
     [
-        (loader_data([X]), "returned list"),
-        (loader_data(DataLoader(Stream(), batch_size=8)), "a stream, Stream, of which no epoch"),
+        (loader_data([X]), "returns 1 loader in a list"),
+        (
+            loader_data(DataLoader(Stream(), batch_size=8)),
+            "Stream, is iterable .*data=lambda batch_size",
+        ),
         (NeedsTrainer(), "failed with AttributeError"),
     ],
 )

@@ -32,6 +32,7 @@ from bstune.trial.checks import preflight as checks
 from bstune.trial.checks.preflight import check_loaders, check_takes_rate, preflight
 from bstune.trial.checks.start import check_hooks
 from bstune.trial.loop import Workload
+from bstune.trial.own_project.override_rate import override_rate
 
 DATA = TensorDataset(torch.arange(64.0).view(64, 1).sin(), torch.arange(64) % 3)
 SPACE = Space(8, 64, 1, 1.0, partial(scaling.linear, reference_batch_size=8, reference_lr=0.1))
@@ -74,6 +75,7 @@ def fly(
     examples=64,
     steps=100,
     train=None,
+    override="",
 ):
     train = train or DataLoader(DATA, shuffle=True)
     workload = Workload(
@@ -82,6 +84,8 @@ def fly(
         validation or DataLoader(DATA, batch_size=16),
         examples,
         train_examples=len(DATA),
+        overrides_lr=bool(override),
+        override=override,
     )
     protocol = make_protocol(steps, target=Target(*target, "min"), noise_scale_every=every)
     return preflight(workload, protocol, space, trial, continues=continues, survey=survey)
@@ -149,6 +153,103 @@ RATES = r", with these rates of its optimizers at both: SGD {}\. Let configure_o
 def test_a_rate_that_is_not_the_trials_is_refused(kind, message):
     with pytest.raises(ConfigError, match=f"^{IGNORED.format(kind.__name__)}{message}"):
         fly(kind)
+
+
+# Rates that are set in the optimizer
+
+
+def overriding(kind):
+    def build(spec):
+        module = kind(spec)
+        configure = module.configure_optimizers
+
+        def configured():
+            built = configure()
+            override_rate(built, module, spec.lr)
+            return built
+
+        module.configure_optimizers = configured
+        return module
+
+    return build
+
+
+class FixedGroups(Lit):
+    """A hook sets the rate of one of its groups."""
+
+    sets = False
+
+    def configure_optimizers(self):
+        head = {"params": self.net[2].parameters(), "lr": 0.2}
+        return torch.optim.SGD([{"params": self.net[0].parameters(), "lr": 0.001}, head])
+
+    def on_train_batch_start(self, batch, batch_idx):
+        if self.sets:
+            self.optimizers().param_groups[0]["lr"] = 0.001
+
+
+class SetsOneGroup(FixedGroups):
+    sets = True
+
+
+class Floor(torch.optim.lr_scheduler.LRScheduler):
+    floor = 0.02
+
+    def get_lr(self):
+        return [max(self.floor, rate * 0.9**self.last_epoch) for rate in self.base_lrs]
+
+
+class FixedFloor(Fixed):
+    def configure_optimizers(self):
+        optimizer = super().configure_optimizers()
+        return [optimizer], [{"scheduler": Floor(optimizer), "interval": "step"}]
+
+
+class ForeignSchedule(Fixed):
+    class Steps:
+        def __init__(self, optimizer):
+            self.optimizer = optimizer
+
+        def step(self):
+            pass
+
+        def state_dict(self):
+            return {}
+
+        def load_state_dict(self, state):
+            pass
+
+    def configure_optimizers(self):
+        optimizer = super().configure_optimizers()
+        schedule = ForeignSchedule.Steps(optimizer)
+        return [optimizer], [{"scheduler": schedule, "interval": "step"}]
+
+    def lr_scheduler_step(self, scheduler, metric):
+        scheduler.step()
+
+
+@pytest.mark.parametrize("kind", [Fixed, FixedMaximum, FixedGroups, Lit])
+def test_a_rate_that_is_set_in_the_optimizer_is_the_trials(kind):
+    findings = fly(overriding(kind), override="override_lr=True")
+    # A checkpoint does not undo it.
+    assert findings.continues
+
+
+@pytest.mark.parametrize(
+    ("kind", "message"),
+    [
+        (Overwritten, "override_lr=True sets the rate in the optimizer, and a hook"),
+        (SetsOneGroup, "override_lr=True moves .* after 3 steps those of SetsOneGroup .* a hook"),
+        (
+            FixedFloor,
+            r"override_lr=True moves .* Floor of FixedFloor \(test_preflight.py:\d+\) has",
+        ),
+        (ForeignSchedule, "override_lr=True sets .* and ForeignSchedule .* has Steps"),
+    ],
+)
+def test_a_rate_that_does_not_keep_its_proportion_is_refused(kind, message):
+    with pytest.raises(ConfigError, match=message):
+        fly(overriding(kind), override="override_lr=True")
 
 
 # Good projects, which are not refused
@@ -382,8 +483,15 @@ class SavesWhatItCannotLoad(KeepsState):
 @pytest.mark.parametrize(
     ("kind", "message"),
     [
-        (NoValidation, "NoValidation has no validation_step: log the target's metric there"),
-        (NoTraining, "NoTraining has no training_step: return the loss there"),
+        (
+            NoValidation,
+            r"NoValidation \(test_preflight.py:\d+\) has no validation_step: (.|\n)*"
+            r"def validation_step\(self, batch, batch_idx\):\n.*\n +self.log\('val_loss', ",
+        ),
+        (
+            NoTraining,
+            r"NoTraining \(test_preflight.py:\d+\) has no training_step: return the loss there",
+        ),
     ],
 )
 def test_a_hook_that_is_missing_is_named(kind, message):
@@ -408,7 +516,8 @@ def test_a_hook_that_is_missing_is_named(kind, message):
         (
             LogsNothing,
             "val_loss",
-            "'val_loss' is logged nowhere, and nothing in validation: log it in validation_step",
+            r"'val_loss' is logged nowhere, and nothing in validation_step \(test_preflight.py:\d+\): (.|\n)*"
+            r"self.log\('val_loss', ",
         ),
         (
             LogsInSanityCheck,
@@ -576,6 +685,11 @@ class Data(LightningDataModule):
         return self.validation
 
 
+class Nothing(Data):
+    def val_dataloader(self):
+        return None
+
+
 class OwnBatches(Data):
     train_batches = None  # it hands out its own
 
@@ -607,15 +721,15 @@ WEIGHTED = Data(DataLoader(DATA, sampler=WeightedRandomSampler([1.0] * 64, 64)))
     [
         (
             Data(STREAM),
-            r"train_dataloader\(\) cannot .*: its data set, Stream, is iterable .*; return DataLoader\(",
+            r"train_dataloader\(\) cannot .*: its data set, Stream, is iterable .*; tune it .*data=lambda batch_size",
         ),
         (
             Data([PLAIN, PLAIN]),
-            r"train_dataloader\(\) returns 2 loaders in a list, but a trial needs one batch of B",
+            r"train_dataloader\(\) cannot .*: it returns 2 loaders in a list, not one .*data=lambda batch_size",
         ),
         (
             Data({"a": PLAIN}),
-            r"train_dataloader\(\) returns 1 loader in a dict, .*ConcatDataset or StackDataset",
+            r"train_dataloader\(\) cannot .*: it returns 1 loader in a dict, .*ConcatDataset or StackDataset",
         ),
         (
             Data(iter("ab")),
@@ -632,19 +746,28 @@ WEIGHTED = Data(DataLoader(DATA, sampler=WeightedRandomSampler([1.0] * 64, 64)))
         (Data(DataLoader(DATA, sampler=range(64))), "its sampler, range, is not one of torch's"),
         (
             Data(CombinedLoader([PLAIN, PLAIN])),
-            r"train_dataloader\(\) returns 2 loaders in a CombinedLoader, but",
+            r"train_dataloader\(\) cannot .*: it returns 2 loaders in a CombinedLoader",
         ),
         (
             Data(validation=[PLAIN, STREAM]),
             r"val_dataloader\(\) returns a DataLoader without a length",
         ),
         (Data(validation=STREAM), r"val_dataloader\(\) returns a DataLoader without a length"),
-        (NoValidationData(), "has no val_dataloader: define it"),
+        (NoValidationData(), r"\(test_preflight.py:\d+\) has no val_dataloader: define it"),
+        (Data(validation=[]), r"val_dataloader\(\) \(test_preflight.py:\d+\) returns no loader"),
+        (Nothing(), r"val_dataloader\(\) \(test_preflight.py:\d+\) returns no loader"),
     ],
 )
 def test_loaders_that_do_not_do_are_named(data, message):
     with pytest.raises(ConfigError, match=f"^{type(data).__name__}.*{message}"):
         check_loaders(data)
+
+
+@pytest.mark.parametrize("train", [STREAM, [PLAIN, PLAIN], iter("ab"), Own(DATA)])
+def test_what_a_function_of_the_batch_size_gives_is_taken_as_it_is(train):
+    check_loaders(Data(train), is_given=True)
+    with pytest.raises(ConfigError, match="without a length"):
+        check_loaders(Data(train, STREAM), is_given=True)
 
 
 @pytest.mark.parametrize(

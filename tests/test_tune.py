@@ -197,6 +197,134 @@ FORMS = {
 }
 
 
+def batches_of(batch_size):
+    train = digits()[0]
+    for start in range(0, 1200 - batch_size, batch_size):
+        yield train[start : start + batch_size]
+
+
+class DigitsAt(Digits):
+    """A data module of a batch size, of a stream."""
+
+    def __init__(self, batch_size):
+        super().__init__()
+        self.batch_size = batch_size
+
+    def train_dataloader(self):
+        return DataLoader(Stream(), self.batch_size)
+
+
+class OfSeveral(Net):
+    def training_step(self, batch, batch_idx):
+        return sum(super(OfSeveral, self).training_step(one, batch_idx) for one in batch.values())
+
+
+TAKEN = {
+    "stream": {"data": lambda batch_size: (DataLoader(Stream(), batch_size), loaders()[1])},
+    "generator": {"data": lambda batch_size: (batches_of(batch_size), loaders()[1])},
+    "data module": {"data": DigitsAt},
+    "several": {
+        "module": OfSeveral,
+        "data": lambda batch_size: (
+            {"a": loaders(batch_size)[0], "b": DataLoader(Stream(), batch_size)},
+            loaders()[1],
+        ),
+    },
+    "several with a length": {
+        "module": OfSeveral,
+        "data": lambda batch_size: (
+            {"a": loaders(batch_size)[0], "b": loaders(batch_size)[0]},
+            loaders()[1],
+        ),
+    },
+}
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("form", TAKEN)
+def test_what_a_function_of_the_batch_size_gives_is_taken_as_it_comes(tune, form, capsys):
+    result = tune(
+        **TAKEN[form],
+        objective="steps",
+        trials=3,
+        options=["search.replicates=0", "hardware.scale_out.devices=[1]"],
+    )
+    assert "failed" not in {trial.status for trial in result.records}
+    assert result.best.lr > 0.0
+    printed = capsys.readouterr().out
+    assert "assumed: batches are those that data(batch_size) gives" in printed
+    assert ("without epochs" in printed) is (form != "several with a length")
+    # A stopped trial goes on as the one that was not stopped.
+    assert "cannot be continued" not in printed
+    assert result.summary.size is None
+    _, trainer = result.train()
+    assert trainer.global_step == result.best.steps
+
+
+@pytest.mark.parametrize("form", ["stream", "several"])
+def test_elsewhere_such_data_are_refused(tune, form):
+    data = TAKEN[form]["data"](32)
+    with pytest.raises(
+        ConfigError, match=r"cannot be read .*data=lambda batch_size: \(train, val\)"
+    ):
+        tune(data=data)
+
+
+class Literal(Net):
+    """Its rate stands in configure_optimizers."""
+
+    def __init__(self):
+        super().__init__(lr=None)
+
+    def configure_optimizers(self):
+        optimizer = torch.optim.SGD(self.parameters(), lr=0.5, momentum=0.5)
+        schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: min(1.0, 0.2 + step))
+        return [optimizer], [{"scheduler": schedule, "interval": "step"}]
+
+
+def test_a_rate_that_stands_in_the_module_is_overridden(tune, capsys):
+    result = tune(
+        Literal,
+        reference=None,
+        override_lr=True,
+        trials=5,
+        options=["search.replicates=0", "hardware.scale_out.devices=[1]"],
+    )
+    first, *others = result.records
+    # The reference is the module's own configuration.
+    assert (first.batch_size, first.lr) == (32, 0.5)
+    assert len({trial.lr for trial in others} - {0.5}) > 1
+    assert result.summary.overrides_lr
+    _, trainer = result.train()
+    (group,) = trainer.optimizers[0].param_groups
+    assert group["lr"] == pytest.approx(result.best.lr)
+    printed = capsys.readouterr().out
+    assert "reference=(32, 0.5)" in printed
+    assert "in configure_optimizers" in printed
+
+
+def test_a_rate_that_stands_in_the_module_is_refused_with_what_overrides_it(tune):
+    with pytest.raises(
+        ConfigError, match=r"Literal \(test_tune.py:\d+\) needs .* override_lr=True"
+    ):
+        tune(Literal)
+    with pytest.raises(ConfigError, match=r"no effect: .* or give override_lr=True"):
+        tune(lambda trial: Literal())
+
+
+class FindsItsRate(Net):
+    def configure_callbacks(self):
+        return [LearningRateFinder()]
+
+
+@pytest.mark.parametrize("target", [bstune.Target("val_loss", 1.5, "min"), None])
+def test_a_finder_of_the_module_itself_is_refused(tune, target):
+    with pytest.raises(
+        ConfigError, match="LearningRateFinder sets the learning rate, which bstune"
+    ):
+        tune(FindsItsRate, target=target)
+
+
 @pytest.fixture
 def prepared(monkeypatch):
     """Let tune() prepare its study, preflight included, and run none of its trials: all that it prepares."""

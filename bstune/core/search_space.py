@@ -9,6 +9,8 @@ from bstune.core.scaling import ScalingRule
 MODULE = "workload.module."
 BUDGET = "budget."
 HALF_LIVES = ("scaling.beta2_half_life", "scaling.weight_decay_half_life")
+# Sets the rate there.
+OVERRIDE_LR = "scaling.override_lr"
 
 
 @dataclass(frozen=True)

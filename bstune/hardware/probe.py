@@ -331,6 +331,8 @@ def measure_ceiling(
     few steps have shown: no probe is started that would not end in time, within ``wanted_seconds`` too. What a larger
     batch size takes is predicted then; ``search`` is :func:`find_ceiling`'s.
     """
+    # 0: of a stream they are not known.
+    train_examples = train_examples or high
     if low > train_examples:
         raise HardwareError(
             f"the smallest batch size, {low}, is larger than the training data ({train_examples} examples): "

@@ -31,6 +31,7 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import FlopCounterMode
 
 from bstune.core.errors import HardwareError
+from bstune.system.failures import place_of
 from bstune.trial.devices.device import convolutions_in_tf32, products_in_tf32
 
 Arithmetic = Literal["fp64", "fp32", "tf32", "bf16", "fp16"]
@@ -169,7 +170,8 @@ def training_loss(module: Any, batch: Any, index: int = 0) -> Tensor:
         if "not attached to a `Trainer`" not in str(error):
             raise
         raise HardwareError(
-            f"{type(module).__name__}.training_step asks for its Trainer, so it cannot be run without one"
+            f"{type(module).__name__}.training_step{place_of(module.training_step)} asks for its Trainer, so it cannot "
+            "be run without one: let it take what it needs of the Trainer in a hook, such as on_train_start"
         ) from error
     return output if isinstance(output, Tensor) else output["loss"]
 

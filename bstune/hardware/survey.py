@@ -230,7 +230,7 @@ def survey_of(
     space, protocol = make_space(options), checked_protocol(options, recipe)
     with watching(log, options.protocol.trial_seconds) as say:
         data = load_data(options, recipe)
-        check_loaders(data)
+        check_loaders(data, is_given=recipe.data_at is not None)
         check_largest(space.high, data)
         build = partial(build_workload, options, recipe, data)
         return cached_survey(options, recipe, space, protocol, data, build, say)
@@ -711,7 +711,11 @@ def cached_survey(
 
 
 def survey_key(
-    options: StudyOptions, recipe: Recipe, space: Space, protocol: TrialProtocol, examples: int
+    options: StudyOptions,
+    recipe: Recipe,
+    space: Space,
+    protocol: TrialProtocol,
+    examples: int,
 ) -> tuple[str, HowTimed]:
     """Return the key of a workload's survey in the cache, and how its steps are timed; a module is built for it."""
     spec = TrialSpec(0, 0, space.low, space.lr(space.low, 0.0), None, 0)

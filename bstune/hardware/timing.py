@@ -246,6 +246,11 @@ class _Watched:
     every: int
     clock: _StepClock
 
+    @property
+    def ends_by_steps(self) -> bool:
+        """Whether they are a stream of the user's, as :class:`bstune.trial.batches.given_batches.GivenBatches`."""
+        return getattr(self.batches, "ends_by_steps", False)
+
     def __len__(self) -> int:
         return len(self.batches)  # type: ignore[arg-type]  # a TypeError: they have no end
 

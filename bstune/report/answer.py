@@ -184,6 +184,7 @@ def _use(result: StudyResult) -> Iterator[str | None]:
         yield from _unreached(result)
         return
     yield f"{winner_text(use, result.tokens)}: {expected_text(use)}"
+    yield budget_answer.overridden_words(result, use.lr)
 
 
 def _test(result: StudyResult) -> Iterator[str | None]:

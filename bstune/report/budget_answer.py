@@ -74,6 +74,17 @@ def use(result: StudyResult) -> Iterator[str | None]:
         f"{point_words(winner)}: {result.metric} {metric_words(winner.expected, found)} after "
         f"{budget_words(found)}, {plural(winner.steps, 'step')} ({how})"
     )
+    yield overridden_words(result, winner.lr)
+
+
+def overridden_words(result: StudyResult, lr: float) -> str | None:
+    """Say where a learning rate belongs that was set in the optimizer; None where the module takes it."""
+    if not result.overrides_lr:
+        return None
+    return (
+        f"the rate was set in the optimizer (override_lr), the largest of its groups and all others in proportion: "
+        f"write {format_number(lr)} in configure_optimizers"
+    )
 
 
 def gain(result: StudyResult) -> Iterator[str | None]:

@@ -25,8 +25,16 @@ from bstune.trial.own_project.own_values import (
     own_examples,
     own_metric,
     own_rate,
+    rate_of_optimizers,
 )
-from bstune.trial.own_project.python_recipe import Loaders, Trial, data_module, module_builder
+from bstune.trial.own_project.python_recipe import (
+    OVERRIDE,
+    Loaders,
+    Trial,
+    data_module,
+    is_function,
+    module_builder,
+)
 
 # Batch sizes that are searched begin at this part of the project's own.
 SMALLEST_PART = 16
@@ -58,6 +66,8 @@ class Stated:
     objective: str | None = None
     # Whether the options give the budget of the objective loss.
     has_budget: bool = False
+    # Whether a rate is set in the module's optimizers.
+    overrides_lr: bool = False
 
 
 @dataclass(frozen=True)
@@ -115,16 +125,19 @@ def _from_project(stated: Stated, module: Module, data: Data) -> Completed:
         )
     # The metric that is logged is looked for with these call-backs.
     refuse_finders((stated.trainer or {}).get("callbacks"))
-    project = _Project(module, data_module(data, ANY_BATCH_SIZE), dict(stated.trainer or {}))
+    is_given = is_function(data)
+    project = _Project(
+        module, data_module(data, ANY_BATCH_SIZE), is_given, dict(stated.trainer or {})
+    )
     lines = list[str]()
     reference = stated.reference
     if reference is None:
-        if callable(data) and not hasattr(data, "train_dataloader"):
+        if is_given:
             raise ConfigError(
                 "which batch size do you run today? data is a function of it: give "
                 "reference=(batch size, learning rate)"
             )
-        reference = project.take_batch_size(), _own_rate(module, stated.tunable)
+        reference = project.take_batch_size(), _own_rate(module, stated)
         lines.append(
             f"reference={reference}: the batch size of {project.data_name} and the learning rate of your "
             "module, as you run it today; the gain is over these"
@@ -164,7 +177,8 @@ def _from_project(stated: Stated, module: Module, data: Data) -> Completed:
     target = _target(stated.target)
     if target is None:
         trial = _any_trial(batch_size, reference[1], budget.last_step(batch_size), stated.tunable)
-        built = module_builder(module, list(stated.tunable or ()))(trial)
+        build = module_builder(module, list(stated.tunable or ()), overrides_lr=stated.overrides_lr)
+        built = build(trial)
         accelerator = "cpu" if stated.device == "cpu" else "auto"
         found = own_metric(built, project.data, project.trainer, accelerator)
         target = Target(found.name, 0.0, found.mode).never_met
@@ -194,6 +208,8 @@ class _Project:
 
     module: Module
     data: Any
+    # Whether a function of the batch size has made the data.
+    is_given: bool
     trainer: dict[str, Any]
 
     @property
@@ -204,7 +220,7 @@ class _Project:
     @cached_property
     def batches(self) -> OwnBatches:
         """The batches that the project trains on; the data are set up for it."""
-        return own_batches(self.data, self.data_name)
+        return own_batches(self.data, self.data_name, is_given=self.is_given)
 
     def take_batch_size(self) -> int:
         """Take the batch size, and the Trainer's number of batches that it accumulates."""
@@ -251,6 +267,7 @@ def _given(
         trainer=stated.trainer,
         tunable=stated.tunable,
         seed=stated.seed,
+        overrides_lr=stated.overrides_lr,
     )
 
 
@@ -269,17 +286,22 @@ def _target(target: Target | str | None) -> Target | None:
     return Target(target, 0.0, mode).never_met
 
 
-def _own_rate(module: Module, tunable: Mapping[str, Any] | None) -> float:
-    """Give the learning rate of the user's module; a function's module is built to see its class."""
-    rate = own_rate(module)
+def _own_rate(module: Module, stated: Stated) -> float:
+    """Give the learning rate of the user's module; a function's module is built to see its class.
+
+    Where it is set in the optimizers, it is theirs.
+    """
+    rate = None if stated.overrides_lr else own_rate(module)
     function = module.func if isinstance(module, partial) else module
-    if rate is None and not isinstance(function, type):
-        built = module_builder(module)(_any_trial(ANY_BATCH_SIZE, 1e-3, 1, tunable))
-        rate = own_rate(type(built))
+    if rate is None and (stated.overrides_lr or not isinstance(function, type)):
+        trial = _any_trial(ANY_BATCH_SIZE, 1e-3, 1, stated.tunable)
+        built = module_builder(module, overrides_lr=stated.overrides_lr)(trial)
+        rate = rate_of_optimizers(built) if stated.overrides_lr else own_rate(type(built))
     if rate is None:
         raise ConfigError(
             "which learning rate do you run today? The module's class has no default of lr or "
-            "learning_rate: give reference=(batch size, learning rate)"
+            f"learning_rate: give reference=(batch size, learning rate), or {OVERRIDE} where it stands in "
+            "configure_optimizers"
         )
     return rate
 

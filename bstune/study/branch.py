@@ -19,7 +19,7 @@ from rich.table import Table
 from bstune.core.branching import LEAST_SEEDS, Branch, Branches, largest_batch
 from bstune.core.errors import ConfigError
 from bstune.core.records import Target, TrialSpec, dump_json
-from bstune.core.search_space import HALF_LIVES
+from bstune.core.search_space import HALF_LIVES, OVERRIDE_LR
 from bstune.options import option_at
 from bstune.study.prepare import compose_checked
 from bstune.system.console import format_count, format_number, plain_console, plural, quieten
@@ -131,7 +131,7 @@ def run_branches(
         raise ConfigError(
             "recorded runs have no checkpoint to go on from: name a workload that is trained"
         )
-    fixed = [name for name in HALF_LIVES if option_at(options, name) is not None]
+    fixed = [name for name in (*HALF_LIVES, OVERRIDE_LR) if option_at(options, name)]
     if fixed:
         raise ConfigError(
             f"a branch has the checkpoint's optimizer, which {fixed[0]} would not change: leave it out"

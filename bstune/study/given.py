@@ -14,7 +14,7 @@ from bstune.core.search_space import MODULE, Tunable
 from bstune.options import Node, StudyOptions
 from bstune.trial.backend import OWNED
 from bstune.trial.lightning.installed import LightningDataModule, LightningModule
-from bstune.trial.own_project.python_recipe import PythonRecipe, Trial, data_module, module_builder
+from bstune.trial.own_project.python_recipe import PythonRecipe, Trial, data_of, module_builder
 
 Module = Callable[[Trial], LightningModule] | type[LightningModule]
 Data = LightningDataModule | Sequence[Any] | Mapping[str, Any] | Callable[[int], Any]
@@ -37,6 +37,7 @@ class GivenObjects:
         trainer: further arguments of the Lightning Trainer.
         tunable: further hyper-parameters to search.
         seed: of the study.
+        overrides_lr: whether a rate is set in the module's optimizers, so that it needs not take one.
     """
 
     target: Target
@@ -48,6 +49,7 @@ class GivenObjects:
     trainer: Mapping[str, Any] | None = None
     tunable: Mapping[str, Any] | None = None
     seed: int | None = None
+    overrides_lr: bool = False
 
     def __post_init__(self) -> None:
         _check_kind("target", self.target, Target)
@@ -102,8 +104,8 @@ def recipe_of(module: Module, data: Data, options: StudyOptions) -> PythonRecipe
         name: Tunable(name, **searched[name].model_dump()).middle for name in options.search.tune
     }
     return PythonRecipe(
-        module_builder(module, list(own_values)),
-        data_module(data, int(reference.batch_size)),
+        module_builder(module, list(own_values), overrides_lr=options.scaling.override_lr),
+        data_of(data, int(reference.batch_size)),
         {},
         own_values=own_values,
     )
@@ -125,8 +127,8 @@ def _recipe(
     values["total_steps"] = given.budget.last_step(batch_size)
     middles = {name: Tunable(name, **searched).middle for name, searched in tunable.items()}
     recipe = PythonRecipe(
-        module_builder(given.module, list(tunable)),
-        data_module(given.data, batch_size),
+        module_builder(given.module, list(tunable), overrides_lr=given.overrides_lr),
+        data_of(given.data, batch_size),
         _trainer(given.trainer),
     )
     first = Trial({**values, **middles})

@@ -6,13 +6,15 @@ process: an error or Ctrl-C in the body ends the study as in any of its own part
 """
 
 import os
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterator, Mapping
 from contextlib import closing, contextmanager
 from dataclasses import replace
 
-from bstune.config import read_yaml
+from pydantic import BaseModel
+
+from bstune.config import compose_given
 from bstune.core.errors import ConfigError
-from bstune.options import StudyOptions
+from bstune.options import StudyOptions, flatten, option_at
 from bstune.study.prepare import prepare
 from bstune.study.run import paused_study
 from bstune.study.search import Paused
@@ -29,14 +31,32 @@ from bstune.trial.own_loop import (
     is_name_of_a_trial,
 )
 
-# What a loop does by itself in place of an option, by the first part of the option's name.
+# What a loop does by itself in place of an option, by the option or its section.
 OWN_WORK = {
     "compile": "compiles by itself",
+    "data": "reads its data by itself",
+    "hardware": "is not surveyed",
     "precision": "sets its precision by itself",
-    "protocol": "accumulates gradients by itself",
-    "scaling": "sets its optimizer's averages and weight decay by itself",
+    "protocol.evaluation_cost": "evaluates when it likes",
+    "protocol.evaluation_ratio": "evaluates when it likes",
+    "protocol.evaluation_share": "evaluates when it likes",
+    "protocol.close_to_target": "evaluates when it likes",
+    "protocol.fast": "takes its steps by itself",
+    "protocol.micro_batch_size": "accumulates gradients by itself",
+    "protocol.noise_scale_every": "measures its noise scale by bstune.LoopNoiseScale",
+    "protocol.trial_seconds": "is ended by nobody else",
+    "protocol.warmup_steps": "tells its seconds by itself",
+    "scaling.beta2_half_life": "sets its optimizer's numbers by itself",
+    "scaling.override_lr": "sets its optimizer's numbers by itself",
+    "scaling.weight_decay_half_life": "sets its optimizer's numbers by itself",
+    "seconds_of": "tells its seconds by itself",
+    "threads": "sets torch's threads by itself",
     "trainer": "has no Trainer that bstune makes",
 }
+# Of these sections, what a study without a module uses all the same.
+USED = ("hardware.enabled", "hardware.scale_out")
+# No noise scale is measured anyway.
+HARMLESS = {"protocol.noise_scale_every": None}
 
 
 def trials_of(
@@ -116,23 +136,23 @@ def _check(options: StudyOptions, limits: LoopLimits) -> None:
 
 def _check_training(options: StudyOptions) -> None:
     """Refuse options of how a module is trained, which a loop of the user's would never see."""
-    stated: dict[str, object] = {
-        "compile": options.compile,
-        "protocol.micro_batch_size": options.protocol.micro_batch_size,
-        "scaling.beta2_half_life": options.scaling.beta2_half_life,
-        "scaling.weight_decay_half_life": options.scaling.weight_decay_half_life,
-    }
-    if options.precision != read_yaml("python.yaml")["precision"]:
-        stated["precision"] = options.precision
-    usual = read_yaml("config.yaml")["trainer"]
-    for name, value in options.trainer.items():
-        if name not in usual or value != usual[name]:
-            stated[f"trainer.{name}"] = value
-    for name, value in stated.items():
-        if value is None:
-            continue
-        section = name.partition(".")[0]
-        raise ConfigError(f"{name}={value}: a loop of yours {OWN_WORK[section]}: leave it out")
+    usual = compose_given(options.workload.model_dump(), (), {})
+    for name, work in OWN_WORK.items():
+        before = _flat(name, option_at(usual, name))
+        for key, value in _flat(name, option_at(options, name)).items():
+            is_usual = key in before and before[key] == value
+            is_harmless = key in HARMLESS and HARMLESS[key] == value
+            if is_usual or is_harmless or key.startswith(USED):
+                continue
+            text = "null" if value is None else value
+            raise ConfigError(f"{key}={text}: a loop of yours {work}: leave it out")
+
+
+def _flat(name: str, value: object) -> dict[str, object]:
+    """Give the options of a section by their dotted names, or the one of this name."""
+    if isinstance(value, BaseModel):
+        value = value.model_dump()
+    return flatten(value, f"{name}.") if isinstance(value, Mapping) else {name: value}
 
 
 def _paused(

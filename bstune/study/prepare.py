@@ -70,6 +70,10 @@ FIXED_HORIZON_CAVEAT = (
 ON_TEST_CAVEAT = "The target is measured on the test images, as the workload's source does: there is no other test."
 ON_TEST_NOTE = "the target is measured on the test images, as the workload's source does"
 
+OVERRIDDEN_CAVEAT = (
+    "The learning rate was set in the optimizer that configure_optimizers builds, in place of its own, all groups and "
+    "schedules in proportion."
+)
 OWN_TARGET_CAVEAT = (
     "The target is what your own configuration came to {after}: {target}, which is made easier by what chance is "
     "worth (workload.target.value sets another)."
@@ -199,6 +203,8 @@ class PreparedStudy:
             caveats.append(FIXED_HORIZON_CAVEAT)
         if self.options.devices > 1:
             caveats.append(SHARED_CAVEAT.format(self.options.devices))
+        if self.options.scaling.override_lr:
+            caveats.append(OVERRIDDEN_CAVEAT)
         if self.backend.validates_on_test:
             caveats.append(ON_TEST_CAVEAT)
         if self.goal is not None:
@@ -446,7 +452,8 @@ def _prepare_training(
     # 4 s, as above
     from bstune.trial.checks.preflight import check_takes_rate
 
-    check_takes_rate(recipe)
+    if not options.scaling.override_lr:
+        check_takes_rate(recipe)
     trials_log = TrialsLog(files.trials_log)
     is_study = trial is None and options.search.workers > 0
     processes = TrainingProcess(options, recipe, trials_log)
@@ -539,7 +546,7 @@ def _try_and_survey(
             recipe,
             space,
             protocol,
-            tried.train_examples,
+            tried.train_examples or 0,
             tried.findings,
             how,
             partial(training.time_steps, say, how),

@@ -18,7 +18,7 @@ from typing import Any
 
 from bstune.core.errors import ConfigError, InputError, Interrupted, RecordError, TableError
 from bstune.core.records import TrialResult, TrialSpec, dump_json
-from bstune.core.search_space import HALF_LIVES
+from bstune.core.search_space import HALF_LIVES, OVERRIDE_LR
 from bstune.options import with_option
 from bstune.study.prepare import compose_checked, prepare
 from bstune.study.storage.opening import changes
@@ -33,7 +33,11 @@ THINNING_RATIO = 1.12  # of the recorded steps, but for those that brought a new
 METRIC_DIGITS = 6  # so many that rounding takes no value past a target
 SECONDS_DIGITS = 4  # of seconds per step: far below the noise from run to run
 USABLE = ("reached", "stopped", "diverged")  # an out-of-memory or failed trial bounds no steps
-FROZEN = ("workload.", "protocol.", "trainer.", "precision", "device", "compile", *HALF_LIVES)
+FROZEN = (
+    *("workload.", "protocol.", "trainer.", "precision", "device", "compile"),
+    *HALF_LIVES,
+    OVERRIDE_LR,
+)
 
 Point = tuple[int, float, int]  # batch size, learning rate and seed
 

@@ -206,6 +206,7 @@ def asked_of(prepared: PreparedStudy, end: SearchEnd | None) -> Asked:
         ),
         question=question_of(options) if budget.objective == "loss" else None,
         size=_size_of(prepared.backend),
+        overrides_lr=options.scaling.override_lr,
     )
 
 

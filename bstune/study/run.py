@@ -205,7 +205,8 @@ class Progress:
         """
         left = None if to_go is None else f"about {format_seconds(to_go)} to go"
         # A live line is cut at its end.
-        live = live_text(done) if left is None else f"{left}; {live_text(done)}"
+        text = live_text(done, self._target)
+        live = text if left is None else f"{left}; {text}"
         rest = "" if left is None else f"; {left}"
         self._spoke = time.monotonic()
         self._waited = 0.0
@@ -316,12 +317,16 @@ def left_unless_ended(page: LivePage) -> Iterator[None]:
         raise
 
 
-def live_text(done: Sequence[TrialResult]) -> str:
-    """Return what the trials have come to, as one line: the last of them, and the best."""
+def live_text(done: Sequence[TrialResult], target: Target | None = None) -> str:
+    """Return what the trials have come to, as one line: the last of them, with its metric, and the best.
+
+    ``target`` names the metric; None: it is left out.
+    """
     if not done:
         return "no trial yet"
     last, reached = done[-1], [trial for trial in done if trial.reached]
-    texts = [f"trial {last.number}: {_place(last)}, {last.status}"]
+    seen = "" if target is None else _seen(last, target).rstrip(",")
+    texts = [f"trial {last.number}: {_place(last)}, {last.status}{seen}"]
     if reached:
         best = min(reached, key=lambda trial: (trial.time_to_target or math.inf, trial.steps))
         taken = (
@@ -337,6 +342,18 @@ def _place(result: TrialResult) -> str:
     return f"B {result.batch_size}, lr {format_number(result.lr)}"
 
 
+def _seen(result: TrialResult, target: Target) -> str:
+    """Write the last value of the metric, however the trial ended; empty where none was finite."""
+    last = next((value for _, value in reversed(result.history) if value is not None), None)
+    if last is None:
+        return ""
+    seen = f" at {target.metric} {format_number(last)}"
+    best = result.best_value(target.mode)
+    if target.is_open and best is not None and best != last:
+        seen += f", best {format_number(best)},"
+    return seen
+
+
 def trial_line(result: TrialResult, target: Target, place: str = "") -> str:
     """Write one trial as a plain line, without its message.
 
@@ -349,12 +366,7 @@ def trial_line(result: TrialResult, target: Target, place: str = "") -> str:
         place = f"repeats {result.replicate_of} on a fresh seed"
     elif result.resumed_from is not None:
         place = f"continues {result.resumed_from}"
-    last = next((value for _, value in reversed(result.history) if value is not None), None)
-    is_measured = last is not None and result.status in WENT_ON
-    seen = f" at {target.metric} {format_number(last)}" if is_measured else ""
-    best = result.best_value(target.mode)
-    if is_measured and target.is_open and best is not None and best != last:
-        seen += f", best {format_number(best)},"
+    seen = _seen(result, target)
     steps = plural(result.steps, "step") + (
         f" of {result.horizon}" if result.horizon is not None else ""
     )

@@ -17,6 +17,7 @@ from rich.console import Console
 from bstune.config import Composed, compose_given
 from bstune.core.errors import BstuneError, ConfigError
 from bstune.core.records import Budget, Target, TrialResult
+from bstune.core.search_space import OVERRIDE_LR
 from bstune.hydra_recipe import instantiate
 from bstune.options import GivenOptions, StudyOptions, with_option
 from bstune.recipe import Recipe
@@ -54,6 +55,7 @@ ARGUMENT_OPTIONS = {
     "output": "output",
     "storage": "storage",
     "survey": "hardware.enabled",
+    "override_lr": OVERRIDE_LR,
     "mlflow": "mlflow.enabled",
 }
 
@@ -69,7 +71,8 @@ class Study:
             is ``tunable``) that returns a new LightningModule; or a class with an argument ``lr`` or ``learning_rate``,
             and, if it likes, others of these names.
         data: a LightningDataModule; DataLoaders ``(train, val)`` or ``(train, val, test)``, or a dict of these names;
-            or a function of a batch size that returns one of them. Trials train on batches of exactly B examples.
+            or a function of a batch size that returns one of them. Trials train on batches of exactly B examples;
+            iterable data sets and several training loaders need such a function, whose batches are taken as they come.
         target: the validation metric to reach, such as ``Target("val_loss", 0.1, mode="min")`` or
             ``"val_loss<=0.1"``; a metric alone, such as ``"val_loss"``, or None, is to become what the
             reference comes to.
@@ -96,6 +99,8 @@ class Study:
         storage: URL of Optuna's storage.
         survey: whether to measure first what the hardware allows.
         mlflow: whether to log to MLflow.
+        override_lr: whether to set a trial's learning rate in the optimizers that the module has built, in place of
+            the rates that stand in its ``configure_optimizers``, all groups and schedules in proportion.
         options: further ones, as on the command line: ``["search.replicates=1", "scaling=linear"]``.
 
     Raises:
@@ -133,6 +138,7 @@ class Study:
         storage: str | None = None,
         survey: bool | None = None,
         mlflow: bool | None = None,
+        override_lr: bool | None = None,
         options: Sequence[str] = (),
     ) -> None:
         arguments = dict(locals())
@@ -162,6 +168,7 @@ class Study:
             objective=objective or _objective_among(options),
             has_budget=any(str(option).startswith("budget.") for option in options),
             is_timed=seconds is not None or wall_seconds is not None or are_timed(options),
+            overrides_lr=override_lr or _overrides_lr(options),
         )
         self.arguments = None
         with restored(), filtered():
@@ -172,6 +179,8 @@ class Study:
                 chosen["budget.seconds"] = completed.budget_seconds
             if completed.wall_seconds is not None:
                 chosen["search.wall_seconds"] = completed.wall_seconds
+            if module is None:
+                _refuse_survey(survey, options)
             self.options, recipe = compose_objects(completed.given, options, chosen)
             self.recipe = recipe
             if recipe is not None:
@@ -303,6 +312,20 @@ def _objective_among(options: Sequence[str]) -> str | None:
     name = ARGUMENT_OPTIONS["objective"] + "="
     found = [str(option).removeprefix(name) for option in options if str(option).startswith(name)]
     return found[-1] if found else None
+
+
+def _refuse_survey(survey: bool | None, options: Sequence[str]) -> None:
+    """Refuse a survey of a loop of the user's, where one is asked for; by default it is left out."""
+    asked = [str(option) for option in options if str(option).lower() == "hardware.enabled=true"]
+    if survey:
+        asked.append("survey=True")
+    if asked:
+        raise ConfigError(f"{asked[0]}: a loop of yours is not surveyed: leave it out")
+
+
+def _overrides_lr(options: Sequence[str]) -> bool:
+    """Say whether options, as on the command line, set the rate in the optimizer."""
+    return f"{OVERRIDE_LR}=true" in [str(option).lower() for option in options]
 
 
 def compose_objects(

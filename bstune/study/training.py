@@ -57,7 +57,7 @@ class Tried:
         horizon: whether a trial's schedule ends with it.
         validates_on_test: whether the target is measured on the published test set.
         evaluation_share: seconds of evaluation per second of training.
-        train_examples: length of the training data.
+        train_examples: length of the training data; None where they have none.
         has_test: whether there is a test set.
         notes: further lines of the plan.
         survey_key: of the workload's survey in the cache; None: none is made.
@@ -74,7 +74,7 @@ class Tried:
     horizon: bool
     validates_on_test: bool
     evaluation_share: float
-    train_examples: int
+    train_examples: int | None
     has_test: bool
     notes: tuple[str, ...]
     survey_key: str | None
@@ -164,7 +164,7 @@ class TrainingService:
         say(f"reading the data of {options.workload.name}")
         data = load_data(options, recipe)
         with seeded(options.seed), waiting_for(f"the loaders of {type(data).__name__}"):
-            check_loaders(data)
+            check_loaders(data, is_given=recipe.data_at is not None)
             if trial is None:
                 check_largest(space.high, data)
             else:
@@ -172,7 +172,7 @@ class TrainingService:
         workload = build_workload(options, recipe, data)
         first = TrialSpec(0, 0, space.low, space.lr(space.low, 0.0), 0.0, 0)
         module = workload.build_module(trial or first)
-        check_hooks(module)
+        check_hooks(module, protocol.target.metric)
         backend = LightningBackend(options, recipe, workload, protocol)
         alone = replace(protocol, devices=1)
         say(f"trying a few steps of {type(module).__name__} at its smallest batch size")
@@ -197,7 +197,7 @@ class TrainingService:
             horizon=backend.horizon,
             validates_on_test=backend.validates_on_test,
             evaluation_share=backend.evaluation_share,
-            train_examples=workload.train_examples,
+            train_examples=backend.train_examples,
             has_test=workload.test_batches is not None,
             notes=(*backend.notes, *findings.notes),
             survey_key=key,

@@ -90,6 +90,8 @@ def survey(
         module=module,
         data=data,
         trainer=trainer,
+        # No rate is compared with another one.
+        overrides_lr=True,
     )
     with restored(), filtered():
         options, recipe = compose_objects(given, arguments, {})

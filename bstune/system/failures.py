@@ -1,9 +1,10 @@
 """What the user's code raises, as lines: the error and where it was. What a study can do without ends in one line."""
 
+import inspect
 import sysconfig
 import traceback
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType
 
@@ -80,6 +81,35 @@ def described(error: BaseException) -> tuple[str, str]:
     if "Original Traceback" in text:  # of a DataLoader's process, whose error ends the text
         return text.splitlines()[-1], f"{text}\n"
     return (f"{kind}: {text.splitlines()[0]}" if text else kind) + where, frames
+
+
+def place_of(thing: object) -> str:
+    """Return where a class or a function of the user's is written, as `` (model.py:12)``; empty: it is not known."""
+    place = _place_of_class(thing) if isinstance(thing, type) else _place_of_function(thing)
+    if place is None or Path(place[0]).is_relative_to(PACKAGE):
+        return ""
+    file, line = place
+    return f" ({Path(file).name}:{line})"
+
+
+def _place_of_class(thing: type) -> tuple[str, int] | None:
+    # A class that was sent to this process stands in no file here, but its functions say where they are from.
+    functions = [
+        place
+        for one in vars(thing).values()
+        if getattr(one, "__qualname__", "").startswith(f"{thing.__qualname__}.")
+        and (place := _place_of_function(one)) is not None
+    ]
+    with suppress(OSError, TypeError):
+        file = inspect.getsourcefile(thing)
+        if file is not None and (not functions or functions[0][0] == file):
+            return file, inspect.getsourcelines(thing)[1]
+    return min(functions, default=None, key=lambda place: place[1])
+
+
+def _place_of_function(thing: object) -> tuple[str, int] | None:
+    code = getattr(inspect.unwrap(thing), "__code__", None) if callable(thing) else None
+    return None if code is None else (code.co_filename, code.co_firstlineno)
 
 
 def cause(error: BaseException) -> str:

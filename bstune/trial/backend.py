@@ -45,7 +45,11 @@ OWNED = {
     **dict.fromkeys(("barebones", "enable_model_summary", "enable_progress_bar"), _QUIET),
 }
 # Call-backs of Lightning that choose what a study does.
-FINDERS = {"LearningRateFinder": "the learning rate", "BatchSizeFinder": "the batch size"}
+FINDERS = {
+    "LearningRateFinder": "the learning rate",
+    "BatchSizeFinder": "the batch size",
+    "BatchSizeScaler": "the batch size",
+}
 MIXED_MULTIPLE = 8  # tensor cores take 16-bit dimensions in multiples of 8
 
 
@@ -83,7 +87,9 @@ class TrialBackend:
     evaluation_share: float = 0.0  # seconds of evaluation per second of training, for the estimate
     lr_range: tuple[float, float] = (0.0, float("inf"))  # smallest and largest learning rate
     gradient_bytes: int | None = None  # which an all-reduce takes; None where nothing is trained
-    train_examples: int | None = None  # length of the training data; None where nothing is trained
+    train_examples: int | None = (
+        None  # of the training data; None where nothing is trained, or they have no length
+    )
     parameters: int | None = None  # that are trained; likewise
     notes: tuple[str, ...] = ()  # further lines of the printed plan
     knows_step_time: bool = True  # whether a step has been timed yet

@@ -70,10 +70,12 @@ class Workload:
     test_batches: Iterable[Any] | None = (
         None  # None: there is no test set apart from the validation data
     )
-    train_examples: int = 0
+    train_examples: int = 0  # 0: not known, as of a stream
     validates_on_test: bool = False  # whether the target is measured on the published test set
     data_module: LightningDataModule | None = None  # set up; its hooks on batches are called
     notes: tuple[str, ...] = ()  # what it does without, such as a test set that cannot be read
+    overrides_lr: bool = False  # whether the rate is set in the optimizers that modules build
+    override: str = ""  # what does so, in the user's words
 
 
 def run_trial(

@@ -60,6 +60,8 @@ UNTIMED = StepTime(1e-12, 0.0)
 START_GAP = "start_gap"
 NOT_FINISHED = "its loop went on without trial.finish(seconds=...)"
 SHORT = "its last report was before trial.max_steps: report there too, so that it can go on"
+# Trials in a row that no report at their last step has made comparable.
+CUT_MEAN_NEVER = 3
 NOT_SAVED = (
     "nothing was saved at trial.save_to when trial {number} was stopped: trials that go on start "
     "afresh, from their first step"
@@ -495,6 +497,8 @@ class LoopBackend(TrialBackend):
         # Batch size and seconds of a step of each trial that told them.
         self._timed: list[tuple[int, float]] = []
         self._tau: Callable[[float], float] = UNTIMED
+        # Trials in a row that ended before the step at which they were to be compared.
+        self._cut = 0
         self.stops = self.continues = limits.stops
         self.lr_range = limits.lr_range
         self._in_hindsight = limits.in_hindsight
@@ -589,6 +593,7 @@ class LoopBackend(TrialBackend):
     def take_back(self, trial: LoopTrial, folder: Output) -> Finished:
         """Take a trial that its loop has ended, or has gone on without."""
         finished = trial.abandon()
+        self._refuse_cut(trial, finished)
         record = finished.result()
         # A loop that trains each trial to its budget counts its end as it likes.
         message = record.message if self.stops or record.message != SHORT else None
@@ -596,6 +601,17 @@ class LoopBackend(TrialBackend):
         self._take_seconds(record)
         self._keep_saved(trial, record, folder)
         return replace(finished, record=record)
+
+    def _refuse_cut(self, trial: LoopTrial, finished: Finished) -> None:
+        """Refuse a loop for the loss that never reports where its trials are compared: none of them ever goes on."""
+        self._cut = self._cut + 1 if self._is_exact and finished.is_cut else 0
+        if self._cut >= CUT_MEAN_NEVER:
+            raise ConfigError(
+                f"{self._cut} trials in a row ended before trial.max_steps, the last one with a report at step "
+                f"{finished.result().steps} of {trial.max_steps}, so that none can be chosen to go on to the end of "
+                "its budget: report at trial.max_steps too, as by taking min(10, trial.max_steps - step) steps between "
+                "reports"
+            )
 
     def _take_seconds(self, record: TrialResult) -> None:
         if not record.seconds_per_step:

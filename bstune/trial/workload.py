@@ -22,15 +22,13 @@ A module may have
 
 import functools
 import logging
-import random
 import traceback
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 from torch.utils.data import DataLoader
@@ -46,8 +44,10 @@ from bstune.system.processor_wait import processors
 from bstune.system.watchdog import waiting_for
 from bstune.trial.backend import TrialBackend, chooses_horizons, make_protocol
 from bstune.trial.batches.epochs import epoch_length
+from bstune.trial.batches.given_batches import GivenBatches, GivenStream
 from bstune.trial.batches.half_lives import follow_batch_size
-from bstune.trial.batches.loader import loaders_of, rebatch
+from bstune.trial.batches.loader import loaders_of, not_rebatchable, rebatch
+from bstune.trial.checks.given_data import check_taken, taken_note
 from bstune.trial.checks.start import depends_on_length
 from bstune.trial.devices.device import (
     device_name,
@@ -57,6 +57,7 @@ from bstune.trial.devices.device import (
     versions,
 )
 from bstune.trial.devices.distributed import check_devices, count
+from bstune.trial.devices.randomness import host_states, set_host_states
 from bstune.trial.lightning.installed import (
     LightningDataModule,
     LightningModule,
@@ -67,6 +68,7 @@ from bstune.trial.lightning.installed import (
 from bstune.trial.lightning.packages import is_lightning, is_overridden
 from bstune.trial.lightning.trainer import check_types, make_trainer, serving, without_monitors
 from bstune.trial.loop import Workload, run_trial
+from bstune.trial.own_project.override_rate import override_rate
 from bstune.trial.own_project.python_recipe import Loaders
 from bstune.trial.parts.checkpoint import PlainFiles, Stopped
 
@@ -160,7 +162,7 @@ def check_largest(
 ) -> None:
     """Refuse a batch size, given by an option, over the data's length."""
     examples = train_examples(data)
-    if largest > examples:
+    if 0 < examples < largest:
         raise ConfigError(
             f"batch size {largest} is larger than the training data ({examples} examples): "
             f"set {option} to at most {examples}"
@@ -193,23 +195,20 @@ def _set_up(data: LightningDataModule, stage: str, seed: int) -> None:
 @contextmanager
 def seeded(seed: int) -> Iterator[None]:
     """Seed all generators from the study's seed meanwhile: a random split is alike in all processes."""
-    of_python, of_numpy, of_torch = random.getstate(), np.random.get_state(), torch.get_rng_state()
+    before = host_states()
     try:
         seed_everything(seed, workers=False, verbose=False)
         yield
     finally:
-        random.setstate(of_python)
-        np.random.set_state(of_numpy)
-        torch.set_rng_state(of_torch)
+        set_host_states(before)
 
 
 def train_examples(data: Any) -> int:
-    """Return how many examples there are to train on."""
-    return (
-        int(data.train_size)
-        if hasattr(data, "train_batches")
-        else _examples(data.train_dataloader())
-    )
+    """Return how many examples there are to train on; 0 where the user's loaders have no length that says it."""
+    if hasattr(data, "train_batches"):
+        return int(data.train_size)
+    loader = data.train_dataloader()
+    return _examples(loader) if _has_length(loader) else 0
 
 
 def build_workload(
@@ -222,14 +221,13 @@ def build_workload(
 
 def _workload_of(options: StudyOptions, recipe: Recipe, data: Any) -> Workload:
     seed = options.seed
-    micro_batch_size = options.protocol.micro_batch_size
     draws_batches = hasattr(data, "train_batches")
     if draws_batches:
         _set_up(data, "fit", seed)
     plain = isinstance(data, Loaders)
     with seeded(seed), waiting_for(f"the loaders of {type(data).__name__}"):
         # Before setup("test"), which may split the data anew, by a generator of its own.
-        training = None if draws_batches or plain else data.train_dataloader()
+        training = None if draws_batches else data.train_dataloader()
         validation, test, notes = data.val_dataloader(), None, list[str]()
     with optional(
         f"no test metrics, as {type(data).__name__}.setup('test') or test_dataloader() fails", notes
@@ -237,40 +235,82 @@ def _workload_of(options: StudyOptions, recipe: Recipe, data: Any) -> Workload:
         _set_up(data, "test", seed)
         with waiting_for(f"{type(data).__name__}.test_dataloader()"):
             test = data.test_dataloader() if is_overridden("test_dataloader", data) else None
-    draw = data.train_batches if draws_batches else functools.partial(rebatch, training)
-    if plain:
-        draw = functools.partial(_rebatched, data)
-    if not draws_batches:
+    if draws_batches:
+        draw = _own_batches(data, options)
+    elif recipe.data_at is not None and not_rebatchable(training) is not None:
+        check_taken(options)
+        draw = _taken_batches(recipe.data_at, seed)
+        notes.append(taken_note(training))
+    else:
         # Refuses what cannot be read in other batches, before the first trial.
-        rebatch(data.train_dataloader() if plain else training, count(), None, 0)
+        rebatch(training, count(), None, 0)
+        at = recipe.data_at if plain else None
+        draw = _read_batches(training, at, options)
     images = _InitialImages(data)
     return Workload(
         build_module=lambda spec: images.give(
             build_module(options, recipe, spec), spec.hyperparameters
         ),
-        train_batches=lambda spec: draw(spec.batch_size, micro_batch_size, spec.seed),
+        train_batches=draw,
         validation_batches=validation,
         validation_examples=data.validation_size
         if draws_batches
         else sum(map(_examples, loaders_of(validation))),
         test_batches=None if sized_len(test) == 0 else test,
-        train_examples=train_examples(data) if training is None else _examples(training),
+        train_examples=train_examples(data),
         validates_on_test=getattr(data, "validates_on_test", False),
         # Without hooks on batches it is left out: Lightning looks for them at each batch.
         data_module=None
         if plain or (draws_batches and not any(is_overridden(h, data) for h in BATCH_HOOKS))
         else data,
         notes=tuple(notes),
+        overrides_lr=options.scaling.override_lr,
+        override=recipe.override,
     )
 
 
-def _rebatched(
-    data: Loaders,
-    batch_size: int,
-    micro_batch_size: int | None,
-    seed: int,
-) -> DataLoader[Any]:
-    return rebatch(data.train_loader(batch_size), batch_size, micro_batch_size, seed)
+# Gives the batches of a trial.
+Draw = Callable[[TrialSpec], Iterable[Any]]
+
+
+def _own_batches(data: Any, options: StudyOptions) -> Draw:
+    """Take the batches of a data module that hands them out itself."""
+    size = options.protocol.micro_batch_size
+    return lambda spec: data.train_batches(spec.batch_size, size, spec.seed)
+
+
+def _read_batches(
+    training: object, data_at: Callable[[int], Any] | None, options: StudyOptions
+) -> Draw:
+    """Read a loader in other batches: the one, or that of the trial's own batch size."""
+    size = options.protocol.micro_batch_size
+
+    def draw(spec: TrialSpec) -> Iterable[Any]:
+        loader = training
+        if data_at is not None:
+            with seeded(options.seed):
+                loader = data_at(spec.batch_size).train_dataloader()
+        return rebatch(loader, spec.batch_size, size, spec.seed)
+
+    return draw
+
+
+def _taken_batches(data_at: Callable[[int], Any], seed: int) -> Draw:
+    """Take the batches that the user's loaders give at a batch size, as they come."""
+
+    def open_loaders(batch_size: int) -> Any:
+        # A split is alike in all trials, and is that of the validation data.
+        with seeded(seed):
+            data = data_at(batch_size)
+            data.prepare_data()
+            data.setup("fit")
+            return data.train_dataloader()
+
+    def draw(spec: TrialSpec) -> Iterable[Any]:
+        opened = functools.partial(open_loaders, spec.batch_size)
+        return GivenBatches(GivenStream(opened, spec.batch_size, spec.seed))
+
+    return draw
 
 
 def build_module(options: StudyOptions, recipe: Recipe, spec: TrialSpec) -> LightningModule:
@@ -288,24 +328,33 @@ def build_module(options: StudyOptions, recipe: Recipe, spec: TrialSpec) -> Ligh
     for part in module.modules():
         if hasattr(part, "check_batch"):
             part.check_batch(spec.batch_size, options.protocol.micro_batch_size)  # type: ignore[operator]
+    lr = spec.lr if options.scaling.override_lr else None
     half_lives = {
         "beta2_half_life": options.scaling.beta2_half_life,
         "weight_decay_half_life": options.scaling.weight_decay_half_life,
     }
-    _configure_with(module, spec.batch_size, half_lives)
+    _configure_with(module, lr, spec.batch_size, half_lives)
     return module
 
 
 def _configure_with(
-    module: LightningModule, batch_size: int, half_lives: Mapping[str, float | None]
+    module: LightningModule,
+    lr: float | None,
+    batch_size: int,
+    half_lives: Mapping[str, float | None],
 ) -> None:
-    """Make ``configure_optimizers`` apply half-lives, and name an option that an optimizer or a schedule refuses."""
+    """Make ``configure_optimizers`` set a rate in place of its own, unless it is None, and apply half-lives.
+
+    What an optimizer or a schedule refuses of its options is named.
+    """
     configure = module.configure_optimizers
 
     @functools.wraps(configure)
     def configured() -> Any:
         try:
             built = configure()
+            if lr is not None:
+                override_rate(built, module, lr)
             follow_batch_size(built, batch_size, **half_lives)
             return built
         except (TypeError, ValueError) as error:
@@ -354,11 +403,15 @@ class _InitialImages:
 
 
 def _examples(loader: Any) -> int:
-    if isinstance(loader, DataLoader) and hasattr(loader.dataset, "__len__"):
+    if _has_length(loader):
         return epoch_length(loader)
     raise ConfigError(
         f"the data module must return a torch DataLoader over a data set with a length, but got {type(loader).__name__}"
     )
+
+
+def _has_length(loader: Any) -> bool:
+    return isinstance(loader, DataLoader) and sized_len(loader.dataset) is not None
 
 
 def on_device(workload: Workload, module: LightningModule, batch: Any, device: torch.device) -> Any:
@@ -414,9 +467,9 @@ class LightningBackend(TrialBackend):
         self.workload = workload
         self.protocol = protocol
         self._options = options
-        largest = options.trial.batch_size or min(
-            options.search.batch_size.high, workload.train_examples
-        )
+        largest = options.trial.batch_size or options.search.batch_size.high
+        if options.trial.batch_size is None and workload.train_examples:
+            largest = min(largest, workload.train_examples)
         self.versions = versions()
         sample = TrialSpec(0, 0, largest, options.scaling.lr, None, 0)
         ends_with_trial = recipe.takes("total_steps")
@@ -424,7 +477,8 @@ class LightningBackend(TrialBackend):
         self.stops = not self.horizon
         self.validates_on_test = workload.validates_on_test
         self.evaluation_share = protocol.evaluation_schedule.share
-        self.train_examples, self.notes = workload.train_examples, workload.notes
+        self.train_examples = workload.train_examples or None
+        self.notes = workload.notes
         # Where schedules end with the budget, it is part of the workload; a chosen horizon stands in the record.
         budget = flatten({"budget": options.budget.model_dump()})
         if self.stops or chooses_horizons(options):

@@ -83,6 +83,8 @@ class Asked:
     """In words, where it is none of a target."""
     size: WorkloadSize | None = None
     """Of the data and of the module; None where nothing is trained."""
+    overrides_lr: bool = False
+    """Whether the rate was set in the optimizer that the module had built."""
 
 
 @dataclass(frozen=True)
@@ -160,6 +162,7 @@ def summarize(
         study=asked.study,
         workload=asked.workload,
         tokens=asked.tokens,
+        overrides_lr=asked.overrides_lr,
         size=asked.size,
         objective=asked.objective,
         target=asked.question or str(asked.target),

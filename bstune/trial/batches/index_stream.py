@@ -3,7 +3,7 @@
 import functools
 import math
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -116,11 +116,28 @@ class IndexStream:
         self._indices = self._start(self.drawn // self.together)
 
 
-def stream_of(batches: object) -> IndexStream:
-    """Return the stream behind :class:`TrainBatches`, or behind what :func:`rebatch` returned."""
+@runtime_checkable
+class Stream(Protocol):
+    """What a trial asks of the stream that its batches are from, so that it can go on later.
+
+    Attributes:
+        remembers: whether the position before the batch that is drawn next is to be kept.
+    """
+
+    remembers: bool
+
+    def position(self, batches: int) -> dict[str, Any]:
+        """Return the position after so many batches, as data."""
+
+    def resume(self, position: Mapping[str, Any]) -> None:
+        """Go on from a position, before any batch is drawn."""
+
+
+def stream_of(batches: object) -> Stream:
+    """Return the stream behind :class:`TrainBatches`, :class:`GivenBatches`, or what :func:`rebatch` returned."""
     source = batches.batch_sampler if isinstance(batches, DataLoader) else batches
     stream = getattr(source, "stream", None)
-    if isinstance(stream, IndexStream):
+    if isinstance(stream, Stream):
         return stream
     raise ConfigError(
         f"a trial on batches from {type(batches).__name__} cannot be stopped to go on later: take them from "

@@ -6,6 +6,7 @@ from typing import Any
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset
 
 from bstune.core.errors import ConfigError, check_positive_integer
+from bstune.system.console import plural
 from bstune.trial.batches.batch_sampler import StreamBatchSampler
 from bstune.trial.batches.epochs import epoch_of
 from bstune.trial.devices.randomness import seeded_generators
@@ -22,6 +23,11 @@ KEPT_OPTIONS = (
     "prefetch_factor",
     "timeout",
     "worker_init_fn",
+)
+# What to do with data that cannot be read in batches of another size.
+HOW_TO_GIVE = (
+    "tune it from Python with data=lambda batch_size: (train, val): the batches of such a function of the batch size "
+    "are taken as they come"
 )
 
 
@@ -42,13 +48,14 @@ def rebatch(
     if not isinstance(loader, DataLoader):
         raise ConfigError(
             f"the training data must come from a torch DataLoader over a map-style data set, but got"
-            f" {type(loader).__name__}: return one from train_dataloader(), or build batches of the wanted size there"
+            f" {type(loader).__name__}: return one from train_dataloader(), or {HOW_TO_GIVE}"
         )
     problem = not_rebatchable(loader)
     if problem:
         raise ConfigError(
             f"the batch size of the training DataLoader cannot be set: {problem}. Return DataLoader(dataset,"
-            " batch_size=..., shuffle=True) over a map-style data set, with a Subset to choose its examples"
+            " batch_size=..., shuffle=True) over a map-style data set, with a Subset to choose its examples, or"
+            f" {HOW_TO_GIVE}"
         )
     order, workers = seeded_generators(seed, "cpu", 2)
     drawn = epoch_of(loader)
@@ -66,6 +73,9 @@ def rebatch(
 
 def not_rebatchable(loader: object) -> str | None:
     """Return why other batches from the same loader would not be the same problem; None if they would be."""
+    several = loaders_of(loader)
+    if not any(one is loader for one in several):
+        return f"it returns {plural(len(several), 'loader')} in a {type(loader).__name__}, not one batch of B examples"
     if not isinstance(loader, DataLoader):
         return f"it returns a {type(loader).__name__}, not a torch DataLoader"
     if isinstance(loader.dataset, IterableDataset):

@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import BatchSampler, DataLoader
 
 from bstune.core.errors import BstuneError, ConfigError, StateError
@@ -25,15 +26,18 @@ from bstune.core.search_space import BUDGET, Space, corners
 from bstune.core.step_time import StepTime
 from bstune.options import StudyOptions, overrides
 from bstune.recipe import Recipe
-from bstune.system.console import format_number, listing, plural
-from bstune.system.failures import cause, described
+from bstune.system.console import format_number, listing
+from bstune.system.failures import cause, described, place_of
 from bstune.system.interruption import temporary_folder
 from bstune.system.watchdog import Wait, waiting_for
 from bstune.trial.backend import chooses_horizons
-from bstune.trial.batches.loader import KEPT_OPTIONS, loaders_of, not_rebatchable
+from bstune.trial.batches.loader import HOW_TO_GIVE, KEPT_OPTIONS, loaders_of, not_rebatchable
 from bstune.trial.checks.attributes import Attribute, attributes_of, fingerprint
 from bstune.trial.checks.continuation import Course, lost_state
+from bstune.trial.checks.given_data import check_batches, check_epoch_schedules
+from bstune.trial.checks.proportion import are_in_proportion, schedule_out_of_proportion
 from bstune.trial.checks.schedule_end import ScheduleCopy, copies_of_schedules, end_of_schedule
+from bstune.trial.checks.start import how_to_log
 from bstune.trial.devices.device import device_of, synchronize
 from bstune.trial.devices.randomness import random_state
 from bstune.trial.lightning.installed import (
@@ -105,6 +109,7 @@ def preflight(
     space = space if trial is None else replace(space, low=trial.batch_size, high=trial.batch_size)
     short = _ShortTrials(workload, protocol)
     small, large = space.snap(space.low), space.snap(min(space.high, space.low * SPREAD))
+    check_batches(workload, small, large)
     lowest = -space.delta_bound
     try:
         first = short.run(small, space.lr(small, lowest), start=True)
@@ -136,8 +141,12 @@ def preflight(
         other = short.run_spec(
             spec, compared_steps=first.compared_steps, state=state if continues else None
         )
-        if spec.lr != first.spec.lr and (problem := rate_problem(first, other)) is not None:
-            raise ConfigError(problem)
+        if spec.lr != first.spec.lr:
+            problem = rate_problem(first, other, workload.overrides_lr, workload.override)
+            if problem is None and workload.overrides_lr:
+                problem = proportion_problem(first, other, workload.override)
+            if problem is not None:
+                raise ConfigError(problem)
         if state.exists():  # it did not end by itself
             longest = protocol.last_step(small)
             why_not_continued = _why_not_continued(short, other, state, longest)
@@ -352,6 +361,9 @@ class _Recorder(Callback):
         self._steps, self._followed_after, self._exact = steps, followed_after, exact
         self.course: Course | None = None
         self.schedules: tuple[ScheduleCopy, ...] = ()
+        # Further copies, to be compared with another trial's, and the names of schedules that cannot be copied.
+        self.compared_schedules: tuple[ScheduleCopy, ...] = ()
+        self.unknown_schedules: tuple[str, ...] = ()
         self.generators: dict[str, dict[str, Any]] = {}  # states, by when and by library
         self._attributes: dict[str, Attribute] | None = None
         self._batches: list[str] = []
@@ -365,6 +377,8 @@ class _Recorder(Callback):
         self._wait = wait or Wait("")
         self.result: TrialResult | None = None
         self.module_name = ""
+        # Where its configure_optimizers is written.
+        self.place = ""
         self._wait_for("start", limited=False)
         self.automatic = True
         self.gradient_bytes = self.parameters = self.batches = 0
@@ -385,6 +399,7 @@ class _Recorder(Callback):
     def attach(self, module: LightningModule) -> LightningModule:
         """Let the Trainer call this one with the module's own call-backs."""
         self.module_name = type(module).__name__
+        self.place = place_of(type(module).configure_optimizers)
         configure = module.configure_callbacks
 
         def configured() -> Sequence[Callback]:
@@ -423,6 +438,7 @@ class _Recorder(Callback):
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._wait_for("first batch", limited=False)  # the loader may read all of the data for it
         self.automatic = pl_module.automatic_optimization
+        check_epoch_schedules(trainer, pl_module)
         trained = [p for p in pl_module.parameters() if p.requires_grad]
         self.gradient_bytes = sum(p.numel() * p.element_size() for p in trained)
         self.parameters = sum(p.numel() for p in trained)
@@ -481,6 +497,11 @@ class _Recorder(Callback):
         self._wait_for("end", limited=False)
         steps = self.batches // trainer.accumulate_grad_batches
         self.schedules = copies_of_schedules(trainer, pl_module, steps)
+        self.compared_schedules = copies_of_schedules(trainer, pl_module, steps)
+        used = [config.scheduler for config in trainer.lr_scheduler_configs]
+        self.unknown_schedules = tuple(
+            type(schedule).__name__ for schedule in used if not isinstance(schedule, LRScheduler)
+        )
         if self._attributes is None or self._followed_after is None:
             return
         self.course = Course(
@@ -502,7 +523,8 @@ class _Recorder(Callback):
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if not trainer.sanity_checking:
-            check_metric(self._metric, trainer.callback_metrics, self._metrics)
+            place = place_of(type(pl_module).validation_step)
+            check_metric(self._metric, trainer.callback_metrics, self._metrics, place)
             logged = trainer.callback_metrics.items()
             self._validated = {name: float(value) for name, value in logged}
             for name, value in self._metrics.items():
@@ -535,33 +557,40 @@ def check_takes_rate(recipe: Recipe) -> None:
     if not recipe.takes("lr"):
         raise ConfigError(
             "nothing in the workload takes ${trial.lr}, so every learning rate would train alike: "
-            f"{recipe.advice_on_rate()}"
+            f"{recipe.advice_on_rate()}; or give {recipe.override}, which sets the rate in the optimizer"
         )
 
 
-def check_loaders(data: LightningDataModule) -> None:
-    """Refuse a data module whose loaders a trial cannot use: its training data in other batches, the others as is."""
+def check_loaders(data: LightningDataModule, *, is_given: bool = False) -> None:
+    """Refuse a data module whose loaders a trial cannot use: its training data in other batches, the others as is.
+
+    Args:
+        data: that is set up.
+        is_given: whether a function of the batch size has made it, so that its batches may be taken as they come.
+    """
     if hasattr(data, "train_batches"):
         return
     name = type(data).__name__
     for method in ("train_dataloader", "val_dataloader"):
         if not is_overridden(method, data):
-            raise ConfigError(f"{name} has no {method}: define it, so that it returns a DataLoader")
-    training, where = data.train_dataloader(), f"{name}.train_dataloader()"
-    several = loaders_of(training)
-    if not any(one is training for one in several):
+            raise ConfigError(
+                f"{name}{place_of(type(data))} has no {method}: define it, so that it returns a DataLoader"
+            )
+    problem = not_rebatchable(data.train_dataloader())
+    if problem is not None and not is_given:
         raise ConfigError(
-            f"{where} returns {plural(len(several), 'loader')} in a {type(training).__name__}, but a trial needs one "
-            "batch of B examples: return one DataLoader over a torch.utils.data.ConcatDataset or StackDataset of their "
-            "data sets, say"
+            f"{name}.train_dataloader() cannot be read in batches of another size: {problem}; {HOW_TO_GIVE}. Or return "
+            "DataLoader(dataset, batch_size=..., shuffle=True) over a data set with __len__ and __getitem__ (a "
+            "ConcatDataset or StackDataset of several), or give the data module train_batches(batch_size, "
+            "micro_batch_size, seed), which yields batches of that size without end"
         )
-    if (problem := not_rebatchable(training)) is not None:
+    validation = loaders_of(data.val_dataloader())
+    if not validation or validation == [None]:
         raise ConfigError(
-            f"{where} cannot be read in batches of another size: {problem}; return DataLoader(dataset, "
-            "batch_size=..., shuffle=True) over a data set with __len__ and __getitem__, or give the data module "
-            "train_batches(batch_size, micro_batch_size, seed), which yields batches of that size without end"
+            f"{name}.val_dataloader(){place_of(type(data).val_dataloader)} returns no loader, and a trial ends by a "
+            "metric that is logged in validation: return a DataLoader over the validation data"
         )
-    for loader in loaders_of(data.val_dataloader()):
+    for loader in validation:
         if not (isinstance(loader, DataLoader) and hasattr(loader.dataset, "__len__")):
             raise ConfigError(
                 f"{name}.val_dataloader() returns a {type(loader).__name__} without a length: return a DataLoader over "
@@ -569,26 +598,35 @@ def check_loaders(data: LightningDataModule) -> None:
             )
 
 
-def check_metric(name: str, logged: Mapping[str, Any], in_training: Mapping[str, Any]) -> None:
-    """Refuse a target whose metric is not ``logged`` in validation, whatever was logged ``in_training``."""
+def check_metric(
+    name: str, logged: Mapping[str, Any], in_training: Mapping[str, Any], where_to: str = ""
+) -> None:
+    """Refuse a target whose metric is not ``logged`` in validation, whatever was logged ``in_training``.
+
+    ``where_to`` says where the module's validation_step is written; empty: not known.
+    """
     if name in logged:
         return
     where = "in training alone" if name in in_training else "nowhere"
     if not logged:
         raise ConfigError(
-            f"the target's metric {name!r} is logged {where}, and nothing in validation: log it in validation_step"
+            f"the target's metric {name!r} is logged {where}, and nothing in validation_step{where_to}: "
+            f"{how_to_log(name)}"
         )
     raise ConfigError(
         f"the target's metric {name!r} is logged {where}; in validation the module logs {', '.join(sorted(logged))}: "
-        "make one of them the target's (workload.target.metric), or log it in validation_step"
+        "make one of them the target's (target='METRIC<=VALUE' in Python, workload.target.metric=METRIC), or log it in "
+        f"validation_step{where_to}"
     )
 
 
-def rate_problem(slow: _Recorder, fast: _Recorder) -> str | None:
+def rate_problem(
+    slow: _Recorder, fast: _Recorder, is_overridden: bool = False, override: str = ""
+) -> str | None:
     """Return why two learning rates are the same to the module; None if they are not, or if a few steps do not show it.
 
-    At a rate of zero, as a warm-up begins with, nothing shows it; nor where no weight moves, if the optimizers' own
-    rates are the trial's.
+    ``is_overridden`` is whether the rate is set in the optimizer, ``override`` what does so. At a rate of zero, as a
+    warm-up begins with, nothing shows it; nor where no weight moves, if the optimizers' own rates are the trial's.
     """
     if slow.after is None or fast.after is None:
         return None
@@ -611,10 +649,40 @@ def rate_problem(slow: _Recorder, fast: _Recorder) -> str | None:
     shown = ", ".join(
         dict.fromkeys(f"{rate.optimizer} {format_number(rate.lr)}" for rate in slow.rates)
     )
+    same += f", with these rates of its optimizers at both: {shown}"
+    if is_overridden:
+        return (
+            f"{same}. {override} sets the rate in the optimizer, and a hook of the module or a schedule sets one of "
+            "its own after that: let it use the rate that the module is given"
+        )
     return (
-        f"{same}, with these rates of its optimizers at both: {shown}. Let configure_optimizers, and any schedule that "
-        "sets rates of its own (as OneCycleLR's max_lr), use the rate that the module was given"
+        f"{same}. Let configure_optimizers{slow.place}, and any schedule that sets rates of its own (as OneCycleLR's "
+        f"max_lr), use the rate that the module was given; or give {override}, which sets it in the optimizer"
     )
+
+
+def proportion_problem(slow: _Recorder, fast: _Recorder, override: str) -> str | None:
+    """Return what does not keep its proportion to a rate that is set in the optimizer; None if all does."""
+    advice = "let the module take the rate, and use it there"
+    if slow.unknown_schedules:
+        return (
+            f"{override} sets the rate in torch's own schedules, and {slow.module_name}{slow.place} has "
+            f"{listing(slow.unknown_schedules)}: {advice}"
+        )
+    factor = fast.spec.lr / slow.spec.lr
+    name = schedule_out_of_proportion(slow.compared_schedules, fast.compared_schedules, factor)
+    if name is not None:
+        return (
+            f"{override} moves all rates in proportion, and {name} of {slow.module_name}{slow.place} has rates of its "
+            f"own ahead: {advice}"
+        )
+    rates = [rate.lr for rate in slow.rates], [rate.lr for rate in fast.rates]
+    if len(rates[0]) == len(rates[1]) and not are_in_proportion(*rates, factor):
+        return (
+            f"{override} moves all rates in proportion, and after {slow.compared_steps} steps those of "
+            f"{slow.module_name}{slow.place} are not: a hook of the module sets some; {advice}"
+        )
+    return None
 
 
 def _why_not_continued(

@@ -8,8 +8,9 @@ from collections.abc import Callable
 from typing import Any
 
 from bstune.core.errors import ConfigError
+from bstune.core.metric_names import mode_of
 from bstune.core.records import TrialProtocol, TrialSpec
-from bstune.system.failures import cause
+from bstune.system.failures import cause, place_of
 from bstune.system.watchdog import waiting_for
 from bstune.trial.batches.micro_batches import micro_batch_sizes_of
 from bstune.trial.checks.schedule_end import ScheduleEnd
@@ -33,7 +34,8 @@ def depends_on_length(workload: Workload, spec: TrialSpec, protocol: TrialProtoc
     The rates of the steps of one Trainer are compared with those under another that trains for twice as long. Where
     the batches have no end, no Trainer says how long it trains.
     """
-    if sized_len(workload.train_batches(spec)) is None:
+    batches = workload.train_batches(spec)
+    if sized_len(batches) is None and not getattr(batches, "ends_by_steps", False):
         return False
     steps = protocol.last_step(spec.batch_size)
     short = rates_ahead(workload, spec, protocol, steps, steps)
@@ -50,15 +52,18 @@ def rates_ahead(
     rates: list[list[list[dict[str, float]]]] = []
 
     def step_through(trainer: Trainer, module: LightningModule) -> None:
-        epoch = max(1, int(trainer.num_training_batches) // trainer.accumulate_grad_batches)
+        has_epochs = trainer.num_training_batches != float("inf")
+        epoch = 1
+        if has_epochs:
+            epoch = max(1, int(trainer.num_training_batches) // trainer.accumulate_grad_batches)
         epochs, applied = (
             trainer.fit_loop.epoch_progress,
             trainer.fit_loop.epoch_loop.automatic_optimization,
         )
         for config in trainer.lr_scheduler_configs:
-            if config.reduce_on_plateau:
-                continue
             each_step = config.interval == "step"
+            if config.reduce_on_plateau or not (each_step or has_epochs):
+                continue
             values = [_settings(config.scheduler.optimizer)]
             for number in range(1, min(until if each_step else -(-until // epoch), SCHEDULE_STEPS)):
                 # What a schedule of another library may read.
@@ -157,16 +162,26 @@ class _AtStart(Callback):
         trainer.fit_loop.max_epochs = 0
 
 
-def check_hooks(module: LightningModule) -> None:
-    """Refuse a module that lacks what every trial calls."""
-    name = type(module).__name__
+def check_hooks(module: LightningModule, metric: str = "val_loss") -> None:
+    """Refuse a module that lacks what every trial calls, ``metric`` being what it is to log."""
+    name = f"{type(module).__name__}{place_of(type(module))}"
     for hook, what in (
         ("training_step", "return the loss there"),
         ("configure_optimizers", "return the optimizer there"),
-        (
-            "validation_step",
-            "log the target's metric there, as the target is only looked for in validation",
-        ),
+        ("validation_step", how_to_log(metric)),
     ):
         if not is_overridden(hook, module):
             raise ConfigError(f"{name} has no {hook}: {what}")
+
+
+def how_to_log(metric: str) -> str:
+    """Tell in three lines of code how a module logs a metric by which trials are compared."""
+    value = "torch.nn.functional.cross_entropy(self(inputs), labels)"
+    if mode_of(metric) == "max":
+        value = "(self(inputs).argmax(1) == labels).float().mean()"
+    return (
+        "a trial ends by a metric that is logged in validation, which the module does so:\n"
+        "    def validation_step(self, batch, batch_idx):\n"
+        "        inputs, labels = batch\n"
+        f"        self.log({metric!r}, {value})"
+    )

@@ -1,7 +1,8 @@
 """Generators of random numbers: new ones from a seed, and the state of those that everyone shares."""
 
 import random
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,49 @@ def seeded_generators(
     """Return independent generators on ``device``, all a function of ``seed``."""
     states = np.random.SeedSequence(seed).generate_state(count, np.uint64)
     return tuple(torch.Generator(device).manual_seed(int(state)) for state in states)
+
+
+def host_states() -> tuple[Any, Any, torch.Tensor]:
+    """Return the states of the generators of Python, numpy and torch on the host, as these have them."""
+    return random.getstate(), np.random.get_state(), torch.get_rng_state()
+
+
+def set_host_states(states: tuple[Any, Any, torch.Tensor]) -> None:
+    """Set the generators to what :func:`host_states` returned."""
+    of_python, of_numpy, of_torch = states
+    random.setstate(of_python)
+    np.random.set_state(of_numpy)
+    torch.set_rng_state(of_torch)
+
+
+class OwnRandomNumbers:
+    """Random numbers of Python, numpy and torch on the host that nobody else draws from.
+
+    What is drawn within :meth:`used` depends on the seed and on what was drawn there before, alone; outside of it the
+    generators go on as if nothing had been drawn.
+
+    Args:
+        seed: of all three.
+    """
+
+    def __init__(self, seed: int) -> None:
+        before = host_states()
+        random.seed(seed)
+        np.random.seed(seed)
+        torch.default_generator.manual_seed(seed)
+        self._states = host_states()
+        set_host_states(before)
+
+    @contextmanager
+    def used(self) -> Iterator[None]:
+        """Let the shared generators be these meanwhile."""
+        before = host_states()
+        set_host_states(self._states)
+        try:
+            yield
+        finally:
+            self._states = host_states()
+            set_host_states(before)
 
 
 def random_state() -> dict[str, Any]:

@@ -20,6 +20,7 @@ if TYPE_CHECKING or installed_lightning() == DEFAULT:
     from lightning.pytorch.callbacks import WeightAveraging
     from lightning.pytorch.loggers.logger import DummyLogger
     from lightning.pytorch.profilers import PassThroughProfiler
+    from lightning.pytorch.utilities.combined_loader import CombinedLoader
     from lightning.pytorch.utilities.memory import garbage_collection_cuda, is_oom_error
     from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signature
 else:
@@ -35,11 +36,13 @@ else:
     from pytorch_lightning.callbacks import WeightAveraging
     from pytorch_lightning.loggers.logger import DummyLogger
     from pytorch_lightning.profilers import PassThroughProfiler
+    from pytorch_lightning.utilities.combined_loader import CombinedLoader
     from pytorch_lightning.utilities.memory import garbage_collection_cuda, is_oom_error
     from pytorch_lightning.utilities.signature_utils import is_param_in_hook_signature
 
 __all__ = [
     "Callback",
+    "CombinedLoader",
     "DummyLogger",
     "LightningDataModule",
     "LightningModule",

@@ -56,6 +56,11 @@ def fetches_batches(package: str, fetcher: object) -> bool:
     return type(fetcher) is of_package(package, "loops.fetchers._PrefetchDataFetcher")
 
 
+def mode_of_loaders(loaders: object) -> Any:
+    """Return how several loaders are combined: as a CombinedLoader says, else as Lightning does it in training."""
+    return getattr(loaders, "_mode", "max_size_cycle")
+
+
 def iterators_of(fetcher: Any) -> list[Iterator[Any]]:
     """Return the iterators that a fetcher takes batches from, one for each loader."""
     iterators: list[Iterator[Any]] = fetcher.iterator._iterator.iterators

@@ -191,12 +191,17 @@ def _ddp(package: str) -> Any:
 def lengths(batches: Iterable[Any], parts: int, steps: int, automatic: bool) -> dict[str, Any]:
     """Return a Trainer's arguments for a trial of at most ``steps`` steps, of ``parts`` batches each.
 
-    Where the batches have a length, an epoch is as long, and the Trainer's numbers are those of ``trainer.fit``. Under
-    manual optimization Lightning counts the steps of each optimizer, so that its limit is in epochs alone.
+    Where the batches have a length, an epoch is as long, and the Trainer's numbers are those of ``trainer.fit``; of a
+    stream of the user's ``max_steps`` is. Under manual optimization Lightning counts the steps of each optimizer, so
+    that its limit is in epochs alone.
     """
     length = sized_len(batches)
-    if length is None:  # one endless epoch, evaluated where asked for
-        return {"max_epochs": 1, "val_check_interval": 1, "check_val_every_n_epoch": None}
+    if length is None:
+        # One endless epoch, evaluated where asked for.
+        endless = {"max_epochs": 1, "val_check_interval": 1, "check_val_every_n_epoch": None}
+        if automatic and getattr(batches, "ends_by_steps", False):
+            endless["max_steps"] = steps
+        return endless
     epochs = math.ceil(steps / max(1, length // parts))
     return {"max_epochs": epochs, "max_steps": steps if automatic else -1}
 

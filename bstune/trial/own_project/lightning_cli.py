@@ -19,12 +19,13 @@ import yaml
 
 from bstune.core.errors import ConfigError
 from bstune.core.metric_names import parse_target
+from bstune.core.search_space import OVERRIDE_LR
 from bstune.hydra_recipe import instantiate_partial
 from bstune.options import Node
 from bstune.recipe import RATES
 from bstune.system.inputs import one_line, parse_yaml, read_text
 from bstune.system.lightning_package import OTHER, installed_lightning
-from bstune.trial.backend import OWNED
+from bstune.trial.backend import OWNED, refuse_finders
 from bstune.trial.lightning.installed import LightningDataModule
 from bstune.trial.own_project.own_values import (
     MOST_EPOCHS,
@@ -32,6 +33,7 @@ from bstune.trial.own_project.own_values import (
     own_batches,
     own_examples,
     own_metric,
+    rate_of_optimizers,
 )
 
 IGNORED = (
@@ -57,6 +59,7 @@ class Chosen:
     lr: str | None = None  # the key of the learning rate
     name: str | None = None
     is_timed: bool = False  # whether the study's seconds end it
+    overrides_lr: bool = False  # whether the rate is set in the model's optimizers
 
 
 def build_module(model: Mapping[str, Any], optimizer: Any = None, lr_scheduler: Any = None) -> Any:
@@ -99,9 +102,9 @@ def workload_of(path: Path, chosen: Chosen) -> tuple[dict[str, Any], list[str]]:
     parsed = yaml.safe_load(parser.dump(_parsed(parser, sections), skip_unset=False))
     defaults = yaml.safe_load(parser.dump(parser.get_defaults(), skip_unset=False))["trainer"]
     trainer = {name: value for name, value in parsed["trainer"].items() if value != defaults[name]}
-    key, lr = _learning_rate(parsed, chosen.lr)
     own = {name: parsed[name] for name in ("model", "optimizer", "lr_scheduler") if parsed[name]}
-    of_trials = with_value(own, key, "${trial.lr}")
+    key, lr = _learning_rate(parsed, sections, chosen)
+    of_trials = own if key is None else with_value(own, key, "${trial.lr}")
     own_data = build_data(parsed["data"])
     batches = own_batches(own_data, parsed["data"]["class_path"])
     examples = batches.examples
@@ -154,7 +157,7 @@ def workload_of(path: Path, chosen: Chosen) -> tuple[dict[str, Any], list[str]]:
         "trainer": {name: value for name, value in trainer.items() if name not in OWNED},
     }
     lines = [
-        f"{key} is the learning rate: {lr:g} at batch size {batch_size}",
+        f"{key or 'the rate in configure_optimizers'} is the learning rate: {lr:g} at batch size {batch_size}",
         f"{examples} training examples",
         *assumed,
     ]
@@ -167,12 +170,18 @@ def _own_metric(
     sections: Mapping[str, Any], parsed: Mapping[str, Any], data: LightningDataModule
 ) -> OwnMetric:
     """Choose the metric that the file's model is judged by, as it stands."""
-    model = build_module(sections["model"], sections.get("optimizer"), sections.get("lr_scheduler"))
+    model = _model_of(sections)
     cli = import_module(f"{_package(sections['model'])}.cli")
     callbacks = list[Any]()
     for named in parsed["trainer"].get("callbacks") or ():
         callbacks.append(cli.instantiate_class((), named))
+    refuse_finders(callbacks)
     return own_metric(model, data, {"callbacks": callbacks}, "cpu")
+
+
+def _model_of(sections: Mapping[str, Any]) -> Any:
+    """Build the model of a file as it stands."""
+    return build_module(sections["model"], sections.get("optimizer"), sections.get("lr_scheduler"))
 
 
 def with_value(node: Node, key: str, value: object) -> Node:
@@ -257,21 +266,30 @@ def _parsed(parser: Any, sections: Mapping[str, Any]) -> Any:
         ) from error
 
 
-def _learning_rate(parsed: Mapping[str, Any], given: str | None) -> tuple[str, float]:
-    """Return the key of the learning rate, by its name unless it is given, and its value."""
+def _learning_rate(
+    parsed: Mapping[str, Any], sections: Mapping[str, Any], chosen: Chosen
+) -> tuple[str | None, float]:
+    """Return the key of the learning rate, by its name unless it is given, and its value.
+
+    Where it is set in the optimizers, and no key is given, the key is None and the value is theirs.
+    """
+    given = chosen.lr
+    if chosen.overrides_lr and given is None:
+        return None, rate_of_optimizers(_model_of(sections))
     rates = dict(_numbers({name: parsed[name] for name in ("optimizer", "model") if parsed[name]}))
     named = [key for key in rates if key.rpartition(".")[2] in RATES]
     optimizers = [
         key for key in named if key.startswith("optimizer.")
     ]  # it takes the place of the model's own
     keys = [given] if given else optimizers or named
-    if len(keys) != 1 or keys[0] not in rates:
-        found = f"there is no number {given}" if given else f"found {', '.join(keys) or 'none'}"
-        raise ConfigError(
-            f"which number is the learning rate? {found}: give its key, as --lr model.init_args.my_rate "
-            f"(numbers: {', '.join(rates) or 'none'})"
-        )
-    return keys[0], float(rates[keys[0]])
+    if len(keys) == 1 and keys[0] in rates:
+        return keys[0], float(rates[keys[0]])
+    found = f"there is no number {given}" if given else f"found {', '.join(keys) or 'none'}"
+    raise ConfigError(
+        f"which number is the learning rate? {found}: give its key, as --lr model.init_args.my_rate "
+        f"(numbers: {', '.join(rates) or 'none'}); where it stands in configure_optimizers, {OVERRIDE_LR}=true sets it "
+        "in the optimizer"
+    )
 
 
 def _numbers(value: Any, key: str = "") -> Iterator[tuple[str, float]]:

@@ -11,23 +11,23 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from torch.utils.data import DataLoader
-
 from bstune.core.errors import BstuneError, ConfigError
 from bstune.core.metric_names import Mode, mode_of, the_loss
 from bstune.recipe import RATES
-from bstune.system.failures import described
+from bstune.system.failures import described, place_of
 from bstune.system.interruption import temporary_folder
-from bstune.trial.backend import OWNED
+from bstune.trial.backend import OWNED, refuse_finders
 from bstune.trial.batches.epochs import epoch_length
+from bstune.trial.batches.loader import HOW_TO_GIVE, not_rebatchable
+from bstune.trial.checks.start import check_hooks, how_to_log
 from bstune.trial.lightning.installed import (
     Callback,
     LightningDataModule,
     LightningModule,
     Trainer,
-    sized_len,
 )
 from bstune.trial.lightning.trainer import listed, make_trainer
+from bstune.trial.own_project.override_rate import own_rate_of
 
 # Epochs after which a trial gives up, where the study's time is what limits it.
 MOST_EPOCHS = 100
@@ -50,12 +50,13 @@ class OwnBatches:
     examples: int
 
 
-def own_batches(data: LightningDataModule, name: str) -> OwnBatches:
+def own_batches(data: LightningDataModule, name: str, *, is_given: bool = False) -> OwnBatches:
     """Set a data module up and read its training loader.
 
     Args:
         data: which may be set up here.
         name: of it, for messages.
+        is_given: whether a function of the batch size has made it.
 
     Raises:
         ConfigError: for a loader that has no batch size or no end, or that cannot be had without a
@@ -73,18 +74,15 @@ def own_batches(data: LightningDataModule, name: str) -> OwnBatches:
             f"the batches of {name} are not known, as its train_dataloader() failed with "
             f"{described(error)[0]}: {how}"
         ) from error
-    batch_size = None
-    if isinstance(loader, DataLoader):
-        # A loader with a sampler of batches has none of its own.
-        batch_size = loader.batch_size or getattr(loader.batch_sampler, "batch_size", None)
-    if batch_size is None:
+    problem = not_rebatchable(loader)
+    if problem is not None and not is_given:
         raise ConfigError(
-            f"{name}.train_dataloader() must return a torch DataLoader with a batch size, but returned "
-            f"{type(loader).__name__}: {how}"
+            f"{name}.train_dataloader() cannot be read in batches of another size: {problem}; {HOW_TO_GIVE}"
         )
-    if sized_len(loader.dataset) is None:
-        kind = type(loader.dataset).__name__
-        raise ConfigError(f"{name} trains on a stream, {kind}, of which no epoch is known: {how}")
+    if problem is not None:
+        raise ConfigError(f"data gives no loader of which an epoch is known: {problem}; {how}")
+    # A loader with a sampler of batches has no batch size of its own.
+    batch_size = loader.batch_size or loader.batch_sampler.batch_size
     return OwnBatches(batch_size, epoch_length(loader))
 
 
@@ -97,6 +95,29 @@ def own_rate(module: Any) -> float | None:
     rates = [arguments[name].default for name in RATES if name in arguments]
     numbers = [rate for rate in rates if isinstance(rate, int | float) and rate > 0]
     return float(numbers[0]) if len(numbers) == 1 else None
+
+
+def rate_of_optimizers(module: LightningModule) -> float:
+    """Give the learning rate that stands in a module's ``configure_optimizers``.
+
+    Raises:
+        ConfigError: where it cannot be called without a Trainer, or sets none.
+    """
+    name = type(module).__name__
+    place = place_of(type(module).configure_optimizers)
+    how = "give reference=(batch size, learning rate)"
+    try:
+        rate = own_rate_of(module.configure_optimizers())
+    except BstuneError:
+        raise
+    except Exception as error:  # of the user's code, which a Trainer may spare
+        raise ConfigError(
+            f"the rate in {name}.configure_optimizers{place} is not known, as it failed with {described(error)[0]}: "
+            f"{how}"
+        ) from error
+    if rate is None:
+        raise ConfigError(f"{name}.configure_optimizers{place} sets no learning rate: {how}")
+    return rate
 
 
 def are_timed(options: Iterable[str]) -> bool:
@@ -146,11 +167,12 @@ def own_metric(
     What a call-back of the Trainer monitors comes first, then the only metric, then the one whose
     name holds loss. ConfigError where none of this tells, with the metrics.
     """
+    check_hooks(module)
     logged = sorted(_logged_in_validation(module, data, trainer, accelerator))
     if not logged:
+        place = place_of(type(module).validation_step)
         raise ConfigError(
-            f"{type(module).__name__} logs no metric in validation, by which batch sizes could be compared: "
-            "log one in validation_step, as self.log('val_loss', loss)"
+            f"{type(module).__name__}{place} logs no metric in validation: {how_to_log('val_loss')}"
         )
     how = "give target=bstune.Target('METRIC', VALUE, mode='min'), or target='METRIC<=VALUE'"
     monitored = _monitored(trainer, logged)
@@ -192,6 +214,10 @@ class _ValidationMetrics(Callback):
     def __init__(self) -> None:
         self._before: dict[str, float] = {}
         self.names: set[str] = set()
+
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        # Those of the module's own, too.
+        refuse_finders(trainer.callbacks)  # type: ignore[attr-defined]
 
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._before = _values_of(trainer)

@@ -19,9 +19,12 @@ from torch.utils.data import DataLoader, Dataset
 
 from bstune.core.errors import ConfigError
 from bstune.recipe import RATES, TrialValues
+from bstune.system.failures import place_of
 from bstune.trial.lightning.installed import LightningDataModule
 
 LOADERS = ("train", "val", "test")
+# The argument of a study that sets the rate in the optimizer.
+OVERRIDE = "override_lr=True"
 # A function that returns a new module for a trial.
 BuildModule = Callable[["Trial"], Any]
 
@@ -64,7 +67,7 @@ class PythonRecipe:
 
     Args:
         build_module: builds a module from a trial.
-        data_module: which all trials read.
+        data_module: which all trials read, or what makes it.
         trainer_arguments: of Lightning's Trainer.
         module_name: the module's class.
         ends_with_trial: whether a module depends on the steps of its trial.
@@ -72,7 +75,7 @@ class PythonRecipe:
     """
 
     build_module: BuildModule
-    data_module: LightningDataModule
+    data_module: "LightningDataModule | DataAt"
     trainer_arguments: Mapping[str, Any]
     module_name: str = "module"
     ends_with_trial: bool = False
@@ -83,11 +86,19 @@ class PythonRecipe:
     @property
     def data_name(self) -> str:
         """The data module's class."""
-        return type(self.data_module).__name__
+        made = self.data_at
+        return type(self.data_module).__name__ if made is None else made.name
 
     def data(self) -> LightningDataModule:
-        """Give the data module that the study was given."""
+        """Give the data module that the study was given, or make that of the reference's batch size."""
+        if isinstance(self.data_module, DataAt):
+            return self.data_module(self.data_module.batch_size)
         return self.data_module
+
+    @property
+    def data_at(self) -> "DataAt | None":
+        """Makes the data of a batch size, where they were given as a function of it."""
+        return self.data_module if isinstance(self.data_module, DataAt) else None
 
     def module(self, values: TrialValues) -> Any:
         """Build a trial's module, which must be a new one, with weights of its own."""
@@ -135,6 +146,11 @@ class PythonRecipe:
         """Say whether a module depends on a value of the trial; of the rate a few steps tell it."""
         return self.ends_with_trial if name == "total_steps" else True
 
+    @property
+    def override(self) -> str:
+        """The argument that sets the rate in the optimizer."""
+        return OVERRIDE
+
     def advice_on_rate(self) -> str:
         """Say how a module takes the rate."""
         return "give module=lambda trial: LitModel(lr=trial.lr)"
@@ -165,8 +181,13 @@ def _unpickle(pickled: bytes) -> PythonRecipe:
     return PythonRecipe(*cloudpickle.loads(pickled))
 
 
-def module_builder(module: Any, tunables: Sequence[str] = ()) -> BuildModule:
-    """Return a function that builds a module from a trial: ``module`` itself, or a class by its arguments' names."""
+def module_builder(
+    module: Any, tunables: Sequence[str] = (), *, overrides_lr: bool = False
+) -> BuildModule:
+    """Return a function that builds a module from a trial: ``module`` itself, or a class by its arguments' names.
+
+    A class needs an argument for the rate, unless that is set in the optimizer.
+    """
     function = module.func if isinstance(module, partial) else module
     if not callable(module) or (
         hasattr(module, "training_step") and not isinstance(function, type)
@@ -182,29 +203,33 @@ def module_builder(module: Any, tunables: Sequence[str] = ()) -> BuildModule:
         raise ConfigError(
             f"module must be a class of LightningModules, but got {function.__name__}"
         )
-    return partial(_build_by_names, module, _argument_names(module, function.__name__, tunables))
+    names = _argument_names(module, function, tunables, overrides_lr)
+    return partial(_build_by_names, module, names)
 
 
-def _argument_names(module: Any, name: str, tunables: Sequence[str]) -> dict[str, str]:
+def _argument_names(
+    module: Any, function: type, tunables: Sequence[str], overrides_lr: bool
+) -> dict[str, str]:
     """Return which attribute of a trial each argument of a module's class takes."""
+    name = function.__name__
     arguments = inspect.signature(module).parameters
     bound = set(module.keywords) if isinstance(module, partial) else set()
     free = [one for one in arguments if one not in bound]
     rates = [one for one in RATES if one in free]
     instead = f"give module=lambda trial: {name}(...) instead"
-    if len(rates) != 1:
+    if len(rates) != 1 and not (overrides_lr and not rates):
         found = " and ".join(rates) or ", ".join(free) or "none"
         raise ConfigError(
-            f"{name} needs one argument lr or learning_rate, but its arguments are {found}: {instead}"
+            f"{name}{place_of(function)} needs one argument lr or learning_rate, but its arguments are {found}: "
+            f"{instead}, or {OVERRIDE}, which sets the rate in its optimizer"
         )
     missing = [one for one in tunables if one not in free]
     if missing:
         raise ConfigError(
             f"{name} has no argument {', '.join(missing)}, which is to be searched: {instead}"
         )
-    taken = {
-        one: one for one in ("batch_size", "seed", "total_steps", *tunables) if one in free
-    } | {rates[0]: "lr"}
+    taken = {one: one for one in ("batch_size", "seed", "total_steps", *tunables) if one in free}
+    taken |= dict.fromkeys(rates, "lr")
     kinds = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
     required = [
         one
@@ -238,19 +263,11 @@ def _name(value: Any) -> str:
 
 
 class Loaders(LightningDataModule):
-    """A data module of plain DataLoaders; ``at`` returns those of a batch size, None: they are the same at each."""
+    """A data module of plain loaders."""
 
-    def __init__(
-        self, train: Any, val: Any, test: Any = None, at: Callable[[int], "Loaders"] | None = None
-    ) -> None:
+    def __init__(self, train: Any, val: Any, test: Any = None) -> None:
         super().__init__()
-        self._loaders, self._at = {"train": train, "val": val, "test": test}, at
-
-    def train_loader(self, batch_size: int) -> Any:
-        """Return the loader of a batch size, which is read in batches of exactly so many examples."""
-        return (
-            self.train_dataloader() if self._at is None else self._at(batch_size).train_dataloader()
-        )
+        self._loaders = {"train": train, "val": val, "test": test}
 
     def train_dataloader(self) -> Any:
         """Return the loader to train on."""
@@ -265,27 +282,67 @@ class Loaders(LightningDataModule):
         return self._loaders["test"]
 
 
-def data_module(data: Any, batch_size: int) -> Any:
-    """Return a data module of what the user gives: one of theirs, loaders, or a function of a batch size."""
+@dataclass(frozen=True)
+class DataAt:
+    """The data modules that a function of the user's gives at each batch size.
+
+    Args:
+        function: of a batch size; returns a data module of the user's, or loaders.
+        batch_size: of the data that are evaluated, and that a study looks at first.
+        name: the class of the data module.
+    """
+
+    function: Callable[[int], Any]
+    batch_size: int
+    name: str
+
+    def __call__(self, batch_size: int) -> LightningDataModule:
+        """Make the data module of a batch size."""
+        return _made(self.function(batch_size))
+
+
+def _made(found: Any) -> LightningDataModule:
+    if hasattr(found, "train_dataloader"):
+        return _copied(found)  # type: ignore[no-any-return]
+    return _loaders(found)
+
+
+def data_of(data: Any, batch_size: int) -> "LightningDataModule | DataAt":
+    """Return a data module of what the user gives: one of theirs, loaders, or what makes it by a function of theirs.
+
+    Args:
+        data: as :class:`bstune.Study` takes it.
+        batch_size: at which a function is called, to see that it gives data.
+
+    Raises:
+        ConfigError: for anything else.
+    """
     if isinstance(data, type):
         name = data.__name__
         raise ConfigError(
             f"data must be an instance, but got the class {name}: give data={name}(...)"
         )
     if hasattr(data, "train_dataloader"):
-        return _copied(data)
+        return _copied(data)  # type: ignore[no-any-return]
     if callable(data):
-        _check_takes_one(data, "data", "a batch size")
-        found = data(batch_size)
-        return (
-            _copied(found)
-            if hasattr(found, "train_dataloader")
-            else _loaders(found, partial(_loaders_at, data))
-        )
+        return DataAt(data, batch_size, type(data_module(data, batch_size)).__name__)
     return _loaders(data)
 
 
-def _loaders(data: Any, at: Callable[[int], Loaders] | None = None) -> Loaders:
+def is_function(data: Any) -> bool:
+    """Say whether data are given as a function of the batch size."""
+    return callable(data) and not isinstance(data, type) and not hasattr(data, "train_dataloader")
+
+
+def data_module(data: Any, batch_size: int) -> Any:
+    """Return the data module itself, of a function that at this batch size; else as :func:`data_of`."""
+    if not is_function(data):
+        return data_of(data, batch_size)
+    _check_takes_one(data, "data", "a batch size")
+    return _made(data(batch_size))
+
+
+def _loaders(data: Any) -> Loaders:
     if isinstance(data, DataLoader):
         raise ConfigError(
             "data needs loaders to train and to validate on, but got one: give data=(train, val)"
@@ -294,19 +351,15 @@ def _loaders(data: Any, at: Callable[[int], Loaders] | None = None) -> Loaders:
         if not {"train", "val"} <= data.keys() <= set(LOADERS):
             names = ", ".join(map(str, data)) or "none"
             raise ConfigError(f"data must have train, val and perhaps test, but got {names}")
-        return Loaders(data["train"], data["val"], data.get("test"), at)
+        return Loaders(data["train"], data["val"], data.get("test"))
     if isinstance(data, tuple | list):
         if len(data) not in (2, 3):
             raise ConfigError(
                 f"data must be (train, val) or (train, val, test), but got {len(data)} of them"
             )
-        return Loaders(data[0], data[1], data[2] if len(data) == 3 else None, at)
+        return Loaders(*data)
     kinds = "a LightningDataModule, DataLoaders (train, val[, test]), or a function of a batch size that returns them"
     raise ConfigError(f"data must be {kinds}, but got {type(data).__name__}")
-
-
-def _loaders_at(function: Callable[[int], Any], batch_size: int) -> Loaders:
-    return _loaders(function(batch_size))
 
 
 def _copied(data: Any) -> Any:

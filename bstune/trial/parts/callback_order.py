@@ -1,6 +1,7 @@
 """The order of a Trainer's call-backs, in which the trial's own stand at both ends."""
 
 from bstune.core.errors import ConfigError
+from bstune.trial.backend import refuse_finders
 from bstune.trial.lightning.installed import Callback, LightningModule, Trainer
 from bstune.trial.lightning.packages import of_package, package_of
 
@@ -10,7 +11,7 @@ def order_callbacks(
 ) -> None:
     """Put two call-backs before and behind all others, the module's own among them.
 
-    A ConfigError refuses a call-back that makes steps of several batches.
+    A ConfigError refuses a call-back that makes steps of several batches, or sets what bstune sets.
 
     Args:
         trainer: whose setup is under way.
@@ -19,6 +20,8 @@ def order_callbacks(
         last: counts steps behind what others do after them, which is still training.
     """
     callbacks: list[Callback] = trainer.callbacks  # type: ignore[attr-defined]
+    # Those that configure_callbacks returns are seen here alone, before any of them does something.
+    refuse_finders(callbacks)
     scheduler = of_package(package_of(module), "callbacks.GradientAccumulationScheduler")
     if any(isinstance(callback, scheduler) for callback in callbacks):
         raise ConfigError(

@@ -27,7 +27,7 @@ from bstune.system.files import (
     put_in_place,
     sync_file,
 )
-from bstune.trial.batches.index_stream import IndexStream
+from bstune.trial.batches.index_stream import Stream
 from bstune.trial.devices import distributed
 from bstune.trial.lightning.installed import Callback, LightningModule, Trainer
 from bstune.trial.lightning.internals import argument_of_hyper_parameters
@@ -165,7 +165,7 @@ class StoppedState:
 class StateWriter(Callback):
     """Writes a trial's state ahead of what other call-backs do for an evaluation, such as averaging the weights."""
 
-    def __init__(self, path: Path, stream: IndexStream, clock: TrialClock) -> None:
+    def __init__(self, path: Path, stream: Stream, clock: TrialClock) -> None:
         self._path, self._partial = path, partial_of(path)
         self._stream, self._clock = stream, clock
         self._state: StoppedState | None = None

@@ -36,10 +36,11 @@ def best_after(search: str, seed: int) -> list[float]:
         study.optimize(problem, n_trials=1)
     # A pruned trial's value is the metric that it had.
     complete = [t for t in study.trials if t.state == optuna.trial.TrialState.COMPLETE]
-    found = []
+    found = list[float]()
     for cost in COSTS:
         limit = cost * problem.best_value
-        values = [t.value for t in complete if t.user_attrs["spent"] <= limit]
+        done = [t for t in complete if t.user_attrs["spent"] <= limit]
+        values = [t.value for t in done if t.value is not None]
         found.append(min(values, default=problem.penalty) / problem.best_value)
     return found
 

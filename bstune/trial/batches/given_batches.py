@@ -1,0 +1,188 @@
+"""Batches taken as the user's loaders give them at a batch size: streams, several loaders, samplers of one's own.
+
+There is nothing to read in other batches: a function of the batch size has made the loaders. A trial that goes on
+opens them anew and skips the batches that it has seen, whose random numbers are drawn again.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from bstune.core.errors import ConfigError, check_positive_integer
+from bstune.trial.batches.loader import loaders_of
+from bstune.trial.devices.randomness import OwnRandomNumbers
+from bstune.trial.lightning.installed import CombinedLoader, sized_len
+from bstune.trial.lightning.internals import mode_of_loaders
+
+# Of an epoch, in batches, from those of each loader; a loader without a length has infinitely many.
+LENGTHS: dict[str, Callable[[list[float]], float]] = {
+    "min_size": min,
+    "max_size": max,
+    "max_size_cycle": max,
+    "sequential": sum,
+}
+
+
+class GivenStream:
+    """An endless stream of the batches of loaders: after their last batch they are read from the first one again.
+
+    What reading them draws from the generators of Python, numpy and torch, in this process, are numbers of its own, a
+    function of the seed. A batch at the end of a pass that has fewer examples than the others is left out.
+
+    Args:
+        open_loaders: makes the loaders: one, or a dict, a list or a CombinedLoader of several.
+        batch_size: in examples, at which they were asked for.
+        seed: of these random numbers.
+
+    Raises:
+        ConfigError: for loaders without any batch, at the first batch.
+    """
+
+    def __init__(self, open_loaders: Callable[[], Any], batch_size: int, seed: int) -> None:
+        check_positive_integer("batch size", batch_size)
+        # As an IndexStream has it: here each position is a number of batches.
+        self.remembers = False
+        # Batches that were handed out, from the first of the stream.
+        self.drawn = 0
+        self._open = open_loaders
+        self._batch_size = batch_size
+        self._random = OwnRandomNumbers(seed)
+        self._loaders = open_loaders()
+        # Batches of an epoch; None: it has none.
+        self.length = length_of(self._loaders)
+        self._to_skip = 0
+        self._batches = self._endless()
+
+    def draw(self) -> Any:
+        """Give the next batch."""
+        with self._random.used():
+            while self._to_skip:
+                next(self._batches)
+                self._to_skip -= 1
+            batch = next(self._batches)
+        self.drawn += 1
+        return batch
+
+    def position(self, batches: int) -> dict[str, Any]:
+        """Give the position after so many batches, as data."""
+        return {"batches": batches, "random": None}
+
+    def resume(self, position: Mapping[str, Any]) -> None:
+        """Go on from a position of a stream of the same arguments, before any batch is drawn."""
+        if self.drawn:
+            raise ValueError(
+                f"only a fresh stream can be resumed, but {self.drawn} batches are drawn"
+            )
+        self.drawn = self._to_skip = position["batches"]
+
+    def _endless(self) -> Iterator[Any]:
+        is_new = True
+        while True:
+            has_any = False
+            for batch in self._whole(_batches_of(self._loaders)):
+                has_any = True
+                yield batch
+            if has_any:
+                is_new = False
+                continue
+            if is_new:
+                break
+            # An iterator that has ended gives nothing again.
+            self._loaders = self._open()
+            is_new = True
+        raise ConfigError(
+            f"the training data give no batch at batch size {self._batch_size}: let the loader that is made for it "
+            "have one, or search smaller batch sizes"
+        )
+
+    def _whole(self, batches: Iterable[Any]) -> Iterator[Any]:
+        """Leave out batches of fewer examples, where it is seen how many a batch has."""
+        counts = False
+        for number, batch in enumerate(batches):
+            first = first_tensor(batch)
+            length = len(first) if first is not None and first.dim() else None
+            if number == 0:
+                # Else it is another dimension, as the length of sequences.
+                counts = length == self._batch_size
+            if not counts or length == self._batch_size:
+                yield batch
+
+
+class GivenBatches:
+    """A trial's batches of a :class:`GivenStream`: in epochs of its length, or without an end where it has none.
+
+    Args:
+        stream: of the trial.
+    """
+
+    # Lightning ends such a training by its steps, and not by epochs, where there are none.
+    ends_by_steps = True
+
+    def __init__(self, stream: GivenStream) -> None:
+        self.stream = stream
+
+    def __len__(self) -> int:
+        if self.stream.length is None:
+            raise TypeError("a stream has no length")
+        return self.stream.length
+
+    def __iter__(self) -> Iterator[Any]:
+        length = self.stream.length
+        if length is None:
+            while True:
+                yield self.stream.draw()
+        for _ in range(length - self.stream.drawn % length):
+            yield self.stream.draw()
+
+
+def length_of(loaders: Any) -> int | None:
+    """Return how many batches an epoch of one or several loaders has; None where it has no end, or it is not known."""
+    lengths = list[float]()
+    for loader in loaders_of(loaders):
+        length = sized_len(loader)
+        lengths.append(float("inf") if length is None else length)
+    found = LENGTHS[mode_of_loaders(loaders)](lengths) if lengths else 0.0
+    # An epoch of no batch would have no end either: its first batch says what is wrong.
+    return int(found) if 0 < found < float("inf") else None
+
+
+def first_tensor(batch: Any) -> Tensor | None:
+    """Return the first tensor in a batch, which may be nested in dicts, lists and tuples; None without one."""
+    if isinstance(batch, Tensor):
+        return batch
+    parts: Iterable[Any] = ()
+    if isinstance(batch, Mapping):
+        parts = batch.values()
+    elif isinstance(batch, list | tuple):
+        parts = batch
+    found = (first_tensor(part) for part in parts)
+    return next((tensor for tensor in found if tensor is not None), None)
+
+
+def shapes_in(batch: Any) -> tuple[torch.Size, ...]:
+    """Return the shapes of all tensors in a batch, in their order."""
+    if isinstance(batch, Tensor):
+        return (batch.shape,)
+    parts: Iterable[Any] = ()
+    if isinstance(batch, Mapping):
+        parts = batch.values()
+    elif isinstance(batch, list | tuple):
+        parts = batch
+    shapes = list[torch.Size]()
+    for part in parts:
+        shapes.extend(shapes_in(part))
+    return tuple(shapes)
+
+
+def _batches_of(loaders: Any) -> Iterator[Any]:
+    """Yield the batches of one pass; of several loaders a batch of each, in the collection that they are in."""
+    several = loaders_of(loaders)
+    if len(several) == 1 and several[0] is loaders:
+        yield from loaders
+        return
+    is_combined = hasattr(loaders, "flattened")
+    combined = loaders if is_combined else CombinedLoader(loaders, mode_of_loaders(loaders))
+    for batch, _, _ in combined:
+        yield batch

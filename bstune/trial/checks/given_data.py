@@ -1,0 +1,72 @@
+"""Data that a function of the batch size gives and that are taken as they come: what is said of them, and refused."""
+
+from typing import Any
+
+import torch
+
+from bstune.core.errors import ConfigError
+from bstune.core.records import TrialSpec
+from bstune.options import StudyOptions
+from bstune.system.console import listing
+from bstune.system.failures import place_of
+from bstune.system.watchdog import waiting_for
+from bstune.trial.batches.given_batches import GivenBatches, length_of, shapes_in
+from bstune.trial.lightning.installed import LightningModule, Trainer
+from bstune.trial.loop import Workload
+
+
+def check_taken(options: StudyOptions) -> None:
+    """Refuse options for which batches would have to be read in other sizes."""
+    size = options.protocol.micro_batch_size
+    if size is not None:
+        raise ConfigError(
+            f"protocol.micro_batch_size={size} cuts batches, but those of data=lambda batch_size: ... are taken as "
+            "they come: leave it out"
+        )
+    if options.devices > 1:
+        raise ConfigError(
+            f"devices={options.devices} share each batch, but those of data=lambda batch_size: ... are taken as they "
+            "come: leave it out"
+        )
+
+
+def taken_note(loaders: Any) -> str:
+    """Say in a line what is assumed of loaders whose batches are taken as they come."""
+    epochs = "" if length_of(loaders) is not None else ", without epochs, as there is no length"
+    return (
+        f"assumed: batches are those that data(batch_size) gives, as they come{epochs}; a stopped trial that goes on "
+        "opens them anew and skips those that it has seen"
+    )
+
+
+def check_batches(workload: Workload, small: int, large: int) -> None:
+    """Refuse batches that are taken as they come and are the same at two batch sizes."""
+    if small == large:
+        return
+    shapes = list[tuple[torch.Size, ...]]()
+    for batch_size in (small, large):
+        batches = workload.train_batches(TrialSpec(0, 0, batch_size, 1.0, None, 0))
+        if not isinstance(batches, GivenBatches):
+            return
+        with waiting_for(f"the first batch of data({batch_size})"):
+            shapes.append(shapes_in(batches.stream.draw()))
+    if shapes[0] and shapes[0] == shapes[1]:
+        found = listing([str(tuple(shape)) for shape in shapes[0]])
+        raise ConfigError(
+            f"data({small}) and data({large}) both give batches of the shape {found}: let the loaders that the "
+            "function returns have the batch size that it is called with"
+        )
+
+
+def check_epoch_schedules(trainer: Trainer, module: LightningModule) -> None:
+    """Refuse schedules that are stepped at the end of an epoch where no epoch ends."""
+    if trainer.num_training_batches != float("inf") or not module.automatic_optimization:
+        return
+    for config in trainer.lr_scheduler_configs:
+        if config.interval == "epoch":
+            name = type(config.scheduler).__name__
+            raise ConfigError(
+                f"{name} of {type(module).__name__}{place_of(module.configure_optimizers)} is stepped at the end of an "
+                "epoch, and data without a length have none: return {'optimizer': optimizer, 'lr_scheduler': "
+                "{'scheduler': scheduler, 'interval': 'step'}} from configure_optimizers"
+            )

@@ -1,0 +1,112 @@
+"""The trial's learning rate in optimizers that a module builds with rates of its own: ``scaling.override_lr``.
+
+It is set once, after ``configure_optimizers``: a stopped trial's checkpoint holds the rates that were set, and one
+that goes on has the same.
+"""
+
+import math
+from collections.abc import Iterator, MutableMapping
+from typing import Any
+
+from torch import Tensor
+from torch.optim.lr_scheduler import LRScheduler
+
+from bstune.core.errors import ConfigError
+from bstune.trial.batches.half_lives import optimizers_in
+
+# The rates of a group of parameters from before any schedule: what comes first is the one that the user gave.
+GIVEN_RATES = ("max_lr", "initial_lr", "lr")
+# Names of rates have these words alone, as base_lrs, min_lr, eta_min and warmup_start_lr do, and lr_decay does not.
+RATE_WORDS = frozenset({"lr", "lrs", "eta"})
+WORDS = RATE_WORDS | {
+    *("base", "end", "final", "init", "initial", "last", "max", "min", "peak", "start", "swa"),
+    *("default", "target", "warmup"),
+}
+
+# A dict or a list of more values is one of data.
+MOST_VALUES = 1000
+
+
+def own_rate_of(configured: Any) -> float | None:
+    """Give the learning rate that ``configure_optimizers`` has set: the largest of all groups, before any schedule.
+
+    Of a OneCycleLR it is the largest one of the cycle. None where no group has a rate over 0.
+    """
+    rates = list[float]()
+    for optimizer in optimizers_in(configured):
+        for group in optimizer.param_groups:
+            name = next((name for name in GIVEN_RATES if group.get(name) is not None), None)
+            if name is not None:
+                rates.append(float(group[name]))
+    largest = max(rates, default=0.0)
+    return largest if 0.0 < largest < math.inf else None
+
+
+def override_rate(configured: Any, module: object, lr: float) -> None:
+    """Set a learning rate in place of a module's own, all groups and schedules in proportion.
+
+    Args:
+        configured: whatever ``configure_optimizers`` has returned.
+        module: that built it, which may hold schedules of its own.
+        lr: of the group with the largest rate, before any schedule.
+
+    Raises:
+        ConfigError: where no optimizer has a rate to be set.
+    """
+    own = own_rate_of(configured)
+    if own is None:
+        kinds = ", ".join(type(optimizer).__name__ for optimizer in optimizers_in(configured))
+        raise ConfigError(
+            f"override_lr sets the learning rate of the module's optimizers, but none of them ({kinds or 'none'}) has "
+            "a rate over 0: let configure_optimizers give it one, such as lr=0.001"
+        )
+    factor = lr / own
+    if factor == 1.0:
+        return
+    for optimizer in optimizers_in(configured):
+        for values in (optimizer.defaults, *optimizer.param_groups):
+            _scale(values, factor)
+    for schedule in _schedules_in([configured, *vars(module).values()]):
+        _scale(vars(schedule), factor)
+
+
+def is_rate(name: str) -> bool:
+    """Say whether a number of this name, of an optimizer or a schedule, is a learning rate and no factor of one."""
+    words = {word for word in name.split("_") if word}
+    return bool(words & RATE_WORDS) and words <= WORDS
+
+
+def _scale(values: MutableMapping[str, Any], factor: float) -> None:
+    """Multiply the rates among some values."""
+    for name, value in list(values.items()):
+        if is_rate(name):
+            values[name] = _times(value, factor)
+
+
+def _times(value: Any, factor: float) -> Any:
+    """Multiply a rate or several; anything else stays."""
+    if isinstance(value, Tensor):
+        return value * factor
+    if isinstance(value, list | tuple):
+        return type(value)([_times(one, factor) for one in value])
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    return value * factor if is_number else value
+
+
+def _schedules_in(values: list[Any]) -> Iterator[LRScheduler]:
+    """Yield torch's schedules among some values, in dicts and lists of them, and those that they are made of, once."""
+    left = list(values)
+    # The values themselves, so that no other one takes the place of one in memory.
+    seen = dict[int, Any]()
+    while left:
+        value = left.pop()
+        if id(value) in seen:
+            continue
+        seen[id(value)] = value
+        if isinstance(value, LRScheduler):
+            yield value
+            left += vars(value).values()
+        elif isinstance(value, dict) and len(value) <= MOST_VALUES:
+            left += value.values()
+        elif isinstance(value, list | tuple) and len(value) <= MOST_VALUES:
+            left += value
