@@ -299,11 +299,12 @@ def _taken_batches(data_at: Callable[[int], Any], seed: int) -> Draw:
     """Take the batches that the user's loaders give at a batch size, as they come."""
 
     def open_loaders(batch_size: int) -> Any:
-        # A split is alike in all trials, and is that of the validation data.
+        # As for the data that are evaluated, so that a random split is that one.
         with seeded(seed):
             data = data_at(batch_size)
             data.prepare_data()
-            data.setup("fit")
+        _set_up(data, "fit", seed)
+        with seeded(seed):
             return data.train_dataloader()
 
     def draw(spec: TrialSpec) -> Iterable[Any]:
