@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 from builders import (
     changed,
+    hand_at_budget,
     hand_critical,
     make_growth,
     make_law,
@@ -244,6 +245,14 @@ def test_hyperparameters_horizon_and_test_metrics_stand_with_the_winner():
     point = "batch size 64, learning rate 0.1, momentum 0.9, a schedule of 500 steps: "
     assert texts(tested, "USE")[0].startswith(point)
     assert texts(tested, "TEST")[0].startswith("test/error 0.1012 of one run")
+
+
+def test_a_rate_that_was_set_in_the_optimizer_is_said_where_it_belongs():
+    of_search = changed(WHOLE, overrides_lr=True)
+    of_budget = changed(WHOLE, objective="loss", at_budget=hand_at_budget(), overrides_lr=True)
+    assert len(texts(WHOLE, "USE")) == 1
+    assert "write 0.4 in configure_optimizers" in texts(of_search, "USE")[1]
+    assert "write 0.1 in configure_optimizers" in texts(of_budget, "USE")[1]
 
 
 @pytest.mark.parametrize(("chance", "cautions"), [(0.62, 1), (0.93, 0)])

@@ -100,6 +100,22 @@ def test_the_learning_rate_is_found(changes, key, tmp_path):
     assert (type(optimizer).__name__, optimizer.param_groups[0]["lr"]) == ("Adam", 0.25)
 
 
+def test_a_rate_that_is_set_in_the_optimizer_needs_no_key():
+    workload, lines = workload_of(FILE, Chosen("val_loss=0.2", overrides_lr=True))
+    assert workload["reference"] == {"batch_size": 32, "lr": 0.003}
+    assert "${trial.lr}" not in yaml.safe_dump(workload)
+    assert lines[0].startswith("the rate in configure_optimizers is the learning rate: 0.003 at")
+
+
+FINDER = {"class_path": "lightning.pytorch.callbacks.LearningRateFinder"}
+
+
+def test_a_finder_is_refused_before_it_finds(tmp_path):
+    path = changed(tmp_path, trainer={"max_epochs": 10, "callbacks": [FINDER]})
+    with pytest.raises(ConfigError, match="LearningRateFinder sets the learning rate"):
+        workload_of(path, Chosen())
+
+
 def test_what_defines_a_trial_is_left_to_bstune(tmp_path):
     trainer = {
         "max_steps": 100,
@@ -215,6 +231,11 @@ def test_targets(text, parsed):
             {"optimizer": None, "lr_scheduler": None},
             {},
             "which number is the learning rate? found none",
+        ),
+        (
+            {"optimizer": None, "lr_scheduler": None},
+            {},
+            "where it stands in configure_optimizers, scaling.override_lr=true sets it in the optimizer",
         ),
     ],
 )

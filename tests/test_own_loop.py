@@ -22,9 +22,10 @@ from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 import bstune
+from bstune.config import option_names
 from bstune.core.errors import ConfigError, StudyError, UserCodeError
 from bstune.core.records import Target, TrialResult
-from bstune.study.own_loop import trials_of
+from bstune.study.own_loop import OWN_WORK, trials_of
 from bstune.system.files import Output, keep_trials, own_mark
 from bstune.trial.backend import make_protocol
 from bstune.trial.own_loop import SHORT, LoopBackend, LoopLimits, LoopTrial
@@ -32,6 +33,7 @@ from bstune.trial.parts.state import TrialState
 from bstune.trial.parts.verdict import Verdict
 
 LOOPS = ("bare", "fabric", "huggingface")
+FOR_LOSS = {"objective": "loss", "target": "loss"}
 EVERY_STEP = [
     "protocol.evaluation_ratio=1.0001",
     "protocol.evaluation_share=1.0",
@@ -499,7 +501,7 @@ def test_what_a_trial_may_not_come_to(changes, body, message):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"workers": 2, "options": ["hardware.enabled=true"]}, "workers"),
+        ({"workers": 2}, "workers"),
         ({"options": ["devices=2"]}, "devices=2: a loop of yours"),
         ({"options": ["compile=default"]}, "compile=default: a loop of yours"),
         (
@@ -525,6 +527,23 @@ def test_what_a_trial_may_not_come_to(changes, body, message):
             {"options": ["scaling.weight_decay_half_life=5"]},
             r"scaling\.weight_decay_half_life=5\.0: a",
         ),
+        ({"survey": True}, "survey=True: a loop of yours is not surveyed"),
+        ({"options": ["hardware.enabled=true"]}, "hardware.enabled=true: a loop of yours is not"),
+        ({"options": ["hardware.seconds=5"]}, r"hardware\.seconds=5\.0: a loop of yours is not"),
+        (
+            {"options": ["hardware.memory.relative.cpu=0.5"]},
+            r"hardware\.memory\.relative\.cpu=0\.5: a loop of yours is not",
+        ),
+        ({"options": ["threads=1"]}, "threads=1: a loop of yours sets"),
+        ({"options": ["seconds_of=lean"]}, "seconds_of=lean: a loop of yours tells"),
+        ({"options": ["data.root=/data"]}, "data.root=/data: a loop of yours reads"),
+        ({"options": ["protocol.trial_seconds=9"]}, r"protocol\.trial_seconds=9\.0: a loop"),
+        ({"options": ["protocol.evaluation_ratio=2"]}, r"protocol\.evaluation_ratio=2\.0: a"),
+        (
+            {"options": ["protocol.noise_scale_every=9"]},
+            r"noise_scale_every=9: a loop .*LoopNoise",
+        ),
+        ({"override_lr": True}, r"scaling\.override_lr=True: a loop of yours sets"),
         ({"options": ["+trainer.max_epochs=3"]}, r"trainer\.max_epochs=3: a loop of yours"),
         (
             {"options": ["trainer.deterministic=true"]},
@@ -540,6 +559,39 @@ def test_what_a_study_for_a_loop_cannot_have(changes, message, tmp_path):
     with pytest.raises(ConfigError, match=message):
         next(iter(quadratic(**changes)))
     assert not (tmp_path / "outputs").exists()
+
+
+# What an option of a study for a loop does, by the option or its section: every other one is refused.
+OF_A_LOOP = {
+    *("study", "seed", "output", "storage", "device", "quick", "debug"),
+    *("search", "budget", "prior", "sampler", "mlflow", "trial", "workload"),
+    *("scaling.batch_size", "scaling.lr", "scaling.noise_scale", "scaling.rule"),
+    *("scaling.lr_octaves_sigma", "scaling.lr_octaves", "protocol.divergence"),
+    *("hardware.enabled", "hardware.scale_out"),
+    # With a line of its own.
+    "devices",
+}
+
+
+@pytest.mark.parametrize("name", sorted(option_names()))
+def test_no_option_is_ignored_in_a_loop(name):
+    if name.startswith(("defaults", "hydra")):
+        return
+    refused = any(name == one or name.startswith(f"{one}.") for one in OWN_WORK)
+    used = any(name == one or name.startswith(f"{one}.") for one in OF_A_LOOP)
+    assert refused or used
+
+
+def test_a_loop_for_the_loss_that_never_reports_at_its_last_step_goes_on_afresh(capsys):
+    begun = []
+    for trial in quadratic(**FOR_LOSS, trials=12):
+        begun.append((trial.spec.resumed_from, trial.first_step))
+        descend(trial, ends=trial.max_steps - 1)
+        trial.finish()
+    printed = capsys.readouterr().out
+    assert printed.count("trials in a row ended before trial.max_steps") == 1
+    assert "reports at trial.max_steps too" in printed
+    assert {first for _, first in begun} == {0}
 
 
 def test_a_study_with_a_module_has_no_loop():
@@ -603,9 +655,6 @@ def test_a_loop_that_saves_nothing_starts_afresh_which_is_said_once(capsys):
     assert len(stopped) > 2
     assert set(asked) == {None}
     assert capsys.readouterr().out.count("nothing was saved at trial.save_to") == 1
-
-
-FOR_LOSS = {"objective": "loss", "target": "loss"}
 
 
 def backend_for_loss(say=pytest.fail):

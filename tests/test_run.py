@@ -255,7 +255,9 @@ def test_one_live_line_on_a_terminal(capsys):
         text = progress.live.tasks[0].description
         progress.show(trials, 90.0)
         assert progress.live.tasks[0].description == f"about 90.0 s to go; {text}"
-    assert text == "best 800 ms at B 256, lr 0.1; trial 2: B 64, lr 0.1, reached"
+    assert (
+        text == "best 800 ms at B 256, lr 0.1; trial 2: B 64, lr 0.1, reached at val/error 0.0995"
+    )
     capsys.readouterr()
 
 
@@ -276,7 +278,7 @@ def test_one_live_line_on_a_terminal(capsys):
                 "message": "the loss is not finite",
                 "hyperparameters": {"momentum": 0.9},
             },
-            "trial 3  configuration 4 of 5  B 64  lr 0.1  momentum 0.9  diverged after 400 steps",
+            "trial 3  configuration 4 of 5  B 64  lr 0.1  momentum 0.9  diverged at val/error 0.0995 after 400 steps",
         ),
         (
             {"status": "out of memory", "history": ()},

@@ -222,7 +222,7 @@ class OfSeveral(Net):
 TAKEN = {
     "stream": {"data": lambda batch_size: (DataLoader(Stream(), batch_size), loaders()[1])},
     "generator": {"data": lambda batch_size: (batches_of(batch_size), loaders()[1])},
-    "data module": {"data": DigitsAt},
+    "data module": {"data": lambda batch_size: DigitsAt(batch_size)},
     "several": {
         "module": OfSeveral,
         "data": lambda batch_size: (
@@ -258,7 +258,7 @@ def test_what_a_function_of_the_batch_size_gives_is_taken_as_it_comes(tune, form
     assert "cannot be continued" not in printed
     assert result.summary.size is None
     _, trainer = result.train()
-    assert trainer.global_step == result.best.steps
+    assert trainer.global_step == result.records[result.best.number].steps
 
 
 @pytest.mark.parametrize("form", ["stream", "several"])
@@ -282,6 +282,7 @@ class Literal(Net):
         return [optimizer], [{"scheduler": schedule, "interval": "step"}]
 
 
+@pytest.mark.filterwarnings("ignore")
 def test_a_rate_that_stands_in_the_module_is_overridden(tune, capsys):
     result = tune(
         Literal,

@@ -236,6 +236,14 @@ def foreign(kind, *overrides, module=Seeing):
     return build_workload(*composed_with(settings, *overrides))
 
 
+@pytest.mark.parametrize(("override", "lr"), [("false", 0.1), ("true", 0.025)])
+def test_a_rate_may_be_set_in_the_optimizer_that_a_node_has_built(override, lr):
+    settings = {"workload.module": {"_target_": f"{__name__}.Seeing"}}
+    options, recipe = composed_with(settings, f"scaling.override_lr={override}")
+    optimizer = build_module(options, recipe, spec(16, lr=0.025)).configure_optimizers()
+    assert optimizer.param_groups[0]["lr"] == pytest.approx(lr)
+
+
 @pytest.mark.parametrize(("kind", "tested"), [(Foreign, False), (WithTest, True)])
 def test_a_data_module_of_another_project_is_set_up_once(kind, tested):
     workload = foreign(kind)

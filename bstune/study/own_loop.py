@@ -136,6 +136,8 @@ def _check(options: StudyOptions, limits: LoopLimits) -> None:
 
 def _check_training(options: StudyOptions) -> None:
     """Refuse options of how a module is trained, which a loop of the user's would never see."""
+    if options.workload.trainer:
+        raise ConfigError(f"workload.trainer: a loop of yours {OWN_WORK['trainer']}: leave it out")
     usual = compose_given(options.workload.model_dump(), (), {})
     for name, work in OWN_WORK.items():
         before = _flat(name, option_at(usual, name))

@@ -62,6 +62,11 @@ NOT_FINISHED = "its loop went on without trial.finish(seconds=...)"
 SHORT = "its last report was before trial.max_steps: report there too, so that it can go on"
 # Trials in a row that no report at their last step has made comparable.
 CUT_MEAN_NEVER = 3
+NEVER_AT_END = (
+    "{trials} trials in a row ended before trial.max_steps, the last one with a report at step {steps} of {end}: "
+    "trials that go on start afresh, from their first step, unless the loop reports at trial.max_steps too, as by "
+    "taking min(10, trial.max_steps - step) steps between reports"
+)
 NOT_SAVED = (
     "nothing was saved at trial.save_to when trial {number} was stopped: trials that go on start "
     "afresh, from their first step"
@@ -593,7 +598,7 @@ class LoopBackend(TrialBackend):
     def take_back(self, trial: LoopTrial, folder: Output) -> Finished:
         """Take a trial that its loop has ended, or has gone on without."""
         finished = trial.abandon()
-        self._refuse_cut(trial, finished)
+        self._note_cut(trial, finished)
         record = finished.result()
         # A loop that trains each trial to its budget counts its end as it likes.
         message = record.message if self.stops or record.message != SHORT else None
@@ -602,16 +607,16 @@ class LoopBackend(TrialBackend):
         self._keep_saved(trial, record, folder)
         return replace(finished, record=record)
 
-    def _refuse_cut(self, trial: LoopTrial, finished: Finished) -> None:
-        """Refuse a loop for the loss that never reports where its trials are compared: none of them ever goes on."""
+    def _note_cut(self, trial: LoopTrial, finished: Finished) -> None:
+        """Let trials start afresh, and say it once, where a loop for the loss never reports at their last step.
+
+        None of its trials could be chosen to go on to the end of its budget else.
+        """
         self._cut = self._cut + 1 if self._is_exact and finished.is_cut else 0
-        if self._cut >= CUT_MEAN_NEVER:
-            raise ConfigError(
-                f"{self._cut} trials in a row ended before trial.max_steps, the last one with a report at step "
-                f"{finished.result().steps} of {trial.max_steps}, so that none can be chosen to go on to the end of "
-                "its budget: report at trial.max_steps too, as by taking min(10, trial.max_steps - step) steps between "
-                "reports"
-            )
+        if self._cut == CUT_MEAN_NEVER and self.continues:
+            self.continues = False
+            steps = finished.result().steps
+            self._say(NEVER_AT_END.format(trials=self._cut, steps=steps, end=trial.max_steps))
 
     def _take_seconds(self, record: TrialResult) -> None:
         if not record.seconds_per_step:

@@ -207,8 +207,7 @@ def train_examples(data: Any) -> int:
     """Return how many examples there are to train on; 0 where the user's loaders have no length that says it."""
     if hasattr(data, "train_batches"):
         return int(data.train_size)
-    loader = data.train_dataloader()
-    return _examples(loader) if _has_length(loader) else 0
+    return _examples_if_known(data.train_dataloader())
 
 
 def build_workload(
@@ -257,7 +256,7 @@ def _workload_of(options: StudyOptions, recipe: Recipe, data: Any) -> Workload:
         if draws_batches
         else sum(map(_examples, loaders_of(validation))),
         test_batches=None if sized_len(test) == 0 else test,
-        train_examples=train_examples(data),
+        train_examples=train_examples(data) if draws_batches else _examples_if_known(training),
         validates_on_test=getattr(data, "validates_on_test", False),
         # Without hooks on batches it is left out: Lightning looks for them at each batch.
         data_module=None
@@ -299,11 +298,12 @@ def _taken_batches(data_at: Callable[[int], Any], seed: int) -> Draw:
     """Take the batches that the user's loaders give at a batch size, as they come."""
 
     def open_loaders(batch_size: int) -> Any:
-        # A split is alike in all trials, and is that of the validation data.
+        # As for the data that are evaluated, so that a random split is that one.
         with seeded(seed):
             data = data_at(batch_size)
             data.prepare_data()
-            data.setup("fit")
+        _set_up(data, "fit", seed)
+        with seeded(seed):
             return data.train_dataloader()
 
     def draw(spec: TrialSpec) -> Iterable[Any]:
@@ -408,6 +408,10 @@ def _examples(loader: Any) -> int:
     raise ConfigError(
         f"the data module must return a torch DataLoader over a data set with a length, but got {type(loader).__name__}"
     )
+
+
+def _examples_if_known(loader: Any) -> int:
+    return _examples(loader) if _has_length(loader) else 0
 
 
 def _has_length(loader: Any) -> bool:
