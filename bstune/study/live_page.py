@@ -143,7 +143,7 @@ def so_far(
         lines.append(("BEST", (_best(prepared, done),)))
     runs = baseline_runs(done, prepared.baseline)
     if runs is not None:
-        lines.append(("YOURS", (_run_text(runs.first),)))
+        lines.append(("YOURS", (_yours(prepared, runs.first),)))
     heads: Sequence[str] = CURVE_HEADS
     rows = curve_rows(done)
     if prepared.budget.objective == "loss":
@@ -185,6 +185,15 @@ def _best(prepared: PreparedStudy, done: Sequence[TrialResult]) -> str:
         f"none has reached the target yet; the closest came to {format_number(best)}, "
         f"at {_place(closest)}"
     )
+
+
+def _yours(prepared: PreparedStudy, first: TrialResult) -> str:
+    """Tell what the user's own configuration took; within a budget, how far it came."""
+    target = prepared.protocol.target
+    if prepared.budget.objective != "loss":
+        return _run_text(first)
+    value = format_number(first.best_value(target.mode))
+    return f"{target.metric} {value} after {plural(first.steps, 'step')} at {_place(first)}"
 
 
 def _cost(trial: TrialResult, in_steps: bool) -> tuple[float, int]:
