@@ -16,6 +16,7 @@ import bstune
 from bstune.report.running_page import is_running_page
 from bstune.study import live_page
 from bstune.study.live_page import LEAST_SECONDS, SHARE, LivePage, PagePace, so_far
+from bstune.study.planning.baseline import Baseline
 from bstune.study.run import run_study
 from bstune.system.files import write_text_once
 
@@ -177,6 +178,11 @@ def test_of_a_budget_the_best_metric_at_its_end(prepared):
     assert re.search(r" 0\.4 at batch size 64.*\(trial 1\)", dict(found.lines)["BEST"][0])
     assert found.curve_rows == [("64 to 127", "3", "2", "0.4")]
     none = so_far(within, trials[2:], None, WRITTEN, True)
+    baseline = Baseline(64, 0.1, {})
+    own = dict(so_far(replace(within, baseline=baseline), trials, None, WRITTEN, True).lines)
+    assert own["YOURS"][0].endswith(
+        f"0.5 after {end} steps at batch size 64, learning rate 0.1 (trial 0)"
+    )
     assert dict(none.lines)["BEST"] == ("no trial has come to its budget's end yet",)
 
 

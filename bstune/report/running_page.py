@@ -24,7 +24,7 @@ MARK = '<meta name="bstune" content="a running study">\n'
 HEAD_BYTES = 1024  # at a page's beginning, within which the mark stands
 NO_ANSWER = "This study is running. What to use, and how sure that is, is said at its end."
 LEFT = "This study was left before its end: the command that began it goes on with it."
-LUCK = "Each is one run: a fresh seed may take more."
+LUCK = "Each is one run: a fresh seed may differ."
 
 
 @dataclass(frozen=True)

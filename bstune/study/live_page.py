@@ -36,7 +36,7 @@ NO_FIT = "the study has not ended"
 
 @dataclass
 class PagePace:
-    """When the page is written again: once its last writing has taken ``SHARE`` of the time since.
+    """When the page is written again: once its last writing is ``SHARE`` of the time since then.
 
     Times are seconds since the study's command began.
     """
@@ -143,7 +143,7 @@ def so_far(
         lines.append(("BEST", (_best(prepared, done),)))
     runs = baseline_runs(done, prepared.baseline)
     if runs is not None:
-        lines.append(("YOURS", (_run_text(runs.first),)))
+        lines.append(("YOURS", (_yours(prepared, runs.first),)))
     heads: Sequence[str] = CURVE_HEADS
     rows = curve_rows(done)
     if prepared.budget.objective == "loss":
@@ -167,18 +167,33 @@ def _best(prepared: PreparedStudy, done: Sequence[TrialResult]) -> str:
         full = best_full(done, prepared.last_step, target)
         if full is None:
             return "no trial has come to its budget's end yet"
-        value = format_number(full.best_value(target.mode))
-        return f"{target.metric} {value} at {_place(full)}"
+        shown = format_number(full.best_value(target.mode))
+        return f"{target.metric} {shown} at {_place(full)}"
     reached = [trial for trial in done if trial.reached]
     if reached:
         in_steps = SOUGHT[objective].merits[0] == "steps"
         return _run_text(min(reached, key=lambda trial: _cost(trial, in_steps)))
-    seen = [trial for trial in done if trial.best_value(target.mode) is not None]
+    seen = list[tuple[float, TrialResult]]()
+    for trial in done:
+        value = trial.best_value(target.mode)
+        if value is not None:
+            seen.append((value, trial))
     if not seen:
         return "no trial has a metric yet"
-    closest = min(seen, key=lambda trial: target.sign * (trial.best_value(target.mode) or 0.0))
-    value = format_number(closest.best_value(target.mode))
-    return f"none has reached the target yet; the closest came to {value}, at {_place(closest)}"
+    best, closest = min(seen, key=lambda pair: target.gap(pair[0]))
+    return (
+        f"none has reached the target yet; the closest came to {format_number(best)}, "
+        f"at {_place(closest)}"
+    )
+
+
+def _yours(prepared: PreparedStudy, first: TrialResult) -> str:
+    """Tell what the user's own configuration took; within a budget, how far it came."""
+    target = prepared.protocol.target
+    if prepared.budget.objective != "loss":
+        return _run_text(first)
+    value = format_number(first.best_value(target.mode))
+    return f"{target.metric} {value} after {plural(first.steps, 'step')} at {_place(first)}"
 
 
 def _cost(trial: TrialResult, in_steps: bool) -> tuple[float, int]:
