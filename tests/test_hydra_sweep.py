@@ -286,7 +286,7 @@ def test_a_job_that_comes_to_nothing_is_a_trial(
         (["data.batch_size=choice(a,b)"], "whole numbers from 1 on, but got a, b"),
         (['+hydra.sweeper.params.nope="choice(1,2)"'], "cannot be composed: .*nope"),
         (["hydra.sweeper.n_jobs=0"], "n_jobs must be .* 1 or more, but got 0"),
-        (["hydra.sweeper.n_jobs=2", "hydra.sweeper.options=[search.workers=3]"], "2 trials at a"),
+        (['hydra.sweeper.options=["search.workers=3"]'], "search.workers=3: leave it out"),
         (["hydra.sweeper.returns=seconds"], "seconds_per_step"),
         (["hydra.sweeper.returns=loss"], "must be steps or metric, but got 'loss'"),
         (["hydra.sweeper.target=null"], "hydra.sweeper.target is missing"),

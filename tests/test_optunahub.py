@@ -146,7 +146,7 @@ def test_a_recorded_point_is_answered_as_it_was_recorded(benchmark):
     assert problem.evaluate(BEST) == problem.evaluate(BEST) == pytest.approx(times[0])
     assert problem.spent == pytest.approx(2 * times[0])
     drawn = benchmark.Problem("fashion_mlp", seed=0)
-    assert {drawn.evaluate(BEST) for _ in range(20)} == {pytest.approx(one) for one in times}
+    assert sorted({drawn.evaluate(BEST) for _ in range(20)}) == pytest.approx(sorted(times))
     in_steps = benchmark.Problem("fashion_mlp", objective="steps")
     assert in_steps.evaluate(BEST) == in_steps.spent == steps[0]
 

@@ -152,6 +152,12 @@ def _check(settings: Settings, config: DictConfig) -> None:
             f"hydra.sweeper.n_jobs must be how many jobs are launched at once, 1 or more, but got "
             f"{settings.n_jobs}"
         )
+    workers = [line for line in settings.options if bare(line).startswith("search.workers=")]
+    if workers:
+        raise ConfigError(
+            f"hydra.sweeper.options has {workers[0]}: leave it out, hydra.sweeper.n_jobs says how "
+            "many jobs are launched at once"
+        )
     if settings.returns == "seconds":
         raise ConfigError(
             "hydra.sweeper.returns=seconds: seconds alone do not tell the steps that a batch size "

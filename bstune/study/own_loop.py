@@ -18,7 +18,7 @@ from bstune.options import StudyOptions, flatten, option_at
 from bstune.study.prepare import prepare
 from bstune.study.run import paused_study
 from bstune.study.search import Paused
-from bstune.system.console import plural, print_line, quieten
+from bstune.system.console import print_line, quieten
 from bstune.system.terminal import filtered, safe_console
 from bstune.system.user import name_user
 from bstune.trial.backend import make_protocol
@@ -109,9 +109,8 @@ def batches_of(
 def _check(options: StudyOptions, limits: LoopLimits) -> None:
     """Refuse options that a loop of the user's has no place for."""
     if options.search.workers > limits.jobs:
-        at_a_time = "one trial" if limits.jobs == 1 else plural(limits.jobs, "trial")
         raise ConfigError(
-            f"search.workers={options.search.workers}: a loop of yours trains {at_a_time} at a time: "
+            f"search.workers={options.search.workers}: a loop of yours trains one trial at a time: "
             "leave workers out"
         )
     if options.devices > 1:
