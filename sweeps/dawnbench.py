@@ -32,7 +32,7 @@ from bstune.core.records import Budget, Target, TrialProtocol, TrialResult, Tria
 from bstune.options import StudyOptions, option_at
 from bstune.sweeps.dawnbench_report import CONFIDENCE, RungRow, RungTrial, paint, sentence, shown
 from bstune.sweeps.harness import Finding
-from bstune.sweeps.statistics import Difference, compare, holm
+from bstune.sweeps.statistics import Difference, compare_pairs, holm
 from bstune.system.console import format_seconds
 from bstune.trial.devices.device import device_name, device_of, synchronize
 from bstune.trial.loop import Workload, run_trial
@@ -401,7 +401,7 @@ def make_rows(
     by_seed = [{seed: accuracy(trial) for seed, trial in of_rung.items()} for of_rung in trials]
     # Nothing comes before the first rung.
     differences = [Difference(0, None, None, None, None)]
-    differences += [compare(before, after, CONFIDENCE) for before, after in pairwise(by_seed)]
+    differences += [compare_pairs(before, after, CONFIDENCE) for before, after in pairwise(by_seed)]
     corrected = iter(holm([difference.p for difference in differences if difference.p is not None]))
     rows = list[RungRow]()
     for step, of_rung, difference in zip(steps, trials, differences, strict=True):

@@ -25,6 +25,7 @@ from bstune.hardware.timing import time_trial
 from bstune.options import option_at
 from bstune.report.drawing import BLUE, GREY, INK, PURPLE, VERMILION
 from bstune.sweeps.harness import Finding
+from bstune.sweeps.statistics import QUARTILES
 from bstune.system.console import format_count, format_number, format_seconds, time_unit
 from bstune.trial.devices.device import device_name
 from bstune.trial.loop import Workload, run_trial
@@ -35,7 +36,6 @@ if TYPE_CHECKING:
 
 LOSS_FIGURE_INCHES = (8.0, 5.0)
 SERIES_COLOURS = (INK, VERMILION, BLUE, PURPLE, GREY)
-QUARTILES = (0.25, 0.5, 0.75)
 ROW_BY_ROW = "workload.data.row_by_row"
 # Evaluations, up to which each is drawn as a point.
 MOST_POINTS = 40

@@ -33,10 +33,10 @@ from bstune.sweeps.statistics import (
     Effect,
     choose_batch_sizes,
     effects,
-    gain,
     is_power_of_two,
     kind,
     off_the_line,
+    speed_gain,
 )
 from bstune.system.console import format_number
 from bstune.trial.devices.device import device_name
@@ -133,7 +133,7 @@ def run(
     for size, rounds in timed.items():
         medians[size] = [statistics.median(visit) for visit in rounds]
     found = effects(medians, choice.centres, level)
-    filled = gain(medians, choice.power, choice.ceiling, level)
+    filled = speed_gain(medians, choice.power, choice.ceiling, level)
     in_use = dict[int, float]()
     if options.devices == 1:
         time_busy = functools.partial(busy, workload, protocol)
@@ -327,8 +327,8 @@ def _contrasts_in_words(found: Sequence[Effect], level: float) -> str:
 
 def sentence_of_three(low: int, middle: int, high: int, medians: RoundsBySize, level: float) -> str:
     """Say what three batch sizes give a second, and whether the middle one is off the others' line."""
-    lower = share_text(gain(medians, low, middle, level))
-    upper = share_text(gain(medians, middle, high, level))
+    lower = share_text(speed_gain(medians, low, middle, level))
+    upper = share_text(speed_gain(medians, middle, high, level))
     off_line = share_text(off_the_line(medians, low, middle, high, level))
     return (
         f"Against each other: B = {middle} gives {lower} examples/s over {low}, {high} {upper} over {middle}; "

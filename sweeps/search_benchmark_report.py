@@ -18,7 +18,7 @@ from bstune.sweeps.search_problem import (
     STOP_FACTOR,
     WITHIN,
     Benchmark,
-    Objective,
+    SearchObjective,
     SearchRun,
     factor,
     percentile,
@@ -62,7 +62,7 @@ FRONTIER_RULE = (
     "whose point is best by the posterior; that of the others is their fastest trial."
 )
 GP_RULE = f"Optuna's GP ends after {MAX_GP_TRIALS} trials and keeps what it has found: a trial takes it 0.1 to 0.2 s."
-RULES_OF_COMPARISON: dict[Objective, tuple[str, ...]] = {
+RULES_OF_COMPARISON: dict[SearchObjective, tuple[str, ...]] = {
     "time": (
         "Cells: the incumbent's time (the table's median over seeds at its batch size and learning rate) over the best "
         "cell's, median/90th percentile over seeds, after spending so many times the best trial's cost; "
@@ -89,7 +89,7 @@ RULES_OF_COMPARISON: dict[Objective, tuple[str, ...]] = {
 }
 
 # Of the figure's axes.
-LABELS: dict[Objective, tuple[str, str]] = {
+LABELS: dict[SearchObjective, tuple[str, str]] = {
     "time": (
         "spending / cost of the best trial",
         "incumbent's time / best time, median over seeds",
@@ -244,7 +244,7 @@ def title(benchmark: Benchmark) -> str:
     return text
 
 
-def row(standing: Standing, objective: Objective) -> dict[str, str]:
+def row(standing: Standing, objective: SearchObjective) -> dict[str, str]:
     """Give a standing as a line of the table, of text: ``1.22/1.53``, ``none/none``, ``> 60``."""
     cells = {
         "table": standing.table,

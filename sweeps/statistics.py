@@ -20,6 +20,7 @@ from scipy import stats
 from bstune.core.errors import ConfigError, HardwareError
 
 Array = NDArray[np.float64]
+QUARTILES = (0.25, 0.5, 0.75)
 # The multiple that NVIDIA's guide to matrix products asks of 16-bit tensor cores.
 ALIGNED = 8
 
@@ -120,7 +121,9 @@ def contrasts(seconds: Mapping[int, Sequence[float]], centre: int) -> Array:
     return np.asarray(at - (below + above) / 2.0)
 
 
-def gain(seconds: Mapping[int, Sequence[float]], before: int, after: int, level: float) -> Effect:
+def speed_gain(
+    seconds: Mapping[int, Sequence[float]], before: int, after: int, level: float
+) -> Effect:
     """Compare examples per second at one batch size over those at another, less 1, from tau of every round by size."""
     # Paired by round: what is common to a round drops out.
     log_after = np.log(after / np.array(seconds[after], dtype=np.float64))
@@ -217,7 +220,7 @@ class Difference:
     p: float | None  # of the paired t-test against 0
 
 
-def compare(
+def compare_pairs(
     before: Mapping[int, float | None], after: Mapping[int, float | None], level: float
 ) -> Difference:
     """Compare values by seed, paired, by Student's t; a seed counts where both have a value."""

@@ -22,6 +22,7 @@ from bstune.core.errors import ConfigError
 from bstune.hardware.roofline import DTYPES
 from bstune.report.drawing import BLUE, INK
 from bstune.sweeps.harness import Finding
+from bstune.sweeps.statistics import QUARTILES
 from bstune.system.console import format_number
 from bstune.trial.devices.device import device_name, resolve_device, synchronize
 
@@ -40,7 +41,6 @@ FP32_BYTES = 4
 NO_CACHE = "no cache"
 # Seconds, below which torch read a clock that stands still: it takes 1e-9 then.
 STANDING_STILL = 1e-8
-QUARTILES = (0.25, 0.5, 0.75)
 Way = Callable[[Tensor, Tensor, Tensor], None]
 
 

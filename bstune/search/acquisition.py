@@ -24,7 +24,7 @@ from bstune.search.observations import (
     Observation,
     Point,
     Posterior,
-    Weight,
+    StepWeight,
     objective_so_far,
     objective_weight,
     smoothed,
@@ -245,7 +245,7 @@ class Situation:
     budget: Callable[[float], float]
     resumable: Callable[[int], bool] | None
     policy: Policy
-    weight: Weight
+    weight: StepWeight
     incumbent: float | None
 
 
@@ -647,7 +647,7 @@ def thompson_sample(
     posterior: Posterior,
     candidates: Candidates,
     draw: Array,
-    weight: Weight,
+    weight: StepWeight,
     pending: Pending,
     policy: Policy,
     longest: Callable[[float], float] | None,
