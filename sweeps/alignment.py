@@ -90,7 +90,8 @@ def run(
     multiple = multiple or roofline.tensor_core_multiple(arithmetic, device.type)
     if multiple is None:
         raise ConfigError(
-            f"{arithmetic} on {device.type} does not run on tensor cores, which ask for a multiple: "
+            f"{arithmetic} on {device.type} does not run on tensor cores, which ask for a "
+            "multiple: "
             "give another precision, or a multiple with sweep.experiment.multiple=8"
         )
     sizes = options.hardware.ceilings.traced_batch_sizes

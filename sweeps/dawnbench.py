@@ -198,7 +198,8 @@ def data_note(
     made = timed(lambda: next(batches))
     epoch = math.ceil(step.workload.train_examples / step.batch_size)
     text = (
-        f"{step.rung.name}: an epoch's {epoch} batches are drawn, augmented and normalised on the device in "
+        f"{step.rung.name}: an epoch's {epoch} batches are drawn, augmented and normalised on the "
+        "device in "
         f"{format_seconds(epoch * made)}, {made / seconds_per_step:.0%} of its steps' time"
     )
     if place.type != "cpu":
@@ -221,7 +222,8 @@ def _check_ladder(
 ) -> None:
     if not rungs or not seeds or min(seeds) < 0 or len(set(seeds)) < len(seeds):
         raise ConfigError(
-            f"this sweep needs rungs, and seeds from 0, each once, but got {len(rungs)} rungs and seeds {list(seeds)}"
+            f"this sweep needs rungs, and seeds from 0, each once, but got {len(rungs)} rungs and "
+            f"seeds {list(seeds)}"
         )
     if not 0.0 < level < 1.0:
         raise ConfigError(f"sweep.experiment.level must lie between 0 and 1, but got {level}")

@@ -126,7 +126,8 @@ def sentence(rows: Sequence[RungRow], level: float, n: int, left_out: Sequence[s
     first, first_accuracy = ends[0]
     last, last_accuracy = ends[-1]
     text = (
-        f"From {first['rung']} to {last['rung']} accuracy goes from {100.0 * first_accuracy:.2f}% to "
+        f"From {first['rung']} to {last['rung']} accuracy goes from {100.0 * first_accuracy:.2f}% "
+        "to "
         f"{100.0 * last_accuracy:.2f}%"
     )
     if last["at_level"] > 0:
@@ -134,7 +135,8 @@ def sentence(rows: Sequence[RungRow], level: float, n: int, left_out: Sequence[s
     gains = [gain for gain in map(rung_gain, rows) if gain is not None]
     if gains:
         text += (
-            f": {_effects_in_words(gains)} (points of accuracy with {CONFIDENCE:.0%} intervals, paired by seed, n = "
+            f": {_effects_in_words(gains)} (points of accuracy with {CONFIDENCE:.0%} intervals, "
+            "paired by seed, n = "
             f"{_seed_count(n)}, p corrected for {len(gains)} comparisons)"
         )
     else:

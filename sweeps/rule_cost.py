@@ -171,7 +171,8 @@ def sentence(costs: Sequence[RuleCost], rules: Sequence[str]) -> str:
             typical = f"takes {format_number(middle, 3)} times the steps"
         parts.append(f"{rule} {typical} (median) and misses the target at {missed} of {len(far)}")
     return (
-        f"At {FAR_BATCH_SIZE:.0f} times the batch size of the tuned rate and beyond, over the fewest steps of any "
+        f"At {FAR_BATCH_SIZE:.0f} times the batch size of the tuned rate and beyond, over the "
+        "fewest steps of any "
         f"rate: {'; '.join(parts)}."
     )
 

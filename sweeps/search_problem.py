@@ -176,14 +176,16 @@ def make_benchmark(
     times = _times_to_target(table, target)
     if not times:
         why = unusable_target(table, target) or (
-            f"in no cell do more than half the runs reach {target}: choose a target that is easier to reach"
+            f"in no cell do more than half the runs reach {target}: choose a target that is easier "
+            "to reach"
         )
         raise TableError(f"{name}: {why}")
     best = _best_cell(times, objective)
     b_crit = dense_b_crit(table, target)
     if objective == "curve" and b_crit is None:
         raise TableError(
-            f"{name}: its runs do not determine B_crit at {target}, so no estimate can be compared with it: "
+            f"{name}: its runs do not determine B_crit at {target}, so no estimate can be compared "
+            "with it: "
             "use sweep.experiment.objective=time, or a table with larger and smaller batch sizes"
         )
     sizes = table.batch_sizes
@@ -407,7 +409,8 @@ def _answer(spec: TrialSpec, benchmark: Benchmark, finished: Sequence[TrialResul
     """Run a proposed trial on the table."""
     if spec.number != len(finished):
         raise ConfigError(
-            f"a search must number its trials from 0: expected {len(finished)}, but got {spec.number}"
+            f"a search must number its trials from 0: expected {len(finished)}, but got "
+            f"{spec.number}"
         )
     resumed_from = _continued(spec, finished)
     problem = benchmark.problem

@@ -68,7 +68,8 @@ def choose_batch_sizes(alone: Iterable[int], centres: Iterable[int], ceiling: in
     odd = [centre for centre in sorted(centres) if centre < 2 or not kind(centre)]
     if odd:
         raise ConfigError(
-            f"sweep.experiment.centres must be powers of two or multiples of {ALIGNED}, and at least 2, but got {odd}"
+            f"sweep.experiment.centres must be powers of two or multiples of {ALIGNED}, and at "
+            f"least 2, but got {odd}"
         )
     if ceiling < 3:
         raise HardwareError(
@@ -114,7 +115,8 @@ def contrasts(seconds: Mapping[int, Sequence[float]], centre: int) -> Array:
     rounds = np.array([seconds[size] for size in _triplet(centre)], dtype=np.float64)
     if not np.all(np.isfinite(rounds) & (rounds > 0.0)):
         raise HardwareError(
-            f"a contrast needs positive seconds, but got {rounds.ravel().tolist()} around batch size {centre}: "
+            f"a contrast needs positive seconds, but got {rounds.ravel().tolist()} around batch "
+            f"size {centre}: "
             "the clock is too coarse for such steps"
         )
     below, at, above = np.log(rounds)
@@ -148,7 +150,8 @@ def estimate(name: str, centres: Sequence[int], values: Array, level: float) -> 
     """Give mean, interval and test of ``values``, one a round (two or more), logs of ratios."""
     if np.ptp(values) == 0.0:
         raise HardwareError(
-            f"{name}: all {len(values)} rounds took the same time to the last digit: the clock is too coarse"
+            f"{name}: all {len(values)} rounds took the same time to the last digit: the clock is "
+            "too coarse"
         )
     test = stats.ttest_1samp(values, 0.0)
     interval = test.confidence_interval(level)

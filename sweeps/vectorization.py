@@ -134,7 +134,8 @@ def run(
             raise ConfigError(f"sweep.experiment.{name} must be positive, but got {value}")
     if not all(1 <= kib <= 2**22 for kib in working_sets):
         raise ConfigError(
-            f"sweep.experiment.working_sets must be KiB from 1 to {2**22}, but got {list(working_sets)}"
+            f"sweep.experiment.working_sets must be KiB from 1 to {2**22}, but got "
+            f"{list(working_sets)}"
         )
     generator = torch.Generator().manual_seed(seed)
     b = torch.randn(size, size, generator=generator).to(place, FLOATS[dtype])
@@ -233,7 +234,8 @@ def read_sentence(rows: Sequence[ReadRow]) -> str:
     best_rate = format_number(best["gb_per_second"])
     last_rate = format_number(last["gb_per_second"])
     return (
-        f"A vector of {_where_text(best)} is read at {best_rate} GB/s, {times} times as fast as one of "
+        f"A vector of {_where_text(best)} is read at {best_rate} GB/s, {times} times as fast as "
+        "one of "
         f"{_where_text(last)} at {last_rate}."
     )
 
@@ -302,9 +304,11 @@ def sentence(rows: Sequence[ProductRow], n: int) -> str:
     """Put the finding into words, from the rows of the four ways in their order."""
     _, columns, blocks, last = rows
     return (
-        f"The whole product is {format_number(last['times_as_fast'])} times as fast as element by element and"
+        f"The whole product is {format_number(last['times_as_fast'])} times as fast as element by "
+        "element and"
         f" {format_number(last['gflops'] / columns['gflops'])} times as fast as column by column;"
-        f" {blocks['way']} reach {blocks['gflops'] / last['gflops']:.0%} of it (medians, n = {n} or more)."
+        f" {blocks['way']} reach {blocks['gflops'] / last['gflops']:.0%} of it (medians, n = {n} "
+        "or more)."
     )
 
 
