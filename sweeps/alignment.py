@@ -91,8 +91,7 @@ def run(
     if multiple is None:
         raise ConfigError(
             f"{arithmetic} on {device.type} does not run on tensor cores, which ask for a "
-            "multiple: "
-            "give another precision, or a multiple with sweep.experiment.multiple=8"
+            "multiple: give another precision, or a multiple with sweep.experiment.multiple=8"
         )
     sizes = options.hardware.ceilings.traced_batch_sizes
     cost = roofline.step_cost(module, draw, loss, arithmetic, sizes)

@@ -256,8 +256,7 @@ def sentence(rows: Sequence[CriticalRow]) -> str:
         ends = f"{format_number(found.start)} to {format_number(found.end)}"
         texts.append(
             f"{name}: from {of_table[0]['metric']} {ends} B_crit {moves}, as its power "
-            f"{found.exponent:.2f} "
-            f"({found.level:.0%}: {found.low:.2f} to {found.high:.2f})"
+            f"{found.exponent:.2f} ({found.level:.0%}: {found.low:.2f} to {found.high:.2f})"
         )
     return "; ".join(texts) + "."
 

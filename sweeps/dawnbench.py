@@ -199,8 +199,8 @@ def data_note(
     epoch = math.ceil(step.workload.train_examples / step.batch_size)
     text = (
         f"{step.rung.name}: an epoch's {epoch} batches are drawn, augmented and normalised on the "
-        "device in "
-        f"{format_seconds(epoch * made)}, {made / seconds_per_step:.0%} of its steps' time"
+        f"device in {format_seconds(epoch * made)}, {made / seconds_per_step:.0%} of its steps' "
+        "time"
     )
     if place.type != "cpu":
         (images, *_) = next(batches)

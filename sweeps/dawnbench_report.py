@@ -127,8 +127,7 @@ def sentence(rows: Sequence[RungRow], level: float, n: int, left_out: Sequence[s
     last, last_accuracy = ends[-1]
     text = (
         f"From {first['rung']} to {last['rung']} accuracy goes from {100.0 * first_accuracy:.2f}% "
-        "to "
-        f"{100.0 * last_accuracy:.2f}%"
+        f"to {100.0 * last_accuracy:.2f}%"
     )
     if last["at_level"] > 0:
         text += f", {last['at_level']:.0%} of the seeds at {level:.1%} or over"
@@ -136,8 +135,7 @@ def sentence(rows: Sequence[RungRow], level: float, n: int, left_out: Sequence[s
     if gains:
         text += (
             f": {_effects_in_words(gains)} (points of accuracy with {CONFIDENCE:.0%} intervals, "
-            "paired by seed, n = "
-            f"{_seed_count(n)}, p corrected for {len(gains)} comparisons)"
+            f"paired by seed, n = {_seed_count(n)}, p corrected for {len(gains)} comparisons)"
         )
     else:
         text += f" (n = {_seed_count(n)}: too few for a test)"

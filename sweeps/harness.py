@@ -232,8 +232,7 @@ def _check_own_files(sweep: Sweep) -> None:
     if not is_own:
         raise StudyError(
             f"sweep.output={sweep.output} has a {sweep.result.name} or a {sweep.figure.name} that "
-            "is not of the sweep "
-            f"{sweep.name}: choose another with sweep.output=DIR"
+            f"is not of the sweep {sweep.name}: choose another with sweep.output=DIR"
         )
 
 

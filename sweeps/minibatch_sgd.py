@@ -293,8 +293,7 @@ def sentence(rows: Sequence[SeriesRow], level: float, n: int) -> str:
     (least, first), *rest = there
     text = (
         f"{first['run']} reaches a loss of {format_number(level)} first, in "
-        f"{format_seconds(least)} "
-        f"({_cost_text(first)})"
+        f"{format_seconds(least)} ({_cost_text(first)})"
     )
     for seconds, later in rest:
         times = format_number(seconds / least, 2)
@@ -318,8 +317,7 @@ def loader_sentence(rows: Sequence[SeriesRow], rounds: int) -> str:
         parts.append(f"{times} times as long at {series_row['batch_size']}")
     return (
         f"With a DataLoader that takes rows one by one a step lasts {', '.join(parts)} as with "
-        "rows that live on the "
-        f"device (by batch size, medians, n = {rounds} rounds)."
+        f"rows that live on the device (by batch size, medians, n = {rounds} rounds)."
     )
 
 

@@ -304,8 +304,7 @@ def sentence(
     at_power = _speed_text(choice.power, medians[choice.power])
     return (
         f"{_contrasts_in_words(found, level)}. At the ceiling, B = {choice.ceiling}, {at_ceiling} "
-        "examples/s, against "
-        f"{at_power} at B = {choice.power}, the largest power of two below it: "
+        f"examples/s, against {at_power} at B = {choice.power}, the largest power of two below it: "
         f"{share_text(filled)}."
     )
 
@@ -318,17 +317,14 @@ def _contrasts_in_words(found: Sequence[Effect], level: float) -> str:
         texts = [f"{effect.name} {share_text(effect)}, {p_text(effect)}" for effect in significant]
         return (
             f"Over {rounds} rounds a step's time differs from the mean of its two neighbours' at "
-            f"{'; '.join(texts)}"
-            f" ({level:.0%} intervals, p corrected for {len(found)} tests)"
+            f"{'; '.join(texts)} ({level:.0%} intervals, p corrected for {len(found)} tests)"
         )
     room = max(max(abs(effect.low), abs(effect.high)) for effect in found)
     least = min(found, key=lambda effect: effect.corrected)
     return (
         f"Over {rounds} rounds no power of two and no multiple of 8 differs significantly from the "
-        "mean of its two"
-        f" neighbours (least {p_text(least)}, corrected for {len(found)} tests); the {level:.0%} "
-        "intervals leave room"
-        f" for {format_number(100 * room, 2)}% at most"
+        f"mean of its two neighbours (least {p_text(least)}, corrected for {len(found)} tests); "
+        f"the {level:.0%} intervals leave room for {format_number(100 * room, 2)}% at most"
     )
 
 
@@ -339,8 +335,8 @@ def sentence_of_three(low: int, middle: int, high: int, medians: RoundsBySize, l
     off_line = share_text(off_the_line(medians, low, middle, high, level))
     return (
         f"Against each other: B = {middle} gives {lower} examples/s over {low}, {high} {upper} "
-        f"over {middle}; "
-        f"a step at {middle} takes {off_line} against the line through {low} and {high}."
+        f"over {middle}; a step at {middle} takes {off_line} against the line through {low} and "
+        f"{high}."
     )
 
 
@@ -371,7 +367,7 @@ def _paint_speeds(
     panels[0].set_ylabel("examples per second, mean and standard deviation over rounds")
     _draw_effects(panels[-1], found, level)
     figure.suptitle(title, fontsize=10.5, parse_math=False)
-    handles = dict[str, Artist]()
+    handles: dict[str, Artist] = {}
     for axes in panels:
         of_panel, labels = axes.get_legend_handles_labels()
         handles |= dict(zip(labels, of_panel, strict=True))

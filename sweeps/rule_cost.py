@@ -172,8 +172,7 @@ def sentence(costs: Sequence[RuleCost], rules: Sequence[str]) -> str:
         parts.append(f"{rule} {typical} (median) and misses the target at {missed} of {len(far)}")
     return (
         f"At {FAR_BATCH_SIZE:.0f} times the batch size of the tuned rate and beyond, over the "
-        "fewest steps of any "
-        f"rate: {'; '.join(parts)}."
+        f"fewest steps of any rate: {'; '.join(parts)}."
     )
 
 

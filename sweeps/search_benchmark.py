@@ -234,8 +234,7 @@ def read_without_horizons(path: Path) -> Table:
     if table.has_horizons:
         raise TableError(
             f"the schedules of the runs in {path} end with them, and here trials are stopped on "
-            "the way: name a table "
-            "whose runs have no horizon"
+            "the way: name a table whose runs have no horizon"
         )
     return table
 

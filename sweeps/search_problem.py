@@ -185,8 +185,8 @@ def make_benchmark(
     if objective == "curve" and b_crit is None:
         raise TableError(
             f"{name}: its runs do not determine B_crit at {target}, so no estimate can be compared "
-            "with it: "
-            "use sweep.experiment.objective=time, or a table with larger and smaller batch sizes"
+            "with it: use sweep.experiment.objective=time, or a table with larger and smaller "
+            "batch sizes"
         )
     sizes = table.batch_sizes
     rates = table.lrs

@@ -116,8 +116,7 @@ def contrasts(seconds: Mapping[int, Sequence[float]], centre: int) -> Array:
     if not np.all(np.isfinite(rounds) & (rounds > 0.0)):
         raise HardwareError(
             f"a contrast needs positive seconds, but got {rounds.ravel().tolist()} around batch "
-            f"size {centre}: "
-            "the clock is too coarse for such steps"
+            f"size {centre}: the clock is too coarse for such steps"
         )
     below, at, above = np.log(rounds)
     return np.asarray(at - (below + above) / 2.0)

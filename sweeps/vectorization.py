@@ -235,8 +235,7 @@ def read_sentence(rows: Sequence[ReadRow]) -> str:
     last_rate = format_number(last["gb_per_second"])
     return (
         f"A vector of {_where_text(best)} is read at {best_rate} GB/s, {times} times as fast as "
-        "one of "
-        f"{_where_text(last)} at {last_rate}."
+        f"one of {_where_text(last)} at {last_rate}."
     )
 
 
@@ -305,10 +304,9 @@ def sentence(rows: Sequence[ProductRow], n: int) -> str:
     _, columns, blocks, last = rows
     return (
         f"The whole product is {format_number(last['times_as_fast'])} times as fast as element by "
-        "element and"
-        f" {format_number(last['gflops'] / columns['gflops'])} times as fast as column by column;"
-        f" {blocks['way']} reach {blocks['gflops'] / last['gflops']:.0%} of it (medians, n = {n} "
-        "or more)."
+        f"element and {format_number(last['gflops'] / columns['gflops'])} times as fast as column "
+        f"by column; {blocks['way']} reach {blocks['gflops'] / last['gflops']:.0%} of it (medians, "
+        f"n = {n} or more)."
     )
 
 

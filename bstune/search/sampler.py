@@ -246,8 +246,7 @@ class FrontierSampler(BaseSampler):
         if space and not (BATCH_SIZE in space and has_rate):
             raise ConfigError(
                 "FrontierSampler needs batch_size and lr, or delta and a rule, as parameters of "
-                "all trials of a study, "
-                f"but what they share is {', '.join(sorted(space))}"
+                f"all trials of a study, but what they share is {', '.join(sorted(space))}"
             )
         return dict(space)
 
