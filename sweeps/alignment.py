@@ -24,6 +24,7 @@ from bstune.hardware import roofline
 from bstune.hardware.roofline import DTYPES, Arithmetic, TensorCoreMisalignment
 from bstune.report.drawing import BLUE, INK
 from bstune.sweeps.harness import Finding
+from bstune.sweeps.statistics import QUARTILES
 from bstune.system.console import format_number, plural
 from bstune.trial.checks.start import at_start
 from bstune.trial.devices.device import device_name, device_of, products_in, synchronize
@@ -33,7 +34,6 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 PADDING_FIGURE_INCHES = (9.0, 4.5)
-QUARTILES = (0.25, 0.5, 0.75)
 CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 CONVOLUTION_OPTIONS = ("kernel_size", "stride", "padding", "dilation", "groups", "padding_mode")
 
@@ -90,8 +90,8 @@ def run(
     multiple = multiple or roofline.tensor_core_multiple(arithmetic, device.type)
     if multiple is None:
         raise ConfigError(
-            f"{arithmetic} on {device.type} does not run on tensor cores, which ask for a multiple: "
-            "give another precision, or a multiple with sweep.experiment.multiple=8"
+            f"{arithmetic} on {device.type} does not run on tensor cores, which ask for a "
+            "multiple: give another precision, or a multiple with sweep.experiment.multiple=8"
         )
     sizes = options.hardware.ceilings.traced_batch_sizes
     cost = roofline.step_cost(module, draw, loss, arithmetic, sizes)

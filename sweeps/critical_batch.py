@@ -77,7 +77,8 @@ def run(
         goal = find_target(file, shipped, target)
         if goal.mode != "min":
             raise TableError(
-                f"{file}: its target {goal} is to be exceeded, and easier ones are multiples of a loss or error"
+                f"{file}: its target {goal} is to be exceeded, and easier ones are multiples of a "
+                "loss or error"
             )
         seeds.append(min(len(runs) for runs in table.cells.values()))
         for times in sorted(set(easier)):
@@ -254,8 +255,8 @@ def sentence(rows: Sequence[CriticalRow]) -> str:
             moves = "falls"
         ends = f"{format_number(found.start)} to {format_number(found.end)}"
         texts.append(
-            f"{name}: from {of_table[0]['metric']} {ends} B_crit {moves}, as its power {found.exponent:.2f} "
-            f"({found.level:.0%}: {found.low:.2f} to {found.high:.2f})"
+            f"{name}: from {of_table[0]['metric']} {ends} B_crit {moves}, as its power "
+            f"{found.exponent:.2f} ({found.level:.0%}: {found.low:.2f} to {found.high:.2f})"
         )
     return "; ".join(texts) + "."
 

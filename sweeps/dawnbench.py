@@ -32,7 +32,7 @@ from bstune.core.records import Budget, Target, TrialProtocol, TrialResult, Tria
 from bstune.options import StudyOptions, option_at
 from bstune.sweeps.dawnbench_report import CONFIDENCE, RungRow, RungTrial, paint, sentence, shown
 from bstune.sweeps.harness import Finding
-from bstune.sweeps.statistics import Difference, compare, holm
+from bstune.sweeps.statistics import Difference, compare_pairs, holm
 from bstune.system.console import format_seconds
 from bstune.trial.devices.device import device_name, device_of, synchronize
 from bstune.trial.loop import Workload, run_trial
@@ -198,8 +198,9 @@ def data_note(
     made = timed(lambda: next(batches))
     epoch = math.ceil(step.workload.train_examples / step.batch_size)
     text = (
-        f"{step.rung.name}: an epoch's {epoch} batches are drawn, augmented and normalised on the device in "
-        f"{format_seconds(epoch * made)}, {made / seconds_per_step:.0%} of its steps' time"
+        f"{step.rung.name}: an epoch's {epoch} batches are drawn, augmented and normalised on the "
+        f"device in {format_seconds(epoch * made)}, {made / seconds_per_step:.0%} of its steps' "
+        "time"
     )
     if place.type != "cpu":
         (images, *_) = next(batches)
@@ -221,7 +222,8 @@ def _check_ladder(
 ) -> None:
     if not rungs or not seeds or min(seeds) < 0 or len(set(seeds)) < len(seeds):
         raise ConfigError(
-            f"this sweep needs rungs, and seeds from 0, each once, but got {len(rungs)} rungs and seeds {list(seeds)}"
+            f"this sweep needs rungs, and seeds from 0, each once, but got {len(rungs)} rungs and "
+            f"seeds {list(seeds)}"
         )
     if not 0.0 < level < 1.0:
         raise ConfigError(f"sweep.experiment.level must lie between 0 and 1, but got {level}")
@@ -401,7 +403,7 @@ def make_rows(
     by_seed = [{seed: accuracy(trial) for seed, trial in of_rung.items()} for of_rung in trials]
     # Nothing comes before the first rung.
     differences = [Difference(0, None, None, None, None)]
-    differences += [compare(before, after, CONFIDENCE) for before, after in pairwise(by_seed)]
+    differences += [compare_pairs(before, after, CONFIDENCE) for before, after in pairwise(by_seed)]
     corrected = iter(holm([difference.p for difference in differences if difference.p is not None]))
     rows = list[RungRow]()
     for step, of_rung, difference in zip(steps, trials, differences, strict=True):

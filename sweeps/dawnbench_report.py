@@ -79,7 +79,7 @@ class RungRow(TypedDict):
     trials: list[RungTrial]
 
 
-class Gain(NamedTuple):
+class RungGain(NamedTuple):
     """What a rung gives over the one before, in points of accuracy."""
 
     rung: str
@@ -99,7 +99,7 @@ class Gain(NamedTuple):
         return f"{self.rung} ({self.mean:+.2f}, {self.low:+.2f} to {self.high:+.2f})"
 
 
-def gain_of(row: RungRow) -> Gain | None:
+def rung_gain(row: RungRow) -> RungGain | None:
     """Give what a rung was tested for; None where there were too few pairs."""
     mean = row["difference"]
     low = row["difference_low"]
@@ -107,7 +107,7 @@ def gain_of(row: RungRow) -> Gain | None:
     p = row["p"]
     if mean is None or low is None or high is None or p is None:
         return None
-    return Gain(row["rung"], 100.0 * mean, 100.0 * low, 100.0 * high, p < 1.0 - CONFIDENCE)
+    return RungGain(row["rung"], 100.0 * mean, 100.0 * low, 100.0 * high, p < 1.0 - CONFIDENCE)
 
 
 def _standard_errors(n: int) -> float:
@@ -126,16 +126,16 @@ def sentence(rows: Sequence[RungRow], level: float, n: int, left_out: Sequence[s
     first, first_accuracy = ends[0]
     last, last_accuracy = ends[-1]
     text = (
-        f"From {first['rung']} to {last['rung']} accuracy goes from {100.0 * first_accuracy:.2f}% to "
-        f"{100.0 * last_accuracy:.2f}%"
+        f"From {first['rung']} to {last['rung']} accuracy goes from {100.0 * first_accuracy:.2f}% "
+        f"to {100.0 * last_accuracy:.2f}%"
     )
     if last["at_level"] > 0:
         text += f", {last['at_level']:.0%} of the seeds at {level:.1%} or over"
-    gains = [gain for gain in map(gain_of, rows) if gain is not None]
+    gains = [gain for gain in map(rung_gain, rows) if gain is not None]
     if gains:
         text += (
-            f": {_effects_in_words(gains)} (points of accuracy with {CONFIDENCE:.0%} intervals, paired by seed, n = "
-            f"{_seed_count(n)}, p corrected for {len(gains)} comparisons)"
+            f": {_effects_in_words(gains)} (points of accuracy with {CONFIDENCE:.0%} intervals, "
+            f"paired by seed, n = {_seed_count(n)}, p corrected for {len(gains)} comparisons)"
         )
     else:
         text += f" (n = {_seed_count(n)}: too few for a test)"
@@ -149,7 +149,7 @@ def sentence(rows: Sequence[RungRow], level: float, n: int, left_out: Sequence[s
     return f"{text}."
 
 
-def _effects_in_words(gains: Sequence[Gain]) -> str:
+def _effects_in_words(gains: Sequence[RungGain]) -> str:
     """Say which rungs help or hurt beyond the noise, which only uncorrected, and how many not at all."""
     significant = [gain for gain in gains if gain.significant]
     helps = [gain.named_points for gain in significant if gain.mean > 0]
@@ -196,7 +196,7 @@ def shown(row: RungRow) -> dict[str, object]:
         source.append(f"{row['source_seconds']:.4g} s")
     if row["source_accuracy"] is not None:
         source.append(f"{100.0 * row['source_accuracy']:.4g}%")
-    gain = gain_of(row)
+    gain = rung_gain(row)
     return {
         "rung": row["rung"],
         "epochs": round(row["epochs"], 2),
@@ -276,7 +276,7 @@ def _draw_accuracies(axes: "Axes", rows: Sequence[RungRow], level: float, reduce
 def _draw_differences(axes: "Axes", rows: Sequence[RungRow]) -> None:
     axes.axvline(0.0, color=INK, linewidth=0.8)
     for place, row in enumerate(rows):
-        gain = gain_of(row)
+        gain = rung_gain(row)
         if gain is None:
             continue
         colour = _colour_of(gain)
@@ -300,7 +300,7 @@ def _draw_differences(axes: "Axes", rows: Sequence[RungRow]) -> None:
     _legend_above(axes)
 
 
-def _colour_of(gain: Gain) -> str:
+def _colour_of(gain: RungGain) -> str:
     if not gain.significant:
         return GREY
     return BLUE if gain.mean > 0 else VERMILION

@@ -171,7 +171,8 @@ def check_sweep(name: str, config: DictConfig) -> Sweep:
     """Check a composed sweep and its output folder, writing nothing."""
     if not isinstance(config.get("sweep"), DictConfig):
         raise ConfigError(
-            f"sweep must have the keys source, output and experiment, but got {config.get('sweep')!r}"
+            "sweep must have the keys source, output and experiment, but got "
+            f"{config.get('sweep')!r}"
         )
     try:
         root = config.sweep.get("output")
@@ -230,8 +231,8 @@ def _check_own_files(sweep: Sweep) -> None:
     is_own = isinstance(result, dict) and result.get("sweep") == sweep.name
     if not is_own:
         raise StudyError(
-            f"sweep.output={sweep.output} has a {sweep.result.name} or a {sweep.figure.name} that is not of the sweep "
-            f"{sweep.name}: choose another with sweep.output=DIR"
+            f"sweep.output={sweep.output} has a {sweep.result.name} or a {sweep.figure.name} that "
+            f"is not of the sweep {sweep.name}: choose another with sweep.output=DIR"
         )
 
 
@@ -330,7 +331,8 @@ def write(sweep: Sweep, finding: Finding, options: Sequence[str]) -> None:
         figure.replace(sweep.figure)
     except OSError as error:
         raise StudyError(
-            f"sweep.output={sweep.output} cannot be written: {error.strerror}; choose another with sweep.output=DIR"
+            f"sweep.output={sweep.output} cannot be written: {error.strerror}; choose another with "
+            "sweep.output=DIR"
         ) from error
     finally:
         figure.unlink(missing_ok=True)

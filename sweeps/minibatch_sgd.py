@@ -25,6 +25,7 @@ from bstune.hardware.timing import time_trial
 from bstune.options import option_at
 from bstune.report.drawing import BLUE, GREY, INK, PURPLE, VERMILION
 from bstune.sweeps.harness import Finding
+from bstune.sweeps.statistics import QUARTILES
 from bstune.system.console import format_count, format_number, format_seconds, time_unit
 from bstune.trial.devices.device import device_name
 from bstune.trial.loop import Workload, run_trial
@@ -35,7 +36,6 @@ if TYPE_CHECKING:
 
 LOSS_FIGURE_INCHES = (8.0, 5.0)
 SERIES_COLOURS = (INK, VERMILION, BLUE, PURPLE, GREY)
-QUARTILES = (0.25, 0.5, 0.75)
 ROW_BY_ROW = "workload.data.row_by_row"
 # Evaluations, up to which each is drawn as a point.
 MOST_POINTS = 40
@@ -205,13 +205,15 @@ def _check_series(
         )
     if not runs or not seeds or min(seeds) < 0:
         raise ConfigError(
-            f"this sweep needs runs, and seeds from 0, but got {len(runs)} runs and seeds {list(seeds)}"
+            f"this sweep needs runs, and seeds from 0, but got {len(runs)} runs and seeds "
+            f"{list(seeds)}"
         )
     for series in runs:
         fits = 1 <= series.batch_size <= examples
         if not fits or not 0.0 < series.lr < math.inf or not 0.0 < series.epochs < math.inf:
             raise ConfigError(
-                f"a run needs a batch size from 1 to {examples}, and a positive lr and epochs, but got {series}"
+                f"a run needs a batch size from 1 to {examples}, and a positive lr and epochs, but "
+                f"got {series}"
             )
 
 
@@ -290,8 +292,8 @@ def sentence(rows: Sequence[SeriesRow], level: float, n: int) -> str:
     there.sort(key=lambda pair: pair[0])
     (least, first), *rest = there
     text = (
-        f"{first['run']} reaches a loss of {format_number(level)} first, in {format_seconds(least)} "
-        f"({_cost_text(first)})"
+        f"{first['run']} reaches a loss of {format_number(level)} first, in "
+        f"{format_seconds(least)} ({_cost_text(first)})"
     )
     for seconds, later in rest:
         times = format_number(seconds / least, 2)
@@ -314,8 +316,8 @@ def loader_sentence(rows: Sequence[SeriesRow], rounds: int) -> str:
         times = format_number(series_row["ms_row_by_row"] / series_row["ms_resident"])
         parts.append(f"{times} times as long at {series_row['batch_size']}")
     return (
-        f"With a DataLoader that takes rows one by one a step lasts {', '.join(parts)} as with rows that live on the "
-        f"device (by batch size, medians, n = {rounds} rounds)."
+        f"With a DataLoader that takes rows one by one a step lasts {', '.join(parts)} as with "
+        f"rows that live on the device (by batch size, medians, n = {rounds} rounds)."
     )
 
 

@@ -33,10 +33,10 @@ from bstune.sweeps.statistics import (
     Effect,
     choose_batch_sizes,
     effects,
-    gain,
     is_power_of_two,
     kind,
     off_the_line,
+    speed_gain,
 )
 from bstune.system.console import format_number
 from bstune.trial.devices.device import device_name
@@ -108,7 +108,8 @@ def run(
         ceiling = _measured(find, workload.train_examples, probe, limit, console)
     elif ceiling > workload.train_examples:
         raise ConfigError(
-            f"sweep.experiment.ceiling={ceiling} is larger than the training data ({workload.train_examples} examples)"
+            f"sweep.experiment.ceiling={ceiling} is larger than the training data "
+            f"({workload.train_examples} examples)"
         )
     choice = choose_batch_sizes(batch_sizes, centres, ceiling)
     if choice.left_out:
@@ -133,7 +134,7 @@ def run(
     for size, rounds in timed.items():
         medians[size] = [statistics.median(visit) for visit in rounds]
     found = effects(medians, choice.centres, level)
-    filled = gain(medians, choice.power, choice.ceiling, level)
+    filled = speed_gain(medians, choice.power, choice.ceiling, level)
     in_use = dict[int, float]()
     if options.devices == 1:
         time_busy = functools.partial(busy, workload, protocol)
@@ -176,7 +177,8 @@ def _check_choices(
         raise ConfigError(f"sweep.experiment.steps must be at least 1, but got {steps}")
     if not (0.0 < level < 1.0 and math.isfinite(lr) and lr > 0.0):
         raise ConfigError(
-            f"sweep.experiment.level must lie between 0 and 1 and lr be positive, but got level={level} and lr={lr}"
+            "sweep.experiment.level must lie between 0 and 1 and lr be positive, but got "
+            f"level={level} and lr={lr}"
         )
     rising = sorted(set(against_each_other)) == against_each_other
     if len(against_each_other) not in (0, 3) or not rising:
@@ -301,8 +303,9 @@ def sentence(
     at_ceiling = _speed_text(choice.ceiling, medians[choice.ceiling])
     at_power = _speed_text(choice.power, medians[choice.power])
     return (
-        f"{_contrasts_in_words(found, level)}. At the ceiling, B = {choice.ceiling}, {at_ceiling} examples/s, against "
-        f"{at_power} at B = {choice.power}, the largest power of two below it: {share_text(filled)}."
+        f"{_contrasts_in_words(found, level)}. At the ceiling, B = {choice.ceiling}, {at_ceiling} "
+        f"examples/s, against {at_power} at B = {choice.power}, the largest power of two below it: "
+        f"{share_text(filled)}."
     )
 
 
@@ -313,26 +316,27 @@ def _contrasts_in_words(found: Sequence[Effect], level: float) -> str:
     if significant:
         texts = [f"{effect.name} {share_text(effect)}, {p_text(effect)}" for effect in significant]
         return (
-            f"Over {rounds} rounds a step's time differs from the mean of its two neighbours' at {'; '.join(texts)}"
-            f" ({level:.0%} intervals, p corrected for {len(found)} tests)"
+            f"Over {rounds} rounds a step's time differs from the mean of its two neighbours' at "
+            f"{'; '.join(texts)} ({level:.0%} intervals, p corrected for {len(found)} tests)"
         )
     room = max(max(abs(effect.low), abs(effect.high)) for effect in found)
     least = min(found, key=lambda effect: effect.corrected)
     return (
-        f"Over {rounds} rounds no power of two and no multiple of 8 differs significantly from the mean of its two"
-        f" neighbours (least {p_text(least)}, corrected for {len(found)} tests); the {level:.0%} intervals leave room"
-        f" for {format_number(100 * room, 2)}% at most"
+        f"Over {rounds} rounds no power of two and no multiple of 8 differs significantly from the "
+        f"mean of its two neighbours (least {p_text(least)}, corrected for {len(found)} tests); "
+        f"the {level:.0%} intervals leave room for {format_number(100 * room, 2)}% at most"
     )
 
 
 def sentence_of_three(low: int, middle: int, high: int, medians: RoundsBySize, level: float) -> str:
     """Say what three batch sizes give a second, and whether the middle one is off the others' line."""
-    lower = share_text(gain(medians, low, middle, level))
-    upper = share_text(gain(medians, middle, high, level))
+    lower = share_text(speed_gain(medians, low, middle, level))
+    upper = share_text(speed_gain(medians, middle, high, level))
     off_line = share_text(off_the_line(medians, low, middle, high, level))
     return (
-        f"Against each other: B = {middle} gives {lower} examples/s over {low}, {high} {upper} over {middle}; "
-        f"a step at {middle} takes {off_line} against the line through {low} and {high}."
+        f"Against each other: B = {middle} gives {lower} examples/s over {low}, {high} {upper} "
+        f"over {middle}; a step at {middle} takes {off_line} against the line through {low} and "
+        f"{high}."
     )
 
 
@@ -363,7 +367,7 @@ def _paint_speeds(
     panels[0].set_ylabel("examples per second, mean and standard deviation over rounds")
     _draw_effects(panels[-1], found, level)
     figure.suptitle(title, fontsize=10.5, parse_math=False)
-    handles = dict[str, Artist]()
+    handles: dict[str, Artist] = {}
     for axes in panels:
         of_panel, labels = axes.get_legend_handles_labels()
         handles |= dict(zip(labels, of_panel, strict=True))
@@ -442,6 +446,7 @@ def _draw_effects(axes: "Axes", found: Sequence[Effect], level: float) -> None:
     axes.set_yticks(range(len(found)), [effect.name.replace(" (", "\n(") for effect in found])
     axes.set_ylim(len(found) - 0.4, -0.6)
     axes.set_xlabel(
-        f"step time against the mean of both neighbours, %\n(left of 0: faster; {level:.0%} intervals, p by Holm)"
+        f"step time against the mean of both neighbours, %\n(left of 0: faster; {level:.0%} "
+        "intervals, p by Holm)"
     )
     axes.grid(axis="x", color=INK, alpha=0.07, linewidth=0.6)

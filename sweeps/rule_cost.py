@@ -27,10 +27,12 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-FAR = 8.0  # times the batch size of the tuned rate: from there on the sentence counts
-PANEL_INCHES = (2.6, 3.0)
-CROSS_STEP = 1.2  # between the crosses of two rules, as a factor
-COLOURS = (VERMILION, BLUE, GREEN, PURPLE)
+# Times the batch size of the tuned rate: from there on the sentence counts.
+FAR_BATCH_SIZE = 8.0
+RULE_PANEL_INCHES = (2.6, 3.0)
+# Between the crosses of two rules, as a factor.
+CROSS_STEP = 1.2
+RULE_COLOURS = (VERMILION, BLUE, GREEN, PURPLE)
 Outcome = Literal["reached", "missed", "not recorded"]
 
 
@@ -67,13 +69,14 @@ def run(*, tables: list[str], target: float | None, rules: list[str], tuned_at: 
         table = read_without_horizons(file)
         costs += table_costs(name, table, find_target(file, shipped, target), rules, tuned_at)
         seeds.append(min(len(runs) for runs in table.cells.values()))
+    width, height = RULE_PANEL_INCHES
     return Finding(
-        sentence(costs, rules),
-        shown_rows(costs, rules),
-        min(seeds),
-        "recorded runs",
-        functools.partial(_paint, costs, rules),
-        (PANEL_INCHES[0] * len(seeds), PANEL_INCHES[1]),
+        sentence=sentence(costs, rules),
+        rows=shown_rows(costs, rules),
+        n=min(seeds),
+        device="recorded runs",
+        paint=functools.partial(_paint_costs, costs, rules),
+        inches=(width * len(seeds), height),
         details={"numbers": [asdict(cost) for cost in costs]},
     )
 
@@ -121,8 +124,9 @@ def steps_at(steps: Mapping[float, float], lr: float) -> tuple[Outcome, float | 
     rates = sorted(steps)
     nearest = min(rates, key=lambda rate: abs(math.log(rate / lr)))
     if math.isclose(nearest, lr, rel_tol=1e-9):
-        found = steps[nearest]
-        return ("reached", found) if math.isfinite(found) else ("missed", None)
+        if math.isinf(steps[nearest]):
+            return "missed", None
+        return "reached", steps[nearest]
     for below, above in pairwise(rates):
         if not below < lr < above:
             continue
@@ -154,30 +158,25 @@ def sentence(costs: Sequence[RuleCost], rules: Sequence[str]) -> str:
     """Say of each rule what it costs far from the batch size of its tuned rate."""
     parts = list[str]()
     for rule in rules:
-        far = [
-            cost
-            for cost in costs
-            if cost.rule == rule
-            and cost.batch_size >= FAR * cost.tuned_at
-            and cost.outcome != "not recorded"
-        ]
+        of_rule = [cost for cost in costs if cost.rule == rule and cost.outcome != "not recorded"]
+        far = [cost for cost in of_rule if cost.batch_size >= FAR_BATCH_SIZE * cost.tuned_at]
         if not far:
             parts.append(f"{rule} has no recorded point so far")
             continue
         missed = sum(cost.outcome == "missed" for cost in far)
         ratios = [math.inf if cost.ratio is None else cost.ratio for cost in far]
         middle = statistics.median(ratios)
-        typical = (
-            "misses" if math.isinf(middle) else f"takes {format_number(middle, 3)} times the steps"
-        )
+        typical = "misses"
+        if math.isfinite(middle):
+            typical = f"takes {format_number(middle, 3)} times the steps"
         parts.append(f"{rule} {typical} (median) and misses the target at {missed} of {len(far)}")
     return (
-        f"At {FAR:.0f} times the batch size of the tuned rate and beyond, over the fewest steps of any rate: "
-        f"{'; '.join(parts)}."
+        f"At {FAR_BATCH_SIZE:.0f} times the batch size of the tuned rate and beyond, over the "
+        f"fewest steps of any rate: {'; '.join(parts)}."
     )
 
 
-def _paint(costs: Sequence[RuleCost], rules: Sequence[str], figure: "Figure") -> None:
+def _paint_costs(costs: Sequence[RuleCost], rules: Sequence[str], figure: "Figure") -> None:
     """Draw a panel a table: the ratio over batch size, a line a rule, above it a cross where it misses."""
     tables = list(dict.fromkeys(cost.table for cost in costs))
     panels = figure.subplots(1, len(tables), sharey=True, squeeze=False)[0]
@@ -185,7 +184,7 @@ def _paint(costs: Sequence[RuleCost], rules: Sequence[str], figure: "Figure") ->
     crosses = {rule: highest * CROSS_STEP ** (k + 2) for k, rule in enumerate(rules)}
     for axes, table in zip(panels, tables, strict=True):
         of_table = [cost for cost in costs if cost.table == table]
-        for colour, rule in zip(COLOURS, rules, strict=False):
+        for colour, rule in zip(RULE_COLOURS, rules, strict=False):
             of_rule = [cost for cost in of_table if cost.rule == rule]
             _paint_rule(axes, of_rule, rule, colour, crosses[rule])
         log_axis(axes, "x", log_limits([cost.batch_size for cost in of_table], (0.05, 0.05)))

@@ -79,7 +79,8 @@ def run(
         )
     if objective not in MULTIPLES:
         raise ConfigError(
-            f"sweep.experiment.objective must be one of {', '.join(MULTIPLES)}, but got {objective!r}"
+            f"sweep.experiment.objective must be one of {', '.join(MULTIPLES)}, but got "
+            f"{objective!r}"
         )
     entries = choose(searches, quick)
     benchmarks = list[Benchmark]()
@@ -172,7 +173,8 @@ def choose(names: Sequence[str], quick: bool) -> list[Entry]:
         if not matching:
             groups = dict.fromkeys(entry.group for entry in entries)
             raise ConfigError(
-                f"no search is named {name!r}: choose from {', '.join(groups)}, or give MODULE:FUNCTION"
+                f"no search is named {name!r}: choose from {', '.join(groups)}, or give "
+                "MODULE:FUNCTION"
             )
         for entry in matching:
             chosen[entry.key] = entry
@@ -212,7 +214,8 @@ def find_sources(
         sources[known_as] = path, shipped
     if not sources:
         raise TableError(
-            "bstune ships no tables here: name a file with sweep.experiment.tables=[FILE], and a target"
+            "bstune ships no tables here: name a file with sweep.experiment.tables=[FILE], and a "
+            "target"
         )
     return sources
 
@@ -230,8 +233,8 @@ def read_without_horizons(path: Path) -> Table:
     table = read_table(path)
     if table.has_horizons:
         raise TableError(
-            f"the schedules of the runs in {path} end with them, and here trials are stopped on the way: name a table "
-            "whose runs have no horizon"
+            f"the schedules of the runs in {path} end with them, and here trials are stopped on "
+            "the way: name a table whose runs have no horizon"
         )
     return table
 
@@ -243,7 +246,8 @@ def find_target(path: Path, shipped: Source | None, value: float | None) -> Targ
         return Target(metric, value, "min")
     if shipped is None:
         raise ConfigError(
-            f"{path} is not one of bstune's own tables: give what to reach as sweep.experiment.target=VALUE"
+            f"{path} is not one of bstune's own tables: give what to reach as "
+            "sweep.experiment.target=VALUE"
         )
     return shipped.target
 
@@ -266,7 +270,8 @@ def read_runs(path: Path, again: Iterable[str] = ()) -> dict[str, SearchRun]:
         except (InputError, ValueError, LookupError, TypeError, AttributeError) as error:
             reason = " ".join(str(error).split())
             raise TableError(
-                f"{path}, line {number} is no run of a search ({reason}): drop the line, or choose another sweep.output"
+                f"{path}, line {number} is no run of a search ({reason}): drop the line, or choose "
+                "another sweep.output"
             ) from error
         if dropped.isdisjoint(names):
             runs[dump_json(values["key"])] = result

@@ -18,7 +18,7 @@ from bstune.sweeps.search_problem import (
     STOP_FACTOR,
     WITHIN,
     Benchmark,
-    Objective,
+    SearchObjective,
     SearchRun,
     factor,
     percentile,
@@ -50,46 +50,53 @@ OVER_THE_TOP = 2.0 * MAX_RATIO
 # Of the seeds, that a band or an error bar leaves out at each end.
 BAND_SHARES = (0.1, 0.9)
 COMMON_RULES = (
-    f"The budget is {BUDGET_FACTOR:g} times what the best cell needs (times budget_factor); no trial outlives it. "
-    "Only trials that finished within the spending count. tau(B) is known beforehand, at no cost.",
-    "Of an Optuna sampler's two forms (a stopped trial recorded as pruned, or as complete at its bound) the better one "
-    "is shown, chosen on these seeds, in its favour; values are log seconds, or log steps. The rules saturating and "
-    "surge get the table's own B_crit as noise scale, in their favour.",
+    f"The budget is {BUDGET_FACTOR:g} times what the best cell needs (times budget_factor); no "
+    "trial outlives it. Only trials that finished within the spending count. tau(B) is known "
+    "beforehand, at no cost.",
+    "Of an Optuna sampler's two forms (a stopped trial recorded as pruned, or as complete at its "
+    "bound) the better one is shown, chosen on these seeds, in its favour; values are log "
+    "seconds, or log steps. The rules saturating and surge get the table's own B_crit as noise "
+    "scale, in their favour.",
 )
 FRONTIER_RULE = (
-    "bstune has the square-root rule through the reference as prior mean and no noise scale; bstune/none and "
-    "bstune/linear, with another rule, are left out of the figure and the sentence. Its incumbent is the reached trial "
-    "whose point is best by the posterior; that of the others is their fastest trial."
+    "bstune has the square-root rule through the reference as prior mean and no noise scale; "
+    "bstune/none and bstune/linear, with another rule, are left out of the figure and the "
+    "sentence. Its incumbent is the reached trial whose point is best by the posterior; that of "
+    "the others is their fastest trial."
 )
 GP_RULE = f"Optuna's GP ends after {MAX_GP_TRIALS} trials and keeps what it has found: a trial takes it 0.1 to 0.2 s."
-RULES_OF_COMPARISON: dict[Objective, tuple[str, ...]] = {
+RULES_OF_COMPARISON: dict[SearchObjective, tuple[str, ...]] = {
     "time": (
-        "Cells: the incumbent's time (the table's median over seeds at its batch size and learning rate) over the best "
-        "cell's, median/90th percentile over seeds, after spending so many times the best trial's cost; "
-        f"'to {WITHIN:g}': median spending until it is first at most {WITHIN:g}.",
-        f"All but bstune's own stop a trial once it has cost {STOP_FACTOR:g} times the fastest so far, in seconds.",
+        "Cells: the incumbent's time (the table's median over seeds at its batch size and "
+        "learning rate) over the best cell's, median/90th percentile over seeds, after spending "
+        f"so many times the best trial's cost; 'to {WITHIN:g}': median spending until it is first "
+        f"at most {WITHIN:g}.",
+        f"All but bstune's own stop a trial once it has cost {STOP_FACTOR:g} times the fastest so "
+        "far, in seconds.",
         *COMMON_RULES,
     ),
     "steps": (
-        "Cells: the incumbent's steps (the table's median over seeds at its batch size and learning rate) over the "
-        "fewest of all cells, median/90th percentile over seeds, after spending so many times the cost of the trial "
-        f"with the fewest, in examples; 'to {WITHIN:g}': median spending until it is first at most {WITHIN:g}.",
-        f"All but bstune's own stop a trial once it has taken {STOP_FACTOR:g} times the steps of the best so far.",
+        "Cells: the incumbent's steps (the table's median over seeds at its batch size and "
+        "learning rate) over the fewest of all cells, median/90th percentile over seeds, after "
+        "spending so many times the cost of the trial with the fewest, in examples; 'to "
+        f"{WITHIN:g}': median spending until it is first at most {WITHIN:g}.",
+        f"All but bstune's own stop a trial once it has taken {STOP_FACTOR:g} times the steps of "
+        "the best so far.",
         *COMMON_RULES,
     ),
     "curve": (
-        "Cells: B_crit over the table's own (by all cells, where the slope of log S* over log B is -1/2), as "
-        "max(x, 1/x), median/90th percentile over seeds; spending is in multiples of the frontier's cost: the sum over "
-        "batch sizes of the fastest cell that reached the target. A search without an estimate counts as infinitely "
-        "far off.",
-        f"All but bstune's own stop a trial once it has taken {STOP_FACTOR:g} times the steps of the best at no larger "
-        "a batch size, or the examples of the best at no smaller.",
+        "Cells: B_crit over the table's own (by all cells, where the slope of log S* over log B "
+        "is -1/2), as max(x, 1/x), median/90th percentile over seeds; spending is in multiples of "
+        "the frontier's cost: the sum over batch sizes of the fastest cell that reached the "
+        "target. A search without an estimate counts as infinitely far off.",
+        f"All but bstune's own stop a trial once it has taken {STOP_FACTOR:g} times the steps of "
+        "the best at no larger a batch size, or the examples of the best at no smaller.",
         *COMMON_RULES,
     ),
 }
 
 # Of the figure's axes.
-LABELS: dict[Objective, tuple[str, str]] = {
+LABELS: dict[SearchObjective, tuple[str, str]] = {
     "time": (
         "spending / cost of the best trial",
         "incumbent's time / best time, median over seeds",
@@ -244,7 +251,7 @@ def title(benchmark: Benchmark) -> str:
     return text
 
 
-def row(standing: Standing, objective: Objective) -> dict[str, str]:
+def row(standing: Standing, objective: SearchObjective) -> dict[str, str]:
     """Give a standing as a line of the table, of text: ``1.22/1.53``, ``none/none``, ``> 60``."""
     cells = {
         "table": standing.table,

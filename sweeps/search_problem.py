@@ -19,12 +19,12 @@ from bstune.core.errors import ConfigError, TableError
 from bstune.core.records import Budget, Status, Target, TrialResult, TrialSpec
 from bstune.trial.replay import Table, replay, unusable_target
 
-Objective = Literal["time", "steps", "curve"]
+SearchObjective = Literal["time", "steps", "curve"]
 # Batch size, learning rate and cost.
-Best = tuple[int, float, float]
+BestCell = tuple[int, float, float]
 # Spendings at which searches are compared, in Benchmark.unit.
 OF_BEST = (5.0, 10.0, 20.0, 40.0, 60.0)
-MULTIPLES: dict[Objective, tuple[float, ...]] = {
+MULTIPLES: dict[SearchObjective, tuple[float, ...]] = {
     "time": OF_BEST,
     "steps": OF_BEST,
     "curve": (1.0, 3.0, 10.0),
@@ -57,7 +57,7 @@ class Problem:
     lr_high: float
     target: Target
     # time: the least time to target; steps: the fewest steps, costs in examples; curve: B_crit.
-    objective: Objective
+    objective: SearchObjective
     # B0 of the scaling rules.
     reference_batch_size: float
     reference_lr: float
@@ -114,7 +114,7 @@ class Benchmark:
     problem: Problem
     # Batch size, lr and cost of the best cell, the median over its seeds: the fastest or, for the objective steps, the
     # one of the fewest steps. A cost is in seconds, or in examples for steps.
-    best: Best
+    best: BestCell
     # The sum over batch sizes of the cheapest cell that reached the target.
     frontier_cost: float
     b_crit: float | None  # see dense_b_crit
@@ -156,7 +156,7 @@ def make_benchmark(
     name: str,
     table: Table,
     target: Target,
-    objective: Objective,
+    objective: SearchObjective,
     lr_factor: float = 1.0,
     budget_factor: float = 1.0,
 ) -> Benchmark:
@@ -176,15 +176,17 @@ def make_benchmark(
     times = _times_to_target(table, target)
     if not times:
         why = unusable_target(table, target) or (
-            f"in no cell do more than half the runs reach {target}: choose a target that is easier to reach"
+            f"in no cell do more than half the runs reach {target}: choose a target that is easier "
+            "to reach"
         )
         raise TableError(f"{name}: {why}")
     best = _best_cell(times, objective)
     b_crit = dense_b_crit(table, target)
     if objective == "curve" and b_crit is None:
         raise TableError(
-            f"{name}: its runs do not determine B_crit at {target}, so no estimate can be compared with it: "
-            "use sweep.experiment.objective=time, or a table with larger and smaller batch sizes"
+            f"{name}: its runs do not determine B_crit at {target}, so no estimate can be compared "
+            "with it: use sweep.experiment.objective=time, or a table with larger and smaller "
+            "batch sizes"
         )
     sizes = table.batch_sizes
     rates = table.lrs
@@ -232,7 +234,7 @@ def _times_to_target(table: Table, target: Target) -> dict[tuple[int, float], fl
     return times
 
 
-def _best_cell(times: Mapping[tuple[int, float], float], objective: Objective) -> Best:
+def _best_cell(times: Mapping[tuple[int, float], float], objective: SearchObjective) -> BestCell:
     """Give the best cell by the objective; of equals the one of the least cost, then the smallest."""
 
     def order(cell: tuple[int, float]) -> tuple[float, float, tuple[int, float]]:
@@ -249,7 +251,7 @@ def _seconds_per_step(table: Table, batch_size: int) -> float:
     return statistics.median(of_size)
 
 
-def merit(objective: Objective, cost: float, batch_size: int) -> float:
+def merit(objective: SearchObjective, cost: float, batch_size: int) -> float:
     """Give what is minimised, by the cost of a run to the target: seconds, or steps where costs are examples."""
     return cost / batch_size if objective == "steps" else cost
 
@@ -317,7 +319,9 @@ def dense_b_crit(table: Table, target: Target) -> float | None:
     return math.exp(half_slope(grid, frontier[None])[0])
 
 
-def least(finished: Sequence[TrialResult], objective: Objective = "time") -> TrialResult | None:
+def least(
+    finished: Sequence[TrialResult], objective: SearchObjective = "time"
+) -> TrialResult | None:
     """Name the trial with the least time to target, or the fewest steps, the first of equals; None if none did."""
     reached = list[tuple[float, int, TrialResult]]()
     for trial in finished:
@@ -405,7 +409,8 @@ def _answer(spec: TrialSpec, benchmark: Benchmark, finished: Sequence[TrialResul
     """Run a proposed trial on the table."""
     if spec.number != len(finished):
         raise ConfigError(
-            f"a search must number its trials from 0: expected {len(finished)}, but got {spec.number}"
+            f"a search must number its trials from 0: expected {len(finished)}, but got "
+            f"{spec.number}"
         )
     resumed_from = _continued(spec, finished)
     problem = benchmark.problem

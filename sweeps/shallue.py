@@ -202,9 +202,9 @@ def sentence(factor: str, found: Comparison) -> str:
     pair = next(pair for pair in found.pairs if {pair.larger, pair.smaller} == ends)
     differ = sum(pair.differ is True for pair in found.pairs)
     return (
-        f"{factor[0].upper()}{factor[1:]}: the critical batch size is largest for {large.name}, {large.critical}, and "
-        f"smallest for {small.name}, {small.critical}, {_verdict(pair)}; of {len(found.pairs)} pairs {differ} "
-        f"differ.{unknown}"
+        f"{factor[0].upper()}{factor[1:]}: the critical batch size is largest for {large.name}, "
+        f"{large.critical}, and smallest for {small.name}, {small.critical}, {_verdict(pair)}; of "
+        f"{len(found.pairs)} pairs {differ} differ.{unknown}"
     )
 
 

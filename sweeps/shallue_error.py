@@ -169,7 +169,8 @@ def _check_grid(
 ) -> None:
     if len(set(batch_sizes)) < 2 or not 1 <= min(batch_sizes) <= max(batch_sizes) <= examples:
         raise ConfigError(
-            f"this sweep needs two batch sizes or more, from 1 to {examples}, but got {list(batch_sizes)}"
+            f"this sweep needs two batch sizes or more, from 1 to {examples}, but got "
+            f"{list(batch_sizes)}"
         )
     if not lrs or not all(0.0 < lr < math.inf for lr in lrs):
         raise ConfigError(f"this sweep needs learning rates over 0, but got {list(lrs)}")

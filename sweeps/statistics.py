@@ -20,6 +20,7 @@ from scipy import stats
 from bstune.core.errors import ConfigError, HardwareError
 
 Array = NDArray[np.float64]
+QUARTILES = (0.25, 0.5, 0.75)
 # The multiple that NVIDIA's guide to matrix products asks of 16-bit tensor cores.
 ALIGNED = 8
 
@@ -67,7 +68,8 @@ def choose_batch_sizes(alone: Iterable[int], centres: Iterable[int], ceiling: in
     odd = [centre for centre in sorted(centres) if centre < 2 or not kind(centre)]
     if odd:
         raise ConfigError(
-            f"sweep.experiment.centres must be powers of two or multiples of {ALIGNED}, and at least 2, but got {odd}"
+            f"sweep.experiment.centres must be powers of two or multiples of {ALIGNED}, and at "
+            f"least 2, but got {odd}"
         )
     if ceiling < 3:
         raise HardwareError(
@@ -113,14 +115,16 @@ def contrasts(seconds: Mapping[int, Sequence[float]], centre: int) -> Array:
     rounds = np.array([seconds[size] for size in _triplet(centre)], dtype=np.float64)
     if not np.all(np.isfinite(rounds) & (rounds > 0.0)):
         raise HardwareError(
-            f"a contrast needs positive seconds, but got {rounds.ravel().tolist()} around batch size {centre}: "
-            "the clock is too coarse for such steps"
+            f"a contrast needs positive seconds, but got {rounds.ravel().tolist()} around batch "
+            f"size {centre}: the clock is too coarse for such steps"
         )
     below, at, above = np.log(rounds)
     return np.asarray(at - (below + above) / 2.0)
 
 
-def gain(seconds: Mapping[int, Sequence[float]], before: int, after: int, level: float) -> Effect:
+def speed_gain(
+    seconds: Mapping[int, Sequence[float]], before: int, after: int, level: float
+) -> Effect:
     """Compare examples per second at one batch size over those at another, less 1, from tau of every round by size."""
     # Paired by round: what is common to a round drops out.
     log_after = np.log(after / np.array(seconds[after], dtype=np.float64))
@@ -145,7 +149,8 @@ def estimate(name: str, centres: Sequence[int], values: Array, level: float) -> 
     """Give mean, interval and test of ``values``, one a round (two or more), logs of ratios."""
     if np.ptp(values) == 0.0:
         raise HardwareError(
-            f"{name}: all {len(values)} rounds took the same time to the last digit: the clock is too coarse"
+            f"{name}: all {len(values)} rounds took the same time to the last digit: the clock is "
+            "too coarse"
         )
     test = stats.ttest_1samp(values, 0.0)
     interval = test.confidence_interval(level)
@@ -217,7 +222,7 @@ class Difference:
     p: float | None  # of the paired t-test against 0
 
 
-def compare(
+def compare_pairs(
     before: Mapping[int, float | None], after: Mapping[int, float | None], level: float
 ) -> Difference:
     """Compare values by seed, paired, by Student's t; a seed counts where both have a value."""

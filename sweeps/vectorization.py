@@ -22,6 +22,7 @@ from bstune.core.errors import ConfigError
 from bstune.hardware.roofline import DTYPES
 from bstune.report.drawing import BLUE, INK
 from bstune.sweeps.harness import Finding
+from bstune.sweeps.statistics import QUARTILES
 from bstune.system.console import format_number
 from bstune.trial.devices.device import device_name, resolve_device, synchronize
 
@@ -40,7 +41,6 @@ FP32_BYTES = 4
 NO_CACHE = "no cache"
 # Seconds, below which torch read a clock that stands still: it takes 1e-9 then.
 STANDING_STILL = 1e-8
-QUARTILES = (0.25, 0.5, 0.75)
 Way = Callable[[Tensor, Tensor, Tensor], None]
 
 
@@ -134,7 +134,8 @@ def run(
             raise ConfigError(f"sweep.experiment.{name} must be positive, but got {value}")
     if not all(1 <= kib <= 2**22 for kib in working_sets):
         raise ConfigError(
-            f"sweep.experiment.working_sets must be KiB from 1 to {2**22}, but got {list(working_sets)}"
+            f"sweep.experiment.working_sets must be KiB from 1 to {2**22}, but got "
+            f"{list(working_sets)}"
         )
     generator = torch.Generator().manual_seed(seed)
     b = torch.randn(size, size, generator=generator).to(place, FLOATS[dtype])
@@ -233,8 +234,8 @@ def read_sentence(rows: Sequence[ReadRow]) -> str:
     best_rate = format_number(best["gb_per_second"])
     last_rate = format_number(last["gb_per_second"])
     return (
-        f"A vector of {_where_text(best)} is read at {best_rate} GB/s, {times} times as fast as one of "
-        f"{_where_text(last)} at {last_rate}."
+        f"A vector of {_where_text(best)} is read at {best_rate} GB/s, {times} times as fast as "
+        f"one of {_where_text(last)} at {last_rate}."
     )
 
 
@@ -302,9 +303,10 @@ def sentence(rows: Sequence[ProductRow], n: int) -> str:
     """Put the finding into words, from the rows of the four ways in their order."""
     _, columns, blocks, last = rows
     return (
-        f"The whole product is {format_number(last['times_as_fast'])} times as fast as element by element and"
-        f" {format_number(last['gflops'] / columns['gflops'])} times as fast as column by column;"
-        f" {blocks['way']} reach {blocks['gflops'] / last['gflops']:.0%} of it (medians, n = {n} or more)."
+        f"The whole product is {format_number(last['times_as_fast'])} times as fast as element by "
+        f"element and {format_number(last['gflops'] / columns['gflops'])} times as fast as column "
+        f"by column; {blocks['way']} reach {blocks['gflops'] / last['gflops']:.0%} of it (medians, "
+        f"n = {n} or more)."
     )
 
 

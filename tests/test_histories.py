@@ -6,7 +6,7 @@ from bstune.core.records import Target
 from bstune.search.histories import (
     USUAL_SLOWDOWN,
     History,
-    extrapolate,
+    extrapolate_history,
     fit_slowdown,
     ideal_value,
     log_excess,
@@ -29,7 +29,7 @@ def line(rate, level=1.0, steps=range(10, 1000, 10)):
 
 
 def extrapolated(curve, steps, reached=()):
-    return extrapolate(curve, steps, [(other, math.log(LAST)) for other in reached])
+    return extrapolate_history(curve, steps, [(other, math.log(LAST)) for other in reached])
 
 
 @pytest.mark.parametrize(
@@ -157,7 +157,7 @@ def test_the_slowdown_is_learned_from_the_trials_that_reached_the_target():
     start = [(s, e) for s, e in bent if s < math.log(LAST / 3)]
     end = math.exp(start[-1][0])
     (near, _), (far, sure) = (
-        extrapolate(start, round(end), [], one) for one in (USUAL_SLOWDOWN, slowed)
+        extrapolate_history(start, round(end), [], one) for one in (USUAL_SLOWDOWN, slowed)
     )
     assert near < far
     assert abs(far - math.log(LAST / end)) < 1.5 * sure

@@ -11,7 +11,7 @@ from bstune.hardware.timing import visits
 from bstune.sweeps.statistics import (
     Difference,
     choose_batch_sizes,
-    compare,
+    compare_pairs,
     contrasts,
     effects,
     estimate,
@@ -172,7 +172,7 @@ def test_holm():
 def test_differences_are_students_over_pairs():
     rng = np.random.default_rng(0)
     a, b = rng.uniform(0.6, 0.8, 6), rng.uniform(0.6, 0.8, 6)
-    found = compare(
+    found = compare_pairs(
         dict(enumerate(a)), dict(reversed(list(enumerate(b)))), 0.95
     )  # by seed, whatever the order
     mean, error = (b - a).mean(), (b - a).std(ddof=1) / math.sqrt(6)
@@ -183,12 +183,12 @@ def test_differences_are_students_over_pairs():
 
 
 def test_differences_of_few_or_equal_pairs():
-    assert compare({}, {}, 0.95) == Difference(0, None, None, None, None)
-    assert compare({0: 0.5}, {0: 0.75}, 0.95) == Difference(1, 0.25, None, None, None)
+    assert compare_pairs({}, {}, 0.95) == Difference(0, None, None, None, None)
+    assert compare_pairs({0: 0.5}, {0: 0.75}, 0.95) == Difference(1, 0.25, None, None, None)
     same = {0: 0.25, 1: 0.375, 2: 0.5}
-    assert compare(same, same, 0.95) == Difference(3, 0.0, 0.0, 0.0, 1.0)
-    assert compare(same, {0: 0.375, 1: 0.5, 2: 0.625}, 0.95) == Difference(
+    assert compare_pairs(same, same, 0.95) == Difference(3, 0.0, 0.0, 0.0, 1.0)
+    assert compare_pairs(same, {0: 0.375, 1: 0.5, 2: 0.625}, 0.95) == Difference(
         3, 0.125, 0.125, 0.125, 0.0
     )
     lost = {**same, 1: None}
-    assert compare(same, lost, 0.95).pairs == compare(lost, same, 0.95).pairs == 2
+    assert compare_pairs(same, lost, 0.95).pairs == compare_pairs(lost, same, 0.95).pairs == 2

@@ -24,7 +24,7 @@ from bstune.search.observations import (
     Observation,
     Point,
     Posterior,
-    Weight,
+    StepWeight,
     objective_so_far,
     objective_weight,
     smoothed,
@@ -120,30 +120,55 @@ FRONTIER_MISFIT = 0.14
 class Policy:
     """How the search spends; the defaults stand in ``conf/sampler/frontier.yaml``."""
 
-    particles: int  # draws of the posterior, at least 10
-    moves: int  # Metropolis steps of its sampler at each temperature
-    candidates: int  # points that a decision chooses from, at least 10
-    initial_fraction: float  # of the budget's steps, given to the first trial
-    max_growth: float  # before the target is reached, the most that continuing a trial adds, over what has been spent
-    max_first_growth: float  # likewise for a new trial
-    probe_fraction: float  # of the incumbent's cost, given to a new trial first ...
-    max_predicted_fraction: float  # ... but at most this fraction of the predicted steps to target
-    stop_factor: float  # a trial ends once it costs this many times the incumbent
-    cost_weight: float  # of the remaining cost in the score (log T per incumbent cost)
-    random_fraction: float  # of the decisions, made at random in case the model is wrong everywhere
-    curve_after: float  # once this many times the incumbent's cost has been spent, whatever the objective ...
-    curve_share: float  # ... at most this fraction of the decisions is made as for the objective ``curve``, ...
-    curve_cost: float  # ... and this fraction of what is spent goes into them, ...
-    curve_width: float  # ... less once the interval of B_crit is narrower: upper over lower end
+    # Draws of the posterior, at least 10.
+    particles: int
+    # Metropolis steps of its sampler at each temperature.
+    moves: int
+    # Points that a decision chooses from, at least 10.
+    candidates: int
+    # Of the budget's steps, given to the first trial.
+    initial_fraction: float
+    # Before the target is reached, the most that continuing a trial adds, over what has been spent.
+    max_growth: float
+    # The same for a new trial.
+    max_first_growth: float
+    # Of the incumbent's cost, given to a new trial first ...
+    probe_fraction: float
+    # ... but at most this fraction of the predicted steps to target.
+    max_predicted_fraction: float
+    # A trial ends once it costs this many times the incumbent.
+    stop_factor: float
+    # Of the remaining cost in the score (log T per incumbent cost).
+    cost_weight: float
+    # Of the decisions, made at random in case the model is wrong everywhere.
+    random_fraction: float
+    # Once this many times the incumbent's cost has been spent, whatever the objective ...
+    curve_after: float
+    # ... at most this fraction of the decisions is made as for the objective ``curve``, ...
+    curve_share: float
+    # ... and this fraction of what is spent goes into them, ...
+    curve_cost: float
+    # ... less once the interval of B_crit is narrower: upper over lower end.
+    curve_width: float
+
     # Of the objective ``loss``, see :mod:`bstune.search.fixed_budget`; costs count in full trials.
-    loss_first_share: float  # of the budget, to which a trial runs first
-    loss_sure: float  # deviations of the law, over that of such a trial, below which it goes on
-    loss_early: float  # until so much is spent, expected improvement for its cost decides
-    loss_cost_weight: float  # of the cost to go in the score: log share of the budget, a full trial
-    loss_fresh_after: float  # for each so much that is spent, one more fresh seed of the best
-    loss_drift: float  # of ``behind`` until the budget's end, over sqrt(-log share)
-    loss_spread: float  # of ``behind`` of a trial that stopped, beside the drift
-    loss_least_slope: float  # of the curves at the budget's end, over that of the last tenfold
+
+    # Of the budget, to which a trial runs first.
+    loss_first_share: float
+    # Deviations of the law, over that of such a trial, below which it goes on.
+    loss_sure: float
+    # Until so much is spent, expected improvement for its cost decides.
+    loss_early: float
+    # Of the cost to go in the score: log share of the budget, a full trial.
+    loss_cost_weight: float
+    # For each so much that is spent, one more fresh seed of the best.
+    loss_fresh_after: float
+    # Of ``behind`` until the budget's end, over sqrt(-log share).
+    loss_drift: float
+    # Of ``behind`` of a trial that stopped, beside the drift.
+    loss_spread: float
+    # Of the curves at the budget's end, over that of the last tenfold.
+    loss_least_slope: float
 
     def __post_init__(self) -> None:
         least = {"particles": 10, "moves": 1, "candidates": 10}
@@ -160,7 +185,8 @@ class Policy:
                     )
             elif not above.get(name, 0) < value < math.inf:
                 raise ConfigError(
-                    f"sampler.policy.{name} must be a number above {above.get(name, 0)}, but got {value}"
+                    f"sampler.policy.{name} must be a number above {above.get(name, 0)}, but got "
+                    f"{value}"
                 )
             if name in shares and value > 1:
                 raise ConfigError(f"sampler.policy.{name} must be at most 1, but got {value}")
@@ -245,7 +271,7 @@ class Situation:
     budget: Callable[[float], float]
     resumable: Callable[[int], bool] | None
     policy: Policy
-    weight: Weight
+    weight: StepWeight
     incumbent: float | None
 
 
@@ -647,7 +673,7 @@ def thompson_sample(
     posterior: Posterior,
     candidates: Candidates,
     draw: Array,
-    weight: Weight,
+    weight: StepWeight,
     pending: Pending,
     policy: Policy,
     longest: Callable[[float], float] | None,

@@ -104,7 +104,7 @@ class Coordinates:
         return Domain(self.low, self.high, self._snapped, self._rate_bounds, self.columns)
 
     def _snapped(self, batch_size: float) -> int:
-        return int(nearest(self._snap(batch_size), self._sizes))
+        return int(nearest_value(self._snap(batch_size), self._sizes))
 
     def _rate_bounds(self, x: Array) -> tuple[Array, Array]:
         """Give lowest and highest log2 learning rate at log2 batch sizes."""
@@ -124,7 +124,10 @@ class Coordinates:
         rate = 2.0**suggestion.z
         if self._axis == DELTA:
             rate = suggestion.z - math.log2(self._rule(batch_size))
-        params: dict[str, Any] = {BATCH_SIZE: batch_size, self._axis: nearest(rate, self._rates)}
+        params: dict[str, Any] = {
+            BATCH_SIZE: batch_size,
+            self._axis: nearest_value(rate, self._rates),
+        }
         columns = iter(suggestion.other)
         for name in self._names:
             distribution = self._space[name]
@@ -158,11 +161,11 @@ def value_at(share: float, distribution: IntDistribution | FloatDistribution) ->
     low = float(distribution.low)
     high = float(distribution.high)
     if distribution.log:
-        return nearest(low * (high / low) ** share, distribution)
-    return nearest(low + share * (high - low), distribution)
+        return nearest_value(low * (high / low) ** share, distribution)
+    return nearest_value(low + share * (high - low), distribution)
 
 
-def nearest(value: float, distribution: IntDistribution | FloatDistribution) -> int | float:
+def nearest_value(value: float, distribution: IntDistribution | FloatDistribution) -> int | float:
     """Give the nearest value of the distribution: Optuna silently drops one that is not on its grid."""
     if distribution.step is not None:
         steps = round((value - distribution.low) / distribution.step)

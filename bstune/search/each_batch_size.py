@@ -60,8 +60,8 @@ class EachBatchSize(BaseSampler):
         self._space = dict(search_space or {})
         if len(self._space) > len(PRIMES) + 1:
             raise ConfigError(
-                f"sampler=each_batch_size takes at most {len(PRIMES) - 1} names in search.tune, but got "
-                f"{len(self._space) - 2}"
+                f"sampler=each_batch_size takes at most {len(PRIMES) - 1} names in search.tune, "
+                f"but got {len(self._space) - 2}"
             )
         self._ratio = ratio
         self._snap = snap

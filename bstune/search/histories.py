@@ -19,7 +19,7 @@ from bstune.core.records import Target
 
 Array = NDArray[np.float64]
 # (log step, log excess) of a trial's evaluations.
-Curve = Sequence[tuple[float, float]]
+LogCurve = Sequence[tuple[float, float]]
 Evaluations = Sequence[tuple[int, float | None]]
 
 
@@ -150,7 +150,7 @@ def history_of(
 
 
 @lru_cache(maxsize=CACHED)
-def recent_line(curve: Curve) -> RecentLine | None:
+def recent_line(curve: LogCurve) -> RecentLine | None:
     """Fit a line to the curve's last steps, within ``RECENT_FACTOR``; None for fewer than three evaluations."""
     if not curve:
         return None
@@ -171,7 +171,7 @@ def recent_line(curve: Curve) -> RecentLine | None:
     return RecentLine(rate=-slope, error=scatter / math.sqrt(square), level=level)
 
 
-def is_flat(curve: Curve) -> bool:
+def is_flat(curve: LogCurve) -> bool:
     """Tell whether a trial would take many times its steps even at the most that its recent rate may be."""
     recent = recent_line(curve)
     if recent is None:
@@ -181,7 +181,7 @@ def is_flat(curve: Curve) -> bool:
 
 
 @lru_cache(maxsize=CACHED)
-def reached_rate(curve: Curve, log_steps: float, excess: float) -> float | None:
+def reached_rate(curve: LogCurve, log_steps: float, excess: float) -> float | None:
     """Give the rate of a trial that reached the target from this log excess on; None if it began below it."""
     least = math.inf
     before: tuple[float, float] | None = None
@@ -203,7 +203,7 @@ def reached_rate(curve: Curve, log_steps: float, excess: float) -> float | None:
 
 
 @lru_cache(maxsize=CACHED)
-def _log_slowdowns(curve: Curve, end: float) -> tuple[float, ...]:
+def _log_slowdowns(curve: LogCurve, end: float) -> tuple[float, ...]:
     """Give by how much a trial slowed down from each of ``LOOKED_AT_SHARES`` on, in log.
 
     ``end`` is the log of the steps after which it reached the target.
@@ -219,7 +219,7 @@ def _log_slowdowns(curve: Curve, end: float) -> tuple[float, ...]:
     return tuple(logs)
 
 
-def fit_slowdown(reached: Sequence[tuple[Curve, float]]) -> Slowdown:
+def fit_slowdown(reached: Sequence[tuple[LogCurve, float]]) -> Slowdown:
     """Fit the slowdown of trials that reached the target, given as curve and log steps.
 
     It is shrunk towards ``USUAL_SLOWDOWN``, and is that where no trial shows any.
@@ -236,10 +236,10 @@ def fit_slowdown(reached: Sequence[tuple[Curve, float]]) -> Slowdown:
     return Slowdown(mean, math.sqrt((USUAL_TRIALS * usual.spread**2 + squares) / count))
 
 
-def extrapolate(
-    curve: Curve,
+def extrapolate_history(
+    curve: LogCurve,
     steps: int,
-    reached: Sequence[tuple[Curve, float]],
+    reached: Sequence[tuple[LogCurve, float]],
     slowdown: Slowdown = USUAL_SLOWDOWN,
 ) -> LogFactor:
     """Extrapolate a trial that was stopped after ``steps``.
@@ -254,7 +254,7 @@ def extrapolate(
     return _extrapolated(_hashed(curve), steps, others, slowdown)
 
 
-def _hashed(curve: Curve) -> History:
+def _hashed(curve: LogCurve) -> History:
     return curve if isinstance(curve, History) else History(curve)
 
 

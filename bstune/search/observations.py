@@ -20,7 +20,7 @@ from bstune.core.step_time_law import StepTimeDraws, StepTimeLaw
 from bstune.search.histories import (
     History,
     Slowdown,
-    extrapolate,
+    extrapolate_history,
     fit_slowdown,
     history_of,
     is_flat,
@@ -46,7 +46,7 @@ from bstune.search.posterior import (
 
 Array = NDArray[np.float64]
 # What steps are multiplied with to give the objective, over log2 batch sizes.
-Weight = Callable[[Array], Array]
+StepWeight = Callable[[Array], Array]
 # Log2 of batch size and of learning rate, and the other hyper-parameters.
 Point = tuple[float, float, tuple[float, ...]]
 
@@ -140,7 +140,7 @@ class Posterior:
         """The observations that were stopped before they reached it."""
         return [trial for trial in self.observations if trial.status == "stopped"]
 
-    def drawn_weight(self, row: int) -> Weight:
+    def drawn_weight(self, row: int) -> StepWeight:
         """Give what steps are multiplied with to give seconds, by one draw of tau: log2 B (n,) gives (n,)."""
         tau = self.tau
         draws = self.tau_draws
@@ -414,7 +414,7 @@ def _observation(
     if trial.status == "stopped" and history:
         flat = is_flat(history)
         similar = [_until_target(near, histories) for near in reached.nearest(trial)]
-        log_factor, spread = extrapolate(history, trial.steps, similar, slowdown)
+        log_factor, spread = extrapolate_history(history, trial.steps, similar, slowdown)
     return Observation(
         number=trial.number,
         status=trial.status,
@@ -526,14 +526,14 @@ def _ends_of(observations: Sequence[Observation]) -> Ends:
     return Ends(excess, early, late)
 
 
-def objective_weight(objective: str, tau: StepTimes) -> Weight:
+def objective_weight(objective: str, tau: StepTimes) -> StepWeight:
     """Give what steps are multiplied with to give the objective: seconds per step, or 1."""
     if objective == "steps":
         return np.ones_like
     return lambda x: tau(np.exp2(x))
 
 
-def objective_so_far(observation: Observation, weight: Weight) -> float:
+def objective_so_far(observation: Observation, weight: StepWeight) -> float:
     """Give the objective of a trial as far as it has run."""
     return observation.steps * float(weight(np.array(observation.x)))
 

@@ -29,10 +29,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bstune.core.records import sign_of
+from bstune.search.histories import Evaluations
 
 Array = NDArray[np.float64]
 Mode = Literal["min", "max"]
-History = Sequence[tuple[int, float | None]]
 
 # Of the budget, from which on the slope at its end is measured.
 LATE_SHARE = 1 / 3
@@ -79,7 +79,7 @@ class Scale:
         return self.ideal + self._sign * np.exp(np.minimum(height, 700.0))
 
 
-def scale_of(histories: Iterable[History], mode: Mode, ideal: float | None) -> Scale:
+def scale_of(histories: Iterable[Evaluations], mode: Mode, ideal: float | None) -> Scale:
     """Choose the scale of a study's histories.
 
     A metric that falls and is positive throughout, as errors and most losses are, has the ideal
@@ -101,7 +101,7 @@ def scale_of(histories: Iterable[History], mode: Mode, ideal: float | None) -> S
     return Scale(mode, ideal, closest=0.5 * float(positive.min()))
 
 
-def _finite_evaluations(history: History) -> list[tuple[int, float]]:
+def _finite_evaluations(history: Evaluations) -> list[tuple[int, float]]:
     """Give the evaluations that have a finite metric."""
     finite = list[tuple[int, float]]()
     for step, value in history:
@@ -137,7 +137,7 @@ class RunningBest:
         return (height_at_start - self.best) / width
 
 
-def running_best(history: History, last_step: int, scale: Scale) -> RunningBest | None:
+def running_best(history: Evaluations, last_step: int, scale: Scale) -> RunningBest | None:
     """Read a history whose budget ends at ``last_step``; None without a finite evaluation in it."""
     finite = _finite_evaluations(history)
     seen = [evaluation for evaluation in finite if 0 < evaluation[0] <= last_step]

@@ -184,7 +184,8 @@ class FrontierSampler(BaseSampler):
             )
         if objective == LOSS and budget is None:
             raise ConfigError(
-                "the objective loss is the best metric at a budget's end: give budget, the steps over batch size"
+                "the objective loss is the best metric at a budget's end: give budget, the steps "
+                "over batch size"
             )
         scales = {"sigma": sigma, "exponent_sigma": exponent_sigma, "noise_scale": noise_scale}
         for name, value in scales.items():
@@ -244,8 +245,8 @@ class FrontierSampler(BaseSampler):
         has_rate = LR in space or (DELTA in space and self._rule is not None)
         if space and not (BATCH_SIZE in space and has_rate):
             raise ConfigError(
-                "FrontierSampler needs batch_size and lr, or delta and a rule, as parameters of all trials of a study, "
-                f"but what they share is {', '.join(sorted(space))}"
+                "FrontierSampler needs batch_size and lr, or delta and a rule, as parameters of "
+                f"all trials of a study, but what they share is {', '.join(sorted(space))}"
             )
         return dict(space)
 

@@ -22,7 +22,7 @@ from optuna.trial import FrozenTrial, TrialState
 from bstune.core.records import Target, TrialResult, TrialSpec
 from bstune.core.search_space import Space
 from bstune.search.acquisition import MIN_STEPS
-from bstune.search.coordinates import nearest
+from bstune.search.coordinates import nearest_value
 from bstune.search.sampler import RECORD, RESUMED_FROM
 from bstune.study.planning.baseline import Baseline, baseline_spec
 from bstune.study.planning.plan import FIRST_REPLICATE, SearchBudget
@@ -216,7 +216,7 @@ def _draft_baseline(
     searched = space.searched(baseline.hyperparameters)
     params = {"batch_size": baseline.batch_size, "delta": delta, **searched}
     within = {
-        name: nearest(params[name], distribution)
+        name: nearest_value(params[name], distribution)
         for name, distribution in distributions(space).items()
     }
     draft, trial = _suggested(study, turn, space, RandomSampler(seed=0), within)
