@@ -104,9 +104,9 @@ def main(arguments: list[str]) -> None:
         except (KeyboardInterrupt, SystemExit) as error:
             if not is_interruption(error):
                 raise
-            kept = _runs_file(options.file)
+            runs = _runs_file(options.file)
             raise Interrupted(
-                f"interrupted: {kept} keeps what is there; the same command continues"
+                f"interrupted: {runs} keeps what is there; the same command continues"
             ) from error
     write_out(f"wrote {options.file}: bstune workload=replay workload.table={options.file} ...")
 

@@ -123,9 +123,11 @@ def within_seconds(files: Output, seconds: float, trust: bool = False) -> StudyF
             f"tells nothing of {seconds:g} s: run that, "
             f"search.objective=loss budget.seconds={seconds:g}"
         )
-    own = prepared.options.budget.seconds
-    if own is None or seconds > own:
-        what = "no budget of seconds" if own is None else f"a budget of {own:g} s"
+    own_seconds = prepared.options.budget.seconds
+    if own_seconds is None or seconds > own_seconds:
+        what = "no budget of seconds"
+        if own_seconds is not None:
+            what = f"a budget of {own_seconds:g} s"
         raise StudyError(
             f"{files.root} has {what}, which tells nothing of {seconds:g} s: run that, "
             f"search.objective=loss budget.seconds={seconds:g}"
@@ -147,11 +149,11 @@ def _with_own_times(prepared: PreparedStudy, result: StudyResult | None) -> Prep
     if result is not None and result.at_budget is not None and result.at_budget.times:
         times = tuple((time.batch_size, time.seconds) for time in result.at_budget.times)
         return replace(prepared, budget_times=times)
-    own = prepared.options.budget.seconds
-    if own is not None and prepared.backend.step_time is None:
+    own_seconds = prepared.options.budget.seconds
+    if own_seconds is not None and prepared.backend.step_time is None:
         raise StudyError(
             f"{prepared.files.root} does not tell the seconds of a step, by which its budget of "
-            f"{own:g} s is counted: its command goes on with it"
+            f"{own_seconds:g} s is counted: its command goes on with it"
         )
     return prepared
 
@@ -353,6 +355,7 @@ def _prepared(
     backend.horizon = any(trial.horizon is not None for trial in content.trials)
     space = make_space(options, backend.lr_range)
     if content.hardware is not None:
+        # What fits into no memory was not searched.
         ceiling = content.hardware.ceiling
         high = min(space.high, ceiling.at.batch_size)
         space = replace(space, low=ceiling.smallest, high=high)
@@ -419,8 +422,8 @@ def _what_to_run(
     if arguments is None:
         return [*lines, f"run it: the study's command with {' '.join(options)}"]
     replaced = ("workload.target.value=", "study=", "output=")
-    kept = [argument for argument in arguments if not argument.lstrip("+~").startswith(replaced)]
-    return [*lines, f"run it: {shlex.join(['bstune', *kept, *options])}"]
+    same = [argument for argument in arguments if not argument.lstrip("+~").startswith(replaced)]
+    return [*lines, f"run it: {shlex.join(['bstune', *same, *options])}"]
 
 
 def _extrapolated(
@@ -429,6 +432,7 @@ def _extrapolated(
     """Say in a line what a target takes that no trial met: the histories, extrapolated."""
     space = prepared.space
     ratio = space.high / space.low
+    # Even in log B; rounded, small ones coincide.
     batch_sizes = sorted(
         {round(space.low * ratio ** (place / (LADDER - 1))) for place in range(LADDER)}
     )

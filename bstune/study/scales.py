@@ -62,7 +62,7 @@ class CommonScale:
 
     name: str
     meaning: str
-    own: tuple[str, ...]
+    set_by: tuple[str, ...]
     """What the options that may differ begin with."""
     rows: tuple[tuple[ScaleRow, ...], ...]
     """Of each study in their order: what it tells at which scales."""
@@ -104,13 +104,13 @@ def _given(name: str, studies: Sequence[StudyFolder], values: Mapping[str, float
             f"--values takes a number for each study by its name, of {_names(studies)}, but got "
             f"{one_line(listing(sorted(values)))}"
         )
-    own: tuple[str, ...] = (*OF_DATA, *OF_MODULE, *OF_A_TABLE)
+    set_by: tuple[str, ...] = (*OF_DATA, *OF_MODULE, *OF_A_TABLE)
     if name in ("examples", "tokens"):
-        own = (*OF_DATA, *OF_A_TABLE)
+        set_by = (*OF_DATA, *OF_A_TABLE)
     if name == "parameters":
-        own = (*OF_MODULE, *OF_A_TABLE)
+        set_by = (*OF_MODULE, *OF_A_TABLE)
     scales = [values[study] for study in names]
-    return CommonScale(name, f"{name} as given", own, _rows_at(studies, scales))
+    return CommonScale(name, f"{name} as given", set_by, _rows_at(studies, scales))
 
 
 def _rows_at(
@@ -336,6 +336,7 @@ def _best_size(result: StudyResult) -> Reading | None:
     if not as_good.is_low_open and not as_good.is_high_open:
         return Reading(math.sqrt(low * high), low, high)
     size = float(winner.batch_size)
+    # A winner at an open end says only that the best one lies there or beyond.
     if as_good.is_low_open and (as_good.is_high_open or size <= low * AT_END):
         return None
     if as_good.is_high_open and size >= high / AT_END:
@@ -428,7 +429,7 @@ def defining_settings(study: StudyFolder) -> dict[str, object]:
         raise StudyError(
             f"{study.files.path} does not tell its study's options: {'; '.join(study.files.notes)}"
         )
-    kept = dict[str, object]()
+    settings = dict[str, object]()
     is_loss = study.result.objective == "loss"
     # Folders of before and after an option came differ in nothing while it has its default.
     for key, value in flatten(with_new_options(config)).items():
@@ -440,10 +441,10 @@ def defining_settings(study: StudyFolder) -> dict[str, object]:
         if is_loss and key == "workload.target.value":
             is_defining = False
         if is_defining:
-            kept[key] = value
+            settings[key] = value
     if is_loss:
-        kept["search.objective"] = "loss"
-    return kept
+        settings["search.objective"] = "loss"
+    return settings
 
 
 def check_alike(scale: CommonScale, studies: Sequence[StudyFolder]) -> list[str]:
@@ -460,7 +461,7 @@ def check_alike(scale: CommonScale, studies: Sequence[StudyFolder]) -> list[str]
     metrics = {(study.result.metric, study.result.mode) for study in studies}
     if len(metrics) > 1 and "workload.target.metric" not in differ:
         differ.append("workload.target.metric")
-    others = [one_line(key) for key in differ if not key.startswith(scale.own)]
+    others = [one_line(key) for key in differ if not key.startswith(scale.set_by)]
     if others:
         shown = ", ".join(others[:SHOWN_OPTIONS])
         more = ""

@@ -141,10 +141,10 @@ def due_seed(
         return None
     if same_point(runs.first, winner.trial):
         return None
-    taken = {run.seed for run in runs.again}
     seconds = runs.first.time_to_target
     if seconds is not None and seconds > seconds_left:
         return None
+    taken = {run.seed for run in runs.again}
     for run in winner.runs:
         if run.reached and run.seed not in taken:
             return run
@@ -162,6 +162,7 @@ def gain_of(
     if runs is None or winner is None or same_point(runs.first, winner.trial):
         return None
     reached = [run for run in winner.runs if run.reached]
+    # A winner that mostly misses the target has no time to compare.
     if 2 * len(reached) < len(winner.runs):
         return None
     differences = _paired_differences(runs, reached, merit)

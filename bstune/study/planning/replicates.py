@@ -185,7 +185,7 @@ class Kept:
 
 
 def kept_instead(
-    found: Winner,
+    winner: Winner,
     trials: Sequence[TrialResult],
     predicted: Predicted,
     merit: Merit,
@@ -197,7 +197,7 @@ def kept_instead(
     It is kept as far as it takes ``WORTH_A_CHANGE`` more than what is predicted of the winner at
     most: what was measured is worth more than that.
     """
-    if not replicates or found.runs:
+    if not replicates or winner.runs:
         return None
     # With no further candidate only points that have run again are left.
     known = find_best(trials, predicted, merit, objective, replicates, 0)
@@ -206,10 +206,10 @@ def kept_instead(
     if _most_missed(known.runs):
         return None
     measured = _confirmed_merit(known.trial, known.runs, merit)
-    expected = math.log(_predicted_merit(found.trial, merit, predicted))
+    expected = math.log(_predicted_merit(winner.trial, merit, predicted))
     if measured > expected + math.log1p(WORTH_A_CHANGE):
         return None
-    return Kept(known, found)
+    return Kept(known, winner)
 
 
 def confirmed_points(trials: Sequence[TrialResult], replicates: int) -> list[Winner]:

@@ -95,7 +95,9 @@ def _create_or_load(
     except DuplicatedStudyError:
         study = optuna.load_study(study_name=name, storage=storage)
         if not _being_made(study):
+            # Asked again after it was made without an answer, it is this process's own.
             return study, study.user_attrs.get(STUDY_ID) == made[STUDY_ID]
+    # Of a process that was killed while it made one, this one makes the rest.
     with warnings.catch_warnings(action="ignore", category=ExperimentalWarning):
         study.set_metric_names(names)
     for key, value in made.items():
