@@ -42,10 +42,6 @@ def test_of_many_trials_the_file_is_not_written_again_for_each(files):
     assert len(written(files)) == few + 1
 
 
-def test_files_are_looked_through_only_when_another_trial_has_ended(files):
-    trial_files = TrialFiles(files)
-    trials = [make_result(number=0)]
-    trial_files.update(trials, nothing, nothing)
-    files.trials.unlink()
-    trial_files.update(trials, nothing, nothing)
+def test_nothing_is_written_before_a_trial_has_ended(files):
+    TrialFiles(files).update([], nothing, nothing)
     assert not files.trials.exists()
