@@ -18,7 +18,7 @@ from toolbox import entries, trials_of
 from bstune import conf
 from bstune.__main__ import VERBS, main
 from bstune.result import StudyResult
-from bstune.study.search import worth_continuing
+from bstune.study.searching.trial_files import worth_continuing
 
 WORKLOADS = sorted(path.stem for path in (Path(conf.__file__).parent / "workload").glob("*.yaml"))
 LISTED = f"workloads: {', '.join(WORKLOADS)}"

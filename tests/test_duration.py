@@ -4,8 +4,8 @@ import pytest
 
 from bstune.study.planning.duration import (
     FEWEST_TRIALS,
-    GROWTH,
     LONG_SECONDS,
+    POINT_GROWTH,
     Pace,
     Runs,
     advice_on_time,
@@ -63,7 +63,7 @@ def test_the_first_points_say_little_of_the_pace(ends, before, pace):
 @pytest.mark.parametrize(
     ("points_left", "runs", "limit", "seconds"),
     [
-        (12, (), math.inf, 12 * 2.0 * 2**GROWTH + 1.5),  # their middle is point 10
+        (12, (), math.inf, 12 * 2.0 * 2**POINT_GROWTH + 1.5),  # their middle is point 10
         (0, (Runs(6, 3.0), Runs(3, 7.0)), math.inf, 18.0 + 21.0 + 1.5),
         (1000, (), 40.0, 40.0),  # search.wall_seconds
         (1000, (), -1.0, 0.0),

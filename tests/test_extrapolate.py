@@ -28,7 +28,7 @@ from bstune.result import (
     WorkloadSize,
 )
 from bstune.study.extrapolate import extrapolate
-from bstune.study.scales import log_error, scale_of
+from bstune.study.scales import common_scale, log_error
 
 CURVE = make_curve((4, 64, 1024), (1000, 100, 40), lr=(0.1, 0.4, 1.6), lr_low=(0.05, 0.2, 0.8))
 CONFIG = {
@@ -243,7 +243,7 @@ def test_shorter_budgets_of_one_study_are_scales(write):
     assert found.laws["batch_size"].exponent.value == pytest.approx(0.5, abs=0.1)
     assert found.size_to_use == "batch_size"
     with pytest.raises(StudyError, match="are no studies of a budget of examples"):
-        scale_of("examples", [write(changed(told, study="c"))], None)
+        common_scale("examples", [write(changed(told, study="c"))], None)
 
 
 @pytest.mark.parametrize(
@@ -271,7 +271,7 @@ def test_an_open_end_lies_twice_as_far(reading, error):
 def test_the_best_batch_size_is_the_middle_of_what_is_as_good(write, low_open, high_open, expected):
     as_good = make_as_good(low_open, high_open)
     told = changed(result_of([make_trial(0, batch_size=32)]), as_good=as_good, size=size())
-    (rows,) = scale_of("parameters", [write(told)], None).rows
+    (rows,) = common_scale("parameters", [write(told)], None).rows
     assert rows[0].readings.get("batch_size") == expected
 
 

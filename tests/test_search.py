@@ -20,7 +20,7 @@ from bstune.core.errors import StudyError, UserCodeError
 from bstune.core.records import TrialSpec
 from bstune.study.prepare import compose_joined, prepare
 from bstune.study.run import run_study, run_worker
-from bstune.study.search import _is_out_of_time, check_failures
+from bstune.study.searching.finished_trial import check_failures, is_out_of_time
 from bstune.study.storage.asking import ask
 from bstune.study.storage.connection import connect
 from bstune.study.storage.lease import Leases
@@ -337,8 +337,8 @@ def test_trials_of_a_process_that_is_gone_are_asked_again(study, tmp_path):
 def test_a_trial_that_ran_out_of_time_can_go_on(changes, is_out):
     spec = TrialSpec(0, 0, 64, 0.1, None, 1, max_steps=100, max_seconds=5.0)
     result = make_result(**({"status": "stopped", "steps": 9, "wall_seconds": 5.1} | changes))
-    assert _is_out_of_time(spec, result) == is_out
-    assert not _is_out_of_time(replace(spec, max_seconds=None), result)
+    assert is_out_of_time(spec, result) == is_out
+    assert not is_out_of_time(replace(spec, max_seconds=None), result)
 
 
 # Where no trial can be continued

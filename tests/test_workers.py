@@ -17,7 +17,7 @@ from torch._utils import ExceptionWrapper
 
 from bstune.core.errors import ConfigError
 from bstune.core.records import TrialSpec
-from bstune.study.search import _first_trials
+from bstune.study.searching.early_end import first_trials
 from bstune.system.failures import described
 from bstune.system.files import Output
 from bstune.trial.processes.workers import Workers, _ignoring_ctrl_c, with_step_time
@@ -259,7 +259,7 @@ def test_the_precision_is_checked_where_all_earlier_trials_are_done(trial_indice
     trials = [
         make_result(number=number, trial_index=index) for number, index in enumerate(trial_indices)
     ]
-    assert sorted(trial.trial_index for trial in _first_trials(trials)) == list(range(whole))
+    assert sorted(trial.trial_index for trial in first_trials(trials)) == list(range(whole))
 
 
 def check_indices(trials, points):

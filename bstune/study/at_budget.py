@@ -5,6 +5,7 @@ best runs again on ``search.replicates`` fresh seeds, and then the baseline on t
 predicted: where another point is best then, it runs again as well, up to ``search.candidates`` of them.
 """
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
@@ -46,14 +47,17 @@ def best_full(
     trials: Sequence[TrialResult], last_step: Callable[[float], int], target: Target
 ) -> TrialResult | None:
     """Give the search's trial that has the best metric at its budget's end; None before one is full."""
-    found: tuple[float, TrialResult] | None = None
+    best: TrialResult | None = None
+    least = math.inf
     for trial in trials:
         value = trial.best_value(target.mode)
         if value is None or trial.replicate_of is not None or not is_full(trial, last_step):
             continue
-        if found is None or target.sign * value < found[0]:
-            found = target.sign * value, trial
-    return None if found is None else found[1]
+        # With the sign a smaller one is better, whichever way the metric is to go.
+        if best is None or target.sign * value < least:
+            best = trial
+            least = target.sign * value
+    return best
 
 
 def fresh_runs_of(trials: Sequence[TrialResult], number: int) -> tuple[TrialResult, ...]:
@@ -71,12 +75,12 @@ def known_best(
     One that ran on all its fresh seeds goes before one that did not, as where the time or
     ``search.candidates`` ended them: what was measured counts for more than what is predicted.
     """
-    first = _original(trials, ranked[0])
-    for trial in ranked:
-        original = _original(trials, trial)
-        if replicates and len(fresh_runs_of(trials, original.number)) >= replicates:
-            return original
-    return first
+    if replicates:
+        for trial in ranked:
+            original = _original(trials, trial)
+            if len(fresh_runs_of(trials, original.number)) >= replicates:
+                return original
+    return _original(trials, ranked[0])
 
 
 def held(trial: TrialResult, last_step: int) -> TrialResult:
@@ -118,6 +122,7 @@ def due_run(
     original = _original(trials, best)
     runs = fresh_runs_of(trials, original.number)
     begun = {trial.replicate_of for trial in trials if trial.replicate_of is not None}
+    # The baseline runs on a winner's seeds, not as a candidate.
     if baseline is not None:
         begun.discard(baseline.first.number)
     may_begin = bool(runs) or len(begun) < candidates
@@ -171,12 +176,13 @@ def _due_of_baseline(
     return None
 
 
-def _original(trials: Sequence[TrialResult], best: TrialResult) -> TrialResult:
-    """Give the search's own trial that a run on a fresh seed repeats, or the trial itself."""
+def _original(trials: Sequence[TrialResult], run: TrialResult) -> TrialResult:
+    """Give the search's own trial that a run on a fresh seed repeats, or the run itself."""
     by_number = {trial.number: trial for trial in trials}
-    while best.replicate_of is not None and best.replicate_of in by_number:
-        best = by_number[best.replicate_of]
-    return best
+    original = run
+    while original.replicate_of is not None and original.replicate_of in by_number:
+        original = by_number[original.replicate_of]
+    return original
 
 
 def budget_text(options: StudyOptions) -> str:
@@ -192,5 +198,5 @@ def budget_text(options: StudyOptions) -> str:
 def question_of(options: StudyOptions) -> str:
     """Say what a study of the objective loss asks."""
     target = options.workload.target
-    which = "least" if target.mode == "min" else "most"
-    return f"{which} {target.metric} within {budget_text(options)}"
+    extreme = "least" if target.mode == "min" else "most"
+    return f"{extreme} {target.metric} within {budget_text(options)}"

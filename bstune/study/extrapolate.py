@@ -3,6 +3,7 @@
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from bstune.core.errors import ConfigError, StudyError
@@ -15,6 +16,7 @@ from bstune.report.extrapolation import (
     QuantityLaw,
     Reading,
     ScaleRow,
+    SizeStep,
     card,
     extrapolation_lines,
     extrapolation_table,
@@ -29,10 +31,11 @@ from bstune.study.scales import (
     LARGEST_SCALE,
     SMALLEST_SCALE,
     check_alike,
+    common_scale,
     defining_settings,
     log_error,
+    number_of,
     rate_at,
-    scale_of,
 )
 from bstune.system.console import format_number, listing, plain_console
 from bstune.system.files import check_writable, write_text
@@ -46,9 +49,9 @@ def main(arguments: list[str]) -> str:
     """Print what studies say of another scale, write its card, and give all as JSON."""
     parser = ArgumentParser(
         prog="bstune extrapolate",
-        description="The critical batch size, the best batch size and the best learning rate as powers of a scale in "
-        "which studies differ, and what they come to at another one. Easier targets and shorter budgets of one study "
-        "count as scales, too.",
+        description="The critical batch size, the best batch size and the best learning rate as "
+        "powers of a scale in which studies differ, and what they come to at another one. Easier "
+        "targets and shorter budgets of one study count as scales, too.",
     )
     parser.add_argument(
         "studies", nargs="*", metavar="STUDY", help="studies' output folders, such as outputs/*"
@@ -58,13 +61,15 @@ def main(arguments: list[str]) -> str:
         nargs="+",
         type=Path,
         metavar="FILE",
-        help="in place of studies: what `bstune branch ... --json` printed at checkpoints of one run",
+        help="in place of studies: what `bstune branch ... --json` printed at checkpoints of one "
+        "run",
     )
     parser.add_argument(
         "--at",
         required=True,
         metavar="SCALE=N",
-        help="where to look: examples, tokens, parameters, seconds (of a budget), or an option that differs",
+        help="where to look: examples, tokens, parameters, seconds (of a budget), or an option "
+        "that differs",
     )
     parser.add_argument(
         "--values",
@@ -77,12 +82,7 @@ def main(arguments: list[str]) -> str:
     parser.add_argument("--figure", type=Path, metavar="FILE", help="draw the laws, PNG or SVG")
     options = parser.parse_args(arguments)
     name, wanted = _scale("--at", options.at)
-    values = None
-    if options.values is not None:
-        pairs = [_scale("--values", pair) for pair in options.values.split(",")]
-        values = dict(pairs)
-        if len(values) < len(pairs):
-            raise ConfigError(f"--values names a study twice: {one_line(options.values)}")
+    values = None if options.values is None else _values(options.values)
     for option, path in (("--card", options.card), ("--figure", options.figure)):
         if path is not None:
             check_writable(path, f"{option} {path}")
@@ -90,32 +90,40 @@ def main(arguments: list[str]) -> str:
         if options.studies or values is not None:
             raise ConfigError("--branches stands in place of studies and their --values")
         branches = [read_branches(path) for path in options.branches]
-        found = extrapolate_branches(branches, name, wanted)
+        extrapolation = extrapolate_branches(branches, name, wanted)
         tokens = branches[0].tokens
     else:
         left_out = list[str]()
         studies = [study for _, study in each_study(options.studies, left_out)]
-        found = extrapolate(studies, name, wanted, values, left_out)
+        extrapolation = extrapolate(studies, name, wanted, values, left_out)
         tokens = studies[0].result.tokens
-    if options.card is not None and found.batch_size is None:
-        raise StudyError(
-            "\n".join([f"there is no batch size for --card {options.card}", *found.notes])
-        )
-    if options.figure is not None and not found.laws:
-        raise StudyError(
-            "\n".join([f"there is no law for --figure {options.figure}", *found.notes])
-        )
+    notes = extrapolation.notes
+    # Before anything is printed or written.
+    if options.card is not None and extrapolation.batch_size is None:
+        raise StudyError("\n".join([f"there is no batch size for --card {options.card}", *notes]))
+    if options.figure is not None and not extrapolation.laws:
+        raise StudyError("\n".join([f"there is no law for --figure {options.figure}", *notes]))
     console = plain_console()
-    console.print(extrapolation_table(found))
-    for line in extrapolation_lines(found):
-        console.print(line, soft_wrap=True, highlight=False, markup=False)
+    say = partial(console.print, soft_wrap=True, highlight=False, markup=False)
+    console.print(extrapolation_table(extrapolation))
+    for line in extrapolation_lines(extrapolation):
+        say(line)
     if options.card is not None:
-        write_text(options.card, card(found, tokens))
-        console.print(f"card      {options.card}", soft_wrap=True, highlight=False, markup=False)
+        write_text(options.card, card(extrapolation, tokens))
+        say(f"card      {options.card}")
     if options.figure is not None:
-        draw_extrapolation(found, options.figure)
-        console.print(f"figure    {options.figure}", soft_wrap=True, highlight=False, markup=False)
-    return found.to_json()
+        draw_extrapolation(extrapolation, options.figure)
+        say(f"figure    {options.figure}")
+    return extrapolation.to_json()
+
+
+def _values(argument: str) -> dict[str, float]:
+    """Parse the scales of ``--values`` by the studies' names."""
+    pairs = [_scale("--values", pair) for pair in argument.split(",")]
+    values = dict(pairs)
+    if len(values) < len(pairs):
+        raise ConfigError(f"--values names a study twice: {one_line(argument)}")
+    return values
 
 
 def _scale(option: str, argument: str) -> tuple[str, float]:
@@ -157,39 +165,40 @@ def extrapolate(
     """
     if not studies:
         raise StudyError("\n".join(["there is no study to extrapolate", *left_out]))
-    scale = scale_of(name, studies, values)
+    scale = common_scale(name, studies, values)
     differ = check_alike(scale, studies)
     notes = list(left_out)
     rows = list[ScaleRow]()
-    names = list[str]()
-    by_study = {str(i): study for i, study in enumerate(studies)}
-    for key, told_rows in zip(by_study, scale.rows, strict=True):
-        rows += told_rows
-        names += [key] * len(told_rows)
-    told = {row.scale for row in rows}
+    # Two studies may have the same name: a key tells whose a row is.
+    keys = list[str]()
+    by_key = {str(place): study for place, study in enumerate(studies)}
+    for key, rows_of_study in zip(by_key, scale.rows, strict=True):
+        rows += rows_of_study
+        keys += [key] * len(rows_of_study)
+    told = sorted({row.scale for row in rows})
     if len(told) < FEWEST_SCALES:
-        shown = listing([format_number(one) for one in sorted(told)]) or "none"
-        lines = [
-            f"a law takes at least {FEWEST_SCALES} different {scale.name}, but the studies tell {len(told)}: {shown} "
-            f"({scale.meaning})",
-            *left_out,
-        ]
-        raise StudyError("\n".join(lines))
+        shown = listing([format_number(value) for value in told]) or "none"
+        reason = (
+            f"a law takes at least {FEWEST_SCALES} different {scale.name}, but the studies tell "
+            f"{len(told)}: {shown} ({scale.meaning})"
+        )
+        raise StudyError("\n".join([reason, *left_out]))
     if _is_on_several_devices(studies):
         rows = [_without_best_size(row) for row in rows]
         notes.append("the studies ran on different devices: their best batch sizes are left out")
-    rows, size_to_use = _with_rates(rows, names, by_study)
-    laws, law_of_size = _laws(rows, names, wanted)
-    schedule = size_schedule(law_of_size, wanted) if law_of_size and scale.grows_within else ()
+    rows, size_to_use = _with_rates(rows, keys, by_key)
+    laws, law_of_critical = _laws(rows, keys, wanted)
+    schedule: tuple[SizeStep, ...] = ()
+    if law_of_critical is not None and scale.grows_within:
+        schedule = size_schedule(law_of_critical, wanted)
     if len(differ) > 1:
         notes.append(f"the scale is set by {listing(differ)}, which all differ")
     notes += _why_no_law(laws, rows)
-    order = sorted(range(len(rows)), key=lambda i: rows[i].scale)
     return Extrapolation(
         scale=name,
         meaning=scale.meaning,
         wanted=wanted,
-        rows=tuple(rows[i] for i in order),
+        rows=tuple(sorted(rows, key=lambda row: row.scale)),
         laws=laws,
         size_to_use=size_to_use,
         fixed=_fixed_half_lives(studies),
@@ -205,32 +214,41 @@ def _is_on_several_devices(studies: Sequence[StudyFolder]) -> bool:
 
 
 def _without_best_size(row: ScaleRow) -> ScaleRow:
-    kept = dict(row.readings)
-    kept.pop("batch_size", None)
-    return replace(row, readings=kept)
+    readings = dict(row.readings)
+    readings.pop("batch_size", None)
+    return replace(row, readings=readings)
 
 
 def _with_rates(
-    rows: Sequence[ScaleRow], names: Sequence[str], by_study: Mapping[str, StudyFolder]
+    rows: Sequence[ScaleRow], keys: Sequence[str], by_key: Mapping[str, StudyFolder]
 ) -> tuple[list[ScaleRow], Quantity]:
-    """Add the best learning rates, at the batch size to use.
+    """Add the best learning rates, at the batch size to use, and say which that is.
 
-    That is the critical one: the best one of a target is the best on the studies' device, in
+    It is the critical one: the best one of a target is the best on the studies' device, in
     seconds, and the larger training runs elsewhere. Of a budget it is the best one. Where fewer
     scales than a law takes tell it, it is the other one.
+
+    Args:
+        rows: of all studies.
+        keys: of the study of each row.
+        by_key: the studies.
     """
-    is_of_loss = all(study.result.at_budget is not None for study in by_study.values())
-    chosen, other = SIZES if is_of_loss else SIZES[::-1]
+    chosen: Quantity = "critical_batch_size"
+    other: Quantity = "batch_size"
+    if all(study.result.at_budget is not None for study in by_key.values()):
+        chosen = "batch_size"
+        other = "critical_batch_size"
     if _scales_with(rows, chosen) < FEWEST_SCALES <= _scales_with(rows, other):
         chosen = other
     complete = list[ScaleRow]()
-    for row, name in zip(rows, names, strict=True):
-        study = by_study[name]
-        is_whole = row.study == study.result.study
-        rate = rate_at(study.result, chosen, row.readings.get(chosen)) if is_whole else None
+    for row, key in zip(rows, keys, strict=True):
+        result = by_key[key].result
         readings = dict(row.readings)
-        if rate is not None:
-            readings["lr"] = rate
+        # The rates are of the study's own target or budget: of easier ones there are none.
+        if row.study == result.study:
+            rate = rate_at(result, chosen, row.readings.get(chosen))
+            if rate is not None:
+                readings["lr"] = rate
         complete.append(replace(row, readings=readings))
     return complete, chosen
 
@@ -240,21 +258,22 @@ def _scales_with(rows: Sequence[ScaleRow], name: Quantity) -> int:
 
 
 def _laws(
-    rows: Sequence[ScaleRow], names: Sequence[str], wanted: float
+    rows: Sequence[ScaleRow], keys: Sequence[str], wanted: float
 ) -> tuple[dict[Quantity, QuantityLaw], ScaleLaw | None]:
     """Fit each quantity that enough scales tell; beside them the law of the critical batch size itself."""
     laws = dict[Quantity, QuantityLaw]()
     critical: ScaleLaw | None = None
     for quantity in HEADINGS:
         points = list[ScalePoint]()
-        for row, name in zip(rows, names, strict=True):
+        for row, key in zip(rows, keys, strict=True):
             reading = row.readings.get(quantity)
-            if reading is not None:
-                error = log_error(reading, INTERVAL_QUANTILE)
-                # The sizes within 10% of the best are no interval of the best one: seeds move it.
-                if quantity == "batch_size" and error is not None:
-                    error = max(error, UNTOLD_ERROR)
-                points.append(ScalePoint(row.scale, reading.value, error, name))
+            if reading is None:
+                continue
+            error = log_error(reading, INTERVAL_QUANTILE)
+            # The sizes within 10% of the best are no interval of the best one: seeds move it.
+            if quantity == "batch_size" and error is not None:
+                error = max(error, UNTOLD_ERROR)
+            points.append(ScalePoint(row.scale, reading.value, error, key))
         if len({point.scale for point in points}) < FEWEST_SCALES:
             continue
         law = fit_scale_law(points)
@@ -278,8 +297,8 @@ def _why_no_law(laws: Mapping[Quantity, QuantityLaw], rows: Sequence[ScaleRow]) 
     ]
     if open_ends:
         lines.append(
-            f"of {listing(open_ends)} an end of the critical batch size's interval is open: it is taken to "
-            "lie twice as far as the other one"
+            f"of {listing(open_ends)} an end of the critical batch size's interval is open: it is "
+            "taken to lie twice as far as the other one"
         )
     return lines
 
@@ -290,14 +309,14 @@ def _is_one_sided(reading: Reading | None) -> bool:
 
 def _fixed_half_lives(studies: Sequence[StudyFolder]) -> dict[Quantity, float]:
     """Collect the half-lives that the config of all studies sets, in examples."""
+    # They are alike, or the studies were refused.
     settings = defining_settings(studies[0])
+    searched = _searched(settings)
     fixed = dict[Quantity, float]()
     for name in HALF_LIFE_QUANTITIES:
-        value = settings.get(f"scaling.{name}")
-        is_number = isinstance(value, int | float) and not isinstance(value, bool)
-        is_searched = name in _searched(settings)
-        if is_number and value > 0 and not is_searched:  # type: ignore[operator]
-            fixed[name] = float(value)  # type: ignore[arg-type]
+        value = number_of(settings.get(f"scaling.{name}"))
+        if value is not None and value > 0 and name not in searched:
+            fixed[name] = float(value)
     return fixed
 
 

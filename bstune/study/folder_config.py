@@ -26,6 +26,7 @@ from bstune.system.inputs import one_line
 from bstune.system.secrets import redact_values
 from bstune.system.shipped import choices_in
 
+# Arguments of a scaling rule.
 RULE_NUMBERS = {"reference_batch_size", "reference_lr", "noise_scale"}
 
 
@@ -57,7 +58,9 @@ def options_of_folder(
         known["workload"] = {**workload, "trainer": {}}
     if not trust:
         scaling = known.get("scaling")
-        rule = scaling.get("rule") if isinstance(scaling, Mapping) else None
+        rule: object = None
+        if isinstance(scaling, Mapping):
+            rule = scaling.get("rule")
         _check_rule(_node(rule, "scaling.rule", file), file)
         sampler = _node(known.get("sampler"), "sampler", file)
         known["sampler"] = {"_target_": _own_sampler(sampler, file)}
@@ -83,6 +86,7 @@ def _usual_options() -> dict[str, object]:
 
 
 def _options_among(values: Mapping[str, object]) -> dict[str, object]:
+    """Leave out what is no option, as Hydra's own settings are."""
     return {name: value for name, value in values.items() if name in OPTION_NAMES}
 
 
@@ -99,7 +103,9 @@ def _with_defaults(
             section = values.get(name, {})
             if isinstance(section, Mapping):
                 filled[name] = _with_defaults(section, default)
-        elif name not in values and not (isinstance(default, str) and "${" in default):
+            continue
+        refers = isinstance(default, str) and "${" in default
+        if name not in values and not refers:
             filled[name] = default
     return filled
 
@@ -109,6 +115,7 @@ def _not_ours(file: Path, reason: str) -> str:
 
 
 def _node(value: object, name: str, file: Path) -> Node:
+    """Give what names a thing to be built, if it is a mapping; StudyError otherwise."""
     if not isinstance(value, dict):
         raise StudyError(_not_ours(file, f"{name} must be a mapping, but got {value!r:.100}"))
     return value
@@ -141,13 +148,13 @@ def _own_sampler(sampler: Node, file: Path) -> str:
 
 def _targets(group: str, *keys: str) -> set[str]:
     """Collect what the choices of a config group name: what bstune itself offers."""
-    found = set()
+    names = set[str]()
     for choice in choices_in(group):
         node = read_yaml(f"{group}/{choice}.yaml")
         for key in keys:
             node = node[key]
-        found.add(node["_target_"])
-    return found
+        names.add(node["_target_"])
+    return names
 
 
 def _names_code(file: Path, what: str) -> str:

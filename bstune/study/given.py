@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from numbers import Real
-from typing import Any
+from typing import Any, TypeGuard
 
 import numpy as np
 
@@ -18,7 +18,7 @@ from bstune.trial.own_project.python_recipe import PythonRecipe, Trial, data_of,
 
 Module = Callable[[Trial], LightningModule] | type[LightningModule]
 Data = LightningDataModule | Sequence[Any] | Mapping[str, Any] | Callable[[int], Any]
-TUNABLE = {"low", "high", "log", "integer", "complement"}
+TUNABLE = {"low", "high", "log", "integer", "complement"}  # keys of a hyper-parameter's range
 # Of a study whose loop its user writes.
 NO_MODULE = "a loop of yours"
 
@@ -68,36 +68,44 @@ class GivenObjects:
 
 
 def given_study(given: GivenObjects) -> tuple[Node, PythonRecipe | None]:
-    """Return the workload as options have it, and the recipe of its objects (None: it has none).
+    """Make the workload as options have it, and the recipe of its objects (None: it has none).
 
-    ConfigError for what cannot be used.
+    Raises:
+        ConfigError: for what cannot be used.
     """
     low, high = _pair("batch_sizes", given.batch_sizes, "(smallest, largest)")
     batch_size, lr = _pair("reference", given.reference, "(batch size, learning rate)")
-    tunable = {name: _tunable(name, value) for name, value in (given.tunable or {}).items()}
-    recipe = _recipe(given, batch_size, lr, tunable)
-    trainer = {} if recipe is None else recipe.trainer_arguments
+    ranges = _ranges_of(given.tunable)
+    recipe = _recipe(given, batch_size, lr, ranges)
+    module_name = NO_MODULE
+    data_name = NO_MODULE
+    trainer: Mapping[str, object] = {}
+    if recipe is not None:
+        module_name = recipe.module_name
+        data_name = recipe.data_name
+        trainer = recipe.trainer_arguments
+    target_value = "auto" if given.target.is_open else given.target.value
     workload = read_yaml("python.yaml")
     workload |= {
-        "name": NO_MODULE if recipe is None else recipe.module_name,
+        "name": module_name,
         "reference": {"batch_size": batch_size, "lr": lr},
         "batch_size": {"low": low, "high": high},
         "budget": {"steps": given.budget.steps, "examples": given.budget.examples},
         "target": {
             "metric": given.target.metric,
-            "value": "auto" if given.target.is_open else given.target.value,
+            "value": target_value,
             "mode": given.target.mode,
         },
-        "tunable": tunable,
-        "given_data": NO_MODULE if recipe is None else recipe.data_name,
-        "given_module": NO_MODULE if recipe is None else recipe.module_name,
+        "tunable": ranges,
+        "given_data": data_name,
+        "given_module": module_name,
         "given_trainer": {name: _in_words(value) for name, value in trainer.items()},
     }
     return workload, recipe
 
 
 def recipe_of(module: Module, data: Data, options: StudyOptions) -> PythonRecipe:
-    """Return a recipe of objects that train what a study's options state."""
+    """Make a recipe of objects that train what a study's options state."""
     reference = options.workload.reference
     searched = options.workload.tunable
     own_values = {
@@ -113,21 +121,31 @@ def recipe_of(module: Module, data: Data, options: StudyOptions) -> PythonRecipe
 
 def middles_of(tunable: Mapping[str, Any] | None) -> dict[str, float]:
     """Give each further hyper-parameter the middle of its range, where a trial states none."""
-    checked = {name: _tunable(name, value) for name, value in (tunable or {}).items()}
-    return {name: Tunable(name, **searched).middle for name, searched in checked.items()}
+    return _middles_in(_ranges_of(tunable))
+
+
+def _ranges_of(tunable: Mapping[str, Any] | None) -> dict[str, Node]:
+    """Check further hyper-parameters, and give their ranges as a config has them."""
+    if not tunable:
+        return {}
+    return {name: _range_of(name, value) for name, value in tunable.items()}
+
+
+def _middles_in(ranges: Mapping[str, Node]) -> dict[str, float]:
+    return {name: Tunable(name, **node).middle for name, node in ranges.items()}
 
 
 def _recipe(
-    given: GivenObjects, batch_size: Any, lr: Any, tunable: Mapping[str, Node]
+    given: GivenObjects, batch_size: Any, lr: Any, ranges: Mapping[str, Node]
 ) -> PythonRecipe | None:
-    """Return the recipe; one module is built, which shows its class and whether it takes its steps."""
+    """Make the recipe; one module is built, which shows its class and whether it takes its steps."""
     if given.module is None:
         return None
     values: dict[str, float] = {"batch_size": batch_size, "lr": lr, "seed": given.seed or 0}
     values["total_steps"] = given.budget.last_step(batch_size)
-    middles = {name: Tunable(name, **searched).middle for name, searched in tunable.items()}
+    middles = _middles_in(ranges)
     recipe = PythonRecipe(
-        module_builder(given.module, list(tunable), overrides_lr=given.overrides_lr),
+        module_builder(given.module, list(ranges), overrides_lr=given.overrides_lr),
         data_of(given.data, batch_size),
         _trainer(given.trainer),
     )
@@ -142,23 +160,27 @@ def _recipe(
     )
 
 
-def _trainer(given: Any) -> dict[str, Any]:
-    """Return the user's arguments of the Trainer; those that would change what a trial is are refused."""
-    if given is not None and not isinstance(given, Mapping):
+def _trainer(given: object) -> dict[str, object]:
+    """Check the user's arguments of the Trainer; those that would change what a trial is are refused."""
+    if given is None:
+        return {}
+    if not isinstance(given, Mapping):
         raise ConfigError(
             f"trainer must be a dict of the Trainer's arguments, but got {type(given).__name__}"
         )
-    for one in given or ():
-        if one in OWNED:
-            raise ConfigError(f"trainer: {one} is bstune's own: {OWNED[one]}")
-    return dict(given or {})
+    for name in given:
+        if name in OWNED:
+            raise ConfigError(f"trainer: {name} is bstune's own: {OWNED[name]}")
+    return dict(given)
 
 
 def _in_words(value: object) -> object:
-    """Return a value as options have it: an object by its class."""
+    """Give a value as options have it: an object by its class."""
     if isinstance(value, tuple | list):
         return [_in_words(item) for item in value]
-    return value if isinstance(value, str | int | float | None) else type(value).__name__
+    if isinstance(value, str | int | float | None):
+        return value
+    return type(value).__name__
 
 
 def _check_kind(name: str, value: object, kind: type) -> None:
@@ -166,36 +188,39 @@ def _check_kind(name: str, value: object, kind: type) -> None:
         raise ConfigError(f"{name} must be a bstune.{kind.__name__}, but got {value!r}")
 
 
-def _pair(name: str, value: Any, what: str) -> tuple[Any, Any]:
-    """Return two numbers; those of numpy as Python's own."""
-    numbers = isinstance(value, tuple | list) and all(_is_number(one) for one in value)
-    if not numbers or len(value) != 2:
-        raise ConfigError(f"{name} must be two numbers {what}, but got {value!r}")
-    first, second = (one.item() if isinstance(one, np.generic) else one for one in value)
-    return first, second
+def _pair(name: str, value: object, meaning: str) -> tuple[Any, Any]:
+    """Give two numbers; those of numpy as Python's own."""
+    if not _is_pair(value):
+        raise ConfigError(f"{name} must be two numbers {meaning}, but got {value!r}")
+    return _plain(value[0]), _plain(value[1])
 
 
-def _tunable(name: str, value: Any) -> dict[str, Any]:
-    """Return a further hyper-parameter as a config has it."""
+def _plain(number: Any) -> Any:
+    """Give a number of numpy as Python's own, which options can hold."""
+    return number.item() if isinstance(number, np.generic) else number
+
+
+def _range_of(name: str, value: object) -> Node:
+    """Give a further hyper-parameter as a config has it."""
+    key = f"{MODULE}{name}"
     if isinstance(value, Mapping) and {"low", "high"} <= value.keys() <= TUNABLE:
-        return {"log": False, "integer": False, **value, "key": f"{MODULE}{name}"}
-    if (
-        isinstance(value, tuple | list)
-        and len(value) == 2
-        and all(_is_number(one) for one in value)
-    ):
-        whole = all(isinstance(one, int) for one in value)
-        return {
-            "low": value[0],
-            "high": value[1],
-            "log": False,
-            "integer": whole,
-            "key": f"{MODULE}{name}",
-        }
-    raise ConfigError(
-        f"tunable[{name!r}] must be (low, high) or a dict of {', '.join(sorted(TUNABLE))}, but got {value!r}"
-    )
+        return {"log": False, "integer": False, **value, "key": key}
+    if not _is_pair(value):
+        known = ", ".join(sorted(TUNABLE))
+        raise ConfigError(
+            f"tunable[{name!r}] must be (low, high) or a dict of {known}, but got {value!r}"
+        )
+    low, high = value
+    is_whole = isinstance(low, int) and isinstance(high, int)
+    return {"low": low, "high": high, "log": False, "integer": is_whole, "key": key}
 
 
-def _is_number(value: Any) -> bool:
+def _is_pair(value: object) -> TypeGuard[Sequence[Any]]:
+    """Say whether a value is two numbers."""
+    if not isinstance(value, tuple | list) or len(value) != 2:
+        return False
+    return all(_is_number(number) for number in value)
+
+
+def _is_number(value: object) -> bool:
     return isinstance(value, Real) and not isinstance(value, bool)

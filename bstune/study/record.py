@@ -20,7 +20,7 @@ from bstune.core.errors import ConfigError, InputError, Interrupted, RecordError
 from bstune.core.records import TrialResult, TrialSpec, dump_json
 from bstune.core.search_space import HALF_LIVES, OVERRIDE_LR
 from bstune.options import with_option
-from bstune.study.prepare import compose_checked, prepare
+from bstune.study.prepare import PreparedStudy, compose_checked, prepare
 from bstune.study.storage.opening import changes
 from bstune.system.console import quieten
 from bstune.system.exits import is_interruption
@@ -32,21 +32,32 @@ from bstune.trial.replay import COLUMNS
 THINNING_RATIO = 1.12  # of the recorded steps, but for those that brought a new best value
 METRIC_DIGITS = 6  # so many that rounding takes no value past a target
 SECONDS_DIGITS = 4  # of seconds per step: far below the noise from run to run
-USABLE = ("reached", "stopped", "diverged")  # an out-of-memory or failed trial bounds no steps
+# Statuses of rows: an out-of-memory or failed trial bounds no steps.
+RECORDED_STATUSES = ("reached", "stopped", "diverged")
+# What settings begin with that must be the same when a table is continued.
 FROZEN = (
-    *("workload.", "protocol.", "trainer.", "precision", "device", "compile"),
+    "workload.",
+    "protocol.",
+    "trainer.",
+    "precision",
+    "device",
+    "compile",
     *HALF_LIVES,
     OVERRIDE_LR,
 )
 
-Point = tuple[int, float, int]  # batch size, learning rate and seed
+GridPoint = tuple[int, float, int]
+"""Batch size, learning rate and seed."""
+Row = dict[str, Any]
+"""A row of a table, by its columns."""
 
 
 def main(arguments: list[str]) -> None:
     """Run ``bstune record`` with the arguments after it."""
     parser = ArgumentParser(
         prog="bstune record",
-        usage="%(prog)s FILE --batch-sizes N,... --lrs X,... [--seeds N,...] workload=NAME [OPTION=VALUE ...]\n"
+        usage="%(prog)s FILE --batch-sizes N,... --lrs X,... [--seeds N,...] "
+        "workload=NAME [OPTION=VALUE ...]\n"
         "       %(prog)s FILE --trials TRIALS_JSONL",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -83,23 +94,24 @@ def main(arguments: list[str]) -> None:
             "a grid needs --batch-sizes and --lrs; or give --trials=TRIALS_JSONL of a study"
         )
     else:
+        # A whole grid of one seed comes before the next one.
+        points = [
+            (batch_size, lr, seed)
+            for seed, batch_size, lr in product(options.seeds, options.batch_sizes, options.lrs)
+        ]
         try:
-            points = [
-                (size, lr, seed)
-                for seed, size, lr in product(options.seeds, options.batch_sizes, options.lrs)
-            ]
             _train_grid(points, options.file, overrides)
         except (KeyboardInterrupt, SystemExit) as error:
             if not is_interruption(error):
                 raise
-            kept = _runs_file(options.file)
+            runs = _runs_file(options.file)
             raise Interrupted(
-                f"interrupted: {kept} keeps what is there; the same command continues"
+                f"interrupted: {runs} keeps what is there; the same command continues"
             ) from error
     write_out(f"wrote {options.file}: bstune workload=replay workload.table={options.file} ...")
 
 
-def _train_grid(points: Sequence[Point], path: Path, overrides: Sequence[str]) -> None:
+def _train_grid(points: Sequence[GridPoint], path: Path, overrides: Sequence[str]) -> None:
     sizes = sorted({size for size, _, _ in points})
     if len(sizes) < 2:
         raise ConfigError(
@@ -126,33 +138,39 @@ def _train_grid(points: Sequence[Point], path: Path, overrides: Sequence[str]) -
         raise ConfigError(str(error).replace("search.batch_size.high", "--batch-sizes")) from error
     if not prepared.backend.stops:
         raise ConfigError(
-            "the workload's schedule ends with its budget, so that no run replays at another length: record one whose "
-            "schedule has no horizon, such as schedule=warmup"
+            "the workload's schedule ends with its budget, so that no run replays at another "
+            "length: record one whose schedule has no horizon, such as schedule=warmup"
         )
-    settings = {
+    settings = _recorded_settings(prepared)
+    settings_file = path.with_name(path.name + ".settings")
+    text = dump_json(settings, indent=1)
+    runs = _runs_file(path)
+    if settings_file.exists():
+        lines = changes(_read_settings(settings_file), json.loads(text))
+        if lines and runs.exists():
+            raise TableError(
+                f"the runs in {runs} were recorded with other settings:\n{lines}\ncontinue with "
+                f"those, or delete {runs} to begin anew"
+            )
+    # It refuses other lines, before anything is written.
+    _read_runs(runs)
+    settings_file.parent.mkdir(parents=True, exist_ok=True)
+    write_text(settings_file, text + "\n")
+    record_grid(points, lambda spec: prepared.backend.run(spec, None, None), path)
+    settings_file.unlink()
+
+
+def _recorded_settings(prepared: PreparedStudy) -> dict[str, object]:
+    """Collect what a run depends on, which must be the same where a table is continued."""
+    settings: dict[str, object] = {
         name: value for name, value in prepared.frozen_settings.items() if name.startswith(FROZEN)
     }
     budget = prepared.options.budget
-    settings |= {"budget.steps": budget.steps, "budget.examples": budget.examples}
-    file = path.with_name(path.name + ".settings")
-    text = dump_json(settings, indent=1)
-    runs = _runs_file(path)
-    if file.exists():
-        lines = changes(_read_settings(file), json.loads(text))
-        if lines and runs.exists():
-            raise TableError(
-                f"the runs in {runs} were recorded with other settings:\n{lines}\ncontinue with those, or "
-                f"delete {runs} to begin anew"
-            )
-    _read_runs(runs)  # refuses other lines, before anything is written
-    file.parent.mkdir(parents=True, exist_ok=True)
-    write_text(file, text + "\n")
-    record_grid(points, lambda spec: prepared.backend.run(spec, None, None), path)
-    file.unlink()
+    return {**settings, "budget.steps": budget.steps, "budget.examples": budget.examples}
 
 
-def _read_settings(path: Path) -> dict[str, Any]:
-    """Return the settings of an earlier run; TableError for another file."""
+def _read_settings(path: Path) -> dict[str, object]:
+    """Read the settings of an earlier run; TableError for another file."""
     try:
         settings = parse_json(read_text(path, "the settings"), str(path))
     except InputError:
@@ -165,7 +183,7 @@ def _read_settings(path: Path) -> dict[str, Any]:
 
 
 def record_grid(
-    points: Sequence[Point], train: Callable[[TrialSpec], TrialResult], path: Path
+    points: Sequence[GridPoint], train: Callable[[TrialSpec], TrialResult], path: Path
 ) -> None:
     """Train every point that ``path.runs`` lacks, print a line for each, then write ``path``."""
     runs = _runs_file(path)
@@ -174,20 +192,22 @@ def record_grid(
     for number, point in enumerate(points):
         if point in done:
             continue
-        size, lr, seed = point
-        result = train(TrialSpec(number, number, size, lr, None, seed))
+        batch_size, lr, seed = point
+        result = train(TrialSpec(number, number, batch_size, lr, None, seed))
         rows.append(row(result))
         append_text(runs, dump_json(rows[-1]) + "\n")
+        place = f"B {batch_size}  lr {lr:.4g}  seed {seed}"
         status = f"{result.status} at {result.steps}"
-        write_out(f"run {number + 1}/{len(points)}  B {size}  lr {lr:.4g}  seed {seed}  {status}")
+        write_out(f"run {number + 1}/{len(points)}  {place}  {status}")
+    # Of an earlier grid of the same file there may be more.
     write_table(path, [recorded for recorded in rows if _point(recorded) in points])
     runs.unlink()
 
 
-def row(result: TrialResult) -> dict[str, Any]:
-    """Return a trial as a row of a table; evaluations that were not finite are left out."""
+def row(result: TrialResult) -> Row:
+    """Make a trial a row of a table; evaluations that were not finite are left out."""
     history = [(step, value) for step, value in result.history if value is not None]
-    searched: dict[str, Any] = {}
+    searched: dict[str, object] = {}
     if result.hyperparameters:
         searched["hyperparameters"] = dict(result.hyperparameters)
     return {
@@ -204,49 +224,66 @@ def row(result: TrialResult) -> dict[str, Any]:
 
 def write_table(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
     """Write a table of the usable rows, in order; TableError if they are at fewer than two batch sizes."""
-    ordered = [
-        _thinned(recorded) for recorded in sorted(rows, key=_point) if recorded["status"] in USABLE
-    ]
-    times: dict[int, list[float]] = {}
+    ordered = list[Row]()
+    for recorded in sorted(rows, key=_point):
+        if recorded["status"] in RECORDED_STATUSES:
+            ordered.append(_thinned(recorded))
+    step_times = _median_step_times(ordered)
+    lines = list[str]()
     for recorded in ordered:
-        if recorded["seconds_per_step"] is not None:
-            times.setdefault(recorded["batch_size"], []).append(recorded["seconds_per_step"])
-    # A step takes the same time at every learning rate; what else ran on the machine shows in single rows alone.
-    pooled = {
-        size: _rounded(statistics.median(seconds), SECONDS_DIGITS)
-        for size, seconds in times.items()
-    }
-    lines = [
-        dump_json({**recorded, "seconds_per_step": pooled[recorded["batch_size"]]})
-        for recorded in ordered
-        if recorded["batch_size"] in pooled
-        and (recorded["steps"] or recorded["status"] == "diverged")
-    ]
-    if len(pooled) < 2:
+        # A run that was stopped before its first evaluation tells nothing.
+        tells = recorded["steps"] or recorded["status"] == "diverged"
+        seconds = step_times.get(recorded["batch_size"])
+        if tells and seconds is not None:
+            lines.append(dump_json({**recorded, "seconds_per_step": seconds}))
+    if len(step_times) < 2:
         raise TableError(
-            f"{len(lines)} usable runs at {len(pooled)} batch size(s): a table needs two batch sizes or more"
+            f"{len(lines)} usable runs at {len(step_times)} batch size(s): "
+            "a table needs two batch sizes or more"
         )
     write_text(path, "\n".join(lines) + "\n")
 
 
-def _thinned(recorded: Mapping[str, Any]) -> dict[str, Any]:
+def _median_step_times(rows: Iterable[Row]) -> dict[int, float]:
+    """Give the seconds of a step at each batch size, over all of its rows that have them.
+
+    A step takes the same time at every learning rate; what else ran on the machine shows in single
+    rows alone.
+    """
+    times: dict[int, list[float]] = {}
+    for recorded in rows:
+        if recorded["seconds_per_step"] is not None:
+            times.setdefault(recorded["batch_size"], []).append(recorded["seconds_per_step"])
+    return {
+        batch_size: _rounded(statistics.median(seconds), SECONDS_DIGITS)
+        for batch_size, seconds in times.items()
+    }
+
+
+def _thinned(recorded: Mapping[str, Any]) -> Row:
     """Thin the evaluations, but for new lowest and highest values: steps to any target stay the same."""
-    kept: list[tuple[int, float]] = []
-    low, high, last = math.inf, -math.inf, 0
+    steps: list[int] = []
+    metric: list[float] = []
+    lowest = math.inf
+    highest = -math.inf
+    last = 0
     for step, value in zip(recorded["steps"], recorded["metric"], strict=True):
-        final = step == recorded["steps"][-1]
-        if value < low or (value > high and last) or step >= THINNING_RATIO * last or final:
-            kept.append((step, value))
+        is_final = step == recorded["steps"][-1]
+        is_record = value < lowest or (value > highest and last)
+        if is_record or step >= THINNING_RATIO * last or is_final:
+            steps.append(step)
+            metric.append(value)
             last = step
-        low, high = min(low, value), max(high, value)
-    return {**recorded, "steps": [step for step, _ in kept], "metric": [value for _, value in kept]}
+        lowest = min(lowest, value)
+        highest = max(highest, value)
+    return {**recorded, "steps": steps, "metric": metric}
 
 
 def _rounded(value: float, digits: int) -> float:
     return float(f"{value:.{digits}g}")
 
 
-def _point(recorded: Mapping[str, Any]) -> Point:
+def _point(recorded: Mapping[str, Any]) -> GridPoint:
     return recorded["batch_size"], recorded["lr"], recorded["seed"]
 
 
@@ -254,13 +291,13 @@ def _runs_file(path: Path) -> Path:
     return path.with_name(path.name + ".runs")
 
 
-def _read_runs(path: Path) -> list[dict[str, Any]]:
-    """Return the rows of an earlier run; a last line that was cut short is dropped."""
+def _read_runs(path: Path) -> list[Row]:
+    """Read the rows of an earlier run; a last line that was cut short is dropped."""
     if not os.path.lexists(path):
         return []
     if path.is_symlink() or not path.is_file():
         raise TableError(f"{path} is no regular file: move it away, or choose another FILE")
-    rows: list[dict[str, Any]] = []
+    rows: list[Row] = []
     try:
         whole = read_text(path, "the file").rpartition("\n")[0]
         for number, line in enumerate(whole.splitlines(), start=1):
@@ -270,9 +307,11 @@ def _read_runs(path: Path) -> list[dict[str, Any]]:
             rows.append(recorded)
     except InputError as error:
         raise TableError(
-            f"{path} holds other lines than those of an earlier run ({error}): delete it to begin anew"
+            f"{path} holds other lines than those of an earlier run ({error}): "
+            "delete it to begin anew"
         ) from error
-    write_text(path, whole + "\n" if whole else "")
+    # Appended to the part of a line, the next row would be no JSON.
+    write_text(path, f"{whole}\n" if whole else "")
     return rows
 
 
@@ -294,25 +333,28 @@ def read_trials(path: Path) -> list[TrialResult]:
             trials.append(TrialResult.from_json(line))
         except RecordError as error:
             raise ConfigError(
-                f"--trials={path} is no trials.jsonl of this version of bstune: line {number}: {error}"
+                f"--trials={path} is no trials.jsonl of this version of bstune: "
+                f"line {number}: {error}"
             ) from error
     return trials
 
 
-def rows_of_study(trials: Iterable[TrialResult]) -> list[dict[str, Any]]:
-    """Return the rows of a study's trials; of a trial and those that continue it, the one with the most steps.
+def rows_of_study(trials: Iterable[TrialResult]) -> list[Row]:
+    """Make the rows of a study's trials; of a trial and those that continue it, the one with the most steps.
 
     TableError where schedules end with the trial, as a history then says nothing of a run with another horizon.
     What was searched besides batch size and learning rate stands in ``hyperparameters`` of a row.
     """
-    longest: dict[Point, TrialResult] = {}
+    longest: dict[GridPoint, TrialResult] = {}
     for trial in trials:
         if trial.horizon is not None:
             raise TableError(
-                f"the schedule of trial {trial.number} ends with the trial, at step {trial.horizon}: its history does "
-                "not replay at another length. Record a study whose schedule has no horizon, such as schedule=warmup"
+                f"the schedule of trial {trial.number} ends with the trial, at step "
+                f"{trial.horizon}: its history does not replay at another length. Record a study "
+                "whose schedule has no horizon, such as schedule=warmup"
             )
         point = trial.batch_size, trial.lr, trial.seed
-        if trial.status in USABLE and (point not in longest or trial.steps > longest[point].steps):
+        is_longer = point not in longest or trial.steps > longest[point].steps
+        if is_longer and trial.status in RECORDED_STATUSES:
             longest[point] = trial
     return [row(trial) for trial in longest.values()]

@@ -36,10 +36,10 @@ from bstune.system.terminal import ArgumentParser
 from bstune.trial.backend import Timed, TrialBackend, make_protocol, make_space
 from bstune.trial.replay import ReplayBackend
 
-BUDGET = "budget.seconds="
+SHORTER_BUDGET = "budget.seconds="  # an argument that asks for one begins so
 LADDER = 33  # batch sizes among which extrapolation seeks the best
-# By how much the steps were too low, at the place of least time: 1.9 for fashion_mlp from 0.16 to 0.14, 3.5
-# for cifar_mlp from 0.6 to 0.55, against a study of the harder target.
+# By how much the steps were too low, at the place of least time: 1.9 for fashion_mlp from 0.16 to
+# 0.14, 3.5 for cifar_mlp from 0.6 to 0.55, against a study of the harder target.
 TOO_LOW = "2 to 4 times"
 
 
@@ -47,8 +47,9 @@ def main(arguments: list[str]) -> str:
     """Print a study's answer, write its page and give its JSON, for its own target or for another one."""
     parser = ArgumentParser(
         prog="bstune report",
-        description="Prints the answer of a finished study and writes its page, report.html, without training. With "
-        "target=VALUE: what the same trials say of another target, and what would have to be run for it.",
+        description="Prints the answer of a finished study and writes its page, report.html, "
+        "without training. With target=VALUE: what the same trials say of another target, and what "
+        "would have to be run for it.",
     )
     parser.add_argument(
         "study", type=Path, metavar="STUDY", help="its output folder, such as outputs/digits"
@@ -57,8 +58,8 @@ def main(arguments: list[str]) -> str:
         "target",
         nargs="?",
         metavar="target=VALUE",
-        help="another goal of the study's metric; of search.objective=loss budget.seconds=SECONDS, a "
-        "shorter budget",
+        help="another goal of the study's metric; of search.objective=loss "
+        "budget.seconds=SECONDS, a shorter budget",
     )
     parser.add_argument(
         "--trust",
@@ -66,31 +67,34 @@ def main(arguments: list[str]) -> str:
         help="call what the folder's config names: a scaling rule or a sampler of your own",
     )
     options = parser.parse_intermixed_args(arguments)
-    asked = options.target
-    is_of_budget = asked is not None and asked.startswith(BUDGET)
-    goal = None if asked is None or is_of_budget else _goal(asked)
-    if is_of_budget:
-        study, page = _at_shorter_budget(options.study, asked, options.trust)
+    question = options.target
+    goal: float | None = None
+    if question is not None and question.startswith(SHORTER_BUDGET):
+        study, page = _at_shorter_budget(options.study, question, options.trust)
     else:
+        if question is not None:
+            goal = _goal(question)
         study, page = _study(options.study, goal, options.trust)
     write_page(study, page)
     console = plain_console()
+    notes = list(study.files.notes)
     # What it would take is the answer where the histories do not suffice.
-    made = study.result.notes if goal is not None else ()
-    for note in (*study.files.notes, *made):
+    if goal is not None:
+        notes += study.result.notes
+    for note in notes:
         console.print(note, soft_wrap=True, highlight=False, markup=False)
     show(answer(study.result), console, [("page", (shlex.quote(str(page)),))])
     return study.result.to_json()
 
 
 def _at_shorter_budget(path: Path, argument: str, trust: bool) -> tuple[StudyFolder, Path]:
-    """Return what a study's trials say of a shorter budget, and the path of its page."""
+    """Give what a study's trials say of a shorter budget, and the path of its page."""
     try:
-        seconds = float(argument.removeprefix(BUDGET))
+        seconds = float(argument.removeprefix(SHORTER_BUDGET))
     except ValueError:
         seconds = math.nan
     if not seconds > 0.0 or not math.isfinite(seconds):
-        raise ConfigError(f"{BUDGET}SECONDS must be a positive number, but got {argument}")
+        raise ConfigError(f"{SHORTER_BUDGET}SECONDS must be a positive number, but got {argument}")
     files = _output_of(path)
     return within_seconds(files, seconds, trust), files.root / f"report-{seconds:g}s.html"
 
@@ -98,75 +102,93 @@ def _at_shorter_budget(path: Path, argument: str, trust: bool) -> tuple[StudyFol
 def within_seconds(files: Output, seconds: float, trust: bool = False) -> StudyFolder:
     """Give a study of the objective loss as if its budget had been shorter.
 
-    StudyError where its objective is another one, its budget is not of seconds, or is shorter.
+    Args:
+        files: of the study.
+        seconds: of the budget.
+        trust: call what its config names.
+
+    Raises:
+        StudyError: where its objective is another one, its budget is not of seconds, or is shorter.
     """
-    found = _files_that_tell(files)
-    prepared, _ = _prepared(files, found, None, trust)
+    content = _files_that_tell(files)
+    prepared, _ = _prepared(files, content, None, trust)
     if prepared.budget.objective != "loss":
         raise StudyError(
-            f"{files.root} is a study of search.objective={prepared.budget.objective}, which has no "
-            f"budget of seconds: {BUDGET}SECONDS is of search.objective=loss"
+            f"{files.root} is a study of search.objective={prepared.budget.objective}, which has "
+            f"no budget of seconds: {SHORTER_BUDGET}SECONDS is of search.objective=loss"
         )
     if prepared.backend.horizon:
         raise StudyError(
-            f"{files.root}: its schedules end with the trial, so that what they had on the way tells "
-            f"nothing of {seconds:g} s: run that, search.objective=loss budget.seconds={seconds:g}"
-        )
-    own = prepared.options.budget.seconds
-    if own is None or seconds > own:
-        has = "no budget of seconds" if own is None else f"a budget of {own:g} s"
-        raise StudyError(
-            f"{files.root} has {has}, which tells nothing of {seconds:g} s: run that, "
+            f"{files.root}: its schedules end with the trial, so that what they had on the way "
+            f"tells nothing of {seconds:g} s: run that, "
             f"search.objective=loss budget.seconds={seconds:g}"
         )
-    told = _told(files)
-    prepared = _with_own_times(prepared, told)
+    own_seconds = prepared.options.budget.seconds
+    if own_seconds is None or seconds > own_seconds:
+        what = "no budget of seconds"
+        if own_seconds is not None:
+            what = f"a budget of {own_seconds:g} s"
+        raise StudyError(
+            f"{files.root} has {what}, which tells nothing of {seconds:g} s: run that, "
+            f"search.objective=loss budget.seconds={seconds:g}"
+        )
+    result = _result_of(files)
+    prepared = _with_own_times(prepared, result)
     options = with_option(prepared.options, "budget.seconds", seconds)
     prepared = replace(prepared, options=options)
-    shorter = prepared.last_step
-    trials = shortened(found.trials, lambda size: float(shorter(size)), 1.0)
-    return _at_budget(prepared, replace(found, trials=tuple(trials)), told)
+    last_step = prepared.last_step
+    trials = shortened(content.trials, lambda batch_size: float(last_step(batch_size)), 1.0)
+    return _at_budget(prepared, replace(content, trials=tuple(trials)), result)
 
 
-def _with_own_times(prepared: PreparedStudy, told: StudyResult | None) -> PreparedStudy:
-    """Give a study with the seconds of a step by which its budget is counted, if it is of seconds."""
-    if told is not None and told.at_budget is not None and told.at_budget.times:
-        times = tuple((one.batch_size, one.seconds) for one in told.at_budget.times)
+def _with_own_times(prepared: PreparedStudy, result: StudyResult | None) -> PreparedStudy:
+    """Give a study with the seconds of a step by which its budget is counted, if it is of seconds.
+
+    ``result``: what it has found so far; None before it has.
+    """
+    if result is not None and result.at_budget is not None and result.at_budget.times:
+        times = tuple((time.batch_size, time.seconds) for time in result.at_budget.times)
         return replace(prepared, budget_times=times)
-    own = prepared.options.budget.seconds
-    if own is not None and prepared.backend.step_time is None:
+    own_seconds = prepared.options.budget.seconds
+    if own_seconds is not None and prepared.backend.step_time is None:
         raise StudyError(
-            f"{prepared.files.root} does not tell the seconds of a step, by which its budget of {own:g} s is "
-            "counted: its command goes on with it"
+            f"{prepared.files.root} does not tell the seconds of a step, by which its budget of "
+            f"{own_seconds:g} s is counted: its command goes on with it"
         )
     return prepared
 
 
-def _at_budget(prepared: PreparedStudy, found: StudyFiles, told: StudyResult | None) -> StudyFolder:
-    """Tell what these trials say at their budget's end."""
+def _at_budget(
+    prepared: PreparedStudy, content: StudyFiles, earlier: StudyResult | None
+) -> StudyFolder:
+    """Tell what these trials say at their budget's end; ``earlier``: the result in the folder."""
     baseline, _ = baseline_of(prepared.options, prepared.space, None)
     prepared = replace(prepared, baseline=baseline)
-    analysis = Analysis(fit=NO_TARGET, at_budget=analyse_at_budget(prepared, found.trials))
-    result = summarize(found.trials, _asked(prepared, told), analysis, notes=prepared.caveats)
-    return StudyFolder(result, replace(found, best=None))
+    analysis = Analysis(fit=NO_TARGET, at_budget=analyse_at_budget(prepared, content.trials))
+    asked = _asked(prepared, earlier)
+    result = summarize(content.trials, asked, analysis, notes=prepared.caveats)
+    return StudyFolder(result, replace(content, best=None))
 
 
 def _files_that_tell(files: Output) -> StudyFiles:
     """Read a study's files; StudyError where they do not tell what its trials were."""
-    found = read_files(files)
-    if not found.trials or found.config is None:
+    content = read_files(files)
+    if not content.trials or content.config is None:
         raise StudyError(
-            f"{files.root} does not tell what its trials were: {'; '.join(found.notes)}"
+            f"{files.root} does not tell what its trials were: {'; '.join(content.notes)}"
         )
-    return found
+    return content
 
 
-def _told(files: Output) -> StudyResult | None:
+def _result_of(files: Output) -> StudyResult | None:
     """Read what a study has found; None before it has."""
-    return read_curve(files.curve) if files.curve.exists() else None
+    if not files.curve.exists():
+        return None
+    return read_curve(files.curve)
 
 
 def _goal(argument: str) -> float:
+    """Read the number of ``target=VALUE``."""
     name, _, value = argument.partition("=")
     if name != "target":
         raise ConfigError(f"target=VALUE may stand after a study, but got {argument}")
@@ -180,7 +202,7 @@ def _goal(argument: str) -> float:
 
 
 def _study(path: Path, goal: float | None, trust: bool) -> tuple[StudyFolder, Path]:
-    """Return the study to show, and the path of its page."""
+    """Give the study to show, and the path of its page."""
     files = _output_of(path)
     if path.is_file() and path != files.curve:
         raise StudyError(f"{path} is no study: give its output folder, such as outputs/digits")
@@ -202,9 +224,9 @@ def study_so_far(path: Path, trust: bool = False) -> StudyFolder:
     files = _output_of(path)
     if files.curve.exists() or not files.trials.exists():
         study = read_study(path)
-        told = study.result.trials + study.result.continued
+        reported = study.result.trials + study.result.continued
         # Of more trials it has gone on since, and was cut short or still runs.
-        if len(study.files.trials) <= told:
+        if len(study.files.trials) <= reported:
             return study
     study = at_target(files, None, trust)
     notes = ("the study has not ended: this is what its trials say so far", *study.files.notes)
@@ -225,62 +247,73 @@ def _output_of(path: Path) -> Output:
 def at_target(files: Output, goal: float | None, trust: bool = False) -> StudyFolder:
     """Give a study as if its target's value had been ``goal`` (None: its own), from what its trials recorded.
 
-    ``trust``: call what its config names. StudyError where its files do not tell, or where its schedules end
-    with the trial.
+    Args:
+        files: of the study.
+        goal: the target's value; None: its own.
+        trust: call what its config names.
+
+    Raises:
+        StudyError: where its files do not tell, or where its schedules end with the trial.
     """
-    found = _files_that_tell(files)
-    told = _told(files)
+    content = _files_that_tell(files)
+    earlier = _result_of(files)
     try:
-        prepared, own = _prepared(files, found, goal, trust)
+        prepared, own_target = _prepared(files, content, goal, trust)
     except (ConfigError, TableError) as error:
         raise StudyError(f"{files.config}: {error}") from error
     if prepared.budget.objective == "loss":
         if goal is not None:
             raise StudyError(
                 f"{files.root} is a study of search.objective=loss, which has no target: "
-                f"{BUDGET}SECONDS answers for a shorter budget"
+                f"{SHORTER_BUDGET}SECONDS answers for a shorter budget"
             )
-        return _at_budget(_with_own_times(prepared, told), found, told)
+        return _at_budget(_with_own_times(prepared, earlier), content, earlier)
     target = prepared.protocol.target
-    notes = list[str]()
-    if target != own and prepared.backend.horizon:
+    is_own = target == own_target
+    if not is_own and prepared.backend.horizon:
         raise StudyError(
-            f"{files.root}: its schedules end with the trial, so that what they did before {own} "
-            f"tells nothing of {target}: run that, workload.target.value={target.value:g}"
+            f"{files.root}: its schedules end with the trial, so that what they did before "
+            f"{own_target} tells nothing of {target}: run that, "
+            f"workload.target.value={target.value:g}"
         )
-    is_own = target == own
-    trials = list(found.trials) if is_own else ended_at(found.trials, target)
+    trials = list(content.trials)
+    if not is_own:
+        trials = ended_at(content.trials, target)
     posterior = study_posterior(prepared, trials, REPORT_PARTICLES)
+    notes = list[str]()
     analysis = analyse(prepared, trials, posterior, notes)
     over_target = OverTarget()
+    best = content.best
     if not is_own:
-        arguments = None if told is None else told.arguments
+        arguments = None if earlier is None else earlier.arguments
         notes = [*_what_to_run(prepared, trials, posterior, arguments), *notes]
-        over_target = _over_target(told, own)
+        over_target = _over_target(earlier, own_target)
+        # best.yaml is of the study's own target.
+        best = None
     result = summarize(
         trials,
-        _asked(prepared, told),
+        _asked(prepared, earlier),
         analysis,
         sought=is_own,
         over_target=over_target,
         notes=[*prepared.caveats, *notes],
     )
-    best = found.best if is_own else None
-    return StudyFolder(result, replace(found, trials=tuple(trials), best=best))
+    return StudyFolder(result, replace(content, trials=tuple(trials), best=best))
 
 
-def _asked(prepared: PreparedStudy, told: StudyResult | None) -> Asked:
+def _asked(prepared: PreparedStudy, earlier: StudyResult | None) -> Asked:
     """Tell what a study was asked for, whose sizes only its own result tells."""
-    size = None if told is None else told.size
+    size = None if earlier is None else earlier.size
     return replace(asked_of(prepared, None), size=size)
 
 
 def ended_at(trials: Sequence[TrialResult], target: Target) -> list[TrialResult]:
-    """Return the records as they would stand had each trial ended where it first met ``target``.
+    """Give the records as they would stand had each trial ended where it first met ``target``.
 
     What continues a trial that met it is left out; one that met an easier target only is a stopped one.
     """
-    ended, beyond = list[TrialResult](), set[int]()
+    ended = list[TrialResult]()
+    beyond = set[int]()
     for trial in sorted(trials, key=lambda trial: trial.number):
         if trial.resumed_from in beyond:
             beyond.add(trial.number)
@@ -294,33 +327,36 @@ def ended_at(trials: Sequence[TrialResult], target: Target) -> list[TrialResult]
     return ended
 
 
-def _over_target(told: StudyResult | None, own: Target) -> OverTarget:
+def _over_target(earlier: StudyResult | None, own_target: Target) -> OverTarget:
     """Give the critical batch sizes that the study has found at its own target and at easier ones."""
-    if told is None:
+    if earlier is None:
         return OverTarget()
-    rows = list[CriticalAtTarget](told.over_target)
-    if told.critical_batch_size is not None:
-        rows.append(at_target_value(told.critical_batch_size, own.value, told.statuses["reached"]))
-    return OverTarget(rows, None, told.over_target_growth)
+    rows = list[CriticalAtTarget](earlier.over_target)
+    critical = earlier.critical_batch_size
+    if critical is not None:
+        reached = earlier.statuses["reached"]
+        rows.append(at_target_value(critical, own_target.value, reached))
+    return OverTarget(rows, None, earlier.over_target_growth)
 
 
 def _prepared(
-    files: Output, found: StudyFiles, goal: float | None, trust: bool
+    files: Output, content: StudyFiles, goal: float | None, trust: bool
 ) -> tuple[PreparedStudy, Target]:
-    """Return the study as its files describe it, to be asked and not to be run, and its own target."""
-    assert found.config is not None  # noqa: S101 (the caller has looked)
-    options = options_of_folder(found.config, files.config, trust)
-    own = options.workload.target.target
+    """Prepare the study as its files describe it, to be asked and not to be run; give its own target, too."""
+    assert content.config is not None  # noqa: S101 (the caller has looked)
+    options = options_of_folder(content.config, files.config, trust)
+    own_target = options.workload.target.target
     if goal is not None:
         options = with_option(options, "workload.target.value", goal)
     protocol = make_protocol(options, None)
-    backend = _surveyed(found)
+    backend = _surveyed(content)
     if isinstance(options.workload, ReplayedWorkload):
         backend = ReplayBackend(options, protocol)
-    backend.horizon = any(trial.horizon is not None for trial in found.trials)
+    backend.horizon = any(trial.horizon is not None for trial in content.trials)
     space = make_space(options, backend.lr_range)
-    if found.hardware is not None:
-        ceiling = found.hardware.ceiling
+    if content.hardware is not None:
+        # What fits into no memory was not searched.
+        ceiling = content.hardware.ceiling
         high = min(space.high, ceiling.at.batch_size)
         space = replace(space, low=ceiling.smallest, high=high)
     prepared = PreparedStudy(
@@ -339,18 +375,18 @@ def _prepared(
         notes=[],
         elapsed=lambda: 0.0,
     )
-    return prepared, own
+    return prepared, own_target
 
 
-def _surveyed(found: StudyFiles) -> TrialBackend:
-    """Return a backend that knows the seconds per step that the survey measured, or else those of the trials."""
+def _surveyed(content: StudyFiles) -> TrialBackend:
+    """Make a backend that knows the seconds per step that the survey measured, or else those of the trials."""
     backend = TrialBackend()
-    hardware = found.hardware
+    hardware = content.hardware
     law: StepTimeLaw | None = None
     if hardware is None:
         timed = [
             (trial.batch_size, trial.seconds_per_step)
-            for trial in found.trials
+            for trial in content.trials
             if trial.seconds_per_step
         ]
         law = law_of_trials(timed)
@@ -368,12 +404,15 @@ def _what_to_run(
     posterior: Posterior,
     arguments: Sequence[str] | None,
 ) -> list[str]:
-    """Return, where the histories do not suffice for a target, why, what it would take, and the command."""
+    """Say, where the histories do not suffice for a target, why, what it would take, and the command.
+
+    ``arguments``: those of the study's command; None: not known.
+    """
     target = prepared.protocol.target
-    why = too_few_passed(trials, target)
-    if why is None:
+    reason = too_few_passed(trials, target)
+    if reason is None:
         return []
-    lines = [f"the histories do not suffice for {target}: {why}"]
+    lines = [f"the histories do not suffice for {target}: {reason}"]
     if not any(trial.reached for trial in trials):
         lines.append(_extrapolated(prepared, trials, posterior))
     options = [
@@ -383,24 +422,33 @@ def _what_to_run(
     if arguments is None:
         return [*lines, f"run it: the study's command with {' '.join(options)}"]
     replaced = ("workload.target.value=", "study=", "output=")
-    kept = [one for one in arguments if not one.lstrip("+~").startswith(replaced)]
-    return [*lines, f"run it: {shlex.join(['bstune', *kept, *options])}"]
+    same = [argument for argument in arguments if not argument.lstrip("+~").startswith(replaced)]
+    return [*lines, f"run it: {shlex.join(['bstune', *same, *options])}"]
 
 
 def _extrapolated(
     prepared: PreparedStudy, trials: Sequence[TrialResult], posterior: Posterior
 ) -> str:
-    """Return what a target takes that no trial met, as a line: the histories, extrapolated."""
+    """Say in a line what a target takes that no trial met: the histories, extrapolated."""
     space = prepared.space
     ratio = space.high / space.low
-    sizes = sorted({round(space.low * ratio ** (i / (LADDER - 1))) for i in range(LADDER)})
-    band = steps_band(posterior, sizes, INTERVAL)
-    in_seconds = prepared.budget.objective != "steps" and any(
-        trial.seconds_per_step for trial in trials
+    # Even in log B; rounded, small ones coincide.
+    batch_sizes = sorted(
+        {round(space.low * ratio ** (place / (LADDER - 1))) for place in range(LADDER)}
     )
-    cost = band.steps * posterior.tau(band.batch_size) if in_seconds else band.steps
-    i = int(cost.argmin())
-    seconds = f", {format_seconds(float(cost[i]))}" if in_seconds else ""
-    place = f"B = {format_count(sizes[i])}, lr = {format_number(best_learning_rate(posterior, sizes[i]))}"
-    steps = format_number(float(band.steps[i]), 2)
-    return f"by extrapolation, {TOO_LOW} too low where it was checked, it takes {steps} steps{seconds} at {place}"
+    band = steps_band(posterior, batch_sizes, INTERVAL)
+    is_timed = any(trial.seconds_per_step for trial in trials)
+    in_seconds = is_timed and prepared.budget.objective != "steps"
+    cost = band.steps
+    if in_seconds:
+        cost = band.steps * posterior.tau(band.batch_size)
+    cheapest = int(cost.argmin())
+    steps = f"{format_number(float(band.steps[cheapest]), 2)} steps"
+    if in_seconds:
+        steps += f", {format_seconds(float(cost[cheapest]))}"
+    batch_size = batch_sizes[cheapest]
+    lr = best_learning_rate(posterior, batch_size)
+    return (
+        f"by extrapolation, {TOO_LOW} too low where it was checked, it takes {steps} at "
+        f"B = {format_count(batch_size)}, lr = {format_number(lr)}"
+    )

@@ -20,7 +20,7 @@ from bstune.core.records import Target, TrialResult
 from bstune.options import flatten
 from bstune.report.extrapolation import HALF_LIFE_QUANTITIES, Quantity, Reading, ScaleRow
 from bstune.report.study_folder import StudyFolder
-from bstune.result import AtBudget, StudyResult
+from bstune.result import AtBudget, StudyResult, WorkloadSize
 from bstune.study.analysis.critical import passing
 from bstune.study.folder_config import with_new_options
 from bstune.system.console import format_number, listing
@@ -31,28 +31,38 @@ SMALLEST_SCALE = 1e-15
 LARGEST_SCALE = 1e18
 DEFINING = ("workload", "protocol", "trainer", "precision")
 ALSO_DEFINING = ("scaling.beta2_half_life", "scaling.weight_decay_half_life", "search.tune")
-# Defaults of the search and of its speed, and where the data lie: no part of the workload.
+# Defaults of the search and of its speed: no part of the workload.
 SEARCHS_OWN = (
-    *("workload.trials", "workload.budget", "workload.batch_size", "workload.reference"),
-    *("workload.tunable", "workload.fast", "workload.evaluation_cost"),
-    *("protocol.fast", "protocol.trial_seconds", "protocol.noise_scale_every"),
+    "workload.trials",
+    "workload.budget",
+    "workload.batch_size",
+    "workload.reference",
+    "workload.tunable",
+    "workload.fast",
+    "workload.evaluation_cost",
+    "protocol.fast",
+    "protocol.trial_seconds",
+    "protocol.noise_scale_every",
     "protocol.warmup_steps",
 )
+# Where the data lie, and what trains: no part of it either.
 OF_THE_MACHINE = (".root", ".device")
+# What the options begin with in which studies of other tables, data or modules differ.
 OF_A_TABLE = ("workload.name", "workload.table")
 OF_DATA = ("workload.data.", "workload.given_data", "workload.name")
 OF_MODULE = ("workload.module.", "workload.given_module", "workload.name")
 AT_END = 1.1  # a best batch size so near to the end of what is known lies at it
+SHOWN_OPTIONS = 8  # of those that differ and must not, in an error
 ONE_SIDED = 2.0  # so many times as far as the end that is told an open one is taken to lie
 
 
 @dataclass(frozen=True)
-class Scale:
+class CommonScale:
     """A scale, and what it is of each study."""
 
     name: str
     meaning: str
-    own: tuple[str, ...]
+    set_by: tuple[str, ...]
     """What the options that may differ begin with."""
     rows: tuple[tuple[ScaleRow, ...], ...]
     """Of each study in their order: what it tells at which scales."""
@@ -60,9 +70,9 @@ class Scale:
     """Whether it is of the progress within one training."""
 
 
-def scale_of(
+def common_scale(
     name: str, studies: Sequence[StudyFolder], values: Mapping[str, float] | None
-) -> Scale:
+) -> CommonScale:
     """Find out what a scale is of these studies.
 
     Args:
@@ -85,7 +95,7 @@ def scale_of(
     return _of_option(name, studies)
 
 
-def _given(name: str, studies: Sequence[StudyFolder], values: Mapping[str, float]) -> Scale:
+def _given(name: str, studies: Sequence[StudyFolder], values: Mapping[str, float]) -> CommonScale:
     names = [study.result.study for study in studies]
     if len(set(names)) < len(names):
         raise StudyError(f"--values go by the studies' names, and two are alike: {_names(studies)}")
@@ -94,99 +104,132 @@ def _given(name: str, studies: Sequence[StudyFolder], values: Mapping[str, float
             f"--values takes a number for each study by its name, of {_names(studies)}, but got "
             f"{one_line(listing(sorted(values)))}"
         )
-    own: tuple[str, ...] = (*OF_DATA, *OF_MODULE, *OF_A_TABLE)
+    set_by: tuple[str, ...] = (*OF_DATA, *OF_MODULE, *OF_A_TABLE)
     if name in ("examples", "tokens"):
-        own = (*OF_DATA, *OF_A_TABLE)
+        set_by = (*OF_DATA, *OF_A_TABLE)
     if name == "parameters":
-        own = (*OF_MODULE, *OF_A_TABLE)
-    scales = [values[one] for one in names]
-    return Scale(name, f"{name} as given", own, _rows_at(studies, scales))
+        set_by = (*OF_MODULE, *OF_A_TABLE)
+    scales = [values[study] for study in names]
+    return CommonScale(name, f"{name} as given", set_by, _rows_at(studies, scales))
 
 
 def _rows_at(
     studies: Sequence[StudyFolder], values: Sequence[float]
 ) -> tuple[tuple[ScaleRow, ...], ...]:
     """Give each study one row."""
-    return tuple((_whole(study, value),) for study, value in zip(studies, values, strict=True))
+    rows = list[tuple[ScaleRow, ...]]()
+    for study, value in zip(studies, values, strict=True):
+        rows.append((_whole(study, value),))
+    return tuple(rows)
 
 
-def _of_examples(name: str, studies: Sequence[StudyFolder]) -> Scale:
+def _of_examples(name: str, studies: Sequence[StudyFolder]) -> CommonScale:
     """Choose what examples are: of the data, of the budget, or to the target."""
     if name == "tokens" and any(study.result.tokens is None for study in studies):
         raise StudyError(f"examples of {_names(studies)} have no tokens: give --at examples=N")
-    sizes = [study.result.size for study in studies]
-    told = {size.examples for size in sizes if size is not None}
-    targets = {study.result.target_value for study in studies}
     is_of_loss = all(study.result.at_budget is not None for study in studies)
-    is_of_data = len(told) > 1 or (len(studies) > 1 and len(targets) == 1 and not is_of_loss)
-    if is_of_data:
-        _all_have_size(studies, f"the {name} of their data")
-        values = [
-            size.examples * _tokens_of(study, name)
-            for size, study in zip(sizes, studies, strict=True)
-            if size is not None
-        ]
+    if _is_of_data(studies, is_of_loss):
+        sizes = _sizes_of(studies, f"the {name} of their data")
+        values = list[float]()
+        for size, study in zip(sizes, studies, strict=True):
+            values.append(size.examples * _tokens_of(study, name))
         rows = _rows_at(studies, values)
-        return Scale(name, f"{name} of the training data", OF_DATA, rows)
+        return CommonScale(name, f"{name} of the training data", OF_DATA, rows)
     if is_of_loss:
         _all_are_of_budget(studies, "examples")
         budgets = list[tuple[ScaleRow, ...]]()
         for study in studies:
             whole = (_at_budget(study).examples or math.nan) * _tokens_of(study, name)
             budgets.append(_over_budgets(study, whole))
-        return Scale(name, f"{name} of the budget", ("budget.",), tuple(budgets))
+        return CommonScale(name, f"{name} of the budget", ("budget.",), tuple(budgets))
     by_target = tuple(_over_targets(study, name) for study in studies)
     meaning = f"{name} that a training took to its target"
-    return Scale(name, meaning, ("workload.target.value",), by_target, grows_within=True)
+    return CommonScale(name, meaning, ("workload.target.value",), by_target, grows_within=True)
 
 
-def _of_parameters(name: str, studies: Sequence[StudyFolder]) -> Scale:
-    _all_have_size(studies, "their parameters")
+def _is_of_data(studies: Sequence[StudyFolder], is_of_loss: bool) -> bool:
+    """Say whether the studies differ in their training data, as far as they tell.
+
+    Several to one and the same target can differ in nothing else: each was trained until it met it.
+    """
     sizes = [study.result.size for study in studies]
-    values = [float(size.parameters) for size in sizes if size is not None]
-    return Scale(name, "trained parameters", OF_MODULE, _rows_at(studies, values))
+    different_sizes = {size.examples for size in sizes if size is not None}
+    if len(different_sizes) > 1:
+        return True
+    targets = {study.result.target_value for study in studies}
+    return len(studies) > 1 and len(targets) == 1 and not is_of_loss
 
 
-def _of_seconds(name: str, studies: Sequence[StudyFolder]) -> Scale:
+def _of_parameters(name: str, studies: Sequence[StudyFolder]) -> CommonScale:
+    sizes = _sizes_of(studies, "their parameters")
+    values = [float(size.parameters) for size in sizes]
+    return CommonScale(name, "trained parameters", OF_MODULE, _rows_at(studies, values))
+
+
+def _of_seconds(name: str, studies: Sequence[StudyFolder]) -> CommonScale:
     _all_are_of_budget(studies, "seconds")
-    rows = tuple(_over_budgets(one, _at_budget(one).seconds or math.nan) for one in studies)
-    return Scale(name, "seconds of the budget", ("budget.",), rows)
+    rows = list[tuple[ScaleRow, ...]]()
+    for study in studies:
+        whole = _at_budget(study).seconds or math.nan
+        rows.append(_over_budgets(study, whole))
+    return CommonScale(name, "seconds of the budget", ("budget.",), tuple(rows))
 
 
-def _of_option(name: str, studies: Sequence[StudyFolder]) -> Scale:
+def _of_option(name: str, studies: Sequence[StudyFolder]) -> CommonScale:
     """Take a numeric option of the workload as the scale, by its name or the end of it."""
     settings = [defining_settings(study) for study in studies]
-    keys = sorted({key for one in settings for key in one if f".{key}".endswith(f".{name}")})
+    keys = [key for key in _all_keys(settings) if f".{key}".endswith(f".{name}")]
     if not keys:
         raise ConfigError(
-            f"the scale of --at is one of {', '.join(SCALES)}, or an option of the workload that the "
-            f"studies differ in, but got {one_line(name)}"
+            f"the scale of --at is one of {', '.join(SCALES)}, or an option of the workload that "
+            f"the studies differ in, but got {one_line(name)}"
         )
     if len(keys) > 1:
         raise ConfigError(f"--at {name}=N is one of {listing(keys)}: give it in full")
     key = keys[0]
     values = list[float]()
-    for study, one in zip(studies, settings, strict=True):
-        value = one.get(key)
-        is_number = isinstance(value, int | float) and not isinstance(value, bool)
-        if not is_number or not SMALLEST_SCALE <= value <= LARGEST_SCALE:  # type: ignore[operator]
-            shown = one_line(repr(value))[:80]
+    for study, of_study in zip(studies, settings, strict=True):
+        value = number_of(of_study.get(key))
+        if value is None or not SMALLEST_SCALE <= value <= LARGEST_SCALE:
+            shown = one_line(repr(of_study.get(key)))[:80]
             raise StudyError(
-                f"{key} of {one_line(study.result.study)} is no positive number but {shown}: give the "
-                "scale of each study, --values STUDY=N,STUDY=N,STUDY=N"
+                f"{key} of {one_line(study.result.study)} is no positive number but {shown}: give "
+                "the scale of each study, --values STUDY=N,STUDY=N,STUDY=N"
             )
-        values.append(float(value))  # type: ignore[arg-type]
-    return Scale(name, key, (key,), _rows_at(studies, values))
+        values.append(float(value))
+    return CommonScale(name, key, (key,), _rows_at(studies, values))
 
 
-def _all_have_size(studies: Sequence[StudyFolder], what: str) -> None:
-    """Refuse folders that do not tell how large their data and module are."""
-    silent = [study for study in studies if study.result.size is None]
+def _all_keys(settings: Sequence[Mapping[str, object]]) -> list[str]:
+    """Collect the keys of all studies' settings, sorted."""
+    keys = set[str]()
+    for of_study in settings:
+        keys.update(of_study)
+    return sorted(keys)
+
+
+def number_of(value: object) -> int | float | None:
+    """Give a setting that is a number; None for another one."""
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        return value
+    return None
+
+
+def _sizes_of(studies: Sequence[StudyFolder], meaning: str) -> list[WorkloadSize]:
+    """Read how large data and module are; refuse folders that do not tell, ``meaning`` in words."""
+    sizes = list[WorkloadSize]()
+    silent = list[StudyFolder]()
+    for study in studies:
+        if study.result.size is None:
+            silent.append(study)
+        else:
+            sizes.append(study.result.size)
     if silent:
         raise StudyError(
-            f"{_names(silent)} do not tell {what}, as recorded runs do not: give the scale of each study "
-            "by its name, --values STUDY=N,STUDY=N,STUDY=N"
+            f"{_names(silent)} do not tell {meaning}, as recorded runs do not: give the scale of "
+            "each study by its name, --values STUDY=N,STUDY=N,STUDY=N"
         )
+    return sizes
 
 
 def _all_are_of_budget(
@@ -246,27 +289,29 @@ def _fewest_examples(
     target = Target(result.metric, goal, result.mode)
     passed = [passing(trial, target) for trial in trials]
     examples = [trial.examples for trial in passed if trial.reached]
-    return float(min(examples)) if examples else None
+    if not examples:
+        return None
+    return float(min(examples))
 
 
 def _whole(study: StudyFolder, scale: float) -> ScaleRow:
     """Give the row of a study as a whole."""
     result = study.result
-    found = dict[Quantity, Reading]()
+    readings = dict[Quantity, Reading]()
     critical = result.critical_batch_size
     if critical is not None:
         reading = _critical(critical.value, critical.low, critical.high)
         if reading is not None:
-            found["critical_batch_size"] = reading
-    best = _best_size(result)
-    if best is not None:
-        found["batch_size"] = best
+            readings["critical_batch_size"] = reading
+    best_size = _best_size(result)
+    if best_size is not None:
+        readings["batch_size"] = best_size
     hyperparameters = _winners_hyperparameters(result)
     for name in HALF_LIFE_QUANTITIES:
         value = hyperparameters.get(name)
         if value is not None and value > 0:
-            found[name] = Reading(float(value))
-    return ScaleRow(result.study, scale, found)
+            readings[name] = Reading(float(value))
+    return ScaleRow(result.study, scale, readings)
 
 
 def _critical(value: float | None, low: float | None, high: float | None) -> Reading | None:
@@ -279,20 +324,19 @@ def _critical(value: float | None, low: float | None, high: float | None) -> Rea
 def _best_size(result: StudyResult) -> Reading | None:
     """Give the best batch size; None where it lies at an end of what is known."""
     if result.at_budget is not None:
-        growth = result.at_budget.growth
-        best_sizes = () if growth is None else growth.best_sizes
-        for one in best_sizes:
-            if one.share == 1.0:
-                return None if one.is_at_end else Reading(one.batch_size, one.low, one.high)
-        return Reading(float(result.at_budget.winner.batch_size))
-    winner, as_good = result.winner, result.as_good
+        return _best_size_at(result.at_budget)
+    winner = result.winner
+    as_good = result.as_good
+    # By steps alone a larger batch size is always better.
     if winner is None or as_good is None or result.objective == "steps":
         return None
+    low = float(as_good.low)
+    high = float(as_good.high)
     # The winner is one trial, and seeds move it: what is as good has a middle that they move less.
-    low, high = float(as_good.low), float(as_good.high)
     if not as_good.is_low_open and not as_good.is_high_open:
         return Reading(math.sqrt(low * high), low, high)
     size = float(winner.batch_size)
+    # A winner at an open end says only that the best one lies there or beyond.
     if as_good.is_low_open and (as_good.is_high_open or size <= low * AT_END):
         return None
     if as_good.is_high_open and size >= high / AT_END:
@@ -300,6 +344,19 @@ def _best_size(result: StudyResult) -> Reading | None:
     if as_good.is_low_open:
         return Reading(size, None, max(high, size))
     return Reading(size, min(low, size), None)
+
+
+def _best_size_at(at_budget: AtBudget) -> Reading | None:
+    """Give the best batch size of a budget; None where it lies at an end of what is known."""
+    growth = at_budget.growth
+    best_sizes = () if growth is None else growth.best_sizes
+    for best in best_sizes:
+        if best.share != 1.0:
+            continue
+        if best.is_at_end:
+            return None
+        return Reading(best.batch_size, best.low, best.high)
+    return Reading(float(at_budget.winner.batch_size))
 
 
 def _winners_hyperparameters(result: StudyResult) -> Mapping[str, float | None]:
@@ -314,12 +371,13 @@ def _over_budgets(study: StudyFolder, whole: float) -> tuple[ScaleRow, ...]:
     """Give the rows of a study of the objective loss at its budget and at shares of it."""
     rows = [_whole(study, whole)]
     growth = _at_budget(study).growth
-    for one in () if growth is None else growth.best_sizes:
-        if one.share == 1.0 or one.is_at_end:
+    best_sizes = () if growth is None else growth.best_sizes
+    for best in best_sizes:
+        if best.share == 1.0 or best.is_at_end:
             continue
-        label = f"{study.result.study} {one.share:.3g} of its budget"
-        reading = Reading(one.batch_size, one.low, one.high)
-        rows.append(ScaleRow(label, whole * one.share, {"batch_size": reading}))
+        label = f"{study.result.study} {best.share:.3g} of its budget"
+        reading = Reading(best.batch_size, best.low, best.high)
+        rows.append(ScaleRow(label, whole * best.share, {"batch_size": reading}))
     return tuple(rows)
 
 
@@ -328,16 +386,21 @@ def rate_at(result: StudyResult, name: Quantity, reading: Reading | None) -> Rea
     if reading is None:
         return None
     if result.at_budget is not None:
-        is_best = name == "batch_size"
-        return Reading(result.at_budget.winner.lr) if is_best else None
+        # A study of a budget has no curve: only the rate of its winner is known.
+        if name != "batch_size":
+            return None
+        return Reading(result.at_budget.winner.lr)
     curve = result.curve
     if curve is None or not curve.batch_size[0] <= reading.value <= curve.batch_size[-1]:
         return None
+    log_size = math.log(reading.value)
     log_sizes = np.log(curve.batch_size)
-    ends = list[float]()
-    for rates in (curve.lr_low, curve.lr, curve.lr_high):
-        ends.append(math.exp(float(np.interp(math.log(reading.value), log_sizes, np.log(rates)))))
-    return Reading(ends[1], ends[0], ends[2])
+
+    def rate(rates: Sequence[float]) -> float:
+        """Take a rate of the curve between its batch sizes: a straight line in logarithms."""
+        return math.exp(float(np.interp(log_size, log_sizes, np.log(rates))))
+
+    return Reading(rate(curve.lr), rate(curve.lr_low), rate(curve.lr_high))
 
 
 def log_error(reading: Reading, quantile: float) -> float | None:
@@ -366,7 +429,7 @@ def defining_settings(study: StudyFolder) -> dict[str, object]:
         raise StudyError(
             f"{study.files.path} does not tell its study's options: {'; '.join(study.files.notes)}"
         )
-    kept = dict[str, object]()
+    settings = dict[str, object]()
     is_loss = study.result.objective == "loss"
     # Folders of before and after an option came differ in nothing while it has its default.
     for key, value in flatten(with_new_options(config)).items():
@@ -378,29 +441,34 @@ def defining_settings(study: StudyFolder) -> dict[str, object]:
         if is_loss and key == "workload.target.value":
             is_defining = False
         if is_defining:
-            kept[key] = value
+            settings[key] = value
     if is_loss:
-        kept["search.objective"] = "loss"
-    return kept
+        settings["search.objective"] = "loss"
+    return settings
 
 
-def check_alike(scale: Scale, studies: Sequence[StudyFolder]) -> list[str]:
+def check_alike(scale: CommonScale, studies: Sequence[StudyFolder]) -> list[str]:
     """Refuse studies that differ in more than the scale; give the options in which they differ.
 
     StudyError names the others.
     """
     settings = [defining_settings(study) for study in studies]
-    keys = sorted({key for one in settings for key in one})
-    differ = [key for key in keys if len({repr(one.get(key)) for one in settings}) > 1]
+    differ = list[str]()
+    for key in _all_keys(settings):
+        values = {repr(of_study.get(key)) for of_study in settings}
+        if len(values) > 1:
+            differ.append(key)
     metrics = {(study.result.metric, study.result.mode) for study in studies}
     if len(metrics) > 1 and "workload.target.metric" not in differ:
         differ.append("workload.target.metric")
-    others = [one_line(key) for key in differ if not key.startswith(scale.own)]
+    others = [one_line(key) for key in differ if not key.startswith(scale.set_by)]
     if others:
-        shown = ", ".join(others[:8])
-        more = f" and {len(others) - 8} more" if len(others) > 8 else ""
+        shown = ", ".join(others[:SHOWN_OPTIONS])
+        more = ""
+        if len(others) > SHOWN_OPTIONS:
+            more = f" and {len(others) - SHOWN_OPTIONS} more"
         raise StudyError(
-            f"the studies differ in more than {scale.meaning}: in {shown}{more}; leave out those of "
-            "other options"
+            f"the studies differ in more than {scale.meaning}: in {shown}{more}; leave out those "
+            "of other options"
         )
     return [one_line(key) for key in differ]

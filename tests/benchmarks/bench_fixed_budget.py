@@ -69,7 +69,7 @@ from bstune.search.budget_findings import (
 from bstune.search.fixed_budget import rank_full_trials
 from bstune.search.sampler import RECORD, RESUMED_FROM, FrontierSampler
 from bstune.study.analysis.model import MOVES, REPORT_PARTICLES
-from bstune.study.search import LOOK_EVERY, LOOK_PARTICLES, MIN_FULL
+from bstune.study.searching.early_end import FEWEST_FULL, LOOK_EVERY, LOOK_PARTICLES
 from bstune.trial.replay import Run, Table, read_index, read_table
 
 Array = NDArray[np.float64]
@@ -557,7 +557,7 @@ def show_ends(rows: Sequence[dict[str, Any]]) -> None:
 def _end_of(looks: Sequence[Sequence[float]], least_gain: float) -> Sequence[float]:
     """Give the look at which a search would have ended, or its last one."""
     for look in looks:
-        if look[2] >= MIN_FULL and look[3] <= least_gain:
+        if look[2] >= FEWEST_FULL and look[3] <= least_gain:
             return look
     return looks[-1]
 

@@ -27,9 +27,9 @@ from bstune.study.planning.replicates import Winner, same_point
 from bstune.trial.backend import chooses_batch_sizes
 
 POSTERIOR_DEGREES = 8  # of freedom, that the posterior's scatter from seed to seed counts for
-LEAST_SHARE = (
-    0.5  # of the steps of a run that met the target at its first evaluation: those that missed it
-)
+# Of the steps of a run that met the target at its first evaluation: those that are taken to have
+# missed it.
+MISSED_SHARE = 0.5
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ class BaselineRuns:
 def baseline_of(
     options: StudyOptions, space: Space, largest: int | None
 ) -> tuple[Baseline | None, str | None]:
-    """Return the baseline of a study, and why there is none as a line of the plan.
+    """Give the baseline of a study, and why there is none as a line of the plan.
 
     ``largest``: the batch size that the data or the memory allow; None: not known.
     """
@@ -64,20 +64,20 @@ def baseline_of(
             f"your own batch size, {batch_size}, does not fit: {largest} is the largest one that "
             "does, so there is no comparison to it"
         )
-    values = {one.name: _own_value(options, one) for one in space.tunables}
+    values = {tunable.name: _own_value(options, tunable) for tunable in space.tunables}
     return Baseline(batch_size, options.scaling.lr, values), None
 
 
 def _own_value(options: StudyOptions, tunable: Tunable) -> int | float:
-    """Return the value without a search; the range's middle where there is none."""
-    own = option_at(options, tunable.key)
-    if isinstance(own, int | float) and not isinstance(own, bool):
-        return tunable.value(own)
+    """Give the value without a search; the range's middle where there is none."""
+    stated = option_at(options, tunable.key)
+    if isinstance(stated, int | float) and not isinstance(stated, bool):
+        return tunable.value(stated)
     return tunable.middle
 
 
 def is_baseline(trial: TrialResult, baseline: Baseline | None) -> bool:
-    """Return whether a trial is the baseline's first run: of a study that began without one, trial 0 is another."""
+    """Say whether a trial is the baseline's first run: of a study that began without one, trial 0 is another."""
     return (
         baseline is not None
         and trial.trial_index == 0
@@ -88,15 +88,15 @@ def is_baseline(trial: TrialResult, baseline: Baseline | None) -> bool:
 
 
 def baseline_runs(trials: Sequence[TrialResult], baseline: Baseline | None) -> BaselineRuns | None:
-    """Return the baseline's runs among a study's trials; None where it has none that ended by itself."""
+    """Find the baseline's runs among a study's trials; None where it has none that ended by itself."""
     usable = [trial for trial in trials if trial.status != "failed"]
     first = next((trial for trial in usable if is_baseline(trial, baseline)), None)
     if first is None:
         return None
-    continued = {trial.resumed_from: trial for trial in usable}
+    by_parent = {trial.resumed_from: trial for trial in usable}
     chain = {first.number}
-    while first.number in continued:
-        first = continued[first.number]
+    while first.number in by_parent:
+        first = by_parent[first.number]
         chain.add(first.number)
     again = [
         trial
@@ -113,9 +113,15 @@ def first_steps(
     seconds_per_step: float,
     wall_share: float,
 ) -> int:
-    """Return the steps of the baseline's first run: to its budget, or to an eighth of the study's seconds.
+    """Give the steps of the baseline's first run: to its budget, or to an eighth of the study's seconds.
 
-    ``wall_share`` is the wall time of a step over its training time, as far as that is known before the first trial.
+    Args:
+        baseline: that runs.
+        budget: of the study.
+        last_step: of a trial of its budget.
+        seconds_per_step: of training.
+        wall_share: the wall time of a step over its training time, as far as that is known before
+            the first trial.
     """
     limits = [math.inf if budget.seconds is None else budget.seconds]
     if budget.wall_seconds is not None:
@@ -127,7 +133,7 @@ def first_steps(
 def due_seed(
     runs: BaselineRuns | None, winner: Winner | None, seconds_left: float
 ) -> TrialResult | None:
-    """Return the winner's run on whose fresh seed the baseline is due; None if there is none.
+    """Find the winner's run on whose fresh seed the baseline is due; None if there is none.
 
     ``seconds_left`` are those of training that are left for it.
     """
@@ -135,10 +141,10 @@ def due_seed(
         return None
     if same_point(runs.first, winner.trial):
         return None
-    taken = {run.seed for run in runs.again}
     seconds = runs.first.time_to_target
     if seconds is not None and seconds > seconds_left:
         return None
+    taken = {run.seed for run in runs.again}
     for run in winner.runs:
         if run.reached and run.seed not in taken:
             return run
@@ -155,21 +161,24 @@ def gain_of(
     """
     if runs is None or winner is None or same_point(runs.first, winner.trial):
         return None
-    own = [run for run in winner.runs if run.reached]
-    if 2 * len(own) < len(winner.runs):
+    reached = [run for run in winner.runs if run.reached]
+    # A winner that mostly misses the target has no time to compare.
+    if 2 * len(reached) < len(winner.runs):
         return None
-    pairs = _pairs(runs, own, merit)
-    if runs.first.reached and pairs:
-        differences = [log_of_baseline - log_of_winner for log_of_baseline, log_of_winner in pairs]
-        return _interval(differences, scatter, merit, len(pairs))
-    mine = _log_merit(runs.first, merit)
-    theirs = _expected_log_merit(winner, own, merit)
-    if mine is None or theirs is None or runs.first.status in ("diverged", "out of memory"):
+    differences = _paired_differences(runs, reached, merit)
+    if runs.first.reached and differences:
+        return _interval(differences, scatter, merit, len(differences))
+    of_baseline = _log_merit(runs.first, merit)
+    of_winner = _expected_log_merit(winner, reached, merit)
+    if of_baseline is None or of_winner is None:
+        return None
+    # The steps of such a run bound nothing.
+    if runs.first.status in ("diverged", "out of memory"):
         return None
     if runs.first.reached:
-        return _interval([mine - theirs], scatter, merit, 0)
+        return _interval([of_baseline - of_winner], scatter, merit, 0)
     # What has missed the target after so much takes longer than that.
-    ratio = math.exp(mine - theirs)
+    ratio = math.exp(of_baseline - of_winner)
     if ratio <= 1.0:
         return None
     return Gain(
@@ -195,7 +204,9 @@ def telling_target(first: TrialResult, target: Target, ideal: float | None) -> f
     if not first.reached or first.horizon is not None or len(values) != 1:
         return None
     value = values[0]
-    return value + (value - target.value) if ideal is None else (value + ideal) / 2.0
+    if ideal is None:
+        return value + (value - target.value)
+    return (value + ideal) / 2.0
 
 
 def baseline_result(
@@ -224,51 +235,68 @@ def baseline_result(
     )
 
 
-def _pairs(
-    runs: BaselineRuns, own: Sequence[TrialResult], merit: Merit
-) -> list[tuple[float, float]]:
-    """Return the log merits of the baseline and the winner at each seed on which both reached the target."""
+def _paired_differences(
+    runs: BaselineRuns, reached: Sequence[TrialResult], merit: Merit
+) -> list[float]:
+    """Give the log merit of the baseline less the winner's at each seed on which both reached the target.
+
+    ``reached``: the winner's runs that did.
+    """
     by_seed = {run.seed: run for run in runs.again if run.reached}
-    pairs = []
-    for run in own:
+    differences = list[float]()
+    for run in reached:
         if run.seed not in by_seed:
             continue
-        mine = _log_merit(by_seed[run.seed], merit)
-        theirs = _log_merit(run, merit)
-        if mine is not None and theirs is not None:
-            pairs.append((mine, theirs))
-    return pairs
+        of_baseline = _log_merit(by_seed[run.seed], merit)
+        of_winner = _log_merit(run, merit)
+        if of_baseline is not None and of_winner is not None:
+            differences.append(of_baseline - of_winner)
+    return differences
 
 
 def _log_merit(run: TrialResult, merit: Merit) -> float | None:
-    """Return the log of a run's steps or seconds, in the middle of where it met the target, or to where it ended."""
-    steps = math.log(max(run.steps, 1))
+    """Take the log of a run's steps or seconds, in the middle of where it met the target, or to where it ended."""
+    log_steps = math.log(max(run.steps, 1))
     if run.reached:
-        steps -= 0.5 * math.log(run.steps / max(run.steps_low, LEAST_SHARE * run.steps))
+        missed = max(run.steps_low, MISSED_SHARE * run.steps)
+        log_steps -= 0.5 * math.log(run.steps / missed)
     if merit == "steps":
-        return steps
-    return None if run.seconds_per_step is None else steps + math.log(run.seconds_per_step)
+        return log_steps
+    if run.seconds_per_step is None:
+        return None
+    return log_steps + math.log(run.seconds_per_step)
 
 
-def _expected_log_merit(winner: Winner, own: Sequence[TrialResult], merit: Merit) -> float | None:
-    """Return the mean over the winner's fresh seeds; without any what is predicted of one."""
-    logs = [log for run in own if (log := _log_merit(run, merit)) is not None]
-    if logs:
-        return fmean(logs)
+def _expected_log_merit(
+    winner: Winner, reached: Sequence[TrialResult], merit: Merit
+) -> float | None:
+    """Take the mean over the winner's fresh seeds that reached the target; without any what is predicted of one."""
+    logs = [_log_merit(run, merit) for run in reached]
+    known = [log for log in logs if log is not None]
+    if known:
+        return fmean(known)
     if merit == "steps":
         return math.log(winner.steps)
     seconds = winner.trial.seconds_per_step
-    return None if seconds is None else math.log(winner.steps * seconds)
+    if seconds is None:
+        return None
+    return math.log(winner.steps * seconds)
 
 
 def _interval(differences: Sequence[float], scatter: float, merit: Merit, seeds: int) -> Gain:
+    """Give the gain of these differences of log merits, as the module's docstring has it.
+
+    ``scatter``: of log S from seed to seed; ``seeds``: on which both ran.
+    """
     count = len(differences)
-    own = variance(differences) * (count - 1) if count > 1 else 0.0
+    squares = 0.0
+    if count > 1:
+        squares = variance(differences) * (count - 1)
     degrees = count - 1 + POSTERIOR_DEGREES
-    squared = (own + POSTERIOR_DEGREES * 2.0 * scatter**2) / degrees
+    pooled = (squares + POSTERIOR_DEGREES * 2.0 * scatter**2) / degrees
     # Student's quantile: scipy.stats, whose own it is, takes half a second to import.
     quantile = float(stdtrit(degrees, 0.5 + 0.5 * INTERVAL_LEVEL))
-    half = quantile * math.sqrt(squared / count)
+    half = quantile * math.sqrt(pooled / count)
     middle = fmean(differences)
     return Gain(
         ratio=math.exp(middle),
@@ -284,7 +312,7 @@ def _interval(differences: Sequence[float], scatter: float, merit: Merit, seeds:
 def baseline_spec(
     baseline: Baseline, number: int, space: Space, seed: int, max_steps: int | None
 ) -> TrialSpec:
-    """Return the baseline as a trial; its batch size need not lie within the range that is searched."""
+    """Make the baseline a trial; its batch size need not lie within the range that is searched."""
     return TrialSpec(
         number,
         0,

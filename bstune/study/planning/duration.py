@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from bstune.system.console import format_seconds, plural
 
 LONG_SECONDS = 3600.0  # from here on a study is said to be long
-# Later points take longer: more of them are continued, and the posterior has more to explain. Seconds
-# of a point grow with this power of its number, as in seven studies of digits with 10 to 64 points.
-GROWTH = 0.3
+# Later points take longer: more of them are continued, and the posterior has more to explain.
+# Seconds of a point grow with this power of its number, as in seven studies of digits with 10 to 64
+# points.
+POINT_GROWTH = 0.3
 # Of a search: fewer show too little, so that a limit of time is the better advice.
 FEWEST_TRIALS = 10
 
@@ -35,7 +36,7 @@ class Runs:
 
 
 def pace_of(ends: Sequence[float], points_before: int) -> Pace | None:
-    """Return the pace of the later half of the points that this command has ended; None before the first.
+    """Measure the pace of the later half of the points that this command has ended; None before the first.
 
     The first ones, the baseline among them, are unlike those that follow: libraries warm up, and the
     baseline goes to its budget.
@@ -60,7 +61,7 @@ def seconds_to_go(
     report: float,
     limit: float = math.inf,
 ) -> float:
-    """Return the wall seconds until a study's answer: of its points, its runs on fresh seeds and its report.
+    """Add up the wall seconds until a study's answer: of its points, its runs on fresh seeds and its report.
 
     Args:
         pace: of the search.
@@ -71,20 +72,23 @@ def seconds_to_go(
         limit: what is left of ``search.wall_seconds``.
     """
     middle = points + points_left / 2
-    growth = math.pow(middle / pace.point, GROWTH)
+    growth = math.pow(middle / pace.point, POINT_GROWTH)
     search = points_left * pace.seconds * growth
-    again = sum(one.count * one.seconds for one in runs)
-    return min(search + again + report, max(0.0, limit))
+    fresh_seeds = sum(of_point.count * of_point.seconds for of_point in runs)
+    return min(search + fresh_seeds + report, max(0.0, limit))
 
 
 def replicates_to_come(ran: int, replicates: int, winners: int) -> int:
-    """Return how many runs on fresh seeds are still to come: of each of the ``winners``, or of the point that runs.
+    """Count the runs on fresh seeds that are still to come: of each of the ``winners``, or of the point that runs.
 
     That a further point will be run again is not known before its first run.
     """
     if ran == 0:
         return replicates * winners
-    return 0 if replicates == 0 else -ran % replicates
+    if replicates == 0:
+        return 0
+    # What is missing to the next whole number of points.
+    return -ran % replicates
 
 
 def trials_that_fit(seconds: float, trials: int) -> int | None:
@@ -93,7 +97,9 @@ def trials_that_fit(seconds: float, trials: int) -> int | None:
     ``seconds`` are those of all ``trials``. None: so few that fewer trials are no advice.
     """
     fitting = int(trials * LONG_SECONDS / seconds)
-    return fitting if FEWEST_TRIALS <= fitting < trials else None
+    if not FEWEST_TRIALS <= fitting < trials:
+        return None
+    return fitting
 
 
 def advice_on_time(seconds: float, trials: int, device: str, limited: bool) -> str | None:
@@ -107,8 +113,10 @@ def advice_on_time(seconds: float, trials: int, device: str, limited: bool) -> s
     """
     if limited or seconds <= LONG_SECONDS:
         return None
+    ways = list[str]()
     fitting = trials_that_fit(seconds, trials)
-    ways = [] if fitting is None else [f"fewer trials (search.trials={fitting})"]
+    if fitting is not None:
+        ways.append(f"fewer trials (search.trials={fitting})")
     ways.append("search.wall_seconds=3600, which ends it after an hour with what it knows")
     if device.startswith("cpu"):
         ways.append("a GPU")

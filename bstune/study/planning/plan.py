@@ -1,4 +1,4 @@
-"""The budget of a study's search, its seeds and batch sizes as functions of the study's seed, and how long it takes."""
+"""The budget of a study's search, its seeds and batch sizes as functions of its seed, and how long it takes."""
 
 import math
 from collections.abc import Iterable, Sequence
@@ -13,12 +13,15 @@ from bstune.core.search_space import Space
 from bstune.trial.backend import TrialBackend
 
 FIRST_REPLICATE = 1_000_000  # trial indices of replicates begin here; no search has so many
-RESCUE_SHARE = (
-    0.4  # of a study's seconds, kept for the most promising trial while none has reached the target
-)
+# Of a study's seconds, kept for the most promising trial while none has reached the target.
+RESCUE_SHARE = 0.4
 MEANS_SHARE = 0.125  # of a study's seconds: for the baseline's first run, and for its fresh seeds
 QUICK_SECONDS = 120.0  # of wall time, of a study with quick=true
 QUADRATURE = 64  # batch sizes at which the mean over log B is taken
+# What a seed is of, beside the study's seed and the trial's index.
+TRIAL_PURPOSE = 0
+SAMPLER_PURPOSE = 1
+STRATA_PURPOSE = 2
 
 
 @dataclass(frozen=True)
@@ -36,44 +39,62 @@ class SearchEnd:
 
 @dataclass(frozen=True)
 class SearchBudget:
-    """How long a study searches, and for what."""
+    """How long a study searches, and for what.
+
+    Args:
+        objective: of the study.
+        trials: of the search; one that continues another is the same trial.
+        seconds: of training, over the whole search.
+        wall_seconds: of the command's wall time, see :mod:`bstune.study.planning.wall`.
+        stratified: share of trials whose batch size is spread evenly over log B, for samplers that
+            stop no trials.
+        seed: of the study.
+        precision: the search ends once B_crit's interval is narrower than this factor.
+        least_gain: of the objective loss: the search ends once so many seeds' scatters are all that
+            is left to gain.
+        replicates: fresh seeds on which each candidate runs again.
+        candidates: how many trials may run again.
+        baseline: whether trial 0 is the configuration that the user runs today.
+    """
 
     objective: Objective
-    trials: int  # of the search; one that continues another is the same trial
-    seconds: float | None  # of training, over the whole search
-    wall_seconds: float | None  # of the command's wall time, see bstune.study.planning.wall
-    stratified: float  # share of trials whose batch size is spread evenly over log B, for samplers that stop no trials
-    seed: int  # of the study
-    precision: float | None = (
-        None  # the search ends once B_crit's interval is narrower than this factor
-    )
-    # Of the objective loss: the search ends once so many seeds' scatters are all that is left to gain.
+    trials: int
+    seconds: float | None
+    wall_seconds: float | None
+    stratified: float
+    seed: int
+    precision: float | None = None
     least_gain: float | None = None
-    replicates: int = 0  # fresh seeds on which each candidate runs again
-    candidates: int = 1  # how many trials may run again
-    baseline: bool = False  # whether trial 0 is the configuration that the user runs today
+    replicates: int = 0
+    candidates: int = 1
+    baseline: bool = False
 
     def trial_seed(self, trial_index: int) -> int:
-        """Return the seed of a trial: initial weights, order of the data, augmentation."""
-        return self._seed(trial_index, 0)
+        """Give the seed of a trial: initial weights, order of the data, augmentation."""
+        return self._seed(trial_index, TRIAL_PURPOSE)
 
     def sampler_seed(self, trial_index: int, attempt: int = 0) -> int:
-        """Return the sampler's seed at a trial: a sampler seeded once would repeat itself after a restart."""
-        return self._seed(trial_index, 1, *([attempt] if attempt else []))
+        """Give the sampler's seed at a trial: a sampler seeded once would repeat itself after a restart."""
+        if attempt == 0:
+            return self._seed(trial_index, SAMPLER_PURPOSE)
+        return self._seed(trial_index, SAMPLER_PURPOSE, attempt)
 
     def replicate_index(self, trial_index: int, replicate: int) -> int:
-        """Return the index of a trial's replicate, counted from 0, however many replicates there are."""
+        """Give the index of a trial's replicate, counted from 0, however many replicates there are."""
         return FIRST_REPLICATE * (1 + replicate) + trial_index
 
     def stratum(self, trial_index: int, space: Space) -> int | None:
-        """Return the batch size of a stratified trial; None where the sampler chooses it."""
-        before, after = (
-            math.floor(trial_index * self.stratified),
-            math.floor((trial_index + 1) * self.stratified),
-        )
-        return None if before == after else space.stratum(before, self._seed(0, 2) / 2**32)
+        """Give the batch size of a stratified trial; None where the sampler chooses it."""
+        strata_before = math.floor(trial_index * self.stratified)
+        strata_after = math.floor((trial_index + 1) * self.stratified)
+        if strata_before == strata_after:
+            return None
+        # One shift of all strata, uniform in [0, 1): the study's seed sets it.
+        shift = self._seed(0, STRATA_PURPOSE) / 2**32
+        return space.stratum(strata_before, shift)
 
     def _seed(self, trial_index: int, *purpose: int) -> int:
+        """Draw 32 bits that are independent of those of other trials and purposes."""
         return int(np.random.SeedSequence([self.seed, trial_index, *purpose]).generate_state(1)[0])
 
     def spent(self, results: Iterable[TrialResult], continues: bool = False) -> SearchEnd | None:
@@ -83,10 +104,10 @@ class SearchBudget:
         """
         if self.seconds is None:
             return None
-        done = list(results)
-        train = sum(result.train_seconds for result in done if result.replicate_of is None)
-        keeps = continues and not any(result.reached for result in done)
-        share = 1.0 - RESCUE_SHARE if keeps else 1.0
+        trials = list(results)
+        train = sum(trial.train_seconds for trial in trials if trial.replicate_of is None)
+        keeps_share = continues and not any(trial.reached for trial in trials)
+        share = 1.0 - RESCUE_SHARE if keeps_share else 1.0
         if train < share * self.seconds:
             return None
         return SearchEnd(
@@ -96,7 +117,7 @@ class SearchBudget:
 
 
 def is_baseline_replicate(trial_index: int) -> bool:
-    """Return whether an index is that of the baseline on a winner's fresh seed: it replicates index 0."""
+    """Say whether an index is that of the baseline on a winner's fresh seed: it replicates index 0."""
     return trial_index >= FIRST_REPLICATE and trial_index % FIRST_REPLICATE == 0
 
 
@@ -118,24 +139,29 @@ def max_seconds(
     """
     if trial_seconds is not None:
         return budget.trials * trial_seconds * (1.0 + backend.evaluation_share)
-    shares = [(i + 0.5) / QUADRATURE for i in range(QUADRATURE)]
-    sizes = [round(space.low * (space.high / space.low) ** share) for share in shares]
-    training = [backend.longest(size, protocol) * backend.step_time(size) for size in sizes]
+    training = list[float]()
+    for place in range(QUADRATURE):
+        share = (place + 0.5) / QUADRATURE
+        batch_size = round(space.low * (space.high / space.low) ** share)
+        steps = backend.longest(batch_size, protocol)
+        training.append(steps * backend.step_time(batch_size))
     seconds = budget.trials * sum(training) / len(training)
     if budget.seconds is not None:
+        # The last trial may begin just before they are spent.
         seconds = min(seconds, budget.seconds + max(training))
     return seconds * (1.0 + backend.evaluation_share)
 
 
 def remaining_seconds(budget: SearchBudget, results: Sequence[TrialResult]) -> float | None:
-    """Return the seconds that the rest of a search takes if its trials go on as they did; None before the first."""
-    done = searched(results)
-    points = sum(result.resumed_from is None for result in done)
+    """Predict the seconds of the rest of a search, if it goes on as it did; None before its first trial."""
+    trials = searched(results)
+    points = sum(trial.resumed_from is None for trial in trials)
     if not points:
         return None
-    return max(0, budget.trials - points) * sum(result.wall_seconds for result in done) / points
+    points_left = max(0, budget.trials - points)
+    return points_left * sum(trial.wall_seconds for trial in trials) / points
 
 
 def searched(results: Iterable[TrialResult]) -> list[TrialResult]:
-    """Return the search's trials: neither replicates, which may have begun before, nor failed ones."""
+    """Give the search's trials: neither replicates, which may have begun before, nor failed ones."""
     return [trial for trial in results if trial.replicate_of is None and trial.status != "failed"]

@@ -26,11 +26,14 @@ from bstune.result import INTERVAL_QUANTILE, Confirmed, Reaching, finite
 from bstune.search.observations import FAILURE_FACTOR
 from bstune.study.planning.plan import is_baseline_replicate
 
-Runs = Mapping[int, tuple[TrialResult, ...]]
-Predicted = Mapping[int, float]  # steps that a fresh seed is predicted to take, by a trial's number
+FreshRuns = Mapping[int, tuple[TrialResult, ...]]
+"""Runs on fresh seeds, by the number of the trial that they repeat."""
+Predicted = Mapping[int, float]
+"""Steps that a fresh seed is predicted to take, by a trial's number."""
 CANDIDATES = 8  # trials of the best single runs, which may win: their checkpoints are kept
 WORTH_A_CHANGE = 0.1  # by so much a point without fresh seeds is to be better than one with them
-SAME_POINT = 0.2  # octaves: closer than this in both batch size and learning rate, two trials are at one point
+# Octaves: closer than this in both batch size and learning rate, two trials are at one point.
+SAME_POINT = 0.2
 
 
 @dataclass(frozen=True)
@@ -43,15 +46,16 @@ class Winner:
     trial: TrialResult
     steps: float
     runs: tuple[TrialResult, ...] = ()
-    predicted_horizon: int | None = (
-        None  # with which ``steps`` are predicted, where schedules end with the trial
-    )
+    # With which ``steps`` are predicted, where schedules end with the trial.
+    predicted_horizon: int | None = None
     reaching: Reaching | None = None
 
     @property
     def horizon(self) -> int | None:
         """That of its runs on fresh seeds; without any the predicted one, as the trial's own may have been lucky."""
-        return self.runs[0].horizon if self.runs else self.predicted_horizon or self.trial.horizon
+        if self.runs:
+            return self.runs[0].horizon
+        return self.predicted_horizon or self.trial.horizon
 
     @property
     def advised_horizon(self) -> int | None:
@@ -59,11 +63,11 @@ class Winner:
 
         Where one trial alone has reached the target, little is known of how short a schedule may be.
         """
-        own, again = self.trial.horizon, self.horizon
-        most_missed = 2 * sum(run.reached for run in self.runs) < len(self.runs)
-        if own is None or again is None or not most_missed:
-            return again
-        return max(own, again)
+        own = self.trial.horizon
+        horizon = self.horizon
+        if own is None or horizon is None or not _most_missed(self.runs):
+            return horizon
+        return max(own, horizon)
 
 
 def next_replicate(
@@ -73,7 +77,7 @@ def next_replicate(
     replicates: int,
     max_candidates: int,
 ) -> tuple[Winner, int] | None:
-    """Return the point to run again, and which of its ``replicates`` is due, from 0; None when all is done."""
+    """Give the point to run again, and which of its ``replicates`` is due, from 0; None when all is done."""
     for merit in SOUGHT[objective].merits:
         best = find_best(trials, predicted, merit, objective, replicates, max_candidates)
         if best is not None and len(best.runs) < replicates:
@@ -88,7 +92,7 @@ def left_out(
     replicates: int,
     max_candidates: int,
 ) -> Winner | None:
-    """Return the point that would run again next but for ``max_candidates``; None if that ended no replicates."""
+    """Give the point that would run again next but for ``max_candidates``; None if that ended no replicates."""
     if next_replicate(trials, predicted, objective, replicates, max_candidates) is not None:
         return None
     due = next_replicate(trials, predicted, objective, replicates, len(trials))
@@ -103,36 +107,51 @@ def find_best(
     replicates: int,
     max_candidates: int,
 ) -> Winner | None:
-    """Return the best point by a merit; no new one once ``max_candidates`` ran again since the search last went on."""
+    """Find the best point by a merit; no new one once ``max_candidates`` ran again since the search last went on."""
     runs = _replicates(trials)
     points = _points(candidates(trials, (merit,)), merit, predicted, runs)
-    last = max((trial.number for trial in trials if trial.replicate_of is None), default=0)
-    begun = [
-        trial
-        for trial in points
-        if trial.number in runs
-        and runs[trial.number][-1].number > last
-        and not is_baseline_replicate(runs[trial.number][0].trial_index)
-    ]
-    if (
-        merit in SOUGHT[objective].merits
-        and sum(_sought(one, trials, objective) == merit for one in begun) >= max_candidates
-    ):
-        points = [trial for trial in points if trial.number in runs]
+    if merit in SOUGHT[objective].merits:
+        begun = _begun_since_search(trials, points, runs)
+        for_merit = sum(_sought(trial, trials, objective) == merit for trial in begun)
+        if for_merit >= max_candidates:
+            points = [trial for trial in points if trial.number in runs]
 
     def rank(trial: TrialResult) -> tuple[bool, float]:
+        """Sort points whose fresh seeds mostly missed behind all others, then by their merit."""
         fresh = runs.get(trial.number, ())
         if len(fresh) < max(replicates, 1):
             expected = _predicted_merit(trial, merit, predicted)
             return False, math.log(min(expected, _seen_merit(trial, trials, merit)))
-        return 2 * sum(run.reached for run in fresh) < len(fresh), _confirmed_merit(
-            trial, fresh, merit
-        )
+        return _most_missed(fresh), _confirmed_merit(trial, fresh, merit)
 
     best = min(points, key=rank, default=None)
     if best is None:
         return None
     return Winner(best, predicted.get(best.number, float(best.steps)), runs.get(best.number, ()))
+
+
+def _begun_since_search(
+    trials: Sequence[TrialResult], points: Sequence[TrialResult], runs: FreshRuns
+) -> list[TrialResult]:
+    """Give the points that the study chose to run again since its search last went on.
+
+    The baseline runs on a winner's seeds whatever is predicted of it: nobody has chosen it.
+    """
+    of_search = [trial.number for trial in trials if trial.replicate_of is None]
+    last = max(of_search, default=0)
+    begun = list[TrialResult]()
+    for trial in points:
+        fresh = runs.get(trial.number)
+        if fresh is None or fresh[-1].number <= last:
+            continue
+        if not is_baseline_replicate(fresh[0].trial_index):
+            begun.append(trial)
+    return begun
+
+
+def _most_missed(runs: Sequence[TrialResult]) -> bool:
+    """Say whether less than half of the runs reached the target; of none this is no."""
+    return 2 * sum(run.reached for run in runs) < len(runs)
 
 
 def winners(
@@ -142,13 +161,14 @@ def winners(
     replicates: int,
     max_candidates: int,
 ) -> dict[Merit, Winner]:
-    """Return the best point by each merit, if any trial has it."""
+    """Find the best point by each merit, if any trial has it."""
     merits: tuple[Merit, ...] = ("time", "steps")
-    found = {
-        one: find_best(trials, predicted, one, objective, replicates, max_candidates)
-        for one in merits
-    }
-    return {merit: winner for merit, winner in found.items() if winner is not None}
+    by_merit = dict[Merit, Winner]()
+    for merit in merits:
+        winner = find_best(trials, predicted, merit, objective, replicates, max_candidates)
+        if winner is not None:
+            by_merit[merit] = winner
+    return by_merit
 
 
 @dataclass(frozen=True)
@@ -165,7 +185,7 @@ class Kept:
 
 
 def kept_instead(
-    found: Winner,
+    winner: Winner,
     trials: Sequence[TrialResult],
     predicted: Predicted,
     merit: Merit,
@@ -177,45 +197,44 @@ def kept_instead(
     It is kept as far as it takes ``WORTH_A_CHANGE`` more than what is predicted of the winner at
     most: what was measured is worth more than that.
     """
-    if not replicates or found.runs:
+    if not replicates or winner.runs:
         return None
     # With no further candidate only points that have run again are left.
     known = find_best(trials, predicted, merit, objective, replicates, 0)
     if known is None or len(known.runs) < replicates:
         return None
-    if 2 * sum(run.reached for run in known.runs) < len(known.runs):
+    if _most_missed(known.runs):
         return None
     measured = _confirmed_merit(known.trial, known.runs, merit)
-    expected = math.log(_predicted_merit(found.trial, merit, predicted))
+    expected = math.log(_predicted_merit(winner.trial, merit, predicted))
     if measured > expected + math.log1p(WORTH_A_CHANGE):
         return None
-    return Kept(known, found)
+    return Kept(known, winner)
 
 
 def confirmed_points(trials: Sequence[TrialResult], replicates: int) -> list[Winner]:
     """Give the points that have all their replicates."""
     by_number = {trial.number: trial for trial in trials}
-    found = list[Winner]()
+    points = list[Winner]()
     for number, fresh in _replicates(trials).items():
         trial = by_number.get(number)
         is_of_baseline = is_baseline_replicate(fresh[0].trial_index)
         if trial is not None and len(fresh) >= max(replicates, 1) and not is_of_baseline:
-            found.append(Winner(trial, float(trial.steps), fresh))
-    return found
+            points.append(Winner(trial, float(trial.steps), fresh))
+    return points
 
 
 def candidates(
     trials: Sequence[TrialResult], merits: Sequence[Merit] = ("time", "steps")
 ) -> list[TrialResult]:
-    """Return the trials that may win: the best single runs by each merit, and those that ran again."""
+    """Give the trials that may win: the best single runs by each merit, and those that ran again."""
     runs = _replicates(trials)
-    kept: dict[int, TrialResult] = {}
+    by_number: dict[int, TrialResult] = {}
     for merit in merits:
-        single = ranked(trials, merit)
-        kept |= {
-            one.number: one for i, one in enumerate(single) if i < CANDIDATES or one.number in runs
-        }
-    return list(kept.values())
+        for place, trial in enumerate(ranked(trials, merit)):
+            if place < CANDIDATES or trial.number in runs:
+                by_number[trial.number] = trial
+    return list(by_number.values())
 
 
 def confirmed(
@@ -253,54 +272,63 @@ def confirmed(
 
 
 def time_order(trial: TrialResult) -> tuple[float, int, int]:
-    """Return what sorts trials by time to target: of equals fewer steps, then the lower number come first."""
+    """Sort trials by time to target: of equals fewer steps, then the lower number come first."""
     return _merit(trial, "time"), trial.steps, trial.number
 
 
+def _steps_order(trial: TrialResult) -> tuple[int, float, int]:
+    """Sort trials by steps to target: of equals less time, then the lower number come first."""
+    return trial.steps, _merit(trial, "time"), trial.number
+
+
 def _merit(trial: TrialResult, merit: Merit) -> float:
+    """Give a trial's steps or seconds to the target; infinite seconds where they are not known."""
     if merit == "steps":
         return float(trial.steps)
-    return math.inf if trial.time_to_target is None else trial.time_to_target
+    seconds = trial.time_to_target
+    return math.inf if seconds is None else seconds
 
 
 def ranked(trials: Sequence[TrialResult], merit: Merit) -> list[TrialResult]:
-    """Return the trials that can be candidates, best first: reached, and no replicates themselves."""
-    found = [trial for trial in trials if trial.reached and trial.replicate_of is None]
+    """Sort the trials that can be candidates, best first: reached, and no replicates themselves."""
+    reached = [trial for trial in trials if trial.reached and trial.replicate_of is None]
     if merit == "steps":
-        return sorted(found, key=lambda trial: (trial.steps, _merit(trial, "time"), trial.number))
-    return sorted((trial for trial in found if trial.time_to_target is not None), key=time_order)
+        return sorted(reached, key=_steps_order)
+    timed = [trial for trial in reached if trial.time_to_target is not None]
+    return sorted(timed, key=time_order)
 
 
 def _points(
-    trials: Sequence[TrialResult], merit: Merit, predicted: Predicted, runs: Runs
+    trials: Sequence[TrialResult], merit: Merit, predicted: Predicted, runs: FreshRuns
 ) -> list[TrialResult]:
-    """Return the best trial of each point; beside one that has replicates there is no other."""
-    again = [trial for trial in trials if trial.number in runs]
-    again = sorted(again, key=lambda trial: (-len(runs[trial.number]), trial.number))
+    """Choose the best trial of each point; beside one that has replicates there is no other."""
+    ran_again = [trial for trial in trials if trial.number in runs]
+    ran_again.sort(key=lambda trial: (-len(runs[trial.number]), trial.number))
+    by_prediction = sorted(trials, key=lambda trial: _predicted_merit(trial, merit, predicted))
     points: list[TrialResult] = []
-    for trial in [
-        *again,
-        *sorted(trials, key=lambda trial: _predicted_merit(trial, merit, predicted)),
-    ]:
+    # Those that ran again come first: each stands for its point, whatever is predicted beside it.
+    for trial in (*ran_again, *by_prediction):
         if not any(same_point(trial, other) for other in points):
             points.append(trial)
     return points
 
 
 def _sought(trial: TrialResult, trials: Sequence[TrialResult], objective: Objective) -> Merit:
-    """Return the merit for which a trial was run again: that of the objective's by which its own run stands higher."""
+    """Find the merit for which a trial was run again: that of the objective's by which its own run stands higher."""
     merits = [merit for merit in SOUGHT[objective].merits if math.isfinite(_merit(trial, merit))]
     return min(merits, key=lambda merit: ranked(trials, merit).index(trial))
 
 
 def same_point(a: TrialResult, b: TrialResult) -> bool:
-    """Return whether two trials are at one place, as far as a study tells places apart."""
-    sizes, rates = abs(math.log2(a.batch_size / b.batch_size)), abs(math.log2(a.lr / b.lr))
-    return max(sizes, rates) < SAME_POINT and a.hyperparameters == b.hyperparameters
+    """Say whether two trials are at one place, as far as a study tells places apart."""
+    octaves_of_size = abs(math.log2(a.batch_size / b.batch_size))
+    octaves_of_rate = abs(math.log2(a.lr / b.lr))
+    octaves = max(octaves_of_size, octaves_of_rate)
+    return octaves < SAME_POINT and a.hyperparameters == b.hyperparameters
 
 
-def _replicates(trials: Sequence[TrialResult]) -> Runs:
-    """Return the finished replicates of each candidate, by its number; of one that was continued the last part."""
+def _replicates(trials: Sequence[TrialResult]) -> FreshRuns:
+    """Collect the finished replicates of each candidate, by its number; of one that was continued the last part."""
     runs = [
         trial for trial in trials if trial.replicate_of is not None and trial.status != "failed"
     ]
@@ -323,32 +351,39 @@ def _seen_merit(trial: TrialResult, trials: Sequence[TrialResult], merit: Merit)
     What was seen twice runs on fresh seeds, whatever is predicted. Infinite below two; trials of one
     history are one recorded run.
     """
-    there = [
-        one for one in trials if one.reached and one.replicate_of is None and same_point(one, trial)
+    at_point = [
+        other
+        for other in trials
+        if other.reached and other.replicate_of is None and same_point(other, trial)
     ]
-    merits = {one.history: _merit(one, merit) for one in there}
+    merits = {other.history: _merit(other, merit) for other in at_point}
     if len(merits) < 2:
         return math.inf
     return math.exp(sum(map(math.log, merits.values())) / len(merits))
 
 
 def _confirmed_merit(candidate: TrialResult, runs: Sequence[TrialResult], merit: Merit) -> float:
-    """Return the mean log merit over a candidate's replicates."""
+    """Average the log merit over a candidate's replicates."""
     logs = [math.log(_replicate_merit(run, candidate, merit)) for run in runs]
     return sum(logs) / len(logs)
 
 
 def _replicate_merit(run: TrialResult, candidate: TrialResult, merit: Merit) -> float:
-    """Return a replicate's merit, or what it counts as where it did not reach the target."""
+    """Give a replicate's merit, or what it counts as where it did not reach the target."""
     first = _merit(candidate, merit)
-    if run.status in ("diverged", "out of memory") or (run.horizon is not None and not run.reached):
-        return (
-            FAILURE_FACTOR * first
-        )  # its steps bound nothing: after its horizon's end there is no going on
-    tau = run.seconds_per_step or candidate.seconds_per_step
-    unit = 1.0 if merit == "steps" or tau is None else tau
-    # A stopped run is a bound, and no less than the candidate's merit: stopped early, it must not look fast.
-    return run.steps * unit if run.reached else max(run.steps * unit, first)
+    missed_its_horizon = run.horizon is not None and not run.reached
+    # The steps of such a run bound nothing: after its horizon's end there is no going on.
+    if run.status in ("diverged", "out of memory") or missed_its_horizon:
+        return FAILURE_FACTOR * first
+    seconds_per_step = run.seconds_per_step or candidate.seconds_per_step
+    cost = float(run.steps)
+    if merit == "time" and seconds_per_step is not None:
+        cost = run.steps * seconds_per_step
+    if run.reached:
+        return cost
+    # A stopped run is a bound, and no less than the candidate's merit: stopped early, it must not
+    # look fast.
+    return max(cost, first)
 
 
 @dataclass(frozen=True)
@@ -369,29 +404,29 @@ def _median_of_runs(
     is no narrower than the standard error of a median of so many runs, 1.2533 scatter/sqrt(n), and
     ``error`` of each value adds to it.
     """
-    missing_last = sorted(
-        value if run.reached else math.inf for run, value in zip(runs, values, strict=True)
-    )
-    middle = finite(median(missing_last))
-    per_step = [
-        value / run.steps if run.steps else 0.0 for run, value in zip(runs, values, strict=True)
-    ]
-    earliest = [
-        (run.steps_low + 1.0) * unit
-        for run, unit in zip(runs, per_step, strict=True)
-        if run.reached
-    ]
-    latest = finite(missing_last[-1])
-    if not earliest:
+    met_at = list[float]()
+    missed_until = list[float]()
+    for run, value in zip(runs, values, strict=True):
+        # A run that missed the target comes after any that met it.
+        if not run.reached:
+            met_at.append(math.inf)
+            continue
+        met_at.append(value)
+        per_step = value / run.steps if run.steps else 0.0
+        missed_until.append((run.steps_low + 1.0) * per_step)
+    if not missed_until:
         return _MedianOfRuns(None, None, None)
+    of_values = INTERVAL_QUANTILE * error
+    earliest = min(missed_until)
+    middle = finite(median(met_at))
     if middle is None:
-        return _MedianOfRuns(None, min(earliest) * math.exp(-INTERVAL_QUANTILE * error), None)
+        return _MedianOfRuns(None, earliest * math.exp(-of_values), None)
     of_median = INTERVAL_QUANTILE * MEDIAN_ERROR * scatter / math.sqrt(len(runs))
-    below = max(math.log(middle / min(earliest)), of_median)
-    low = middle * math.exp(-math.hypot(below, INTERVAL_QUANTILE * error))
+    below = max(math.log(middle / earliest), of_median)
+    low = middle * math.exp(-math.hypot(below, of_values))
+    latest = finite(max(met_at))
     if latest is None:
         return _MedianOfRuns(middle, low, None)
     above = max(math.log(latest / middle), of_median)
-    return _MedianOfRuns(
-        middle, low, middle * math.exp(math.hypot(above, INTERVAL_QUANTILE * error))
-    )
+    high = middle * math.exp(math.hypot(above, of_values))
+    return _MedianOfRuns(middle, low, high)

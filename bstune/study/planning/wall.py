@@ -24,20 +24,21 @@ from bstune.search.acquisition import LEAST_GROWTH, MIN_STEPS
 from bstune.study.planning.plan import MEANS_SHARE, RESCUE_SHARE, SearchBudget, SearchEnd, searched
 from bstune.study.planning.replicates import ranked
 
-# Attributes of the study: when it would have begun if its commands had run without a break, and what they have taken.
-BEGAN, TAKEN = "bstune:began", "bstune:wall_seconds"
-# Before each replicate, and once before the answer, the posterior is drawn more finely than for a decision. Until that
-# has been measured it is taken to last as long as so many of them: on digits they were 1 to 4 of what lies between two
-# trials, for 7 to 64 points, on busy cores.
+# Attribute of the study: when it would have begun if its commands had run without a break.
+BEGAN = "bstune:began"
+# Attribute of the study: the seconds that its commands have taken.
+TAKEN = "bstune:wall_seconds"
+# Before each replicate, and once before the answer, the posterior is drawn more finely than for a
+# decision. Until that has been measured it is taken to last as long as so many of them: on digits
+# they were 1 to 4 of what lies between two trials, for 7 to 64 points, on busy cores.
 REPORT_DECISIONS = 3
-REPORT_SECONDS = (
-    0.5  # of what else comes before the answer: 0.1 to 1.4 on ten projects, on busy cores
-)
-OTHERS_SHARE = (
-    0.1  # and for fresh seeds of further candidates than the first, and of the baseline, at most
-)
+# Of what else comes before the answer: 0.1 to 1.4 on ten projects, on busy cores.
+REPORT_SECONDS = 0.5
+# Of the limit, at most, for fresh seeds of further candidates than the first, and of the baseline.
+OTHERS_SHARE = 0.1
 BASELINE_SLACK = 2.0  # times its share, that the first run of the baseline may take
 PRIOR_ROWS = 1.0  # trials that what is known of evaluation beforehand counts for
+UNLIMITED_STEPS = 1e15  # more than any trial takes, and a double has each integer up to it
 
 
 @dataclass(frozen=True)
@@ -48,32 +49,40 @@ class TrialCost:
     slope: float
 
     def seconds(self, training: float) -> float:
-        """Return the wall seconds of a trial whose steps take ``training`` seconds."""
+        """Predict the wall seconds of a trial whose steps take ``training`` seconds."""
         return self.fixed + self.slope * training
 
     def steps(self, seconds: float, seconds_per_step: float) -> int:
-        """Return how many steps a trial can take within so many wall seconds; none below 0."""
+        """Count the steps that a trial can take within so many wall seconds; none below 0."""
         steps = (seconds - self.fixed) / (self.slope * seconds_per_step)
-        return max(0, math.floor(min(steps, 1e15)))
+        return max(0, math.floor(min(steps, UNLIMITED_STEPS)))
 
 
 def fit_cost(
-    done: Sequence[TrialResult], step_time: Callable[[float], float], share: float
+    trials: Sequence[TrialResult], step_time: Callable[[float], float], share: float
 ) -> TrialCost:
-    """Return what trials cost, by least squares over the relative errors; neither part is below 0.
+    """Fit what trials cost, by least squares over the relative errors; neither part is below 0.
 
-    ``share`` of evaluation in training is what is known of other costs before the first trial.
+    Args:
+        trials: that have ended.
+        step_time: seconds of a step over batch size.
+        share: of evaluation in training; what is known of other costs before the first trial.
     """
-    steps = {trial.number: trial.steps for trial in done}
-    rows, walls = [[0.0, PRIOR_ROWS]], [PRIOR_ROWS * (1.0 + share)]
-    for trial in done:
-        before = 0 if trial.resumed_from is None else steps.get(trial.resumed_from, 0)
-        training = max(trial.steps - before, 0) * step_time(trial.batch_size)
+    steps = {trial.number: trial.steps for trial in trials}
+    rows = [[0.0, PRIOR_ROWS]]
+    walls = [PRIOR_ROWS * (1.0 + share)]
+    for trial in trials:
         if trial.status == "failed" or trial.wall_seconds <= 0.0:
             continue
+        # Of what continues a trial, that trial has taken the first steps.
+        steps_before = 0
+        if trial.resumed_from is not None:
+            steps_before = steps.get(trial.resumed_from, 0)
+        training = max(trial.steps - steps_before, 0) * step_time(trial.batch_size)
         rows.append([1.0 / trial.wall_seconds, training / trial.wall_seconds])
         walls.append(1.0)
     (fixed, slope), _ = nnls(np.array(rows), np.array(walls))
+    # A step takes its own seconds at least: a smaller slope would be noise.
     return TrialCost(float(fixed), max(float(slope), 1.0))
 
 
@@ -88,19 +97,29 @@ class WallTime:
         owner: bool,
         now: Callable[[], float] = time.time,
     ) -> None:
-        """``elapsed`` seconds are this command's."""
-        self._study, self._budget, self._owner = study, budget, owner
+        """Begin to count.
+
+        Args:
+            study: has what its earlier commands took.
+            budget: has the limit, if any.
+            elapsed: gives the seconds that this command has taken.
+            owner: whether this process owns the study, so that its clock counts.
+            now: gives the seconds of the wall clock, by which the others count.
+        """
+        self._study = study
+        self._budget = budget
+        self._owner = owner
         self.limit = math.inf if budget.wall_seconds is None else budget.wall_seconds
-        self._between: list[float] = []  # seconds between two trials, as a decision takes
-        self._looks: list[
-            float
-        ] = []  # seconds of looks at the posterior as it is drawn for a replicate
-        self._since: float | None = None  # the end of the last trial
+        # Seconds between two trials, as a decision takes.
+        self._between: list[float] = []
+        # Seconds of looks at the posterior as it is drawn for a replicate.
+        self._looks: list[float] = []
+        self._last_end: float | None = None  # of a trial
         self._taken: Callable[[], float] = elapsed
         if math.isfinite(self.limit):
-            before = study.user_attrs.get(TAKEN, 0.0)
+            earlier = study.user_attrs.get(TAKEN, 0.0)
             if owner:
-                self._taken = lambda: before + elapsed()
+                self._taken = lambda: earlier + elapsed()
                 study.set_user_attr(BEGAN, now() - self._taken())
             else:
                 began = study.user_attrs.get(BEGAN, now())
@@ -114,10 +133,10 @@ class WallTime:
     @contextmanager
     def trial(self) -> Iterator[None]:
         """Note when trials run: what the command does between them takes time, too."""
-        if self._since is not None:
-            self._between.append(self._taken() - self._since)
+        if self._last_end is not None:
+            self._between.append(self._taken() - self._last_end)
         yield
-        self._since = self._taken()
+        self._last_end = self._taken()
 
     @contextmanager
     def fine_look(self) -> Iterator[None]:
@@ -144,115 +163,123 @@ class WallTime:
         return self.limit - REPORT_SECONDS - self.fine_decision - self._taken()
 
     def trial_limit(self, is_baseline: bool) -> float:
-        """Return the wall seconds after which a trial that begins now ends with its next step.
+        """Give the wall seconds after which a trial that begins now ends with its next step.
 
         Its steps are chosen so that it ends long before; on a machine that has become slower this
         binds. The baseline has ``BASELINE_SLACK`` times its share of the limit.
         """
         limit = max(self.left, 0.0)
-        return min(limit, BASELINE_SLACK * MEANS_SHARE * self.limit) if is_baseline else limit
+        if is_baseline:
+            limit = min(limit, BASELINE_SLACK * MEANS_SHARE * self.limit)
+        return limit
 
     def spent(
-        self, done: Sequence[TrialResult], cost: TrialCost, reserve: float, shortest: float
+        self, trials: Sequence[TrialResult], cost: TrialCost, reserve: float, shortest: float
     ) -> SearchEnd | None:
         """Say that a search has no time for another point; None if it has.
 
         ``shortest``: as in :meth:`end`.
         """
-        walls = [trial.wall_seconds for trial in searched(done)]
-        one_more = self.decision + (statistics.fmean(walls) if walls else cost.fixed)
+        walls = [trial.wall_seconds for trial in searched(trials)]
+        usual = statistics.fmean(walls) if walls else cost.fixed
+        one_more = self.decision + usual
         if self.left > reserve + one_more:
             return None
-        return self.end(done, reserve, shortest)
+        return self.end(trials, reserve, shortest)
 
-    def end(self, done: Sequence[TrialResult], reserve: float, shortest: float) -> SearchEnd:
+    def end(self, trials: Sequence[TrialResult], reserve: float, shortest: float) -> SearchEnd:
         """Say that no time is left for another point, and for what the rest is kept.
 
         Where not even two trials had time it says how much they need; ``shortest`` are the wall seconds of the least
         trial that is worth its start.
         """
         purpose = "to run the winner again"
-        if self._budget.objective != "loss" and not best(done, self._budget):
+        if self._budget.objective != "loss" and not leaders(trials, self._budget):
             purpose = "to continue the most promising trial"
-        kept = f", {min(reserve, self.left):.1f} s kept {purpose}" if self.left > 0.0 else ""
+        left = self.left
+        kept = f", {min(reserve, left):.1f} s kept {purpose}" if left > 0.0 else ""
         return SearchEnd(
             f"stopped: search.wall_seconds={self.limit:g} leave no time for another point "
-            f"({self._taken():.1f} s taken{kept}){self._advice(done, shortest)}",
+            f"({self._taken():.1f} s taken{kept}){self._advice(trials, shortest)}",
             "search.wall_seconds",
         )
 
-    def _advice(self, done: Sequence[TrialResult], shortest: float) -> str:
-        """Return what would have been time for two trials, as the end of a sentence; empty once two have run."""
-        if len(searched(done)) >= 2:
+    def _advice(self, trials: Sequence[TrialResult], shortest: float) -> str:
+        """Say, as the end of a sentence, what would have been time for two trials; empty once two have run."""
+        if len(searched(trials)) >= 2:
             return ""
-        seconds = math.ceil(self.seconds_of_two(done, shortest))
+        seconds = math.ceil(self.seconds_of_two(trials, shortest))
         return (
             f"; with what comes before and after, two trials take {seconds} s here: "
             f"search.wall_seconds={seconds}, and a multiple of it for a search"
         )
 
-    def seconds_of_two(self, done: Sequence[TrialResult], shortest: float) -> float:
-        """Return the least ``search.wall_seconds`` that two trials, and what comes before and after, would have met."""
-        walls = [trial.wall_seconds for trial in done]
-        before = self._taken() - sum(walls)
-        after = REPORT_SECONDS + self.fine_decision
-        return before + 2.0 * (self.decision + max([shortest, *walls])) + after
+    def seconds_of_two(self, trials: Sequence[TrialResult], shortest: float) -> float:
+        """Give the least ``search.wall_seconds`` for two trials, with what comes before and after."""
+        walls = [trial.wall_seconds for trial in trials]
+        preparation = self._taken() - sum(walls)
+        longest = max([shortest, *walls])
+        report = REPORT_SECONDS + self.fine_decision
+        return preparation + 2.0 * (self.decision + longest) + report
 
     def reserve(
         self,
-        done: Sequence[TrialResult],
+        trials: Sequence[TrialResult],
         cost: TrialCost,
         step_time: Callable[[float], float],
         baseline: TrialResult | None = None,
     ) -> float:
-        """Return the seconds that are kept: for fresh seeds, or to continue the most promising trial.
+        """Give the seconds that are kept: for fresh seeds, or to continue the most promising trial.
 
         Fresh seeds are those of the winners by the objective and, as far as a share of the limit goes, those of further
         candidates and of the ``baseline``, if it has reached the target.
         """
         if not math.isfinite(self.limit):
             return 0.0
-        winners = best(done, self._budget)
+        winners = leaders(trials, self._budget)
         if not winners:
             return RESCUE_SHARE * self.limit
         count = self._budget.replicates
 
-        def again(trial: TrialResult) -> float:
+        def fresh_seconds(trial: TrialResult) -> float:
             return count * self.replicate_seconds(trial.steps, step_time(trial.batch_size), cost)
 
-        first = sum(again(trial) for trial in winners)
-        others = (self._budget.candidates - 1) * first
+        of_winners = sum(fresh_seconds(trial) for trial in winners)
+        of_others = (self._budget.candidates - 1) * of_winners
         if baseline is not None and baseline.reached and baseline not in winners:
-            others += again(baseline)
-        return first + min(others, OTHERS_SHARE * self.limit)
+            of_others += fresh_seconds(baseline)
+        return of_winners + min(of_others, OTHERS_SHARE * self.limit)
 
     def replicate_seconds(self, steps: float, seconds_per_step: float, cost: TrialCost) -> float:
-        """Return the seconds that one replicate of so many steps is predicted to take."""
+        """Predict the seconds of one replicate of so many steps, and of the decision before it."""
         return self.fine_decision + cost.seconds(steps * seconds_per_step)
 
     def max_steps(
         self,
-        done: Sequence[TrialResult],
+        trials: Sequence[TrialResult],
         spec: TrialSpec,
         cost: TrialCost,
         step_time: Callable[[float], float],
         reserve: float,
     ) -> int | None:
-        """Return the step up to which a trial can be trained with ``reserve`` seconds left; None if it is too short.
+        """Give the step up to which a trial can be trained with ``reserve`` seconds left; None if it is too short.
 
         No trial is worth its start that has fewer than ``MIN_STEPS``, or less than ``LEAST_GROWTH`` times those of the
         one that it continues.
         """
         if not math.isfinite(self.limit):
-            return round(1e15)
-        parent = next((trial for trial in done if trial.number == spec.resumed_from), None)
+            return round(UNLIMITED_STEPS)
+        parent = next((trial for trial in trials if trial.number == spec.resumed_from), None)
         first = 0 if parent is None else parent.steps
         last = first + cost.steps(self.left - reserve, step_time(spec.batch_size))
-        return last if last >= max(MIN_STEPS, LEAST_GROWTH * first) else None
+        if last < max(MIN_STEPS, LEAST_GROWTH * first):
+            return None
+        return last
 
 
-def best(done: Sequence[TrialResult], budget: SearchBudget) -> list[TrialResult]:
-    """Return the reached trial that stands first by each merit of the objective."""
-    return [
-        trials[0] for merit in SOUGHT[budget.objective].merits if (trials := ranked(done, merit))
-    ]
+def leaders(trials: Sequence[TrialResult], budget: SearchBudget) -> list[TrialResult]:
+    """Give the reached trial that stands first by each merit of the objective, as far as one does."""
+    first = list[TrialResult]()
+    for merit in SOUGHT[budget.objective].merits:
+        first += ranked(trials, merit)[:1]
+    return first

@@ -8,7 +8,7 @@ dashboard shows, and its end with its values (see :mod:`bstune.study.storage.tel
 import copy
 import math
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
@@ -41,7 +41,14 @@ from bstune.study.storage.trials import (
     trial_index_of,
     worker_of,
 )
-from bstune.study.storage.turns import TAKEN, TRIES, Turn, count_failures, failed_at, turn_at
+from bstune.study.storage.turns import (
+    HOLDS_INDEX,
+    TRIES,
+    Turn,
+    count_failures,
+    failed_at,
+    turn_at,
+)
 from bstune.system.secrets import redact_values
 
 REPORTED = 1  # step of the one value of a stopped trial that samplers see
@@ -62,26 +69,26 @@ def _begin(
     expected = len(turn.trials)
     # Optuna's ask() cannot store parameters and attributes in the transaction that makes the trial.
     trial_id = patient(storage.create_new_trial)(study_id, template)
-    find = patient(storage.get_trial_id_from_study_id_trial_number)
-    if find(study_id, expected) == trial_id:  # no trial was begun since the index was found free
+    id_at_number = patient(storage.get_trial_id_from_study_id_trial_number)
+    if id_at_number(study_id, expected) == trial_id:
+        # No trial was begun since the index was found free.
         return trial_id, replace(spec, number=expected)
     trials = read(study)
-    own = next(trial for trial in trials if trial._trial_id == trial_id)
-    earlier = (trial for trial in trials if trial.number < own.number)
-    for first in earlier:
-        if not _has_begun(first, turn.trial_index):
+    number = next(trial.number for trial in trials if trial._trial_id == trial_id)
+    for earlier in trials:
+        if earlier.number >= number or not _has_begun(earlier, turn.trial_index):
             continue
-        if worker_of(first) != turn.worker:
+        if worker_of(earlier) != turn.worker:
             _drop(study, trial_id)
             return None
         # The storage made it without answering, and was asked again.
-        _drop(study, first._trial_id)
-    return trial_id, replace(spec, number=own.number)
+        _drop(study, earlier._trial_id)
+    return trial_id, replace(spec, number=number)
 
 
 def _has_begun(trial: FrozenTrial, trial_index: int) -> bool:
     """Tell whether a trial runs, or has run to its end, at an index."""
-    return trial.state in TAKEN and trial_index_of(trial) == trial_index
+    return trial.state in HOLDS_INDEX and trial_index_of(trial) == trial_index
 
 
 def _drop(study: optuna.Study, trial_id: int) -> None:
@@ -98,7 +105,7 @@ class Ranking:
     target: Target
 
     def seen(self, trials: Sequence[FrozenTrial]) -> list[FrozenTrial]:
-        """Return the trials, those that missed the target with their gap to it.
+        """Give the trials, those that missed the target with their gap to it.
 
         TPE ranks pruned trials by their last reported step, then by the value there. Steps mean
         different things at different batch sizes, so all get the same one: the gap ranks them.
@@ -134,17 +141,27 @@ def ask(
 ) -> AskedTrial | None:
     """Ask a trial at an index, as the sampler suggests it or as it was asked before it was cut short.
 
-    ``stops``: whether a trial can be stopped early and continued; else the sampler's limits count only as horizons.
-    ``baseline``: what the first index runs in place of a suggestion, and for how many steps at most.
-    ``ranking``: of trials without a value, where the sampler ranks them by what they reported.
-    ``limited``: the trial within the time that is left; None where that is too short, and then nothing is stored.
+    Args:
+        study: in its storage.
+        turn: the index, and the trials as they were when it was free.
+        budget: of the search: its seeds and strata.
+        space: that is searched.
+        sampler: of this one trial.
+        stops: whether a trial can be stopped early and continued; else the sampler's limits count
+            only as horizons.
+        baseline: what the first index runs in place of a suggestion, and for how many steps at most.
+        ranking: of trials without a value, where the sampler ranks them by what they reported.
+        limited: the trial within the time that is left; None where that is too short, and then
+            nothing is stored.
 
     Returns:
         None as well if another process has begun a trial at the index meanwhile.
     """
     draft, spec = _draft(study, turn, budget, space, sampler, stops, baseline, ranking)
     within = limited(spec)
-    return None if within is None else _begin(study, turn, _template(draft, turn, within), within)
+    if within is None:
+        return None
+    return _begin(study, turn, _template(draft, turn, within), within)
 
 
 def _draft(
@@ -159,34 +176,39 @@ def _draft(
 ) -> tuple[Draft, TrialSpec]:
     """Suggest a trial that is not stored yet; the arguments are those of :func:`ask`."""
     trial_index = turn.trial_index
-    stopping: Any = sampler if hasattr(sampler, "max_steps") else None
     failed = failed_at(turn.trials, trial_index)
-    earlier = failed[-1] if failed else None
-    if earlier is not None and not (
-        RECORD in earlier.user_attrs and count_failures(failed) % TRIES == 0
-    ):
+    if failed and not _is_given_up(failed):
+        earlier = failed[-1]
         draft, trial = _suggested(study, turn, space, sampler, dict(earlier.params), ranking)
         return draft, replace(spec_of(earlier), number=trial.number)
     if trial_index == 0 and baseline is not None and not failed:
         return _draft_baseline(study, turn, space, budget, *baseline)
-    chooses = stopping is not None or getattr(sampler, "chooses_batch_sizes", False)
-    stratum = None if chooses else budget.stratum(trial_index, space)
-    fixed = {} if stratum is None else {"batch_size": stratum}
+    # A sampler that stops trials is known by this method: Optuna's have no class for it.
+    stopping: Any = sampler if hasattr(sampler, "max_steps") else None
+    fixed: dict[str, int | float] = {}
+    if stopping is None and not getattr(sampler, "chooses_batch_sizes", False):
+        stratum = budget.stratum(trial_index, space)
+        if stratum is not None:
+            fixed["batch_size"] = stratum
     draft, trial = _suggested(study, turn, space, sampler, fixed, ranking)
     batch_size = space.snap(trial.params["batch_size"])
-    lr, seed = space.lr(batch_size, trial.params["delta"]), budget.trial_seed(trial_index)
-    max_steps, resumed_from = None, None
+    lr = space.lr(batch_size, trial.params["delta"])
+    seed = budget.trial_seed(trial_index)
+    max_steps: int | None = None
+    resumed_from: int | None = None
     if stopping is not None and (stops or getattr(sampler, "horizon", False)):
-        max_steps, resumed_from = (
-            stopping.max_steps(trial.number),
-            stopping.resumed_from(trial.number),
-        )
+        max_steps = stopping.max_steps(trial.number)
+        resumed_from = stopping.resumed_from(trial.number)
         if resumed_from is not None:
+            # It is the trial that it continues, also where that lies outside of the ranges.
             continued = record_of(turn.trials[resumed_from].user_attrs[RECORD])
-            lr, seed = continued.lr, continued.seed
+            lr = continued.lr
+            seed = continued.seed
     delta = space.delta(batch_size, lr)
-    values = space.searched(trial.params)  # and back
+    # From the axes that the sampler searches to the values that the trial gets.
+    values = space.searched(trial.params)
     dense_steps = None
+    # What goes on keeps the evaluations of its first part.
     if resumed_from is None:
         dense_steps = first_looks(turn.trials, batch_size)
     return draft, TrialSpec(
@@ -203,6 +225,14 @@ def _draft(
     )
 
 
+def _is_given_up(failed: Sequence[FrozenTrial]) -> bool:
+    """Say whether a point's trials have failed so often that another one takes its place.
+
+    A last one that was cut short has no record: its point is asked again in any case.
+    """
+    return RECORD in failed[-1].user_attrs and count_failures(failed) % TRIES == 0
+
+
 def _draft_baseline(
     study: optuna.Study,
     turn: Turn,
@@ -214,12 +244,13 @@ def _draft_baseline(
     """Ask the user's own configuration, which Optuna has at the nearest place within its ranges."""
     delta = space.delta(baseline.batch_size, baseline.lr)
     searched = space.searched(baseline.hyperparameters)
-    params = {"batch_size": baseline.batch_size, "delta": delta, **searched}
-    within = {
-        name: nearest_value(params[name], distribution)
+    place = {"batch_size": baseline.batch_size, "delta": delta, **searched}
+    fixed = {
+        name: nearest_value(place[name], distribution)
         for name, distribution in distributions(space).items()
     }
-    draft, trial = _suggested(study, turn, space, RandomSampler(seed=0), within)
+    # The sampler draws nothing, as all values are fixed.
+    draft, trial = _suggested(study, turn, space, RandomSampler(seed=0), fixed)
     seed = budget.trial_seed(turn.trial_index)
     return draft, baseline_spec(baseline, trial.number, space, seed, max_steps)
 
@@ -238,34 +269,63 @@ def ask_replicate(
 ) -> AskedTrial | None:
     """Ask a trial with all of another's hyperparameters, on a fresh seed; None if another process runs it.
 
-    ``seed_of``: a winner's replicate, on whose seed the baseline runs. ``last_step``: to which it runs in any case.
-
     Where trials stop it takes at most twice the steps that the other took, or that a fresh seed is predicted to take,
     and no fewer than any trial; elsewhere it has this horizon, or that of the replicates before, where the other's was
     chosen too.
+
+    Args:
+        study: in its storage.
+        winner: the point that runs again.
+        replicate: how many runs it has had.
+        budget: of the search: its indices and seeds.
+        space: that is searched.
+        stops: whether a trial can be stopped early and continued.
+        worker: the id of this process's lease.
+        horizon: to run with; None: the trial's own.
+        seed_of: a winner's replicate, on whose seed the baseline runs.
+        last_step: to which it runs in any case.
     """
     original = winner.trial
+    # The baseline's runs are known by index 0, also where its first run went on at another one.
     place = original.trial_index if seed_of is None else 0
     trial_index = budget.replicate_index(place, replicate)
     turn = turn_at(study, trial_index, worker)
     first = turn.trials[original.number]
-    max_steps = spec_of(first).max_steps
+    spec = spec_of(first)
+    dense_steps = None
     if last_step is not None:
-        max_steps = last_step
-    elif stops:
-        max_steps = math.ceil(max(REPLICATE_LIMIT * max(original.steps, winner.steps), MIN_STEPS))
-    elif max_steps is not None:
-        max_steps = winner.horizon if winner.runs else horizon or max_steps
+        max_steps: int | None = last_step
+    else:
+        max_steps = _replicate_steps(winner, spec.max_steps, stops, horizon)
+        dense_steps = dense_steps_of(original, winner.steps)
+    seed = budget.trial_seed(trial_index) if seed_of is None else seed_of.seed
     spec = replace(
-        spec_of(first),
+        spec,
         trial_index=trial_index,
-        seed=budget.trial_seed(trial_index) if seed_of is None else seed_of.seed,
+        seed=seed,
         max_steps=max_steps,
         resumed_from=None,
         replicate_of=original.number,
-        dense_steps=None if last_step is not None else dense_steps_of(original, winner.steps),
+        dense_steps=dense_steps,
     )
     return _ask_again(study, turn, space, first, spec)
+
+
+def _replicate_steps(
+    winner: Winner, own: int | None, stops: bool, horizon: int | None
+) -> int | None:
+    """Give the steps of a replicate; ``own``: of the trial that it repeats, None: its budget's.
+
+    The other arguments are those of :func:`ask_replicate`.
+    """
+    if stops:
+        expected = max(winner.trial.steps, winner.steps)
+        return math.ceil(max(REPLICATE_LIMIT * expected, MIN_STEPS))
+    if own is None:
+        return None
+    if winner.runs:
+        return winner.horizon
+    return horizon or own
 
 
 def ask_continuation(
@@ -283,14 +343,16 @@ def ask_continuation(
     """
     trials = read(study)
     indices = [trial_index_of(trial) or 0 for trial in trials]
+    # Replicates have theirs far above.
     last = max(index for index in indices if index < FIRST_REPLICATE)
     turn = Turn(last + 1, worker, trials)
     parent = trials[stopped.number]
+    resumed_from = None if afresh else stopped.number
     spec = replace(
         spec_of(parent),
         trial_index=turn.trial_index,
         max_steps=max_steps,
-        resumed_from=None if afresh else stopped.number,
+        resumed_from=resumed_from,
     )
     return _ask_again(study, turn, space, parent, spec)
 
@@ -308,25 +370,26 @@ def _suggested(
     turn: Turn,
     space: Space,
     sampler: BaseSampler,
-    fixed: dict[str, Any],
+    fixed: Mapping[str, int | float],
     ranking: Ranking | None = None,
 ) -> tuple[Draft, optuna.Trial]:
+    """Let the sampler suggest all parameters but those that are ``fixed``, of a trial that is not stored."""
     seen = turn.trials if ranking is None else ranking.seen(turn.trials)
     draft = Draft(study, seen)
     with warnings.catch_warnings(action="ignore", category=ExperimentalWarning):
-        chosen = PartialFixedSampler(fixed, sampler) if fixed else sampler
+        chosen = PartialFixedSampler(dict(fixed), sampler) if fixed else sampler
         # A sampler may store what it has to remember of the study.
         trial = patient(optuna.Trial)(draft.study(chosen), draft.trial_id)
-        for name, one in distributions(space).items():
-            if isinstance(one, IntDistribution):
-                patient(trial.suggest_int)(name, one.low, one.high, log=one.log)
+        for name, values in distributions(space).items():
+            if isinstance(values, IntDistribution):
+                patient(trial.suggest_int)(name, values.low, values.high, log=values.log)
             else:
-                patient(trial.suggest_float)(name, one.low, one.high, log=one.log)
+                patient(trial.suggest_float)(name, values.low, values.high, log=values.log)
     return draft, trial
 
 
 def _template(draft: Draft, turn: Turn, spec: TrialSpec) -> FrozenTrial:
-    """Return a suggested trial with all that its storage is given before it runs."""
+    """Make of a suggested trial all that its storage is given before it runs."""
     attributes = {LEARNING_RATE: spec.lr, SPEC: text_of(spec, turn.worker)}
     if spec.resumed_from is not None:
         attributes[RESUMED_FROM] = spec.resumed_from
@@ -334,15 +397,17 @@ def _template(draft: Draft, turn: Turn, spec: TrialSpec) -> FrozenTrial:
 
 
 def distributions(space: Space) -> dict[str, IntDistribution | FloatDistribution]:
-    """Return the parameters of a study, as :func:`ask` suggests them."""
+    """Give the parameters of a study, as :func:`ask` suggests them."""
     searched: dict[str, IntDistribution | FloatDistribution] = {
         "batch_size": IntDistribution(space.low, space.high, log=True),
         "delta": FloatDistribution(-space.delta_bound, space.delta_bound),
     }
-    for one in space.tunables:
-        if one.integer:
-            searched[one.name] = IntDistribution(round(one.low), round(one.high), log=one.log)
+    for tunable in space.tunables:
+        if tunable.integer:
+            low = round(tunable.low)
+            searched[tunable.name] = IntDistribution(low, round(tunable.high), log=tunable.log)
         else:
-            low, high = sorted((one.searched(one.low), one.searched(one.high)))
-            searched[one.name] = FloatDistribution(low, high, log=one.log)
+            # The complement of a range begins with that of its end.
+            ends = sorted((tunable.searched(tunable.low), tunable.searched(tunable.high)))
+            searched[tunable.name] = FloatDistribution(ends[0], ends[1], log=tunable.log)
     return searched

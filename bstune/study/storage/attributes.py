@@ -10,21 +10,23 @@ from bstune.study.planning import wall
 
 # Attributes in the storage. Studies of another FORMAT name other fields in their specs and records.
 FORMAT_VERSION = 4
-FORMAT, FROZEN_SETTINGS = "bstune:format", "bstune:settings"
-STUDY_ID, OUTPUT = "bstune:study_id", "bstune:output"
+FORMAT = "bstune:format"
+FROZEN_SETTINGS = "bstune:settings"
+STUDY_ID = "bstune:study_id"
+OUTPUT = "bstune:output"  # the folder
 TESTS = "bstune:tests"  # test metrics by trial number
-DEVICE, ARGUMENTS = (
-    "bstune:device",
-    "bstune:arguments",
-)  # whose seconds count; what composes the config elsewhere
+DEVICE = "bstune:device"  # whose seconds count
+ARGUMENTS = "bstune:arguments"  # of the command line, which compose the config elsewhere
 BUDGET_TIMES = "bstune:budget_times"  # batch sizes and seconds of a step, of a budget of seconds
 GOAL = "bstune:goal"  # of the target, where the study's first trial sets it
 SPEC = "bstune:spec"  # what a trial is asked to do, and the process that runs it, as JSON
 WORKER = "worker"  # in a trial's spec: the id of that process's lease
 LOST = "bstune:lost"  # of a trial at whose index another one had been begun: it never ran
 # What Optuna's dashboard shows of a trial beside its parameters and values.
-LEARNING_RATE, OUTCOME = "lr", "outcome"
-WINNER = "winner"  # and of the study: trial, batch size and learning rate, by what it is the best
+LEARNING_RATE = "lr"
+OUTCOME = "outcome"
+# And of the study: trial, batch size and learning rate, by what it is the best.
+WINNER = "winner"
 # What those that are there must be; those of a study must be there, but for some.
 STUDY_ATTRIBUTES: Mapping[str, TypeAdapter[Any]] = {
     STUDY_ID: TypeAdapter(str),

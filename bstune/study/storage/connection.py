@@ -27,12 +27,15 @@ ANSWER_SECONDS = 15  # that a lock, a statement or a peer that is gone may hold 
 OPTUNA_TABLES = {"studies", "trials", "version_info"}  # that each of Optuna's databases has
 NAMED_TABLES = 3  # of a foreign database, in an error
 GRPC = "grpc"  # Optuna's proxy: many workers on few connections to a database
+# Where Optuna's proxy listens unless told otherwise.
+PROXY_HOST = "localhost"
+PROXY_PORT = 13000
 BACKENDS = ("sqlite", "postgresql", GRPC)
 RACE_SECONDS = (0.1, 0.3, 1.0, 2.0)  # between looks, while another process makes the same thing
 
 
 def engine_arguments(url: str) -> dict[str, Any]:
-    """Return SQLAlchemy's arguments for a storage, so that one that is away is noticed in seconds.
+    """Make SQLAlchemy's arguments for a storage, so that one that is away is noticed in seconds.
 
     What the URL itself says of a connection stands. A server that is frozen, rather than gone, is
     waited for: no driver's time-out covers an answer that does not come.
@@ -64,52 +67,33 @@ def engine_arguments(url: str) -> dict[str, Any]:
         "keepalives_count": 2,
         "tcp_user_timeout": milliseconds,
     }
-    own = {name: value for name, value in settings.items() if name not in location.query}
-    return {"connect_args": own, "pool_pre_ping": True}
+    unstated = {name: value for name, value in settings.items() if name not in location.query}
+    return {"connect_args": unstated, "pool_pre_ping": True}
 
 
 def database_file(url: str) -> Path | None:
-    """Return the file of a SQLite database; None where a server, or this process's memory, holds it."""
+    """Find the file of a SQLite database; None where a server, or this process's memory, holds it."""
     place = make_url(url)
-    in_file = place.get_backend_name() == "sqlite" and place.database not in (None, "", ":memory:")
-    return Path(str(place.database)) if in_file else None
+    if place.get_backend_name() != "sqlite" or place.database in (None, "", ":memory:"):
+        return None
+    return Path(str(place.database))
 
 
 def check_storage(url: str) -> None:
     """Connect to the storage and disconnect, writing nothing; StudyError if it is no database or does not answer."""
     arguments = engine_arguments(url)
-    proxy = make_url(url).get_backend_name() == GRPC
     path = database_file(url)
     if path is not None:
-        check_writable(path, f"storage={url}")
-        if not path.absolute().parent.is_dir():
-            raise StudyError(
-                f"storage={url}: the folder {path.parent} does not exist: make it, or choose another"
-            )
-        if path.is_symlink() and not path.exists():
-            raise StudyError(
-                f"storage={url}: {path} is a link to {path.readlink()}, which does not exist: make it an empty file, "
-                "or choose another storage"
-            )
-        if not path.exists():  # connecting would create it
+        _check_place(path, url)
+        # Connecting would create it.
+        if not path.exists():
             return
-
-    def look() -> None:
-        if proxy:
-            open_proxy(url).wait_server_ready(timeout=CONNECT_SECONDS)
-            return
-        engine = create_engine(url, **arguments)
-        # SQLite reads nothing of its file for SELECT 1.
-        is_sqlite = engine.dialect.name == "sqlite"
-        query = "SELECT count(*) FROM sqlite_master" if is_sqlite else "SELECT 1"
-        with engine.connect() as connection:
-            connection.execute(text(query))
-        engine.dispose()
-
     try:
-        patient(look, (*STORAGE_ERRORS, ConnectionError))()
+        patient(_look_once, (*STORAGE_ERRORS, ConnectionError))(url, arguments)
     except (StorageGoneError, ImportError) as error:
-        reason = error.reason if isinstance(error, StorageGoneError) else str(error).splitlines()[0]
+        reason = str(error).splitlines()[0]
+        if isinstance(error, StorageGoneError):
+            reason = error.reason
         raise StudyError(
             f"the storage does not answer: storage={url}: {reason}; "
             "start it, install its driver (psycopg2-binary for postgresql+psycopg2://, grpcio for "
@@ -117,6 +101,34 @@ def check_storage(url: str) -> None:
         ) from error
     if path is not None:
         _check_tables(path, url)
+
+
+def _check_place(path: Path, url: str) -> None:
+    """Refuse a place where no database's file can be made."""
+    check_writable(path, f"storage={url}")
+    if not path.absolute().parent.is_dir():
+        raise StudyError(
+            f"storage={url}: the folder {path.parent} does not exist: make it, or choose another"
+        )
+    if path.is_symlink() and not path.exists():
+        raise StudyError(
+            f"storage={url}: {path} is a link to {path.readlink()}, which does not exist: "
+            "make it an empty file, or choose another storage"
+        )
+
+
+def _look_once(url: str, arguments: dict[str, object]) -> None:
+    """Connect and read; ``arguments`` are those of :func:`engine_arguments`."""
+    if make_url(url).get_backend_name() == GRPC:
+        open_proxy(url).wait_server_ready(timeout=CONNECT_SECONDS)
+        return
+    engine = create_engine(url, **arguments)
+    # SQLite reads nothing of its file for SELECT 1.
+    is_sqlite = engine.dialect.name == "sqlite"
+    query = "SELECT count(*) FROM sqlite_master" if is_sqlite else "SELECT 1"
+    with engine.connect() as connection:
+        connection.execute(text(query))
+    engine.dispose()
 
 
 def _check_tables(path: Path, url: str) -> None:
@@ -128,13 +140,14 @@ def _check_tables(path: Path, url: str) -> None:
         raise StudyError(f"the storage does not answer: storage={url}: {error}") from error
     if foreign:
         raise StudyError(
-            f"storage={url}: {path} is another program's database, with {tables_text(foreign)}, and bstune adds "
-            "nothing to it: choose another file, such as storage=sqlite:///studies.db"
+            f"storage={url}: {path} is another program's database, with {tables_text(foreign)}, "
+            "and bstune adds nothing to it: choose another file, such as "
+            "storage=sqlite:///studies.db"
         )
 
 
 def primary_keys(tables: MetaData) -> dict[str, set[str]]:
-    """Return the columns of the primary key of each of a program's tables, and of Alembic's, which it keeps there."""
+    """Give the columns of the primary key of each of a program's tables, and of Alembic's, which it keeps there."""
     keys = {name: set(table.primary_key.columns.keys()) for name, table in tables.tables.items()}
     return {**keys, "alembic_version": {"version_num"}}
 
@@ -142,10 +155,11 @@ def primary_keys(tables: MetaData) -> dict[str, set[str]]:
 def tables_text(tables: Sequence[str]) -> str:
     """Name the first tables of a database in a line."""
     named = ", ".join(tables[:NAMED_TABLES])
+    word = "tables" if len(tables) > 1 else "table"
     more = len(tables) - NAMED_TABLES
-    return f"the table{'s' if len(tables) > 1 else ''} {named}" + (
-        f" and {more} more" if more > 0 else ""
-    )
+    if more > 0:
+        named += f" and {more} more"
+    return f"the {word} {named}"
 
 
 class _Filtered(BaseStorage):
@@ -167,27 +181,31 @@ class _Proxy(_Filtered, optuna.storages.GrpcStorageProxy):
 
 
 def open_proxy(url: str) -> _Proxy:
-    """Return the client of Optuna's gRPC proxy at ``grpc://host:port``."""
+    """Make the client of Optuna's gRPC proxy at ``grpc://host:port``."""
     where = make_url(url)
     with warnings.catch_warnings(action="ignore", category=ExperimentalWarning):
-        return _Proxy(host=where.host or "localhost", port=where.port or 13000)
+        return _Proxy(host=where.host or PROXY_HOST, port=where.port or PROXY_PORT)
 
 
 def connect(url: str) -> BaseStorage:
-    """Return the storage at a URL of a database, or of Optuna's gRPC proxy (``grpc://host:port``)."""
-    return open_proxy(url) if make_url(url).get_backend_name() == GRPC else _open_database(url)
+    """Open the storage at a URL of a database, or of Optuna's gRPC proxy (``grpc://host:port``)."""
+    if make_url(url).get_backend_name() == GRPC:
+        return open_proxy(url)
+    return _open_database(url)
 
 
 def _open_database(url: str) -> BaseStorage:
     try:
         # Another process may be making the tables of the same new database: then it fails once.
         storage = patient(_Database)(url, engine_kwargs=engine_arguments(url))
-    except RuntimeError as error:  # tables of another version of Optuna
+    except RuntimeError as error:
+        # The tables are of another version of Optuna.
         raise StudyError(f"storage={url} cannot be read: {error}") from error
     path = database_file(url)
     if make_url(url).get_backend_name() != "sqlite":
         _wait_for_server(storage.engine)
-    elif path is not None and not str(path).startswith("file:"):  # a URI of its own
+    # What SQLite is given as a URI of its own is no path.
+    elif path is not None and not str(path).startswith("file:"):
         _check_file(storage.engine, path.absolute())
     return storage
 

@@ -36,7 +36,8 @@ class Draft(BaseStorage):
 
     def __init__(self, study: optuna.Study, trials: Sequence[FrozenTrial]) -> None:
         """``trials`` are the study's, in order of their numbers."""
-        self._study, self._storage = study, study._storage
+        self._study = study
+        self._storage = study._storage
         self._trials = trials
         self._trial = FrozenTrial(
             number=len(trials),
@@ -53,11 +54,11 @@ class Draft(BaseStorage):
         )
 
     def study(self, sampler: BaseSampler) -> optuna.Study:
-        """Return the study with the draft, and with a sampler that is to suggest its parameters."""
+        """Give the study with the draft, and with a sampler that is to suggest its parameters."""
         return optuna.Study(self._study.study_name, self, sampler)
 
     def template(self, user_attributes: Mapping[str, Any]) -> FrozenTrial:
-        """Return the trial as it was suggested, with these attributes."""
+        """Make the trial as it was suggested, with these attributes."""
         return create_trial(
             state=TrialState.RUNNING,
             params=self._trial.params,
@@ -91,7 +92,7 @@ class Draft(BaseStorage):
         self._trial.system_attrs[key] = value
 
     def get_trial(self, trial_id: int) -> FrozenTrial:
-        """Return the draft, or a trial of the study."""
+        """Give the draft, or a trial of the study."""
         if trial_id == DRAFT_ID:
             return copy.deepcopy(self._trial)
         return self._storage.get_trial(trial_id)
@@ -102,13 +103,13 @@ class Draft(BaseStorage):
         deepcopy: bool = True,
         states: Container[TrialState] | None = None,
     ) -> list[FrozenTrial]:
-        """Return the study's trials and the draft, in order of their numbers."""
-        found = [
+        """Give the study's trials and the draft, in order of their numbers."""
+        wanted = [
             trial
             for trial in (*self._trials, self._trial)
             if states is None or trial.state in states
         ]
-        return copy.deepcopy(found) if deepcopy else found
+        return copy.deepcopy(wanted) if deepcopy else wanted
 
     @staticmethod
     def _check(trial_id: int) -> None:
@@ -118,23 +119,23 @@ class Draft(BaseStorage):
     # The study
 
     def get_study_id_from_name(self, study_name: str) -> int:
-        """Return the id of the study in its own storage."""
+        """Give the id of the study in its own storage."""
         return self._study._study_id
 
     def get_study_name_from_id(self, study_id: int) -> str:
-        """Return the study's name."""
+        """Give the study's name."""
         return self._study.study_name
 
     def get_study_directions(self, study_id: int) -> list[StudyDirection]:
-        """Return whether the study's values are minimized."""
+        """Say whether the study's values are minimized."""
         return self._study.directions
 
     def get_study_user_attrs(self, study_id: int) -> dict[str, Any]:
-        """Return the study's own attributes."""
+        """Give the study's own attributes."""
         return self._storage.get_study_user_attrs(study_id)
 
     def get_study_system_attrs(self, study_id: int) -> dict[str, Any]:
-        """Return what samplers have stored of the study."""
+        """Give what samplers have stored of the study."""
         return self._storage.get_study_system_attrs(study_id)
 
     def set_study_user_attr(self, study_id: int, key: str, value: Any) -> None:
@@ -148,7 +149,7 @@ class Draft(BaseStorage):
     # What no sampler asks
 
     def get_all_studies(self) -> list[Any]:
-        """Return the studies of the storage."""
+        """Give the studies of the storage."""
         return list(self._storage.get_all_studies())
 
     def create_new_study(

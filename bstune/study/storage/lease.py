@@ -28,7 +28,7 @@ from bstune.system.user import user_name
 
 logger = logging.getLogger(__name__)
 Role = Literal["owner", "worker"]  # an owner reports; workers only train
-PREFIX = "bstune:lease:"
+PREFIX = "bstune:lease:"  # of the attributes' keys, before the leases' ids
 BEATS = 6  # while a lease lasts: it survives a storage that is away for most of its time
 
 
@@ -50,25 +50,35 @@ LEASE = TypeAdapter(Lease)
 
 
 def this_machine() -> str:
-    """Return what two processes share if each can see the other's process number."""
+    """Name what two processes share if each can see the other's process number."""
     boot = Path("/proc/sys/kernel/random/boot_id")
-    if not boot.exists():  # not Linux
+    # Elsewhere than on Linux.
+    if not boot.exists():
         return platform.node()
     return f"{boot.read_text().strip()}/{os.stat('/proc/self/ns/pid').st_ino}"
 
 
 def process_started(pid: int) -> str | None:
-    """Return when a process of this machine started, in clock ticks since the boot; None if there is none."""
+    """Say when a process of this machine started, in clock ticks since the boot.
+
+    None if there is none; empty where there is one and its start is not known.
+    """
     try:
         if not Path("/proc").exists():
             os.kill(pid, 0)
             return ""
-        state, *fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        after_name = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2]
     except (ProcessLookupError, FileNotFoundError):
         return None
-    except PermissionError:  # another user's
+    except PermissionError:
+        # It is another user's.
         return ""
-    return None if state in "ZX" else fields[18]  # proc(5): field 22, counted after the name
+    state, *fields = after_name.split()
+    # A zombie has ended.
+    if state in "ZX":
+        return None
+    # proc(5): field 22, of which two come before the state, and the state itself is the third.
+    return fields[18]
 
 
 class Leases:
@@ -82,11 +92,13 @@ class Leases:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """``seconds`` without a beat end a lease."""
-        self._study, self._seconds, self._clock = study, seconds, clock
-        self._seen: dict[
-            str, tuple[int, float]
-        ] = {}  # the last new beat of others, and when it was seen
-        self.lost = False  # another process took this one for dead
+        self._study = study
+        self._seconds = seconds
+        self._clock = clock
+        # The last new beat of others, and when it was seen.
+        self._seen: dict[str, tuple[int, float]] = {}
+        # Whether another process took this one for dead.
+        self.lost = False
         pid = os.getpid()
         name = f"{user_name()}@{platform.node()} (process {pid})"
         self.own = Lease(
@@ -101,10 +113,11 @@ class Leases:
                 continue
             try:
                 leases[key.removeprefix(PREFIX)] = LEASE.validate_json(value)
-            except (ValidationError, TypeError) as error:  # TypeError: it is no text
+            # A TypeError is of what is no text.
+            except (ValidationError, TypeError) as error:
                 raise StudyError(
-                    f"the study {self._study.study_name!r} has an attribute {one_line(key)} that is no lease: "
-                    "begin another one with study=NAME"
+                    f"the study {self._study.study_name!r} has an attribute {one_line(key)} that "
+                    "is no lease: begin another one with study=NAME"
                 ) from error
         return leases
 
@@ -113,7 +126,7 @@ class Leases:
         self._study.set_user_attr(PREFIX + lease.id, json.dumps(asdict(lease)))
 
     def _alive(self, lease: Lease) -> bool:
-        """Return whether the process of another's lease, which has not ended it, is there."""
+        """Say whether the process of another's lease, which has not ended it, is there."""
         if lease.machine == self.own.machine:
             return process_started(lease.pid) == lease.started
         beat, seen = self._seen.setdefault(lease.id, (lease.beat, self._clock()))
@@ -123,25 +136,29 @@ class Leases:
         return self._clock() - seen < self._seconds
 
     def others(self) -> list[Lease]:
-        """Return the other processes that work on the study; the leases of those that do not any more are ended."""
+        """List the other processes that work on the study; the leases of those that do not any more are ended."""
         living = []
         for lease in self._read().values():
             if lease.id == self.own.id or lease.ended:
                 continue
             if self._alive(lease):
                 living.append(lease)
-            else:  # it finds this if it was only stopped for a while
+            else:
+                # It finds this if it was only stopped for a while.
                 self._write(replace(lease, ended=True))
         return living
 
+    def _other_owners(self) -> list[Lease]:
+        return [lease for lease in self.others() if lease.role == "owner"]
+
     def living(self) -> set[str]:
-        """Return the ids of all processes that work on the study, this one's among them."""
+        """Collect the ids of all processes that work on the study, this one's among them."""
         return {self.own.id, *(lease.id for lease in self.others())}
 
     def beat(self) -> None:
         """Renew the own lease, or find that another process has ended it."""
-        found = self._read().get(self.own.id)
-        if found is not None and found.ended:
+        stored = self._read().get(self.own.id)
+        if stored is not None and stored.ended:
             self.lost = True
             return
         self.own = replace(self.own, beat=self.own.beat + 1)
@@ -151,25 +168,29 @@ class Leases:
         """Raise StudyError if another process took this one for dead, as when it was stopped for long."""
         if self.lost:
             raise StudyError(
-                f"this process gave no sign for {self._seconds:g} s (search.lease_seconds), so others took over its "
-                "trials: the finished ones are stored, and the same command continues"
+                f"this process gave no sign for {self._seconds:g} s (search.lease_seconds), so "
+                "others took over its trials: the finished ones are stored, and the same command "
+                "continues"
             )
 
     def _wait_alone(self, log: Callable[[str], None], sleep: Callable[[float], None]) -> None:
         """Wait until no other owner is there; StudyError names one that is."""
-        first = {lease.id: lease.beat for lease in self.others() if lease.role == "owner"}
+        first_beats = {lease.id: lease.beat for lease in self._other_owners()}
         announced = False
-        while owners := [lease for lease in self.others() if lease.role == "owner"]:
+        while owners := self._other_owners():
             for owner in owners:
-                here = owner.machine == self.own.machine
-                if here or first.get(owner.id) != owner.beat:
+                # One of this machine is known to live; elsewhere a new beat is the sign.
+                is_here = owner.machine == self.own.machine
+                if is_here or first_beats.get(owner.id) != owner.beat:
+                    name = self._study.study_name
                     raise StudyError(
-                        f"the study {self._study.study_name!r} is run by {owner.name}: wait for it, join it with "
-                        f"bstune worker study={self._study.study_name}, or begin another one with study=NAME"
+                        f"the study {name!r} is run by {owner.name}: wait for it, join it with "
+                        f"bstune worker study={name}, or begin another one with study=NAME"
                     )
             if not announced:
                 log(
-                    f"waiting up to {self._seconds:g} s for a sign of {owners[0].name}, which began this study"
+                    f"waiting up to {self._seconds:g} s for a sign of {owners[0].name}, "
+                    "which began this study"
                 )
                 announced = True
             sleep(self._seconds / BEATS / 2)
@@ -195,14 +216,11 @@ class Leases:
         try:
             if self.own.role == "owner":
                 # Two that came in the same moment see each other: one of them stays.
-                rivals = [
-                    lease
-                    for lease in self.others()
-                    if lease.role == "owner" and lease.id < self.own.id
-                ]
+                rivals = [lease for lease in self._other_owners() if lease.id < self.own.id]
                 if rivals:
                     raise StudyError(
-                        f"the study {self._study.study_name!r} was begun by {rivals[0].name} as well: wait"
+                        f"the study {self._study.study_name!r} was begun by {rivals[0].name} as "
+                        "well: wait"
                     )
             thread.start()
             yield
@@ -220,7 +238,7 @@ class Leases:
                 )
 
     def _end(self, thread: threading.Thread) -> bool:
-        """End the lease after its last beat; return whether the storage has taken it."""
+        """End the lease after its last beat; say whether the storage has taken it."""
         if thread.ident is not None:
             thread.join()
         try:

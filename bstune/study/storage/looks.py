@@ -8,8 +8,11 @@ from optuna.trial import FrozenTrial
 from bstune.core.records import TrialResult
 from bstune.study.storage.trials import results
 
-# Of the steps of the trial that a replicate repeats, or that are predicted: where it is evaluated densely.
-DENSE_FROM, DENSE_UNTIL = 0.5, 1.6
+# Of the steps of the trial that a replicate repeats, or that are predicted: between which it is
+# evaluated densely.
+DENSE_FROM = 0.5
+DENSE_UNTIL = 1.6
+# And where that trial met the target at its first evaluation, so that it tells no step before.
 DENSE_FROM_UNTOLD = 0.1
 
 

@@ -43,12 +43,14 @@ from bstune.study.storage.trials import is_asked, read, record_of, spec_of
 from bstune.system.inputs import one_line, parse_json
 from bstune.system.secrets import redact_values
 
+OWN_PREFIX = "bstune:"  # of the study's attributes
+
 
 def open_study(
     name: str,
     url: str,
     objective: Objective,
-    frozen_settings: Mapping[str, Any],
+    frozen_settings: Mapping[str, object],
     output: Path,
     device: str = "",
     arguments: Sequence[str] = (),
@@ -65,7 +67,8 @@ def open_study(
         OUTPUT: str(output),
         DEVICE: device,
         ARGUMENTS: list(arguments),
-        FROZEN_SETTINGS: dump_json(frozen_settings),  # the last one: it is made
+        # The last one: where it is there, the study is made.
+        FROZEN_SETTINGS: dump_json(frozen_settings),
     }
     with answering(url):
         study, is_new = _create_or_load(connect(url), name, objective, made, maximizes)
@@ -80,10 +83,10 @@ def _create_or_load(
     storage: BaseStorage,
     name: str,
     objective: Objective,
-    made: Mapping[str, Any],
+    made: Mapping[str, object],
     maximizes: bool,
 ) -> tuple[optuna.Study, bool]:
-    """Return a study, and whether this process made it, with the attributes ``made``."""
+    """Give a study, and whether this process made it, with the attributes ``made``."""
     names = list(SOUGHT[objective].values)
     direction = StudyDirection.MAXIMIZE if maximizes else StudyDirection.MINIMIZE
     directions = [direction] * len(names)
@@ -92,7 +95,9 @@ def _create_or_load(
     except DuplicatedStudyError:
         study = optuna.load_study(study_name=name, storage=storage)
         if not _being_made(study):
+            # Asked again after it was made without an answer, it is this process's own.
             return study, study.user_attrs.get(STUDY_ID) == made[STUDY_ID]
+    # Of a process that was killed while it made one, this one makes the rest.
     with warnings.catch_warnings(action="ignore", category=ExperimentalWarning):
         study.set_metric_names(names)
     for key, value in made.items():
@@ -101,30 +106,31 @@ def _create_or_load(
 
 
 def _being_made(study: optuna.Study) -> bool:
-    """Wait for a process that is making this study; return whether it has gone before it was done."""
+    """Wait for a process that is making this study; say whether it has gone before it was done."""
     for wait in (*RACE_SECONDS, 0.0):
         attributes = study.user_attrs
-        foreign = study.get_trials(deepcopy=False) or any(
-            not key.startswith("bstune:") for key in attributes
-        )
-        if FROZEN_SETTINGS in attributes or foreign:
+        has_trials = bool(study.get_trials(deepcopy=False))
+        is_foreign = any(not key.startswith(OWN_PREFIX) for key in attributes)
+        if FROZEN_SETTINGS in attributes or has_trials or is_foreign:
             return False
         time.sleep(wait)
     return True
 
 
 def find_study(name: str, url: str) -> optuna.Study:
-    """Return a study that another process has begun; StudyError if there is none."""
+    """Find a study that another process has begun; StudyError if there is none."""
     check_storage(url)
     path = database_file(url)
     names: list[str] = []
     with answering(url):
-        if path is None or path.exists():  # connecting would make it
+        # Connecting would make a file that is not there.
+        if path is None or path.exists():
             storage = connect(url)
             names = patient(optuna.get_all_study_names)(storage)
         if name not in names:
+            others = ", ".join(names) or "none at all"
             raise StudyError(
-                f"storage={url} has no study {name!r}, but {', '.join(names) or 'none at all'}: begin it there with "
+                f"storage={url} has no study {name!r}, but {others}: begin it there with "
                 f"bstune workload=NAME storage=... study={name}, then join it"
             )
         study = patient(optuna.load_study)(study_name=name, storage=storage)
@@ -152,19 +158,24 @@ def stored_budget_times(name: str, url: str) -> tuple[tuple[int, float], ...] | 
 def budget_times_of(study: optuna.Study) -> tuple[tuple[int, float], ...] | None:
     """Give the batch sizes and the seconds of a step by which a study counts its budget of seconds."""
     pairs = study.user_attrs.get(BUDGET_TIMES)
-    return None if pairs is None else tuple((int(size), float(tau)) for size, tau in pairs)
+    if pairs is None:
+        return None
+    return tuple((int(batch_size), float(seconds)) for batch_size, seconds in pairs)
 
 
-def check_joined(study: optuna.Study, frozen_settings: Mapping[str, Any]) -> None:
+def check_joined(study: optuna.Study, frozen_settings: Mapping[str, object]) -> None:
     """Refuse to join with other settings than the study's, but for the device."""
     began = _settings_of(study)
     _check_continued(study, {**frozen_settings, "device": began.get("device")})
 
 
-def changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
-    """Return the settings that differ, a line each."""
-    changed = [key for key in sorted(before.keys() | now.keys()) if before.get(key) != now.get(key)]
-    return "\n".join(f"  {key}: was {before.get(key)!r}, now {now.get(key)!r}" for key in changed)
+def changes(before: Mapping[str, object], now: Mapping[str, object]) -> str:
+    """List the settings that differ, a line each."""
+    lines = list[str]()
+    for key in sorted(before.keys() | now.keys()):
+        if before.get(key) != now.get(key):
+            lines.append(f"  {key}: was {before.get(key)!r}, now {now.get(key)!r}")
+    return "\n".join(lines)
 
 
 def _check_attributes(study: optuna.Study) -> None:
@@ -172,7 +183,8 @@ def _check_attributes(study: optuna.Study) -> None:
     for key, kind in STUDY_ATTRIBUTES.items():
         if key not in study.user_attrs and key not in OPTIONAL_ATTRIBUTES:
             raise StudyError(
-                f"the study {study.study_name!r} lacks the attribute {key}: begin another one with study=NAME"
+                f"the study {study.study_name!r} lacks the attribute {key}: "
+                "begin another one with study=NAME"
             )
         _check_attribute(study, "", key, study.user_attrs, kind)
     _settings_of(study)
@@ -190,20 +202,25 @@ def _check_attributes(study: optuna.Study) -> None:
 
 
 def _check_attribute(
-    study: optuna.Study, place: str, key: str, attributes: Mapping[str, Any], kind: TypeAdapter[Any]
+    study: optuna.Study,
+    place: str,
+    key: str,
+    attributes: Mapping[str, object],
+    kind: TypeAdapter[Any],
 ) -> None:
+    """Refuse an attribute that is not of its kind; ``place`` says whose it is, if it is a trial's."""
     try:
         if key in attributes:
             kind.validate_python(attributes[key], strict=True)
     except ValidationError as error:
         value = one_line(repr(attributes[key]))
         raise StudyError(
-            f"{place}the study {study.study_name!r} has an attribute {key} that bstune has not written, {value}: "
-            "begin another one with study=NAME"
+            f"{place}the study {study.study_name!r} has an attribute {key} that bstune has not "
+            f"written, {value}: begin another one with study=NAME"
         ) from error
 
 
-def _settings_of(study: optuna.Study) -> dict[str, Any]:
+def _settings_of(study: optuna.Study) -> dict[str, object]:
     """Read the frozen settings that a study began with."""
     what = f"the attribute {FROZEN_SETTINGS} of the study {study.study_name!r}"
     settings = parse_json(study.user_attrs[FROZEN_SETTINGS], what)
@@ -214,10 +231,13 @@ def _settings_of(study: optuna.Study) -> dict[str, Any]:
 
 @patient
 def _check_format(study: optuna.Study) -> None:
-    name, attributes = study.study_name, study.user_attrs
+    """Refuse a study that is not bstune's, or of another format."""
+    name = study.study_name
+    attributes = study.user_attrs
     if FORMAT not in attributes and FROZEN_SETTINGS not in attributes:
         raise StudyError(
-            f"the storage has a study {name!r} that is not bstune's: choose another name with study=NAME"
+            f"the storage has a study {name!r} that is not bstune's: "
+            "choose another name with study=NAME"
         )
     version = attributes.get(FORMAT, 1)
     if version != FORMAT_VERSION:
@@ -229,10 +249,11 @@ def _check_format(study: optuna.Study) -> None:
     _check_attributes(study)
 
 
-def _check_continued(study: optuna.Study, frozen_settings: Mapping[str, Any]) -> None:
+def _check_continued(study: optuna.Study, frozen_settings: Mapping[str, object]) -> None:
     """Refuse another format and other settings."""
     _check_format(study)
-    now = json.loads(dump_json(redact_values(frozen_settings)))  # as the storage has them
+    # As the storage has them.
+    now = json.loads(dump_json(redact_values(frozen_settings)))
     lines = changes(_settings_of(study), now)
     if lines:
         raise StudyError(
@@ -251,4 +272,5 @@ def _check_output(study: optuna.Study, output: Path) -> None:
             f"the study {study.study_name!r} writes to {first}: continue it with output={first}, "
             "or begin another one with study=NAME"
         )
-    study.set_user_attr(OUTPUT, str(output))  # the folder was moved
+    # The folder was moved.
+    study.set_user_attr(OUTPUT, str(output))

@@ -79,7 +79,8 @@ def patient(function: Callable[P, T], errors: Errors = STORAGE_ERRORS) -> Callab
             except errors as error:
                 _pause(error, tries, time.monotonic() - start)
                 tries += 1
-            except KeyError as error:  # the proxy's has no text
+            except KeyError as error:
+                # The proxy's has no text.
                 if error.args and "Record does not exist" not in str(error):
                     raise
                 raise StudyError("the study was deleted from its storage while it ran") from error
@@ -88,13 +89,14 @@ def patient(function: Callable[P, T], errors: Errors = STORAGE_ERRORS) -> Callab
 
 
 def reason_of(error: Exception) -> str:
-    """Return in a line why the storage did not answer; Optuna hides it behind an error of its own."""
+    """Say in a line why the storage did not answer; Optuna hides it behind an error of its own."""
     cause = error.__cause__ or error
     text = str(cause) or str(error) or type(error).__name__
     return text.splitlines()[0]
 
 
 def _is_lasting(error: BaseException) -> bool:
+    """Say whether no waiting ends an error."""
     if not isinstance(error, LASTING):
         return False
     drivers = getattr(error, "orig", None)
@@ -106,7 +108,8 @@ def _pause(error: Exception, tries: int, seconds: float) -> None:
     """Wait before the next try, ``seconds`` after the first one began; or raise what ends them."""
     cause = error.__cause__ or error
     reason = reason_of(error)
-    if _is_lasting(error) or _is_lasting(cause) or LASTING_TEXT.search(str(cause)):
+    has_lasting_text = LASTING_TEXT.search(str(cause)) is not None
+    if has_lasting_text or _is_lasting(error) or _is_lasting(cause):
         raise StorageGoneError(reason) from error
     if seconds >= RETRY_SECONDS:
         raise StorageGoneError(

@@ -5,7 +5,6 @@ import inspect
 import warnings
 from collections.abc import Mapping
 from functools import partial
-from typing import Any
 
 from optuna.exceptions import ExperimentalWarning
 from optuna.samplers import BaseSampler, QMCSampler, RandomSampler
@@ -20,30 +19,39 @@ def build_sampler(
     options: StudyOptions,
     budget: SearchBudget,
     trial_index: int,
-    context: Mapping[str, Any] | None = None,
+    context: Mapping[str, object] | None = None,
     attempt: int = 0,
     factory: partial[BaseSampler] | None = None,
 ) -> BaseSampler:
     """Build the sampler of one trial, with its own seed and the entries of ``context`` that its class asks for.
 
-    ``factory`` is what ``sampler_factory`` makes of the options, where that is at hand: Hydra takes longer over it than
-    a sampler over a suggestion.
+    Args:
+        options: name the sampler.
+        budget: of the search: its seeds.
+        trial_index: for which it suggests.
+        context: what the study offers a sampler, by its arguments' names.
+        attempt: how many points were given up at the index.
+        factory: what ``sampler_factory`` makes of the options, where that is at hand: Hydra takes
+            longer over it than a sampler over a suggestion.
+
+    Raises:
+        ConfigError: where the options name no sampler, or it takes no such arguments.
     """
     # What a sampler is given, such as another sampler, is its own: no trial finds it as used.
     factory = sampler_factory(options) if factory is None else copy.deepcopy(factory)
     sampler = getattr(factory, "func", None)
     if not (inspect.isclass(sampler) and issubclass(sampler, BaseSampler)):
         raise ConfigError(
-            f"sampler must name an optuna.samplers.BaseSampler in _target_, but got {options.sampler}"
+            "sampler must name an optuna.samplers.BaseSampler in _target_, but got "
+            f"{options.sampler}"
         )
-    seed, wanted = budget.sampler_seed(trial_index, attempt), getattr(sampler, "context", ())
+    seed = budget.sampler_seed(trial_index, attempt)
     place = {"trial_index": trial_index, "attempt": attempt, "study_seed": budget.seed}
-    arguments = {
-        name: value for name, value in {**(context or {}), **place}.items() if name in wanted
-    }
-    if issubclass(
-        sampler, QMCSampler
-    ):  # keeps one seed: its place in the sequence is kept in the storage
+    offered: dict[str, object] = {**(context or {}), **place}
+    wanted = getattr(sampler, "context", ())
+    arguments = {name: value for name, value in offered.items() if name in wanted}
+    # It keeps one seed: its place in the sequence is kept in the storage.
+    if issubclass(sampler, QMCSampler):
         arguments |= {"seed": budget.seed, "independent_sampler": RandomSampler(seed=seed)}
     elif "seed" in inspect.signature(sampler).parameters:
         arguments["seed"] = seed

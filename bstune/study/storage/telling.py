@@ -4,7 +4,6 @@ import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
-from typing import Any
 
 import optuna
 from optuna.exceptions import UpdateFinishedTrialError
@@ -33,7 +32,7 @@ RECORD_BEGINS = '{"number": '  # of TrialResult.to_json
 
 
 def within_steps(spec: TrialSpec, max_steps: int) -> TrialSpec:
-    """Return what a trial is asked to do, to end after ``max_steps`` at most."""
+    """Let a trial end after ``max_steps`` at most."""
     if spec.max_steps is not None and spec.max_steps <= max_steps:
         return spec
     return replace(spec, max_steps=max_steps)
@@ -53,9 +52,11 @@ def cut_short(study: optuna.Study, objective: Objective, worker: str) -> Iterato
     """End all running trials of ``worker`` if the body, which runs them, raises: they are asked again later."""
     try:
         yield
-    except StorageGoneError:  # nothing can be ended in it
+    except StorageGoneError:
+        # Nothing can be ended in it.
         raise
-    except BaseException:  # Ctrl-C too; it goes on up
+    except BaseException:
+        # Ctrl-C too; it goes on up.
         for spec in running(study, worker):
             _warn(
                 spec, " was cut short; the finished ones are stored, the same command asks it again"
@@ -90,8 +91,8 @@ def store_unstored(study: optuna.Study, files: Output) -> None:
     lines = text.splitlines()
     if not all(_may_be_record(line) for line in lines):
         raise StudyError(
-            f"{files.unstored} holds other lines than the records of trials, which bstune keeps there while the "
-            "storage is away: move it away"
+            f"{files.unstored} holds other lines than the records of trials, which bstune keeps "
+            "there while the storage is away: move it away"
         )
     by_number = {trial.number: trial for trial in running_trials(study)}
     for record in lines:
@@ -102,13 +103,14 @@ def store_unstored(study: optuna.Study, files: Output) -> None:
                 "%s has a record that was cut short: its trial is asked again", files.unstored
             )
             continue
-        if trial is not None:  # nobody has given it to another process meanwhile
+        # Where it does not run any more, somebody has given it to another process meanwhile.
+        if trial is not None:
             patient(study._storage.set_trial_user_attr)(trial._trial_id, RECORD, record)
     files.unstored.unlink()
 
 
 def _may_be_record(line: str) -> bool:
-    """Return whether a line begins as a trial's record does; it may have been cut short."""
+    """Say whether a line begins as a trial's record does; it may have been cut short."""
     return line.startswith(RECORD_BEGINS) or RECORD_BEGINS.startswith(line)
 
 
@@ -136,10 +138,10 @@ def tell(
     _tell(study, trial_id, result, objective, is_full)
 
 
-def outcome(result: TrialResult) -> dict[str, Any]:
+def outcome(result: TrialResult) -> dict[str, str | int | float]:
     """Give a trial's end as Optuna's dashboard shows it; a stopped trial has no steps to target."""
     steps = "steps" if result.reached else "stopped at step"
-    shown: dict[str, Any] = {"status": result.status, steps: result.steps}
+    shown: dict[str, str | int | float] = {"status": result.status, steps: result.steps}
     if result.time_to_target is not None:
         shown["seconds"] = result.time_to_target
     return shown
@@ -167,5 +169,6 @@ def _tell(
             values.append(value)
     if (result.reached or is_full) and len(values) == len(sought):
         end_trial(study, trial_id, TrialState.COMPLETE, values)
-    else:  # it has no value: what it was stopped at is not one
+    else:
+        # It has no value: what it was stopped at is not one.
         end_trial(study, trial_id, TrialState.PRUNED)

@@ -20,6 +20,7 @@ from bstune.study.storage.patience import patient
 from bstune.system.inputs import parse_json
 
 TRIAL_SPEC = TypeAdapter(TrialSpec)
+PARSED_TRIALS = 2**15  # whose records and specs are kept as they were read
 CUT_SHORT = "the process ended before the trial did; it is asked again"
 AskedTrial = tuple[int, TrialSpec]
 """A trial's id in the storage, and what it is asked to do."""
@@ -28,7 +29,7 @@ Trials = optuna.Study | Sequence[FrozenTrial]
 
 
 def read(trials: Trials) -> Sequence[FrozenTrial]:
-    """Return a study's trials in order of their numbers; each reading asks the storage for all that run."""
+    """Read a study's trials in order of their numbers; each reading asks the storage for all that run."""
     if isinstance(trials, optuna.Study):
         return patient(trials.get_trials)(deepcopy=False)
     return trials
@@ -40,7 +41,7 @@ def running_trials(trials: Trials) -> list[FrozenTrial]:
 
 
 def results(trials: Trials) -> list[TrialResult]:
-    """Return the records of the finished trials in order of their numbers; one that was cut short is ``failed``."""
+    """Give the records of the finished trials in order of their numbers; one that was cut short is ``failed``."""
     records = []
     for trial in read(trials):
         if trial.state.is_finished() and RECORD in trial.user_attrs:
@@ -51,17 +52,18 @@ def results(trials: Trials) -> list[TrialResult]:
 
 
 def finished(study: optuna.Study, number: int) -> TrialResult:
-    """Return the record of a trial, which may have finished a moment ago in another process."""
+    """Give the record of a trial, which may have finished a moment ago in another process."""
     return record_of(read(study)[number].user_attrs[RECORD])
 
 
-@lru_cache(maxsize=2**15)  # all trials are read at each step of a search
+# All trials are read at each step of a search.
+@lru_cache(maxsize=PARSED_TRIALS)
 def record_of(text: str) -> TrialResult:
     """Read a trial's record."""
     return TrialResult.from_json(text)
 
 
-@lru_cache(maxsize=2**15)
+@lru_cache(maxsize=PARSED_TRIALS)
 def _parsed_spec(text: str, number: int) -> tuple[TrialSpec, str]:
     """Read a spec and the worker that was asked; the trial's number is not stored in it."""
     fields = parse_json(text, f"the attribute {SPEC}")
@@ -77,24 +79,26 @@ def _parsed_spec(text: str, number: int) -> tuple[TrialSpec, str]:
 
 
 def spec_of(trial: FrozenTrial) -> TrialSpec:
-    """Return what a trial was asked to do."""
+    """Give what a trial was asked to do."""
     return _parsed_spec(trial.user_attrs[SPEC], trial.number)[0]
 
 
 def trial_index_of(trial: FrozenTrial) -> int | None:
-    """Return a trial's place in the study's plan; None for one that bstune has not asked."""
-    return spec_of(trial).trial_index if SPEC in trial.user_attrs else None
+    """Give a trial's place in the study's plan; None for one that bstune has not asked."""
+    if SPEC not in trial.user_attrs:
+        return None
+    return spec_of(trial).trial_index
 
 
 def worker_of(trial: FrozenTrial) -> str:
-    """Return the id of the lease of the process that was asked to run a trial; empty if none was."""
+    """Give the id of the lease of the process that was asked to run a trial; empty if none was."""
     if SPEC not in trial.user_attrs:
         return ""
     return _parsed_spec(trial.user_attrs[SPEC], trial.number)[1]
 
 
 def text_of(spec: TrialSpec, worker: str) -> str:
-    """Return a spec and who runs it as they are stored.
+    """Write a spec and who runs it as they are stored.
 
     The storage gives a trial its number in the transaction that stores its spec: the number is
     the trial's alone.
@@ -110,22 +114,26 @@ def is_asked(trial: FrozenTrial) -> bool:
 
 
 def running(trials: Trials, worker: str | None = None) -> list[TrialSpec]:
-    """Return the trials that run now; only those of ``worker`` if it is given."""
-    mine = (
-        trial for trial in running_trials(trials) if worker is None or worker_of(trial) == worker
-    )
-    return [spec_of(trial) for trial in mine if is_asked(trial)]
+    """List what the trials that run now were asked to do; only those of ``worker`` if it is given."""
+    specs = list[TrialSpec]()
+    for trial in running_trials(trials):
+        is_wanted = worker is None or worker_of(trial) == worker
+        if is_wanted and is_asked(trial):
+            specs.append(spec_of(trial))
+    return specs
 
 
 def trained_by(study: optuna.Study, number: int) -> str:
-    """Return whose process ran a trial, for people."""
+    """Say whose process ran a trial, for people."""
     worker = worker_of(study.get_trials(deepcopy=False)[number])
     lease = study.user_attrs.get(PREFIX + worker)
-    return "a process that left no lease" if lease is None else str(json.loads(lease)["name"])
+    if lease is None:
+        return "a process that left no lease"
+    return str(json.loads(lease)["name"])
 
 
 def working(trials: Trials) -> set[str]:
-    """Return the ids of the processes whose trials run."""
+    """Collect the ids of the processes whose trials run."""
     return {worker_of(trial) for trial in running_trials(trials)}
 
 

@@ -22,28 +22,28 @@ from bstune.study.storage.trials import (
     working,
 )
 
-TAKEN = (
-    TrialState.COMPLETE,
-    TrialState.PRUNED,
-    TrialState.RUNNING,
-)  # states of the trials that have an index
+# States of the trials that have an index: one that failed leaves it free.
+HOLDS_INDEX = (TrialState.COMPLETE, TrialState.PRUNED, TrialState.RUNNING)
 MAX_CONTINUED = 3  # times as many continued trials as points
 TRIES = 2  # of one point, if its trials fail by themselves; then the sampler suggests another
 
 
 def ended_below_limit(trials: Trials) -> set[int]:
-    """Return the numbers of the stopped trials that ended below their limit, as where a recorded run ends."""
-    numbers = set()
+    """Find the numbers of the stopped trials that ended below their limit, as where a recorded run ends."""
+    numbers = set[int]()
     for trial in read(trials):
-        if trial.state == TrialState.PRUNED and RECORD in trial.user_attrs and is_asked(trial):
-            max_steps, result = spec_of(trial).max_steps, record_of(trial.user_attrs[RECORD])
-            if result.status == "stopped" and max_steps is not None and result.steps < max_steps:
-                numbers.add(trial.number)
+        is_pruned = trial.state == TrialState.PRUNED and RECORD in trial.user_attrs
+        if not is_pruned or not is_asked(trial):
+            continue
+        max_steps = spec_of(trial).max_steps
+        result = record_of(trial.user_attrs[RECORD])
+        if result.status == "stopped" and max_steps is not None and result.steps < max_steps:
+            numbers.add(trial.number)
     return numbers
 
 
 def free_indices(trials: Trials, points: int) -> list[int]:
-    """Return the indices, in rising order, that no trial has finished or runs at, of a search of so many ``points``.
+    """List the indices, in rising order, that no trial has finished or runs at, of a search of so many ``points``.
 
     An index at which a stopped trial is continued does not count, up to ``MAX_CONTINUED`` of them a point: a search
     whose target nothing reaches could else go on for ever with the points that it has.
@@ -52,9 +52,10 @@ def free_indices(trials: Trials, points: int) -> list[int]:
     continued: dict[int | None, bool] = {}
     for trial in read(trials):
         trial_index = trial_index_of(trial)
-        if trial.state in TAKEN:
+        if trial.state in HOLDS_INDEX:
             taken.add(trial_index)
-        if is_asked(trial):  # the last one asked at an index says what the index is
+        # The last one asked at an index says what the index is.
+        if is_asked(trial):
             continued[trial_index] = RESUMED_FROM in trial.user_attrs
     count = points + min(sum(continued.values()), MAX_CONTINUED * points)
     return [trial_index for trial_index in range(count) if trial_index not in taken]
@@ -82,25 +83,32 @@ def free_turn(
     It is the first one if this process is alone. Processes that look at once find the same indices
     free: each takes any of as many as there are processes.
     """
-    found = read(trials)
-    free = free_indices(found, points)
+    latest = read(trials)
+    free = free_indices(latest, points)
     if not free:
         return None
-    others = max(other_processes, len(working(found) - {worker}))
-    return Turn(free[randbelow(min(others + 1, len(free)))], worker, found)
+    others = max(other_processes, len(working(latest) - {worker}))
+    # Not of the study's generator: each process has to choose by itself.
+    place = randbelow(min(others + 1, len(free)))
+    return Turn(free[place], worker, latest)
 
 
 def failed_at(trials: Trials, trial_index: int) -> list[FrozenTrial]:
-    """Return the failed trials of an index, without those that were dropped."""
-    failed = (trial for trial in read(trials) if trial.state == TrialState.FAIL)
-    return [trial for trial in failed if is_asked(trial) and trial_index_of(trial) == trial_index]
+    """Find the failed trials of an index, without those that were dropped."""
+    return [
+        trial
+        for trial in read(trials)
+        if trial.state == TrialState.FAIL
+        and is_asked(trial)
+        and trial_index_of(trial) == trial_index
+    ]
 
 
 def count_failures(failed: Sequence[FrozenTrial]) -> int:
-    """Return how many trials failed by themselves: one that was cut short has no record."""
+    """Count the trials that failed by themselves: one that was cut short has no record."""
     return sum(RECORD in trial.user_attrs for trial in failed)
 
 
 def attempt(turn: Turn) -> int:
-    """Return how many points were given up at its index, because each of their trials failed by itself."""
+    """Count the points that were given up at its index, because each of their trials failed by itself."""
     return count_failures(failed_at(turn.trials, turn.trial_index)) // TRIES

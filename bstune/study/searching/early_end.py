@@ -1,0 +1,82 @@
+"""The end of a search before its means are spent: by ``search.precision`` or ``search.least_gain``."""
+
+from collections.abc import Sequence
+
+from bstune.core.records import TrialResult
+from bstune.search.budget_findings import gain_left_of
+from bstune.study.analysis.critical import critical_batch
+from bstune.study.analysis.model import budget_posteriors, study_posterior
+from bstune.study.at_budget import is_full
+from bstune.study.planning.plan import SearchEnd
+from bstune.study.prepare import PreparedStudy
+from bstune.study.searching.means import is_for_loss
+from bstune.system.console import format_count, format_number
+
+FEWEST_REACHED = 6  # trials before the search may end by search.precision
+FEWEST_FULL = 5  # trials to their budget's end before the search may end by search.least_gain
+LOOK_PARTICLES = 400  # of the posterior while the search goes on
+LOOK_EVERY = 4  # trials between looks at search.precision and search.least_gain
+
+
+def has_goal(prepared: PreparedStudy) -> bool:
+    """Say whether the search may end before its means are spent."""
+    budget = prepared.budget
+    goal = budget.least_gain if is_for_loss(prepared) else budget.precision
+    return goal is not None
+
+
+def first_trials(searched: Sequence[TrialResult]) -> list[TrialResult]:
+    """Give the trials of the first indices, a multiple of ``LOOK_EVERY`` of them, that are all done.
+
+    Side by side others end while these run: precision must not depend on how many, or on when one
+    looks.
+    """
+    indices = {trial.trial_index for trial in searched}
+    whole = 0
+    while whole in indices:
+        whole += 1
+    whole -= whole % LOOK_EVERY
+    return [trial for trial in searched if trial.trial_index < whole]
+
+
+def early_end(prepared: PreparedStudy, trials: Sequence[TrialResult]) -> SearchEnd | None:
+    """Say that these trials have answered the study's question well enough; None if they have not."""
+    if is_for_loss(prepared):
+        return _little_to_gain(prepared, trials)
+    return _precise(prepared, trials)
+
+
+def _little_to_gain(prepared: PreparedStudy, trials: Sequence[TrialResult]) -> SearchEnd | None:
+    """Say that no more than ``search.least_gain`` is still to gain; None if more is, or it is unset."""
+    least_gain = prepared.budget.least_gain
+    full = sum(is_full(trial, prepared.last_step) for trial in trials)
+    if least_gain is None or full < FEWEST_FULL:
+        return None
+    posterior = budget_posteriors(prepared, trials, LOOK_PARTICLES, (1.0,))[1.0]
+    left = gain_left_of(posterior)
+    if left is None or left.at_most > least_gain * left.seed_scatter:
+        return None
+    metric = prepared.protocol.target.metric
+    return SearchEnd(
+        f"stopped: {metric} {format_number(left.at_most, 2)} at most is still to gain, within "
+        f"search.least_gain={least_gain:g} of what one seed differs from another, "
+        f"{format_number(left.seed_scatter, 2)}",
+        "search.least_gain",
+    )
+
+
+def _precise(prepared: PreparedStudy, trials: Sequence[TrialResult]) -> SearchEnd | None:
+    """Say that B_crit's interval is within ``search.precision``; None if it is wider, or unset."""
+    precision = prepared.budget.precision
+    reached = sum(trial.reached for trial in trials)
+    if precision is None or reached < FEWEST_REACHED:
+        return None
+    critical = critical_batch(study_posterior(prepared, trials, LOOK_PARTICLES))
+    if critical is None or critical.low is None or critical.high is None:
+        return None
+    if critical.high / critical.low >= precision:
+        return None
+    return SearchEnd(
+        f"stopped: B_crit lies between {format_count(critical.low)} and "
+        f"{format_count(critical.high)}, within search.precision={precision:g}"
+    )

@@ -1,0 +1,101 @@
+"""What is stored of a trial that has ended, and the failures that end a study."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+from bstune.core.errors import StudyError, UserCodeError
+from bstune.core.records import TrialResult, TrialSpec
+from bstune.study.at_budget import held
+from bstune.study.prepare import PreparedStudy
+from bstune.study.searching.means import is_for_loss
+from bstune.study.storage.trials import CUT_SHORT
+from bstune.trial.processes.workers import Finished, with_step_time
+
+MAX_FAILURES = 3  # trials in a row that failed end the study
+
+
+def record_to_store(
+    prepared: PreparedStudy,
+    finished: Finished,
+    counts_seconds: bool,
+    read: Callable[[TrialResult], TrialResult] | None,
+) -> TrialResult:
+    """Give the record of a trial as the study has it.
+
+    Args:
+        prepared: the study.
+        finished: the trial.
+        counts_seconds: whether it ran on the device whose seconds count.
+        read: makes another record of it, unless it has failed; None: nothing does.
+
+    Raises:
+        BstuneError: the one with which the trial ended the study.
+    """
+    result = finished.result()
+    if not counts_seconds:
+        result = replace(result, seconds_per_step=None)
+    survey = prepared.survey
+    if survey is not None and survey.step_time is not None:
+        result = with_step_time(result, survey.step_time)
+    if read is not None and result.status != "failed":
+        result = read(result)
+    if is_for_loss(prepared) and _ended_by_itself(finished, result):
+        result = held(result, prepared.last_step(result.batch_size))
+    return result
+
+
+def _ended_by_itself(finished: Finished, result: TrialResult) -> bool:
+    """Say whether a trial stopped before anything of the study's ended it, as by EarlyStopping."""
+    spec = finished.spec
+    return (
+        result.status == "stopped"
+        and spec.max_steps is not None
+        and result.steps < spec.max_steps
+        and not is_out_of_time(spec, result)
+        # A loop's trial that ended between its reports may have come further.
+        and not finished.is_cut
+    )
+
+
+def is_out_of_time(spec: TrialSpec, result: TrialResult) -> bool:
+    """Say whether its wall time ended a trial, rather than itself: then it can go on."""
+    return (
+        spec.max_seconds is not None
+        and result.status == "stopped"
+        and result.message is None
+        and result.wall_seconds > spec.max_seconds
+    )
+
+
+def check_failures(
+    trials: Sequence[TrialResult], frames: str = "", cause: Exception | None = None
+) -> None:
+    """End a study whose last trials have all failed.
+
+    Trials that were cut short, as by an interruption, do not count.
+
+    Args:
+        trials: that have ended.
+        frames: of the user's own files, where the last one failed; empty: in none of them.
+        cause: the error that it failed with, where that is at hand.
+
+    Raises:
+        UserCodeError: too many trials failed in a row, in the user's code.
+        StudyError: they failed elsewhere.
+    """
+    ran = [trial for trial in trials if trial.message != CUT_SHORT]
+    failures = 0
+    for trial in reversed(ran):
+        if trial.status != "failed":
+            break
+        failures += 1
+    if failures < MAX_FAILURES:
+        return
+    which = f"the first {failures} trials all failed"
+    if failures < len(ran):
+        which = f"the last {failures} trials failed"
+    kind = UserCodeError if frames else StudyError
+    raise kind(
+        f"{which}, the last one with {ran[-1].message}\n{frames}"
+        "the finished trials are stored: mend it, and the same command continues the study"
+    ) from cause

@@ -1,0 +1,158 @@
+"""What a trial of a search may take of the study's means, and what is kept for what has to follow.
+
+The limits themselves are those of :mod:`bstune.study.planning.wall`. Here stands for what a study
+keeps them: it knows its objective, its baseline and whether its trials can be stopped.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+
+from bstune.core.records import TrialResult, TrialSpec
+from bstune.search.acquisition import MIN_STEPS
+from bstune.study.at_budget import is_full
+from bstune.study.planning.baseline import Baseline, baseline_runs, first_steps
+from bstune.study.planning.plan import RESCUE_SHARE, SearchEnd, searched
+from bstune.study.planning.wall import TrialCost, WallTime, fit_cost
+from bstune.study.prepare import PreparedStudy
+from bstune.study.storage.telling import within_steps
+from bstune.trial.backend import chooses_horizons
+
+
+def is_for_loss(prepared: PreparedStudy) -> bool:
+    """Say whether the best metric at the budget's end is sought, and no target."""
+    return prepared.budget.objective == "loss"
+
+
+def trial_cost(prepared: PreparedStudy, trials: Sequence[TrialResult]) -> TrialCost:
+    """Fit the wall seconds of a trial to those that have ended."""
+    backend = prepared.backend
+    return fit_cost(trials, backend.step_time, backend.evaluation_share)
+
+
+def full_run_seconds(
+    prepared: PreparedStudy, wall: WallTime, batch_size: float, cost: TrialCost
+) -> float:
+    """Predict the wall seconds of a run on a fresh seed to its budget's end."""
+    last_step = prepared.last_step(batch_size)
+    return wall.replicate_seconds(last_step, prepared.backend.step_time(batch_size), cost)
+
+
+def reserved_seconds(
+    prepared: PreparedStudy,
+    wall: WallTime,
+    stops: bool,
+    trials: Sequence[TrialResult],
+    cost: TrialCost,
+) -> float:
+    """Give the wall seconds that are kept for what follows the search.
+
+    None are before the first trial, without which there is no answer.
+
+    Args:
+        prepared: the study.
+        wall: what is left of its wall time.
+        stops: whether its trials can be stopped early.
+        trials: that have ended.
+        cost: of a trial.
+    """
+    if not searched(trials):
+        return 0.0
+    if is_for_loss(prepared):
+        # Without a full trial there is no winner to run again.
+        if not any(is_full(trial, prepared.last_step) for trial in trials):
+            return 0.0
+        return _reserved_at_budget(prepared, wall, cost)
+    if not stops and not any(trial.reached for trial in trials):
+        # The share for a stopped trial that goes on has no use.
+        return 0.0
+    runs = baseline_runs(trials, prepared.baseline)
+    first = None if runs is None else runs.first
+    return wall.reserve(trials, cost, prepared.backend.step_time, first)
+
+
+def _reserved_at_budget(prepared: PreparedStudy, wall: WallTime, cost: TrialCost) -> float:
+    """Give the seconds of the winner's fresh seeds and the baseline's, or a share of all at most."""
+    reference = prepared.options.scaling.batch_size
+    points = 1 if prepared.baseline is None else 2
+    runs = prepared.budget.replicates * points
+    seconds = runs * full_run_seconds(prepared, wall, reference, cost)
+    return min(seconds, RESCUE_SHARE * wall.limit)
+
+
+def shortest_seconds(prepared: PreparedStudy, cost: TrialCost) -> float:
+    """Give the wall seconds of the least trial worth its start, at the reference batch size."""
+    step_time = prepared.backend.step_time(prepared.options.scaling.batch_size)
+    return cost.seconds(MIN_STEPS * step_time)
+
+
+def limit_reached(
+    prepared: PreparedStudy, wall: WallTime, stops: bool, trials: Sequence[TrialResult]
+) -> SearchEnd | None:
+    """Say that the search has no seconds for another point; None if it has.
+
+    The arguments are those of :func:`reserved_seconds`.
+    """
+    # Of a budget no share is kept for a trial that is to reach something.
+    keeps_share = stops and not is_for_loss(prepared)
+    spent = prepared.budget.spent(trials, continues=keeps_share)
+    if spent is not None or not math.isfinite(wall.limit):
+        return spent
+    cost = trial_cost(prepared, trials)
+    reserve = reserved_seconds(prepared, wall, stops, trials, cost)
+    return wall.spent(trials, cost, reserve, shortest_seconds(prepared, cost))
+
+
+def within_time(
+    prepared: PreparedStudy,
+    wall: WallTime,
+    stops: bool,
+    trials: Sequence[TrialResult],
+    spec: TrialSpec,
+) -> TrialSpec | SearchEnd:
+    """Let a trial end while there is time for what has to follow; the end where that is too short.
+
+    The arguments before ``spec``, the trial as it was suggested, are those of
+    :func:`reserved_seconds`.
+    """
+    if is_for_loss(prepared):
+        # Nothing else ends it where no sampler of bstune's says how far it is to run.
+        spec = within_steps(spec, prepared.last_step(spec.batch_size))
+    if not stops:
+        return spec
+    backend = prepared.backend
+    if not backend.continues:
+        # A sampler need not know what "resumable" says.
+        spec = replace(spec, resumed_from=None)
+    cost = trial_cost(prepared, trials)
+    reserve = reserved_seconds(prepared, wall, stops, trials, cost)
+    max_steps = wall.max_steps(trials, spec, cost, backend.step_time, reserve)
+    if max_steps is None:
+        return wall.end(trials, reserve, shortest_seconds(prepared, cost))
+    return within_steps(spec, max_steps)
+
+
+def limited_baseline(prepared: PreparedStudy, stops: bool) -> tuple[Baseline, int | None] | None:
+    """Give what the first trial runs, and for how many steps.
+
+    None where it is the search's own choice; its steps are None where the budget alone ends it.
+    """
+    baseline = prepared.baseline
+    if baseline is None:
+        return None
+    backend = prepared.backend
+    last_step = prepared.last_step(baseline.batch_size)
+    if is_for_loss(prepared):
+        return baseline, last_step
+    if not stops:
+        # Only a sampler that chooses horizons has to be told that of the baseline.
+        chosen = backend.horizon and chooses_horizons(prepared.options)
+        return baseline, last_step if chosen else None
+    steps = first_steps(
+        baseline,
+        prepared.budget,
+        last_step,
+        backend.step_time(baseline.batch_size),
+        1.0 + backend.evaluation_share,
+    )
+    return baseline, steps

@@ -1,0 +1,126 @@
+"""The last resort of a search that reached no target: its most promising stopped trial goes on.
+
+It goes on past the steps that are predicted of it, to its budget at most and within what is left of
+the study's seconds. Where points alone are counted, so many trials are brought to the end of their
+budgets. Where no trial can be continued, it starts afresh.
+"""
+
+import math
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+
+from bstune.core.records import TrialResult, TrialSpec
+from bstune.search.acquisition import GIVEN_UP_AT, LEAST_GROWTH, MIN_STEPS, most_promising
+from bstune.study.analysis.model import study_posterior
+from bstune.study.planning.plan import searched
+from bstune.study.planning.wall import WallTime
+from bstune.study.prepare import PreparedStudy
+from bstune.study.searching.early_end import LOOK_PARTICLES
+from bstune.study.searching.means import is_for_loss, trial_cost
+
+# Trials that go to the end of their budgets, where points alone are counted and none has reached.
+MAX_RESCUED = 3
+
+
+@dataclass(frozen=True)
+class Rescue:
+    """A stopped trial that goes on, and the step up to which it does."""
+
+    stopped: TrialResult
+    max_steps: int
+
+
+def needs_rescue(prepared: PreparedStudy, trials: Sequence[TrialResult]) -> bool:
+    """Say whether nothing has reached the target, and the means allow one more try."""
+    if is_for_loss(prepared) or any(trial.reached for trial in trials):
+        return False
+    budget = prepared.budget
+    is_timed = budget.seconds is not None or budget.wall_seconds is not None
+    to_the_end = [
+        trial
+        for trial in searched(trials)
+        if trial.status == "stopped"
+        and trial.steps >= prepared.protocol.last_step(trial.batch_size)
+    ]
+    return is_timed or len(to_the_end) < MAX_RESCUED
+
+
+def choose_rescue(
+    prepared: PreparedStudy,
+    wall: WallTime,
+    trials: Sequence[TrialResult],
+    ended_below_limit: Collection[int],
+) -> Rescue | None:
+    """Choose the stopped trial that is predicted to reach the target soonest.
+
+    Args:
+        prepared: the study.
+        wall: what is left of its wall time.
+        trials: that have ended.
+        ended_below_limit: numbers of those that go no further, as where a recorded run ends.
+
+    Returns:
+        None where no trial can go on, or what is left of the seconds is too short.
+    """
+    posterior = study_posterior(prepared, trials, LOOK_PARTICLES)
+    chosen = most_promising(
+        posterior,
+        lambda batch_size: float(prepared.protocol.last_step(round(batch_size))),
+        lambda number: number not in ended_below_limit and _can_go_on(prepared, number),
+    )
+    if chosen is None:
+        return None
+    number, predicted = chosen
+    stopped = next(trial for trial in trials if trial.number == number)
+    max_steps = _rescue_steps(prepared, wall, trials, stopped, predicted)
+    if max_steps is None:
+        return None
+    return Rescue(stopped, max_steps)
+
+
+def _can_go_on(prepared: PreparedStudy, number: int) -> bool:
+    """Say whether a stopped trial's state is there, or is not needed as it starts afresh."""
+    backend = prepared.backend
+    return not backend.continues or backend.resumable(number, prepared.files)
+
+
+def _rescue_steps(
+    prepared: PreparedStudy,
+    wall: WallTime,
+    trials: Sequence[TrialResult],
+    stopped: TrialResult,
+    predicted: float,
+) -> int | None:
+    """Give the step up to which a trial goes on that is to reach the target at step ``predicted``.
+
+    None if what is left of the seconds is too short.
+    """
+    backend = prepared.backend
+    first = stopped.steps
+    wanted = max(first + GIVEN_UP_AT * (predicted - first), LEAST_GROWTH * first, MIN_STEPS)
+    limits = [float(prepared.protocol.last_step(stopped.batch_size)), wanted]
+    # Afresh it takes all of its steps once more, on from its state only the further ones.
+    resumed_from = stopped.number if backend.continues else None
+    spec = TrialSpec(
+        stopped.number,
+        stopped.trial_index,
+        stopped.batch_size,
+        stopped.lr,
+        stopped.delta,
+        stopped.seed,
+        resumed_from=resumed_from,
+    )
+    cost = trial_cost(prepared, trials)
+    # What was kept for this is spent on it: nothing else is.
+    within = wall.max_steps(trials, spec, cost, backend.step_time, reserve=0.0)
+    if within is None:
+        return None
+    limits.append(float(within))
+    if prepared.budget.seconds is not None:
+        paid = first if backend.continues else 0
+        seconds = prepared.budget.seconds - sum(trial.train_seconds for trial in trials)
+        limits.append(paid + seconds / backend.step_time(stopped.batch_size))
+    max_steps = math.floor(min(limits))
+    if max_steps <= first:
+        return None
+    return max_steps

@@ -1,0 +1,117 @@
+"""How long the rest of a running study is predicted to take: its points, its fresh seeds, its report."""
+
+from collections.abc import Sequence
+
+from bstune.core.records import TrialResult
+from bstune.study.at_budget import best_full, runs_to_come
+from bstune.study.planning.baseline import baseline_runs
+from bstune.study.planning.duration import (
+    Pace,
+    Runs,
+    pace_of,
+    replicates_to_come,
+    seconds_to_go,
+)
+from bstune.study.planning.plan import is_baseline_replicate, searched
+from bstune.study.planning.wall import REPORT_SECONDS, WallTime, leaders
+from bstune.study.prepare import PreparedStudy
+from bstune.study.searching.means import full_run_seconds, is_for_loss, trial_cost
+
+
+def points_of(trials: Sequence[TrialResult]) -> int:
+    """Count the search's points: a trial that continues another one is the same point."""
+    return sum(trial.resumed_from is None for trial in searched(trials))
+
+
+class PointEnds:
+    """When the points of a search ended that this command has run."""
+
+    def __init__(self) -> None:
+        # Points that this command found done; None: it has not looked yet.
+        self._points_before: int | None = None
+        # The seconds at which this command looked first, and at which each of its points ended.
+        self._ends: list[float] = []
+
+    def pace(self, points: int, elapsed: float) -> Pace | None:
+        """Note how many points have ended, and give the pace; None before one has ended here.
+
+        Args:
+            points: of the study, that have ended.
+            elapsed: seconds of this command.
+        """
+        if self._points_before is None:
+            self._points_before = points
+            self._ends.append(elapsed)
+        noted = self._points_before + len(self._ends) - 1
+        self._ends += [elapsed] * (points - noted)
+        return pace_of(self._ends, self._points_before)
+
+
+def study_seconds_to_go(
+    prepared: PreparedStudy,
+    wall: WallTime,
+    trials: Sequence[TrialResult],
+    pace: Pace,
+    has_ended: bool,
+) -> float:
+    """Predict the wall seconds until the study's answer.
+
+    Args:
+        prepared: the study.
+        wall: what is left of its wall time.
+        trials: that have ended.
+        pace: of its search.
+        has_ended: whether that has ended, so that only runs on fresh seeds follow.
+    """
+    points = points_of(trials)
+    left = 0 if has_ended else max(0, prepared.budget.trials - points)
+    report = REPORT_SECONDS + wall.fine_decision
+    runs = _fresh_runs_to_come(prepared, wall, trials)
+    limit = wall.left + report
+    return seconds_to_go(pace, points, left, runs, report, limit)
+
+
+def _fresh_runs_to_come(
+    prepared: PreparedStudy, wall: WallTime, trials: Sequence[TrialResult]
+) -> tuple[Runs, ...]:
+    """Give the runs on fresh seeds that are still to come, if the winners stay what they are now."""
+    if is_for_loss(prepared):
+        return _fresh_runs_at_budget(prepared, wall, trials)
+    budget = prepared.budget
+    winners = leaders(trials, budget)
+    if not winners:
+        return ()
+    cost = trial_cost(prepared, trials)
+
+    def seconds(trial: TrialResult) -> float:
+        step_time = prepared.backend.step_time(trial.batch_size)
+        return wall.replicate_seconds(trial.steps, step_time, cost)
+
+    again = [trial for trial in trials if trial.replicate_of is not None]
+    of_baseline = sum(is_baseline_replicate(trial.trial_index) for trial in again)
+    planned = replicates_to_come(len(again) - of_baseline, budget.replicates, len(winners))
+    longest = max(seconds(winner) for winner in winners)
+    to_come = [Runs(planned, longest)]
+    runs = baseline_runs(trials, prepared.baseline)
+    if runs is not None and runs.first.reached and runs.first not in winners:
+        left = max(0, budget.replicates - of_baseline)
+        to_come.append(Runs(left, seconds(runs.first)))
+    return tuple(to_come)
+
+
+def _fresh_runs_at_budget(
+    prepared: PreparedStudy, wall: WallTime, trials: Sequence[TrialResult]
+) -> tuple[Runs, ...]:
+    """Give the runs still to come of the best full trial so far, and of the baseline beside it."""
+    cost = trial_cost(prepared, trials)
+
+    def seconds(batch_size: int) -> float:
+        return full_run_seconds(prepared, wall, batch_size, cost)
+
+    return runs_to_come(
+        trials,
+        best_full(trials, prepared.last_step, prepared.protocol.target),
+        baseline_runs(trials, prepared.baseline),
+        prepared.budget.replicates,
+        seconds,
+    )

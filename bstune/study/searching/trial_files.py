@@ -1,0 +1,113 @@
+"""The files of a study's trials: their records in ``trials.jsonl``, and the checkpoints that are kept."""
+
+import math
+from collections.abc import Callable, Collection, Sequence
+
+from bstune.core.objectives import SOUGHT, Objective
+from bstune.core.records import Merit, TrialResult, TrialSpec
+from bstune.study.analysis.step_times import with_common_step_time
+from bstune.study.at_budget import is_full
+from bstune.study.planning.plan import searched
+from bstune.study.planning.replicates import candidates
+from bstune.study.prepare import PreparedStudy
+from bstune.study.searching.means import is_for_loss
+from bstune.system.files import Output, keep_trials, write_text
+
+# A stopped trial beyond so many times the best trial's time or steps is not continued.
+ABANDON_FACTOR = 1.2
+MAX_STATES = 32  # of stopped trials, that are kept
+# Times the trials in trials.jsonl: it is written again once there are so many, and at the end.
+REWRITE_GROWTH = 1.01
+
+
+class TrialFiles:
+    """``trials.jsonl``, and the checkpoints and states of trials, as one process keeps them."""
+
+    def __init__(self, files: Output) -> None:
+        self._files = files
+        self._ended: set[int] = set()  # numbers of the finished trials
+        self._lines: dict[int, str] = {}  # of trials.jsonl, by number
+
+    def update(
+        self,
+        trials: Sequence[TrialResult],
+        winning: Callable[[], Collection[int]],
+        continued: Callable[[], Collection[int]],
+    ) -> None:
+        """Take in the finished trials, and delete the files that nothing needs any more.
+
+        Args:
+            trials: all that have finished.
+            winning: gives the numbers of those whose checkpoints are kept.
+            continued: gives the numbers of those whose states are kept.
+        """
+        ended = {trial.number for trial in trials}
+        if ended == self._ended:
+            return
+        self._ended = ended
+        if len(ended) >= REWRITE_GROWTH * len(self._lines):
+            self.write(trials)
+        keep_trials(self._files.checkpoints, ended, winning)
+        keep_trials(self._files.states, ended, continued)
+
+    def write(self, trials: Sequence[TrialResult]) -> None:
+        """Write ``trials.jsonl``: one record a trial, in order of their numbers."""
+        # A record never changes, and there may be thousands.
+        self._lines = {
+            trial.number: self._lines.get(trial.number) or trial.to_json() + "\n"
+            for trial in trials
+        }
+        write_text(self._files.trials, "".join(self._lines.values()))
+
+
+def may_win(prepared: PreparedStudy, trials: Sequence[TrialResult]) -> set[int]:
+    """Give the numbers of the trials of which one may be the winner."""
+    # By its own seconds, and by those of all trials, which the report ranks by.
+    timed_alike = with_common_step_time(prepared, trials)
+    return {trial.number for trial in (*candidates(trials), *candidates(timed_alike))}
+
+
+def may_go_on(
+    prepared: PreparedStudy, trials: Sequence[TrialResult], running: Sequence[TrialSpec]
+) -> set[int]:
+    """Give the numbers of the stopped trials that are continued now, or may be."""
+    if not prepared.backend.continues:
+        return set()
+    needed = {spec.resumed_from for spec in running if spec.resumed_from is not None}
+    unfinished = trials
+    if is_for_loss(prepared):
+        unfinished = [trial for trial in trials if not is_full(trial, prepared.last_step)]
+    return worth_continuing(unfinished, prepared.budget.objective) | needed
+
+
+def worth_continuing(trials: Sequence[TrialResult], objective: Objective) -> set[int]:
+    """Give the numbers of the stopped trials that may still be continued: ``MAX_STATES`` of them.
+
+    First come those that may win, then those that only the curve needs, as they have taken more
+    than the best trial by the objective. Of either kind the newest are kept: a state is as large as
+    the model and its optimizer.
+    """
+    # A continuation that was cut short is asked again, from the same state.
+    resumed = {trial.resumed_from for trial in trials if trial.status != "failed"}
+    reached = [trial for trial in trials if trial.reached and trial.replicate_of is None]
+    times = [trial.time_to_target for trial in reached if trial.time_to_target is not None]
+    fastest = min(times, default=math.inf)
+    fewest = min((trial.steps for trial in reached), default=math.inf)
+
+    def can_still_win(trial: TrialResult) -> bool:
+        if objective in ("curve", "loss"):
+            return True
+        seconds = trial.steps * (trial.seconds_per_step or 0.0)
+        by_merit: dict[Merit, bool] = {
+            "time": seconds < ABANDON_FACTOR * fastest,
+            "steps": trial.steps < ABANDON_FACTOR * fewest,
+        }
+        return any(by_merit[merit] for merit in SOUGHT[objective].merits)
+
+    stopped = [
+        trial
+        for trial in searched(trials)
+        if trial.status == "stopped" and trial.number not in resumed
+    ]
+    in_order = sorted(stopped, key=lambda trial: (can_still_win(trial), trial.number))
+    return {trial.number for trial in in_order[-MAX_STATES:]}
