@@ -56,6 +56,8 @@ STATUS_LOOKS = {
     "stopped": ("--grey", "triangle-up-open"),
     "diverged": ("--vermilion", "x"),
 }
+# Of the line of memory over batch size.
+MEMORY_POINTS = 33
 BYTES_PER_MEBIBYTE = 2.0**20
 # Plotly's own: a trace, and what a layout or an axis is told.
 Trace = dict[str, Any]
@@ -978,11 +980,16 @@ def _memory(hardware: HardwareFile) -> str:
     span = [ceiling.smallest, hardware.high]
     model = ceiling.model
     if model is not None:
+        # Between logarithmic axes it is no straight line: two points would not do.
+        batch_sizes = list[float]()
         predicted = list[float]()
-        for batch_size in span:
+        for i in range(MEMORY_POINTS):
+            share = i / (MEMORY_POINTS - 1)
+            batch_size = ceiling.smallest * (hardware.high / ceiling.smallest) ** share
+            batch_sizes.append(batch_size)
             predicted_bytes = model.base + model.per_example * batch_size
             predicted.append(predicted_bytes / BYTES_PER_MEBIBYTE)
-        traces.append(_line(span, predicted, "base + B x an example's"))
+        traces.append(_line(batch_sizes, predicted, "base + B x an example's"))
     if ceiling.at.limit is not None:
         limit = ceiling.at.limit / BYTES_PER_MEBIBYTE
         traces.append(_line(span, [limit, limit], "limit", None, "--vermilion", "dash"))
