@@ -49,8 +49,8 @@ NARROW_RATIO = 1.5
 # The same, up to which the interval is called good.
 GOOD_RATIO = 3.0
 NOTHING_REACHED = "nothing that was tried reached the target"
-# Chance of reaching the target from which on a winner is called no risk: nine of ten, with some
-# room, as the chance itself is an estimate.
+# Chance of reaching the target from which on a winner is called no risk: nine of ten, and some
+# room.
 SURE_CHANCE = 0.8
 # Relative error of a step's seconds, on a quiet machine at most.
 NOISY_ERROR = 0.1
