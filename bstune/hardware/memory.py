@@ -1,4 +1,4 @@
-"""The memory ceiling: the largest batch size that fits, from a few probes and a model of their memory.
+"""The memory ceiling: the largest batch size that fits, from a few probes and a linear model.
 
 A probe (:mod:`bstune.hardware.probe`) trains and evaluates at one batch size in a process of its
 own; this module only chooses the batch sizes. Both ends of its answer were probed: the ceiling,
@@ -238,11 +238,11 @@ def find_ceiling(
 ) -> Ceiling:
     """Find the largest batch size that fits.
 
-    It probes ``low``, then sizes each 16 times larger until memory rises by MIN_RISE; a line through
-    the largest sizes that fit says where the limit is, and a probe on either side confirms it. A
-    probe that contradicts the line draws it anew; where two probes have not halved the bracket, the
-    next one does. So both ends are tested whatever the law of memory; where memory falls as the
-    batch grows, sizes beyond ``above`` may fit again.
+    It probes ``low``, then sizes each 16 times larger until memory rises by MIN_RISE; a line
+    through the largest sizes that fit says where the limit is, and a probe on either side confirms
+    it. A probe that contradicts the line draws it anew; where two probes have not halved the
+    bracket, the next one does. So both ends are tested whatever the law of memory; where memory
+    falls as the batch grows, sizes beyond ``above`` may fit again.
 
     Args:
         probe: trains at a batch size.
@@ -320,7 +320,7 @@ def _spread_at(bracket: _Bracket, batch_size: int) -> float | None:
 
 
 def _model_error(bracket: _Bracket, fit: ProbeResult) -> float | None:
-    """Compare a probe with what the smaller ones predict for it, relatively; None if they do not."""
+    """Compare a probe with what smaller ones predict for it, relatively; None if they do not."""
     smaller = [result for result in bracket.fitting if result.batch_size < fit.batch_size]
     model = fit_memory(smaller)
     if model is None or not fit.training_bytes:
@@ -341,7 +341,7 @@ def _largest_below(bracket: _Bracket, batch_size: int) -> ProbeResult:
 
 
 def _smallest_that_runs(bracket: _Bracket) -> ProbeResult:
-    """Probe ``low``; where it fails for another reason than memory, find the smallest that does not."""
+    """Probe ``low``; where it fails, and not for memory, find the smallest that does not."""
     # These failures are of small batches: they say nothing of the bracket's upper end.
     too_large = bracket.bad
     first = bracket.run(bracket.low)

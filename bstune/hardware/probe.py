@@ -151,7 +151,7 @@ class MemoryClock(TrialClock):
 
 @dataclass(frozen=True)
 class TrialProbe:
-    """Probes a workload: a short trial in a process of its own at each batch size it is called with."""
+    """Probes a workload: at a batch size, a short trial in a process of its own."""
 
     options: StudyOptions
     recipe: Recipe
@@ -205,7 +205,7 @@ class TrialProbe:
 
 
 def _received(receiver: Connection) -> list[Message]:
-    """Receive the messages that wait in a pipe; one that a killed process left unfinished is dropped."""
+    """Receive the messages that wait in a pipe, but one that a killed process left unfinished."""
     messages = list[Message]()
     # The other end may be closed.
     with suppress(EOFError, OSError):
@@ -334,7 +334,7 @@ def _short_protocol(protocol: TrialProtocol, probe: TrialProbe) -> TrialProtocol
 def _clock(
     device: torch.device, limit: int | None, report: Callable[[Phase], object]
 ) -> tuple[MemoryClock, int]:
-    """Make a clock of the device's memory, and give the limit: the given one, or all of its memory."""
+    """Make a clock of the device's memory; give the limit, too: the given one, or all of it."""
     if device.type == "cpu":
         reset = partial(_write_if_allowed, "/proc/self/clear_refs", "5")
         return MemoryClock(memory.peak_resident_bytes, reset, report), limit or 0
@@ -394,7 +394,7 @@ def measure_ceiling(
     wanted_seconds: float = math.inf,
     **search: Any,
 ) -> Ceiling:
-    """Find the largest batch size of a workload that fits, in the range as far as there are examples.
+    """Find the largest batch size of a workload that fits, as far as there are examples.
 
     Args:
         options: of the study.

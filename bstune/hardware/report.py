@@ -407,7 +407,7 @@ def _timings_table(survey: Survey) -> Table:
 
 
 def _elsewhere_table(survey: Survey) -> Table:
-    """Lay the known devices out, a row each: ridge and predicted turning batch size by arithmetic."""
+    """Lay the known devices out, a row each: ridge and turning batch size by arithmetic."""
     title = "elsewhere, predicted: ridge, turning batch size"
     table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
     kinds = list(dict.fromkeys(row.dtype for row in survey.elsewhere))
@@ -433,7 +433,7 @@ def _turning_text(row: Prediction | None) -> str:
 
 
 def _paint(figure: "Figure", survey: Survey, cost: StepCost, limits: DeviceLimits) -> None:
-    """Draw the roofline: attainable FLOP/s over FLOPs per byte, with layers, step and measured steps.
+    """Draw the roofline: attainable FLOP/s over FLOPs per byte, layers, step and measured steps.
 
     Below it stand the layers, each with its FLOPs per byte from the smallest to the largest batch
     size.

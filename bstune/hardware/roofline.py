@@ -68,7 +68,7 @@ class DeviceLimits:
     bytes_per_second: float
     """Of the best copy; each byte copied counts twice, read and written."""
     misaligned_flops_per_second: float | None = None
-    """Of the best product whose sides miss the tensor cores' multiple by one; None: there is none."""
+    """Of the best product whose sides miss the tensor cores' multiple by one; None without one."""
 
     @property
     def ridge(self) -> float:
@@ -500,7 +500,7 @@ def _dimensions(module: nn.Module) -> tuple[tuple[str, int], ...]:
 
 @dataclass(frozen=True)
 class TensorCoreMisalignment:
-    """A dimension that misses the tensor cores' multiple, and what padding it is predicted to give."""
+    """A dimension that misses the tensor cores' multiple, and what padding is predicted to give."""
 
     name: str
     """The layer's."""

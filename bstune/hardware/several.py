@@ -1,4 +1,4 @@
-"""Steps that several devices share, timed in short trials in the same processes as a study's trials."""
+"""Steps that several devices share, timed in short trials, in processes as a study's trials."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -46,7 +46,7 @@ def open_short_trials(options: StudyOptions, recipe: Recipe, warmup_steps: int) 
 
 @contextmanager
 def shared_steps(options: StudyOptions, recipe: Recipe, warmup_steps: int) -> Iterator[TimeTrial]:
-    """Give what times steps of a trial on all devices: one number, the median between evaluations."""
+    """Give what times steps of a trial on all devices: one number, their median."""
     devices = options.devices
     opens = partial(open_short_trials, options, recipe, warmup_steps)
     seconds = options.protocol.trial_seconds or STEP_SECONDS * (warmup_steps + SHARED_STEPS)

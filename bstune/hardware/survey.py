@@ -291,13 +291,13 @@ class HowTimed:
     """Numbers of threads to choose from; empty: torch's are left as they are."""
 
     def differs(self, survey: "Survey") -> str | None:
-        """Say in what a survey from before was timed otherwise; None where it was timed like this."""
+        """Say in what a survey from before was timed otherwise; None: it was timed like this."""
         if survey.seconds_of != self.seconds_of:
             return f"its seconds are those of {survey.seconds_of}, not of {self.seconds_of}"
         return self._other_threads(survey.threads)
 
     def _other_threads(self, choice: ThreadChoice | None) -> str | None:
-        """Say in what a choice of threads from before was another; None where it stands here, too."""
+        """Say in what a choice of threads from before was another; None: it stands here, too."""
         counts = self.thread_counts
         if choice is None:
             return "its number of threads was left alone" if counts else None
@@ -340,9 +340,10 @@ def measure(
     log: Callable[[str], None],
     tried: PreflightFindings | None = None,
 ) -> Survey:
-    """Measure what the hardware allows for a workload, in this process but for the probes of memory.
+    """Measure what the hardware allows for a workload, in this process but for probes of memory.
 
-    The options are resolved. ``tried`` is what a few steps have shown before; None: none were taken yet.
+    The options are resolved. ``tried`` is what a few steps have shown before; None: none were taken
+    yet.
     """
     if tried is None:
         tried = _few_steps(build(), protocol, space)
@@ -480,7 +481,7 @@ def _choose_threads(
     ceiling: Ceiling,
     seconds: float,
 ) -> ThreadChoice | None:
-    """Choose the number of threads at up to three batch sizes, as far as a share of the seconds goes."""
+    """Choose the number of threads at up to three batch sizes, within a share of the seconds."""
     counts = how.thread_counts
     if not counts:
         return None
@@ -516,7 +517,7 @@ def _choose_threads(
 def _few_steps(
     workload: Workload, protocol: TrialProtocol, space: Space
 ) -> PreflightFindings | None:
-    """Take a few steps and give what they show; None of a workload that can be trained, not tuned."""
+    """Take a few steps and give what they show; None where it can be trained, but not tuned."""
     alone = replace(protocol, devices=1)
     try:
         return preflight(workload, alone, space, None, continues=False, survey=True)
@@ -525,7 +526,7 @@ def _few_steps(
 
 
 def _with_small_evaluations(workload: Workload) -> Workload:
-    """Let the workload's evaluations take small batches: a trial that is timed ends with one of them."""
+    """Let the workload's evaluations take small batches: a trial that is timed ends with one."""
     loaders = loaders_of(workload.validation_batches)
     # Of several none can be put in the place of all.
     if len(loaders) != 1:
@@ -534,7 +535,7 @@ def _with_small_evaluations(workload: Workload) -> Workload:
 
 
 def usable(high: int, budget: Budget) -> tuple[int, tuple[str, ...]]:
-    """Give the largest batch size that a trial's budget can use, and a note where it is not ``high``.
+    """Give the largest batch size that a trial's budget can use; a note where it is not ``high``.
 
     A batch larger than all examples of the budget would be the trial's only one.
     """
@@ -638,7 +639,7 @@ def _roofline(
 
 
 def _loss(precision: "Precision", module: LightningModule, batch: object) -> torch.Tensor:
-    """Give a training step's loss in the precision of its Trainer: batches may come in half of it."""
+    """Give a step's loss in the precision of its Trainer: batches may come in half of it."""
     with precision.train_step_context():
         return roofline.training_loss(module, precision.convert_input(batch))
 
@@ -663,7 +664,7 @@ def _misaligned(
     cost: roofline.StepCost | None,
     batch_size: int,
 ) -> tuple[roofline.TensorCoreMisalignment, ...]:
-    """Find what misses the tensor cores' multiple; nothing where no roofline says what runs there."""
+    """Find what misses the tensor cores' multiple; nothing without a roofline."""
     if limits is None or cost is None:
         return ()
     multiple = roofline.tensor_core_multiple(limits.dtype, device.type)
@@ -802,7 +803,7 @@ def cached(
     measured: Callable[[], Survey],
     log: Callable[[str], None],
 ) -> tuple[Survey, bool]:
-    """Give the survey of a key, and whether it was in the cache; else it is measured, and kept there.
+    """Give the survey of a key, and whether it was in the cache; else it is measured, and kept.
 
     One with another number of threads, or of another loop, is measured again, and a line says so.
     """

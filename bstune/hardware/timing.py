@@ -1,4 +1,4 @@
-"""What is timed: steps on a ladder of batch sizes in shuffled order, and the device's own limits."""
+"""What is timed: steps on a ladder of batch sizes in shuffled order, and the device's limits."""
 
 import random
 import statistics
@@ -299,7 +299,7 @@ class _Watched:
 
     @property
     def ends_by_steps(self) -> bool:
-        """Whether they are a stream of the user's, as :class:`bstune.trial.batches.given_batches.GivenBatches`."""
+        """Whether they are a stream of the user's, as those of ``given_batches.GivenBatches``."""
         return getattr(self.batches, "ends_by_steps", False)
 
     def __len__(self) -> int:

@@ -170,7 +170,7 @@ def shown_lines(found: Answer) -> list[Line]:
 
 
 def labelled_rows(label: str, texts: Sequence[str], width: int | None) -> list[str]:
-    """Lay out a labelled line, its texts below each other, each wrapped to the width; None: whole."""
+    """Lay out a labelled line, its texts below each other, wrapped to the width; None: whole."""
     texts_rows = list[str]()
     for text in texts:
         if width is None:
@@ -358,7 +358,7 @@ def _ratio_text(ratio: float | None) -> str:
 
 
 def _compared_text(compared: AtEqualSeconds, yours: str) -> str:
-    """Tell what the closest point and the user's own had come to after equal seconds of training."""
+    """Tell what the closest point and the user's own had come to after equal seconds."""
     value = format_number(compared.value, 3)
     of_baseline = format_number(compared.baseline_value, 3)
     seconds = format_seconds(compared.seconds)
@@ -602,7 +602,7 @@ def _cause(result: StudyResult) -> _Cause:
 
 
 def _cause_of_stops(unreached: Unreached, count: int, result: StudyResult) -> _Cause:
-    """Why trials that were stopped, so many, did not reach the target: by how many still improved."""
+    """Why stopped trials, so many, did not reach the target: by how many still improved."""
     stopped = plural(count, "stopped trial")
     improving = unreached.improving
     if 2 * improving < count:

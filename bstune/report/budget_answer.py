@@ -82,12 +82,12 @@ def use(result: StudyResult) -> Iterator[str | None]:
 
 
 def overridden_words(result: StudyResult, lr: float) -> str | None:
-    """Say where a learning rate belongs that was set in the optimizer; None where the module takes it."""
+    """Say where a learning rate belongs that was set in the optimizer; else None."""
     if not result.overrides_lr:
         return None
     return (
-        f"the rate was set in the optimizer (override_lr), the largest of its groups and all others in proportion: "
-        f"write {format_number(lr)} in configure_optimizers"
+        "the rate was set in the optimizer (override_lr), the largest of its groups and all others "
+        f"in proportion: write {format_number(lr)} in configure_optimizers"
     )
 
 
@@ -128,7 +128,7 @@ def gain(result: StudyResult) -> Iterator[str | None]:
 
 
 def _is_better(difference: GainAtBudget) -> bool:
-    """Whether the winner is better than the baseline, as far as its interval says, if it has one."""
+    """Whether the winner is better than the baseline, by its interval too, if it has one."""
     if difference.low is not None and difference.low <= 0.0:
         return False
     return difference.difference > 0.0

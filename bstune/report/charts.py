@@ -483,7 +483,7 @@ def _best_rate_traces(result: StudyResult) -> list[Trace]:
 
 
 def _rule_traces(result: StudyResult, trials: Sequence[TrialResult]) -> list[Trace]:
-    """Give the scaling rules over the curve's batch sizes, else the trials', and the trials' law."""
+    """Give the scaling rules over the curve's batch sizes, else the trials', and their law."""
     batch_sizes = [trial.batch_size for trial in trials]
     start = min(batch_sizes)
     end = max(batch_sizes)
@@ -615,7 +615,7 @@ def over_target(result: StudyResult) -> str:
 
 
 def _by_target(result: StudyResult, goal: float) -> list[CriticalAtTarget]:
-    """Give the critical batch size at each target, the study's own ``goal`` among them, in order."""
+    """Give the critical batch size at each target in order, the study's ``goal`` among them."""
     rows = {row.target: row for row in result.over_target}
     critical = result.critical_batch_size
     # At its own target the study's answer counts, which the console gives, too.

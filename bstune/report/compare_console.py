@@ -73,7 +73,7 @@ def _study_rows(study: Compared) -> list[str]:
 
 
 def _labelled(label: str, texts: Sequence[str]) -> list[str]:
-    """Lay texts out below each other, wrapped, the label beside the first; nothing without a text."""
+    """Lay texts out below each other, wrapped, the label beside the first; none without a text."""
     rows = list[str]()
     for text in texts:
         for row in textwrap.wrap(text, WIDTH - INDENT):

@@ -1,4 +1,4 @@
-"""The figure ``comparison.png``: S(B) of several studies, their collapse, B_crit, times to target."""
+"""The figure ``comparison.png``: S(B) of several studies, their collapse, B_crit and times."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""The page ``comparison.html``: what the figure has, with the numbers of each point on hover, and tables."""
+"""The page ``comparison.html``: what the figure has, with each point's numbers, and tables."""
 
 from collections.abc import Sequence
 from typing import Any

@@ -289,7 +289,7 @@ def _write_label(axes: "Axes", label: Label, size: float) -> "Text":
 
 
 def _label_places(axes: "Axes", half: Points, pixels_per_point: float) -> Points:
-    """Give the places in a panel for the centre of a label of half sides ``half``, (n, 2) pixels."""
+    """Give places in a panel for the centre of a label of half sides ``half``, (n, 2) pixels."""
     inside = axes.get_window_extent().padded(-2.0 * LABEL_MARGIN * pixels_per_point)
     stride = LABEL_STRIDE * pixels_per_point
     half_width, half_height = half

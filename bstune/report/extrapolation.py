@@ -341,8 +341,9 @@ def card(found: Extrapolation, tokens: int | None) -> str:
         )
     else:
         comments.append(
-            "No schedule of batch sizes: easier targets of one study, or bstune branch at checkpoints "
-            "of a run, tell how the critical one grows within a training, where it surely grows."
+            "No schedule of batch sizes: easier targets of one study, or bstune branch at "
+            "checkpoints of a run, tell how the critical one grows within a training, where it "
+            "surely grows."
         )
     for caution in cautions(found):
         comments.append(f"CAUTION: {caution}.")

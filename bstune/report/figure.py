@@ -170,7 +170,7 @@ def _lr_text(result: StudyResult) -> str:
 def _size_limits(
     trials: Sequence[TrialResult], steps: Panel, result: StudyResult
 ) -> tuple[float, float]:
-    """Give the limits of the batch sizes: of what reached the target, the baseline, a near B_crit."""
+    """Give the limits of the batch sizes: of hits, the baseline, and B_crit where it is near."""
     batch_sizes: list[float] = [mark.batch_size for mark in steps.trials if mark.reached]
     if not batch_sizes:
         batch_sizes = [mark.batch_size for mark in steps.trials]
@@ -457,7 +457,7 @@ def _draw_critical(axes: "Axes", result: StudyResult) -> None:
 def _draw_rates(
     axes: "Axes", trials: Sequence[TrialResult], result: StudyResult, x_limits: tuple[float, float]
 ) -> None:
-    """Draw learning rates over batch size: the trials', the best one, and rules through its middle."""
+    """Draw learning rates over batch size: the trials', the best one, rules through its middle."""
     log_axis(axes, "x", x_limits)
     curve = result.curve
     rates = _shown_rates(trials)
@@ -497,7 +497,7 @@ def _draw_rates(
 
 
 def _shown_rates(trials: Sequence[TrialResult]) -> list[float]:
-    """Give the learning rates of trials that reached the target, else of stopped ones, else of all."""
+    """Give the learning rates of trials that reached the target, else of stopped ones, or all."""
     reached = list[float]()
     stopped = list[float]()
     for trial in trials:

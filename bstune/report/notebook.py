@@ -1,4 +1,4 @@
-"""What a notebook shows of an answer as a cell's last value: its lines as a table, the picture below.
+"""What a notebook shows of an answer as a cell's last value: its lines as a table, its picture.
 
 Every text is filtered and escaped: a folder's names and notes may come from anybody.
 """

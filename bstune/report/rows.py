@@ -47,7 +47,7 @@ class Mark:
 
     @property
     def height(self) -> float | None:
-        """Where it stands: at what it took, else at what did not suffice; None where it is not known."""
+        """Where it stands: at what it took, else at what did not suffice; None: not known."""
         # A height of 0 has no place on a logarithmic axis.
         if self.reached:
             return self.value or None

@@ -1,4 +1,4 @@
-"""Where MLflow is: the URI that a study logs to, and the command and the address that open its pages."""
+"""Where MLflow is: the URI that a study logs to, and what opens its pages."""
 
 import os
 import re

@@ -1,4 +1,4 @@
-"""What MLflow is given of a study and its trials: names, parameters, metrics, the note and the data set."""
+"""What MLflow is given of a study and its trials: names, parameters, metrics, note, data set."""
 
 import hashlib
 import json
@@ -151,7 +151,7 @@ def _named_at_budget(found: AtBudget) -> dict[str, float | None]:
 
 
 def _curves(result: StudyResult) -> Iterator[Value]:
-    """Yield the curves, whose step is the batch size: the frontier's points, and S*(B) of all trials."""
+    """Yield curves, whose step is the batch size: the frontier's points, S*(B) of all trials."""
     for name, value_of in _POINTS.items():
         lowest = dict[int, float]()
         for point in result.points:
@@ -200,7 +200,7 @@ def trial_name(result: TrialResult) -> str:
 
 
 def trial_values(chain: Sequence[TrialResult], metric: str) -> list[Value]:
-    """Give the metrics of a trial, the last one of ``chain``; the others are those that it continues.
+    """Give the metrics of a trial, the last of ``chain``; the others are those that it continues.
 
     What they have sent of its history is left out, its seconds are those of all of them.
     """

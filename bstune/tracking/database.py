@@ -3,8 +3,8 @@
 MLflow makes its tables in 67 migrations, each of several transactions that cannot be repeated.
 Of 14 processes that were killed at moments spread evenly over that, behind a file lock, 7 left a
 database that no later process could use: "table _alembic_tmp_experiments already exists" and the
-like (MLflow 3.17, SQLite 3.40, one kill every 0.6 s). So a lock alone is not enough: the database is
-made under another name.
+like (MLflow 3.17, SQLite 3.40, one kill every 0.6 s). So a lock alone is not enough: the database
+is made under another name.
 """
 
 import logging
@@ -51,7 +51,8 @@ def make_database(path: Path) -> None:
         broken = path.exists() and _half_made(path) and not _being_made(path)
         if broken or not path.exists():
             _remove_partials(path)
-            engine = mlflow_database.create_sqlalchemy_engine_with_retry(f"sqlite:///{partial}")  # type: ignore[no-untyped-call]
+            connect = mlflow_database.create_sqlalchemy_engine_with_retry
+            engine = connect(f"sqlite:///{partial}")  # type: ignore[no-untyped-call]
             mlflow_database._initialize_tables(engine)  # type: ignore[no-untyped-call]
             engine.dispose()
             aside = _free_name(path)
@@ -186,7 +187,7 @@ def _half_made(path: Path) -> bool:
 
 
 def _is_unfinished(tables: set[str], versions: set[str]) -> bool:
-    """Whether a database has come a part of the way of MLflow's migrations, and has no other tables.
+    """Whether a database has come a part of the way of MLflow's migrations, and has no more.
 
     ``versions``: of the migrations that it says it has had.
     """

@@ -1,7 +1,7 @@
-"""Exchanges with MLflow, each in a thread that is waited for so long at most: none ever stops a study.
+"""Exchanges with MLflow, each in a thread that is waited for so long at most: none stops a study.
 
-Left alone its client retries for minutes. So every exchange is waited for ``mlflow.study_seconds`` in all, over the
-whole run; the first failure is logged as one line and ends sending.
+Left alone its client retries for minutes. So every exchange is waited for ``mlflow.study_seconds``
+in all, over the whole run; the first failure is logged as one line and ends sending.
 """
 
 import json

@@ -1,4 +1,4 @@
-"""Reads back what studies logged to MLflow: the ``curve.json`` of each one's run, found by its tags."""
+"""Reads back what studies logged to MLflow: the ``curve.json`` of each run, found by its tags."""
 
 import os
 import tempfile
@@ -46,7 +46,8 @@ def logged_curves(experiment: str, uri: str | None = None) -> list[LoggedCurve]:
     # MLflow would make one.
     if path is not None and not path.is_file():
         raise StudyError(
-            f"there is no MLflow database {path}: give its address, --uri URI or MLFLOW_TRACKING_URI"
+            f"there is no MLflow database {path}: give its address, --uri URI or "
+            "MLFLOW_TRACKING_URI"
         )
     try:
         with short_requests(settings), tempfile.TemporaryDirectory() as folder:

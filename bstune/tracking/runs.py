@@ -1,4 +1,4 @@
-"""A study's runs in MLflow: the study's own, in an experiment of studies, and one a trial, in another.
+"""A study's runs in MLflow: its own, in an experiment of studies, and one a trial, in another.
 
 What was sent is found by searching the server for the study's id, so the next run of a command
 sends what is missing. A trial's run counts as whole once it has ended; one whose sender died before
@@ -109,7 +109,7 @@ class Tracking:
 
     @property
     def opening(self) -> tuple[str, ...]:
-        """What opens the page of the studies: the command that serves it, if any, and the address."""
+        """What opens the page of the studies: the command that serves it, if any, its address."""
         return opening(self._uri, self._page)
 
     def send_trial(self, result: TrialResult) -> None:
@@ -140,7 +140,7 @@ class Tracking:
             self._exchanges.run("send the winner's checkpoint", send)
 
     def _find(self) -> None:
-        """Find or create the experiments and the study's run, and repair what a dead process left."""
+        """Find or create experiments and the study's run, and repair what a dead process left."""
         path = database_path(self._uri)
         if path is not None:
             make_database(path)
@@ -402,7 +402,7 @@ def _add_tags(client: MlflowClient, experiment: Experiment, tags: Mapping[str, s
 
 
 def _git_commit() -> str | None:
-    """Ask git for the commit of the working directory; None without a repository, or without git."""
+    """Ask git for the commit of the working directory; None without a repository, or git."""
     # The git of whoever runs the study.
     command = ["git", "rev-parse", "HEAD"]
     try:

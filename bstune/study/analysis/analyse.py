@@ -134,7 +134,7 @@ class _Ranked:
 def _rank(
     prepared: PreparedStudy, done: Sequence[TrialResult], posterior: Posterior, use: Merit
 ) -> _Ranked:
-    """Rank the points by what fresh seeds are predicted to take; ``use``: the merit that is sought."""
+    """Rank the points by what fresh seeds are predicted to take; ``use``: the sought merit."""
     objective = prepared.budget.objective
     replicates = prepared.budget.replicates
     max_candidates = prepared.budget.candidates
@@ -149,7 +149,7 @@ def _rank(
             winner = kept.winner
             if merit == use:
                 passed_over = kept.passed_over
-        # Where schedules end with the trial, a further seed needs a horizon, and may miss the target.
+        # Where schedules end with the trial, a further seed needs a horizon, and may miss.
         number = winner.trial.number
         winner = replace(winner, predicted_horizon=horizons.get(number))
         if number in horizons:
@@ -160,7 +160,7 @@ def _rank(
 
 
 def reaching_of(posterior: Posterior, winner: Winner) -> Reaching | None:
-    """Tell how likely further seeds reach the target at a winner whose schedule ends with the trial."""
+    """Tell how likely further seeds reach the target where the schedule ends with the trial."""
     horizon = winner.advised_horizon
     if horizon is None:
         return None
@@ -214,7 +214,7 @@ def curve_of(
 def merit_draws(
     posterior: Posterior, curve: Curve, merit: Merit, law: StepTimeLaw | None
 ) -> NDArray[np.float64]:
-    """Draw the log of the steps or seconds at each batch size of a curve: shape (draws, batch sizes)."""
+    """Draw the log of steps or seconds at each batch size of a curve: (draws, batch sizes)."""
     sizes = np.array(curve.batch_size)
     drawn = frontier(posterior.theta, posterior.prior.at(np.log2(sizes)), posterior.prior)
     if merit == "steps" or curve.seconds_per_step is None:
@@ -303,7 +303,7 @@ def easier_targets_of(
         return study_posterior(prepared, trials, TARGET_PARTICLES, easier)
 
     rows = list[CriticalAtTarget]()
-    # Under a schedule that ends with the trial the history on the way is none of an easier target's.
+    # Under a schedule that ends with the trial, what lies on the way is of no easier target.
     if not horizon:
         ended = [trial for trial in done if trial.status != "failed"]
         rows = over_targets(ended, target, ideal, infer)

@@ -1,8 +1,8 @@
-"""The answer of the objective loss: what has the best metric when the budget ends, and what that is worth.
+"""The answer of the objective loss: what has the best metric when the budget ends, its worth.
 
-The gain is the mean difference of the metric over the seeds on which the winner and the baseline both ran, with
-Student's interval; ``share`` is the part of the budget at which the mean of the winner's runs has what the baseline
-has at its end.
+The gain is the mean difference of the metric over the seeds on which the winner and the baseline
+both ran, with Student's interval; ``share`` is the part of the budget at which the mean of the
+winner's runs has what the baseline has at its end.
 """
 
 import math
@@ -46,7 +46,7 @@ from bstune.study.prepare import PreparedStudy
 
 
 def analyse_at_budget(prepared: PreparedStudy, done: Sequence[TrialResult]) -> AtBudget | None:
-    """Tell what the trials of a study for the objective loss say; None before one ran to its budget's end."""
+    """Tell what the trials say of the objective loss; None before one ran to its budget's end."""
     shares: Sequence[float] = BUDGET_SHARES
     if prepared.backend.horizon:
         # What a schedule that ends with its trial has on the way is none of a shorter budget's.
@@ -98,7 +98,7 @@ def analyse_at_budget(prepared: PreparedStudy, done: Sequence[TrialResult]) -> A
 
 
 def _times(prepared: PreparedStudy) -> tuple[SizeSeconds, ...]:
-    """Give the seconds of a step by which the budget is counted; empty where it is not of seconds."""
+    """Give the seconds of a step by which a budget of seconds is counted; else none."""
     if prepared.options.budget.seconds is None:
         return ()
     # Those that the study itself counted by, where it has run.
@@ -184,7 +184,7 @@ def _gain(
     baseline: PointAtBudget,
     posterior: BudgetPosterior,
 ) -> GainAtBudget:
-    """Give by how much the winner is better, on the seeds on which both ran where there are some."""
+    """Give by how much the winner is better, on common seeds where there are some."""
     mode = prepared.protocol.target.mode
     worse = prepared.protocol.target.sign
     last_step = prepared.last_step

@@ -1,4 +1,4 @@
-"""The critical batch size that a study ends with, its interval, and the trials that would narrow it.
+"""The critical batch size that a study ends with, its interval, and trials that would narrow it.
 
 There is one estimate, the same in the console, the figure, ``curve.json`` and MLflow: the median
 over the posterior of all trials, stopped ones too, of where the slope of log S* over log B is -1/2
@@ -354,7 +354,7 @@ def easier_targets(
 
 
 def too_few_passed(done: Sequence[TrialResult], target: Target) -> str | None:
-    """Say why the trials that passed a target on their way do not tell its B_crit; None if they do."""
+    """Say why the trials that passed a target do not tell its B_crit; None if they do."""
     passed = _passed(done, target)
     count = plural(len(passed), "trial")
     if len(passed) < MIN_PASSED:
@@ -371,7 +371,7 @@ def too_few_passed(done: Sequence[TrialResult], target: Target) -> str | None:
 
 
 def _passed(done: Sequence[TrialResult], easier: Target) -> list[TrialResult]:
-    """Give the records at an easier target of those that passed it, of a trial in parts the last one."""
+    """Give the records at an easier target of those that passed it, of parts the last one."""
     continued = {trial.resumed_from for trial in done}
     records = list[TrialResult]()
     for trial in done:
@@ -400,7 +400,7 @@ def no_easier_target(target: Target, ideal: float | None, horizon: bool = False)
 
 
 def passing(trial: TrialResult, target: Target) -> TrialResult:
-    """Give the record as it would stand had the trial ended where its history first meets a target."""
+    """Give the record as it would stand had the trial ended where it first met a target."""
     last_miss = 0
     for step, value in trial.history:
         if step > 0 and value is not None and target.gap(value) <= 0.0:

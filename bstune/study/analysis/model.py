@@ -83,7 +83,7 @@ def sampler_context(prepared: PreparedStudy, finished: Collection[int] = ()) -> 
 
 
 def _sampler_of(prepared: PreparedStudy, target: Target | None = None) -> FrontierSampler:
-    """Give bstune's own sampler, whatever suggested the trials; ``target``: in place of the study's."""
+    """Give bstune's own sampler, whoever suggested the trials; ``target``: another than theirs."""
     prior = prepared.options.prior
     context = sampler_context(prepared)
     if target is not None:
@@ -97,7 +97,7 @@ def _sampler_of(prepared: PreparedStudy, target: Target | None = None) -> Fronti
 
 
 def _as_searched(prepared: PreparedStudy, done: Sequence[TrialResult]) -> Sequence[TrialResult]:
-    """Give the trials with their further hyper-parameters on the axes that are searched: the model's."""
+    """Give the trials with their further hyper-parameters on the axes of the search."""
     if not any(tunable.complement for tunable in prepared.space.tunables):
         return done
     records = list[TrialResult]()
@@ -136,7 +136,7 @@ def study_posterior(
 def budget_posteriors(
     prepared: PreparedStudy, done: Sequence[TrialResult], particles: int, shares: Sequence[float]
 ) -> dict[float, BudgetPosterior]:
-    """Give the posterior of the objective loss for these shares of the budget, of the same trials."""
+    """Give the posterior of the objective loss for these shares of the budget."""
     sampler = _sampler_of(prepared)
     searched = _as_searched(prepared, done)
     by_share = dict[float, BudgetPosterior]()
@@ -200,7 +200,7 @@ def fit_lr_exponent(
 def _exponent(
     posterior: Posterior, start: float, end: float, noise_scale: float | None
 ) -> Exponent:
-    """Give the exponent of lr*(B) from one batch size to another, and whether trials identify it."""
+    """Give the exponent of lr*(B) over a range of batch sizes, and whether it is identified."""
     prior = posterior.prior
     drawn = slopes(posterior.theta, prior, start, end)
     low, middle, high = np.quantile(drawn, QUANTILES).tolist()
@@ -260,6 +260,6 @@ def rule_exponents(low: float, high: float, noise_scale: float | None) -> dict[s
 
 
 def _slope(x: Array, y: Array) -> Array:
-    """Give the least-squares slope of y, of shape (n,) or (m, n), over x: a number, or shape (m,)."""
+    """Give the least-squares slope over x of y, shape (n,) or (m, n): a number, or shape (m,)."""
     away = x - x.mean()
     return np.asarray(y @ away / (away @ away))

@@ -21,7 +21,7 @@ BLURRED = 0.1
 
 
 def common_law(prepared: PreparedStudy, done: Sequence[TrialResult]) -> StepTimeLaw | None:
-    """Fit tau(B) to the trials' own seconds; None where they are recorded or surveyed, or too few."""
+    """Fit tau(B) to the trials' own seconds; None if they are recorded, surveyed or too few."""
     if isinstance(prepared.options.workload, ReplayedWorkload):
         return None
     if prepared.backend.timed is not None:

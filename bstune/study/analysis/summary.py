@@ -1,4 +1,4 @@
-"""A study's result, built once: from its trials, what was asked of it and what their posterior says.
+"""A study's result, built once: of its trials, what was asked and what their posterior says.
 
 result = summarize(trials, asked, analysis)
 """
@@ -366,7 +366,7 @@ def noise_scale(
 
 
 def regimes(critical: CriticalBatchSize) -> tuple[Regime, ...]:
-    """Give the regimes within the batch sizes that reached the target, from the smallest of these."""
+    """Give the regimes within the batch sizes that reached the target, from the smallest."""
     low = critical.perfect_scaling_below
     high = critical.maximal_data_parallelism_above
     if low is None or high is None:

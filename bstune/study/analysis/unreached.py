@@ -1,4 +1,4 @@
-"""A study in which no trial reached the target: why, how far it came, what its best point would take.
+"""A study in which no trial reached the target: why, how far it came, what it would take.
 
 The best point so far is the one whose metric came closest to the target. It is compared with the
 baseline at equal seconds of training: the closest that each has come to the target by then, one run
@@ -13,7 +13,8 @@ from bstune.result import MAX_TEXT, AtEqualSeconds, ClosestTrial, SoFar, Unreach
 from bstune.search.acquisition import predicted_steps
 from bstune.search.observations import Posterior
 
-# Of its distance to the target, over the last half of its steps: what a trial gains that still improves.
+# Of its distance to the target, over the last half of its steps: what a trial gains that still
+# improves.
 IMPROVEMENT = 0.05
 # Of a trial: fewer show no rate of its own, and nothing is predicted of it.
 LEAST_EVALUATIONS = 3
@@ -138,7 +139,7 @@ def _seconds(steps: float | None, trial: TrialResult) -> float | None:
 def _closest(
     trials: Sequence[TrialResult], target: Target
 ) -> tuple[TrialResult, int, float] | None:
-    """Find the trial that came closest to the target, after how many steps, and its metric there."""
+    """Find the trial that came closest to the target, after how many steps, and its metric."""
     seen = list[tuple[TrialResult, int, float]]()
     for trial in trials:
         for step, value in trial.history:
