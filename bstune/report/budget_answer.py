@@ -227,8 +227,10 @@ def cautions(result: StudyResult) -> Iterator[str | None]:
         yield from result.notes
         yield result.stop_reason
         return
+    # The worst first: such a budget answers nothing.
     if found.same is not None:
         yield _same(result.metric, found, found.same)
+    # Their metric is in no mean, and would have made it worse.
     if found.winner.fresh is not None and found.winner.fresh.broken:
         broken = plural(found.winner.fresh.broken, "fresh seed")
         yield f"{broken} of USE diverged, or ended before the budget did"
@@ -267,6 +269,7 @@ def next_steps(result: StudyResult) -> Iterator[str | None]:
     found = result.at_budget
     if found is None or result.train is None:
         return
+    # Where nothing better was shown there is no reason to change.
     is_better = found.gain is not None and _is_better(found.gain)
     if found.baseline is not None and not is_better:
         yield "keep your configuration; to train with USE all the same:"

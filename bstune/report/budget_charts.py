@@ -17,6 +17,7 @@ def metric_at_budget(study: StudyFolder) -> str:
     rows = budget_rows(last_parts(study.files.trials), study.result)
     if rows is None:
         return ""
+    # Plotly draws later traces over earlier ones: the winner and the baseline lie on top.
     traces = [
         area(rows.batch_sizes, rows.low, rows.high),
         _curve(rows),
@@ -26,6 +27,7 @@ def metric_at_budget(study: StudyFolder) -> str:
     if rows.baseline is not None:
         traces.append(_marks((rows.baseline,), YOURS, "--green", "square", 10))
     low, high = rows.shown
+    # A linear axis: a metric may be 0 or less.
     layout = {
         "xaxis": axis("batch size B (examples)"),
         "yaxis": axis(rows.title, log=False, range=[low, high]),

@@ -75,6 +75,7 @@ def curves(study: StudyFolder) -> str:
         return ""
     sentences = list[str]()
     critical = shown_critical(study.result)
+    # An interval that is open at both ends is not shaded.
     if critical is not None and not (critical.low is None and critical.high is None):
         sentences.append(f"Shaded: the critical batch size, {critical_text(critical)}.")
     sentences.append("Hollow triangles are trials that were stopped: they need more than that.")
@@ -616,6 +617,7 @@ def over_target(result: StudyResult) -> str:
 
 def _by_target(result: StudyResult, goal: float) -> list[CriticalAtTarget]:
     """Give the critical batch size at each target in order, the study's ``goal`` among them."""
+    # Of several rows at one target the last one counts.
     rows = {row.target: row for row in result.over_target}
     critical = result.critical_batch_size
     # At its own target the study's answer counts, which the console gives, too.
@@ -804,6 +806,7 @@ def _curves_text(
     study: StudyFolder, shown: Sequence[TrialResult], classes: Sequence[_SizeClass]
 ) -> str:
     """Say what the learning curves show."""
+    # A class has a sentence, as it has a look: what it says is seen at a glance in the chart.
     result = study.result
     sentences = [f"{result.metric} over optimizer steps: {plural(len(shown), 'trial')}."]
     for size_class in classes:
@@ -830,6 +833,7 @@ def _thinned(history: Sequence[tuple[int, float | None]]) -> list[tuple[int, flo
         log_step = math.log(pair[0])
         place = round((CURVE_POINTS - 1) * (log_step - log_first) / (log_last - log_first))
         by_place[place] = pair
+    # The first one stays, too: a curve begins where its trial was first seen.
     return [history[0], *(pair for pair in by_place.values() if pair != history[0])]
 
 
@@ -852,6 +856,7 @@ def _spent(trials: Sequence[TrialResult], in_seconds: bool) -> list[_Spent]:
     best: float | None = None
     for trial in trials:
         total += trial.train_seconds + trial.eval_seconds + trial.startup_seconds
+        # In steps where no trial was timed: all of them then count alike.
         value: float | None = None
         if in_seconds:
             value = trial.time_to_target

@@ -100,6 +100,7 @@ class Use:
         text = f"{self.reached} of {self.runs}"
         if self.low is None:
             return text
+        # One that missed the target took longer than any that is known.
         if self.high is None:
             return f"{text}, {format_seconds(self.low)} and more"
         return f"{text}, {format_seconds(self.low)} to {format_seconds(self.high)}"
@@ -196,6 +197,7 @@ class Collapse:
     def __str__(self) -> str:
         span = f"{format_number(self.smallest, 2)} to {format_number(self.largest, 2)}"
         text = f"S*(B) lies within {self.deviation:.0%} of it (root mean square, B/B_crit = {span}"
+        # Of one study alone it has been said.
         if len(self.by_study) > 1:
             deviation_of = self.by_study.__getitem__
             best = min(self.by_study, key=deviation_of)
@@ -363,6 +365,7 @@ def logged_studies(
     """Read the studies that MLflow has, and give a line for each run without a result."""
     studies = list[Compared]()
     left_out = list[str]()
+    # A run without a result does not keep the others from being compared.
     for curve in logged:
         if curve.text is None:
             left_out.append(f"left out: {curve.run}: {curve.missing}")
@@ -439,6 +442,7 @@ def compared(result: StudyResult, source: str) -> Compared:
 
     ``source``: the folder or run that it was read from.
     """
+    # The frontier holds stopped trials, too, as bounds: these did not reach the target.
     points = list[Point]()
     for point in result.points:
         if point.steps:
@@ -589,6 +593,7 @@ def _with_unique_names(studies: Sequence[Compared]) -> list[Compared]:
 
 def _differences(studies: Sequence[Compared]) -> list[str]:
     """Say in what the studies differ beside the workload, and what that means, a line each."""
+    # Workloads that differ are what most comparisons are for.
     lines = list[str]()
     targets = {study.target for study in studies}
     if len(targets) > 1:
@@ -682,6 +687,7 @@ def _pair(first: Compared, second: Compared, error: float) -> Pair:
         _width(large.b_crit, large.b_crit_high, large.level),
         _width(small.b_crit_low, small.b_crit, small.level),
     )
+    # An open half leaves that end of the ratio open.
     low = None
     if fall is not None:
         low = ratio * math.exp(-_deviations(error) * fall)
@@ -720,6 +726,7 @@ def _width(low: float | None, high: float | None, level: float) -> float | None:
     """
     if low is None or high is None:
         return None
+    # Each side is taken as half of a normal posterior of log B_crit.
     return math.log(high / low) / _deviations(1.0 - level)
 
 

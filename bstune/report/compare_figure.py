@@ -197,6 +197,7 @@ def _draw_collapse(axes: "Axes", studies: Sequence[Look], collapse: Collapse | N
     if collapse is None:
         _say(axes, "no study has a critical batch size")
         return
+    # S_min itself belongs into the picture, however far the studies lie above it.
     heights = [np.ones(1)]
     for look in studies:
         study = look.study
@@ -210,6 +211,7 @@ def _draw_collapse(axes: "Axes", studies: Sequence[Look], collapse: Collapse | N
             sizes = study.batch_size / study.b_crit
             steps = study.steps / study.s_min
             axes.plot(sizes, steps, color=look.colour, linewidth=1.6, zorder=4)
+    # The law goes on a little beyond what the studies have seen.
     sizes = np.geomspace(collapse.smallest / 1.5, collapse.largest * 1.5, 100)
     law = 1.0 + 1.0 / sizes
     axes.plot(sizes, law, color=INK, linewidth=1.0, linestyle="--", zorder=5)

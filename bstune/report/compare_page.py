@@ -148,6 +148,7 @@ def _collapse(found: Comparison) -> str:
     """Show all curves as S/S_min over B/B_crit, and how well the law holds."""
     if found.collapse is None:
         return paragraph("No study has a critical batch size, so nothing can be laid on one curve.")
+    # The law goes on a little beyond what the studies have seen.
     ratios = np.geomspace(found.collapse.smallest / 1.5, found.collapse.largest * 1.5, 100)
     line = {
         "x": ratios.tolist(),
@@ -223,6 +224,7 @@ def _times(studies: Sequence[Compared]) -> str:
     traces = list[Trace]()
     sentences = list[str]()
     for i, study in enumerate(studies):
+        # A study of recorded steps has no seconds: it has no part in this chart.
         if any(point.seconds is not None for point in study.points):
             sizes = [point.batch_size for point in study.points]
             seconds = [point.seconds for point in study.points]

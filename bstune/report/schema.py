@@ -178,6 +178,7 @@ def checked(model: type[File], text: str, what: str) -> File:
     try:
         return model.model_validate_json(text)
     except ValidationError as error:
+        # One fault is enough: a file of something else has one for each of its values.
         first = error.errors(include_url=False)[0]
         where = ".".join(str(part) for part in first["loc"])
         reason = first["msg"]
@@ -197,7 +198,9 @@ def read_result(text: str, what: str) -> StudyResult:
         values = parse_json(text, what)
     except InputError as error:
         raise StudyError(str(error)) from error
+    # Before the values: those of another schema would be called faulty for what they are.
     if isinstance(values, dict) and values.get("schema_number") != SCHEMA_NUMBER:
+        # A file from anybody may have any text there, of any length.
         number = one_line(str(values.get("schema_number", "no number")))[:20]
         raise StudyError(
             f"{what} has schema {number}, and this version of bstune reads {SCHEMA_NUMBER}: "

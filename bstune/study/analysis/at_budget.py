@@ -142,6 +142,7 @@ def _point(
 def _fresh(prepared: PreparedStudy, runs: Sequence[TrialResult]) -> FreshValues | None:
     """Give what runs on fresh seeds came to; None where none ran to its budget's end."""
     mode = prepared.protocol.target.mode
+    # Those that diverged, or ended before, are counted and have no metric to compare.
     full = [run for run in runs if is_full(run, prepared.last_step)]
     values = list[float]()
     for run in full:
@@ -168,6 +169,7 @@ def _mean_and_half(values: Sequence[float]) -> tuple[float, float]:
 
     It is t s/sqrt(n), with Student's t at n - 1 degrees of freedom.
     """
+    # One value tells no scatter.
     count = len(values)
     if count < 2:
         return fmean(values), 0.0

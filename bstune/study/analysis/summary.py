@@ -148,6 +148,7 @@ def summarize(
         train: the command that trains the winner.
         notes: what to know beside it.
     """
+    # They come in any order; ties are broken by number.
     trials = sorted(trials, key=lambda trial: trial.number)
     points = frontier_points(trials)
     # A trial that was stopped and continued is one configuration: its last part has all of it.
@@ -172,6 +173,7 @@ def summarize(
     again: tuple[str, ...] | None = None
     if arguments is not None:
         again = tuple(arguments)
+    # A trial that failed before it trained has none.
     devices = {trial.device for trial in trials if trial.device}
     tested = {name: dict(metrics) for name, metrics in (test or {}).items()}
     return StudyResult(
@@ -397,6 +399,7 @@ def _last_parts(trials: Sequence[TrialResult]) -> list[TrialResult]:
 
     A failed one continues none.
     """
+    # What the failed one was to continue still stands.
     continued = {trial.resumed_from for trial in trials if trial.status != "failed"}
     return [trial for trial in trials if trial.number not in continued]
 
@@ -425,6 +428,7 @@ def _winner(analysis: Analysis, merit: Merit) -> WinnerResult | None:
     winner = analysis.best.get(merit)
     if winner is None:
         return None
+    # Where they are not known, the fresh seeds' own scatter is all that the interval has.
     scatter = 0.0
     if analysis.seed_scatter is not None:
         scatter = analysis.seed_scatter.scatter
