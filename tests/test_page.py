@@ -4,6 +4,7 @@ import re
 from dataclasses import replace
 from html.parser import HTMLParser
 
+import numpy as np
 import pytest
 from builders import (
     changed,
@@ -241,6 +242,15 @@ def test_what_bounds_a_step_is_said_as_the_survey_says_it():
     found = Page(study_page(replace_hardware(whole_study(), hardware_of(derived=derived))))
     assert derived["bound"] in found.texts
     assert any(derived["bound"] in told for told in found.told)
+
+
+def test_the_line_of_memory_is_the_models_between_its_ends_too():
+    page = Page(study_page(whole_study()))
+    traces = [trace for drawn in page.charts for trace in drawn["data"]]
+    (line,) = [trace for trace in traces if trace.get("name") == "base + B x an example's"]
+    # As it is drawn: straight from point to point between logarithmic axes.
+    drawn = np.interp(math.log(128), np.log(line["x"]), np.log(line["y"]))
+    assert math.exp(drawn) == pytest.approx((1e8 + 1e4 * 128) / 2**20, rel=1e-3)
 
 
 def replace_hardware(study, hardware):

@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from bstune.report.static_chart import LEFT, RIGHT, TOP, WIDTH, static_chart
+from bstune.report.static_chart import CHART_WIDTH, LEFT, RIGHT, TOP, static_chart
 
 HEIGHT = 348.0  # pixels, of which the panel has 276
 PANEL = HEIGHT - 48.0 - TOP
@@ -26,7 +26,7 @@ def test_a_mark_lies_where_its_axes_put_it():
     dots = {"x": [1.0, 10.0, None, -1.0], "y": [10.0, 5.0, 1.0, 1.0], "mode": "markers"}
     picture = drawn({**dots, "marker": {"color": "--ink", "size": 8}})
     at = numbers(r'<circle cx="([\d.]+)" cy="([\d.]+)" r="4"', picture)
-    width = WIDTH - LEFT - RIGHT
+    width = CHART_WIDTH - LEFT - RIGHT
     # What a logarithm does not have, and what is not known, is left out.
     assert at == [[LEFT, TOP], [LEFT + width / 2.0, TOP + PANEL / 2.0]]
     assert "fill:var(--ink)" in picture

@@ -1,8 +1,8 @@
-"""Devices that one may not have: their makers' figures, and where a workload's step would turn compute-bound on them.
+"""Devices that one may not have: their makers' figures, and where a step would turn compute-bound.
 
-Peaks are dense. Datasheets of Ampere and Hopper print twice as much for matrices of which half is zero ("with
-sparsity"): 624 TFLOP/s over 1.5 TB/s gives an A100 a ridge of 416 FLOPs per byte, where products of whole matrices have
-312 over 1.555, which is 201.
+Peaks are dense. Datasheets of Ampere and Hopper print twice as much for matrices of which half is
+zero ("with sparsity"): 624 TFLOP/s over 1.5 TB/s gives an A100 a ridge of 416 FLOPs per byte, where
+products of whole matrices have 312 over 1.555, which is 201.
 No program reaches them: a survey's own roof, which is measured, lies lower at both its sides.
 """
 
@@ -17,19 +17,21 @@ class KnownDevice:
     """What a device can do at most, as its maker states it."""
 
     name: str
-    flops_per_second: Mapping[
-        Arithmetic, float
-    ]  # of dense products, by what the device can compute in
-    bytes_per_second: float  # of its memory
+    flops_per_second: Mapping[Arithmetic, float]
+    """Of dense products, by what the device can compute in."""
+    bytes_per_second: float
+    """Of its memory."""
     source: str
+    """Where the figures are from."""
 
     def ridge(self, arithmetic: Arithmetic) -> float:
-        """Return FLOPs per byte above which the device computes longer than it moves bytes."""
+        """Give FLOPs per byte above which the device computes longer than it moves bytes."""
         return self.flops_per_second[arithmetic] / self.bytes_per_second
 
 
 def _teraflops(**peaks: float) -> Mapping[Arithmetic, float]:
-    return {name: 1e12 * peak for name, peak in peaks.items()}  # type: ignore[misc]  # the names are Arithmetic's
+    # The names are Arithmetic's.
+    return {name: 1e12 * peak for name, peak in peaks.items()}  # type: ignore[misc]
 
 
 KNOWN_DEVICES = (
@@ -61,7 +63,8 @@ KNOWN_DEVICES = (
         "H100",
         _teraflops(fp32=66.9, tf32=494.7, bf16=989.4, fp16=989.4),
         3350e9,
-        "NVIDIA H100 Tensor Core GPU Architecture white paper, 2023, SXM5; the bandwidth: its datasheet",
+        "NVIDIA H100 Tensor Core GPU Architecture white paper, 2023, SXM5; the bandwidth: its "
+        "datasheet",
     ),
 )
 
@@ -72,17 +75,22 @@ class Prediction:
 
     device: str
     dtype: Arithmetic
-    ridge: float  # FLOPs per byte
-    turning_batch_size: float | None  # None: memory-bound at any batch size
+    ridge: float
+    """FLOPs per byte."""
+    turning_batch_size: float | None
+    """None where it is memory-bound at any batch size."""
 
 
 def predictions(cost: StepCost, arithmetic: Arithmetic) -> list[Prediction]:
-    """Return the turning batch sizes of a step, traced in an arithmetic, on every known device in all that it has."""
-    return [
-        Prediction(
-            device.name, own, device.ridge(own), turning_batch_size(scaled, device.ridge(own))
-        )
-        for device in KNOWN_DEVICES
-        for own in device.flops_per_second
-        for scaled in (in_width(cost, DTYPES[own].itemsize / DTYPES[arithmetic].itemsize),)
-    ]
+    """Predict the turning batch sizes of a step on every known device, in each of its arithmetics.
+
+    ``arithmetic``: in which the step was traced.
+    """
+    rows = list[Prediction]()
+    for device in KNOWN_DEVICES:
+        for dtype in device.flops_per_second:
+            width = DTYPES[dtype].itemsize / DTYPES[arithmetic].itemsize
+            ridge = device.ridge(dtype)
+            turning = turning_batch_size(in_width(cost, width), ridge)
+            rows.append(Prediction(device.name, dtype, ridge, turning))
+    return rows

@@ -1,22 +1,26 @@
-"""One probe of memory: a few training steps and one evaluation at one batch size, in a process of its own.
+"""One probe of memory: a few steps and one evaluation at one batch size, in a process of its own.
 
-The probes' processes are forked by multiprocessing's fork server, which has imported what they all need (5 s that no
-probe has to spend again) and never touches the device: CUDA cannot be used on both sides of a fork. So this process
-never holds a probe's memory, nor is it the one that the system ends.
+The probes' processes are forked by multiprocessing's fork server, which has imported what they all
+need (5 s that no probe has to spend again) and never touches the device: CUDA cannot be used on
+both sides of a fork. So this process never holds a probe's memory, nor is it the one that the
+system ends.
 
-On a CPU the peak is the process's resident memory (VmHWM, the interpreter and the libraries with it), reset at the
-edges of the phases, where the system lets it. The C library keeps freed blocks as it sees fit, so two processes that
-train alike differ by several percent; returning them at once (mallopt's M_MMAP_THRESHOLD) was measured to cost a
-CPU trial tens of percent of its time, so the probe uses the allocator as the trials do.
+On a CPU the peak is the process's resident memory (VmHWM, the interpreter and the libraries with
+it), reset at the edges of the phases, where the system lets it. The C library keeps freed blocks as
+it sees fit, so two processes that train alike differ by several percent; returning them at once
+(mallopt's M_MMAP_THRESHOLD) was measured to cost a CPU trial tens of percent of its time, so the
+probe uses the allocator as the trials do.
 
-A limit on the address space (RLIMIT_AS) would be no limit on memory: torch reserves far more than it touches. So this
-process looks at the probe's resident memory every few milliseconds and ends it above the limit; a peak in between is
-compared at the end. (A thread that looks, in the probe, would change when Python's collector frees tensors.) The
-system's out-of-memory killer ends a probe first, by its score; that counts as not fitting.
+A limit on the address space (RLIMIT_AS) would be no limit on memory: torch reserves far more than
+it touches. So this process looks at the probe's resident memory every few milliseconds and ends it
+above the limit; a peak in between is compared at the end. (A thread that looks, in the probe, would
+change when Python's collector frees tensors.) The system's out-of-memory killer ends a probe first,
+by its score; that counts as not fitting.
 
-On CUDA the peak is what the caching allocator had reserved, plus the most that was taken on the device beside it: the
-context and the libraries, which load with their first use, and what other processes use. The allocator enforces the
-limit for itself alone, so where one is given the peak is compared with it too.
+On CUDA the peak is what the caching allocator had reserved, plus the most that was taken on the
+device beside it: the context and the libraries, which load with their first use, and what other
+processes use. The allocator enforces the limit for itself alone, so where one is given the peak is
+compared with it too.
 """
 
 import math
@@ -37,7 +41,7 @@ import torch
 
 from bstune.core.clock import Phase, TrialClock
 from bstune.core.errors import BstuneError, ConfigError, HardwareError
-from bstune.core.records import Budget, TrialSpec
+from bstune.core.records import Budget, TrialProtocol, TrialSpec
 from bstune.core.step_time import StepTime
 from bstune.hardware import memory
 from bstune.hardware.memory import Ceiling, Outcome, ProbeResult, find_ceiling
@@ -53,14 +57,16 @@ from bstune.trial.loop import run_trial
 from bstune.trial.processes.workers import CONTEXT, lead_group, start_process, start_server
 from bstune.trial.workload import load
 
-LOOK_SECONDS = 0.004  # between two looks at a probe's memory
-EVALUATION_SECONDS = 5.0  # that a probe's evaluation may take: it reads as many batches, or one
+# Between two looks at a probe's memory.
+PROBE_LOOK_SECONDS = 0.004
+# That a probe's evaluation may take: it reads as many batches, or one.
+EVALUATION_SECONDS = 5.0
 # Of a probe's seconds, that its steps may be predicted to take: its start and the noise scale take
 # some of them, and the prediction is from a few steps at other batch sizes.
 PROBE_ROOM = 1 / 3
 DEVICE_LOST = re.compile(
-    "No CUDA GPUs are available|no CUDA-capable device|busy or unavailable|GPU is lost|fallen off the bus|"
-    "uncorrectable ECC|CUDA driver|unspecified launch failure"
+    "No CUDA GPUs are available|no CUDA-capable device|busy or unavailable|GPU is lost|"
+    "fallen off the bus|uncorrectable ECC|CUDA driver|unspecified launch failure"
 )
 PHASES: Mapping[Phase, Outcome] = {
     Phase.STARTUP: "startup",
@@ -70,19 +76,32 @@ PHASES: Mapping[Phase, Outcome] = {
 }
 
 
+Message = Outcome | ProbeResult | BstuneError
+"""What a probe's process sends: a phase as it begins, by what it means to end there; then a result,
+or an error of the workload at any batch size."""
+
+
 class MemoryClock(TrialClock):
-    """A trial's clock that notes the peak memory of each phase, and calls ``report`` as each begins."""
+    """A trial's clock that notes the peak memory of each phase.
+
+    Args:
+        peak: gives the bytes since the last reset.
+        reset: begins another peak.
+        report: is called with each phase as it begins.
+    """
 
     def __init__(
         self,
-        peak: Callable[[], int],  # bytes since the last reset
+        peak: Callable[[], int],
         reset: Callable[[], object],
         report: Callable[[Phase], object] = lambda phase: None,
     ) -> None:
         super().__init__()
         self.peaks: dict[Phase, int] = {}
         self.last = Phase.STARTUP
-        self._peak, self._reset, self._report = peak, reset, report
+        self._peak = peak
+        self._reset = reset
+        self._report = report
         report(self.last)
 
     def enter(self, phase: Phase) -> float:
@@ -97,31 +116,53 @@ class MemoryClock(TrialClock):
     def result(
         self, batch_size: int, limit: int, out_of_memory: str | None, enforced: bool
     ) -> ProbeResult:
-        """Return the result of a probe that ended by itself; peaks count unless the device ``enforced`` the limit."""
-        training = None if out_of_memory else self.peaks.get(Phase.TRAINING)
-        over = (
-            []
-            if enforced
-            else [PHASES[phase] for phase in PHASES if self.peaks.get(phase, 0) > limit]
-        )
-        outcome: Outcome = (
-            PHASES[self.last] if out_of_memory is not None else over[0] if over else "fits"
-        )
+        """Give the result of a probe that ended by itself.
+
+        Args:
+            batch_size: the probe's.
+            limit: bytes that it was allowed.
+            out_of_memory: the device's own error; None where there was none.
+            enforced: whether the device itself enforced the limit; else the peaks count.
+        """
+        training_bytes: int | None = None
+        if not out_of_memory:
+            training_bytes = self.peaks.get(Phase.TRAINING)
+        outcome: Outcome = "fits"
+        if out_of_memory is not None:
+            outcome = PHASES[self.last]
+        elif not enforced:
+            outcome = self._first_over(limit)
         return ProbeResult(
-            batch_size, outcome, limit, training, max(self.peaks.values()), out_of_memory
+            batch_size=batch_size,
+            outcome=outcome,
+            limit=limit,
+            training_bytes=training_bytes,
+            peak_bytes=max(self.peaks.values()),
+            message=out_of_memory,
         )
+
+    def _first_over(self, limit: int) -> Outcome:
+        """Name the first phase whose peak is over a limit of bytes."""
+        for phase, outcome in PHASES.items():
+            if self.peaks.get(phase, 0) > limit:
+                return outcome
+        return "fits"
 
 
 @dataclass(frozen=True)
 class TrialProbe:
-    """Probes a workload: a short trial in a process of its own at each batch size that it is called with."""
+    """Probes a workload: at a batch size, a short trial in a process of its own."""
 
     options: StudyOptions
     recipe: Recipe
-    limit: int | None  # bytes; None: all memory of a CUDA device
+    limit: int | None
+    """Bytes; None: all memory of a CUDA device."""
     steps: int
-    seconds: float  # after which a probe fails
-    evaluation_batches: int | None = None  # that it evaluates; None: all of them
+    """Of training."""
+    seconds: float
+    """After which a probe fails."""
+    evaluation_batches: int | None = None
+    """How many it evaluates; None: all of them."""
 
     @property
     def on_cpu(self) -> bool:
@@ -137,21 +178,24 @@ class TrialProbe:
             process = CONTEXT.Process(
                 target=_run, args=(self, batch_size, sender, log.name, dict(os.environ))
             )
-            messages: list[Any] = []
-            stopped: str | int | None = None  # the reason, or the bytes that were over the limit
+            messages = list[Message]()
+            # The reason for stopping it, or the bytes that were over the limit.
+            stopped: str | int | None = None
             end = time.monotonic() + self.seconds
             try:
                 start_process(process)
                 sender.close()
                 while process.exitcode is None and stopped is None:
-                    process.join(LOOK_SECONDS)
-                    messages += _received(receiver)  # a pipe that nobody reads would fill
+                    process.join(PROBE_LOOK_SECONDS)
+                    # A pipe that nobody reads would fill.
+                    messages += _received(receiver)
                     resident = memory.resident_bytes(process.pid) if self.on_cpu else 0
                     if time.monotonic() > end:
                         stopped = f"it did not end within {self.seconds:g} s"
                     elif self.limit is not None and resident > self.limit:
                         stopped = resident
-            finally:  # an interruption leaves no probe behind
+            finally:
+                # An interruption leaves no probe behind.
                 if process.pid is not None:
                     process.kill()
                     process.join()
@@ -160,10 +204,11 @@ class TrialProbe:
         return _read(batch_size, self.limit or 0, messages, stopped, process.exitcode, errors)
 
 
-def _received(receiver: Connection) -> list[Any]:
-    """Return the messages that wait in a pipe; one that a killed process left unfinished is dropped."""
-    messages: list[Any] = []
-    with suppress(EOFError, OSError):  # the other end is closed
+def _received(receiver: Connection) -> list[Message]:
+    """Receive the messages that wait in a pipe, but one that a killed process left unfinished."""
+    messages = list[Message]()
+    # The other end may be closed.
+    with suppress(EOFError, OSError):
         while receiver.poll():
             messages.append(receiver.recv())
     return messages
@@ -172,55 +217,73 @@ def _received(receiver: Connection) -> list[Any]:
 def _read(
     size: int,
     limit: int,
-    messages: list[Any],
+    messages: list[Message],
     stopped: str | int | None,
     exitcode: int | None,
     errors: str,
 ) -> ProbeResult:
-    """Return the result among a probe's messages, or else what its phases, its exit and its error output mean."""
-    last: Any = messages[-1] if messages else "startup"
-    if isinstance(last, BstuneError):
-        raise ConfigError(str(last))
-    if isinstance(last, ProbeResult):
-        return last
+    """Find the result among a probe's messages, or what its phases, its exit and its errors mean.
+
+    ConfigError where its workload cannot be built at any batch size.
+
+    Args:
+        size: the batch size.
+        limit: bytes that it was allowed.
+        messages: the phases, as they began, then a result or an error.
+        stopped: the reason for which it was stopped, or the bytes that were over the limit.
+        exitcode: the process's.
+        errors: what it printed.
+    """
+    latest: Message = messages[-1] if messages else "startup"
+    if isinstance(latest, BstuneError):
+        raise ConfigError(str(latest))
+    if isinstance(latest, ProbeResult):
+        return latest
     if isinstance(stopped, str):
         return ProbeResult(size, "error", limit, message=stopped)
     if stopped is not None:
-        message = f"stopped at {stopped / 2**20:,.0f} MiB"
-        return ProbeResult(size, last, limit, peak_bytes=stopped, message=message)
+        message = f"stopped at {stopped / memory.BYTES_PER_MIB:,.0f} MiB"
+        return ProbeResult(size, latest, limit, peak_bytes=stopped, message=message)
     if exitcode == -signal.SIGKILL:
-        return ProbeResult(
-            size, last, limit, message="ended by the system, as it does when memory runs out"
-        )
+        message = "ended by the system, as it does when memory runs out"
+        return ProbeResult(size, latest, limit, message=message)
+    message = f"the probe ended with status {exitcode} and printed nothing"
     lines = [line.strip() for line in errors.splitlines() if line.strip()]
-    message = (
-        redact(lines[-1])
-        if lines
-        else f"the probe ended with status {exitcode} and printed nothing"
-    )
-    return ProbeResult(
-        size, "device" if DEVICE_LOST.search(errors) else "error", limit, message=message
-    )
+    if lines:
+        # What Python prints last of an error is the error itself.
+        message = redact(lines[-1])
+    outcome: Outcome = "error"
+    if DEVICE_LOST.search(errors):
+        outcome = "device"
+    return ProbeResult(size, outcome, limit, message=message)
 
 
 def _write_if_allowed(path: str, text: str) -> None:
-    with suppress(OSError):  # not every system has it, or lets a process write to it
+    # Not every system has the file, or lets a process write to it.
+    with suppress(OSError):
         Path(path).write_text(text)
 
 
 def _run(
     probe: TrialProbe, batch_size: int, sender: Connection, log: str, environment: Mapping[str, str]
 ) -> None:
-    """Run in the probe's process: send each phase as it begins, then the result or a ConfigError; print to ``log``."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the process that started it ends it
+    """Run in the probe's process, and print to ``log``.
+
+    It sends each phase as it begins, then the result or a ConfigError.
+    """
+    # The process that started it ends it.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     lead_group()
     try:
         descriptor = os.open(log, os.O_WRONLY | os.O_APPEND)
-    except FileNotFoundError:  # the survey was interrupted meanwhile
+    except FileNotFoundError:
+        # The survey was interrupted meanwhile.
         return
     os.dup2(descriptor, 1)
     os.dup2(descriptor, 2)
-    os.environ.update(environment)  # the server's is that of the moment when it started
+    # The server's is that of the moment when it started.
+    os.environ.update(environment)
+    # Where memory runs out, the system is to end the probe before any other process.
     _write_if_allowed("/proc/self/oom_score_adj", "1000")
     quieten()
     options = probe.options
@@ -230,46 +293,48 @@ def _run(
         sender.send(ProbeResult(batch_size, "device", probe.limit or 0, message=message))
         return
     clock, limit = _clock(device, probe.limit, lambda phase: sender.send(PHASES[phase]))
-    share = -(-batch_size // options.devices)  # the largest of the devices'
+    # The largest of the devices'.
+    share = -(-batch_size // options.devices)
     try:
         if options.devices > 1:
-            join(0, 1)  # DDP's buffers count, too
+            # DDP's buffers count, too.
+            join(0, 1)
         workload, protocol = load(options, probe.recipe)
         spec = TrialSpec(0, 0, share, options.scaling.lr, None, 0)
         horizon = max(probe.steps, protocol.last_step(batch_size))
-        protocol = replace(
-            protocol.for_steps_only(Budget(probe.steps, 1)),
-            devices=1,
-            # As trials do at some of their steps.
-            noise_scale_every=None if protocol.noise_scale_every is None else 1,
-            trainer={
-                **without_monitors(protocol.trainer),
-                "num_sanity_val_steps": 0,
-                **_limits(probe.evaluation_batches),
-            },
-        )
-        result = run_trial(workload, spec, protocol, clock=clock, horizon=horizon)
+        short = _short_protocol(protocol, probe)
+        result = run_trial(workload, spec, short, clock=clock, horizon=horizon)
     except BstuneError as error:
         sender.send(ConfigError(str(error)))
         return
-    out_of_memory = (
-        (result.message or "out of memory") if result.status == "out of memory" else None
-    )
-    sender.send(
-        clock.result(
-            batch_size, limit, out_of_memory, enforced=not probe.on_cpu and probe.limit is None
-        )
-    )
+    out_of_memory: str | None = None
+    if result.status == "out of memory":
+        out_of_memory = result.message or "out of memory"
+    is_enforced = not probe.on_cpu and probe.limit is None
+    sender.send(clock.result(batch_size, limit, out_of_memory, enforced=is_enforced))
 
 
-def _limits(evaluation_batches: int | None) -> dict[str, int]:
-    return {} if evaluation_batches is None else {"limit_val_batches": evaluation_batches}
+def _short_protocol(protocol: TrialProtocol, probe: TrialProbe) -> TrialProtocol:
+    """Give a trial's protocol with a probe's few steps and evaluation, on one device."""
+    trainer = {**without_monitors(protocol.trainer), "num_sanity_val_steps": 0}
+    if probe.evaluation_batches is not None:
+        trainer["limit_val_batches"] = probe.evaluation_batches
+    # What trials do at some of their steps a probe does at each.
+    noise_scale_every: int | None = None
+    if protocol.noise_scale_every is not None:
+        noise_scale_every = 1
+    return replace(
+        protocol.for_steps_only(Budget(probe.steps, 1)),
+        devices=1,
+        noise_scale_every=noise_scale_every,
+        trainer=trainer,
+    )
 
 
 def _clock(
     device: torch.device, limit: int | None, report: Callable[[Phase], object]
 ) -> tuple[MemoryClock, int]:
-    """Return a clock of the device's memory, and the limit: the one that is given, or the device's memory."""
+    """Make a clock of the device's memory; give the limit, too: the given one, or all of it."""
     if device.type == "cpu":
         reset = partial(_write_if_allowed, "/proc/self/clear_refs", "5")
         return MemoryClock(memory.peak_resident_bytes, reset, report), limit or 0
@@ -277,19 +342,22 @@ def _clock(
     taken = total - free
 
     def peak() -> int:
-        # What is no tensor grows after the start: kernels and libraries are loaded with their first use.
+        # What is no tensor grows after the start: kernels and libraries are loaded with their first
+        # use.
         free = torch.cuda.mem_get_info(device)[0]
         outside = max(taken, total - free - torch.cuda.memory_reserved(device))
         return outside + torch.cuda.max_memory_reserved(device)
 
     if limit is not None:
         memory.cap_cuda_memory(device, (limit - taken) / total)
+    else:
+        limit = total
     clock = MemoryClock(peak, lambda: torch.cuda.reset_peak_memory_stats(device), report)
-    return clock, total if limit is None else limit
+    return clock, limit
 
 
 def evaluated_batches(tried: PreflightFindings | None) -> int | None:
-    """Return how many validation batches a probe reads; None: all, as they take few seconds.
+    """Say how many validation batches a probe reads; None: all, as they take few seconds.
 
     The first batch takes as much memory as the others, but where a module keeps what it sees.
     """
@@ -300,9 +368,10 @@ def evaluated_batches(tried: PreflightFindings | None) -> int | None:
 
 
 def largest_in_time(high: int, low: int, seconds: float, step_time: StepTime) -> int:
-    """Return the largest batch size from ``low`` to ``high`` whose step is predicted to end in time.
+    """Give the largest batch size from ``low`` to ``high`` whose step is predicted to end in time.
 
-    Those that take at most twice as long as the smallest are in time, as nothing much shorter is to be had.
+    Those that take at most twice as long as the smallest are in time, as nothing much shorter is to
+    be had.
     """
     limit = max(seconds, 2.0 * step_time(low))
     if step_time(high) <= limit:
@@ -325,36 +394,52 @@ def measure_ceiling(
     wanted_seconds: float = math.inf,
     **search: Any,
 ) -> Ceiling:
-    """Return the largest batch size of a workload that fits, measured in the range as far as there are examples.
+    """Find the largest batch size of a workload that fits, as far as there are examples.
 
-    ``limit`` is in bytes, by default all that the device has; a probe is ended after ``seconds``. ``tried`` is what a
-    few steps have shown: no probe is started that would not end in time, within ``wanted_seconds`` too. What a larger
-    batch size takes is predicted then; ``search`` is :func:`find_ceiling`'s.
+    Args:
+        options: of the study.
+        recipe: builds the workload.
+        low: the smallest batch size.
+        high: the largest batch size that is asked for.
+        train_examples: of the training data.
+        limit: bytes, by default all that the device has.
+        steps: of training in a probe.
+        seconds: after which a probe is ended.
+        tried: what a few steps have shown: no probe is started that would not end in time. What a
+            larger batch size takes is predicted then.
+        wanted_seconds: within which a probe is to end, too.
+        search: :func:`find_ceiling`'s.
     """
     # 0: of a stream they are not known.
     train_examples = train_examples or high
     if low > train_examples:
         raise HardwareError(
-            f"the smallest batch size, {low}, is larger than the training data ({train_examples} examples): "
-            "lower search.batch_size.low"
+            f"the smallest batch size, {low}, is larger than the training data ({train_examples} "
+            "examples): lower search.batch_size.low"
         )
-    notes = []
+    notes = list[str]()
     if high > train_examples:
         notes.append(
-            f"batch size {high} is larger than the training data: the ceiling was looked for up to {train_examples}"
+            f"batch size {high} is larger than the training data: the ceiling was looked for up to "
+            f"{train_examples}"
         )
-    high = largest = min(high, train_examples)
+    largest = min(high, train_examples)
+    high = largest
     if tried is not None:
         step_seconds = PROBE_ROOM * min(seconds, wanted_seconds) / steps
         high = largest_in_time(largest, low, step_seconds, tried.step_time)
     devices = options.devices
     if devices > 1:
-        each = f"1/{devices} of the memory" if options.device == "cpu" else "the memory of one"
+        room = "the memory of one"
+        if options.device == "cpu":
+            room = f"1/{devices} of the memory"
         notes.append(
-            f"{devices} devices: a probe trains the share of one, ceil(B/{devices}), in {each}"
+            f"{devices} devices: a probe trains the share of one, ceil(B/{devices}), in {room}"
         )
     if limit is None and options.device == "cpu":
         limit = memory.memory_limit(Path("/"), memory.resident_bytes())
     probe = TrialProbe(options, recipe, limit, steps, seconds, evaluated_batches(tried))
-    found = find_ceiling(probe, low, high, notes=notes, **search)
-    return found if found.above is not None else found.extended(largest)
+    ceiling = find_ceiling(probe, low, high, notes=notes, **search)
+    if ceiling.above is not None:
+        return ceiling
+    return ceiling.extended(largest)

@@ -1,12 +1,15 @@
-"""``bstune survey``: a survey as tables, advice, hardware.json and roofline.png; and the lines of it before a study."""
+"""``bstune survey``: a survey as tables, advice, hardware.json and roofline.png.
+
+And the lines of it that stand before a study.
+"""
 
 import functools
 import sys
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,6 +24,7 @@ from bstune.hardware.known_devices import Prediction
 from bstune.hardware.roofline import TENSOR_CORE_SOURCE, DeviceLimits, LayerCost, StepCost
 from bstune.hardware.survey import Survey, compose_survey, probe_text, survey_of
 from bstune.hardware.threads import threads_text
+from bstune.hardware.timing import StepTiming
 from bstune.report.drawing import (
     BLUE,
     GREY,
@@ -43,11 +47,18 @@ if TYPE_CHECKING:
     from bstune.report.picture import Picture
 
 Array = NDArray[np.float64]
-MAX_MISALIGNED = 8  # rows
-MUCH_OVERHEAD = 0.2  # of a step
-FIGURE_WIDTH, ROOF_HEIGHT, ROW_HEIGHT = 11.0, 3.6, 0.24  # inches
-TITLE_WIDTH = 120  # letters
-MAX_ROWS = 14  # of layers: those that take the most of the time allowed
+# Dimensions of layers that the advice names.
+MAX_MISALIGNED = 8
+# Share of a step that the framework takes, from which on the advice names it.
+MUCH_OVERHEAD = 0.2
+# Of the roofline's figure, in inches: its width, the roof above, and a layer's row below it.
+ROOFLINE_WIDTH = 11.0
+ROOF_HEIGHT = 3.6
+LAYER_HEIGHT = 0.24
+# Of the figure's title, in letters a line.
+ROOFLINE_TITLE_WIDTH = 120
+# Of layers: those that take the most of the time allowed.
+MAX_LAYERS = 14
 
 
 def main(arguments: list[str]) -> None:
@@ -61,30 +72,41 @@ def main(arguments: list[str]) -> None:
         return
     composed = compose_survey(arguments)
     options = composed.options
-    console, missing = plain_console(), list[str]()
+    console = plain_console()
+    missing = list[str]()
     output = Output(Path(options.output))
+    # Before it takes minutes to measure.
     check_writable(output.survey, f"output={options.output}")
+
+    def report(line: str) -> None:
+        console.print(line, soft_wrap=True)
+
     with owned(output, Identity.of(options.study, options.storage)):
-        survey, cached = survey_of(
-            options, composed.trained, lambda line: console.print(line, soft_wrap=True)
-        )
+        survey, cached = survey_of(options, composed.trained, report)
         write_survey(survey, output, missing)
     console.print(survey_tables(survey))
     for line in missing:
-        console.print(line, soft_wrap=True)
+        report(line)
     if cached:
         console.print("kept from before; measure again with hardware.refresh=true")
     for path in (output.survey, output.roofline):
         if path.exists():
-            console.print(f"written {path}", soft_wrap=True)
+            report(f"written {path}")
 
 
 def survey_json(survey: Survey) -> str:
-    """Return the survey as strict JSON, with what follows from it."""
-    model, values = survey.step_time, asdict(survey)
+    """Write the survey as strict JSON, with what follows from it."""
+    model = survey.step_time
+    step_time: dict[str, float] | None = None
+    if model is not None:
+        step_time = {
+            "overhead": model.overhead,
+            "per_example": model.per_example,
+            "residual": model.residual,
+        }
+    values = asdict(survey)
     values["derived"] = {
-        "step_time": model
-        and {name: getattr(model, name) for name in ("overhead", "per_example", "residual")},
+        "step_time": step_time,
         "left_out_error": survey.left_out_error,
         "turning_batch_size": survey.turning_batch_size,
         "achieved": [asdict(row) for row in survey.achieved],
@@ -97,20 +119,24 @@ def survey_json(survey: Survey) -> str:
 
 
 def write_survey(survey: Survey, output: Output, missing: list[str]) -> None:
-    """Write ``hardware.json`` and, where the step's cost is known, ``roofline.png``, or a line why not."""
+    """Write ``hardware.json`` and, where the step's cost is known, ``roofline.png``.
+
+    ``missing`` gets a line where that fails.
+    """
     write_text(output.survey, survey_json(survey))
     if survey.cost is not None and survey.limits is not None:
         paint = functools.partial(_paint, survey=survey, cost=survey.cost, limits=survey.limits)
         with optional("no figure of the roofline", missing):
-            save_figure(paint, (FIGURE_WIDTH, 1.0), output.roofline)
+            save_figure(paint, (ROOFLINE_WIDTH, 1.0), output.roofline)
 
 
 def survey_figure(survey: Survey) -> "Picture":
     """Draw the roofline, of a page's resolution; HardwareError where it is not known."""
+    # The notes say why it is not.
     if survey.cost is None or survey.limits is None:
         raise HardwareError("\n".join(["the roofline is not known", *survey.notes]))
     paint = functools.partial(_paint, survey=survey, cost=survey.cost, limits=survey.limits)
-    return figure_of(paint, (FIGURE_WIDTH, 1.0), PAGE_DPI)
+    return figure_of(paint, (ROOFLINE_WIDTH, 1.0), PAGE_DPI)
 
 
 def survey_html(survey: Survey) -> str:
@@ -122,27 +148,32 @@ def survey_html(survey: Survey) -> str:
 
 
 def headline(survey: Survey, cached: bool) -> tuple[str, ...]:
-    """Return the lines of a survey in a study's plan."""
+    """Give the lines of a survey in a study's plan; ``cached``: it is one of before."""
     sizes = [format_count(size) for size, _ in survey.pairs]
-    taken = "kept from before" if cached else f"measured in {format_seconds(survey.seconds)}"
-    times = f"tau(B) at {len(sizes)} batch sizes from {sizes[0]} to {sizes[-1]} ({taken})"
-    threads = None if survey.threads is None else threads_text(survey.threads)
-    more = [f"threads: {threads}"] if threads else []
-    return (f"{_ceiling_text(survey)}; {times}", *more, *survey.notes)
+    origin = f"measured in {format_seconds(survey.seconds)}"
+    if cached:
+        origin = "kept from before"
+    times = f"tau(B) at {len(sizes)} batch sizes from {sizes[0]} to {sizes[-1]} ({origin})"
+    lines = [f"{_ceiling_text(survey)}; {times}"]
+    if survey.threads is not None:
+        threads = threads_text(survey.threads)
+        if threads:
+            lines.append(f"threads: {threads}")
+    return (*lines, *survey.notes)
 
 
 def survey_tables(survey: Survey) -> Group:
-    """Return all that a survey found, for 80 columns."""
+    """Lay out all that a survey found, for 80 columns."""
     facts = Table.grid(padding=(0, 2))
     facts.add_column(no_wrap=True, style="bold")
     facts.add_column(overflow="fold")
-    limits = "" if survey.limits is None else f"; {_limits_text(survey.limits)}"
-    facts.add_row("device", f"{survey.device} in {survey.precision}{limits}")
+    device = f"{survey.device} in {survey.precision}"
+    if survey.limits is not None:
+        device += f"; {_limits_text(survey.limits)}"
+    facts.add_row("device", device)
     facts.add_row("memory", _ceiling_text(survey))
-    facts.add_row(
-        "probes",
-        f"{len(survey.ceiling.probes)}: " + "; ".join(map(probe_text, survey.ceiling.probes)),
-    )
+    probes = survey.ceiling.probes
+    facts.add_row("probes", f"{len(probes)}: {'; '.join(map(probe_text, probes))}")
     facts.add_row("step time", _model_text(survey))
     bound = bound_text(survey)
     if bound is not None:
@@ -152,102 +183,143 @@ def survey_tables(survey: Survey) -> Group:
     for line in advice(survey):
         facts.add_row("advice", line)
     facts.add_row("took", format_seconds(survey.seconds))
-    tables = [_timings_table(survey), *([_elsewhere_table(survey)] if survey.elsewhere else [])]
+    tables = [_timings_table(survey)]
+    if survey.elsewhere:
+        tables.append(_elsewhere_table(survey))
     return Group(*tables, facts)
 
 
 def advice(survey: Survey) -> list[str]:
-    """Return what follows for the choice of a batch size, each with its number."""
-    lines = []
-    plateau, ceiling = survey.plateau, survey.ceiling.batch_size
-    most = max(timing.throughput for timing in survey.measured.timings)
+    """Say what follows for the choice of a batch size, each with its number."""
+    return [
+        *_throughput_advice(survey),
+        *_ceiling_advice(survey),
+        *_overhead_advice(survey),
+        *_tensor_core_advice(survey),
+        *_bound_advice(survey),
+    ]
+
+
+def _throughput_advice(survey: Survey) -> Iterator[str]:
+    """Say from which batch size on a larger one gives hardly more examples a second."""
+    plateau = survey.plateau
+    ceiling = survey.ceiling.batch_size
     if len(survey.pairs) < 2:
-        lines.append("too little was timed to say more: raise hardware.seconds")
+        yield "too little was timed to say more: raise hardware.seconds"
     elif plateau.batch_size < ceiling:
-        lines.append(
-            f"from batch size {format_count(plateau.batch_size)} on, a larger one hardly gives more examples a second "
-            f"({format_number(plateau.throughput)} there, {format_number(most)} at most): beyond it only "
-            "fewer steps can pay"
+        size = format_count(plateau.batch_size)
+        there = format_number(plateau.throughput)
+        most = format_number(max(timing.throughput for timing in survey.measured.timings))
+        yield (
+            f"from batch size {size} on, a larger one hardly gives more examples a second "
+            f"({there} there, {most} at most): beyond it only fewer steps can pay"
         )
     else:
-        lines.append(
-            f"examples a second still rise at the largest batch size, {format_count(ceiling)}"
-        )
-    power, tau = 2 ** (ceiling.bit_length() - 1), survey.step_time
+        yield f"examples a second still rise at the largest batch size, {format_count(ceiling)}"
+
+
+def _ceiling_advice(survey: Survey) -> Iterator[str]:
+    """Say that the ceiling itself fits, whatever power of two lies below it."""
+    ceiling = survey.ceiling.batch_size
+    power = 2 ** (ceiling.bit_length() - 1)
+    tau = survey.step_time
+    # People halve a batch that does not fit: what that costs stands beside it.
     if survey.ceiling.above is not None and power != ceiling:
-        more = (
-            ""
-            if tau is None
-            else f" ({ceiling / tau(ceiling) * tau(power) / power - 1.0:+.1%} examples a second)"
-        )
-        below = format_count(power)
-        lines.append(
-            f"{format_count(ceiling)} fits: no need to fall back to {below}, the power of two below it{more}"
+        more = ""
+        if tau is not None:
+            gain = ceiling / tau(ceiling) * tau(power) / power - 1.0
+            more = f" ({gain:+.1%} examples a second)"
+        yield (
+            f"{format_count(ceiling)} fits: no need to fall back to {format_count(power)}, the "
+            f"power of two below it{more}"
         )
     elif survey.ceiling.above is None and ceiling == survey.high:
-        lines.append(
-            f"the range ends at {format_count(ceiling)}, not the memory: see search.batch_size.high"
-        )
-    heavy = [
-        timing
-        for timing in survey.measured.timings
-        if (timing.overhead_share or 0.0) > MUCH_OVERHEAD
-    ]
-    if heavy:
-        lines.append(
-            f"the framework takes {heavy[0].overhead_share:.0%} of a step at batch size "
-            f"{format_count(heavy[0].batch_size)}, over {MUCH_OVERHEAD:.0%} up to {format_count(heavy[-1].batch_size)}"
-        )
-    dtype = None if survey.limits is None else survey.limits.dtype
+        end = format_count(ceiling)
+        yield f"the range ends at {end}, not the memory: see search.batch_size.high"
+
+
+def _overhead_advice(survey: Survey) -> Iterator[str]:
+    """Say at which batch sizes the framework takes much of a step."""
+    heavy = list[StepTiming]()
+    for timing in survey.measured.timings:
+        if timing.overhead_share is not None and timing.overhead_share > MUCH_OVERHEAD:
+            heavy.append(timing)
+    if not heavy:
+        return
+    smallest = heavy[0]
+    largest = format_count(heavy[-1].batch_size)
+    yield (
+        f"the framework takes {smallest.overhead_share:.0%} of a step at batch size "
+        f"{format_count(smallest.batch_size)}, over {MUCH_OVERHEAD:.0%} up to {largest}"
+    )
+
+
+def _tensor_core_advice(survey: Survey) -> Iterator[str]:
+    """Say which dimensions to pad for tensor cores, or that no multiple is asked for."""
+    dtype: str | None = None
+    if survey.limits is not None:
+        dtype = survey.limits.dtype
     if survey.misaligned:
-        lines.append(
-            f"tensor cores take {dtype} in multiples of {survey.multiple}, 16 bytes ({TENSOR_CORE_SOURCE})"
-        )
+        multiple = f"multiples of {survey.multiple}, 16 bytes"
+        yield f"tensor cores take {dtype} in {multiple} ({TENSOR_CORE_SOURCE})"
     elif dtype == "fp32" and survey.device_type == "cuda":
-        lines.append(
-            "fp32 does not run on tensor cores, so no multiple is asked of layers or batch; in tf32 it is 4"
+        yield (
+            "fp32 does not run on tensor cores, so no multiple is asked of layers or batch; in "
+            "tf32 it is 4"
         )
     for row in survey.misaligned[:MAX_MISALIGNED]:
         gain = ""
         if row.predicted_gain is not None:
             gain = f": predicted {row.predicted_gain:.2f} times its throughput"
-        lines.append(
-            f"{row.name} ({row.kind}): pad {row.dimension} from {row.size} to {row.padded}{gain}"
-        )
-    if survey.bound_by_neither:
-        last = format_count(survey.bound_by_neither[-1].batch_size)
-        how = "fewer and larger operations do"
-        if survey.device_type == "cuda":
-            how += " (compile=default, protocol.fast=graph)"
-        lines.append(f"up to batch size {last} a faster device gains nothing, {how}")
-    return lines
+        yield f"{row.name} ({row.kind}): pad {row.dimension} from {row.size} to {row.padded}{gain}"
+
+
+def _bound_advice(survey: Survey) -> Iterator[str]:
+    """Say up to which batch size a faster device would gain nothing."""
+    if not survey.bound_by_neither:
+        return
+    size = format_count(survey.bound_by_neither[-1].batch_size)
+    how = "fewer and larger operations do"
+    if survey.device_type == "cuda":
+        how += " (compile=default, protocol.fast=graph)"
+    yield f"up to batch size {size} a faster device gains nothing, {how}"
 
 
 def _ceiling_text(survey: Survey) -> str:
-    found = survey.ceiling
-    limit, law = f"{found.at.limit / 2**20:,.0f} MiB", ""
-    if found.model is not None:
-        per_example = format_number(found.model.per_example / 2**10)
-        law = f" ({found.model.base / 2**20:,.0f} MiB and {per_example} KiB an example)"
-    if found.predicted is not None:
-        probed, predicted = format_count(found.at.batch_size), format_count(found.predicted)
-        return f"batch size {probed} fits in {limit}{law}, {predicted} by prediction"
-    if found.above is None:
-        return f"batch size {format_count(found.batch_size)}, the largest that was tried, fits in {limit}{law}"
-    exact = "exactly" if found.precision == 1 else f"to {format_count(found.precision)} examples"
-    beyond = format_count(found.above.batch_size)
-    like, noise = found.spread_examples, ""
-    if found.spread is not None and like is not None and like > found.precision:
-        noise = f"; like processes differ by {found.spread:.1%}, or {format_count(like)} examples"
-    return f"ceiling {format_count(found.batch_size)} {exact}: {beyond} does not fit in {limit}{law}{noise}"
+    """Say which batch size fits, in how much memory, and how exactly that is known."""
+    ceiling = survey.ceiling
+    memory = f"{ceiling.at.limit / 2**20:,.0f} MiB"
+    if ceiling.model is not None:
+        base = f"{ceiling.model.base / 2**20:,.0f} MiB"
+        per_example = f"{format_number(ceiling.model.per_example / 2**10)} KiB"
+        memory += f" ({base} and {per_example} an example)"
+    size = format_count(ceiling.batch_size)
+    # A ceiling that no probe has shown says so.
+    if ceiling.predicted is not None:
+        probed = format_count(ceiling.at.batch_size)
+        predicted = format_count(ceiling.predicted)
+        return f"batch size {probed} fits in {memory}, {predicted} by prediction"
+    if ceiling.above is None:
+        return f"batch size {size}, the largest that was tried, fits in {memory}"
+    exact = "exactly"
+    if ceiling.precision != 1:
+        exact = f"to {format_count(ceiling.precision)} examples"
+    beyond = format_count(ceiling.above.batch_size)
+    text = f"ceiling {size} {exact}: {beyond} does not fit in {memory}"
+    spread_examples = ceiling.spread_examples
+    if ceiling.spread is None or spread_examples is None:
+        return text
+    # What processes differ by matters where it is more than the answer's own steps.
+    if spread_examples > ceiling.precision:
+        examples = f"{format_count(spread_examples)} examples"
+        text += f"; like processes differ by {ceiling.spread:.1%}, or {examples}"
+    return text
 
 
 def _limits_text(limits: DeviceLimits) -> str:
-    flops, moved = (
-        format_number(rate / 1e9) for rate in (limits.flops_per_second, limits.bytes_per_second)
-    )
-    ridge = format_number(limits.ridge)
-    return f"measured ceilings {flops} GFLOP/s in {limits.dtype}, {moved} GB/s, ridge {ridge} FLOPs per byte"
+    flops = f"{format_number(limits.flops_per_second / 1e9)} GFLOP/s in {limits.dtype}"
+    moved = f"{format_number(limits.bytes_per_second / 1e9)} GB/s"
+    return f"measured ceilings {flops}, {moved}, ridge {format_number(limits.ridge)} FLOPs per byte"
 
 
 def bound_text(survey: Survey) -> str | None:
@@ -258,35 +330,39 @@ def bound_text(survey: Survey) -> str | None:
     """
     if survey.cost is None or survey.limits is None:
         return None
-    neither, turning = survey.bound_by_neither, survey.turning_batch_size
+    neither = survey.bound_by_neither
+    turning = survey.turning_batch_size
     if not neither:
         if turning is None:
             return "a step is memory-bound at any batch size"
         size = format_count(turning)
         return f"a step is memory-bound below batch size {size}, compute-bound from there on"
-    last = neither[-1].batch_size
+    largest = neither[-1].batch_size
     share = max(row.share_of_roofline for row in neither)
     text = (
-        f"a step is bound by neither arithmetic nor memory up to batch size {format_count(last)}: "
-        f"they take {share:.1%} of it at most"
+        "a step is bound by neither arithmetic nor memory up to batch size "
+        f"{format_count(largest)}: they take {share:.1%} of it at most"
     )
     if len(neither) == len(survey.achieved):
         return text
     if turning is None:
         return f"{text}; beyond it is memory-bound"
-    if turning <= last:
+    if turning <= largest:
         return f"{text}; beyond it is compute-bound"
     size = format_count(turning)
     return f"{text}; beyond it is memory-bound, from batch size {size} on compute-bound"
 
 
 def _model_text(survey: Survey) -> str:
-    model, measured = survey.step_time, survey.measured
+    model = survey.step_time
+    measured = survey.measured
     if model is None:
         return "one batch size was measured: no model between them"
+    overhead = format_seconds(model.overhead)
+    microseconds = format_number(1e6 * model.per_example)
     text = (
-        f"tau(B) = {format_seconds(model.overhead)} + {format_number(1e6 * model.per_example)} us B within "
-        f"{model.residual:.1%} (median), joined through the measured sizes"
+        f"tau(B) = {overhead} + {microseconds} us B within {model.residual:.1%} (median), joined "
+        "through the measured sizes"
     )
     if survey.left_out_error is not None:
         text += f"; a size left out is predicted within {survey.left_out_error:.1%} (median)"
@@ -298,79 +374,101 @@ def _model_text(survey: Survey) -> str:
 
 
 def _timings_table(survey: Survey) -> Table:
-    """Return one row a batch size; spread is between the quartiles over the median, drift between repeats."""
+    """Lay the timings out, a row a batch size.
+
+    Spread is between the quartiles over the median, drift between repeats.
+    """
     table = Table(
         title="seconds per step", title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False
     )
-    names = ["batch size", "step", "spread", "drift", "examples/s", "overhead", "roof", "peak"]
-    for name in names if survey.achieved else names[:-2]:
+    names = ["batch size", "step", "spread", "drift", "examples/s", "overhead"]
+    if survey.achieved:
+        names += ["roof", "peak"]
+    for name in names:
         table.add_column(name, justify="right", no_wrap=True)
     shares = {row.batch_size: row for row in survey.achieved}
     for timing in survey.measured.timings:
-        row = shares.get(timing.batch_size)
-        table.add_row(
+        overhead = "-"
+        if timing.overhead_share is not None:
+            overhead = f"{timing.overhead_share:.0%}"
+        cells = [
             format_count(timing.batch_size),
             format_seconds(timing.seconds),
             f"{(timing.high - timing.low) / timing.seconds:.0%}",
             f"{timing.drift:.0%}",
             format_number(timing.throughput),
-            "-" if timing.overhead_share is None else f"{timing.overhead_share:.0%}",
-            *(() if row is None else (f"{row.share_of_roofline:.0%}", f"{row.share_of_peak:.0%}")),
-        )
+            overhead,
+        ]
+        row = shares.get(timing.batch_size)
+        if row is not None:
+            cells += [f"{row.share_of_roofline:.0%}", f"{row.share_of_peak:.0%}"]
+        table.add_row(*cells)
     return table
 
 
 def _elsewhere_table(survey: Survey) -> Table:
-    """Return one row a known device: its ridge and the predicted turning batch size in each arithmetic."""
+    """Lay the known devices out, a row each: ridge and turning batch size by arithmetic."""
     title = "elsewhere, predicted: ridge, turning batch size"
     table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
     kinds = list(dict.fromkeys(row.dtype for row in survey.elsewhere))
+    # From the widest numbers to the narrowest, whatever the devices' own order.
     kinds.sort(key=list(roofline.DTYPES).index)
-    for name in ("device", *kinds):
-        table.add_column(name, justify="right" if name in kinds else "left", no_wrap=True)
+    table.add_column("device", justify="left", no_wrap=True)
+    for kind in kinds:
+        table.add_column(kind, justify="right", no_wrap=True)
     for device in dict.fromkeys(row.device for row in survey.elsewhere):
-        rows = {row.dtype: row for row in survey.elsewhere if row.device == device}
-        table.add_row(device, *(_turning_text(rows.get(kind)) for kind in kinds))
+        by_kind = {row.dtype: row for row in survey.elsewhere if row.device == device}
+        texts = [_turning_text(by_kind.get(kind)) for kind in kinds]
+        table.add_row(device, *texts)
     return table
 
 
 def _turning_text(row: Prediction | None) -> str:
     if row is None:
         return "-"
-    turning = "never" if row.turning_batch_size is None else format_count(row.turning_batch_size)
+    turning = "never"
+    if row.turning_batch_size is not None:
+        turning = format_count(row.turning_batch_size)
     return f"{format_number(row.ridge, 3)}: {turning}"
 
 
 def _paint(figure: "Figure", survey: Survey, cost: StepCost, limits: DeviceLimits) -> None:
-    """Draw the roofline: attainable FLOP/s over FLOPs per byte, layers and step on it, measured steps below."""
+    """Draw the roofline: attainable FLOP/s over FLOPs per byte, layers, step and measured steps.
+
+    Below it stand the layers, each with its FLOPs per byte from the smallest to the largest batch
+    size.
+    """
     sizes = [size for size, _ in survey.pairs]
     largest = sizes[-1]
-    seconds = {
-        layer: roofline.layer_seconds(layer, limits, largest)
-        for layer in cost.layers
-        if layer.flops.at(largest) and layer.bytes.at(largest)
-    }
-    layers = sorted(seconds, key=lambda layer: -seconds[layer])[:MAX_ROWS]
-    rows_height = ROW_HEIGHT * (len(layers) + 1)
-    figure.set_size_inches(FIGURE_WIDTH, ROOF_HEIGHT + rows_height + 1.4)
+    seconds = dict[LayerCost, float]()
+    for layer in cost.layers:
+        # Without FLOPs, or bytes, a layer has no place on logarithmic axes.
+        if layer.flops.at(largest) and layer.bytes.at(largest):
+            seconds[layer] = roofline.layer_seconds(layer, limits, largest)
+    layers = sorted(seconds, key=lambda layer: -seconds[layer])[:MAX_LAYERS]
+    rows_height = LAYER_HEIGHT * (len(layers) + 1)
+    # Its height follows from the number of layers, which only now is known.
+    figure.set_size_inches(ROOFLINE_WIDTH, ROOF_HEIGHT + rows_height + 1.4)
     roof, ranges = figure.subplots(
         2, 1, sharex=True, gridspec_kw={"height_ratios": [ROOF_HEIGHT, rows_height]}
     )
     parts: list[LayerCost | StepCost] = [cost, *layers]
-    points = np.array([[roofline.intensity(part, size) for size in sizes] for part in parts])
+    points = np.empty((len(parts), len(sizes)))
+    for i, part in enumerate(parts):
+        points[i] = [roofline.intensity(part, size) for size in sizes]
     _draw_roof(roof, limits, points, survey)
     # Each layer has its share of the time that the roofline allows the step.
-    shares = [seconds[layer] / roofline.allowed_seconds(cost, limits, largest) for layer in layers]
-    names = [
-        f"{layer.name} ({layer.kind}), {share:.0%}"
-        for layer, share in zip(layers, shares, strict=True)
-    ]
+    allowed = roofline.allowed_seconds(cost, limits, largest)
+    shares = [seconds[layer] / allowed for layer in layers]
+    names = list[str]()
+    for layer, share in zip(layers, shares, strict=True):
+        names.append(f"{layer.name} ({layer.kind}), {share:.0%}")
     rest = f"whole step; layers without FLOPs or not listed take {max(0.0, 1.0 - sum(shares)):.0%}"
     _draw_ranges(ranges, limits, points, sizes, [rest, *names])
     for axes in (roof, ranges):
         axes.axvline(limits.ridge, color=GREY, linewidth=0.9, linestyle="--", zorder=1)
         axes.grid(color=INK, alpha=0.07, linewidth=0.6)
-    bound = textwrap.fill(f"{survey.workload}: {bound_text(survey)}", TITLE_WIDTH)
+    bound = textwrap.fill(f"{survey.workload}: {bound_text(survey)}", ROOFLINE_TITLE_WIDTH)
     title = f"{bound}\n{survey.device}; {_limits_text(limits)}"
     figure.suptitle(title, fontsize=10.5, parse_math=False)
     figure.legend(
@@ -383,23 +481,28 @@ def _paint(figure: "Figure", survey: Survey, cost: StepCost, limits: DeviceLimit
 
 
 def _draw_roof(axes: "Axes", limits: DeviceLimits, points: Array, survey: Survey) -> None:
-    """Draw the roof, the layers and the whole step on it, and what was measured, its ends with their batch size."""
-    peak = limits.flops_per_second / 1e9  # all in GFLOP/s
+    """Draw the roof, the layers and the whole step on it, and what was measured.
+
+    The ends of that have their batch size beside them. ``points``: FLOPs per byte, shape (parts,
+    batch sizes), the whole step's first.
+    """
+    # All rates are in GFLOP/s, or in bytes/s over 1e9.
+    peak = limits.flops_per_second / 1e9
+    moved = limits.bytes_per_second / 1e9
     known = points[points > 0.0]
-    corners = np.array(
-        [min(limits.ridge, *known) / 2.0, limits.ridge, max(limits.ridge, *known) * 2.0]
-    )
-    corner_rates, attainable = (
-        np.minimum(peak, limits.bytes_per_second / 1e9 * x) for x in (corners, points)
-    )
-    measured = [row.share_of_peak * peak for row in survey.achieved]  # at the same batch sizes
-    axes.set(
-        xscale="log", yscale="log", xlim=(corners[0], corners[-1]), ylabel="attainable GFLOP/s"
-    )
-    axes.set_ylim(min(corner_rates[0] / 1.5, min(measured) / 2.5), peak * 2.5)  # room for labels
+    start = min(limits.ridge, *known) / 2.0
+    end = max(limits.ridge, *known) * 2.0
+    corners = np.array([start, limits.ridge, end])
+    corner_rates = np.minimum(peak, moved * corners)
+    attainable = np.minimum(peak, moved * points)
+    # At the same batch sizes as the points.
+    measured = [row.share_of_peak * peak for row in survey.achieved]
+    axes.set(xscale="log", yscale="log", xlim=(start, end), ylabel="attainable GFLOP/s")
+    # With room for labels above and below.
+    axes.set_ylim(min(corner_rates[0] / 1.5, min(measured) / 2.5), peak * 2.5)
     axes.plot(corners, corner_rates, color=INK, linewidth=1.8, label="ceilings of the device")
-    for x, y in zip(points[1:], attainable[1:], strict=True):
-        axes.plot(x, y, "o", color=BLUE, markersize=4, alpha=0.5)
+    for intensities, rates in zip(points[1:], attainable[1:], strict=True):
+        axes.plot(intensities, rates, "o", color=BLUE, markersize=4, alpha=0.5)
     axes.plot([], [], "o", color=BLUE, markersize=4, label="layers, where the roofline puts them")
     axes.text(
         limits.ridge,
@@ -409,35 +512,30 @@ def _draw_roof(axes: "Axes", limits: DeviceLimits, points: Array, survey: Survey
         color="#555555",
         fontsize=8.5,
     )
-    step, roof = points[0], attainable[0]
-    axes.plot(
-        step,
-        roof,
-        "D",
-        color=VERMILION,
-        markersize=6.5,
-        label="whole step, by the sum of its bytes",
-    )
+    step = points[0]
+    roof = attainable[0]
+    label = "whole step, by the sum of its bytes"
+    axes.plot(step, roof, "D", color=VERMILION, markersize=6.5, label=label)
     label = "whole step, measured: share of peak"
     axes.plot(step, measured, "*-", color=PURPLE, markersize=10, linewidth=0.8, label=label)
-    for at, side in ((0, "right"), (-1, "left")):
-        row = survey.achieved[at]
-        annotate = functools.partial(
-            axes.annotate, textcoords="offset points", ha=side, fontsize=8.5
-        )
-        annotate(
-            f"B = {row.batch_size:,}", (step[at], roof[at]), xytext=(0.0, 8.0), color=VERMILION
-        )
-        share = f"B = {row.batch_size:,}: {row.share_of_peak:.0%}"
-        annotate(share, (step[at], measured[at]), xytext=(0.0, -9.0), va="top", color=PURPLE)
+    for place, side in ((0, "right"), (-1, "left")):
+        row = survey.achieved[place]
+        size = f"B = {row.batch_size:,}"
+        style: dict[str, Any] = {"textcoords": "offset points", "ha": side, "fontsize": 8.5}
+        at_roof = (step[place], roof[place])
+        axes.annotate(size, at_roof, xytext=(0.0, 8.0), color=VERMILION, **style)
+        at_measured = (step[place], measured[place])
+        share = f"{size}: {row.share_of_peak:.0%}"
+        axes.annotate(share, at_measured, xytext=(0.0, -9.0), va="top", color=PURPLE, **style)
 
 
 def _draw_ranges(
     axes: "Axes", limits: DeviceLimits, points: Array, sizes: Sequence[int], names: Sequence[str]
 ) -> None:
-    """Draw one row for the step and for each layer: FLOPs per byte from the smallest to the largest batch size."""
+    """Draw a row for the step and for each layer: FLOPs per byte over the batch sizes."""
     areas = np.linspace(14.0, 60.0, len(sizes))
     for row, values in enumerate(points):
+        # The whole step is the first one.
         color = BLUE if row else VERMILION
         axes.plot(values, [row] * len(values), color=color, linewidth=1.2, alpha=0.6)
         axes.scatter(values, [row] * len(values), s=areas, color=color, zorder=3)
@@ -448,5 +546,6 @@ def _draw_ranges(
     axes.set_xlabel(
         f"FLOPs per byte moved; dots grow with the batch size B = {batches}\n"
         "shaded: compute-bound by its shapes\n"
-        f"behind each layer: its share of the time that the roofline allows a step at B = {sizes[-1]:,}"
+        "behind each layer: its share of the time that the roofline allows a step at "
+        f"B = {sizes[-1]:,}"
     )

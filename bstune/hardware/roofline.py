@@ -1,20 +1,25 @@
-"""The roofline of a workload on a device: the device's limits, a training step's cost, and what they allow.
+"""The roofline of a workload on a device: the device's limits, a step's cost, and what they allow.
 
-Williams et al. 2009, "Roofline: an insightful visual performance model for multicore architectures": attainable
-FLOP/s = min(peak FLOP/s, bytes/s x intensity); the two meet at the ridge. The limits are measured by matrix products
-in the trial's precision and copies in the device's memory: a share of peak is not one of the vendor's figure.
+Williams et al. 2009, "Roofline: an insightful visual performance model for multicore
+architectures": attainable FLOP/s = min(peak FLOP/s, bytes/s x intensity); the two meet at the
+ridge. The limits are measured by matrix products in the trial's precision and copies in the
+device's memory: a share of peak is not one of the vendor's figure.
 
-FLOPs of a step are those that ``torch.utils.flop_counter`` finds, forward and backward, in products, convolutions and
-attention. Bytes follow from the shapes of that step. Assumptions:
+FLOPs of a step are those that ``torch.utils.flop_counter`` finds, forward and backward, in
+products, convolutions and attention. Bytes follow from the shapes of that step. Assumptions:
 
-1. Each tensor moves once a use, and nothing stays in a cache between layers. Forward, a layer reads its input and
-   weights and writes its output. Backward, it reads the gradient of its output, its input (unless all of its weights
-   are frozen) and, where its input needs a gradient, its weights; it writes the gradients of what needs one.
-2. A layer is a module without children. One that is called several times in a step moves its weights once a pass; a
-   weight that several layers share is counted in the first of them. A view (Flatten) moves nothing.
-3. Every floating-point tensor is as wide as the device limits' dtype; mixed precision keeps some wider.
-4. What happens between the layers (additions of residual branches, functional calls) is seen only in its FLOPs and in
-   the weights that it uses, as the layer ``OUTSIDE``. The optimizer's update is left out.
+1. Each tensor moves once a use, and nothing stays in a cache between layers. Forward, a layer reads
+   its input and weights and writes its output. Backward, it reads the gradient of its output, its
+   input (unless all of its weights are frozen) and, where its input needs a gradient, its weights;
+   it writes the gradients of what needs one.
+2. A layer is a module without children. One that is called several times in a step moves its
+   weights once a pass; a weight that several layers share is counted in the first of them. A view
+   (Flatten) moves nothing.
+3. Every floating-point tensor is as wide as the device limits' dtype; mixed precision keeps some
+   wider.
+4. What happens between the layers (additions of residual branches, functional calls) is seen only
+   in its FLOPs and in the weights that it uses, as the layer ``OUTSIDE``. The optimizer's update is
+   left out.
 """
 
 import functools
@@ -35,15 +40,19 @@ from bstune.system.failures import place_of
 from bstune.trial.devices.device import convolutions_in_tf32, products_in_tf32
 
 Arithmetic = Literal["fp64", "fp32", "tf32", "bf16", "fp16"]
-DTYPES = {"fp64": torch.float64, "fp32": torch.float32, "tf32": torch.float32}
-DTYPES |= {"bf16": torch.bfloat16, "fp16": torch.float16}
-PRECISIONS: dict[str, Arithmetic] = {
-    "32": "fp32",
-    "16": "fp16",
-    "bf16": "bf16",
-}  # Lightning's, without -true or -mixed
-# Multiples of 16 bytes. fp32 has none, whatever other sources ask for (16, say): without tf32 its products do not run
-# on tensor cores at all.
+DTYPES = {
+    "fp64": torch.float64,
+    "fp32": torch.float32,
+    "tf32": torch.float32,
+    "bf16": torch.bfloat16,
+    "fp16": torch.float16,
+}
+# By Lightning's name of a precision, without -true or -mixed.
+ARITHMETICS: dict[str, Arithmetic] = {"32": "fp32", "16": "fp16", "bf16": "bf16"}
+# The compute capability from which on a device has tf32: Ampere's.
+TF32_CAPABILITY = 8
+# Multiples of 16 bytes. fp32 has none, whatever other sources ask for (16, say): without tf32 its
+# products do not run on tensor cores at all.
 TENSOR_CORE_MULTIPLES = {"tf32": 4, "bf16": 8, "fp16": 8}
 TENSOR_CORE_SOURCE = "NVIDIA, Matrix Multiplication Background, table 1"
 
@@ -52,11 +61,14 @@ TENSOR_CORE_SOURCE = "NVIDIA, Matrix Multiplication Background, table 1"
 class DeviceLimits:
     """What a device can do at most, as measured."""
 
-    dtype: Arithmetic  # of the matrix product
-    flops_per_second: float  # of the best matrix product
-    bytes_per_second: float  # of the best copy; each byte copied counts twice, read and written
-    # Of the best product whose sides miss the tensor cores' multiple by one; None where there is no such multiple.
+    dtype: Arithmetic
+    """Of the matrix product."""
+    flops_per_second: float
+    """Of the best matrix product."""
+    bytes_per_second: float
+    """Of the best copy; each byte copied counts twice, read and written."""
     misaligned_flops_per_second: float | None = None
+    """Of the best product whose sides miss the tensor cores' multiple by one; None without one."""
 
     @property
     def ridge(self) -> float:
@@ -65,25 +77,30 @@ class DeviceLimits:
 
 
 def arithmetic_of(precision: str, device: torch.device, convolves: bool) -> Arithmetic:
-    """Return the arithmetic of a network's products under a precision of the config, such as ``bf16-mixed``.
+    """Give the arithmetic of a network's products under a precision, such as ``bf16-mixed``.
 
-    One that ``convolves`` has most of its FLOPs in convolutions, which cuDNN by default computes in tf32 where the
-    device has it; matrix products are in tf32 where PyTorch is set to that.
+    One that ``convolves`` has most of its FLOPs in convolutions, which cuDNN by default computes in
+    tf32 where the device has it; matrix products are in tf32 where PyTorch is set to that.
     """
-    name = PRECISIONS[precision.partition("-")[0]]
-    if name != "fp32" or device.type != "cuda" or torch.cuda.get_device_capability(device)[0] < 8:
+    name = ARITHMETICS[precision.partition("-")[0]]
+    if name != "fp32" or device.type != "cuda":
         return name
-    return "tf32" if (convolutions_in_tf32() if convolves else products_in_tf32()) else name
+    if torch.cuda.get_device_capability(device)[0] < TF32_CAPABILITY:
+        return name
+    is_in_tf32 = convolutions_in_tf32() if convolves else products_in_tf32()
+    return "tf32" if is_in_tf32 else name
 
 
 def is_convolutional(module: nn.Module) -> bool:
-    """Return whether a module has a convolution in it."""
+    """Whether a module has a convolution in it."""
     return any(isinstance(part, nn.modules.conv._ConvNd) for part in module.modules())
 
 
 def tensor_core_multiple(arithmetic: str, device_type: str) -> int | None:
-    """Return what dimensions should be multiples of (8 in 16 bits, 4 in tf32); None for any."""
-    return TENSOR_CORE_MULTIPLES.get(arithmetic) if device_type == "cuda" else None
+    """Give what dimensions should be multiples of (8 in 16 bits, 4 in tf32); None for any."""
+    if device_type != "cuda":
+        return None
+    return TENSOR_CORE_MULTIPLES.get(arithmetic)
 
 
 OUTSIDE = "(between layers)"
@@ -97,7 +114,7 @@ class AffineCost:
     per_example: float
 
     def at(self, batch_size: float) -> float:
-        """Return the cost at ``batch_size``."""
+        """Give the cost at ``batch_size``."""
         return self.constant + self.per_example * batch_size
 
     def __mul__(self, factor: float) -> "AffineCost":
@@ -112,15 +129,22 @@ class LayerCost:
     """What one layer costs in a training step, forward and backward."""
 
     name: str
+    """Its path in the module; ``OUTSIDE`` for what lies between layers."""
     kind: str
-    flops: AffineCost  # in a step
-    inputs: AffineCost  # bytes moved of them and of their gradients, as in the next two
+    """Its class."""
+    flops: AffineCost
+    """In a step."""
+    inputs: AffineCost
+    """Bytes moved of its inputs and of their gradients."""
     outputs: AffineCost
+    """Bytes moved of its outputs and of their gradients."""
     weights: AffineCost
-    # Those of NVIDIA's guides to tensor cores: features of a Linear, channels of a group of a convolution that is not
-    # depthwise.
+    """Bytes moved of its weights and of their gradients."""
     dimensions: tuple[tuple[str, int], ...] = ()
-    rows_per_example: int | None = None  # of a Linear's product
+    """Those of NVIDIA's guides to tensor cores: features of a Linear, channels of a group of a
+    convolution that is not depthwise."""
+    rows_per_example: int | None = None
+    """Of a Linear's product."""
 
     @property
     def bytes(self) -> AffineCost:
@@ -132,12 +156,11 @@ class LayerCost:
 class StepCost:
     """What a training step costs."""
 
-    layers: tuple[
-        LayerCost, ...
-    ]  # in the order of their first call, without those of no FLOPs and no bytes
-    # Those whose cost grows faster than the batch (a loss over pairs, say): the line through 0 and the larger traced
-    # batch stands for it.
+    layers: tuple[LayerCost, ...]
+    """In the order of their first call, without those of no FLOPs and no bytes."""
     superlinear: tuple[str, ...]
+    """Layers whose cost grows faster than the batch (a loss over pairs, say): the line through 0
+    and the larger traced batch stands for it."""
 
     @property
     def flops(self) -> AffineCost:
@@ -155,25 +178,32 @@ class Achieved:
     """How near a measured step came to the device's limits."""
 
     batch_size: int
-    share_of_peak: float  # FLOP/s over the device's
-    share_of_roofline: (
-        float  # allowed over measured seconds; above 1 where tensors stay in caches between layers
-    )
-    intensity: float  # FLOPs per byte moved
+    """Examples of the step."""
+    share_of_peak: float
+    """FLOP/s over the device's."""
+    share_of_roofline: float
+    """Allowed over measured seconds; above 1 where tensors stay in caches between layers."""
+    intensity: float
+    """FLOPs per byte moved."""
 
 
 def training_loss(module: Any, batch: Any, index: int = 0) -> Tensor:
-    """Return the loss of a LightningModule's ``training_step`` outside a Trainer, HardwareError if it asks for one."""
+    """Run a LightningModule's ``training_step`` outside a Trainer and give its loss.
+
+    HardwareError if it asks for a Trainer.
+    """
     try:
         output = module.training_step(batch, index)
     except RuntimeError as error:
         if "not attached to a `Trainer`" not in str(error):
             raise
+        step = f"{type(module).__name__}.training_step{place_of(module.training_step)}"
         raise HardwareError(
-            f"{type(module).__name__}.training_step{place_of(module.training_step)} asks for its Trainer, so it cannot "
-            "be run without one: let it take what it needs of the Trainer in a hook, such as on_train_start"
+            f"{step} asks for its Trainer, so it cannot be run without one: let it take what it "
+            "needs of the Trainer in a hook, such as on_train_start"
         ) from error
-    return output if isinstance(output, Tensor) else output["loss"]
+    loss: Tensor = output if isinstance(output, Tensor) else output["loss"]
+    return loss
 
 
 def step_cost(
@@ -183,63 +213,78 @@ def step_cost(
     arithmetic: Arithmetic,
     batch_sizes: Sequence[int] = (2, 4),
 ) -> StepCost:
-    """Trace a training step at two batch sizes and return its cost over batch size; the module takes the gradients."""
+    """Trace a training step at two batch sizes and give its cost over batch size.
+
+    The module takes the gradients.
+    """
     if len(batch_sizes) != 2 or not 1 <= batch_sizes[0] < batch_sizes[1]:
         raise HardwareError(
             f"hardware.ceilings.traced_batch_sizes must be two rising sizes, but got {batch_sizes}"
         )
     width = DTYPES[arithmetic].itemsize
-    low, high = (_trace(module, make_batch(size), loss, width) for size in batch_sizes)
-    if not any(layer.counts["flops"] for layer in high):
-        raise HardwareError(
-            "the FLOP counter found none in a training step: the roofline needs a model with products, convolutions "
-            "or attention that PyTorch runs itself"
-        )
     small, large = batch_sizes
-    layers, superlinear = [], []
-    before = {layer.name: layer for layer in low}
-    for layer in high:
+    at_small = _trace(module, make_batch(small), loss, width)
+    at_large = _trace(module, make_batch(large), loss, width)
+    if not any(layer.counts["flops"] for layer in at_large):
+        raise HardwareError(
+            "the FLOP counter found none in a training step: the roofline needs a model with "
+            "products, convolutions or attention that PyTorch runs itself"
+        )
+    layers = list[LayerCost]()
+    superlinear = list[str]()
+    small_layers = {layer.name: layer for layer in at_small}
+    for layer in at_large:
         if not any(layer.counts.values()):
             continue
-        lines = {}
+        # A layer that the smaller batch did not call is taken to cost the same at any batch size.
+        small_layer = small_layers.get(layer.name, layer)
+        costs = dict[str, AffineCost]()
         for name, count in layer.counts.items():
-            fewer = before.get(layer.name, layer).counts[name]
-            slope = (count - fewer) / (large - small)
-            constant = fewer - slope * small
-            lines[name] = (
-                AffineCost(constant, slope) if constant >= 0.0 else AffineCost(0.0, count / large)
-            )
-            superlinear += [layer.name] if constant < 0.0 else []
-        rows = None if layer.rows is None else max(1, round(layer.rows / large))
+            small_count = small_layer.counts[name]
+            slope = (count - small_count) / (large - small)
+            constant = small_count - slope * small
+            costs[name] = AffineCost(constant, slope)
+            if constant < 0.0:
+                costs[name] = AffineCost(0.0, count / large)
+                superlinear.append(layer.name)
+        rows: int | None = None
+        if layer.rows is not None:
+            rows = max(1, round(layer.rows / large))
         layers.append(
             LayerCost(
-                layer.name, layer.kind, **lines, dimensions=layer.dimensions, rows_per_example=rows
+                layer.name, layer.kind, **costs, dimensions=layer.dimensions, rows_per_example=rows
             )
         )
     return StepCost(tuple(layers), tuple(dict.fromkeys(superlinear)))
 
 
 def intensity(cost: LayerCost | StepCost, batch_size: float) -> float:
-    """Return FLOPs per byte at ``batch_size``."""
+    """Give FLOPs per byte at ``batch_size``."""
     return cost.flops.at(batch_size) / cost.bytes.at(batch_size)
 
 
 def in_width(cost: StepCost, factor: float) -> StepCost:
-    """Return the cost with tensors so many times as wide (0.5: fp32 in 16 bits); whole numbers count as the others."""
-    layers = (
-        replace(
+    """Give the cost with tensors so many times as wide, 0.5 for fp32 in 16 bits.
+
+    Whole numbers count as the others.
+    """
+    layers = list[LayerCost]()
+    for layer in cost.layers:
+        wider = replace(
             layer,
-            **{name: getattr(layer, name) * factor for name in ("inputs", "outputs", "weights")},
+            inputs=layer.inputs * factor,
+            outputs=layer.outputs * factor,
+            weights=layer.weights * factor,
         )
-        for layer in cost.layers
-    )
+        layers.append(wider)
     return replace(cost, layers=tuple(layers))
 
 
 def turning_batch_size(cost: LayerCost | StepCost, ridge: float) -> float | None:
-    """Return the batch size from which on the cost is compute-bound: F(B)/bytes(B) = ridge, at least 1; None for never.
+    """Give the batch size from which on the cost is compute-bound, at least 1; None for never.
 
-    With F = f + F' B and bytes = a + b B, it is B = (ridge a - f)/(F' - ridge b).
+    There F(B)/bytes(B) = ridge: with F = f + F' B and bytes = a + b B, it is
+    B = (ridge a - f)/(F' - ridge b).
     """
     gain = cost.flops.per_example - ridge * cost.bytes.per_example
     if gain <= 0.0:
@@ -248,14 +293,15 @@ def turning_batch_size(cost: LayerCost | StepCost, ridge: float) -> float | None
 
 
 def allowed_seconds(cost: StepCost, limits: DeviceLimits, batch_size: float) -> float:
-    """Return the seconds that the roofline allows for a step: each layer's larger time, summed."""
+    """Give the seconds that the roofline allows for a step: each layer's larger time, summed."""
     return sum(layer_seconds(layer, limits, batch_size) for layer in cost.layers)
 
 
 def layer_seconds(layer: LayerCost, limits: DeviceLimits, batch_size: float) -> float:
-    """Return the larger of the seconds that FLOPs and bytes take at the device's limits."""
-    flops, moved = layer.flops.at(batch_size), layer.bytes.at(batch_size)
-    return max(flops / limits.flops_per_second, moved / limits.bytes_per_second)
+    """Give the larger of the seconds that FLOPs and bytes take at the device's limits."""
+    computing = layer.flops.at(batch_size) / limits.flops_per_second
+    moving = layer.bytes.at(batch_size) / limits.bytes_per_second
+    return max(computing, moving)
 
 
 @dataclass
@@ -265,28 +311,31 @@ class _Traced:
     name: str
     kind: str
     dimensions: tuple[tuple[str, int], ...] = ()
-    # FLOPs and bytes as in :class:`LayerCost`
     counts: dict[str, int] = field(
         default_factory=lambda: dict.fromkeys(("flops", "inputs", "outputs", "weights"), 0)
     )
+    """FLOPs and bytes, as in :class:`LayerCost`."""
     rows: int | None = None
-    parameters: list[nn.Parameter] = field(default_factory=list)  # that no layer before it has
-    passes_gradient: bool = False  # to its input
+    """Of a Linear's product, over the whole batch."""
+    parameters: list[nn.Parameter] = field(default_factory=list)
+    """Those that no layer before it has."""
+    passes_gradient: bool = False
+    """Whether its input gets a gradient."""
 
 
 def _trace(
     module: nn.Module, batch: Any, loss: Callable[[Any, Any], Tensor], width: int
 ) -> list[_Traced]:
-    """Run one training step and return its layers in the order of their first call, ``OUTSIDE`` last."""
+    """Run one training step and give its layers in the order of their first call, OUTSIDE last."""
     tracer = _Tracer(width)
     with ExitStack() as hooks:
         for name, layer in module.named_modules():
-            if next(layer.children(), None) is None:
+            if not list(layer.children()):
                 after = functools.partial(tracer.after, name)
-                hooks.enter_context(
-                    layer.register_forward_pre_hook(tracer.before, with_kwargs=True)
-                )
-                hooks.enter_context(layer.register_forward_hook(after, with_kwargs=True))
+                before_hook = layer.register_forward_pre_hook(tracer.before, with_kwargs=True)
+                after_hook = layer.register_forward_hook(after, with_kwargs=True)
+                hooks.enter_context(before_hook)
+                hooks.enter_context(after_hook)
         module.zero_grad()
         with tracer.counter:
             value = loss(module, batch)
@@ -299,89 +348,104 @@ def _trace(
 
 
 class _Tracer:
-    """Hooks that charge FLOPs and bytes to the layer that runs, backward to the one whose call made the autograd node.
+    """Hooks that charge FLOPs and bytes to the layer that runs.
 
-    torch's own module tracker takes a layer whose input needs no gradient to run until the end.
+    Backward that is the one whose call made the autograd node. torch's own module tracker takes a
+    layer whose input needs no gradient to run until the end.
     """
 
     def __init__(self, width: int) -> None:
+        """Trace tensors whose floating-point elements have ``width`` bytes."""
         self.counter = FlopCounterMode(display=False, custom_mapping=FLOP_FORMULAS)
         self._width = width
         self._layers: dict[str, _Traced] = {}
+        # Of all layers so far, and of their inputs.
         self._nodes: set[Node] = set()
+        # Those that a layer has.
         self._claimed: set[nn.Parameter] = set()
+        # FLOPs that are charged already, or were counted outside of layers.
         self._counted = 0
+        # Of the running layer's inputs, by the address of the storage: the tensor and its version.
         self._storages: dict[int, tuple[Tensor, int]] = {}
+        # Whether the running layer's inputs need a gradient.
         self._needs: list[bool] = []
 
     def before(self, module: nn.Module, args: Any, kwargs: Any) -> None:
-        inputs = _tensors((args, kwargs))
-        # a layer's nodes lie between its output and these
-        self._nodes.update(tensor.grad_fn for tensor in inputs if tensor.grad_fn is not None)
-        self._storages = {
-            tensor.untyped_storage().data_ptr(): (tensor, tensor._version) for tensor in inputs
-        }
-        self._needs = [
-            tensor.requires_grad for tensor in inputs
-        ]  # now: a call in place would change it
+        """Note a layer's inputs as they are before its call: one in place changes them."""
+        self._storages = {}
+        self._needs = []
+        for tensor in _tensors((args, kwargs)):
+            # A layer's nodes lie between its output and these.
+            if tensor.grad_fn is not None:
+                self._nodes.add(tensor.grad_fn)
+            self._storages[tensor.untyped_storage().data_ptr()] = (tensor, tensor._version)
+            self._needs.append(tensor.requires_grad)
         self._counted = self.counter.get_total_flops()
 
     def after(self, name: str, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
+        """Charge a call to its layer, and mark the autograd nodes that it made."""
         layer = self._layers.setdefault(
             name, _Traced(name, type(module).__name__, _dimensions(module))
         )
         self._charge(layer)
-        inputs, outputs = _tensors((args, kwargs)), _tensors(output)
-        for parameter in module.parameters(recurse=False):
-            if parameter not in self._claimed:
-                self._claimed.add(parameter)
-                layer.parameters.append(parameter)
+        inputs = _tensors((args, kwargs))
+        outputs = _tensors(output)
+        weights = list(module.parameters(recurse=False))
+        for weight in weights:
+            if weight not in self._claimed:
+                self._claimed.add(weight)
+                layer.parameters.append(weight)
         if isinstance(module, nn.Linear):
             layer.rows = max(layer.rows or 0, inputs[0].numel() // module.in_features)
         self._tag(layer, outputs)
+        # A view moves nothing.
         if all(self._is_view(tensor) for tensor in outputs):
             return
-        backward = any(tensor.requires_grad for tensor in outputs)
-        weights = list(module.parameters(recurse=False))
-        reads_input = backward and (not weights or any(weight.requires_grad for weight in weights))
+        # Assumption 1: once forward, and backward as often as the gradients need it.
+        has_backward = any(tensor.requires_grad for tensor in outputs)
+        has_trainable = not weights or any(weight.requires_grad for weight in weights)
+        reads_input = has_backward and has_trainable
         for tensor, needs_gradient in zip(inputs, self._needs, strict=True):
-            layer.counts["inputs"] += self._bytes(tensor) * (
-                1 + reads_input + (backward and needs_gradient)
-            )
-        layer.counts["outputs"] += sum(
-            self._bytes(tensor) * (1 + tensor.requires_grad) for tensor in outputs
-        )
-        layer.passes_gradient |= backward and any(self._needs)
+            uses = 1 + reads_input + (has_backward and needs_gradient)
+            layer.counts["inputs"] += self._bytes(tensor) * uses
+        for tensor in outputs:
+            layer.counts["outputs"] += self._bytes(tensor) * (1 + tensor.requires_grad)
+        layer.passes_gradient |= has_backward and any(self._needs)
 
     def layers(self, parameters: Iterable[nn.Parameter]) -> list[_Traced]:
-        found = list(self._layers.values())
-        for layer in found:
-            moved = (
-                self._bytes(p) * (1 + layer.passes_gradient + (p.grad is not None))
-                for p in layer.parameters
-            )
-            layer.counts["weights"] = sum(moved)
-        rest = _Traced(OUTSIDE, "")
-        rest.counts["flops"] = self.counter.get_total_flops() - sum(
-            layer.counts["flops"] for layer in found
-        )
-        others = [p for p in parameters if p not in self._claimed and p.grad is not None]
-        rest.counts["weights"] = sum(3 * self._bytes(parameter) for parameter in others)
-        return [*found, rest]
+        """Give the layers once the step has ended; ``parameters``: all of the module's."""
+        layers = list(self._layers.values())
+        outside = _Traced(OUTSIDE, "")
+        outside.counts["flops"] = self.counter.get_total_flops()
+        for layer in layers:
+            outside.counts["flops"] -= layer.counts["flops"]
+            for parameter in layer.parameters:
+                uses = 1 + layer.passes_gradient + (parameter.grad is not None)
+                layer.counts["weights"] += self._bytes(parameter) * uses
+        for parameter in parameters:
+            if parameter not in self._claimed and parameter.grad is not None:
+                # Read forward and backward, and its gradient written.
+                outside.counts["weights"] += 3 * self._bytes(parameter)
+        return [*layers, outside]
 
     def _bytes(self, tensor: Tensor) -> int:
-        return tensor.numel() * (
-            self._width if tensor.is_floating_point() else tensor.element_size()
-        )
+        """Give a tensor's bytes in the width that is traced; whole numbers keep their own."""
+        width = tensor.element_size()
+        if tensor.is_floating_point():
+            width = self._width
+        return tensor.numel() * width
 
     def _is_view(self, tensor: Tensor) -> bool:
+        """Whether an output is one of the inputs seen otherwise, and not written in place."""
         source, version = self._storages.get(tensor.untyped_storage().data_ptr(), (None, 0))
         return source is not None and source._version == version
 
     def _tag(self, layer: _Traced, outputs: list[Tensor]) -> None:
+        """Have the autograd nodes between a layer's outputs and its inputs charge it backward."""
         stack = [tensor.grad_fn for tensor in outputs]
         while stack:
             node = stack.pop()
+            # A node with a variable adds up a parameter's gradient, and computes nothing.
             if node is None or node in self._nodes or hasattr(node, "variable"):
                 continue
             self._nodes.add(node)
@@ -390,6 +454,7 @@ class _Tracer:
             stack.extend(following for following, _ in node.next_functions)
 
     def _enter(self, gradients: Any) -> None:
+        """Leave out what ran since the last node: it is of no layer."""
         self._counted = self.counter.get_total_flops()
 
     def _charge(self, layer: _Traced) -> None:
@@ -401,9 +466,13 @@ class _Tracer:
 def _convolution_backward(
     gradient: torch.Size, x: torch.Size, weight: torch.Size, *arguments: Any, **others: Any
 ) -> int:
-    """Return FLOPs of the gradients that are asked for: torch's own count multiplies the weight's by the groups."""
-    transposed, needs = arguments[4], arguments[7]
-    positions = math.prod(x if transposed else gradient)
+    """Count the FLOPs of the gradients that are asked for, those of the input and of the weight.
+
+    torch's own count multiplies the weight's by the groups.
+    """
+    is_transposed = arguments[4]
+    needs = arguments[7]
+    positions = math.prod(x if is_transposed else gradient)
     return int(2 * positions * math.prod(weight[1:]) * (needs[0] + needs[1]))
 
 
@@ -411,49 +480,57 @@ FLOP_FORMULAS = {torch.ops.aten.convolution_backward: _convolution_backward}
 
 
 def _tensors(values: Any) -> list[Tensor]:
-    return [
-        leaf
-        for leaf in tree_leaves(values)
-        if isinstance(leaf, Tensor) and leaf.layout == torch.strided
-    ]
+    """Give the dense tensors anywhere in what a layer is given or returns."""
+    tensors = list[Tensor]()
+    for leaf in tree_leaves(values):
+        if isinstance(leaf, Tensor) and leaf.layout == torch.strided:
+            tensors.append(leaf)
+    return tensors
 
 
 def _dimensions(module: nn.Module) -> tuple[tuple[str, int], ...]:
     if isinstance(module, nn.Linear):
         return ("in_features", module.in_features), ("out_features", module.out_features)
     if isinstance(module, nn.modules.conv._ConvNd) and not 1 < module.groups == module.in_channels:
-        groups = module.groups
-        return ("in_channels", module.in_channels // groups), (
-            "out_channels",
-            module.out_channels // groups,
-        )
+        in_channels = module.in_channels // module.groups
+        out_channels = module.out_channels // module.groups
+        return ("in_channels", in_channels), ("out_channels", out_channels)
     return ()
 
 
 @dataclass(frozen=True)
 class TensorCoreMisalignment:
-    """A dimension that misses the tensor cores' multiple, and what padding it is predicted to give."""
+    """A dimension that misses the tensor cores' multiple, and what padding is predicted to give."""
 
     name: str
+    """The layer's."""
     kind: str
-    dimension: str  # in_features, out_features, in_channels, out_channels or batch (in examples)
+    """The layer's class."""
+    dimension: str
+    """in_features, out_features, in_channels, out_channels or batch (in examples)."""
     size: int
-    padded: int  # the next size that is aligned
-    # Throughput with it over that as it is, by the roofline; None: the rate of misaligned products is not known.
+    """As it is."""
+    padded: int
+    """The next size that is aligned."""
     predicted_gain: float | None
+    """Throughput with it over that as it is, by the roofline; None: the rate of misaligned products
+    is not known."""
 
 
 def misalignments(
     cost: StepCost, limits: DeviceLimits, multiple: int, batch_size: int
 ) -> list[TensorCoreMisalignment]:
-    """Return the dimensions that miss :func:`tensor_core_multiple` at a batch size, with what padding would give."""
-    rows = []
+    """Give the dimensions that miss :func:`tensor_core_multiple` at a batch size.
+
+    With each stands what padding would give.
+    """
+    rows = list[TensorCoreMisalignment]()
     for layer in cost.layers:
-        sizes = [(*dimension, multiple) for dimension in layer.dimensions]
+        sizes = [(dimension, size, multiple) for dimension, size in layer.dimensions]
         if layer.rows_per_example is not None:
-            sizes.append(
-                ("batch", batch_size, multiple // math.gcd(multiple, layer.rows_per_example))
-            )
+            # An example may have several rows: then fewer examples make a multiple of rows.
+            step = multiple // math.gcd(multiple, layer.rows_per_example)
+            sizes.append(("batch", batch_size, step))
         for dimension, size, step in sizes:
             padded = -(-size // step) * step
             if padded != size:
@@ -467,16 +544,16 @@ def misalignments(
 def _gain(
     layer: LayerCost, dimension: str, factor: float, limits: DeviceLimits, batch_size: int
 ) -> float | None:
-    """Return the layer's examples/s with a dimension padded by a factor over those as it is, misaligned."""
+    """Predict a layer's examples/s with a dimension padded by a factor over those as it is."""
     if limits.misaligned_flops_per_second is None:
         return None
-    seconds = layer_seconds(
-        layer, replace(limits, flops_per_second=limits.misaligned_flops_per_second), batch_size
-    )
+    as_is = replace(limits, flops_per_second=limits.misaligned_flops_per_second)
+    seconds = layer_seconds(layer, as_is, batch_size)
     if dimension == "batch":
         return factor * seconds / layer_seconds(layer, limits, batch_size * factor)
-    side = "inputs" if dimension.startswith("in_") else "outputs"
-    padded = replace(
-        layer, **{name: getattr(layer, name) * factor for name in ("flops", "weights", side)}
-    )
+    padded = replace(layer, flops=layer.flops * factor, weights=layer.weights * factor)
+    if dimension.startswith("in_"):
+        padded = replace(padded, inputs=layer.inputs * factor)
+    else:
+        padded = replace(padded, outputs=layer.outputs * factor)
     return seconds / layer_seconds(padded, limits, batch_size)

@@ -1,4 +1,4 @@
-"""Steps that several devices share, timed in short trials in the same processes as a study's trials."""
+"""Steps that several devices share, timed in short trials, in processes as a study's trials."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -20,15 +20,20 @@ from bstune.trial.loop import run_trial
 from bstune.trial.processes.workers import Train, Workers
 from bstune.trial.workload import load
 
-STEPS, WARMUP_STEPS = 4, 1
-SPREAD = 4  # between the two batch sizes
-TimeTrial = Callable[
-    [int, float, int], tuple[float, ...]
-]  # of batch size, learning rate and steps: seconds per step
+# Of a trial at one of two batch sizes.
+SHARED_STEPS = 4
+SHARED_WARMUP_STEPS = 1
+# The larger of the two batch sizes over the smaller one.
+SHARED_SPREAD = 4
+TimeTrial = Callable[[int, float, int], tuple[float, ...]]
+"""Gives seconds per step of a batch size, a learning rate and a number of steps."""
 
 
 def open_short_trials(options: StudyOptions, recipe: Recipe, warmup_steps: int) -> Train:
-    """Return what trains a trial without its target, for its seconds per step, in one of the devices' processes."""
+    """Give what trains a trial without its target, for its seconds per step.
+
+    It runs in one of the devices' processes.
+    """
     quieten()
     workload, protocol = load(options_of_process(options), recipe)
     short = replace(
@@ -41,10 +46,10 @@ def open_short_trials(options: StudyOptions, recipe: Recipe, warmup_steps: int) 
 
 @contextmanager
 def shared_steps(options: StudyOptions, recipe: Recipe, warmup_steps: int) -> Iterator[TimeTrial]:
-    """Return what times steps of a trial on all devices: one number, the median between evaluations."""
+    """Give what times steps of a trial on all devices: one number, their median."""
     devices = options.devices
     opens = partial(open_short_trials, options, recipe, warmup_steps)
-    seconds = options.protocol.trial_seconds or STEP_SECONDS * (warmup_steps + STEPS)
+    seconds = options.protocol.trial_seconds or STEP_SECONDS * (warmup_steps + SHARED_STEPS)
     with Workers(opens, 1, seconds, devices) as workers:
 
         def time_trial(batch_size: int, lr: float, steps: int) -> tuple[float, ...]:
@@ -54,7 +59,8 @@ def shared_steps(options: StudyOptions, recipe: Recipe, warmup_steps: int) -> It
                 finished = workers.wait()
             result = finished.result()
             if result.status != "stopped" or result.seconds_per_step is None:
-                reason = f"{result.message or 'its module stopped it'} (status {result.status}, step {result.steps})"
+                message = result.message or "its module stopped it"
+                reason = f"{message} (status {result.status}, step {result.steps})"
                 raise HardwareError(
                     f"batch size {batch_size} cannot be trained on {devices} devices: {reason}\n"
                     f"{finished.frames}".rstrip()
@@ -65,12 +71,13 @@ def shared_steps(options: StudyOptions, recipe: Recipe, warmup_steps: int) -> It
 
 
 def shared_step_time(options: StudyOptions, recipe: Recipe, space: Space) -> StepTime:
-    """Return tau(B) from a few steps at the smallest batch size and at one a few times larger."""
-    sizes = sorted({space.snap(space.low), space.snap(min(space.high, space.low * SPREAD))})
-    with shared_steps(options, recipe, WARMUP_STEPS) as time_trial:
-        return fit_line(
-            [
-                (size, time_trial(size, space.lr(size, -space.delta_bound), STEPS)[0])
-                for size in sizes
-            ]
-        )
+    """Measure tau(B) by a few steps at the smallest batch size and at one a few times larger."""
+    larger = min(space.high, space.low * SHARED_SPREAD)
+    sizes = sorted({space.snap(space.low), space.snap(larger)})
+    timed = list[tuple[int, float]]()
+    with shared_steps(options, recipe, SHARED_WARMUP_STEPS) as time_trial:
+        for size in sizes:
+            # The lowest learning rate: nothing is trained here, and nothing must diverge.
+            lr = space.lr(size, -space.delta_bound)
+            timed.append((size, time_trial(size, lr, SHARED_STEPS)[0]))
+    return fit_line(timed)

@@ -1,7 +1,7 @@
-"""What the hardware allows for one workload: memory ceiling, step times, the device's limits and the step's cost.
+"""What the hardware allows for one workload: memory ceiling, step times, limits and a step's cost.
 
-A survey is measured once a workload, device and versions, and cached: the ceiling ends the range of the search, and
-tau(B) is half of its model of time.
+A survey is measured once a workload, device and versions, and cached: the ceiling ends the range of
+the search, and tau(B) is half of its model of time.
 """
 
 import hashlib
@@ -11,12 +11,12 @@ import math
 import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from itertools import takewhile
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -33,9 +33,16 @@ from bstune.core.step_time_law import (
     leave_one_out,
 )
 from bstune.hardware import known_devices, roofline, timing
-from bstune.hardware.memory import Ceiling, ProbeResult, memory_limit, resident_bytes
+from bstune.hardware.memory import (
+    BYTES_PER_MIB,
+    Ceiling,
+    Outcome,
+    ProbeResult,
+    memory_limit,
+    resident_bytes,
+)
 from bstune.hardware.probe import DEVICE_LOST, largest_in_time, measure_ceiling
-from bstune.hardware.several import shared_steps
+from bstune.hardware.several import TimeTrial, shared_steps
 from bstune.hardware.threads import (
     VISITS,
     ThreadChoice,
@@ -77,18 +84,25 @@ from bstune.trial.workload import (
 )
 
 if TYPE_CHECKING:
+    from lightning.pytorch.plugins.precision import Precision
+
     from bstune.report.picture import Picture
 
 logger = logging.getLogger(__name__)
-NEITHER = 0.1  # of a step: where the roofline allows it in less, neither computing nor memory is what it waits for
-PLATEAU = 0.95  # of the best throughput: from here on a larger batch gives next to nothing a second
-# Of ``hardware.seconds``: what the probes of memory may take, each kind of the device's own ceilings
-# at most, and of what is left for timing steps, the first visit to the largest batch size.
+# Of a step: where the roofline allows it in less, neither computing nor memory is what it waits
+# for.
+NEITHER_SHARE = 0.1
+# Of the best throughput: from here on a larger batch gives next to nothing a second.
+PLATEAU_SHARE = 0.95
+# Of ``hardware.seconds``: what the probes of memory may take, and each kind of the device's own
+# ceilings at most.
 PROBES_SHARE = 0.5
 CEILINGS_SHARE = 0.02
+# Of what is left for timing steps: the first visit to the largest batch size, a visit without the
+# framework, and the choice of the number of threads.
 LARGEST_SHARE = 0.3
-BARE_SHARE = 0.05  # likewise, a visit without the framework
-THREADS_SHARE = 0.15  # likewise, the choice of the number of threads
+BARE_SHARE = 0.05
+THREADS_SHARE = 0.15
 
 
 @dataclass(frozen=True, repr=False)
@@ -96,23 +110,30 @@ class Survey:
     """What was measured, and what follows from it."""
 
     workload: str
-    device: str  # its name, as in the trials' records
-    device_type: str  # cpu or cuda
+    device: str
+    """Its name, as in the trials' records."""
+    device_type: str
+    """cpu or cuda."""
     precision: str
     versions: Mapping[str, str]
-    high: int  # the largest batch size that was asked for
+    high: int
+    """The largest batch size that was asked for."""
     ceiling: Ceiling
-    measured: timing.Measured  # seconds per step over batch size
-    limits: roofline.DeviceLimits | None  # None: they could not be measured, as the notes say
-    cost: roofline.StepCost | None  # FLOPs and bytes of a step; None: not known, as the notes say
-    seconds: float  # that the survey took
+    measured: timing.Measured
+    """Seconds per step over batch size."""
+    limits: roofline.DeviceLimits | None
+    """None where they could not be measured, as the notes say."""
+    cost: roofline.StepCost | None
+    """FLOPs and bytes of a step; None where they are not known, as the notes say."""
+    seconds: float
+    """That the survey took."""
     notes: tuple[str, ...] = ()
-    # Dimensions that miss the tensor cores' multiple at the ceiling.
     misaligned: tuple[roofline.TensorCoreMisalignment, ...] = ()
-    # Of torch, with which the steps were timed; None on CUDA.
+    """Dimensions that miss the tensor cores' multiple at the ceiling."""
     threads: ThreadChoice | None = None
-    # Whose seconds the steps' are.
+    """Of torch, with which the steps were timed; None on CUDA."""
     seconds_of: StepsOf = "lean"
+    """Whose seconds the steps' are."""
 
     def __repr__(self) -> str:
         timed = ", ".join(f"{size}: {format_seconds(taken)}" for size, taken in self.pairs)
@@ -120,7 +141,7 @@ class Survey:
         return f"Survey({self.workload} on {self.device}: B up to {largest}; steps {timed})"
 
     def plot(self) -> "Picture":
-        """Draw ``roofline.png`` as a matplotlib figure, which a notebook shows as a cell's value.
+        """Draw ``roofline.png`` as a figure that a notebook shows as a cell's value.
 
         HardwareError where the roofline is not known; the notes say why.
         """
@@ -131,7 +152,7 @@ class Survey:
 
     def _repr_html_(self) -> str:
         """Show in a notebook what ``bstune survey`` prints, and the roofline where it is known."""
-        # as above
+        # It needs this module, too.
         from bstune.hardware.report import survey_html
 
         return survey_html(self)
@@ -150,67 +171,78 @@ class Survey:
 
     @property
     def left_out_error(self) -> float | None:
-        """Median relative error of tau at measured sizes that are predicted from the others; None below three sizes."""
-        return (
-            statistics.median(leave_one_out(self.measured.timings)) if len(self.pairs) > 2 else None
-        )
+        """Median relative error of tau at measured sizes, each predicted from the others.
+
+        None below three sizes.
+        """
+        if len(self.pairs) < 3:
+            return None
+        return statistics.median(leave_one_out(self.measured.timings))
 
     @property
     def turning_batch_size(self) -> float | None:
-        """From where on the step is compute-bound by its shapes; None for never, or if it is not known."""
-        return (
-            roofline.turning_batch_size(self.cost, self.limits.ridge)
-            if self.cost and self.limits
-            else None
-        )
+        """From where on the step is compute-bound by its shapes.
+
+        None for never, or if it is not known.
+        """
+        if self.cost is None or self.limits is None:
+            return None
+        return roofline.turning_batch_size(self.cost, self.limits.ridge)
 
     @property
     def achieved(self) -> list[roofline.Achieved]:
         """How near the measured steps came to the roofline; empty where it is not known."""
-        if not self.cost or not self.limits:
+        if self.cost is None or self.limits is None:
             return []
-        return [
-            roofline.Achieved(
-                size,
-                share_of_peak=self.cost.flops.at(size) / seconds / self.limits.flops_per_second,
-                share_of_roofline=roofline.allowed_seconds(self.cost, self.limits, size) / seconds,
-                intensity=roofline.intensity(self.cost, size),
+        rows = list[roofline.Achieved]()
+        for size, seconds in self.pairs:
+            flops_per_second = self.cost.flops.at(size) / seconds
+            allowed = roofline.allowed_seconds(self.cost, self.limits, size)
+            rows.append(
+                roofline.Achieved(
+                    batch_size=size,
+                    share_of_peak=flops_per_second / self.limits.flops_per_second,
+                    share_of_roofline=allowed / seconds,
+                    intensity=roofline.intensity(self.cost, size),
+                )
             )
-            for size, seconds in self.pairs
-        ]
+        return rows
 
     @property
     def multiple(self) -> int | None:
-        """The multiple that tensor cores take dimensions in at this precision; None: they are not used."""
-        return (
-            None
-            if self.limits is None
-            else roofline.tensor_core_multiple(self.limits.dtype, self.device_type)
-        )
+        """What tensor cores take dimensions in multiples of here; None where they are not used."""
+        if self.limits is None:
+            return None
+        return roofline.tensor_core_multiple(self.limits.dtype, self.device_type)
 
     @property
     def elsewhere(self) -> list[known_devices.Prediction]:
-        """From where on the step is compute-bound on devices that are known by their makers' figures."""
-        return (
-            known_devices.predictions(self.cost, self.limits.dtype)
-            if self.cost and self.limits
-            else []
-        )
+        """From where on the step is compute-bound on devices known by their makers' figures."""
+        if self.cost is None or self.limits is None:
+            return []
+        return known_devices.predictions(self.cost, self.limits.dtype)
 
     @property
     def bound_by_neither(self) -> list[roofline.Achieved]:
-        """The smallest batch sizes, in a row, of whose measured steps the roofline accounts for less than a tenth."""
-        return list(takewhile(lambda row: row.share_of_roofline < NEITHER, self.achieved))
+        """The smallest batch sizes, in a row, of whose steps the roofline accounts for little.
+
+        That is, for less than a tenth of the measured seconds.
+        """
+        return list(takewhile(lambda row: row.share_of_roofline < NEITHER_SHARE, self.achieved))
 
     @property
     def plateau(self) -> timing.StepTiming:
         """The smallest measured batch size with 95% of the best measured throughput."""
-        best = max(row.throughput for row in self.measured.timings)
-        return next(row for row in self.measured.timings if row.throughput >= PLATEAU * best)
+        timings = self.measured.timings
+        enough = PLATEAU_SHARE * max(row.throughput for row in timings)
+        return next(row for row in timings if row.throughput >= enough)
 
 
 def compose_survey(arguments: Sequence[str]) -> Composed:
-    """Return the options and the recipe of a command line; a workload that is not trained is refused."""
+    """Compose the options and the recipe of a command line.
+
+    ConfigError for a workload that is not trained.
+    """
 
     def refuse(workload: Mapping[str, object]) -> dict[str, object]:
         raise ConfigError(
@@ -223,11 +255,13 @@ def compose_survey(arguments: Sequence[str]) -> Composed:
 def survey_of(
     options: StudyOptions, recipe: Recipe, log: Callable[[str], None]
 ) -> tuple[Survey, bool]:
-    """Return the survey of a workload, and whether it was cached; ``log`` takes lines of progress."""
+    """Give the survey of a workload, and whether it was cached; ``log`` takes lines of progress."""
     quieten()
-    start_server()  # it imports while this process reads the data
+    # It imports while this process reads the data.
+    start_server()
     options, recipe = resolve(options, recipe)
-    space, protocol = make_space(options), checked_protocol(options, recipe)
+    space = make_space(options)
+    protocol = checked_protocol(options, recipe)
     with watching(log, options.protocol.trial_seconds) as say:
         data = load_data(options, recipe)
         check_loaders(data, is_given=recipe.data_at is not None)
@@ -253,38 +287,47 @@ class HowTimed:
     """How the steps of a survey are timed."""
 
     seconds_of: StepsOf
-    # Numbers of threads to choose from; empty: torch's are left as they are.
     thread_counts: tuple[int, ...]
+    """Numbers of threads to choose from; empty: torch's are left as they are."""
 
     def differs(self, survey: "Survey") -> str | None:
-        """Say in what a survey from before was timed otherwise; None where it was timed like this."""
+        """Say in what a survey from before was timed otherwise; None: it was timed like this."""
         if survey.seconds_of != self.seconds_of:
             return f"its seconds are those of {survey.seconds_of}, not of {self.seconds_of}"
+        return self._other_threads(survey.threads)
+
+    def _other_threads(self, choice: ThreadChoice | None) -> str | None:
+        """Say in what a choice of threads from before was another; None: it stands here, too."""
         counts = self.thread_counts
-        if survey.threads is None:
+        if choice is None:
             return "its number of threads was left alone" if counts else None
-        before = plural(survey.threads.threads, "thread")
+        threads = plural(choice.threads, "thread")
         if not counts:
-            return f"its steps ran on {before}, which is left alone here"
-        if survey.threads.threads not in counts:
-            now = " or ".join(str(count) for count in counts)
-            return f"its steps ran on {before}, and this study's run on {now}"
+            return f"its steps ran on {threads}, which is left alone here"
+        if choice.threads not in counts:
+            wanted = " or ".join(str(count) for count in counts)
+            return f"its steps ran on {threads}, and this study's run on {wanted}"
         # One that was given says nothing of the others.
-        was_chosen = len(survey.threads.timings) > 0 or len(counts) == 1
-        return None if was_chosen else f"its steps ran on {before}, and no other number was tried"
+        was_chosen = len(choice.timings) > 0 or len(counts) == 1
+        if not was_chosen:
+            return f"its steps ran on {threads}, and no other number was tried"
+        return None
 
 
 def how_timed(options: StudyOptions, module: LightningModule) -> HowTimed:
-    """Tell how the steps of a module are timed: by the loop that trains the winner, unless the options say."""
+    """Tell how the steps of a module are timed.
+
+    It is by the loop that trains the winner, unless the options say.
+    """
     seconds_of = options.seconds_of
     if seconds_of == "auto":
-        is_own = type(module).__module__.partition(".")[0] == "bstune"
-        seconds_of = "lean" if is_own else "trainer"
+        is_of_bstune = type(module).__module__.partition(".")[0] == "bstune"
+        seconds_of = "lean" if is_of_bstune else "trainer"
     return HowTimed(seconds_of, counts_to_try(options))
 
 
-# Of the memory ceiling, and the seconds that there are.
 TimeSteps = Callable[[Ceiling, float], TimedSteps]
+"""Times steps up to the memory ceiling, within the seconds that there are."""
 
 
 def measure(
@@ -297,9 +340,10 @@ def measure(
     log: Callable[[str], None],
     tried: PreflightFindings | None = None,
 ) -> Survey:
-    """Measure what the hardware allows for a workload, in this process but for the probes of memory.
+    """Measure what the hardware allows for a workload, in this process but for probes of memory.
 
-    The options are resolved. ``tried`` is what a few steps have shown before; None: none were taken yet.
+    The options are resolved. ``tried`` is what a few steps have shown before; None: none were taken
+    yet.
     """
     if tried is None:
         tried = _few_steps(build(), protocol, space)
@@ -327,7 +371,10 @@ def measure_with(
     time_steps: TimeSteps,
     log: Callable[[str], None],
 ) -> Survey:
-    """Measure what the hardware allows, with steps that ``time_steps`` times in whatever process."""
+    """Measure what the hardware allows, with steps that ``time_steps`` times in whatever process.
+
+    For the other arguments see :func:`measure`.
+    """
     start = time.perf_counter()
     hardware = options.hardware
 
@@ -394,11 +441,13 @@ def time_workload(
 ) -> TimedSteps:
     """Measure the device's roofline and the workload's steps, in this process, within some seconds.
 
-    They are measured with the number of threads that is fastest, which torch has again as before.
+    They are measured with the number of threads that is fastest; torch then has its own again.
     """
     start = time.perf_counter()
     device = torch.device(options.device)
-    timed_protocol = replace(protocol, fast="off") if how.seconds_of == "trainer" else protocol
+    timed_protocol = protocol
+    if how.seconds_of == "trainer":
+        timed_protocol = replace(protocol, fast="off")
     with _device_errors():
         workload = _with_small_evaluations(workload)
         threads = _choose_threads(
@@ -406,12 +455,20 @@ def time_workload(
         )
         with nullcontext() if threads is None else threads_of_torch(threads.threads):
             limits, cost, notes = _roofline(options, device, workload, protocol, space)
-            left = seconds - (time.perf_counter() - start)
-            measured, more = _time_ladder(
-                options, recipe, space, timed_protocol, workload, ceiling, device, left, tried
+            seconds_left = seconds - (time.perf_counter() - start)
+            measured, timing_notes = _time_ladder(
+                options,
+                recipe,
+                space,
+                timed_protocol,
+                workload,
+                ceiling,
+                device,
+                seconds_left,
+                tried,
             )
     misaligned = _misaligned(device, limits, cost, ceiling.batch_size)
-    return TimedSteps(measured, limits, cost, misaligned, (*notes, *more), threads)
+    return TimedSteps(measured, limits, cost, misaligned, (*notes, *timing_notes), threads)
 
 
 def _choose_threads(
@@ -424,12 +481,13 @@ def _choose_threads(
     ceiling: Ceiling,
     seconds: float,
 ) -> ThreadChoice | None:
-    """Choose the number of threads at up to three batch sizes, as far as a share of the seconds goes."""
+    """Choose the number of threads at up to three batch sizes, within a share of the seconds."""
     counts = how.thread_counts
     if not counts:
         return None
     step_time = options.hardware.step_time
-    low, high = ceiling.smallest, ceiling.batch_size
+    low = ceiling.smallest
+    high = ceiling.batch_size
     middle = round(math.sqrt(low * high) / space.multiple) * space.multiple
     short = replace(protocol, warmup_steps=step_time.warmup_steps)
 
@@ -444,12 +502,13 @@ def _choose_threads(
         return statistics.mean(steps)
 
     sizes = list[int]()
-    left = THREADS_SHARE * seconds
+    seconds_left = THREADS_SHARE * seconds
     for batch_size in sorted({low, max(low, middle), high}):
         if tried is not None:
             steps = steps_at(batch_size) + step_time.warmup_steps
-            left -= len(counts) * VISITS * steps * tried.step_time(batch_size)
-        if sizes and left < 0.0:
+            seconds_left -= len(counts) * VISITS * steps * tried.step_time(batch_size)
+        # The smallest one is timed in any case.
+        if sizes and seconds_left < 0.0:
             break
         sizes.append(batch_size)
     return choose_threads(time_step, counts, sizes)
@@ -458,7 +517,7 @@ def _choose_threads(
 def _few_steps(
     workload: Workload, protocol: TrialProtocol, space: Space
 ) -> PreflightFindings | None:
-    """Return what a few steps show; None of a workload that can be trained, but not tuned."""
+    """Take a few steps and give what they show; None where it can be trained, but not tuned."""
     alone = replace(protocol, devices=1)
     try:
         return preflight(workload, alone, space, None, continues=False, survey=True)
@@ -467,55 +526,63 @@ def _few_steps(
 
 
 def _with_small_evaluations(workload: Workload) -> Workload:
-    """Let the workload's evaluations take small batches: a trial that is timed ends with one of them."""
+    """Let the workload's evaluations take small batches: a trial that is timed ends with one."""
     loaders = loaders_of(workload.validation_batches)
+    # Of several none can be put in the place of all.
     if len(loaders) != 1:
         return workload
     return replace(workload, validation_batches=in_small_batches(loaders[0], FEW_EXAMPLES))
 
 
 def usable(high: int, budget: Budget) -> tuple[int, tuple[str, ...]]:
-    """Return the largest batch size that a trial's budget can use, and a note where that is not ``high``.
+    """Give the largest batch size that a trial's budget can use; a note where it is not ``high``.
 
     A batch larger than all examples of the budget would be the trial's only one.
     """
     if budget.steps > 1 or high <= budget.examples or budget.examples <= 1:
         return high, ()
-    note = f"batch sizes past budget.examples={budget.examples} are left out: a trial would be one step"
-    return budget.examples, (note,)
+    beyond = f"batch sizes past budget.examples={budget.examples}"
+    return budget.examples, (f"{beyond} are left out: a trial would be one step",)
 
 
 def _trial_limit(options: StudyOptions, device: torch.device) -> int | None:
-    """Return the bytes that one of ``search.workers`` trials may take; None: all that the CUDA device has."""
-    memory, workers = options.hardware.memory, options.search.workers
+    """Give the bytes that one of ``search.workers`` trials may take.
+
+    None: all that the CUDA device has.
+    """
+    memory = options.hardware.memory
+    workers = options.search.workers
     limit = memory.limit
-    if (
-        limit is None and device.type == "cpu"
-    ):  # a trial that takes all that is free ends its process
+    if limit is None and device.type == "cpu":
+        # A trial that takes all that is free ends its process.
         limit = int(memory.free_share * memory_limit(Path("/"), resident_bytes()))
-    if device.type == "cpu" and limit is not None:  # CUDA devices have their own each
+    if device.type == "cpu" and limit is not None:
+        # CUDA devices have their own each.
         limit //= options.devices
     if workers == 1:
         return limit
-    whole = int(torch.cuda.get_device_properties(device).total_memory) if limit is None else limit
-    return whole // (
-        workers + 1
-    )  # this process is one more: it has the data, and trained at the largest batch size
+    if limit is None:
+        limit = int(torch.cuda.get_device_properties(device).total_memory)
+    # This process is one more: it has the data, and trained at the largest batch size.
+    return limit // (workers + 1)
 
 
 def probe_text(result: ProbeResult) -> str:
-    """Return a probe in a line."""
-    peak, limit = result.peak_bytes, result.limit / 2**20
-    taken = "" if peak is None else f" ({peak / 2**20:,.0f} of {limit:,.0f} MiB)"
-    what = {
+    """Write a probe in a line."""
+    taken = ""
+    if result.peak_bytes is not None:
+        peak = result.peak_bytes / BYTES_PER_MIB
+        limit = result.limit / BYTES_PER_MIB
+        taken = f" ({peak:,.0f} of {limit:,.0f} MiB)"
+    outcomes: dict[Outcome, str] = {
         "fits": "fits",
         "startup": "does not fit: data and model alone",
         "training": "does not fit",
         "evaluation": "trains, but its evaluation does not fit",
         "error": f"fails: {result.message}",
         "device": "lost the device",
-    }[result.outcome]
-    return f"batch size {result.batch_size:,} {what}{taken}"
+    }
+    return f"batch size {result.batch_size:,} {outcomes[result.outcome]}{taken}"
 
 
 @contextmanager
@@ -523,7 +590,8 @@ def _device_errors() -> Iterator[None]:
     """Turn torch's error of a lost device into one line."""
     try:
         yield
-    except RuntimeError as error:  # torch's errors of the device are of this kind
+    # torch's errors of the device are of this kind.
+    except RuntimeError as error:
         if not DEVICE_LOST.search(str(error)):
             raise
         text = f"the device was lost while it was measured: {str(error).splitlines()[0]}"
@@ -537,16 +605,15 @@ def _roofline(
     protocol: TrialProtocol,
     space: Space,
 ) -> tuple[roofline.DeviceLimits | None, roofline.StepCost | None, tuple[str, ...]]:
+    """Measure the device's limits and trace a step's cost; notes say what failed."""
     if options.devices > 1:
-        return (
-            None,
-            None,
-            (f"no roofline: it is one device's, and {options.devices} share the steps",),
-        )
+        note = f"no roofline: it is one device's, and {options.devices} share the steps"
+        return None, None, (note,)
     ceilings = options.hardware.ceilings
     limits: roofline.DeviceLimits | None = None
     cost: roofline.StepCost | None = None
     notes = list[str]()
+    # A module that cannot be built here leaves the device's own limits to be measured.
     module: LightningModule | None = None
     with optional("no roofline", notes):
         module, trainer = at_start(workload, _spec(space.low, space), protocol)
@@ -567,29 +634,26 @@ def _roofline(
                 cost = roofline.step_cost(
                     module, draw, loss, arithmetic, ceilings.traced_batch_sizes
                 )
-    return (
-        limits,
-        cost,
-        tuple(notes[:1]),
-    )  # said once: where the module fails, the ceilings may as well
+    # It is said once: where the module fails, the ceilings may as well.
+    return limits, cost, tuple(notes[:1])
 
 
-def _loss(precision: Any, module: LightningModule, batch: Any) -> torch.Tensor:
-    """Return a training step's loss in the precision of its Trainer's plug-in: batches may come in half of it."""
+def _loss(precision: "Precision", module: LightningModule, batch: object) -> torch.Tensor:
+    """Give a step's loss in the precision of its Trainer: batches may come in half of it."""
     with precision.train_step_context():
         return roofline.training_loss(module, precision.convert_input(batch))
 
 
 def _batch(
     workload: Workload, module: LightningModule, space: Space, device: torch.device, size: int
-) -> Any:
-    return on_device(
-        workload, module, next(iter(workload.train_batches(_spec(size, space)))), device
-    )
+) -> object:
+    """Draw a training batch of a size, on the device."""
+    batch = next(iter(workload.train_batches(_spec(size, space))))
+    return on_device(workload, module, batch, device)
 
 
 def _steps_of_visit(step_time: StepTimeOptions, seconds: float) -> int:
-    """Return how many steps a visit times, where one takes so many seconds."""
+    """Say how many steps a visit times, where one takes so many seconds."""
     wanted = round(step_time.visit_seconds / seconds)
     return min(max(wanted, step_time.min_steps), step_time.max_steps)
 
@@ -600,9 +664,11 @@ def _misaligned(
     cost: roofline.StepCost | None,
     batch_size: int,
 ) -> tuple[roofline.TensorCoreMisalignment, ...]:
-    """Return what misses the tensor cores' multiple; nothing where no roofline says what runs there."""
-    multiple = None if limits is None else roofline.tensor_core_multiple(limits.dtype, device.type)
-    if limits is None or cost is None or multiple is None:
+    """Find what misses the tensor cores' multiple; nothing without a roofline."""
+    if limits is None or cost is None:
+        return ()
+    multiple = roofline.tensor_core_multiple(limits.dtype, device.type)
+    if multiple is None:
         return ()
     return tuple(roofline.misalignments(cost, limits, multiple, batch_size))
 
@@ -623,66 +689,72 @@ def _time_ladder(
     seconds: float,
     tried: PreflightFindings | None,
 ) -> tuple[timing.Measured, tuple[str, ...]]:
-    """Time steps within ``seconds``; return what was measured, and notes."""
+    """Time steps within ``seconds``; give what was measured, and notes."""
     step_time = options.hardware.step_time
     warmup_steps = max(step_time.warmup_steps, eager_steps(protocol.fast, device))
     short = replace(protocol, warmup_steps=warmup_steps)
-    timed: list[tuple[float, float]] = []
-    compared: set[int] = set()
-    several = protocol.devices > 1
-    notes = [f"no share of overhead: {protocol.devices} devices share the steps"] if several else []
+    timed = list[tuple[float, float]]()
+    compared = set[int]()
+    is_shared = protocol.devices > 1
+    overhead_notes = list[str]()
+    if is_shared:
+        overhead_notes.append(f"no share of overhead: {protocol.devices} devices share the steps")
 
     def run(size: int) -> tuple[Sequence[float], Sequence[float]]:
         lr = _spec(size, space).lr
-        expected = (
-            float(fit_step_times(timed, size)(np.array(float(size))))
-            if timed
-            else step_time.visit_seconds
-        )
+        expected = step_time.visit_seconds
+        if timed:
+            expected = float(fit_step_times(timed, size)(np.array(float(size))))
         steps = _steps_of_visit(step_time, expected)
         trial = time_trial(size, lr, steps)
         timed.append((float(size), statistics.mean(trial)))
-        # A long step's overhead is not worth another one; a module that cannot be compared is not tried again.
-        if notes or (size in compared and steps <= step_time.min_steps):
+        # A module that cannot be compared is not tried again.
+        if overhead_notes:
+            return trial, ()
+        # A long step's overhead is not worth another one.
+        if size in compared and steps <= step_time.min_steps:
             return trial, ()
         compared.add(size)
         if (warmup_steps + steps) * statistics.mean(trial) > BARE_SHARE * seconds:
             return trial, ()
         bare: Sequence[float] = ()
-        with optional("no share of overhead", notes):
+        with optional("no share of overhead", overhead_notes):
             bare = timing.time_bare(workload, short, size, lr, steps, device)
         return trial, bare
 
-    largest, more = ceiling.batch_size, list[str]()
+    notes = list[str]()
+    largest = ceiling.batch_size
     if tried is not None:
         step_seconds = LARGEST_SHARE * seconds / (warmup_steps + step_time.min_steps)
         in_time = largest_in_time(largest, ceiling.smallest, step_seconds, tried.step_time)
         if in_time < largest:
             largest = max(in_time // space.multiple * space.multiple, ceiling.smallest)
-            more.append(
-                f"steps past batch size {largest} are not timed but predicted: each takes longer than "
-                f"{format_seconds(step_seconds)} (hardware.seconds={options.hardware.seconds:g})"
+            notes.append(
+                f"steps past batch size {largest} are not timed but predicted: each takes longer "
+                f"than {format_seconds(step_seconds)} "
+                f"(hardware.seconds={options.hardware.seconds:g})"
             )
     sizes = timing.ladder(ceiling.smallest, largest, step_time.rungs, space.multiple)
-    alone = nullcontext(partial(timing.time_trial, workload, short))
     waited = processor_wait_of(device)
-    began, waited_before = time.perf_counter(), waited()
-    with shared_steps(options, recipe, warmup_steps) if several else alone as time_trial:
-        if several:  # while the processes start
+    start = time.perf_counter()
+    waited_before = waited()
+    timers: AbstractContextManager[TimeTrial] = nullcontext(
+        partial(timing.time_trial, workload, short)
+    )
+    if is_shared:
+        timers = shared_steps(options, recipe, warmup_steps)
+    with timers as time_trial:
+        if is_shared:
+            # The processes start with it, which is no part of a step.
             time_trial(sizes[0], _spec(sizes[0], space).lr, 1)
         measured = timing.measure_step_times(run, sizes, step_time.repeats, options.seed, seconds)
-    share_waited = (waited() - waited_before) / (time.perf_counter() - began)
-    return replace(measured, waited=share_waited), (*more, *notes)
+    share_waited = (waited() - waited_before) / (time.perf_counter() - start)
+    return replace(measured, waited=share_waited), (*notes, *overhead_notes)
 
 
 SURVEYS = TypeAdapter(Survey)
-IRRELEVANT = {
-    "trials",
-    "budget",
-    "target",
-    "reference",
-    "tunable",
-}  # of a workload, to what is measured
+# What of a workload's options changes nothing that is measured.
+IRRELEVANT = {"trials", "budget", "target", "reference", "tunable"}
 
 
 def cached_survey(
@@ -695,19 +767,17 @@ def cached_survey(
     log: Callable[[str], None],
     tried: PreflightFindings | None = None,
 ) -> tuple[Survey, bool]:
-    """Return the cached survey of this workload, device and versions, or a new one, and whether it was cached.
+    """Give the survey of this workload, device and versions, and whether it was cached.
 
     ``tried`` is what a few steps have shown before, see :func:`measure`.
     """
     examples = train_examples(data)
     key, how = survey_key(options, recipe, space, protocol, examples)
-    return cached(
-        options,
-        key,
-        how,
-        lambda: measure(options, recipe, space, protocol, examples, build, log, tried),
-        log,
-    )
+
+    def measured() -> Survey:
+        return measure(options, recipe, space, protocol, examples, build, log, tried)
+
+    return cached(options, key, how, measured, log)
 
 
 def survey_key(
@@ -717,7 +787,10 @@ def survey_key(
     protocol: TrialProtocol,
     examples: int,
 ) -> tuple[str, HowTimed]:
-    """Return the key of a workload's survey in the cache, and how its steps are timed; a module is built for it."""
+    """Give the key of a workload's survey in the cache, and how its steps are timed.
+
+    A module is built for it.
+    """
     spec = TrialSpec(0, 0, space.low, space.lr(space.low, 0.0), None, 0)
     module = build_module(options, recipe, spec)
     return cache_key(options, space, protocol, module, examples), how_timed(options, module)
@@ -730,18 +803,22 @@ def cached(
     measured: Callable[[], Survey],
     log: Callable[[str], None],
 ) -> tuple[Survey, bool]:
-    """Return the survey of a key, and whether it was in the cache; else it is measured, and kept there.
+    """Give the survey of a key, and whether it was in the cache; else it is measured, and kept.
 
     One with another number of threads, or of another loop, is measured again, and a line says so.
     """
+    # The workload's name is for people: the key alone tells surveys apart.
     path = Path(options.hardware.cache) / f"{options.workload.name}-{key}.json"
-    known = None if options.hardware.refresh else read(path)
+    known: Survey | None = None
+    if not options.hardware.refresh:
+        known = read(path)
     if known is not None:
-        other = how.differs(known)
-        if other is None:
+        difference = how.differs(known)
+        if difference is None:
             return known, True
-        log(f"the cached survey of the hardware is not used, it is measured again: {other}")
+        log(f"the cached survey of the hardware is not used, it is measured again: {difference}")
     survey = measured()
+    # A study goes on without it: the next one then measures again.
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         write_text(path, SURVEYS.dump_json(survey).decode())
@@ -751,7 +828,7 @@ def cached(
 
 
 def read(path: Path) -> Survey | None:
-    """Return the survey in a file; None where there is none, or one that cannot be read."""
+    """Read the survey in a file; None where there is none, or one that cannot be read."""
     try:
         return SURVEYS.validate_json(read_bytes(path, "the survey"))
     except (InputError, ValidationError, HardwareError):
@@ -772,30 +849,32 @@ def cache_key(
     module: LightningModule,
     train_examples: int,
 ) -> str:
-    """Return 16 hexadecimal digits that change with whatever the survey depends on."""
+    """Give 16 hexadecimal digits that change with whatever the survey depends on."""
     # Not what the nodes of the user's arguments built: the nodes are among the options.
     given = {**options.trainer, **options.workload.trainer}
     given |= getattr(options.workload, "given_trainer", {})
     trainer = {name: value for name, value in protocol.trainer.items() if name not in given}
-    depends: dict[str, Any] = {
+    trainer |= options.trainer
+    # It shows edits of the model's code.
+    module_text = [repr(module)]
+    for name, parameter in module.named_parameters():
+        module_text.append(f"{name} {tuple(parameter.shape)}")
+    largest, _ = usable(space.high, protocol.budget)
+    depends: dict[str, object] = {
         "workload": options.workload.model_dump(exclude=IRRELEVANT),
-        # shows edits of the model's code
-        "module": [
-            repr(module),
-            *(f"{name} {tuple(p.shape)}" for name, p in module.named_parameters()),
-        ],
+        "module": module_text,
         "examples": train_examples,
-        "range": [space.low, usable(space.high, protocol.budget)[0], space.multiple],
+        "range": [space.low, largest, space.multiple],
         "device": [_device_kind(options, protocol), processor()],
-        "trainer": {key: str(value) for key, value in (trainer | options.trainer).items()},
+        "trainer": {name: str(value) for name, value in trainer.items()},
         "micro_batch_size": protocol.micro_batch_size,
         "compile": protocol.compile,
         "fast": protocol.fast,
         "versions": dict(versions()),
         "survey": options.hardware.model_dump(exclude={"cache", "enabled", "refresh"}),
     }
-    if options.search.workers > 1:  # they share the memory
+    if options.search.workers > 1:
+        # They share the memory.
         depends["workers"] = options.search.workers
-    return hashlib.sha256(json.dumps(depends, sort_keys=True, default=str).encode()).hexdigest()[
-        :16
-    ]
+    document = json.dumps(depends, sort_keys=True, default=str)
+    return hashlib.sha256(document.encode()).hexdigest()[:16]

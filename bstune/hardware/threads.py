@@ -40,9 +40,10 @@ class ThreadChoice:
 
 
 def counts_to_try(options: StudyOptions) -> tuple[int, ...]:
-    """Give the numbers of threads to choose from: one, half of torch's and all; one number where it is given.
+    """Give the numbers of threads to choose from: one, half of torch's and all.
 
-    Empty where threads do not train, as on CUDA, or where several processes share them.
+    One number where it is given; empty where threads do not train, as on CUDA, or where several
+    processes share them.
     """
     most = torch.get_num_threads()
     if options.device != "cpu" or options.devices > 1:
@@ -57,12 +58,12 @@ def counts_to_try(options: StudyOptions) -> tuple[int, ...]:
 @contextmanager
 def threads_of_torch(count: int) -> Iterator[None]:
     """Let torch have so many threads meanwhile."""
-    before = torch.get_num_threads()
+    count_before = torch.get_num_threads()
     torch.set_num_threads(count)
     try:
         yield
     finally:
-        torch.set_num_threads(before)
+        torch.set_num_threads(count_before)
 
 
 def choose_threads(
@@ -90,7 +91,10 @@ def choose_threads(
 
 
 def _best_count(timings: Sequence[ThreadTiming]) -> int:
-    """Give the number whose steps are fastest by the geometric mean over batch sizes; of equals the fewest."""
+    """Give the number whose steps are fastest by the geometric mean over batch sizes.
+
+    Of equals it is the fewest.
+    """
     means = mean_seconds(timings)
     return min(means, key=lambda count: (means[count], count))
 

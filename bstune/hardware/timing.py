@@ -1,4 +1,4 @@
-"""What is timed: steps on a ladder of batch sizes in shuffled order, and the device's own limits."""
+"""What is timed: steps on a ladder of batch sizes in shuffled order, and the device's limits."""
 
 import random
 import statistics
@@ -35,10 +35,15 @@ from bstune.trial.lightning.trainer import without_monitors
 from bstune.trial.loop import Workload, run_trial
 from bstune.trial.workload import on_device
 
-SHARE_OF_EVALUATION = 1e-9  # no trial that is profiled is evaluated before its end
-NOISY_QUARTILES = 1.5  # upper over lower, of the visits of a batch size that is visited again
-MOST_REPEATS = 4  # times as many visits as are asked for, of a batch size whose visits differ much
-TIMER_CALLS = 5  # of a size at least: three to warm up, one to choose the block, one block
+# So small that no trial that is profiled is evaluated before its end.
+SHARE_OF_EVALUATION = 1e-9
+QUARTILES = (0.25, 0.75)
+# Upper over lower quartile of the visits of a batch size that is visited again.
+NOISY_QUARTILES = 1.5
+# Times as many visits as are asked for, of a batch size whose visits differ much.
+MOST_REPEATS = 4
+# Of a size at least: three to warm up, one to choose the block, one block.
+TIMER_CALLS = 5
 
 
 @dataclass(frozen=True)
@@ -46,15 +51,20 @@ class StepTiming:
     """Seconds per step at one batch size, over the means of all repeats."""
 
     batch_size: int
-    seconds: float  # median
-    low: float  # lower quartile
-    high: float  # upper quartile
-    drift: float  # largest over smallest of them, less 1
-    steps: int  # how many were timed
-    visits: int  # at which they were timed
-    bare: (
-        float | None
-    )  # likewise, of the bare forward, backward and optimizer step; None: not timed
+    seconds: float
+    """Median."""
+    low: float
+    """Lower quartile."""
+    high: float
+    """Upper quartile."""
+    drift: float
+    """Largest over smallest of them, less 1."""
+    steps: int
+    """How many were timed."""
+    visits: int
+    """At which they were timed."""
+    bare: float | None
+    """Median of the bare forward, backward and optimizer step; None where it was not timed."""
 
     @property
     def throughput(self) -> float:
@@ -63,8 +73,13 @@ class StepTiming:
 
     @property
     def overhead_share(self) -> float | None:
-        """The share of the step that is the framework's; noise can put it below 0. None if not timed."""
-        return None if self.bare is None else 1.0 - self.bare / self.seconds
+        """The share of the step that is the framework's; None if not timed.
+
+        Noise can put it below 0.
+        """
+        if self.bare is None:
+            return None
+        return 1.0 - self.bare / self.seconds
 
 
 @dataclass(frozen=True)
@@ -72,28 +87,43 @@ class Measured:
     """Timings by batch size, smallest first, and what there was no time for."""
 
     timings: tuple[StepTiming, ...]
-    left_out: tuple[int, ...]  # batch sizes without a visit
-    cut: tuple[int, ...]  # batch sizes with fewer visits than were asked for
-    # The share of the wall's seconds for which the timing waited for a processor; it is in no timing.
+    left_out: tuple[int, ...]
+    """Batch sizes without a visit."""
+    cut: tuple[int, ...]
+    """Batch sizes with fewer visits than were asked for."""
     waited: float = 0.0
+    """The share of the wall's seconds for which the timing waited for a processor; it is in no
+    timing."""
 
 
 def ladder(low: int, ceiling: int, rungs: int, multiple: int) -> tuple[int, ...]:
-    """Return at most ``rungs`` batch sizes evenly spread over log B, snapped to ``multiple``, both ends with them."""
-    even = [low * (ceiling / low) ** (i / (rungs - 1)) for i in range(1, rungs - 1)]
-    between = {round(size / multiple) * multiple for size in even}
-    return tuple(sorted({low, ceiling} | {size for size in between if low < size < ceiling}))
+    """Give at most ``rungs`` batch sizes evenly spread over log B, both ends with them.
+
+    Those between are snapped to ``multiple``.
+    """
+    sizes = {low, ceiling}
+    for i in range(1, rungs - 1):
+        even = low * (ceiling / low) ** (i / (rungs - 1))
+        size = round(even / multiple) * multiple
+        if low < size < ceiling:
+            sizes.add(size)
+    return tuple(sorted(sizes))
 
 
 def visits(sizes: Sequence[int], repeats: int, seed: int) -> list[int]:
-    """Return the order of measurement: the smallest and the largest first, then all the others, then rounds of all.
+    """Give the order of measurement.
 
-    Each round is shuffled anew, so that a clock that drifts spreads over all sizes in place of bending tau(B).
+    The smallest and the largest come first, then all the others, then rounds of all. Each round is
+    shuffled anew, so that a clock that drifts spreads over all sizes in place of bending tau(B).
     """
-    shuffle = random.Random(seed)  # an order, not a secret  # noqa: S311
+    # Of an order, not of a secret.
+    shuffle = random.Random(seed)  # noqa: S311
     ends = list(dict.fromkeys((min(sizes), max(sizes))))
     between = [size for size in sizes if size not in ends]
-    rounds = [size for _ in range(repeats - 1) for size in shuffle.sample(list(sizes), len(sizes))]
+    # The rounds are drawn first: a seed stands for this order of draws.
+    rounds = list[int]()
+    for _ in range(repeats - 1):
+        rounds += shuffle.sample(list(sizes), len(sizes))
     return [*ends, *shuffle.sample(between, len(between)), *rounds]
 
 
@@ -105,40 +135,55 @@ def measure_step_times(
     max_seconds: float,
     now: Callable[[], float] = time.perf_counter,
 ) -> Measured:
-    """Measure each batch size ``repeats`` times, both ends first and always, others in shuffled order if there is time.
+    """Measure each batch size ``repeats`` times, both ends first and always.
 
-    Batch sizes whose visits differ much are visited again, up to four times as often, while there is time.
-    ``run`` returns the seconds of single steps of a trial, at least one, and of a bare loop.
+    The others come in shuffled order if there is time. Batch sizes whose visits differ much are
+    visited again, up to four times as often, while there is time.
+
+    Args:
+        run: gives the seconds of single steps of a trial, at least one, and of a bare loop.
+        sizes: the batch sizes.
+        repeats: visits of each.
+        seed: of the order.
+        max_seconds: of all visits.
+        now: a clock.
     """
-    start, ends = now(), (min(sizes), max(sizes))
-    taken: list[tuple[float, float]] = []
+    start = now()
+    ends = (min(sizes), max(sizes))
+    taken = list[tuple[float, float]]()
     trials: dict[int, list[Sequence[float]]] = {}
-    bares: dict[int, list[Sequence[float]]] = {size: [] for size in sizes}
+    bares: dict[int, list[Sequence[float]]] = {}
 
     def visit(size: int) -> None:
         began = now()
-        # What a visit takes is predicted from those so far; a smaller one may still end in time where this does not.
-        needed = size in ends and size not in trials
-        if not needed:
+        # What a visit takes is predicted from those so far; a smaller one may still end in time
+        # where this does not.
+        is_needed = size in ends and size not in trials
+        if not is_needed:
             predicted = float(fit_step_times(taken, size)(np.array(float(size))))
             if began - start + predicted > max_seconds:
                 return
         trial, bare = run(size)
         trials.setdefault(size, []).append(trial)
-        bares[size] += [bare] if bare else []
+        if bare:
+            bares.setdefault(size, []).append(bare)
         taken.append((float(size), now() - began))
 
     for size in visits(sizes, repeats, seed):
         visit(size)
     for _ in range((MOST_REPEATS - 1) * repeats):
-        noisy = [size for size, found in trials.items() if _is_noisy(found)]
-        visited = sum(map(len, trials.values()))
+        noisy = [size for size, repeated in trials.items() if _is_noisy(repeated)]
+        visits_before = len(taken)
         for size in noisy:
             visit(size)
-        if sum(map(len, trials.values())) == visited:
+        # Nothing is noisy, or there is no time for another visit.
+        if len(taken) == visits_before:
             break
+    timings = list[StepTiming]()
+    for size in sorted(trials):
+        timings.append(summarize(size, trials[size], bares.get(size, ())))
     return Measured(
-        timings=tuple(summarize(size, trials[size], bares[size]) for size in sorted(trials)),
+        timings=tuple(timings),
         left_out=tuple(size for size in sizes if size not in trials),
         cut=tuple(size for size in sizes if 0 < len(trials.get(size, ())) < repeats),
     )
@@ -146,41 +191,45 @@ def measure_step_times(
 
 def _is_noisy(repeats: Sequence[Sequence[float]]) -> bool:
     """Tell whether the visits of a batch size lie far apart."""
-    low, high = np.quantile([statistics.mean(repeat) for repeat in repeats], (0.25, 0.75)).tolist()
+    means = [statistics.mean(repeat) for repeat in repeats]
+    low, high = np.quantile(means, QUARTILES).tolist()
     return bool(high > NOISY_QUARTILES * low)
 
 
 def summarize(
     batch_size: int, repeats: Sequence[Sequence[float]], bare: Sequence[Sequence[float]] = ()
 ) -> StepTiming:
-    """Return median and quartiles over the means of repeats, in seconds; ``bare`` are those of a bare loop.
+    """Give median and quartiles over the means of repeats, in seconds.
 
     Means, as what some steps alone do, such as making the batches of several, is part of them all.
+    ``bare`` are the repeats of a bare loop.
     """
     means = [statistics.mean(repeat) for repeat in repeats]
-    low, middle, high = np.quantile(means, (0.25, 0.5, 0.75)).tolist()
-    drift = max(means) / min(means) - 1.0
-    steps = sum(map(len, repeats))
+    lower, upper = QUARTILES
+    low, middle, high = np.quantile(means, (lower, 0.5, upper)).tolist()
+    bare_seconds: float | None = None
+    if bare:
+        bare_seconds = statistics.median(map(statistics.mean, bare))
     return StepTiming(
-        batch_size,
-        middle,
-        low,
-        high,
-        drift,
-        steps,
-        len(repeats),
-        statistics.median(map(statistics.mean, bare)) if bare else None,
+        batch_size=batch_size,
+        seconds=middle,
+        low=low,
+        high=high,
+        drift=max(means) / min(means) - 1.0,
+        steps=sum(map(len, repeats)),
+        visits=len(repeats),
+        bare=bare_seconds,
     )
 
 
 def _marker(
     device: torch.device, now: Callable[[], float]
 ) -> tuple[Callable[[], Any], Callable[[tuple[Any, Any]], float]]:
-    """Return what marks a moment of the device's work, and what tells the seconds between two such marks.
+    """Give what marks a moment of the device's work, and what tells the seconds between two marks.
 
-    On CUDA the marks are events of its stream: to set one does not wait, so that the host prepares the next step while
-    the device computes, as in training; the seconds are read once the device has been waited for.
-    On a CPU the clock stands still while this thread waits for a processor.
+    On CUDA the marks are events of its stream: to set one does not wait, so that the host prepares
+    the next step while the device computes, as in training; the seconds are read once the device
+    has been waited for. On a CPU the clock stands still while this thread waits for a processor.
     """
     if device.type != "cuda":
         # Another clock, such as the processor's own, knows of no wait.
@@ -198,7 +247,7 @@ def _marker(
 
 
 class _StepClock(TrialClock):
-    """A trial's clock that marks when the first micro-batch of a step is drawn, and where the training pauses."""
+    """A trial's clock that marks when the first micro-batch of a step is drawn, and pauses."""
 
     def __init__(
         self,
@@ -209,10 +258,11 @@ class _StepClock(TrialClock):
     ) -> None:
         super().__init__(now, synchronize)
         self._wait = wait
-        self.steps: list[
-            list[tuple[Any, Any]]
-        ] = []  # of each step the marks around its stretches of training
-        self._mark, self._begin = mark, None
+        self._mark = mark
+        # Of each step the marks around its stretches of training.
+        self.steps: list[list[tuple[Any, Any]]] = []
+        # The mark at which the running stretch began.
+        self._begin: Any = None
 
     def enter(self, phase: Phase) -> float:
         """End a stretch of training, and begin another one with the phase."""
@@ -234,6 +284,7 @@ class _StepClock(TrialClock):
             self._begin = moment
 
     def _end_stretch(self, moment: Any) -> None:
+        # What runs before the first step's edge is of none.
         if self.steps:
             self.steps[-1].append((self._begin, moment))
 
@@ -248,11 +299,12 @@ class _Watched:
 
     @property
     def ends_by_steps(self) -> bool:
-        """Whether they are a stream of the user's, as :class:`bstune.trial.batches.given_batches.GivenBatches`."""
+        """Whether they are a stream of the user's, as those of ``given_batches.GivenBatches``."""
         return getattr(self.batches, "ends_by_steps", False)
 
     def __len__(self) -> int:
-        return len(self.batches)  # type: ignore[arg-type]  # a TypeError: they have no end
+        # A TypeError, as they have no end.
+        return len(self.batches)  # type: ignore[arg-type]
 
     def __iter__(self) -> Iterator[Any]:
         for number, batch in enumerate(self.batches):
@@ -273,13 +325,14 @@ def time_trial(
     steps: int,
     now: Callable[[], float] = time.perf_counter,
 ) -> tuple[float, ...]:
-    """Return the seconds of each of ``steps`` steps of a real trial, after the protocol's warm-up, evaluation left out.
+    """Time each of ``steps`` steps of a real trial, after the protocol's warm-up, in seconds.
 
-    A step lasts from one request for a batch to the next, as the device gets to it: it is waited for at the end alone.
+    Evaluation is left out. A step lasts from one request for a batch to the next, as the device
+    gets to it: it is waited for at the end alone. HardwareError where the trial ended before.
     """
     device = device_of(protocol.trainer)
     mark, seconds_between = _marker(device, now)
-    micro_batch_sizes = micro_batch_sizes_of(batch_size, protocol.micro_batch_size)
+    micro_batches = len(micro_batch_sizes_of(batch_size, protocol.micro_batch_size))
     # The first step's edge is the first tick within training, and the last step ends without one.
     budget = Budget(protocol.warmup_steps + steps + 2, 1)
     trainer = {
@@ -287,31 +340,33 @@ def time_trial(
         "num_sanity_val_steps": 0,
         "limit_val_batches": 1,
     }
+    steps_only = replace(
+        protocol.for_steps_only(budget),
+        noise_scale_every=None,
+        trainer=trainer,
+    )
     with waiting_for(_step_at(batch_size), steps=True) as wait:
         clock = _StepClock(now, partial(synchronize, device), mark, wait)
+
+        def watched(spec: TrialSpec) -> _Watched:
+            return _Watched(workload.train_batches(spec), micro_batches, clock)
+
         result = run_trial(
-            replace(
-                workload,
-                train_batches=lambda spec: _Watched(
-                    workload.train_batches(spec), len(micro_batch_sizes), clock
-                ),
-            ),
+            replace(workload, train_batches=watched),
             TrialSpec(0, 0, batch_size, lr, None, 0),
-            replace(
-                protocol.for_steps_only(budget),
-                noise_scale_every=None,
-                trainer=trainer,
-            ),
+            steps_only,
             clock=clock,
+            # A schedule that ends with the trial has the length that it would have in a study.
             horizon=max(budget.steps, protocol.budget.last_step(batch_size)),
         )
     synchronize(device)
     finished = clock.steps[protocol.warmup_steps : -1][:steps]
     timed = tuple(sum(map(seconds_between, stretches)) for stretches in finished)
     if len(timed) < steps:
+        ended = f"the trial ended after {result.steps} of {budget.steps} ({result.status})"
         raise HardwareError(
-            f"{steps} steps were to be timed at batch size {batch_size}, but the trial ended after {result.steps} of "
-            f"{budget.steps} ({result.status}): {result.message or 'its module stopped it'}"
+            f"{steps} steps were to be timed at batch size {batch_size}, but {ended}: "
+            f"{result.message or 'its module stopped it'}"
         )
     return timed
 
@@ -319,23 +374,23 @@ def time_trial(
 def busy_seconds(
     workload: Workload, protocol: TrialProtocol, batch_size: int, lr: float, steps: int
 ) -> float:
-    """Return the seconds of a training step in which the device itself is at work.
+    """Measure the seconds of a training step in which the device itself is at work.
 
-    On a CPU they are the process's CPU seconds over its threads, the median of ``steps`` steps. On CUDA they are the
-    seconds of kernels and copies: those of a profiled trial of twice the steps less those of one of them, over their
-    number, so that start, warm-up and evaluation drop out.
+    On a CPU they are the process's CPU seconds over its threads, the median of ``steps`` steps. On
+    CUDA they are the seconds of kernels and copies: those of a profiled trial of twice the steps
+    less those of one of them, over their number, so that start, warm-up and evaluation drop out.
     """
     schedule = replace(protocol.evaluation_schedule, share=SHARE_OF_EVALUATION)
-    time = partial(
-        time_trial, workload, replace(protocol, evaluation_schedule=schedule), batch_size, lr
-    )
+    unevaluated = replace(protocol, evaluation_schedule=schedule)
+    time_steps = partial(time_trial, workload, unevaluated, batch_size, lr)
     if device_of(protocol.trainer).type != "cuda":
-        return statistics.median(time(steps, process_time)) / torch.get_num_threads()
+        return statistics.median(time_steps(steps, process_time)) / torch.get_num_threads()
 
     def profiled(count: int) -> float:
         with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profiler:
-            time(count)
-        return sum(float(event.self_device_time_total) for event in profiler.key_averages()) / 1e6
+            time_steps(count)
+        microseconds = sum(float(event.self_device_time_total) for event in profiler.key_averages())
+        return microseconds / 1e6
 
     return (profiled(2 * steps) - profiled(steps)) / steps
 
@@ -349,20 +404,22 @@ def time_bare(
     device: torch.device,
     now: Callable[[], float] = time.perf_counter,
 ) -> tuple[float, ...]:
-    """Return the seconds of steps of a bare loop in the trial's precision, compiled as it, without a Trainer.
+    """Time steps of a bare loop in the trial's precision, compiled as it, without a Trainer.
 
-    Each is a batch of B, even where trials accumulate, zero_grad, forward, backward and optimizer step; no schedule.
-    The device is waited for at the end alone.
+    Each is a batch of B, even where trials accumulate, zero_grad, forward, backward and optimizer
+    step; no schedule. The device is waited for at the end alone. HardwareError where the module
+    steps by itself.
     """
     spec = TrialSpec(0, 0, batch_size, lr, None, 0)
     module, trainer = at_start(workload, spec, protocol)
-    precision, optimizers = trainer.precision_plugin, trainer.optimizers
+    precision = trainer.precision_plugin
     module.to(device).train()
-    if len(optimizers) != 1 or not module.automatic_optimization:
+    if len(trainer.optimizers) != 1 or not module.automatic_optimization:
         raise HardwareError(
-            f"{type(module).__name__} does not leave its steps to Lightning and one optimizer: no bare loop is like it"
+            f"{type(module).__name__} does not leave its steps to Lightning and one optimizer: no "
+            "bare loop is like it"
         )
-    (optimizer,) = optimizers
+    (optimizer,) = trainer.optimizers
     stream = endless(workload.train_batches(spec))
     mark, seconds_between = _marker(device, now)
     marks: list[Any] = []
@@ -393,30 +450,39 @@ def measure_limits(
     matrix_sizes: Sequence[int],
     copy_bytes: Sequence[int],
 ) -> DeviceLimits:
-    """Return the limits of ``device``, the best over a few sizes, warmed up; ``seconds`` are shared evenly."""
-    multiple = tensor_core_multiple(arithmetic, device.type)
-    share = seconds / (2.0 if multiple is None else 3.0)
+    """Measure the limits of ``device``: the best over a few sizes, warmed up.
+
+    ``seconds`` are shared evenly between products, copies and, for tensor cores, misaligned
+    products. HardwareError where the device cannot do it.
+    """
+    has_tensor_cores = tensor_core_multiple(arithmetic, device.type) is not None
+    share = seconds / 2.0
+    if has_tensor_cores:
+        share = seconds / 3.0
     dtype = DTYPES[arithmetic]
 
     def product(size: int) -> Callable[[], object]:
-        left = torch.randn(size, size, device=device).to(dtype)
-        right, out = left.clone(), torch.empty_like(left)
-        return lambda: torch.mm(left, right, out=out)
+        matrix = torch.randn(size, size, device=device).to(dtype)
+        factor = matrix.clone()
+        out = torch.empty_like(matrix)
+        return lambda: torch.mm(matrix, factor, out=out)
 
     def copy(size: int) -> Callable[[], object]:
-        source = torch.ones(
-            size, dtype=torch.uint8, device=device
-        )  # ones: untouched pages of a host are not memory
+        # Ones, as untouched pages of a host are not memory.
+        source = torch.ones(size, dtype=torch.uint8, device=device)
         target = torch.ones_like(source)
         return lambda: target.copy_(source)
 
+    misaligned: float | None = None
     try:
         with products_in(tf32=arithmetic == "tf32"):
             flops = _best_rate(product, 3, device, share, matrix_sizes)
-            odd = [size + 1 for size in matrix_sizes]
-            misaligned = None if multiple is None else _best_rate(product, 3, device, share, odd)
+            if has_tensor_cores:
+                odd_sizes = [size + 1 for size in matrix_sizes]
+                misaligned = _best_rate(product, 3, device, share, odd_sizes)
         bandwidth = _best_rate(copy, 1, device, share, copy_bytes)
-    except (RuntimeError, AssertionError) as error:  # torch without CUDA asserts
+    # torch without CUDA asserts.
+    except (RuntimeError, AssertionError) as error:
         reason = (str(error) or type(error).__name__).splitlines()[0]
         raise HardwareError(
             f"the ceilings of {device} cannot be measured in {arithmetic}: {reason}"
@@ -432,32 +498,36 @@ def _best_rate(
     sizes: Sequence[int],
     clock: Callable[[], float] = time.perf_counter,
 ) -> float:
-    """Return the highest rate of 2 n^power operations, or bytes, a second over sizes n.
+    """Give the highest rate of 2 n^power operations, or bytes, a second over sizes n.
 
-    The smallest size is timed in any case, a larger one only where the seconds left are enough for it. What the
-    device's libraries take to load is no part of them: on a GPU it is longer than all the rest.
+    The smallest size is timed in any case, a larger one only where the seconds left are enough for
+    it. What the device's libraries take to load is no part of them: on a GPU it is longer than all
+    the rest.
     """
 
-    def read() -> (
-        float
-    ):  # the Timer's own clock waits for the current CUDA device, whichever is measured
+    # The Timer's own clock waits for the current CUDA device, whichever is measured.
+    def read() -> float:
         synchronize(device)
         return clock()
 
+    # The libraries load here.
     prepare(min(sizes))()
     end = read() + seconds
-    best = per_work = 0.0
-    for left, size in zip(range(len(sizes), 0, -1), sorted(sizes), strict=True):
+    best = 0.0
+    seconds_per_work = 0.0
+    for i, size in enumerate(sorted(sizes)):
         work = 2.0 * size**power
-        if best and TIMER_CALLS * per_work * work > end - clock():
+        if best and TIMER_CALLS * seconds_per_work * work > end - clock():
             break
         call = prepare(size)
-        call()  # libraries choose their kernels here
+        # Libraries choose their kernels here.
+        call()
         timer = Timer(
             "call()", timer=read, globals={"call": call}, num_threads=torch.get_num_threads()
         )
-        per_work = (
-            min(timer.blocked_autorange(min_run_time=max(0.0, (end - read()) / left)).times) / work
-        )
-        best = max(best, 1.0 / per_work)
+        sizes_left = len(sizes) - i
+        share = max(0.0, (end - read()) / sizes_left)
+        times = timer.blocked_autorange(min_run_time=share).times
+        seconds_per_work = min(times) / work
+        best = max(best, 1.0 / seconds_per_work)
     return best

@@ -1,1 +1,1 @@
-"""What shows a finished study, from the plain data that it leaves: its answer in words, its figure, its pages."""
+"""What shows a finished study, from the plain data that it leaves: answer, figure, pages."""

@@ -2,9 +2,9 @@
 
     answer(result).headline
 
-Each line of the answer is a function of the result, in the table ``LINES``, ``ACTIONS`` or ``DETAILS``. The
-console, the figure's title, the pages, comparisons and MLflow's note take their words from here.
-What a study does not know is left out.
+Each line of the answer is a function of the result, in the table ``LINES``, ``ACTIONS`` or
+``DETAILS``. The console, the figure's title, the pages, comparisons and MLflow's note take their
+words from here. What a study does not know is left out.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -22,6 +22,7 @@ from bstune.result import (
     Confirmed,
     CriticalAtTarget,
     CriticalBatchSize,
+    DevicePlan,
     Exponent,
     Growth,
     StudyResult,
@@ -40,30 +41,43 @@ from bstune.system.console import (
 
 Line = tuple[str, tuple[str, ...]]
 """A label, and texts: the second one and further ones stand below the first."""
-INDENT = 10  # columns of a label on the console
+# Columns of a label on the console.
+INDENT = 10
 PREDICTED = "predicted, not run again on fresh seeds"
-# Times its low end: an interval this narrow is good, and good enough.
-NARROW = 1.5
-NARROW_ENOUGH = 3.0
+# The upper end of B_crit's interval over its lower one: up to this, nothing narrower is advised.
+NARROW_RATIO = 1.5
+# The same, up to which the interval is called good.
+GOOD_RATIO = 3.0
 NOTHING_REACHED = "nothing that was tried reached the target"
-# Chance of reaching the target from which on a winner is called no risk: nine of ten, and some room.
-SURE = 0.8
-NOISY = 0.1  # relative error of a step's seconds, on a quiet machine at most
-BUSY = 0.1  # share of the time that steps wait for a processor, on a quiet machine at most
-HALF = 0.5  # efficiency: the first number of devices below it is the last that is named
-MORE = 4  # times what was spent, where more of it is the advice
-LIGHTNINGS = "Lightning's: "  # begins the name of a training loop that is not bstune's
-NOT_CAPTURED = "lean, not graph: "  # and of one whose steps were to be captured
-SHOWN_CAUTIONS = 3  # on the console; the page has all of them
+# Chance of reaching the target from which on a winner is called no risk: nine of ten, and some
+# room.
+SURE_CHANCE = 0.8
+# Relative error of a step's seconds, on a quiet machine at most.
+NOISY_ERROR = 0.1
+# Share of the time that steps wait for a processor, on a quiet machine at most.
+BUSY_SHARE = 0.1
+# Below this efficiency more than half of each device is lost: that number is the last one named.
+LEAST_EFFICIENCY = 0.5
+# Times what was spent, where more of it is the advice.
+ADVISED_TIMES = 4
+# The name of a training loop that is not bstune's begins so.
+LIGHTNINGS = "Lightning's: "
+# The name of a loop whose steps were to be captured as a graph, and were not, begins so.
+NOT_CAPTURED = "lean, not graph: "
+# On the console and in a notebook; the page has all of them.
+SHOWN_CAUTIONS = 3
 
 
 @dataclass(frozen=True)
 class Trust:
-    """How far one part of the answer can be trusted: ``range`` of the curve, its ``coverage``, ``seeds``, ``noise``."""
+    """How far one part of the answer can be trusted."""
 
     name: str
+    """``range`` of the curve, its ``coverage``, ``seeds`` or ``noise``."""
     text: str
+    """What was seen of it, in words."""
     good: bool
+    """Whether that is enough."""
 
 
 @dataclass(frozen=True)
@@ -87,15 +101,22 @@ class Answer:
 
 def answer(result: StudyResult) -> Answer:
     """Put into words what a study answers."""
-    lines, actions, details = LINES, ACTIONS, DETAILS
+    title = f"{question(result)} · {plural(result.trials, 'trial')}"
+    headline = _headline(result)
     if result.objective == "loss":
-        lines, actions, details = BUDGET_LINES, BUDGET_ACTIONS, BUDGET_DETAILS
+        return Answer(
+            title,
+            headline,
+            lines=_told_lines(BUDGET_LINES, result),
+            actions=_told_lines(BUDGET_ACTIONS, result),
+            details=_told_lines(BUDGET_DETAILS, result),
+        )
     return Answer(
-        " · ".join([question(result), plural(result.trials, "trial")]),
-        _headline(result),
-        _only(lines, result),
-        _only(actions, result),
-        _only(details, result),
+        title,
+        headline,
+        lines=_told_lines(LINES, result),
+        actions=_told_lines(ACTIONS, result),
+        details=_told_lines(DETAILS, result),
     )
 
 
@@ -107,14 +128,14 @@ def question(result: StudyResult) -> str:
     return " · ".join(part for part in parts if part)
 
 
-def _only(lines: "Lines", result: StudyResult) -> tuple[Line, ...]:
+def _told_lines(lines: "Lines", result: StudyResult) -> tuple[Line, ...]:
     """Give the lines that have a text."""
-    found = list[Line]()
+    told = list[Line]()
     for label, tell in lines:
         texts = tuple(text for text in tell(result) if text)
         if texts:
-            found.append((label, texts))
-    return tuple(found)
+            told.append((label, texts))
+    return tuple(told)
 
 
 def block(found: Answer, further: Sequence[Line] = (), width: int = WIDTH) -> list[str]:
@@ -123,9 +144,13 @@ def block(found: Answer, further: Sequence[Line] = (), width: int = WIDTH) -> li
     ``further`` follows, such as the page's path. Neither it nor a command is broken.
     """
     rows = [*wrapped(found.title, width), ""]
+    shown = shown_lines(found)
+    # The lines of the answer come first, then what to do, which may be a command.
     count = len(found.lines)
-    for position, (label, texts) in enumerate((*shown_lines(found), *further)):
-        rows += labelled_rows(label, texts, width if position < count else None)
+    for label, texts in shown[:count]:
+        rows += labelled_rows(label, texts, width)
+    for label, texts in (*shown[count:], *further):
+        rows += labelled_rows(label, texts, None)
     return rows
 
 
@@ -134,36 +159,45 @@ def shown_lines(found: Answer) -> list[Line]:
     shown = list[Line]()
     for label, texts in found.lines:
         if label == "CAUTION" and len(texts) > SHOWN_CAUTIONS:
-            left = len(texts) - SHOWN_CAUTIONS
-            texts = (*texts[:SHOWN_CAUTIONS], f"{left} more in the page")
+            not_shown = len(texts) - SHOWN_CAUTIONS
+            texts = (*texts[:SHOWN_CAUTIONS], f"{not_shown} more in the page")
         shown.append((label, texts))
-    shown += [line for line in found.actions if line[0] != "MORE"]
+    # What would show more is for the page's reader: the console says what to do next.
+    for label, texts in found.actions:
+        if label != "MORE":
+            shown.append((label, texts))
     return shown
 
 
 def labelled_rows(label: str, texts: Sequence[str], width: int | None) -> list[str]:
-    """Return a labelled line with its texts below each other, wrapped to the width; None: not wrapped."""
-    rows = list[str]()
+    """Lay out a labelled line, its texts below each other, wrapped to the width; None: whole."""
+    texts_rows = list[str]()
     for text in texts:
-        rows += [text] if width is None else wrapped(text, width - INDENT)
-    labels = [label, *[""] * len(rows)]
-    return [f"{labels[i]:<{INDENT}}{row}" for i, row in enumerate(rows)]
+        if width is None:
+            texts_rows.append(text)
+        else:
+            texts_rows += wrapped(text, width - INDENT)
+    rows = list[str]()
+    for row in texts_rows:
+        shown_label = "" if rows else label
+        rows.append(f"{shown_label:<{INDENT}}{row}")
+    return rows
 
 
 def _headline(result: StudyResult) -> str:
-    use = result.winner
     if result.at_budget is not None:
         point = result.at_budget.winner
         value = format_number(point.expected, 3)
-        return (
-            f"{result.workload}: use B = {format_count(point.batch_size)}, {result.metric} {value}"
-        )
+        size = format_count(point.batch_size)
+        return f"{result.workload}: use B = {size}, {result.metric} {value}"
+    use = result.winner
     if use is None:
         return f"{result.workload}: {unreached_text(result)}"
     text = f"{result.workload}: use B = {format_count(use.batch_size)}"
     critical = result.critical_batch_size
     if critical is None or critical.is_of_one_size:
         return f"{text}; critical batch size not known"
+    # A headline has no room for the interval's level.
     span = interval_text(critical).partition(": ")[2] or "open at both ends"
     if critical.value is None:
         return f"{text}; critical batch size undetermined ({span})"
@@ -189,15 +223,17 @@ def _use(result: StudyResult) -> Iterator[str | None]:
 
 def _test(result: StudyResult) -> Iterator[str | None]:
     """Give the winner's metrics on the test set."""
+    if result.use is None:
+        return
     # The other winner's metrics are not those of this point.
-    metrics = {} if result.use is None else result.test.get(result.use, {})
+    metrics = result.test.get(result.use, {})
     values = ", ".join(f"{name} {format_number(value)}" for name, value in metrics.items())
     if values:
         yield f"{values} of one run, on data that took no part in the choice"
 
 
 def winner_text(winner: WinnerResult, tokens: int | None = None) -> str:
-    """Write ``batch size 204, learning rate 1.13``, with further hyper-parameters and the horizon if there are any.
+    """Write ``batch size 204, learning rate 1.13``, and further hyper-parameters and the horizon.
 
     ``tokens``: of an example, where it has some; then ``batch size 204 (13,056 tokens)``.
     """
@@ -220,7 +256,8 @@ def point_text(
     if tokens is not None:
         size += f" ({format_count(batch_size * tokens)} tokens)"
     parts = [size, f"learning rate {format_number(lr)}"]
-    parts += [f"{name} {format_number(value)}" for name, value in hyperparameters.items()]
+    for name, value in hyperparameters.items():
+        parts.append(f"{name} {format_number(value)}")
     if horizon is not None:
         parts.append(f"a schedule of {plural(horizon, 'step')}")
     return ", ".join(parts)
@@ -231,25 +268,27 @@ def expected_text(winner: WinnerResult) -> str:
 
     ``613 ms, 53 steps (3 of 3 fresh seeds reached it; 90%: 480 to 737 ms, 48 to 88 steps)``
     """
-    middle = list[str]()
+    medians = list[str]()
     if winner.time_to_target is not None:
-        middle.append(format_seconds(winner.time_to_target))
+        medians.append(format_seconds(winner.time_to_target))
     if winner.steps is not None:
-        middle.append(plural(round(winner.steps), "step"))
+        medians.append(plural(round(winner.steps), "step"))
+    expected = ", ".join(medians)
     fresh = winner.confirmed
     if fresh is None:
-        return f"{', '.join(middle)} ({PREDICTED})"
+        return f"{expected} ({PREDICTED})"
     reached = fresh_text(fresh)
-    ranges = [text for text in (range_text("time", fresh), range_text("steps", fresh)) if text]
-    if not ranges:
+    ranges = [range_text("time", fresh), range_text("steps", fresh)]
+    interval = ", ".join(text for text in ranges if text)
+    if not interval:
         return f"not known: {reached} reached the target"
-    if not middle:
-        return f"not known: only {reached} reached the target ({', '.join(ranges)})"
-    seen = f"{reached} reached it"
+    # Where half of the seeds missed the target the median is one that missed it.
+    if not expected:
+        return f"not known: only {reached} reached the target ({interval})"
+    seeds = f"{reached} reached it"
     if winner.reaching is not None:
-        seen += f", predicted for {winner.reaching.chance:.0%} of further ones"
-    level = f"{INTERVAL_LEVEL:.0%}"
-    return f"{', '.join(middle)} ({seen}; {level}: {', '.join(ranges)})"
+        seeds += f", predicted for {winner.reaching.chance:.0%} of further ones"
+    return f"{expected} ({seeds}; {INTERVAL_LEVEL:.0%}: {interval})"
 
 
 def fresh_text(fresh: Confirmed) -> str:
@@ -258,16 +297,22 @@ def fresh_text(fresh: Confirmed) -> str:
 
 
 def range_text(merit: Merit, fresh: Confirmed) -> str | None:
-    """Write the interval over fresh seeds, ``480 to 737 ms`` or ``48 to 88 steps``; None where none reached."""
+    """Write the interval over fresh seeds, ``480 to 737 ms`` or ``48 to 88 steps``.
+
+    None where none of them reached the target.
+    """
     low, high = fresh.ends(merit)
     if low is None:
         return None
-    first, unit = format_count(low), "steps"
-    last = "" if high is None else format_count(high)
+    first = format_count(low)
+    last = format_count(high)
+    unit = "steps"
     if merit == "time":
+        # Both ends have the median's unit, so that they are compared at a glance.
         scale, unit = time_unit(fresh.time_median or low)
         first = format_number(low / scale, 3)
-        last = "" if high is None else format_number(high / scale, 3)
+        if high is not None:
+            last = format_number(high / scale, 3)
     if high is None:
         return f"{first} {unit} and more"
     if first == last:
@@ -277,55 +322,62 @@ def range_text(merit: Merit, fresh: Confirmed) -> str | None:
 
 def _gain(result: StudyResult) -> Iterator[str | None]:
     """How much faster the winner is than the user's own configuration, or why that is not known."""
-    baseline, gain = result.baseline, result.gain
+    baseline = result.baseline
     if baseline is None:
         return
-    own = f"your {_baseline_text(baseline)}"
-    use, so_far = result.winner, result.so_far
-    if use is None and so_far is not None and so_far.compared is not None:
-        yield _compared_text(so_far.compared, own)
+    yours = f"your {_baseline_text(baseline)}"
+    so_far = result.so_far
+    # Without a winner there are no times to the target: the metric is compared instead.
+    if result.winner is None and so_far is not None and so_far.compared is not None:
+        yield _compared_text(so_far.compared, yours)
         return
+    gain = result.gain
     if gain is None:
-        yield _no_gain_text(baseline, use, own)
+        yield _no_gain_text(baseline, result.winner, yours)
         return
-    better = "as fast as" if gain.merit == "time" else "fewer steps than"
+    better = "fewer steps than"
+    if gain.merit == "time":
+        better = "as fast as"
     ratio = _ratio_text(gain.ratio)
     if gain.at_least or gain.low is None:
-        yield f"at least {ratio} times {better} {own}, stopped before the target"
+        yield f"at least {ratio} times {better} {yours}, stopped before the target"
         return
-    ends = f"{_ratio_text(gain.low)} to {_ratio_text(gain.high)}"
-    span = f"{gain.level:.0%} interval: {ends}"
+    interval = f"{gain.level:.0%} interval: {_ratio_text(gain.low)} to {_ratio_text(gain.high)}"
     if gain.low <= 1.0:
-        yield f"not shown to be faster than {own}: keep what you have ({ratio} times, {span})"
+        yield f"not shown to be faster than {yours}: keep what you have ({ratio} times, {interval})"
     else:
-        yield f"{ratio} times {better} {own} ({span})"
+        yield f"{ratio} times {better} {yours} ({interval})"
 
 
 def _ratio_text(ratio: float | None) -> str:
     """Write a ratio to as many digits as tell it from 1."""
-    return format_number(ratio, 3 if ratio is not None and ratio < 2.0 else 2)
+    digits = 2
+    if ratio is not None and ratio < 2.0:
+        digits = 3
+    return format_number(ratio, digits)
 
 
-def _compared_text(compared: AtEqualSeconds, own: str) -> str:
-    """Tell what the closest point and the user's own had come to after as many seconds of training."""
+def _compared_text(compared: AtEqualSeconds, yours: str) -> str:
+    """Tell what the closest point and the user's own had come to after equal seconds."""
     value = format_number(compared.value, 3)
     of_baseline = format_number(compared.baseline_value, 3)
     seconds = format_seconds(compared.seconds)
-    return f"after {seconds} of training the closest point was at {value}, {own} at {of_baseline} (one run each)"
+    closest = f"after {seconds} of training the closest point was at {value}"
+    return f"{closest}, {yours} at {of_baseline} (one run each)"
 
 
-def _no_gain_text(baseline: BaselineResult, use: WinnerResult | None, own: str) -> str:
+def _no_gain_text(baseline: BaselineResult, use: WinnerResult | None, yours: str) -> str:
     """Why there is no gain, and what the user's own configuration came to."""
     after = plural(baseline.steps, "step")
     if baseline.status == "out of memory":
-        return f"not known: {own} ran out of memory after {after}"
+        return f"not known: {yours} ran out of memory after {after}"
     if baseline.status == "diverged":
-        return f"not known: {own} diverged after {after}"
+        return f"not known: {yours} diverged after {after}"
     if use is None:
-        return f"not known: {NOTHING_REACHED}, nor did {own} in {after}"
+        return f"not known: {NOTHING_REACHED}, nor did {yours} in {after}"
     if _is_at(use, baseline):
-        return f"none: {own} is the best that was found"
-    return f"not known: {own} {baseline.status} after {after}"
+        return f"none: {yours} is the best that was found"
+    return f"not known: {yours} {baseline.status} after {after}"
 
 
 def _is_at(winner: WinnerResult, baseline: BaselineResult) -> bool:
@@ -335,29 +387,35 @@ def _is_at(winner: WinnerResult, baseline: BaselineResult) -> bool:
 
 def _as_good(result: StudyResult) -> Iterator[str | None]:
     """Give the batch sizes that are as good, as a range."""
-    found = result.as_good
-    if found is None or result.winner is None:
+    as_good = result.as_good
+    if as_good is None or result.winner is None:
         return
-    what = "time" if found.merit == "time" else "number of steps"
-    within = f"within {found.within:.0%} of the least {what}"
-    if found.low == found.high:
+    least = "least number of steps"
+    if as_good.merit == "time":
+        least = "least time"
+    within = f"within {as_good.within:.0%} of the {least}"
+    if as_good.low == as_good.high:
         yield f"no other batch size that was tried is {within}"
         return
-    pairs = [
-        (found.low, found.lr_low),
-        (found.middle, found.lr_middle),
-        (found.high, found.lr_high),
-    ]
-    distinct = dict(pairs)
-    rates = [f"{format_number(lr, 3)} at {format_count(size)}" for size, lr in distinct.items()]
-    sizes = f"batch sizes {format_count(found.low)} to {format_count(found.high)}"
-    text = f"{sizes}, predicted {within}; learning rate {', '.join(rates)}"
-    ends = [
-        name
-        for name, is_open in (("smaller", found.is_low_open), ("larger", found.is_high_open))
-        if is_open
-    ]
-    yield f"{text}; {' and '.join(ends)} ones are not known" if ends else text
+    # The middle may be one of the ends.
+    lr_of_size = {
+        as_good.low: as_good.lr_low,
+        as_good.middle: as_good.lr_middle,
+        as_good.high: as_good.lr_high,
+    }
+    rates = ", ".join(
+        f"{format_number(lr, 3)} at {format_count(size)}" for size, lr in lr_of_size.items()
+    )
+    sizes = f"batch sizes {format_count(as_good.low)} to {format_count(as_good.high)}"
+    text = f"{sizes}, predicted {within}; learning rate {rates}"
+    unknown = list[str]()
+    if as_good.is_low_open:
+        unknown.append("smaller")
+    if as_good.is_high_open:
+        unknown.append("larger")
+    if unknown:
+        text += f"; {' and '.join(unknown)} ones are not known"
+    yield text
 
 
 def _cautions(result: StudyResult) -> Iterator[str | None]:
@@ -367,6 +425,7 @@ def _cautions(result: StudyResult) -> Iterator[str | None]:
         return
     yield from _missed(result)
     yield from _may_miss(result)
+    # Only where a limit ended the search would more of it change the answer.
     if result.search.limit is not None and result.stop_reason is not None:
         yield result.stop_reason
     yield from _not_run_again(result)
@@ -379,7 +438,10 @@ def _cautions(result: StudyResult) -> Iterator[str | None]:
 
 
 def warnings(result: StudyResult) -> tuple[str, ...]:
-    """Tell what stands beside a study wherever it is compared: that nothing, or not all, reached the target."""
+    """Tell what stands beside a study wherever it is compared.
+
+    That is, that nothing, or not all, reached the target, or that it was too easy.
+    """
     if result.winner is None:
         return tuple(_unreached(result))
     return (*_missed(result), *_too_easy(result))
@@ -396,17 +458,18 @@ def _missed(result: StudyResult) -> Iterator[str]:
 
 
 def _may_miss(result: StudyResult) -> Iterator[str]:
-    """Name a schedule that further seeds are not sure to reach the target with, whatever the few fresh ones did."""
+    """Name a schedule that further seeds are not sure to reach the target with.
+
+    The few fresh ones may have reached it all the same.
+    """
     winner = result.winner
     if winner is None or winner.reaching is None or winner.horizon is None:
         return
     reaching = winner.reaching
-    if reaching.chance >= SURE:
+    if reaching.chance >= SURE_CHANCE:
         return
-    schedule = f"a schedule of {plural(winner.horizon, 'step')}"
-    text = (
-        f"{reaching.chance:.0%} of further seeds are predicted to reach the target with {schedule}"
-    )
+    seeds = f"{reaching.chance:.0%} of further seeds are predicted to reach the target"
+    text = f"{seeds} with a schedule of {plural(winner.horizon, 'step')}"
     if reaching.longest > winner.horizon:
         longest = f"the longest one, of {format_count(reaching.longest)}"
         text += f", {reaching.best_chance:.0%} with {longest}"
@@ -415,13 +478,14 @@ def _may_miss(result: StudyResult) -> Iterator[str]:
 
 def _not_run_again(result: StudyResult) -> Iterator[str]:
     """Give a point that is predicted to be better and got no fresh seeds."""
-    left = result.not_run_again
-    if left is None:
+    left_out = result.not_run_again
+    if left_out is None:
         return
-    point = f"batch size {format_count(left.batch_size)}, learning rate {format_number(left.lr)}"
+    size = format_count(left_out.batch_size)
+    point = f"batch size {size}, learning rate {format_number(left_out.lr)}"
     how = "the study ended before, and a longer one does it"
-    if left.candidates is not None:
-        how = f"search.candidates={left.candidates + 1} does it"
+    if left_out.candidates is not None:
+        how = f"search.candidates={left_out.candidates + 1} does it"
     yield f"{point} may be better, and did not run on fresh seeds: {how}"
 
 
@@ -431,16 +495,19 @@ def _too_easy(result: StudyResult) -> Iterator[str]:
     if baseline is None or baseline.telling_target is None:
         return
     value = format_number(baseline.telling_target, 2)
+    steps = plural(baseline.steps, "step")
     yield (
-        f"your {_baseline_text(baseline)} met the target at its first look, after "
-        f"{plural(baseline.steps, 'step')}, where batch sizes differ little: a harder target "
-        f"tells more, such as workload.target.value={value}"
+        f"your {_baseline_text(baseline)} met the target at its first look, after {steps}, where "
+        "batch sizes differ little: a harder target tells more, such as "
+        f"workload.target.value={value}"
     )
 
 
 def _untold(result: StudyResult) -> Iterator[str]:
     """Tell of fresh seeds whose steps are not known, as their first evaluation met the target."""
-    fresh = None if result.winner is None else result.winner.confirmed
+    if result.winner is None:
+        return
+    fresh = result.winner.confirmed
     if fresh is not None and fresh.untold:
         yield (
             f"{fresh.untold} of {plural(fresh.runs, 'fresh seed')} met the target at their first "
@@ -453,11 +520,13 @@ def _open_interval(result: StudyResult) -> Iterator[str]:
     critical = result.critical_batch_size
     if critical is None or critical.is_of_one_size or not critical.is_open:
         return
-    ends = [
-        name for name, end in (("lower", critical.low), ("upper", critical.high)) if end is None
-    ]
-    what = f"the critical batch size has no {' and no '.join(ends)} end yet"
-    yield f"{what}: {_narrower(critical, result.search.trials)}"
+    open_ends = list[str]()
+    if critical.low is None:
+        open_ends.append("lower")
+    if critical.high is None:
+        open_ends.append("upper")
+    missing = f"the critical batch size has no {' and no '.join(open_ends)} end yet"
+    yield f"{missing}: {_narrower(critical, result.search.trials)}"
 
 
 def _unreached(result: StudyResult) -> Iterator[str]:
@@ -480,12 +549,13 @@ def unreached_text(result: StudyResult) -> str:
     if not result.trials:
         return f"no trial has run, so {result.target} was not reached"
     missed = f"{result.target} was not reached in {plural(result.trials, 'trial')}"
-    closest = None if result.unreached is None else result.unreached.closest
-    if closest is None:
+    if result.unreached is None or result.unreached.closest is None:
         return missed
-    size, rate = format_count(closest.batch_size), format_number(closest.lr)
-    after = f"after {plural(closest.steps, 'step')}"
+    closest = result.unreached.closest
     value = format_number(closest.value)
+    size = format_count(closest.batch_size)
+    rate = format_number(closest.lr)
+    after = f"after {plural(closest.steps, 'step')}"
     return f"{missed}; the closest was {value}, at batch size {size}, learning rate {rate}, {after}"
 
 
@@ -509,52 +579,57 @@ class _Cause:
 
 
 def _cause(result: StudyResult) -> _Cause:
-    row, statuses = result.unreached, result.statuses
+    """Find the cause in what most trials ended with."""
+    statuses = result.statuses
     total = sum(statuses.values())
     if not total:
         # Only what ended the search can say why no trial has run.
         return _Cause(result.stop_reason)
-    if row is None or row.stopped is None:
+    unreached = result.unreached
+    if unreached is None or unreached.stopped is None:
         return _Cause()
     most = max(statuses, key=lambda status: statuses[status])
     share = f"{statuses[most]} of {plural(total, 'trial')}"
     if most == "failed":
-        why = f"{share} failed, the last one with {row.message}"
+        why = f"{share} failed, the last one with {unreached.message}"
         return _Cause(why, "mend what fails; the same command goes on")
     if most == "out of memory":
         return _Cause(f"{share} ran out of memory", "a smaller search.batch_size.high")
-    if most == "diverged" and row.smallest_diverged_lr is not None:
-        rate = format_number(row.smallest_diverged_lr / 10.0, 2)
+    if most == "diverged" and unreached.smallest_diverged_lr is not None:
+        rate = format_number(unreached.smallest_diverged_lr / 10.0, 2)
         return _Cause(f"{share} diverged", f"smaller learning rates: scaling.lr={rate}")
-    return _cause_of_stops(row, row.stopped, result)
+    return _cause_of_stops(unreached, unreached.stopped, result)
 
 
-def _cause_of_stops(row: Unreached, ended: int, result: StudyResult) -> _Cause:
-    """Why trials that were stopped did not reach the target, by how many still improved."""
-    stopped = plural(ended, "stopped trial")
-    if 2 * row.improving < ended:
+def _cause_of_stops(unreached: Unreached, count: int, result: StudyResult) -> _Cause:
+    """Why stopped trials, so many, did not reach the target: by how many still improved."""
+    stopped = plural(count, "stopped trial")
+    improving = unreached.improving
+    if 2 * improving < count:
         changes = ["another learning rate (scaling.lr), another model or schedule"]
-        if row.easier:
-            value = format_number(row.easier, 2)
+        if unreached.easier:
+            value = format_number(unreached.easier, 2)
             changes.insert(0, f"an easier target (workload.target.value={value})")
-        still = ended - row.improving
-        why = f"{still} of {stopped} no longer improved when they were stopped"
+        why = f"{count - improving} of {stopped} no longer improved when they were stopped"
         return _Cause(why, " or ".join(changes))
-    if 2 * row.improving_at_budget >= row.improving:
-        why = f"{row.improving_at_budget} of {stopped} still improved at the end of their budget"
-        steps, examples = MORE * (row.budget_steps or 0), MORE * (row.budget_examples or 0)
+    improving_at_budget = unreached.improving_at_budget
+    if 2 * improving_at_budget >= improving:
+        why = f"{improving_at_budget} of {stopped} still improved at the end of their budget"
+        steps = ADVISED_TIMES * (unreached.budget_steps or 0)
+        examples = ADVISED_TIMES * (unreached.budget_examples or 0)
         return _Cause(why, f"a larger budget: budget.steps={steps} budget.examples={examples}")
-    why = f"{row.improving} of {stopped} still improved when the search ended and stopped them"
+    why = f"{improving} of {stopped} still improved when the search ended and stopped them"
     search = result.search
     if search.limit:
         return _Cause(why, f"more of {search.limit}: the same command continues them")
     if not search.trials:
         return _Cause(why, "more search.trials")
-    return _Cause(why, f"search.trials={MORE * search.trials}: the same command continues them")
+    trials = ADVISED_TIMES * search.trials
+    return _Cause(why, f"search.trials={trials}: the same command continues them")
 
 
 def _critical(result: StudyResult) -> Iterator[str | None]:
-    """Give the critical batch size, its regimes, its growth with the target, and the noise scale."""
+    """Give the critical batch size, its regimes, its growth with the target, the noise scale."""
     critical = result.critical_batch_size
     if critical is None:
         return
@@ -564,9 +639,11 @@ def _critical(result: StudyResult) -> Iterator[str | None]:
         return
     text = f"batch size {critical_text(critical)}"
     if result.tokens is not None and critical.value is not None:
+        # In full, yet to no more digits than the batch size is known.
         rounded = float(format_number(critical.value * result.tokens, 2))
         text += f", {format_count(rounded)} tokens"
     yield text
+    # The regimes are bounded by multiples of B_crit.
     if critical.value is not None:
         yield regimes_text(result, critical)
     if critical.b_opt is not None:
@@ -576,9 +653,10 @@ def _critical(result: StudyResult) -> Iterator[str | None]:
         yield growth_text(result.over_target_growth, result.metric)
     noise = result.noise_scale
     if noise is not None and noise.noise_scale is not None:
-        ends = f"{noise.level:.0%}: {format_number(noise.low, 2)} to {format_number(noise.high, 2)}"
+        low = format_number(noise.low, 2)
+        high = format_number(noise.high, 2)
         value = format_number(noise.noise_scale, 2)
-        yield f"gradient noise scale {value} ({ends}), a hint at it"
+        yield f"gradient noise scale {value} ({noise.level:.0%}: {low} to {high}), a hint at it"
 
 
 def critical_text(critical: CriticalBatchSize | CriticalAtTarget) -> str:
@@ -611,20 +689,29 @@ def span_text(low: float | None, high: float | None, level: float, digits: int =
 
 
 def growth_text(growth: Growth, metric: str) -> str:
-    """Write ``rises as the target gets harder: as val/loss^-4.3 (90%: -5.1 to -3.5) from 2.6 to 2``."""
+    """Write how B_crit moves with the target, and as which power of the metric.
+
+    ``rises as the target gets harder: as val/loss^-4.3 (90%: -5.1 to -3.5) from 2.6 to 2``
+    """
+    # What is raised to the power falls as the target gets harder: a negative exponent is a rise.
     how = "shows no sure change"
     if growth.high < 0.0:
         how = "rises"
     elif growth.low > 0.0:
         how = "falls"
-    base = metric if growth.ideal == 0.0 else f"|{metric} - {growth.ideal:g}|"
-    ends = f"{growth.level:.0%}: {growth.low:z.1f} to {growth.high:z.1f}"
+    base = metric
+    if growth.ideal != 0.0:
+        base = f"|{metric} - {growth.ideal:g}|"
+    interval = f"{growth.level:.0%}: {growth.low:z.1f} to {growth.high:z.1f}"
     span = f"from {format_number(growth.start)} to {format_number(growth.end)}"
-    return f"{how} as the target gets harder: as {base}^{growth.exponent:z.1f} ({ends}) {span}"
+    return f"{how} as the target gets harder: as {base}^{growth.exponent:z.1f} ({interval}) {span}"
 
 
 def regimes_text(result: StudyResult, critical: CriticalBatchSize) -> str:
-    """Write up to where twice the batch halves the steps, and from where on it gains nothing, if that was seen."""
+    """Write up to where twice the batch halves the steps, and from where on it gains nothing.
+
+    What was not seen is said to be so.
+    """
     below = format_number(critical.perfect_scaling_below, 2)
     above = format_number(critical.maximal_data_parallelism_above, 2)
     halves = f"below {below} twice the batch halves the steps"
@@ -646,31 +733,39 @@ def regimes_text(result: StudyResult, critical: CriticalBatchSize) -> str:
 def _fewest(result: StudyResult) -> Iterator[str | None]:
     """Give the point with the fewest steps, where another one is to use."""
     winner = result.other_winner
-    if winner is not None and result.use != "best_by_steps" and _is_less(result, "steps"):
-        value = None if winner.steps is None else plural(round(winner.steps), "step")
-        yield _other_text(winner, value)
+    if winner is None or result.use == "best_by_steps" or not _is_less(result, "steps"):
+        return
+    value: str | None = None
+    if winner.steps is not None:
+        value = plural(round(winner.steps), "step")
+    yield _other_text(winner, value)
 
 
 def _fastest(result: StudyResult) -> Iterator[str | None]:
     """Give the point with the least time, where another one is to use."""
     winner = result.other_winner
-    if winner is not None and result.use == "best_by_steps" and _is_less(result, "time"):
-        seconds = winner.time_to_target
-        yield _other_text(winner, None if seconds is None else format_seconds(seconds))
+    if winner is None or result.use != "best_by_steps" or not _is_less(result, "time"):
+        return
+    value: str | None = None
+    if winner.time_to_target is not None:
+        value = format_seconds(winner.time_to_target)
+    yield _other_text(winner, value)
 
 
 def _is_less(result: StudyResult, merit: Merit) -> bool:
     """Whether the other winner takes less than the one to use, as far as both are known."""
-    use, other = result.winner, result.other_winner
-    if use is None or other is None:
+    if result.winner is None or result.other_winner is None:
         return False
-    least, value = other.expected(merit), use.expected(merit)
-    return least is None or value is None or least < value
+    of_use = result.winner.expected(merit)
+    of_other = result.other_winner.expected(merit)
+    return of_other is None or of_use is None or of_other < of_use
 
 
 def _other_text(winner: WinnerResult, value: str | None) -> str:
     """Write ``46 steps at batch size 660, learning rate 1.34 (3 of 3 fresh seeds)``."""
-    how = "predicted" if winner.confirmed is None else fresh_text(winner.confirmed)
+    how = "predicted"
+    if winner.confirmed is not None:
+        how = fresh_text(winner.confirmed)
     if value is None:
         return f"{winner_text(winner)} ({how})"
     return f"{value} at {winner_text(winner)} ({how})"
@@ -690,10 +785,8 @@ def _lr(result: StudyResult) -> Iterator[str | None]:
 
 def _exponent_text(law: Exponent) -> str:
     if not law.identified:
-        trials = plural(law.reached, "trial")
-        return (
-            f"not known: {trials} over {law.octaves:.1f} octaves of batch size reached the target"
-        )
+        seen = f"{plural(law.reached, 'trial')} over {law.octaves:.1f} octaves of batch size"
+        return f"not known: {seen} reached the target"
     verb = "fell" if law.exponent < 0.0 else "grew"
     power = f"{verb} as B^{law.exponent:z.2f} ({law.low:z.2f} to {law.high:z.2f})"
     if not law.rules:
@@ -702,7 +795,11 @@ def _exponent_text(law: Exponent) -> str:
 
 
 def verdict(low: float, high: float, exponents: Mapping[str, float]) -> str:
-    """Write which scaling rules fit an interval of the exponent, as a phrase; ``exponents`` are those of the rules."""
+    """Write which scaling rules fit an interval of the exponent, as a phrase.
+
+    ``exponents`` are those of the rules, by name.
+    """
+    # From the slowest growth to the fastest, as the words below are said.
     ordered = sorted(exponents.items(), key=lambda item: item[1])
     fitting = [RULES[name].words for name, exponent in ordered if low <= exponent <= high]
     if len(fitting) > 1:
@@ -710,12 +807,17 @@ def verdict(low: float, high: float, exponents: Mapping[str, float]) -> str:
         return f"{', '.join(fitting[:-1])} and {fitting[-1]} {all_of_them} fit"
     if fitting:
         return f"{fitting[0]} fits"
-    # The powers are the rules that everybody knows.
+    # Where none fits, the exponent is told by its neighbours among the powers of B: these are the
+    # rules that everybody knows.
     below = list[str]()
     above = list[str]()
     for name, exponent in ordered:
-        if RULES[name].exponent is not None:
-            (below if exponent < low else above).append(name)
+        if RULES[name].exponent is None:
+            continue
+        if exponent < low:
+            below.append(name)
+        else:
+            above.append(name)
     if not above:
         return f"faster than {RULES[below[-1]].words}"
     if not below or below[-1] == "none":
@@ -727,7 +829,8 @@ def _devices(result: StudyResult) -> Iterator[str | None]:
     """Give the critical batch size, and what further devices would be worth."""
     critical = result.critical_batch_size
     if result.winner is None:
-        yield f"not known: {NOTHING_REACHED}" if any(result.statuses.values()) else None
+        if any(result.statuses.values()):
+            yield f"not known: {NOTHING_REACHED}"
         return
     if critical is None:
         yield "not known yet"
@@ -736,9 +839,8 @@ def _devices(result: StudyResult) -> Iterator[str | None]:
         size = format_count(critical.smallest)
         yield f"critical batch size not known, as batch size {size} alone reached the target"
         return
-    text = f"critical batch size {critical_text(critical)}"
     plan = _plan_text(result) or "not known yet"
-    yield f"{plan}; {text}"
+    yield f"{plan}; critical batch size {critical_text(critical)}"
 
 
 def _plan_text(result: StudyResult) -> str | None:
@@ -747,24 +849,34 @@ def _plan_text(result: StudyResult) -> str | None:
     ``up to 8 pay: predicted 2.9 times as fast on 4 (batch size 900 in all), 4.5 times on 8 (batch
     size 1,500), only 6.9 times on 16``
     """
-    rows = [row for row in result.scale_out.told if row.devices > 1]
-    if not rows:
+    paying = list[DevicePlan]()
+    wasting = list[DevicePlan]()
+    for row in result.scale_out.told:
+        if row.devices <= 1:
+            continue
+        if row.efficiency >= LEAST_EFFICIENCY:
+            paying.append(row)
+        else:
+            wasting.append(row)
+    communication = ", communication not counted"
+    if result.scale_out.with_all_reduce:
+        communication = ""
+    if not paying and not wasting:
         return None
-    paying = [row for row in rows if row.efficiency >= HALF]
-    wasting = [row for row in rows if row.efficiency < HALF]
-    communication = "" if result.scale_out.with_all_reduce else ", communication not counted"
     if not paying:
-        first = wasting[0]
-        speed_up = format_number(first.speed_up, 3)
-        return (
-            f"no: {first.devices} are predicted to be only {speed_up} times as fast{communication}"
-        )
+        count = wasting[0].devices
+        speed_up = format_number(wasting[0].speed_up, 3)
+        return f"no: {count} are predicted to be only {speed_up} times as fast{communication}"
+    # The last that pays and the one before it show what a further one still gives.
     texts = list[str]()
     for row in paying[-2:]:
-        as_fast = "times" if texts else "times as fast"
-        in_all = "" if texts else " in all"
-        speed_up, size = format_number(row.speed_up, 3), format_count(row.batch_size)
-        texts.append(f"{speed_up} {as_fast} on {row.devices} (batch size {size}{in_all})")
+        speed_up = format_number(row.speed_up, 3)
+        size = format_count(row.batch_size)
+        if texts:
+            texts.append(f"{speed_up} times on {row.devices} (batch size {size})")
+        else:
+            # The first one says in full what the numbers of both are.
+            texts.append(f"{speed_up} times as fast on {row.devices} (batch size {size} in all)")
     most = paying[-1].devices
     text = f"up to {most} pay (each gives at least half): predicted {', '.join(texts)}"
     if wasting:
@@ -774,8 +886,11 @@ def _plan_text(result: StudyResult) -> str | None:
 
 def counts_text(result: StudyResult) -> str:
     """Write ``37 reached, 26 stopped, 4 diverged``."""
-    counts = [(status, count) for status, count in result.statuses.items() if count]
-    return ", ".join(f"{format_count(count)} {status}" for status, count in counts)
+    counts = list[str]()
+    for status, count in result.statuses.items():
+        if count:
+            counts.append(f"{format_count(count)} {status}")
+    return ", ".join(counts)
 
 
 def _ends(result: StudyResult) -> Iterator[str | None]:
@@ -785,25 +900,26 @@ def _ends(result: StudyResult) -> Iterator[str | None]:
 
 
 def trust(result: StudyResult) -> tuple[Trust, ...]:
-    """Tell what tells how far the answer can be trusted, as far as it is known."""
-    found = (_range(result), _coverage(result), _seeds(result), _noise(result))
-    return tuple(one for one in found if one)
+    """Tell how far the parts of the answer can be trusted, as far as it is known."""
+    parts = (_range(result), _coverage(result), _seeds(result), _noise(result))
+    return tuple(part for part in parts if part)
 
 
 def _range(result: StudyResult) -> Trust | None:
     critical = result.critical_batch_size
     if critical is None or critical.is_of_one_size:
         return None
+    # The frontier has a point for each half octave: the ends may lie beyond its own.
     sizes = {point.batch_size for point in result.points if not point.stopped}
     sizes |= {critical.smallest, critical.largest}
-    ends = f"{format_count(min(sizes))} to {format_count(max(sizes))}"
-    span = f"curve: {plural(len(sizes), 'size')} over {ends}"
-    low, high = critical.low, critical.high
-    if low is None or high is None:
-        return Trust("range", f"{span}, an open interval", False)
-    if high <= NARROW_ENOUGH * low:
-        return Trust("range", f"{span}, good", True)
-    return Trust("range", f"{span}, an interval of {format_number(high / low, 2)} times", False)
+    count = plural(len(sizes), "size")
+    seen = f"curve: {count} over {format_count(min(sizes))} to {format_count(max(sizes))}"
+    if critical.low is None or critical.high is None:
+        return Trust("range", f"{seen}, an open interval", False)
+    if critical.high <= GOOD_RATIO * critical.low:
+        return Trust("range", f"{seen}, good", True)
+    ratio = format_number(critical.high / critical.low, 2)
+    return Trust("range", f"{seen}, an interval of {ratio} times", False)
 
 
 def _coverage(result: StudyResult) -> Trust | None:
@@ -824,11 +940,15 @@ def _coverage(result: StudyResult) -> Trust | None:
 def _seeds(result: StudyResult) -> Trust | None:
     if result.winner is None:
         return None
-    fresh, scatter = result.winner.confirmed, result.seed_scatter
-    text = "winner not run again" if fresh is None else f"winner: {fresh_text(fresh)}"
-    if scatter is not None:
-        text += f", steps scatter by {scatter.scatter:.0%}"
-    return Trust("seeds", text, fresh is not None and fresh.all_reached)
+    text = "winner not run again"
+    is_good = False
+    fresh = result.winner.confirmed
+    if fresh is not None:
+        text = f"winner: {fresh_text(fresh)}"
+        is_good = fresh.all_reached
+    if result.seed_scatter is not None:
+        text += f", steps scatter by {result.seed_scatter.scatter:.0%}"
+    return Trust("seeds", text, is_good)
 
 
 def _noise(result: StudyResult) -> Trust | None:
@@ -839,20 +959,23 @@ def _noise(result: StudyResult) -> Trust | None:
     if timing.not_told_apart:
         sizes = " and ".join(map(format_count, timing.not_told_apart))
         error += f", too little to tell USE from batch size {sizes}"
-    if timing.waited > BUSY:
-        busy = f"the machine was busy: timed steps waited for a processor {timing.waited:.0%} of the time"
-        return Trust("noise", f"{busy}, which is left out; {error}, as USE's interval says", False)
-    if timing.relative_error > NOISY or timing.not_told_apart:
+    if timing.waited > BUSY_SHARE:
+        waited = f"timed steps waited for a processor {timing.waited:.0%} of the time"
+        busy = f"the machine was busy: {waited}, which is left out"
+        return Trust("noise", f"{busy}; {error}, as USE's interval says", False)
+    if timing.relative_error > NOISY_ERROR or timing.not_told_apart:
         return Trust("noise", f"timings are noisy: {error}", False)
     return Trust("noise", f"timings: {error}", True)
 
 
 def _notes_of(result: StudyResult) -> Iterator[str | None]:
-    """Give the result's notes, and why another loop took the steps of trials than the option asks for."""
+    """Give the result's notes, and why another loop took steps than the option asks for."""
     yield from result.notes
     for name in result.training_loops:
+        # Where the option itself asks for Lightning's loop there is nothing to explain.
         if name.startswith(LIGHTNINGS) and "protocol.fast" not in name:
-            yield f"Lightning's own loop took the steps, not the lean one: {name.removeprefix(LIGHTNINGS)}"
+            why = name.removeprefix(LIGHTNINGS)
+            yield f"Lightning's own loop took the steps, not the lean one: {why}"
         elif name.startswith(NOT_CAPTURED):
             yield f"steps were not captured as a CUDA graph: {name.removeprefix(NOT_CAPTURED)}"
 
@@ -861,6 +984,7 @@ def _next(result: StudyResult) -> Iterator[str | None]:
     """Give the command that trains the winner; without one, what to change."""
     if result.winner is not None:
         baseline = result.baseline
+        # The answer may be to change nothing; whoever wants USE all the same is not kept from it.
         is_own = baseline is not None and _is_at(result.winner, baseline)
         gain = result.gain
         is_shown = gain is None or gain.low is None or gain.low > 1.0
@@ -888,14 +1012,18 @@ def _more(result: StudyResult) -> Iterator[str | None]:
 
 def _narrower(critical: CriticalBatchSize, trials: int) -> str | None:
     """Tell what would close or narrow the interval; None where it is narrow."""
-    low, high = critical.low, critical.high
-    is_wide = low is not None and high is not None and high > NARROW * low
-    if not critical.next_trials and not is_wide and not critical.is_open:
+    is_narrow = False
+    if critical.low is not None and critical.high is not None:
+        is_narrow = critical.high <= NARROW_RATIO * critical.low
+    is_closed = not critical.is_open
+    if is_closed and is_narrow and not critical.next_trials:
         return None
-    what = "looks further" if critical.is_open else "narrows the interval"
-    text = f"search.trials={2 * trials} {what}"
+    effect = "narrows the interval"
+    if critical.is_open:
+        effect = "looks further"
+    text = f"search.trials={2 * trials} {effect}"
     if critical.next_trials:
-        sizes = " and ".join(format_count(one.batch_size) for one in critical.next_trials[:2])
+        sizes = " and ".join(format_count(trial.batch_size) for trial in critical.next_trials[:2])
         text += f" (first at batch sizes {sizes})"
     return text
 
@@ -911,7 +1039,7 @@ LINES: Lines = (
 )
 # What to do with the answer.
 ACTIONS: Lines = (("NEXT", _next), ("MORE", _more))
-# Likewise of the objective loss.
+# The tables of the objective loss.
 BUDGET_LINES: Lines = (
     ("USE", budget_answer.use),
     ("GAIN", budget_answer.gain),

@@ -7,6 +7,7 @@ from bstune.result import (
     INTERVAL_LEVEL,
     AtBudget,
     FreshValues,
+    GainAtBudget,
     PointAtBudget,
     SameAtBudget,
     StudyResult,
@@ -35,18 +36,20 @@ def point_words(point: PointAtBudget) -> str:
         f"batch size {format_count(point.batch_size)}",
         f"learning rate {format_number(point.lr)}",
     ]
-    parts += [f"{name} {format_number(value)}" for name, value in point.hyperparameters.items()]
+    for name, value in point.hyperparameters.items():
+        parts.append(f"{name} {format_number(value)}")
     if point.horizon is not None:
         parts.append(f"a schedule of {plural(point.horizon, 'step')}")
     return ", ".join(parts)
 
 
 def metric_words(value: float, found: AtBudget) -> str:
-    """Write a value of the metric with three digits, or down to the first that differs between seeds."""
+    """Write a value of the metric to three digits, or to the first that differs between seeds."""
     digits = LEAST_DIGITS
     if value != 0.0 and found.seed_scatter > 0.0:
-        apart = math.floor(math.log10(abs(value))) - math.floor(math.log10(found.seed_scatter))
-        digits = min(max(digits, 1 + apart), MOST_DIGITS)
+        decade = math.floor(math.log10(abs(value)))
+        decade_of_scatter = math.floor(math.log10(found.seed_scatter))
+        digits = min(max(digits, 1 + decade - decade_of_scatter), MOST_DIGITS)
     return format_number(value, digits)
 
 
@@ -55,6 +58,7 @@ def fresh_words(fresh: FreshValues, found: AtBudget) -> str:
     seeds = plural(len(fresh.values), "fresh seed")
     least = metric_words(min(fresh.values), found)
     most = metric_words(max(fresh.values), found)
+    # One value is no mean, and has no range.
     if len(fresh.values) == 1:
         return f"one {seeds.removeprefix('1 ')}"
     return f"mean of {seeds}, {least} to {most}"
@@ -78,47 +82,56 @@ def use(result: StudyResult) -> Iterator[str | None]:
 
 
 def overridden_words(result: StudyResult, lr: float) -> str | None:
-    """Say where a learning rate belongs that was set in the optimizer; None where the module takes it."""
+    """Say where a learning rate belongs that was set in the optimizer; else None."""
     if not result.overrides_lr:
         return None
     return (
-        f"the rate was set in the optimizer (override_lr), the largest of its groups and all others in proportion: "
-        f"write {format_number(lr)} in configure_optimizers"
+        "the rate was set in the optimizer (override_lr), the largest of its groups and all others "
+        f"in proportion: write {format_number(lr)} in configure_optimizers"
     )
 
 
 def gain(result: StudyResult) -> Iterator[str | None]:
-    """Tell by how much that is better than the baseline, and how much sooner it has what that has."""
+    """Tell by how much that is better than the baseline, and how much sooner it is as good."""
     found = result.at_budget
     if found is None:
         return
     if found.baseline is None:
         yield "not known: no run of your own configuration came to its budget's end"
         return
-    own = (
-        f"your batch size {format_count(found.baseline.batch_size)}, learning rate "
-        f"{format_number(found.baseline.lr)}"
-    )
-    if found.gain is None:
-        yield f"none: {own} is the best that was found"
+    baseline = found.baseline
+    size = format_count(baseline.batch_size)
+    yours = f"your batch size {size}, learning rate {format_number(baseline.lr)}"
+    difference = found.gain
+    if difference is None:
+        yield f"none: {yours} is the best that was found"
         return
-    reached = metric_words(found.baseline.expected, found)
-    told = found.gain
-    by = f"{result.metric} {format_number(abs(told.difference), 2)}"
+    reached = metric_words(baseline.expected, found)
     interval = ""
-    if told.low is not None and told.high is not None:
-        ends = f"{format_number(told.low, 2)} to {format_number(told.high, 2)}"
-        interval = f" ({INTERVAL_TEXT}: {ends}, {plural(told.seeds, 'fresh seed')})"
-    elif told.difference > 0.0:
+    if difference.low is not None and difference.high is not None:
+        span = f"{format_number(difference.low, 2)} to {format_number(difference.high, 2)}"
+        interval = f" ({INTERVAL_TEXT}: {span}, {plural(difference.seeds, 'fresh seed')})"
+    elif difference.difference > 0.0:
+        # Without a second seed nothing is known of the scatter.
         interval = ", one run of each"
-    better = "lower" if result.mode == "min" else "higher"
-    is_shown = told.low is None or told.low > 0.0
-    if told.difference <= 0.0 or not is_shown:
-        yield f"not shown to be better than {own}, which comes to {reached}{interval}: keep what you have"
+    compared = f"{yours}, which comes to {reached}{interval}"
+    if not _is_better(difference):
+        yield f"not shown to be better than {compared}: keep what you have"
         return
-    yield f"{by} {better} than {own}, which comes to {reached}{interval}"
-    if told.share is not None and told.share < 1.0:
-        yield f"has that {reached} after {told.share:.0%} of the budget"
+    better = "higher"
+    if result.mode == "min":
+        better = "lower"
+    amount = format_number(abs(difference.difference), 2)
+    yield f"{result.metric} {amount} {better} than {compared}"
+    if difference.share is not None and difference.share < 1.0:
+        yield f"has that {reached} after {difference.share:.0%} of the budget"
+
+
+def _is_better(difference: GainAtBudget) -> bool:
+    """Whether the winner is better than the baseline, by its interval too, if it has one."""
+    if difference.low is not None and difference.low <= 0.0:
+        return False
+    return difference.difference > 0.0
 
 
 def as_good(result: StudyResult) -> Iterator[str | None]:
@@ -127,24 +140,23 @@ def as_good(result: StudyResult) -> Iterator[str | None]:
     if found is None:
         return
     sizes = found.as_good
-    if sizes.low == sizes.high:
-        text = f"no other batch size than about {format_count(sizes.low)}"
-    else:
-        rates = (
-            f"{format_number(sizes.lr_low, 3)} at {format_count(sizes.low)}, "
-            f"{format_number(sizes.lr_high, 3)} at {format_count(sizes.high)}"
-        )
+    low = format_count(sizes.low)
+    high = format_count(sizes.high)
+    text = f"no other batch size than about {low}"
+    if sizes.low != sizes.high:
+        lr_low = format_number(sizes.lr_low, 3)
+        lr_high = format_number(sizes.lr_high, 3)
         text = (
-            f"batch sizes {format_count(sizes.low)} to {format_count(sizes.high)} are not shown to be "
-            f"worse; learning rate {rates}"
+            f"batch sizes {low} to {high} are not shown to be worse; learning rate {lr_low} at "
+            f"{low}, {lr_high} at {high}"
         )
-    open_ends = [
-        word
-        for word, is_open in (("smaller", sizes.is_low_open), ("larger", sizes.is_high_open))
-        if is_open
-    ]
-    if open_ends:
-        text += f"; {' and '.join(open_ends)} ones were not searched"
+    not_searched = list[str]()
+    if sizes.is_low_open:
+        not_searched.append("smaller")
+    if sizes.is_high_open:
+        not_searched.append("larger")
+    if not_searched:
+        text += f"; {' and '.join(not_searched)} ones were not searched"
     yield text
 
 
@@ -154,36 +166,47 @@ def growth(result: StudyResult) -> Iterator[str | None]:
     if found is None or found.growth is None:
         return
     law = found.growth
-    if all(one.is_at_end for one in law.best_sizes):
+    # At an end the best one may lie beyond: that says nothing of how it grows.
+    if all(best.is_at_end for best in law.best_sizes):
         end = format_count(round(law.best_sizes[0].batch_size))
-        yield f"the best batch size is {end}, an end of those that were searched, at each part of the budget"
+        yield (
+            f"the best batch size is {end}, an end of those that were searched, at each part of "
+            "the budget"
+        )
         return
-    sizes = ", ".join(
-        f"{format_count(round(one.batch_size))} at {one.share:.3g}"
-        for one in reversed(law.best_sizes)
-    )
-    ends = f"{_exponent(law.low)} to {_exponent(law.high)}"
-    text = f"the best batch size is {sizes} of the budget: B ~ budget^{_exponent(law.exponent)}"
-    text += f" ({INTERVAL_TEXT}: {ends})"
+    parts = list[str]()
+    # From the shortest budget to the whole one.
+    for best in reversed(law.best_sizes):
+        parts.append(f"{format_count(round(best.batch_size))} at {best.share:.3g}")
+    power = f"B ~ budget^{_exponent(law.exponent)}"
+    interval = f"{INTERVAL_TEXT}: {_exponent(law.low)} to {_exponent(law.high)}"
+    text = f"the best batch size is {', '.join(parts)} of the budget: {power} ({interval})"
     if law.low <= 0.0 <= law.high:
         text += ", which is not told apart from no growth"
     later = law.later
-    sizes = f"{format_count(round(later.low))} to {format_count(round(later.high))}"
+    size = format_count(round(later.batch_size))
+    low = format_count(round(later.low))
+    high = format_count(round(later.high))
     yield (
-        f"{text}; at {later.times:g} times the budget {format_count(round(later.batch_size))} is foretold "
-        f"({INTERVAL_TEXT}: {sizes})"
+        f"{text}; at {later.times:g} times the budget {size} is foretold "
+        f"({INTERVAL_TEXT}: {low} to {high})"
     )
 
 
 def left(result: StudyResult) -> Iterator[str | None]:
-    """Tell what is still to gain, beside what one seed differs from another, and whether that ended the search."""
+    """Tell what is still to gain, and whether that ended the search.
+
+    What one seed differs from another stands beside it: the search ends by their ratio.
+    """
     found = result.at_budget
     if found is None:
         return
+    most = format_number(found.gain_left_at_most, 2)
+    by_next = format_number(found.gain_left, 2)
+    scatter = format_number(found.seed_scatter, 2)
     text = (
-        f"more points are expected to gain {result.metric} {format_number(found.gain_left_at_most, 2)} at most, "
-        f"the next one {format_number(found.gain_left, 2)}; one seed differs from another by "
-        f"{format_number(found.seed_scatter, 2)}"
+        f"more points are expected to gain {result.metric} {most} at most, the next one {by_next}; "
+        f"one seed differs from another by {scatter}"
     )
     if result.search.limit == LEAST_GAIN:
         yield f"{text}: that ended the search, a smaller {LEAST_GAIN} goes on"
@@ -204,13 +227,16 @@ def cautions(result: StudyResult) -> Iterator[str | None]:
         yield from result.notes
         yield result.stop_reason
         return
+    # The worst first: such a budget answers nothing.
     if found.same is not None:
         yield _same(result.metric, found, found.same)
+    # Their metric is in no mean, and would have made it worse.
     if found.winner.fresh is not None and found.winner.fresh.broken:
         broken = plural(found.winner.fresh.broken, "fresh seed")
         yield f"{broken} of USE diverged, or ended before the budget did"
     if found.winner.fresh is None:
         yield "USE is one run's luck, too: search.replicates=3 runs it again on fresh seeds"
+    # A search that ended by least_gain found what it looked for: that is no caution.
     if result.search.limit not in (None, LEAST_GAIN) and result.stop_reason is not None:
         yield result.stop_reason
 
@@ -220,8 +246,8 @@ def _same(metric: str, found: AtBudget, same: SameAtBudget) -> str:
     value = f"{metric} is {format_number(same.value, 3)} in all trials at their budget's end"
     if same.differs_at is None:
         return (
-            f"{value}, and did not differ before: it tells nothing of batch sizes, nor do these runs say which "
-            "longer budget would"
+            f"{value}, and did not differ before: it tells nothing of batch sizes, nor do these "
+            "runs say which longer budget would"
         )
     if found.seconds is not None:
         budget = f"budget.seconds={format_number(same.differs_at * found.seconds, 3)}"
@@ -243,9 +269,9 @@ def next_steps(result: StudyResult) -> Iterator[str | None]:
     found = result.at_budget
     if found is None or result.train is None:
         return
-    told = found.gain
-    keeps = told is None or told.difference <= 0.0 or (told.low is not None and told.low <= 0.0)
-    if found.baseline is not None and keeps:
+    # Where nothing better was shown there is no reason to change.
+    is_better = found.gain is not None and _is_better(found.gain)
+    if found.baseline is not None and not is_better:
         yield "keep your configuration; to train with USE all the same:"
     else:
         yield "to train with USE:"

@@ -13,10 +13,11 @@ Trace = dict[str, Any]
 
 
 def metric_at_budget(study: StudyFolder) -> str:
-    """Draw the best metric over batch size, its interval, the trials, the winner and the baseline."""
+    """Draw the best metric over batch size, its interval, the trials, the winner, the baseline."""
     rows = budget_rows(last_parts(study.files.trials), study.result)
     if rows is None:
         return ""
+    # Plotly draws later traces over earlier ones: the winner and the baseline lie on top.
     traces = [
         area(rows.batch_sizes, rows.low, rows.high),
         _curve(rows),
@@ -26,20 +27,23 @@ def metric_at_budget(study: StudyFolder) -> str:
     if rows.baseline is not None:
         traces.append(_marks((rows.baseline,), YOURS, "--green", "square", 10))
     low, high = rows.shown
+    # A linear axis: a metric may be 0 or less.
     layout = {
         "xaxis": axis("batch size B (examples)"),
         "yaxis": axis(rows.title, log=False, range=[low, high]),
     }
-    caption = "Line and band: the best learning rate at each batch size, without a seed's luck, and its 90% interval."
+    caption = (
+        "Line and band: the best learning rate at each batch size, without a seed's luck, and its "
+        "90% interval."
+    )
     return chart(traces, layout, caption, alt=_text(rows))
 
 
 def _curve(rows: BudgetRows) -> Trace:
     hover = list[str]()
     for size, value, lr in zip(rows.batch_sizes, rows.values, rows.lrs, strict=True):
-        hover.append(
-            f"B = {format_count(size)}: {rows.metric} {format_number(value)} at lr = {format_number(lr)}"
-        )
+        metric = f"{rows.metric} {format_number(value)}"
+        hover.append(f"B = {format_count(size)}: {metric} at lr = {format_number(lr)}")
     return {
         "type": "scatter",
         "mode": "lines",
@@ -53,26 +57,29 @@ def _curve(rows: BudgetRows) -> Trace:
 
 
 def _marks(dots: tuple[Dot, ...], name: str, color: str, symbol: str, size: int) -> Trace:
+    batch_sizes = list[int]()
+    values = list[float]()
+    hover = list[str]()
+    for dot in dots:
+        batch_sizes.append(dot.batch_size)
+        values.append(dot.value)
+        hover.append(dot.words)
     return {
         "type": "scatter",
         "mode": "markers",
-        "x": [dot.batch_size for dot in dots],
-        "y": [dot.value for dot in dots],
+        "x": batch_sizes,
+        "y": values,
         "name": name,
         "marker": {"symbol": symbol, "size": size, "color": color},
         "hoverinfo": "text",
-        "hovertext": [dot.words for dot in dots],
+        "hovertext": hover,
     }
 
 
 def _text(rows: BudgetRows) -> str:
     """Say what the chart shows."""
-    best = rows.use
-    sentences = [
-        f"{rows.title} over batch size: {plural(len(rows.dots), 'trial')}.",
-        f"{best.words}, {rows.metric} {format_number(best.value)}.",
-    ]
-    if rows.baseline is not None:
-        own = rows.baseline
-        sentences.append(f"{own.words}, {rows.metric} {format_number(own.value)}.")
+    sentences = [f"{rows.title} over batch size: {plural(len(rows.dots), 'trial')}."]
+    for dot in (rows.use, rows.baseline):
+        if dot is not None:
+            sentences.append(f"{dot.words}, {rows.metric} {format_number(dot.value)}.")
     return " ".join(sentences)

@@ -1,4 +1,7 @@
-"""``curve.png`` of the objective loss: the metric at the budget's end and the best learning rate over batch size."""
+"""``curve.png`` of the objective loss: the metric at the budget's end over batch size.
+
+The best learning rate stands beside it.
+"""
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -6,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from bstune.core.records import TrialResult
 from bstune.report.answer import answer
-from bstune.report.budget_rows import BudgetRows, Dot, budget_rows
+from bstune.report.budget_rows import USE_NAME, BudgetRows, Dot, budget_rows
 from bstune.report.drawing import (
     BLUE,
     GREEN,
@@ -47,22 +50,23 @@ def budget_figure(trials: Sequence[TrialResult], result: StudyResult) -> "Pictur
 
 def _paint(figure: "Figure", trials: Sequence[TrialResult], result: StudyResult) -> None:
     """Draw two panels; only the title before a trial has run to its budget's end."""
-    found = answer(result)
-    asked = found.title.replace(f"{result.workload} · ", "", 1)
-    title = f"{found.headline}\n{asked}"
+    told = answer(result)
+    asked = told.title.replace(f"{result.workload} · ", "", 1)
+    title = f"{told.headline}\n{asked}"
+    # Names of workloads and metrics may hold dollar signs, which are no formulas.
     figure.suptitle(title, x=0.01, ha="left", parse_math=False)
     rows = budget_rows(trials, result)
     if rows is None:
         return
-    left, right = figure.subplots(1, 2)
-    _draw_metric(left, rows)
-    _draw_rates(right, rows)
-    for axes in (left, right):
+    metric_axes, rates_axes = figure.subplots(1, 2)
+    _draw_metric(metric_axes, rows)
+    _draw_rates(rates_axes, rows)
+    for axes in (metric_axes, rates_axes):
         axes.set_xscale("log", base=2)
         axes.xaxis.set_major_formatter(lambda size, _: f"{size:g}")
         axes.set_xlabel("batch size B (examples per step)")
         axes.grid(color=INK, alpha=0.07, linewidth=0.6)
-    left.legend(fontsize=7.5, frameon=False)
+    metric_axes.legend(fontsize=7.5, frameon=False)
 
 
 def _draw_metric(axes: "Axes", rows: BudgetRows) -> None:
@@ -71,6 +75,7 @@ def _draw_metric(axes: "Axes", rows: BudgetRows) -> None:
     )
     axes.plot(rows.batch_sizes, rows.values, color=BLUE, label="best learning rate, 90%")
     _draw_points(axes, rows, lambda dot: dot.value)
+    # Trials far from the best would leave the curve no room.
     axes.set_ylim(*rows.shown)
     axes.set_title(rows.title, loc="left", fontsize=9, parse_math=False)
 
@@ -84,9 +89,14 @@ def _draw_rates(axes: "Axes", rows: BudgetRows) -> None:
 
 def _draw_points(axes: "Axes", rows: BudgetRows, height_of: Callable[[Dot], float]) -> None:
     """Draw the trials that ran to the budget's end, the user's own point and the one to use."""
+    sizes = list[int]()
+    heights = list[float]()
+    for dot in rows.dots:
+        sizes.append(dot.batch_size)
+        heights.append(height_of(dot))
     axes.plot(
-        [dot.batch_size for dot in rows.dots],
-        [height_of(dot) for dot in rows.dots],
+        sizes,
+        heights,
         "o",
         color=BLUE,
         markersize=4,
@@ -94,8 +104,9 @@ def _draw_points(axes: "Axes", rows: BudgetRows, height_of: Callable[[Dot], floa
         label="trials to the budget's end",
     )
     if rows.baseline is not None:
-        own = height_of(rows.baseline)
         size = rows.baseline.batch_size
-        axes.plot([size], [own], "s", color=GREEN, markersize=7, label=YOURS)
-    best = height_of(rows.use)
-    axes.plot([rows.use.batch_size], [best], "*", color=VERMILION, markersize=13, label="USE")
+        height = height_of(rows.baseline)
+        axes.plot([size], [height], "s", color=GREEN, markersize=7, label=YOURS)
+    size = rows.use.batch_size
+    height = height_of(rows.use)
+    axes.plot([size], [height], "*", color=VERMILION, markersize=13, label=USE_NAME)

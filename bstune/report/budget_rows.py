@@ -1,6 +1,7 @@
-"""What the pictures of the objective loss draw: the metric at the budget's end over batch size, prepared once.
+"""What the pictures of the objective loss draw: the metric at the budget's end over batch size.
 
-The page (:mod:`bstune.report.budget_charts`) and ``curve.png`` (:mod:`bstune.report.budget_figure`) draw these rows.
+It is prepared once: the page (:mod:`bstune.report.budget_charts`) and ``curve.png``
+(:mod:`bstune.report.budget_figure`) draw these rows.
 """
 
 import math
@@ -14,8 +15,9 @@ from bstune.report.rows import YOURS
 from bstune.result import AtBudget, PointAtBudget, StudyResult
 from bstune.system.console import format_count, format_number, plural
 
-USE = "USE"
-# Metrics farther from the best than so many times the curve's own span leave the others no room.
+USE_NAME = "USE"
+# Metrics farther from the best than so many times the span of three quarters of what is near leave
+# the others no room.
 ROOM_FOR_WORSE = 1.5
 
 
@@ -77,18 +79,30 @@ def budget_rows(trials: Sequence[TrialResult], result: StudyResult) -> BudgetRow
         value = trial.best_value(result.mode)
         if value is not None and _is_full(trial, found):
             dots.append(_dot(trial, value, result.metric))
-    use = _point_dot(found.winner, USE)
-    baseline = None if found.baseline is None else _point_dot(found.baseline, YOURS)
+    baseline: Dot | None = None
+    if found.baseline is not None:
+        baseline = _point_dot(found.baseline, YOURS)
+    batch_sizes = list[int]()
+    values = list[float]()
+    low = list[float]()
+    high = list[float]()
+    lrs = list[float]()
+    for point in found.curve:
+        batch_sizes.append(point.batch_size)
+        values.append(point.value)
+        low.append(point.low)
+        high.append(point.high)
+        lrs.append(point.lr)
     return BudgetRows(
         metric=result.metric,
         title=f"{result.metric} after {budget_words(found)}",
-        batch_sizes=tuple(one.batch_size for one in found.curve),
-        values=tuple(one.value for one in found.curve),
-        low=tuple(one.low for one in found.curve),
-        high=tuple(one.high for one in found.curve),
-        lrs=tuple(one.lr for one in found.curve),
+        batch_sizes=tuple(batch_sizes),
+        values=tuple(values),
+        low=tuple(low),
+        high=tuple(high),
+        lrs=tuple(lrs),
         dots=tuple(dots),
-        use=use,
+        use=_point_dot(found.winner, USE_NAME),
         baseline=baseline,
         shown=_shown(result, found, dots),
     )
@@ -102,7 +116,7 @@ def last_step_of(found: AtBudget, trial: TrialResult) -> float:
         return found.examples / trial.batch_size
     if not found.times:
         return float(found.winner.steps)
-    times = [(one.batch_size, one.seconds) for one in found.times]
+    times = [(step_time.batch_size, step_time.seconds) for step_time in found.times]
     return (found.seconds or 0.0) / seconds_between(times, trial.batch_size)
 
 
@@ -114,10 +128,9 @@ def _is_full(trial: TrialResult, found: AtBudget) -> bool:
 
 
 def _dot(trial: TrialResult, value: float, metric: str) -> Dot:
-    words = (
-        f"trial {trial.number}: B = {format_count(trial.batch_size)}, lr = {format_number(trial.lr)}, "
-        f"{metric} {format_number(value)} in {plural(trial.steps, 'step')}"
-    )
+    point = f"B = {format_count(trial.batch_size)}, lr = {format_number(trial.lr)}"
+    outcome = f"{metric} {format_number(value)} in {plural(trial.steps, 'step')}"
+    words = f"trial {trial.number}: {point}, {outcome}"
     return Dot(trial.batch_size, trial.lr, value, words)
 
 
@@ -126,17 +139,20 @@ def _point_dot(point: PointAtBudget, name: str) -> Dot:
 
 
 def _shown(result: StudyResult, found: AtBudget, dots: Sequence[Dot]) -> tuple[float, float]:
-    """Give the values that a picture shows: around those of the trials and the best of the curve."""
-    near = [dot.value for dot in dots] + [found.winner.expected]
+    """Give the values that a picture shows: around the trials' and the best of the curve."""
+    near = [dot.value for dot in dots]
+    near.append(found.winner.expected)
     as_good = found.as_good
-    for one in found.curve:
-        if as_good.low <= one.batch_size <= as_good.high:
-            near.append(one.value)
-    best = min(near) if result.mode == "min" else max(near)
+    for point in found.curve:
+        if as_good.low <= point.batch_size <= as_good.high:
+            near.append(point.value)
+    is_least_best = result.mode == "min"
+    best = min(near) if is_least_best else max(near)
     distances = sorted(abs(value - best) for value in near)
     # Three quarters of what is near, and room above it.
     span = ROOM_FOR_WORSE * distances[round(0.75 * (len(distances) - 1))]
+    # Where all have one value, an axis around it.
     pad = 0.08 * span or 0.05 * abs(best) or 1.0
-    if result.mode == "min":
+    if is_least_best:
         return best - pad, best + span + pad
     return best - span - pad, best + pad

@@ -37,9 +37,12 @@ from bstune.report.study_folder import StudyFolder
 from bstune.result import CriticalAtTarget, CriticalBatchSize, StudyResult
 from bstune.system.console import format_count, format_number, format_seconds, plural
 
-DIGITS = 4  # of a number in words, at most
-CURVE_POINTS = 48  # of a learning curve, at most: the page is to stay small
-CURVE_CLASSES = 4  # of batch sizes among the learning curves, at most
+# The most digits of a number in a chart's words.
+WORD_DIGITS = 4
+# The most points of a learning curve: hundreds of trials would make the page large.
+CURVE_POINTS = 48
+# The most classes of batch sizes among the learning curves; each has a look of its own.
+CURVE_CLASSES = 4
 # A class is told by its dash, too: colours alone do not tell it to everybody.
 CLASS_LOOKS = (
     ("--blue", "solid"),
@@ -53,19 +56,26 @@ STATUS_LOOKS = {
     "stopped": ("--grey", "triangle-up-open"),
     "diverged": ("--vermilion", "x"),
 }
+# Of the line of memory over batch size.
+MEMORY_POINTS = 33
+BYTES_PER_MEBIBYTE = 2.0**20
+# Plotly's own: a trace, and what a layout or an axis is told.
 Trace = dict[str, Any]
+Layout = dict[str, Any]
 
 
 def curves(study: StudyFolder) -> str:
     """Draw steps and time to target over batch size."""
     steps = _frontier(study, panel(study.files.trials, study.result, "steps"))
     seconds = ""
-    if any(trial.seconds_per_step for trial in study.files.trials):
+    is_timed = any(trial.seconds_per_step for trial in study.files.trials)
+    if is_timed:
         seconds = _frontier(study, panel(study.files.trials, study.result, "time"))
     if not steps + seconds:
         return ""
     sentences = list[str]()
     critical = shown_critical(study.result)
+    # An interval that is open at both ends is not shaded.
     if critical is not None and not (critical.low is None and critical.high is None):
         sentences.append(f"Shaded: the critical batch size, {critical_text(critical)}.")
     sentences.append("Hollow triangles are trials that were stopped: they need more than that.")
@@ -77,53 +87,66 @@ def curves(study: StudyFolder) -> str:
 def _frontier(study: StudyFolder, shown: Panel) -> str:
     """Draw steps or time to target over batch size."""
     result = study.result
-    told = {trial.number: trial for trial in study.files.trials}
+    trials = {trial.number: trial for trial in study.files.trials}
+    # Plotly draws later traces over earlier ones: the winners and the baseline lie on top.
     traces = _curve_traces(shown, result)
-    traces.append(_marks(shown.reached, "reached", told))
-    traces.append(_marks(shown.stopped, "stopped", told))
-    traces += [_star_trace(star, shown) for star in shown.stars]
+    traces.append(_marks(shown.reached, "reached", trials))
+    traces.append(_marks(shown.stopped, "stopped", trials))
+    for star in shown.stars:
+        traces.append(_star_trace(star, shown))
     if shown.baseline is not None:
-        traces.append(_baseline_trace(shown.baseline, shown, told))
+        traces.append(_baseline_trace(shown.baseline, shown, trials))
     title = "steps to target S"
     if shown.merit == "time":
         title = "time to target T (seconds)"
     x_range, y_range = _limits(shown)
-    layout: dict[str, Any] = {
+    layout: Layout = {
         "xaxis": axis("batch size B (examples)", **x_range),
         "yaxis": axis(title, **y_range),
     }
     critical = shown_critical(result)
+    # Without a range of ours the axis is plotly's, whose ends are not known here.
     if critical is not None and x_range:
-        layout |= _critical_marks(critical, [10.0**end for end in x_range["range"]])
+        log_start, log_end = x_range["range"]
+        layout |= _critical_marks(critical, 10.0**log_start, 10.0**log_end)
     return chart(traces, layout, alt=_frontier_text(shown, result, title))
 
 
-def _limits(shown: Panel) -> tuple[dict[str, Any], dict[str, Any]]:
+def _limits(shown: Panel) -> tuple[Layout, Layout]:
     """Give both axes' ranges: around what reached the target, the winners and the baseline."""
-    marks = list(shown.reached)
-    if shown.baseline is not None:
-        marks.append(shown.baseline)
-    sizes: list[float] = [mark.batch_size for mark in marks]
-    heights = [mark.height for mark in marks if mark.height]
-    for star in shown.stars:
-        sizes.append(star.winner.batch_size)
-        heights += [value for value in (star.value, star.low, star.high) if value]
     # Of a study that failed all is shown: plotly's own range.
     if not shown.reached:
         return {}, {}
-    return _range(sizes, 0.12), _range(heights, 0.15)
+    batch_sizes = list[float]()
+    heights = list[float | None]()
+    for mark in shown.reached:
+        batch_sizes.append(mark.batch_size)
+        heights.append(mark.height)
+    if shown.baseline is not None:
+        batch_sizes.append(shown.baseline.batch_size)
+        heights.append(shown.baseline.height)
+    for star in shown.stars:
+        batch_sizes.append(star.winner.batch_size)
+        heights += (star.value, star.low, star.high)
+    known_heights = [height for height in heights if height]
+    return _range(batch_sizes, 0.12), _range(known_heights, 0.15)
 
 
 def _frontier_text(shown: Panel, result: StudyResult, title: str) -> str:
     """Say what the chart of steps or of time shows."""
     sentences = [f"{title} over batch size."]
-    reached, stopped = plural(len(shown.reached), "trial"), len(shown.stopped)
-    sentences.append(f"{reached} reached the target, {format_count(stopped)} were stopped.")
-    if shown.band is not None:
-        first = _merit_text(shown.merit, shown.band.middle[0])
-        last = _merit_text(shown.merit, shown.band.middle[-1])
-        ends = [format_count(shown.band.batch_size[i]) for i in (0, -1)]
-        sentences.append(f"From {first} at batch size {ends[0]} to {last} at {ends[1]}.")
+    reached = plural(len(shown.reached), "trial")
+    stopped = format_count(len(shown.stopped))
+    sentences.append(f"{reached} reached the target, {stopped} were stopped.")
+    band = shown.band
+    if band is not None:
+        first_value = _merit_text(shown.merit, band.middle[0])
+        last_value = _merit_text(shown.merit, band.middle[-1])
+        smallest = format_count(band.batch_size[0])
+        largest = format_count(band.batch_size[-1])
+        sentences.append(
+            f"From {first_value} at batch size {smallest} to {last_value} at {largest}."
+        )
     critical = shown_critical(result)
     if critical is not None:
         sentences.append(f"Critical batch size {critical_text(critical)}.")
@@ -151,35 +174,43 @@ def _curve_traces(shown: Panel, result: StudyResult) -> list[Trace]:
     traces = [_band(shown.band), _line(sizes, shown.band.middle, name, hover)]
     examples = perfect_scaling_examples(result)
     if shown.merit == "steps" and examples is not None:
-        ends = [sizes[0], sizes[-1]]
-        heights = [examples / end for end in ends]
+        start, end = sizes[0], sizes[-1]
+        heights = [examples / start, examples / end]
         name = "twice the batch, half the steps"
-        traces.append(_line(ends, heights, name, None, "--faint", "dash"))
+        traces.append(_line([start, end], heights, name, None, "--faint", "dash"))
     return traces
 
 
-def _critical_marks(critical: CriticalBatchSize, ends: Sequence[float]) -> dict[str, Any]:
-    """Give the layout's line and span of the critical batch size, its name in place; an open one reaches the ends."""
-    value, low, high = critical.value, critical.low, critical.high
+def _critical_marks(critical: CriticalBatchSize, start: float, end: float) -> Layout:
+    """Give the layout's line and span of the critical batch size, with its name in place.
+
+    ``start`` and ``end`` are the axis's, in examples: an open interval reaches them.
+    """
+    value = critical.value
+    low = critical.low
+    high = critical.high
     if low is None and high is None:
         return {}
     tall = {"yref": "paper", "y0": 0, "y1": 1, "layer": "below"}
     span = {
-        "x0": low or ends[0],
-        "x1": high or ends[1],
+        "x0": low or start,
+        "x1": high or end,
         "fillcolor": "--interval",
         "line": {"width": 0},
     }
     shapes = [{"type": "rect", **span, **tall}]
+    # Its level stands below the chart.
     name = interval_text(critical).partition(": ")[2]
     if value is not None:
         line = {"color": "--purple", "width": 2}
         shapes.append({"type": "line", "x0": value, "x1": value, **tall, "line": line})
         name = format_number(value, 2)
+    # Where the value is not known the name stands at an end that is, within the axis.
+    named_size = value or low or high or start
+    seen_size = min(max(named_size, start), end)
     # Plotly takes a shape's x as it is and an annotation's as its logarithm.
-    at = math.log10(min(max(value or low or high or ends[0], ends[0]), ends[1]))
     note = {
-        "x": at,
+        "x": math.log10(seen_size),
         "y": 1,
         "yref": "paper",
         "yanchor": "bottom",
@@ -204,6 +235,7 @@ def _star_trace(star: Star, shown: Panel) -> Trace:
         "hoverinfo": "text",
         "hovertext": "<br>".join(map(label, words)),
     }
+    # The one to use is filled and named in place; the legend names the other.
     if star.is_use:
         outline = {"width": 1, "color": "--ground"}
         trace["marker"] |= {"symbol": "star", "line": outline}
@@ -219,27 +251,33 @@ def _star_trace(star: Star, shown: Panel) -> Trace:
     return trace
 
 
-def _baseline_trace(mark: Mark, shown: Panel, told: Mapping[int, TrialResult]) -> Trace:
-    """Give the baseline's own run, hollow where it was stopped."""
+def _baseline_trace(mark: Mark, shown: Panel, trials: Mapping[int, TrialResult]) -> Trace:
+    """Give the baseline's own run, hollow where it was stopped; ``trials`` are by number."""
     height = mark.height or 1.0
-    symbol = "square" if mark.reached else "square-open"
-    lines = [_baseline_name(mark), *_trial_lines(told[mark.number])]
+    lines = [_baseline_name(mark), *_trial_lines(trials[mark.number])]
     return {
         "type": "scatter",
         "mode": "markers",
         "name": YOURS,
         "x": [mark.batch_size],
         "y": [height],
-        "marker": {"symbol": symbol, "size": 10, "color": "--green"},
+        "marker": _baseline_marker(mark.reached),
         "hoverinfo": "text",
         "hovertext": "<br>".join(map(label, lines)),
         **_named(YOURS, "--green", _side(shown, height, is_use=False)),
     }
 
 
+def _baseline_marker(is_reached: bool) -> Trace:
+    symbol = "square" if is_reached else "square-open"
+    return {"symbol": symbol, "size": 10, "color": "--green"}
+
+
 def _baseline_name(mark: Mark) -> str:
-    how = "" if mark.reached else ", stopped before the target"
-    return f"{YOURS}, batch size {format_count(mark.batch_size)}{how}"
+    name = f"{YOURS}, batch size {format_count(mark.batch_size)}"
+    if mark.reached:
+        return name
+    return f"{name}, stopped before the target"
 
 
 def _named(words: str, colour: str, position: str) -> Trace:
@@ -252,12 +290,20 @@ def _named(words: str, colour: str, position: str) -> Trace:
 
 
 def _side(shown: Panel, height: float, is_use: bool) -> str:
-    """Where a mark is named: the higher one of the winner to use and the baseline above it, the other below."""
-    use = next((star.value for star in shown.stars if star.is_use), None)
-    other = use
-    if is_use:
-        other = None if shown.baseline is None else shown.baseline.height
-    if other is None or height > other or (height == other and is_use):
+    """Where a mark is named, so that the names of the two that are compared do not overlap.
+
+    The higher one of the winner to use and the baseline is named above it, the other below.
+    """
+    other_height: float | None = None
+    if not is_use:
+        for star in shown.stars:
+            if star.is_use:
+                other_height = star.value
+    elif shown.baseline is not None:
+        other_height = shown.baseline.height
+    if other_height is None or height > other_height:
+        return "top right"
+    if height == other_height and is_use:
         return "top right"
     return "bottom right"
 
@@ -265,7 +311,7 @@ def _side(shown: Panel, height: float, is_use: bool) -> str:
 def _merit_text(merit: Merit, value: float) -> str:
     if merit == "time":
         return format_seconds(value)
-    return f"{format_number(value, DIGITS)} steps"
+    return f"{format_number(value, WORD_DIGITS)} steps"
 
 
 def _band(rows: Band) -> Trace:
@@ -280,6 +326,7 @@ def area(x: Sequence[float], low: Sequence[float], high: Sequence[float]) -> Tra
         "line": {"width": 0},
         "hoverinfo": "skip",
         "name": "90% band",
+        # Along the upper line and back along the lower one: plotly fills what that encloses.
         "x": [*x, *reversed(x)],
         "y": [*high, *reversed(low)],
         "fill": "toself",
@@ -311,14 +358,22 @@ def _line(
     return trace
 
 
-def _marks(marks: Iterable[Mark], status: str, told: Mapping[int, TrialResult]) -> Trace:
-    """Give trials of a panel as dots, where they reached the target or what did not suffice."""
-    shown = [mark for mark in marks if mark.height]
-    trials = [told[mark.number] for mark in shown]
-    name = "reached the target" if status == "reached" else "stopped before it"
-    heights = [mark.height for mark in shown]
+def _marks(marks: Iterable[Mark], status: str, trials: Mapping[int, TrialResult]) -> Trace:
+    """Give trials of a panel as dots, where they reached the target or what did not suffice.
+
+    ``trials`` are by number.
+    """
+    shown = list[TrialResult]()
+    heights = list[float]()
+    for mark in marks:
+        if mark.height:
+            shown.append(trials[mark.number])
+            heights.append(mark.height)
+    name = "stopped before it"
+    if status == "reached":
+        name = "reached the target"
     color, symbol = STATUS_LOOKS[status]
-    return _dots(trials, heights, name, color, symbol)
+    return _dots(shown, heights, name, color, symbol)
 
 
 def _dots(
@@ -329,27 +384,33 @@ def _dots(
     symbol: str = "circle",
 ) -> Trace:
     """Give trials as dots, each with what is known of it on hover."""
-    told = ["<br>".join(map(label, _trial_lines(trial))) for trial in trials]
+    batch_sizes = list[int]()
+    hover = list[str]()
+    for trial in trials:
+        batch_sizes.append(trial.batch_size)
+        # In a chart's text plotly breaks lines at this tag alone.
+        hover.append("<br>".join(map(label, _trial_lines(trial))))
     return {
         "type": "scatter",
         "mode": "markers",
         "name": name,
-        "x": [trial.batch_size for trial in trials],
+        "x": batch_sizes,
         "y": list(heights),
         "marker": {"color": color, "symbol": symbol, "size": 7, "opacity": 0.8},
         "hoverinfo": "text",
-        "text": told,
+        "text": hover,
     }
 
 
 def _trial_lines(trial: TrialResult) -> list[str]:
     """Tell what is known of a trial, in lines."""
-    place = [f"B = {format_count(trial.batch_size)}", f"lr = {format_number(trial.lr)}"]
-    place += [f"{name} {format_number(value)}" for name, value in trial.hyperparameters.items()]
+    configuration = [f"B = {format_count(trial.batch_size)}", f"lr = {format_number(trial.lr)}"]
+    for name, value in trial.hyperparameters.items():
+        configuration.append(f"{name} {format_number(value)}")
     steps = f"{trial.status}, after {format_count(trial.steps)} steps"
     if trial.reached:
         steps = f"{format_count(trial.steps)} steps (missed at {format_count(trial.steps_low)})"
-    lines = [part_text(trial), ", ".join(place), steps]
+    lines = [part_text(trial), ", ".join(configuration), steps]
     if trial.time_to_target is not None:
         lines.append(f"{format_seconds(trial.time_to_target)} to target")
     if trial.seconds_per_step is not None:
@@ -359,93 +420,133 @@ def _trial_lines(trial: TrialResult) -> list[str]:
 
 def part_text(trial: TrialResult) -> str:
     """Name a trial by its number, and the one that it runs again or continues."""
-    again = "" if trial.replicate_of is None else f", {trial.replicate_of} again on a fresh seed"
-    more = "" if trial.resumed_from is None else f", continues {trial.resumed_from}"
-    return f"trial {trial.number}{again}{more}"
+    words = f"trial {trial.number}"
+    if trial.replicate_of is not None:
+        words += f", {trial.replicate_of} again on a fresh seed"
+    if trial.resumed_from is not None:
+        words += f", continues {trial.resumed_from}"
+    return words
 
 
-def _range(values: Iterable[float], pad: float) -> dict[str, Any]:
-    """Give a logarithmic axis's range around the values, its pad in shares of their span; plotly's own of none."""
+def _range(values: Iterable[float], pad: float) -> Layout:
+    """Give a logarithmic axis's range around the values; plotly's own, where there are none.
+
+    ``pad``: what it has beyond them on either side, as a share of their span.
+    """
     logs = [math.log10(value) for value in values if value > 0.0]
     if not logs:
         return {}
+    # An octave at least: around a single value there is no span to take a share of.
     span = max(max(logs) - min(logs), 0.3)
     return {"range": [min(logs) - pad * span, max(logs) + pad * span]}
 
 
 def learning_rates(study: StudyFolder) -> str:
-    """Draw the learning rates of all trials over batch size, the best one, the scaling rules, and the trials' law."""
-    result, trials = study.result, last_parts(study.files.trials)
+    """Draw the learning rates of all trials over batch size.
+
+    Beside them stand the best one, the scaling rules, and the trials' law.
+    """
+    result = study.result
+    trials = last_parts(study.files.trials)
     if not trials:
         return ""
-    sizes = [trial.batch_size for trial in trials]
-    start, end = min(sizes), max(sizes)
-    traces: list[Trace] = []
-    curve = result.curve
-    if curve is not None:
-        start, end = round(curve.batch_size[0]), round(curve.batch_size[-1])
-        traces.append(area(curve.batch_size, curve.lr_low, curve.lr_high))
-        hover = list[str]()
-        for size, lr in zip(curve.batch_size, curve.lr, strict=True):
-            hover.append(f"B = {format_count(size)}: lr = {format_number(lr)}")
-        traces.append(_line(curve.batch_size, curve.lr, "best learning rate", hover))
-    for line in rate_lines(result, start, end):
-        ends = [line.start, line.end]
-        rates = [line.at(end) for end in ends]
-        color, width = ("--ink", 2.0) if line.name == LAW else ("--faint", 1.2)
-        traces.append(_line(ends, rates, line.words, None, color, RATE_DASHES[line.name], width))
-    for status, (color, symbol) in STATUS_LOOKS.items():
-        some = [trial for trial in trials if trial.status == status]
-        traces.append(_dots(some, [trial.lr for trial in some], status, color, symbol))
+    traces = _best_rate_traces(result)
+    traces += _rule_traces(result, trials)
+    traces += _rates_by_status(trials)
     traces += _rates_to_compare(result)
-    shown = [trial.lr for trial in trials if trial.reached]
-    if curve is not None:
-        shown += curve.lr
+    # Trials that failed may have learning rates far off, which leave the others no room.
+    shown_rates = [trial.lr for trial in trials if trial.reached]
+    point = "the study's reference"
+    if result.curve is not None:
+        shown_rates += result.curve.lr
+        point = "the best learning rate at the middle of the curve"
     layout = {
         "xaxis": axis("batch size B (examples)"),
-        "yaxis": axis("learning rate", **_range(shown, 0.25)),
+        "yaxis": axis("learning rate", **_range(shown_rates, 0.25)),
     }
-    through = "the study's reference"
-    if curve is not None:
-        through = "the best learning rate at the middle of the curve"
-    what = "scaling rules"
+    lines = "scaling rules"
     if result.lr_exponent is not None and result.lr_exponent.identified:
-        what += " and the trials' own law"
-    caption = f"The {what} go through one point: {through}."
+        lines += " and the trials' own law"
+    caption = f"The {lines} go through one point: {point}."
     return chart(traces, layout, caption, alt=_rates_text(study))
+
+
+def _best_rate_traces(result: StudyResult) -> list[Trace]:
+    """Give the best learning rate at each batch size of the curve, with its band."""
+    curve = result.curve
+    if curve is None:
+        return []
+    hover = list[str]()
+    for size, lr in zip(curve.batch_size, curve.lr, strict=True):
+        hover.append(f"B = {format_count(size)}: lr = {format_number(lr)}")
+    band = area(curve.batch_size, curve.lr_low, curve.lr_high)
+    return [band, _line(curve.batch_size, curve.lr, "best learning rate", hover)]
+
+
+def _rule_traces(result: StudyResult, trials: Sequence[TrialResult]) -> list[Trace]:
+    """Give the scaling rules over the curve's batch sizes, else the trials', and their law."""
+    batch_sizes = [trial.batch_size for trial in trials]
+    start = min(batch_sizes)
+    end = max(batch_sizes)
+    if result.curve is not None:
+        start = round(result.curve.batch_size[0])
+        end = round(result.curve.batch_size[-1])
+    traces = list[Trace]()
+    for line in rate_lines(result, start, end):
+        color = "--faint"
+        width = 1.2
+        if line.name == LAW:
+            color = "--ink"
+            width = 2.0
+        # Two points are a whole line: both axes are logarithmic.
+        rates = [line.at(line.start), line.at(line.end)]
+        dash = RATE_DASHES[line.name]
+        traces.append(_line([line.start, line.end], rates, line.words, None, color, dash, width))
+    return traces
+
+
+def _rates_by_status(trials: Sequence[TrialResult]) -> list[Trace]:
+    """Give the trials' learning rates as dots, a trace a status, which the legend can hide."""
+    traces = list[Trace]()
+    for status, (color, symbol) in STATUS_LOOKS.items():
+        ended_so = [trial for trial in trials if trial.status == status]
+        rates = [trial.lr for trial in ended_so]
+        traces.append(_dots(ended_so, rates, status, color, symbol))
+    return traces
 
 
 def _rates_to_compare(result: StudyResult) -> list[Trace]:
     """Give the learning rates of the winner to use and of the baseline."""
     traces = list[Trace]()
-    use, baseline = result.winner, result.baseline
+    common: Trace = {"type": "scatter", "mode": "markers", "hoverinfo": "text"}
+    use = result.winner
     if use is not None:
         marker: Trace = {"symbol": "star", "size": 17, "color": "--vermilion"}
         place = {"x": [use.batch_size], "y": [use.lr], "name": USE, "marker": marker}
-        traces.append({**place, "hovertext": label(f"{USE}: {winner_text(use)}")})
+        words = label(f"{USE}: {winner_text(use)}")
+        traces.append({**common, **place, "hovertext": words})
+    baseline = result.baseline
     if baseline is not None:
-        symbol = "square" if baseline.status == "reached" else "square-open"
-        marker = {"symbol": symbol, "size": 10, "color": "--green"}
+        marker = _baseline_marker(baseline.status == "reached")
         place = {"x": [baseline.batch_size], "y": [baseline.lr], "name": YOURS, "marker": marker}
-        words = f"B = {format_count(baseline.batch_size)}, lr = {format_number(baseline.lr)}"
-        traces.append({**place, "hovertext": f"{YOURS}: {words}"})
-    common = {"type": "scatter", "mode": "markers", "hoverinfo": "text"}
-    return [common | trace for trace in traces]
+        size = format_count(baseline.batch_size)
+        words = f"{YOURS}: B = {size}, lr = {format_number(baseline.lr)}"
+        traces.append({**common, **place, "hovertext": words})
+    return traces
 
 
 def _rates_text(study: StudyFolder) -> str:
     """Say what the chart of learning rates shows."""
-    result, trials = study.result, last_parts(study.files.trials)
+    result = study.result
+    trials = last_parts(study.files.trials)
     rates = [trial.lr for trial in trials]
     span = f"{format_number(min(rates))} to {format_number(max(rates))}"
     sentences = [f"Learning rate over batch size: {plural(len(trials), 'trial')} at {span}."]
     curve = result.curve
     if curve is not None:
-        first, last = format_number(curve.lr[0]), format_number(curve.lr[-1])
-        ends = [format_count(curve.batch_size[i]) for i in (0, -1)]
-        sentences.append(
-            f"The best one goes from {first} at batch size {ends[0]} to {last} at {ends[1]}."
-        )
+        first = f"{format_number(curve.lr[0])} at batch size {format_count(curve.batch_size[0])}"
+        last = f"{format_number(curve.lr[-1])} at {format_count(curve.batch_size[-1])}"
+        sentences.append(f"The best one goes from {first} to {last}.")
     law = result.lr_exponent
     if law is not None and law.identified:
         interval = f"{law.low:z.2f} to {law.high:z.2f}"
@@ -455,56 +556,47 @@ def _rates_text(study: StudyFolder) -> str:
 
 def over_target(result: StudyResult) -> str:
     """Draw the critical batch size at each target where it is known, or say why it is not."""
-    critical, goal, metric = result.critical_batch_size, result.target_value, result.metric
-    if goal is None:
+    if result.target_value is None:
         return ""
-    rows = list(result.over_target)
-    if not rows:
+    if not result.over_target:
         note = result.over_target_note
-        if critical is None or not note:
+        if result.critical_batch_size is None or not note:
             return ""
         return paragraph(f"Only known at the study's own target: {note}.")
-    if critical is not None:
-        own = CriticalAtTarget(
-            target=goal,
-            passed=result.statuses["reached"],
-            value=critical.value,
-            low=critical.low,
-            high=critical.high,
-        )
-        rows.append(own)
-    # Of several rows at one target the last one counts.
-    known = {row.target: row for row in rows}
-    seen = list[CriticalAtTarget]()
-    values, up, down = list[float](), list[float](), list[float]()
+    metric = result.metric
+    targets = list[float]()
+    values = list[float]()
+    above = list[float]()
+    below = list[float]()
+    sizes = list[int]()
     hover = list[str]()
-    for target in sorted(known):
-        row = known[target]
+    for row in _by_target(result, result.target_value):
         if row.value is None:
             continue
-        seen.append(row)
+        targets.append(row.target)
         values.append(row.value)
-        up.append(0.0 if row.high is None else abs(row.high - row.value))
-        down.append(0.0 if row.low is None else abs(row.low - row.value))
+        above.append(_distance(row.value, row.high))
+        below.append(_distance(row.value, row.low))
+        size = 8
+        if row.target == result.target_value:
+            size = 12
+        sizes.append(size)
         passed = f"passed by {plural(row.passed, 'trial')}"
-        hover.append(f"{metric} {format_number(target)}: {critical_text(row)}; {passed}")
+        hover.append(f"{metric} {format_number(row.target)}: {critical_text(row)}; {passed}")
     trace = {
         "type": "scatter",
         "mode": "lines+markers",
-        "x": [row.target for row in seen],
+        "x": targets,
         "y": values,
         "error_y": {
             "type": "data",
             "symmetric": False,
-            "array": up,
-            "arrayminus": down,
+            "array": above,
+            "arrayminus": below,
             "color": "--purple",
         },
         "line": {"color": "--purple", "dash": "dot"},
-        "marker": {
-            "size": [12 if row.target == goal else 8 for row in seen],
-            "color": "--purple",
-        },
+        "marker": {"size": sizes, "color": "--purple"},
         "hoverinfo": "text",
         "text": list(map(label, hover)),
         "showlegend": False,
@@ -513,11 +605,38 @@ def over_target(result: StudyResult) -> str:
         "xaxis": axis(f"target: {metric}", log=False),
         "yaxis": axis("critical batch size (examples)"),
     }
-    caption = "From the same histories, at targets that enough trials passed; the large dot is this page's target."
+    caption = (
+        "From the same histories, at targets that enough trials passed; the large dot is this "
+        "page's target."
+    )
     if result.over_target_growth is not None:
         caption += f" It {growth_text(result.over_target_growth, metric)}."
     alt = f"Critical batch size over the target. {'. '.join(hover)}."
     return chart([trace], layout, caption, height=360, alt=alt)
+
+
+def _by_target(result: StudyResult, goal: float) -> list[CriticalAtTarget]:
+    """Give the critical batch size at each target in order, the study's ``goal`` among them."""
+    # Of several rows at one target the last one counts.
+    rows = {row.target: row for row in result.over_target}
+    critical = result.critical_batch_size
+    # At its own target the study's answer counts, which the console gives, too.
+    if critical is not None:
+        rows[goal] = CriticalAtTarget(
+            target=goal,
+            passed=result.statuses["reached"],
+            value=critical.value,
+            low=critical.low,
+            high=critical.high,
+        )
+    return [rows[target] for target in sorted(rows)]
+
+
+def _distance(value: float, end: float | None) -> float:
+    """How far an end of an interval is from its value: an open one is drawn without a bar."""
+    if end is None:
+        return 0.0
+    return abs(end - value)
 
 
 @dataclass(frozen=True)
@@ -540,59 +659,71 @@ class _SizeClass:
 
 
 def _size_classes(trials: Sequence[TrialResult]) -> list[_SizeClass]:
-    """Divide trials by their batch sizes, into ranges as wide as each other in octaves; empty ones are left out."""
+    """Divide trials by their batch sizes into ranges that are equally wide in octaves.
+
+    Those without a trial are left out.
+    """
     logs = [math.log(trial.batch_size) for trial in trials]
-    low, high = min(logs), max(logs)
-    divided: list[list[TrialResult]] = [[] for _ in range(CURVE_CLASSES)]
+    low = min(logs)
+    high = max(logs)
+    by_class: dict[int, list[TrialResult]] = {}
     for trial, log in zip(trials, logs, strict=True):
-        share = (log - low) / (high - low) if high > low else 0.0
-        divided[min(int(share * CURVE_CLASSES), CURVE_CLASSES - 1)].append(trial)
+        share = 0.0
+        if high > low:
+            share = (log - low) / (high - low)
+        # The largest batch size belongs to the last class, whose upper end it is.
+        number = min(int(share * CURVE_CLASSES), CURVE_CLASSES - 1)
+        by_class.setdefault(number, []).append(trial)
     classes = list[_SizeClass]()
-    for some in divided:
-        if some:
-            sizes = [trial.batch_size for trial in some]
-            classes.append(_SizeClass(min(sizes), max(sizes), tuple(some)))
+    for number in sorted(by_class):
+        members = by_class[number]
+        sizes = [trial.batch_size for trial in members]
+        classes.append(_SizeClass(min(sizes), max(sizes), tuple(members)))
     return classes
 
 
 def learning_curves(study: StudyFolder) -> str:
-    """Draw the metric over steps, a line a trial: a trial that was continued is the last of its parts."""
+    """Draw the metric over steps, a line a trial.
+
+    A trial that was continued is the last of its parts, which has the whole history.
+    """
     shown = list[TrialResult]()
     for trial in last_parts(study.files.trials):
+        # The axis of steps is logarithmic: step 0 has no place on it.
         if any(step > 0 for step, _ in trial.history):
             shown.append(trial)
     if not shown:
         return ""
-    metric, goal = study.result.metric, study.result.target_value
+    goal = study.result.target_value
     classes = _size_classes(shown)
-    any_reached = any(trial.reached for trial in shown)
+    reached = sum(trial.reached for trial in shown)
     traces = list[Trace]()
-    for i, one in enumerate(classes):
+    for i, size_class in enumerate(classes):
         color, dash = CLASS_LOOKS[i]
         # The legend shows the first of a class, so that is one in full strength.
-        ordered = sorted(one.trials, key=lambda trial: not trial.reached)
+        ordered = sorted(size_class.trials, key=lambda trial: not trial.reached)
         for j, trial in enumerate(ordered):
-            traces.append(
-                _learning_curve(trial, is_faint=any_reached and not trial.reached)
-                | {
-                    "name": one.name,
-                    "legendgroup": str(i),
-                    "showlegend": j == 0,
-                    "line": {"color": color, "dash": dash, "width": 1.5},
-                }
-            )
+            # Where none reached the target, faint lines would have nothing to stand out from.
+            is_faint = reached > 0 and not trial.reached
+            trace = _learning_curve(trial, is_faint)
+            trace["name"] = size_class.name
+            trace["legendgroup"] = str(i)
+            trace["showlegend"] = j == 0
+            trace["line"] = {"color": color, "dash": dash, "width": 1.5}
+            traces.append(trace)
     scale = _metric_axis(shown, goal)
-    layout: dict[str, Any] = {
+    layout: Layout = {
         "xaxis": axis("optimizer steps"),
-        "yaxis": axis(metric, **scale),
+        "yaxis": axis(study.result.metric, **scale),
     }
+    # On a logarithmic axis a target of 0 or less has no place.
     if goal is not None and (goal > 0.0 or not scale["log"]):
         layout |= _target_line(goal, scale["log"])
-    missed = sum(not trial.reached for trial in shown)
+    missed = len(shown) - reached
     caption = ""
     if goal is None:
         caption = "Each trial ends with its budget, or waits on the way."
-    elif missed == len(shown):
+    elif not reached:
         caption = "None reached the target (dashed line)."
     elif missed:
         caption = f"Faint: {plural(missed, 'trial')} that did not reach the target (dashed line)."
@@ -601,48 +732,68 @@ def learning_curves(study: StudyFolder) -> str:
 
 def _learning_curve(trial: TrialResult, is_faint: bool) -> Trace:
     """Give a trial's metric over its steps."""
-    history = _thinned([pair for pair in trial.history if pair[0] > 0])
+    steps = list[int]()
+    values = list[float | None]()
+    for step, value in _thinned([pair for pair in trial.history if pair[0] > 0]):
+        steps.append(step)
+        values.append(value)
+    opacity = 0.95
+    if is_faint:
+        opacity = 0.35
     return {
         "type": "scatter",
         "mode": "lines",
-        "x": [step for step, _ in history],
-        "y": [value for _, value in history],
-        "opacity": 0.35 if is_faint else 0.95,
+        "x": steps,
+        "y": values,
+        "opacity": opacity,
         "hoverinfo": "x+y+text",
         "text": "<br>".join(map(label, _trial_lines(trial))),
     }
 
 
-def _metric_axis(trials: Sequence[TrialResult], goal: float | None) -> dict[str, Any]:
-    """Give the metric's axis: around what trials came to, and the target, so that the gap to it is seen."""
-    values = [value for trial in trials for _, value in trial.history if value is not None]
-    is_log = (goal is None or goal > 0.0) and all(value > 0.0 for value in values)
-    # One that diverged, or its start, would leave the others no room.
-    near = list[float]() if goal is None else [goal]
+def _metric_axis(trials: Sequence[TrialResult], goal: float | None) -> Layout:
+    """Give the metric's axis: around what trials came to and the target.
+
+    The gap between them is what a reader looks for where none reached it.
+    """
+    values = list[float]()
+    # A trial that diverged, or a trial's start, would leave the others no room.
+    near = list[float]()
+    if goal is not None:
+        near.append(goal)
     for trial in trials:
-        if trial.status != "diverged":
-            near += [value for _, value in trial.history[1:] if value is not None]
+        for i, (_, value) in enumerate(trial.history):
+            if value is None:
+                continue
+            values.append(value)
+            if i > 0 and trial.status != "diverged":
+                near.append(value)
+    # Where all of them diverged, they are what there is to see.
     if len(near) < 2:
         near += values
-    if is_log:
+    can_be_log = goal is None or goal > 0.0
+    if can_be_log and all(value > 0.0 for value in values):
         return {"log": True, **_range(near, 0.05)}
     pad = 0.05 * max(max(near) - min(near), 1e-9)
+    # The values of a folder may lie as far apart as floats can.
     if not math.isfinite(pad):
         return {"log": False}
     return {"log": False, "range": [min(near) - pad, max(near) + pad]}
 
 
-def _target_line(goal: float, is_log: bool) -> dict[str, Any]:
+def _target_line(goal: float, is_log: bool) -> Layout:
     """Give the layout's dashed line at the target, with its name."""
     line = {"type": "line", "xref": "paper", "x0": 0, "x1": 1, "y0": goal, "y1": goal}
+    # Plotly takes a shape's y as it is and an annotation's as its logarithm.
+    height = math.log10(goal) if is_log else goal
     note = {
         "xref": "paper",
         "x": 0,
         "xanchor": "left",
-        "y": math.log10(goal) if is_log else goal,
+        "y": height,
         "yanchor": "bottom",
         "showarrow": False,
-        "text": f"target {format_number(goal, DIGITS)}",
+        "text": f"target {format_number(goal, WORD_DIGITS)}",
         "font": {"color": "--ink"},
     }
     return {
@@ -655,16 +806,17 @@ def _curves_text(
     study: StudyFolder, shown: Sequence[TrialResult], classes: Sequence[_SizeClass]
 ) -> str:
     """Say what the learning curves show."""
+    # A class has a sentence, as it has a look: what it says is seen at a glance in the chart.
     result = study.result
     sentences = [f"{result.metric} over optimizer steps: {plural(len(shown), 'trial')}."]
-    for one in classes:
-        reached = sum(trial.reached for trial in one.trials)
-        count = plural(len(one.trials), "trial")
-        sentences.append(f"{one.name}: {count}, {format_count(reached)} reached the target.")
+    for size_class in classes:
+        reached = format_count(sum(trial.reached for trial in size_class.trials))
+        count = plural(len(size_class.trials), "trial")
+        sentences.append(f"{size_class.name}: {count}, {reached} reached the target.")
     why = result.unreached
     if why is not None and why.closest is not None:
-        closest = format_number(why.closest.value, DIGITS)
-        goal = format_number(result.target_value, DIGITS)
+        closest = format_number(why.closest.value, WORD_DIGITS)
+        goal = format_number(result.target_value, WORD_DIGITS)
         sentences.append(f"The closest came to {closest}; the target is {goal}.")
     return " ".join(sentences)
 
@@ -673,12 +825,16 @@ def _thinned(history: Sequence[tuple[int, float | None]]) -> list[tuple[int, flo
     """Give at most ``CURVE_POINTS`` of a history, evenly over log steps, its ends among them."""
     if len(history) <= CURVE_POINTS:
         return list(history)
-    first, last = math.log(history[0][0]), math.log(history[-1][0])
-    kept: dict[int, tuple[int, float | None]] = {}
+    log_first = math.log(history[0][0])
+    log_last = math.log(history[-1][0])
+    # Of several evaluations at one place the last one stays, so that the history's end does.
+    by_place: dict[int, tuple[int, float | None]] = {}
     for pair in history:
-        place = round((CURVE_POINTS - 1) * (math.log(pair[0]) - first) / (last - first))
-        kept[place] = pair  # the last one there
-    return [history[0], *(pair for pair in kept.values() if pair != history[0])]
+        log_step = math.log(pair[0])
+        place = round((CURVE_POINTS - 1) * (log_step - log_first) / (log_last - log_first))
+        by_place[place] = pair
+    # The first one stays, too: a curve begins where its trial was first seen.
+    return [history[0], *(pair for pair in by_place.values() if pair != history[0])]
 
 
 @dataclass(frozen=True)
@@ -700,11 +856,15 @@ def _spent(trials: Sequence[TrialResult], in_seconds: bool) -> list[_Spent]:
     best: float | None = None
     for trial in trials:
         total += trial.train_seconds + trial.eval_seconds + trial.startup_seconds
-        value = trial.time_to_target
-        if not in_seconds:
-            value = float(trial.steps) if trial.reached else None
-        if value is not None and trial.replicate_of is None and (best is None or value < best):
-            best = value
+        # In steps where no trial was timed: all of them then count alike.
+        value: float | None = None
+        if in_seconds:
+            value = trial.time_to_target
+        elif trial.reached:
+            value = float(trial.steps)
+        # Fresh seeds repeat a configuration, which the search had found before.
+        if value is not None and trial.replicate_of is None:
+            best = value if best is None else min(best, value)
         rows.append(_Spent(trial, total, value, best))
     return rows
 
@@ -717,33 +877,47 @@ def progress(study: StudyFolder) -> str:
     in_seconds = any(trial.time_to_target is not None for trial in trials)
     rows = _spent(trials, in_seconds)
     spent = [row.seconds for row in rows]
-    best = _line(spent, [row.best for row in rows], "best run so far", None, "--vermilion")
-    best["line"] |= {"shape": "hv"}
-    traces = [best]
-    kinds = (
-        (False, "trial that reached the target", "circle"),
-        (True, "on a fresh seed", "diamond-open"),
-    )
-    for is_again, name, symbol in kinds:
-        some = list[_Spent]()
-        for row in rows:
-            if row.value is not None and (row.trial.replicate_of is not None) == is_again:
-                some.append(row)
-        heights = [row.value for row in some]
-        dots = _dots([row.trial for row in some], heights, name, "--blue", symbol)
-        traces.append(dots | {"x": [row.seconds for row in some]})
-    title = "time to target (seconds)" if in_seconds else "steps to target"
+    best_so_far = [row.best for row in rows]
+    line = _line(spent, best_so_far, "best run so far", None, "--vermilion")
+    # Stairs: it falls where a trial ends, and not on the way there.
+    line["line"] |= {"shape": "hv"}
+    searched = list[_Spent]()
+    repeated = list[_Spent]()
+    for row in rows:
+        if row.value is None:
+            continue
+        if row.trial.replicate_of is None:
+            searched.append(row)
+        else:
+            repeated.append(row)
+    traces = [
+        line,
+        _spent_dots(searched, "trial that reached the target", "circle"),
+        _spent_dots(repeated, "on a fresh seed", "diamond-open"),
+    ]
+    merit: Merit = "steps"
+    title = "steps to target"
+    if in_seconds:
+        merit = "time"
+        title = "time to target (seconds)"
     layout = {
         "xaxis": axis("seconds spent in trials", log=False, rangemode="tozero"),
         "yaxis": axis(title),
     }
-    merit: Merit = "time" if in_seconds else "steps"
     alt = f"Best {title} so far over seconds spent."
-    last = rows[-1]
-    if last.best is not None:
-        found = _merit_text(merit, last.best)
-        alt += f" {plural(len(rows), 'trial')} took {format_seconds(last.seconds)}; best {found}."
+    last_row = rows[-1]
+    if last_row.best is not None:
+        seconds = format_seconds(last_row.seconds)
+        best = _merit_text(merit, last_row.best)
+        alt += f" {plural(len(rows), 'trial')} took {seconds}; best {best}."
     return chart(traces, layout, height=360, alt=alt)
+
+
+def _spent_dots(rows: Sequence[_Spent], name: str, symbol: str) -> Trace:
+    """Give trials of the search's progress as dots, over the seconds that were spent."""
+    dots = _dots([row.trial for row in rows], [row.value for row in rows], name, "--blue", symbol)
+    dots["x"] = [row.seconds for row in rows]
+    return dots
 
 
 def hardware(hardware: HardwareFile | None) -> str:
@@ -763,20 +937,28 @@ def _step_times(hardware: HardwareFile) -> str:
     timings = hardware.measured.timings
     if not timings:
         return ""
-    sizes = [row.batch_size for row in timings]
+    sizes = list[int]()
+    seconds = list[float]()
+    bare_seconds = list[float | None]()
+    above = list[float]()
+    below = list[float]()
     hover = list[str]()
     for row in timings:
+        sizes.append(row.batch_size)
+        seconds.append(row.seconds)
+        bare_seconds.append(row.bare)
+        above.append(row.high - row.seconds)
+        below.append(row.seconds - row.low)
         rate = format_number(row.batch_size / row.seconds)
         took = format_seconds(row.seconds)
         hover.append(f"B = {format_count(row.batch_size)}: {took}, {rate} examples a second")
-    bars = {"type": "data", "symmetric": False, "color": "--blue"}
-    bars["array"] = [row.high - row.seconds for row in timings]
-    bars["arrayminus"] = [row.seconds - row.low for row in timings]
-    measured = _line(sizes, [row.seconds for row in timings], "measured, with quartiles", hover)
+    bars: Trace = {"type": "data", "symmetric": False, "color": "--blue"}
+    bars |= {"array": above, "arrayminus": below}
+    measured = _line(sizes, seconds, "measured, with quartiles", hover)
     traces = [measured | {"mode": "lines+markers", "error_y": bars}]
-    if all(row.bare for row in timings):
-        bare = [row.bare for row in timings]
-        traces.append(_line(sizes, bare, "without the framework", None, "--grey", "dash"))
+    # A line through some of the batch sizes would look as if it had been measured at all.
+    if all(bare_seconds):
+        traces.append(_line(sizes, bare_seconds, "without the framework", None, "--grey", "dash"))
     layout = {"xaxis": axis("batch size B (examples)"), "yaxis": axis("seconds per step, tau(B)")}
     alt = f"Seconds per step over batch size. {hover[0]}. {hover[-1]}."
     return chart(traces, layout, height=380, alt=alt)
@@ -784,26 +966,38 @@ def _step_times(hardware: HardwareFile) -> str:
 
 def _memory(hardware: HardwareFile) -> str:
     ceiling = hardware.ceiling
-    mebi = 2.0**20
-    sizes, taken, hover = list[int](), list[float](), list[str]()
+    sizes = list[int]()
+    taken = list[float]()
+    hover = list[str]()
     for probe in ceiling.probes:
         if not probe.peak_bytes:
             continue
-        size, mebibytes = probe.batch_size, probe.peak_bytes / mebi
-        sizes.append(size)
+        mebibytes = probe.peak_bytes / BYTES_PER_MEBIBYTE
+        sizes.append(probe.batch_size)
         taken.append(mebibytes)
-        hover.append(f"B = {format_count(size)}: {format_count(mebibytes)} MiB, {probe.outcome}")
+        size = format_count(probe.batch_size)
+        hover.append(f"B = {size}: {format_count(mebibytes)} MiB, {probe.outcome}")
     if not sizes:
         return ""
+    # Dots alone: the line between them is the model's.
     dots = _line(sizes, taken, "probes", hover)
     traces = [dots | {"mode": "markers", "marker": {"size": 9, "color": "--blue"}}]
-    model, ends = ceiling.model, [ceiling.smallest, hardware.high]
+    span = [ceiling.smallest, hardware.high]
+    model = ceiling.model
     if model is not None:
-        line = [(model.base + model.per_example * size) / mebi for size in ends]
-        traces.append(_line(ends, line, "base + B x an example's"))
+        # Between logarithmic axes it is no straight line: two points would not do.
+        batch_sizes = list[float]()
+        predicted = list[float]()
+        for i in range(MEMORY_POINTS):
+            share = i / (MEMORY_POINTS - 1)
+            batch_size = ceiling.smallest * (hardware.high / ceiling.smallest) ** share
+            batch_sizes.append(batch_size)
+            predicted_bytes = model.base + model.per_example * batch_size
+            predicted.append(predicted_bytes / BYTES_PER_MEBIBYTE)
+        traces.append(_line(batch_sizes, predicted, "base + B x an example's"))
     if ceiling.at.limit is not None:
-        limit = ceiling.at.limit / mebi
-        traces.append(_line(ends, [limit, limit], "limit", None, "--vermilion", "dash"))
+        limit = ceiling.at.limit / BYTES_PER_MEBIBYTE
+        traces.append(_line(span, [limit, limit], "limit", None, "--vermilion", "dash"))
     layout = {"xaxis": axis("batch size B (examples)"), "yaxis": axis("memory (MiB)")}
     alt = f"Memory over batch size: {plural(len(sizes), 'probe')}. {hover[-1]}."
     return chart(traces, layout, height=380, alt=alt)
@@ -815,20 +1009,23 @@ def _roofline(hardware: HardwareFile) -> str:
         return ""
     peak = limits.flops_per_second / 1e9
     ridge = limits.flops_per_second / limits.bytes_per_second
-    at, reached, hover = list[float](), list[float](), list[str]()
+    intensities = list[float]()
+    rates = list[float]()
+    hover = list[str]()
     for row in hardware.derived.achieved:
         if not row.intensity:
             continue
         rate = row.share_of_peak * peak
-        at.append(row.intensity)
-        reached.append(rate)
+        intensities.append(row.intensity)
+        rates.append(rate)
         share = f"{row.share_of_peak:.1%} of the peak"
         hover.append(f"B = {format_count(row.batch_size)}: {format_number(rate)} GFLOP/s, {share}")
-    if not at:
+    if not intensities:
         return ""
-    corners = sorted({min(ridge, *at) / 2.0, ridge, max(ridge, *at) * 2.0})
-    roof = [min(peak, limits.bytes_per_second / 1e9 * x) for x in corners]
-    steps = _line(at, reached, "whole step, measured", hover, "--purple")
+    # The roof bends at the ridge alone; it reaches twice as far as what was measured.
+    corners = sorted({min(ridge, *intensities) / 2.0, ridge, max(ridge, *intensities) * 2.0})
+    roof = [min(peak, limits.bytes_per_second / 1e9 * intensity) for intensity in corners]
+    steps = _line(intensities, rates, "whole step, measured", hover, "--purple")
     traces = [
         _line(corners, roof, "what the device can do", None, "--ink"),
         steps | {"mode": "lines+markers"},

@@ -1,17 +1,19 @@
-"""Several studies side by side: their critical batch sizes, how well one law fits all, and their times to target.
+"""Several studies side by side: critical batch sizes, how well one law fits all, times to target.
 
-**Collapse.** If S(B) = S_min (1 + B_crit/B) holds, then the curves of all studies are one, S/S_min over B/B_crit. How
-well they are is the root mean square of log(S*(B)/S_min) - log(1 + B_crit/B) over the batch sizes that reached the
-target, evenly in log B, each study counting alike. S*(B) is the posterior's, at the best learning rate, with what a
-smooth curve may add to the law; where trials are few it is drawn to the law. So beside it stands at which share of the
-batch sizes the law lies in the study's own interval of S*(B): far below the interval's level, the trials speak against
+**Collapse.** If S(B) = S_min (1 + B_crit/B) holds, then the curves of all studies are one, S/S_min
+over B/B_crit. How well they are is the root mean square of log(S*(B)/S_min) - log(1 + B_crit/B)
+over the batch sizes that reached the target, evenly in log B, each study counting alike. S*(B) is
+the posterior's, at the best learning rate, with what a smooth curve may add to the law; where
+trials are few it is drawn to the law. So beside it stands at which share of the batch sizes the law
+lies in the study's own interval of S*(B): far below the interval's level, the trials speak against
 the law.
 
-**Whether two critical batch sizes differ.** The studies are independent, and the posterior of log B_crit is taken to be
-normal on either side of its median, as wide as the interval says. So the ratio of two has an interval, from the halves
-that face each other; they differ where it leaves out 1. Of several pairs each gets its share of the error (Bonferroni),
-so that all the intervals hold together at the stated level. Where an interval is open two studies are said to differ
-only if the intervals do not overlap.
+**Whether two critical batch sizes differ.** The studies are independent, and the posterior of log
+B_crit is taken to be normal on either side of its median, as wide as the interval says. So the
+ratio of two has an interval, from the halves that face each other; they differ where it leaves out
+1. Of several pairs each gets its share of the error (Bonferroni), so that all the intervals hold
+together at the stated level. Where an interval is open two studies are said to differ only if the
+intervals do not overlap.
 """
 
 import math
@@ -37,32 +39,47 @@ from bstune.system.console import format_count, format_number, format_seconds, p
 if TYPE_CHECKING:
     from bstune.report.picture import Picture
 
-LEVEL = 0.9  # of the intervals of the ratios, all of them together
+# Of the intervals of the ratios: all of them hold together at this level.
+RATIO_LEVEL = 0.9
+# The chance of an error is a sum of floats, which may lie this much above what it is compared with.
+ERROR_ROUNDING = 1e-9
 Array = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
 class Point:
-    """A batch size of the frontier, in examples, and the steps and seconds that it took to the target."""
+    """A batch size of the frontier, and what it took to the target."""
 
     batch_size: float
+    """Examples of a step."""
     steps: float
+    """Optimizer steps."""
     seconds: float | None
+    """Of training; None where the trial was not timed."""
 
 
 @dataclass(frozen=True)
 class Use:
-    """What a study says to use; seconds and their range are those of fresh seeds, None where they are not known."""
+    """What a study says to use."""
 
     batch_size: float
+    """Examples of a step."""
     lr: float
-    hyperparameters: Mapping[str, float | None]  # further ones that the study searches, by name
-    seconds: float | None  # median, or predicted
+    """The learning rate."""
+    hyperparameters: Mapping[str, float | None]
+    """Further ones that the study searches, by name."""
+    seconds: float | None
+    """To the target: the median over fresh seeds, or predicted; None where it is not known."""
     low: float | None
+    """The least over fresh seeds; None where it is not known."""
     high: float | None
-    reached: int  # of the runs on fresh seeds
+    """The most over fresh seeds; None where it is not known, or some missed the target."""
+    reached: int
+    """How many of the runs on fresh seeds reached the target."""
     runs: int
-    text: str  # what it takes, in words
+    """How many runs on fresh seeds there were."""
+    text: str
+    """What it takes, in words."""
 
     @property
     def reliable(self) -> bool:
@@ -83,50 +100,79 @@ class Use:
         text = f"{self.reached} of {self.runs}"
         if self.low is None:
             return text
+        # One that missed the target took longer than any that is known.
         if self.high is None:
             return f"{text}, {format_seconds(self.low)} and more"
         return f"{text}, {format_seconds(self.low)} to {format_seconds(self.high)}"
 
     def __str__(self) -> str:
         text = f"B = {format_count(self.batch_size)}, lr = {format_number(self.lr)}"
-        return f"{text}, {self.further}" if self.further else text
+        if self.further:
+            text += f", {self.further}"
+        return text
 
 
 @dataclass(frozen=True)
 class Compared:
     """A study as a comparison has it; None where the study does not say."""
 
-    name: str  # unique in the comparison
-    source: str  # the folder or run that it was read from
+    name: str
+    """Unique in the comparison."""
+    source: str
+    """The folder or run that it was read from."""
     workload: str
+    """Its name."""
     target: str
+    """The metric and its value, in words."""
     device: str
-    points: tuple[Point, ...]  # that reached the target, in order of batch sizes
-    batch_size: Array  # of the fitted curve, shape (n,) ...
-    steps: Array  # ... S*(B) there, and its interval: all empty where there is none
+    """What trained, in words."""
+    points: tuple[Point, ...]
+    """Those that reached the target, in order of batch sizes."""
+    batch_size: Array
+    """Of the fitted curve, shape (n,); n is 0 where there is none."""
+    steps: Array
+    """S*(B) at these batch sizes, shape (n,)."""
     steps_low: Array
+    """Lower end of its interval, shape (n,)."""
     steps_high: Array
-    seconds: Array  # T(B) = S*(B) tau(B); empty where tau(B) is not known
+    """Upper end of its interval, shape (n,)."""
+    seconds: Array
+    """T(B) = S*(B) tau(B), shape (n,); empty where tau(B) is not known."""
     b_crit: float | None
+    """The critical batch size, in examples."""
     b_crit_low: float | None
+    """Lower end of its interval; None where that is open."""
     b_crit_high: float | None
-    level: float  # of that interval
-    critical: str  # the same, in words
+    """Upper end of its interval; None where that is open."""
+    level: float
+    """The level of that interval."""
+    critical: str
+    """The critical batch size and its interval, in words."""
     s_min: float | None
-    exponent: float | None  # of lr*(B), if it is identified
+    """The least steps at any batch size."""
+    exponent: float | None
+    """Of lr*(B), if it is identified."""
     exponent_text: str
+    """The same with its interval, in words."""
     spend_seconds: float | None
+    """Seconds of training that the study took."""
     spend: str
+    """The same and the number of trials, in words."""
     use: Use | None
-    gain: float | None  # how many times as fast what it says to use is as the baseline
-    gain_text: str  # the same with its interval, in words
-    notes: tuple[str, ...]  # such as that nothing reached the target
+    """What the study says to use; None where nothing reached the target."""
+    gain: float | None
+    """How many times as fast what it says to use is as the baseline."""
+    gain_text: str
+    """The same with its interval, in words."""
+    notes: tuple[str, ...]
+    """What a reader has to know, such as that nothing reached the target."""
 
     @property
     def mark(self) -> tuple[float, float] | None:
         """Where B_crit lies on the curve, (B, S); None where there is no B_crit or no curve."""
         if self.b_crit is None or not self.batch_size.size:
             return None
+        # Between the curve's batch sizes the law is nearly straight on logarithmic axes.
         log_steps = np.interp(math.log(self.b_crit), np.log(self.batch_size), np.log(self.steps))
         return self.b_crit, float(np.exp(log_steps))
 
@@ -135,24 +181,30 @@ class Compared:
 class Collapse:
     """How well the curves of several studies lie on 1 + B_crit/B, as shares: 0.1 is 10%."""
 
-    deviation: float  # root mean square over the studies
-    by_study: Mapping[str, float]  # of each study
-    inside: float  # share of the batch sizes at which the law lies in a study's interval ...
-    level: float  # ... of this level
-    smallest: float  # B/B_crit
+    deviation: float
+    """Root mean square over the studies."""
+    by_study: Mapping[str, float]
+    """The deviation of each study, by its name."""
+    inside: float
+    """Share of the batch sizes at which the law lies in a study's interval."""
+    level: float
+    """The level of these intervals."""
+    smallest: float
+    """The least B/B_crit at which the law is judged."""
     largest: float
+    """The largest B/B_crit at which the law is judged."""
 
     def __str__(self) -> str:
         span = f"{format_number(self.smallest, 2)} to {format_number(self.largest, 2)}"
         text = f"S*(B) lies within {self.deviation:.0%} of it (root mean square, B/B_crit = {span}"
+        # Of one study alone it has been said.
         if len(self.by_study) > 1:
-            best, worst = (
-                pick(self.by_study, key=self.by_study.__getitem__) for pick in (min, max)
-            )
-            text += (
-                f"; {self.by_study[best]:.0%} for {best}, {self.by_study[worst]:.0%} for {worst}"
-            )
-        return f"{text}); {self.level:.0%} intervals of S*(B) hold it at {self.inside:.0%} of the batch sizes"
+            deviation_of = self.by_study.__getitem__
+            best = min(self.by_study, key=deviation_of)
+            worst = max(self.by_study, key=deviation_of)
+            text += f"; {deviation_of(best):.0%} for {best}, {deviation_of(worst):.0%} for {worst}"
+        inside = f"{self.level:.0%} intervals of S*(B) hold it at {self.inside:.0%}"
+        return f"{text}); {inside} of the batch sizes"
 
 
 @dataclass(frozen=True)
@@ -160,38 +212,49 @@ class Pair:
     """Two studies' critical batch sizes, the larger first; None where an end is open."""
 
     larger: str
+    """The study of the larger one."""
     smaller: str
+    """The study of the smaller one."""
     ratio: float | None
+    """The larger over the smaller; None where one of them is not known."""
     low: float | None
+    """Lower end of the ratio's interval."""
     high: float | None
-    differ: bool | None  # None: not known
+    """Upper end of the ratio's interval."""
+    differ: bool | None
+    """None where it is not known."""
 
     @property
     def interval(self) -> str:
         """The interval of the ratio, in words."""
-        low, high = (
-            format_number(end, 3) for end in (self.low, self.high)
-        )  # three digits: 1.04 differs from 1
-        if self.low is None or self.high is None:
-            return (
-                "open"
-                if self.low is self.high
-                else f"above {low}"
-                if self.high is None
-                else f"below {high}"
-            )
+        if self.low is None and self.high is None:
+            return "open"
+        # Three digits tell a ratio of 1.04 from 1.
+        low = format_number(self.low, 3)
+        high = format_number(self.high, 3)
+        if self.high is None:
+            return f"above {low}"
+        if self.low is None:
+            return f"below {high}"
         return f"{low} to {high}"
 
     @property
     def verdict(self) -> str:
         """Whether they differ, in words."""
-        return {True: "differ", False: "not shown to differ", None: "not known"}[self.differ]
+        if self.differ is None:
+            return "not known"
+        if self.differ:
+            return "differ"
+        return "not shown to differ"
 
     def __str__(self) -> str:
-        what = f"{self.larger} over {self.smaller}"
+        studies = f"{self.larger} over {self.smaller}"
         if self.ratio is not None:
-            return f"{what}: {format_number(self.ratio, 2)} times ({self.interval}), {self.verdict}"
-        return f"{what}: {self.verdict if self.low is None else f'{self.interval} times, {self.verdict}'}"
+            ratio = format_number(self.ratio, 2)
+            return f"{studies}: {ratio} times ({self.interval}), {self.verdict}"
+        if self.low is not None:
+            return f"{studies}: {self.interval} times, {self.verdict}"
+        return f"{studies}: {self.verdict}"
 
 
 @dataclass(frozen=True, repr=False)
@@ -199,12 +262,16 @@ class Comparison:
     """What is shown of several studies."""
 
     studies: tuple[Compared, ...]
-    collapse: Collapse | None  # None: no study has a critical batch size
+    """At least one."""
+    collapse: Collapse | None
+    """None where no study has a critical batch size."""
     pairs: tuple[Pair, ...]
-    notes: tuple[str, ...]  # what differs between the studies, and what was left out
+    """Each two studies, in their order."""
+    notes: tuple[str, ...]
+    """What differs between the studies, and what was left out."""
 
     def plot(self) -> "Picture":
-        """Draw ``comparison.png`` as a matplotlib figure, which a notebook shows as a cell's value."""
+        """Draw ``comparison.png`` as a figure that a notebook shows as a cell's value."""
         # It needs this module, and a comparison's numbers do not need it.
         from bstune.report.compare_figure import comparison_figure
 
@@ -212,7 +279,7 @@ class Comparison:
 
     def _repr_html_(self) -> str:
         """Show a row for each study, what there is to know, and the picture in a notebook."""
-        # as above
+        # It needs this module, too.
         from bstune.report.notebook import comparison_html
 
         return comparison_html(self)
@@ -223,50 +290,57 @@ class Comparison:
     @property
     def title(self) -> str:
         """How many studies of what, on what."""
-        counts = {
-            name: len({getattr(one, name) for one in self.studies})
-            for name in ("workload", "target", "device")
-        }
         count = len(self.studies)
-        return " · ".join(
-            [
-                f"{count} {'study' if count == 1 else 'studies'}",
-                *(plural(n, one) for one, n in counts.items()),
-            ]
-        )
+        studies = f"{count} studies"
+        if count == 1:
+            studies = "1 study"
+        workloads = {study.workload for study in self.studies}
+        targets = {study.target for study in self.studies}
+        devices = {study.device for study in self.studies}
+        parts = [
+            studies,
+            plural(len(workloads), "workload"),
+            plural(len(targets), "target"),
+            plural(len(devices), "device"),
+        ]
+        return " · ".join(parts)
 
     @property
     def judged(self) -> str:
         """How the pairs were judged, in words."""
-        together = (
-            f", of all {len(self.pairs)} pairs together (Bonferroni),"
-            if len(self.pairs) > 1
-            else ""
-        )
+        interval = f"the {RATIO_LEVEL:.0%} interval of their ratio"
+        if len(self.pairs) > 1:
+            interval += f", of all {len(self.pairs)} pairs together (Bonferroni),"
         return (
-            f"Two critical batch sizes differ where the {LEVEL:.0%} interval of their ratio{together} leaves out 1: "
-            "studies are independent, and log B_crit is normal on either side of its median, as wide as its interval "
-            "says. Where an interval is open, two differ if the intervals do not overlap."
+            f"Two critical batch sizes differ where {interval} leaves out 1: studies are "
+            "independent, and log B_crit is normal on either side of its median, as wide as its "
+            "interval says. Where an interval is open, two differ if the intervals do not overlap."
         )
 
 
 def compare(studies: Sequence[Compared], left_out: Sequence[str] = ()) -> Comparison:
-    """Return the comparison of at least one study; StudyError of none, with a line for each that was left out."""
+    """Compare at least one study; ``left_out``: a line for each that could not be read.
+
+    StudyError without a study, with these lines.
+    """
     if not studies:
         raise StudyError("\n".join(["there is no study to compare", *left_out]))
     named = _with_unique_names(studies)
     return Comparison(
-        tuple(named), collapse(named), tuple(pairs(named)), (*_differences(named), *left_out)
+        studies=tuple(named),
+        collapse=collapse(named),
+        pairs=tuple(pairs(named)),
+        notes=(*_differences(named), *left_out),
     )
 
 
 def read_studies(
     paths: Sequence[str], read: Callable[[str], StudyFolder] = read_study
 ) -> tuple[list[Compared], list[str]]:
-    """Return the studies in folders, or ``curve.json`` files, and a line for each that cannot be read.
+    """Read the studies in folders, or ``curve.json`` files, and give a line for each that has none.
 
-    A folder that is given twice counts once; StudyError for one that is not there, as its name may be mistyped.
-    ``read`` gives a study of its path: as it found, or at another target.
+    A folder that is given twice counts once; StudyError for one that is not there, as its name may
+    be mistyped. ``read`` gives a study of its path: as it found, or at another target.
     """
     left_out = list[str]()
     studies = [compared(study.result, path) for path, study in each_study(paths, left_out, read)]
@@ -275,48 +349,116 @@ def read_studies(
 
 @dataclass(frozen=True)
 class LoggedCurve:
-    """What a run of MLflow holds of a study: the text of its ``curve.json``, or why there is none."""
+    """What a run of MLflow holds of a study: its ``curve.json``, or why there is none."""
 
     run: str
+    """The run's name."""
     text: str | None
+    """The content of ``curve.json``."""
     missing: str = ""
+    """Why there is no text."""
 
 
 def logged_studies(
     logged: Sequence[LoggedCurve],
 ) -> tuple[list[Compared], list[str]]:
-    """Return the studies that MLflow has, and a line for each run without a result."""
+    """Read the studies that MLflow has, and give a line for each run without a result."""
     studies = list[Compared]()
     left_out = list[str]()
-    for one in logged:
-        if one.text is None:
-            left_out.append(f"left out: {one.run}: {one.missing}")
+    # A run without a result does not keep the others from being compared.
+    for curve in logged:
+        if curve.text is None:
+            left_out.append(f"left out: {curve.run}: {curve.missing}")
             continue
         try:
-            studies.append(compared(read_result(one.text, "its curve.json"), one.run))
+            studies.append(compared(read_result(curve.text, "its curve.json"), curve.run))
         except StudyError as error:
-            left_out.append(f"left out: {one.run}: {error}")
+            left_out.append(f"left out: {curve.run}: {error}")
     return studies, left_out
 
 
-def compared(result: StudyResult, source: str) -> Compared:
-    """Take of a study's result what a comparison shows; ``source``: the folder or run that it was read from."""
-    critical, law, curve = result.critical_batch_size, result.lr_exponent, result.curve
-    points = [
-        Point(point.batch_size, point.steps, point.time_to_target)
-        for point in result.points
-        if point.steps
-    ]
-    points.sort(key=lambda point: point.batch_size)
+@dataclass(frozen=True)
+class _Curve:
+    """The part of a Compared that a study's curve fills."""
+
+    batch_size: Array
+    steps: Array
+    steps_low: Array
+    steps_high: Array
+    seconds: Array
+
+
+def _curve(result: StudyResult) -> _Curve:
+    """Take the curve's arrays of a result; empty ones where it has none."""
     none = np.empty(0)
+    curve = result.curve
+    if curve is None:
+        return _Curve(none, none, none, none, none)
     seconds = none
-    if curve is not None and curve.seconds_per_step is not None:
+    if curve.seconds_per_step is not None:
         seconds = np.array(curve.steps) * np.array(curve.seconds_per_step)
-    has_critical = critical is not None and any((critical.low, critical.value, critical.high))
-    is_identified = law is not None and law.identified
+    return _Curve(
+        batch_size=np.array(curve.batch_size),
+        steps=np.array(curve.steps),
+        steps_low=np.array(curve.low),
+        steps_high=np.array(curve.high),
+        seconds=seconds,
+    )
+
+
+@dataclass(frozen=True)
+class _Critical:
+    """The part of a Compared that a study's critical batch size fills."""
+
+    value: float | None = None
+    low: float | None = None
+    high: float | None = None
+    level: float = RATIO_LEVEL
+    text: str = "not known"
+    s_min: float | None = None
+
+
+def _critical(result: StudyResult) -> _Critical:
+    """Take the critical batch size of a result."""
+    critical = result.critical_batch_size
+    if critical is None:
+        return _Critical()
+    text = "not known"
+    # An interval that is open at both ends says nothing.
+    if critical.low or critical.value or critical.high:
+        text = critical_text(critical)
+    return _Critical(
+        value=critical.value,
+        low=critical.low,
+        high=critical.high,
+        level=critical.level,
+        text=text,
+        s_min=critical.s_min,
+    )
+
+
+def compared(result: StudyResult, source: str) -> Compared:
+    """Take of a study's result what a comparison shows.
+
+    ``source``: the folder or run that it was read from.
+    """
+    # The frontier holds stopped trials, too, as bounds: these did not reach the target.
+    points = list[Point]()
+    for point in result.points:
+        if point.steps:
+            points.append(Point(point.batch_size, point.steps, point.time_to_target))
+    points.sort(key=lambda point: point.batch_size)
+    curve = _curve(result)
+    critical = _critical(result)
+    exponent: float | None = None
     exponent_text = "not known"
+    law = result.lr_exponent
     if law is not None and law.identified:
+        exponent = law.exponent
         exponent_text = f"{law.exponent:z.2f} ({law.low:z.2f} to {law.high:z.2f})"
+    gain: float | None = None
+    if result.gain is not None:
+        gain = result.gain.ratio
     spend = f"{plural(result.spend.trials, 'trial')}, {format_seconds(result.spend.seconds)}"
     return Compared(
         name=result.study,
@@ -325,46 +467,54 @@ def compared(result: StudyResult, source: str) -> Compared:
         target=result.target,
         device=", ".join(map(device_text, result.devices)) or "-",
         points=tuple(points),
-        batch_size=none if curve is None else np.array(curve.batch_size),
-        steps=none if curve is None else np.array(curve.steps),
-        steps_low=none if curve is None else np.array(curve.low),
-        steps_high=none if curve is None else np.array(curve.high),
-        seconds=seconds,
-        b_crit=None if critical is None else critical.value,
-        b_crit_low=None if critical is None else critical.low,
-        b_crit_high=None if critical is None else critical.high,
-        level=LEVEL if critical is None else critical.level,
-        critical=critical_text(critical) if critical and has_critical else "not known",
-        s_min=None if critical is None else critical.s_min,
-        exponent=law.exponent if law and is_identified else None,
+        batch_size=curve.batch_size,
+        steps=curve.steps,
+        steps_low=curve.steps_low,
+        steps_high=curve.steps_high,
+        seconds=curve.seconds,
+        b_crit=critical.value,
+        b_crit_low=critical.low,
+        b_crit_high=critical.high,
+        level=critical.level,
+        critical=critical.text,
+        s_min=critical.s_min,
+        exponent=exponent,
         exponent_text=exponent_text,
         spend_seconds=result.spend.seconds,
         spend=spend,
         use=_use(result),
-        gain=None if result.gain is None else result.gain.ratio,
+        gain=gain,
         gain_text=_gain_text(result),
         notes=tuple(_notes(result, points)),
     )
 
 
 def _gain_text(result: StudyResult) -> str:
-    if result.at_budget is None:
+    at_budget = result.at_budget
+    if at_budget is None:
         return gain_text(result.gain)
-    told = result.at_budget.gain
-    if told is None:
-        return "not known" if result.at_budget.baseline is None else "none"
-    return f"{result.metric} by {format_number(told.difference, 2)}"
+    # Of the objective loss it is a difference of the metric: both runs have the same budget.
+    if at_budget.gain is not None:
+        return f"{result.metric} by {format_number(at_budget.gain.difference, 2)}"
+    if at_budget.baseline is None:
+        return "not known"
+    # The baseline itself is the best that was found.
+    return "none"
 
 
 def gain_text(gain: Gain | None) -> str:
-    """Write ``1.45 times (1.3 to 1.7)``, or ``at least 2.4 times`` where the baseline was stopped."""
+    """Write ``1.45 times (1.3 to 1.7)``; ``at least 2.4 times`` where the baseline was stopped."""
     if gain is None:
         return "not known"
-    of = ", in steps" if gain.merit == "steps" else ""
-    ratio = f"{format_number(gain.ratio)} times"
+    text = f"{format_number(gain.ratio)} times"
+    # A baseline that was stopped had not reached the target yet: its steps are a bound.
     if gain.at_least or gain.low is None:
-        return f"at least {ratio}{of}"
-    return f"{ratio} ({format_number(gain.low, 2)} to {format_number(gain.high, 2)}){of}"
+        text = f"at least {text}"
+    else:
+        text += f" ({format_number(gain.low, 2)} to {format_number(gain.high, 2)})"
+    if gain.merit == "steps":
+        text += ", in steps"
+    return text
 
 
 def _use(result: StudyResult) -> Use | None:
@@ -374,8 +524,15 @@ def _use(result: StudyResult) -> Use | None:
     winner = result.winner
     if winner is None:
         return None
+    low: float | None = None
+    high: float | None = None
+    reached = 0
+    runs = 0
     fresh = winner.confirmed
-    low, high = (None, None) if fresh is None else fresh.ends("time")
+    if fresh is not None:
+        low, high = fresh.ends("time")
+        reached = fresh.reached
+        runs = fresh.runs
     return Use(
         batch_size=winner.batch_size,
         lr=winner.lr,
@@ -383,16 +540,19 @@ def _use(result: StudyResult) -> Use | None:
         seconds=winner.time_to_target,
         low=low,
         high=high,
-        reached=0 if fresh is None else fresh.reached,
-        runs=0 if fresh is None else fresh.runs,
+        reached=reached,
+        runs=runs,
         text=expected_text(winner),
     )
 
 
-def _use_at_budget(metric: str, found: AtBudget) -> Use:
+def _use_at_budget(metric: str, at_budget: AtBudget) -> Use:
     """Tell what a study of the objective loss says to use."""
-    point = found.winner
-    runs = 0 if point.fresh is None else len(point.fresh.values)
+    point = at_budget.winner
+    # Such a study has no target to miss: all its runs count as reliable.
+    runs = 0
+    if point.fresh is not None:
+        runs = len(point.fresh.values)
     value = format_number(point.expected, 3)
     return Use(
         batch_size=point.batch_size,
@@ -403,12 +563,13 @@ def _use_at_budget(metric: str, found: AtBudget) -> Use:
         high=None,
         reached=runs,
         runs=runs,
-        text=f"{metric} {value} after {budget_words(found)}",
+        text=f"{metric} {value} after {budget_words(at_budget)}",
     )
 
 
 def _notes(result: StudyResult, points: Sequence[Point]) -> list[str]:
-    """Return what a reader has to know of a study."""
+    """Say what a reader has to know of a study."""
+    # It has a vocabulary of its own: no target that could be missed.
     if result.objective == "loss":
         return [line for line in budget_answer.cautions(result) if line is not None]
     lines = list(warnings(result))
@@ -418,38 +579,54 @@ def _notes(result: StudyResult, points: Sequence[Point]) -> list[str]:
 
 
 def _with_unique_names(studies: Sequence[Compared]) -> list[Compared]:
-    """Return the studies, those that share a name with where they were read from in it."""
+    """Give the studies that share a name a longer one, which has where they were read from."""
+    # What a comparison says of a study it says by its name alone.
     count = Counter(study.name for study in studies)
-    return [
-        study if count[study.name] == 1 else replace(study, name=f"{study.name} ({study.source})")
-        for study in studies
-    ]
+    named = list[Compared]()
+    for study in studies:
+        if count[study.name] == 1:
+            named.append(study)
+        else:
+            named.append(replace(study, name=f"{study.name} ({study.source})"))
+    return named
 
 
 def _differences(studies: Sequence[Compared]) -> list[str]:
-    """Return a line for each thing, beside the workload, in which the studies differ, and what that means."""
-    lines = []
-    if len({study.target for study in studies}) > 1:
+    """Say in what the studies differ beside the workload, and what that means, a line each."""
+    # Workloads that differ are what most comparisons are for.
+    lines = list[str]()
+    targets = {study.target for study in studies}
+    if len(targets) > 1:
         lines.append("the targets differ: each stands beside its study")
-    if len({study.device for study in studies}) > 1:
+    devices = {study.device for study in studies}
+    if len(devices) > 1:
         lines.append(
-            "the devices differ: seconds are each device's own, steps and B_crit do not depend on it"
+            "the devices differ: seconds are each device's own, steps and B_crit do not depend on "
+            "it"
         )
     return lines
 
 
 def collapse(studies: Sequence[Compared]) -> Collapse | None:
-    """Return how well the studies' curves lie on the law; None where no study has a curve, B_crit and S_min."""
+    """Measure how well the studies' curves lie on the law.
+
+    None where no study has a curve, B_crit and S_min.
+    """
     squares: dict[str, float] = {}
-    inside, ends, levels = list[float](), list[float](), set[float]()
+    inside = list[float]()
+    spans = list[float]()
+    levels = list[float]()
     for study in studies:
         if study.b_crit is None or study.s_min is None or not study.steps.size:
             continue
+        # By the posterior's own S_min and B_crit, not by a fit: what is left is the curve's shape.
         law = study.s_min * (1.0 + study.b_crit / study.batch_size)
         squares[study.name] = float(np.mean(np.log(study.steps / law) ** 2))
-        inside.append(float(np.mean((study.steps_low <= law) & (law <= study.steps_high))))
-        ends += [float(end) / study.b_crit for end in (study.batch_size[0], study.batch_size[-1])]
-        levels.add(study.level)
+        is_inside = (study.steps_low <= law) & (law <= study.steps_high)
+        inside.append(float(np.mean(is_inside)))
+        spans.append(float(study.batch_size[0]) / study.b_crit)
+        spans.append(float(study.batch_size[-1]) / study.b_crit)
+        levels.append(study.level)
     if not squares:
         return None
     return Collapse(
@@ -457,79 +634,109 @@ def collapse(studies: Sequence[Compared]) -> Collapse | None:
         by_study={name: _share(square) for name, square in squares.items()},
         inside=sum(inside) / len(inside),
         level=min(levels),
-        smallest=min(ends),
-        largest=max(ends),
+        smallest=min(spans),
+        largest=max(spans),
     )
 
 
 def collapsed(study: Compared) -> tuple[Array, Array] | None:
-    """Return B/B_crit and S/S_min of a study's points, shape (n,); None where either scale or a point is missing."""
+    """Give B/B_crit and S/S_min of a study's points, shape (n,).
+
+    None where either scale or a point is missing.
+    """
     if study.b_crit is None or study.s_min is None or not study.points:
         return None
-    size, steps = (
-        np.array([getattr(one, name) for one in study.points]) for name in ("batch_size", "steps")
-    )
-    return size / study.b_crit, steps / study.s_min
+    batch_size = np.array([point.batch_size for point in study.points])
+    steps = np.array([point.steps for point in study.points])
+    return batch_size / study.b_crit, steps / study.s_min
 
 
 def _share(square: float) -> float:
-    """Return a mean square of logarithms as a share."""
+    """Turn a mean square of logarithms into a share."""
     return math.expm1(math.sqrt(square))
 
 
-def pairs(studies: Sequence[Compared], level: float = LEVEL) -> list[Pair]:
-    """Return each two studies' critical batch sizes as a ratio with its interval, all of them at one joint level."""
+def pairs(studies: Sequence[Compared], level: float = RATIO_LEVEL) -> list[Pair]:
+    """Give each two studies' critical batch sizes as a ratio with its interval.
+
+    All the intervals hold together at ``level``.
+    """
     both = list(combinations(studies, 2))
-    return [_pair(one, other, (1.0 - level) / len(both)) for one, other in both]
+    # Bonferroni: each pair gets its share of the error.
+    return [_pair(first, second, (1.0 - level) / len(both)) for first, second in both]
 
 
-def _pair(one: Compared, other: Compared, error: float) -> Pair:
-    """Return the two in order; ``error`` is the chance that the interval of their ratio leaves out the truth."""
-    large, small = sorted((one, other), key=_order, reverse=True)
+def _pair(first: Compared, second: Compared, error: float) -> Pair:
+    """Put the two in order and judge them.
+
+    ``error`` is the chance that the interval of their ratio leaves out the truth.
+    """
+    large, small = sorted((first, second), key=_order, reverse=True)
     if large.b_crit is None or small.b_crit is None:
-        low, missed = (
-            None,
-            1.0 - (large.level + small.level) / 2.0,
-        )  # the chance that either end misses the truth
-        if (
-            large.b_crit_low is not None
-            and small.b_crit_high is not None
-            and missed <= error + 1e-9
-        ):
-            low = (
-                large.b_crit_low / small.b_crit_high
-                if large.b_crit_low > small.b_crit_high
-                else None
-            )
-        return Pair(large.name, small.name, None, low, None, None if low is None else True)
-    ratio, high = large.b_crit / small.b_crit, None
-    falls = (
+        low = _least_ratio(large, small, error)
+        # Intervals that overlap say neither that they differ nor that they are alike.
+        differ = None if low is None else True
+        return Pair(large.name, small.name, None, low, None, differ)
+    ratio = large.b_crit / small.b_crit
+    # The ratio falls where the larger falls and the smaller rises.
+    fall = _joint_width(
         _width(large.b_crit_low, large.b_crit, large.level),
         _width(small.b_crit, small.b_crit_high, small.level),
     )
-    rises = (
+    rise = _joint_width(
         _width(large.b_crit, large.b_crit_high, large.level),
         _width(small.b_crit_low, small.b_crit, small.level),
     )
-    low, high = (
-        None
-        if None in widths
-        else ratio * math.exp(sign * _deviations(error) * math.hypot(*widths))  # type: ignore[arg-type]
-        for sign, widths in ((-1.0, falls), (1.0, rises))
-    )
-    return Pair(large.name, small.name, ratio, low, high, None if low is None else low > 1.0)
+    # An open half leaves that end of the ratio open.
+    low = None
+    if fall is not None:
+        low = ratio * math.exp(-_deviations(error) * fall)
+    high: float | None = None
+    if rise is not None:
+        high = ratio * math.exp(_deviations(error) * rise)
+    differ = None if low is None else low > 1.0
+    return Pair(large.name, small.name, ratio, low, high, differ)
+
+
+def _least_ratio(large: Compared, small: Compared, error: float) -> float | None:
+    """Give the ratio of the ends that face each other, of intervals that do not overlap.
+
+    None where they overlap, an end is open, or the chance that either end misses the truth is
+    larger than ``error``.
+    """
+    low_end = large.b_crit_low
+    high_end = small.b_crit_high
+    missed = 1.0 - (large.level + small.level) / 2.0
+    if low_end is None or high_end is None or missed > error + ERROR_ROUNDING:
+        return None
+    if low_end <= high_end:
+        return None
+    return low_end / high_end
 
 
 def _order(study: Compared) -> float:
-    """Return what orders a study by B_crit: an end of its interval where that is all there is."""
+    """Where a study stands among others by B_crit: by an end where that is all there is."""
     return study.b_crit or study.b_crit_low or study.b_crit_high or 0.0
 
 
 def _width(low: float | None, high: float | None, level: float) -> float | None:
-    """Return the standard deviation of log B_crit on one side of its median, from the interval's half; None if open."""
-    return None if low is None or high is None else math.log(high / low) / _deviations(1.0 - level)
+    """Give the standard deviation of log B_crit on one side of its median; None where it is open.
+
+    ``low`` and ``high`` are the median and the interval's end on that side, in order.
+    """
+    if low is None or high is None:
+        return None
+    # Each side is taken as half of a normal posterior of log B_crit.
+    return math.log(high / low) / _deviations(1.0 - level)
+
+
+def _joint_width(first: float | None, second: float | None) -> float | None:
+    """Give the standard deviation of a difference of independent values; None where one is open."""
+    if first is None or second is None:
+        return None
+    return math.hypot(first, second)
 
 
 def _deviations(error: float) -> float:
-    """Return how many standard deviations a two-sided interval of that error reaches from the median."""
+    """How many standard deviations a two-sided interval of that error reaches from the median."""
     return NormalDist().inv_cdf(1.0 - error / 2.0)

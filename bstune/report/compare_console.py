@@ -9,19 +9,26 @@ from rich.text import Text
 
 from bstune.core.errors import StudyError
 from bstune.report.answer import INDENT
-from bstune.report.compare import Comparison, Pair
+from bstune.report.compare import Compared, Comparison, Pair
 from bstune.report.compare_figure import draw_comparison
 from bstune.report.compare_page import comparison_page
 from bstune.system.console import WIDTH, plural
 from bstune.system.files import check_writable, write_text
 
-PAGE, FIGURE = "comparison.html", "comparison.png"
-MOST = 6  # pairs that are printed; all are in the page
+PAGE_NAME = "comparison.html"
+FIGURE_NAME = "comparison.png"
+# Pairs that are printed; all are in the page.
+PRINTED_PAIRS = 6
 
 
 def write_comparison(found: Comparison, folder: Path, console: Console) -> None:
-    """Write ``comparison.html`` and ``comparison.png`` into a folder, which is made, and print what they say."""
-    page, figure = folder / PAGE, folder / FIGURE
+    """Write ``comparison.html`` and ``comparison.png``, and print what they say.
+
+    The folder is made. StudyError where it cannot be.
+    """
+    page = folder / PAGE_NAME
+    figure = folder / FIGURE_NAME
+    # Before anything is drawn, so that nothing is half-written.
     for path in (page, figure):
         check_writable(path, f"--output {folder}")
     try:
@@ -36,36 +43,51 @@ def write_comparison(found: Comparison, folder: Path, console: Console) -> None:
 
 
 def print_comparison(found: Comparison, console: Console) -> None:
-    """Print what each study says, how well the law holds, which critical batch sizes differ, and what to know."""
-    lines: list[tuple[str, list[str]]] = [(found.title, [])]
-    for one in found.studies:
-        asked = [one.target, one.device]
-        if one.workload != one.name:
-            asked.insert(0, one.workload)
-        use = [] if one.use is None else [f"use {one.use}: {one.use.text}"]
-        numbers = (
-            f"gain {one.gain_text}; critical batch size {one.critical}; "
-            f"exponent of the learning rate {one.exponent_text}; spent {one.spend}"
-        )
-        lines += [("", []), (" · ".join([one.name, *asked]), []), ("", [*use, numbers, *one.notes])]
-    law = [] if found.collapse is None else [f"S = S_min (1 + B_crit/B): {found.collapse}"]
-    labelled = {"LAW": law, "CRITICAL": _pairs(found.pairs), "NOTE": list(found.notes)}
-    lines += [("", []), *((name, texts) for name, texts in labelled.items() if texts), ("", [])]
-    for name, texts in lines:
-        wrapped = [row for text in texts for row in textwrap.wrap(text, WIDTH - INDENT)]
-        for i, row in enumerate(wrapped or [""]):
-            console.print(
-                Text(f"{name if i == 0 else '':<{INDENT if wrapped else 0}}{row}"), soft_wrap=True
-            )
+    """Print what each study says, how well the law holds, which B_crit differ, and what to know."""
+    rows = [found.title]
+    for study in found.studies:
+        rows += ["", *_study_rows(study)]
+    rows.append("")
+    if found.collapse is not None:
+        rows += _labelled("LAW", [f"S = S_min (1 + B_crit/B): {found.collapse}"])
+    rows += _labelled("CRITICAL", _pairs(found.pairs))
+    rows += _labelled("NOTE", found.notes)
+    rows.append("")
+    for row in rows:
+        console.print(Text(row), soft_wrap=True)
+
+
+def _study_rows(study: Compared) -> list[str]:
+    """Give what a study was asked, what it says to use, its numbers, and its notes."""
+    asked = [study.name, study.target, study.device]
+    if study.workload != study.name:
+        asked.insert(1, study.workload)
+    texts = list[str]()
+    if study.use is not None:
+        texts.append(f"use {study.use}: {study.use.text}")
+    texts.append(
+        f"gain {study.gain_text}; critical batch size {study.critical}; "
+        f"exponent of the learning rate {study.exponent_text}; spent {study.spend}"
+    )
+    return [" · ".join(asked), *_labelled("", [*texts, *study.notes])]
+
+
+def _labelled(label: str, texts: Sequence[str]) -> list[str]:
+    """Lay texts out below each other, wrapped, the label beside the first; none without a text."""
+    rows = list[str]()
+    for text in texts:
+        for row in textwrap.wrap(text, WIDTH - INDENT):
+            shown_label = "" if rows else label
+            rows.append(f"{shown_label:<{INDENT}}{row}")
+    return rows
 
 
 def _pairs(pairs: Sequence[Pair]) -> list[str]:
-    """Return the pairs that differ first, at most ``MOST``, and how many there are besides."""
+    """Give the pairs, those that differ first, and how many there are beyond ``PRINTED_PAIRS``."""
     order = {True: 0, False: 1, None: 2}
-    kept = sorted(pairs, key=lambda pair: order[pair.differ])[:MOST]
-    more = (
-        [f"and {plural(len(pairs) - len(kept), 'pair')} more, in {PAGE}"]
-        if len(pairs) > len(kept)
-        else []
-    )
-    return [*map(str, kept), *more]
+    by_verdict = sorted(pairs, key=lambda pair: order[pair.differ])
+    lines = [str(pair) for pair in by_verdict[:PRINTED_PAIRS]]
+    more = len(pairs) - len(lines)
+    if more > 0:
+        lines.append(f"and {plural(more, 'pair')} more, in {PAGE_NAME}")
+    return lines

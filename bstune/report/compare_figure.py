@@ -1,4 +1,4 @@
-"""The figure ``comparison.png``: S(B) of several studies, their collapse, their B_crit and their times to target."""
+"""The figure ``comparison.png``: S(B) of several studies, their collapse, B_crit and times."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -11,6 +11,7 @@ import numpy as np
 from bstune.report.compare import Collapse, Compared, Comparison, collapsed
 from bstune.report.drawing import (
     BLUE,
+    GREEN,
     GREY,
     INK,
     PAGE_DPI,
@@ -31,38 +32,57 @@ if TYPE_CHECKING:
 
     from bstune.report.picture import Picture
 
-INCHES_WIDE, TOP_INCHES, FOOT_INCHES, ROW_INCHES = 6.0, 5.0, 0.7, 0.52
-COLOURS = (BLUE, VERMILION, "#009E73", PURPLE, "#E69F00", "#56B4E9", INK)
+INCHES_WIDE = 6.0
+# In height: the two charts above, the frame of the rows below them, and each row.
+TOP_INCHES = 5.0
+FOOT_INCHES = 0.7
+ROW_INCHES = 0.52
+# Seven colours and seven marks: a study beyond the seventh has a colour again, with another mark.
+STUDY_COLOURS = (BLUE, VERMILION, GREEN, PURPLE, "#E69F00", "#56B4E9", INK)
 MARKERS = ("o", "s", "^", "D", "v", "P", "X")
-LONGEST = 26  # characters of a name
-MOST_FURTHER = 44  # characters of a line below a row
+# Of what stands below a row.
+FAINT_INK = "#555555"
+# Characters of a study's name.
+LONGEST_NAME = 26
+# Characters of a line below a row.
+LONGEST_LINE_BELOW = 44
 GRID: dict[str, Any] = {"color": INK, "alpha": 0.07, "linewidth": 0.6}
 
 
 @dataclass(frozen=True)
 class Look:
-    """How a study is drawn in every panel, and its name, shortened."""
+    """How a study is drawn in every panel."""
 
     study: Compared
     name: str
+    """Its name, shortened."""
     colour: str
     marker: str
 
 
 @dataclass(frozen=True)
 class Row:
-    """What a study says in one line: a value with its interval, words above and below it, and whether to rely on it."""
+    """What a study says in one line."""
 
     value: float | None
+    """Where its mark stands; None where there is none."""
     low: float | None
+    """Lower end of its interval; None where that is open."""
     high: float | None
+    """Upper end of its interval; None where that is open."""
     text: str
+    """What is written above it."""
     reliable: bool = True
+    """Whether its mark is filled."""
     further: tuple[str, ...] = ()
+    """What is written below it, a line each."""
 
 
 def draw_comparison(found: Comparison, path: Path) -> None:
-    """Write the figure: S(B) above, the collapse below it, then a row for each study's B_crit and time to target."""
+    """Write the figure: S(B) above, the collapse below it.
+
+    Then there is a row for each study's B_crit and time to target.
+    """
     save_figure(lambda figure: paint_comparison(figure, found), comparison_inches(found), path)
 
 
@@ -73,41 +93,49 @@ def comparison_figure(found: Comparison) -> "Picture":
 
 
 def comparison_inches(found: Comparison) -> tuple[float, float]:
-    """Return width and height of the figure."""
+    """Give width and height of the figure."""
     return INCHES_WIDE, TOP_INCHES + FOOT_INCHES + ROW_INCHES * len(found.studies)
 
 
 def paint_comparison(figure: "Figure | SubFigure", found: Comparison) -> None:
-    """Draw what :func:`draw_comparison` writes, on a figure or on a part of one whose other parts are drawn."""
-    drawn = looks(found.studies)
+    """Draw what :func:`draw_comparison` writes, on a figure, or on a part of one.
+
+    The other parts of that are drawn already.
+    """
+    studies = looks(found.studies)
     (top,), (foot,) = figure.subfigures(
-        2, 1, squeeze=False, height_ratios=[TOP_INCHES, FOOT_INCHES + ROW_INCHES * len(drawn)]
+        2, 1, squeeze=False, height_ratios=[TOP_INCHES, FOOT_INCHES + ROW_INCHES * len(studies)]
     )
     curves, law = top.subplots(2, 1, gridspec_kw={"height_ratios": [1.25, 1.0]})
     critical, times = foot.subplots(1, 2)
-    _draw_curves(curves, drawn)
-    _draw_collapse(law, drawn, found.collapse)
-    _draw_rows(critical, drawn, _critical_row, "Critical batch size (examples)")
-    _draw_rows(times, drawn, _time_row, "Time to target (seconds)")
-    for i, look in enumerate(drawn):
-        _write(critical, -0.03, i - 0.3, look.name, look.colour, ha="right", fontsize=8.5)
-        for below, text in ((0.02, look.study.target), (0.28, look.study.device)):
-            _write(
-                critical, -0.03, i + below, _shortened(text), "#555555", ha="right", fontsize=6.5
-            )
-    _name_curves(figure, curves, drawn)
+    _draw_curves(curves, studies)
+    _draw_collapse(law, studies, found.collapse)
+    _draw_rows(critical, studies, _critical_row, "Critical batch size (examples)")
+    _draw_rows(times, studies, _time_row, "Time to target (seconds)")
+    # The names stand once, at the left of both columns of rows.
+    name_style: dict[str, Any] = {"ha": "right", "fontsize": 8.5}
+    below_style: dict[str, Any] = {"ha": "right", "fontsize": 6.5}
+    for i, look in enumerate(studies):
+        target = _shortened(look.study.target)
+        device = _shortened(look.study.device)
+        _write(critical, -0.03, i - 0.3, look.name, look.colour, **name_style)
+        _write(critical, -0.03, i + 0.02, target, FAINT_INK, **below_style)
+        _write(critical, -0.03, i + 0.28, device, FAINT_INK, **below_style)
+    _name_curves(figure, curves, studies)
 
 
 def looks(studies: Sequence[Compared]) -> list[Look]:
-    """Return how the studies are drawn: no two of the first 49 alike."""
-    count = len(COLOURS)
-    return [
-        Look(study, _shortened(study.name), COLOURS[i % count], MARKERS[(i + i // count) % count])
-        for i, study in enumerate(studies)
-    ]
+    """Choose how the studies are drawn: no two of the first 49 alike."""
+    count = len(STUDY_COLOURS)
+    chosen = list[Look]()
+    for i, study in enumerate(studies):
+        colour = STUDY_COLOURS[i % count]
+        marker = MARKERS[(i + i // count) % count]
+        chosen.append(Look(study, _shortened(study.name), colour, marker))
+    return chosen
 
 
-def _shortened(text: str, longest: int = LONGEST) -> str:
+def _shortened(text: str, longest: int = LONGEST_NAME) -> str:
     """Give a text without the middle of it where it has more than ``longest`` letters."""
     if len(text) <= longest:
         return text
@@ -115,79 +143,80 @@ def _shortened(text: str, longest: int = LONGEST) -> str:
     return f"{text[:half]}…{text[-half:]}"
 
 
-def _draw_curves(axes: "Axes", drawn: Sequence[Look]) -> None:
+def _draw_curves(axes: "Axes", studies: Sequence[Look]) -> None:
     """Draw S(B): points that reached the target, the curve, and B_crit on it with its interval."""
     axes.set(xlabel="batch size B (examples per optimizer step)", ylabel="steps to target S")
     axes.set_title("Steps to target; hollow: the critical batch size", fontsize=9.0, loc="left")
-    if not any(look.study.points for look in drawn):
+    all_sizes = list[float]()
+    all_steps = list[float]()
+    all_curves = list[float]()
+    for look in studies:
+        study = look.study
+        all_curves += study.steps.tolist()
+        if not study.points:
+            continue
+        sizes = [point.batch_size for point in study.points]
+        steps = [point.steps for point in study.points]
+        all_sizes += sizes
+        all_steps += steps
+        dots: dict[str, Any] = {"s": 12, "linewidths": 0, "alpha": 0.7, "zorder": 3}
+        axes.scatter(sizes, steps, color=look.colour, marker=look.marker, **dots)
+        if study.steps.size:
+            line: dict[str, Any] = {"linewidth": 1.2, "alpha": 0.8, "zorder": 2}
+            axes.plot(study.batch_size, study.steps, color=look.colour, **line)
+        if study.mark is not None:
+            _draw_critical(axes, look, study.mark)
+    if not all_sizes:
         _say(axes, "no study reached its target")
         return
-    for look in (look for look in drawn if look.study.points):
-        study = look.study
-        x, y = [point.batch_size for point in study.points], [point.steps for point in study.points]
-        axes.scatter(
-            x, y, s=12, color=look.colour, marker=look.marker, linewidths=0, alpha=0.7, zorder=3
-        )
-        if study.steps.size:
-            axes.plot(
-                study.batch_size, study.steps, color=look.colour, linewidth=1.2, alpha=0.8, zorder=2
-            )
-        if study.mark is not None:
-            ends, height = (
-                [study.b_crit_low or study.mark[0], study.b_crit_high or study.mark[0]],
-                study.mark[1],
-            )
-            axes.plot(
-                ends,
-                [height] * 2,
-                color=look.colour,
-                linewidth=3.0,
-                alpha=0.45,
-                zorder=4,
-                solid_capstyle="butt",
-            )
-            style: dict[str, Any] = {
-                "s": 55,
-                "facecolor": "white",
-                "edgecolor": look.colour,
-                "linewidths": 1.6,
-                "zorder": 5,
-            }
-            axes.scatter([study.mark[0]], [height], marker=look.marker, **style)
-    points = [point for look in drawn for point in look.study.points]
-    curves = np.concatenate([look.study.steps for look in drawn])
-    log_axis(axes, "x", log_limits([point.batch_size for point in points], (0.05, 0.05)))
-    log_axis(axes, "y", log_limits([*(point.steps for point in points), *curves], (0.2, 0.08)))
+    log_axis(axes, "x", log_limits(all_sizes, (0.05, 0.05)))
+    log_axis(axes, "y", log_limits([*all_steps, *all_curves], (0.2, 0.08)))
     axes.grid(**GRID)
 
 
-def _draw_collapse(axes: "Axes", drawn: Sequence[Look], collapse: Collapse | None) -> None:
+def _draw_critical(axes: "Axes", look: Look, mark: tuple[float, float]) -> None:
+    """Draw B_crit at its place on the curve, with its interval as far as it is closed."""
+    size, height = mark
+    low = look.study.b_crit_low or size
+    high = look.study.b_crit_high or size
+    bar: dict[str, Any] = {"linewidth": 3.0, "alpha": 0.45, "zorder": 4}
+    axes.plot([low, high], [height, height], color=look.colour, solid_capstyle="butt", **bar)
+    style: dict[str, Any] = {
+        "s": 55,
+        "facecolor": "white",
+        "edgecolor": look.colour,
+        "linewidths": 1.6,
+        "zorder": 5,
+    }
+    axes.scatter([size], [height], marker=look.marker, **style)
+
+
+def _draw_collapse(axes: "Axes", studies: Sequence[Look], collapse: Collapse | None) -> None:
     """Draw S/S_min over B/B_crit with the law, and how well it holds."""
     axes.set(xlabel="B / B_crit", ylabel="S / S_min")
     if collapse is None:
         _say(axes, "no study has a critical batch size")
         return
+    # S_min itself belongs into the picture, however far the studies lie above it.
     heights = [np.ones(1)]
-    for look in drawn:
+    for look in studies:
         study = look.study
-        if (placed := collapsed(study)) is not None:
-            heights.append(placed[1])
-            axes.scatter(
-                *placed,
-                s=12,
-                color=look.colour,
-                marker=look.marker,
-                linewidths=0,
-                alpha=0.5,
-                zorder=3,
-            )
+        placed = collapsed(study)
+        if placed is not None:
+            sizes, steps = placed
+            heights.append(steps)
+            dots: dict[str, Any] = {"s": 12, "linewidths": 0, "alpha": 0.5, "zorder": 3}
+            axes.scatter(sizes, steps, color=look.colour, marker=look.marker, **dots)
         if study.b_crit is not None and study.s_min is not None:
-            x, y = study.batch_size / study.b_crit, study.steps / study.s_min
-            axes.plot(x, y, color=look.colour, linewidth=1.6, zorder=4)
-    x = np.geomspace(collapse.smallest / 1.5, collapse.largest * 1.5, 100)
-    axes.plot(x, 1.0 + 1.0 / x, color=INK, linewidth=1.0, linestyle="--", zorder=5)
-    log_axis(axes, "x", (float(x[0]), float(x[-1])), decimal=True)
-    log_axis(axes, "y", log_limits(np.concatenate([*heights, 1.0 + 1.0 / x]), (0.05, 0.08)))
+            sizes = study.batch_size / study.b_crit
+            steps = study.steps / study.s_min
+            axes.plot(sizes, steps, color=look.colour, linewidth=1.6, zorder=4)
+    # The law goes on a little beyond what the studies have seen.
+    sizes = np.geomspace(collapse.smallest / 1.5, collapse.largest * 1.5, 100)
+    law = 1.0 + 1.0 / sizes
+    axes.plot(sizes, law, color=INK, linewidth=1.0, linestyle="--", zorder=5)
+    log_axis(axes, "x", (float(sizes[0]), float(sizes[-1])), decimal=True)
+    log_axis(axes, "y", log_limits(np.concatenate([*heights, law]), (0.05, 0.08)))
     axes.grid(**GRID)
     inside = f"inside {collapse.inside:.0%} of the curves' {collapse.level:.0%} intervals"
     title = f"Does one law fit all? Within {collapse.deviation:.0%} (rms), {inside}"
@@ -218,50 +247,51 @@ def _time_row(study: Compared) -> Row:
     if use is None:
         return Row(None, None, None, "target not reached")
     place = f"B = {format_count(use.batch_size)}, lr = {format_number(use.lr)}"
-    below = [part for part in (use.further, f"gain {study.gain_text}") if part]
-    further = tuple(_shortened(part, MOST_FURTHER) for part in below)
+    below = list[str]()
+    if use.further:
+        below.append(_shortened(use.further, LONGEST_LINE_BELOW))
+    below.append(_shortened(f"gain {study.gain_text}", LONGEST_LINE_BELOW))
+    further = tuple(below)
     if use.seconds is None:
         return Row(None, None, None, f"seconds not known; {place}", further=further)
     text = format_seconds(use.seconds)
-    if not use.reliable:
-        text += f" ({use.reached} of {use.runs})" if use.runs else " (predicted)"
+    if not use.runs:
+        text += " (predicted)"
+    elif not use.reliable:
+        text += f" ({use.reached} of {use.runs})"
     return Row(use.seconds, use.low, use.high, f"{text}: {place}", use.reliable, further)
 
 
 def _draw_rows(
-    axes: "Axes", drawn: Sequence[Look], row_of: Callable[[Compared], Row], title: str
+    axes: "Axes", studies: Sequence[Look], row_of: Callable[[Compared], Row], title: str
 ) -> None:
     """Draw a row for each study: a mark, an interval, and above them in words what they say."""
-    rows = [row_of(look.study) for look in drawn]
-    values = [
-        value for row in rows for value in (row.value, row.low, row.high) if value is not None
-    ]
+    rows = [row_of(look.study) for look in studies]
+    values = list[float]()
+    for row in rows:
+        values += [value for value in (row.value, row.low, row.high) if value is not None]
     axes.set_title(title, fontsize=9.0, loc="left")
-    axes.set(yticks=[], ylim=(len(drawn) - 0.5, -0.75), xticks=[])
+    # Rows count downwards, the first one at 0.
+    axes.set(yticks=[], ylim=(len(studies) - 0.5, -0.75), xticks=[])
     if values:
         log_axis(axes, "x", log_limits(values, (0.12, 0.12)), decimal=True)
         axes.grid(axis="x", **GRID)
     left, right = axes.get_xlim()
-    for i, (look, row) in enumerate(zip(drawn, rows, strict=True)):
+    for i, (look, row) in enumerate(zip(studies, rows, strict=True)):
         if row.low is not None or row.high is not None:
-            ends = [row.low or left, row.high or right]  # an open one reaches to the edge
-            axes.plot(
-                ends, [i, i], color=look.colour, linewidth=3.0, alpha=0.45, solid_capstyle="butt"
-            )
+            # An open end reaches to the edge.
+            interval = [row.low or left, row.high or right]
+            bar: dict[str, Any] = {"linewidth": 3.0, "alpha": 0.45, "solid_capstyle": "butt"}
+            axes.plot(interval, [i, i], color=look.colour, **bar)
         if row.value is not None:
-            face = look.colour if row.reliable else "white"
-            axes.scatter(
-                [row.value],
-                [i],
-                marker=look.marker,
-                s=26,
-                facecolor=face,
-                edgecolor=look.colour,
-                zorder=3,
-            )
+            face = "white"
+            if row.reliable:
+                face = look.colour
+            style: dict[str, Any] = {"s": 26, "edgecolor": look.colour, "zorder": 3}
+            axes.scatter([row.value], [i], marker=look.marker, facecolor=face, **style)
         _write(axes, 0.02, i - 0.4, row.text, INK, fontsize=7.5)
         for j, text in enumerate(row.further):
-            _write(axes, 0.02, i + 0.2 + 0.18 * j, text, "#555555", fontsize=6.5)
+            _write(axes, 0.02, i + 0.2 + 0.18 * j, text, FAINT_INK, fontsize=6.5)
 
 
 def _write(axes: "Axes", x: float, row: float, text: str, colour: str, **style: Any) -> None:
@@ -270,15 +300,24 @@ def _write(axes: "Axes", x: float, row: float, text: str, colour: str, **style: 
     axes.text(x, row, text, transform=where, color=colour, va="center", parse_math=False, **style)
 
 
-def _name_curves(figure: "Figure | SubFigure", axes: "Axes", drawn: Sequence[Look]) -> None:
-    """Write each study's name near its B_crit, and that; near its curve or its points, where it has none."""
-    figure.canvas.figure.draw_without_rendering()  # the whole of it, where this is a part
-    labels = []
-    for look in drawn:
-        study, points = look.study, [(point.batch_size, point.steps) for point in look.study.points]
+def _name_curves(figure: "Figure | SubFigure", axes: "Axes", studies: Sequence[Look]) -> None:
+    """Write each study's name near its B_crit, and that.
+
+    Where it has none the name stands near its curve or its points.
+    """
+    # Labels are placed once all else has its place; the whole figure, where this is a part of it.
+    figure.canvas.figure.draw_without_rendering()
+    labels = list[Label]()
+    for look in studies:
+        study = look.study
+        text = look.name
         if study.mark is not None:
-            text, at = f"{look.name}: {format_number(study.b_crit, 2)}", [study.mark]
+            text = f"{look.name}: {format_number(study.b_crit, 2)}"
+            places = [study.mark]
+        elif study.steps.size:
+            places = list(zip(study.batch_size, study.steps, strict=True))
         else:
-            text, at = look.name, [*zip(study.batch_size, study.steps, strict=True)] or points
-        labels += [Label(text, np.array(at), look.colour)] if at else []
+            places = [(point.batch_size, point.steps) for point in study.points]
+        if places:
+            labels.append(Label(text, np.array(places), look.colour))
     place_labels(axes, labels, 7.5)

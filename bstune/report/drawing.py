@@ -1,4 +1,8 @@
-"""The palette of all figures, and the one way to write them: whole, in matplotlib's own style, without a display."""
+"""The palette of all figures, and the one way to write them.
+
+They are whole files, in matplotlib's own style, and need no display. matplotlib is imported in
+functions: only commands that draw should wait for it, 0.4 s (3.11, files cached, two CPU cores).
+"""
 
 import math
 import warnings
@@ -18,23 +22,40 @@ if TYPE_CHECKING:
     from matplotlib.artist import Artist
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+    from matplotlib.text import Text
 
     from bstune.report.picture import Picture
 
+Points = NDArray[np.float64]
 FIGURE_DPI = 150
-PAGE_INCHES, PAGE_DPI = 9.0, 100  # of a figure that is 900 pixels wide, as on a page
-GUIDE = "guide"  # gid of a line that is no data
-STRIDE, MARGIN, LEADER = (
-    4.0,
-    1.5,
-    9.0,
-)  # in points: between a label's places, around it, and to what a line leads
+# Of a figure that is 900 pixels wide, as on a page.
+PAGE_INCHES = 9.0
+PAGE_DPI = 100
+# The gid of a line that is no data.
+GUIDE = "guide"
+POINTS_PER_INCH = 72.0
+# Of labels, in points: between the places that are tried, and the room around one.
+LABEL_STRIDE = 4.0
+LABEL_MARGIN = 1.5
+# In points: a label farther from what it names than this gets a line to it.
+LEADER_FROM = 9.0
+# Of such a line, as shares of it: the points at which it is seen to lie on another label.
 LEADER_PARTS = np.linspace(0.0, 1.0, 25)
-GUIDE_COST = 12.0  # of a label over a piece of a guide, in points of distance
-# from Okabe and Ito's palette, which survives the common colour blindnesses
-BLUE, VERMILION, PURPLE, GREEN = "#0072B2", "#D55E00", "#AA4499", "#009E73"
-INK, GREY = "#1a1a1a", "#9a9a9a"
-# For the letters that matplotlib's own font lacks, where the machine has one of these: Linux, macOS, Windows.
+# Of a label over a piece of a guide, in points of distance.
+GUIDE_COST = 12.0
+# Of a label over a mark, a curve or another label: more than any distance within a figure.
+COVER_COST = 1e4
+# Of a line's pieces, in pixels: one that leaves the panel by far has no more pieces than this.
+LONGEST_LINE_PIXELS = 1e4
+# Colours from Okabe and Ito's palette, which survives the common colour blindnesses.
+BLUE = "#0072B2"
+VERMILION = "#D55E00"
+PURPLE = "#AA4499"
+GREEN = "#009E73"
+INK = "#1a1a1a"
+GREY = "#9a9a9a"
+# For the letters that matplotlib's own font lacks, where the machine has one of these: those of
+# Linux, macOS and Windows.
 FURTHER_FONTS = (
     "Noto Sans CJK JP",
     "WenQuanYi Zen Hei",
@@ -47,13 +68,18 @@ FURTHER_FONTS = (
 
 @contextmanager
 def own_style() -> Iterator[None]:
-    """Draw in matplotlib's own style, then restore the settings; a letter that no font has is a box, not a warning."""
-    # Only commands that draw should wait for matplotlib: its import takes 0.4 s (3.11, files cached, two CPU cores).
+    """Draw in matplotlib's own style, then restore the settings.
+
+    A letter that no font has is a box, not a warning.
+    """
+    # Only what draws waits for matplotlib.
     import matplotlib.style
     from matplotlib.font_manager import fontManager
 
     installed = {font.name for font in fontManager.ttflist}
-    fonts = ["DejaVu Sans", *(name for name in FURTHER_FONTS if name in installed)]
+    fonts = ["DejaVu Sans"]
+    # matplotlib warns of a font that it is told of and does not find.
+    fonts += [name for name in FURTHER_FONTS if name in installed]
     with (
         matplotlib.style.context(["default", {"font.size": 9.0, "font.family": fonts}]),
         warnings.catch_warnings(),
@@ -65,15 +91,16 @@ def own_style() -> Iterator[None]:
 def figure_of(
     paint: Callable[["Figure"], None], inches: tuple[float, float], dots_per_inch: int = FIGURE_DPI
 ) -> "Picture":
-    """Draw on an empty figure of width x height ``inches``, which a notebook shows as its picture."""
-    # as above
+    """Draw on an empty figure of width x height ``inches``, which a notebook shows as a picture."""
+    # Only what draws waits for matplotlib.
     from matplotlib.backends.backend_agg import FigureCanvasAgg
 
     from bstune.report.picture import Picture
 
     with own_style():
         figure = Picture(figsize=inches, dpi=dots_per_inch, layout="constrained")
-        FigureCanvasAgg(figure)  # the backend of the importing program stays as it is
+        # A canvas of its own: the backend of the importing program stays as it is.
+        FigureCanvasAgg(figure)
         paint(figure)
         return figure
 
@@ -84,18 +111,22 @@ def save_figure(
     *paths: Path,
     dots_per_inch: int = FIGURE_DPI,
 ) -> None:
-    """Write what ``paint`` draws on an empty figure of width x height ``inches``: SVG by that suffix, else PNG."""
-    # as above
+    """Write what ``paint`` draws on an empty figure of width x height ``inches``.
+
+    A path that ends in ``.svg`` gets SVG, any other PNG.
+    """
+    # Only what draws waits for matplotlib.
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.backends.backend_svg import FigureCanvasSVG
 
     figure = figure_of(paint, inches, dots_per_inch)
     # All of them are written before the first takes its place.
     with ExitStack() as files, own_style():
-        # Figure.savefig draws everything twice.
         for path in paths:
             file = files.enter_context(whole_file(path))
-            figure.set_dpi(dots_per_inch)  # which an SVG sets to its own
+            # An SVG before this one has set its own.
+            figure.set_dpi(dots_per_inch)
+            # The canvases' own methods, as Figure.savefig draws everything twice.
             if path.suffix == ".svg":
                 FigureCanvasSVG(figure).print_svg(file)  # type: ignore[no-untyped-call]
             else:
@@ -108,179 +139,237 @@ def log_axis(axes: "Axes", name: str, limits: tuple[float, float], decimal: bool
     On ``x`` these are batch sizes, powers of two, unless they are to be ``decimal``.
     """
     if name == "x" and not decimal:
-        every, ticks = _batch_ticks(*limits)
+        minor_ticks, ticks = _batch_ticks(*limits)
+    elif name == "x":
+        # Beside each other labels take more room than above each other.
+        minor_ticks, ticks = decimal_ticks(*limits, fewest=3)
     else:
-        every, ticks = decimal_ticks(
-            *limits, fewest=3 if name == "x" else 4
-        )  # beside each other they take more room
+        minor_ticks, ticks = decimal_ticks(*limits, fewest=4)
     axes.set(**{f"{name}scale": "log", f"{name}lim": limits})
     axis = axes.xaxis if name == "x" else axes.yaxis
     axis.set_ticks(ticks, [format_number(tick, 6) for tick in ticks])
-    axis.set_ticks(every, [""] * len(every), minor=True)
+    axis.set_ticks(minor_ticks, [""] * len(minor_ticks), minor=True)
 
 
 def log_limits(values: Iterable[float], pads: tuple[float, float]) -> tuple[float, float]:
-    """Return limits around positive ``values``, the lower and the upper pad in lengths of their logarithms' span."""
+    """Give limits around positive ``values``; the lower and the upper pad are shares of their span.
+
+    The span is of their logarithms, and two octaves at least.
+    """
     logs = [math.log(value) for value in values]
-    middle, span = (min(logs) + max(logs)) / 2.0, max(max(logs) - min(logs), math.log(4.0))
-    return math.exp(middle - (0.5 + pads[0]) * span), math.exp(middle + (0.5 + pads[1]) * span)
+    middle = (min(logs) + max(logs)) / 2.0
+    span = max(max(logs) - min(logs), math.log(4.0))
+    below, above = pads
+    return math.exp(middle - (0.5 + below) * span), math.exp(middle + (0.5 + above) * span)
 
 
 def _batch_ticks(low: float, high: float) -> tuple[list[float], list[float]]:
-    """Return the powers of two from ``low`` to ``high``, and the batch sizes, at most eight, that get a label."""
-    powers = range(max(0, math.ceil(math.log2(low))), math.floor(math.log2(high)) + 1)
-    every = [2.0**power for power in powers]
-    if len(every) > 3:
-        return every, every[:: math.ceil(len(every) / 8)]
-    halves = [
-        3.0 * size
-        for size in (2.0**power for power in range(powers.stop))
-        if low <= 3.0 * size <= high
-    ]
-    return every, sorted([*every, *halves])
+    """Give the powers of two from ``low`` to ``high``, and the batch sizes that get a label.
+
+    These are at most eight.
+    """
+    first_power = max(0, math.ceil(math.log2(low)))
+    last_power = math.floor(math.log2(high))
+    powers = [2.0**power for power in range(first_power, last_power + 1)]
+    if len(powers) > 3:
+        return powers, powers[:: math.ceil(len(powers) / 8)]
+    # Over less than three octaves the sizes between are named, too: 96 between 64 and 128.
+    labelled = list(powers)
+    for power in range(last_power + 1):
+        between = 3.0 * 2.0**power
+        if low <= between <= high:
+            labelled.append(between)
+    return powers, sorted(labelled)
 
 
 def decimal_ticks(low: float, high: float, fewest: int) -> tuple[list[float], list[float]]:
-    """Return the round numbers from ``low`` to ``high``, and those that get a label: 1-3, 1-2-5, or finer."""
-    decades = range(math.floor(math.log10(low)), math.floor(math.log10(high)) + 1)
+    """Give the round numbers from ``low`` to ``high``, and those that get a label.
 
-    def within(digits: Iterable[float]) -> list[float]:
-        return [
-            digit * 10.0**decade
-            for decade in decades
-            for digit in digits
-            if low <= digit * 10.0**decade <= high
-        ]
+    The labelled ones are powers of ten, 1-3, 1-2-5 or finer: the first of these with at least
+    ``fewest``.
+    """
+    labelled = list[float]()
+    choices = ((1.0,), (1.0, 3.0), (1.0, 2.0, 5.0), (1.0, 1.5, 2.0, 3.0, 4.0, 6.0, 8.0))
+    for digits in choices:
+        labelled = _round_numbers(low, high, digits)
+        if len(labelled) >= fewest:
+            break
+    return _round_numbers(low, high, range(1, 10)), labelled
 
-    choices = [
-        within(digits)
-        for digits in ((1.0,), (1.0, 3.0), (1.0, 2.0, 5.0), (1.0, 1.5, 2.0, 3.0, 4.0, 6.0, 8.0))
-    ]
-    return within(range(1, 10)), next(
-        (ticks for ticks in choices if len(ticks) >= fewest), choices[-1]
-    )
+
+def _round_numbers(low: float, high: float, digits: Sequence[float]) -> list[float]:
+    """Give the numbers from ``low`` to ``high`` that have one of these digits before zeros."""
+    numbers = list[float]()
+    for decade in range(math.floor(math.log10(low)), math.floor(math.log10(high)) + 1):
+        for digit in digits:
+            number = digit * 10.0**decade
+            if low <= number <= high:
+                numbers.append(number)
+    return numbers
 
 
 @dataclass(frozen=True)
 class Label:
-    """A text for a place in a panel: the nearest of the points ``at``, (n, 2) in the data's units."""
+    """A text for a place in a panel."""
 
     text: str
     at: NDArray[np.float64]
+    """What it names, (n, 2) in the data's units: it stands near the nearest of these points."""
     colour: str
 
 
 def place_labels(axes: "Axes", labels: Sequence[Label], size: float) -> tuple[list["Artist"], bool]:
     """Write labels near what they name, where they cover neither marks nor curves nor each other.
 
-    Guides, the lines whose gid is ``GUIDE``, are covered where there is no room else. Returned are what was drawn and
-    whether there was room for all; the figure must have its layout.
-    """
-    # as above
-    from matplotlib.lines import Line2D
+    Guides, the lines whose gid is ``GUIDE``, are covered where there is no room else. The figure
+    must have its layout.
 
-    pixels = axes.figure.dpi / 72.0  # of a point
-    inside, drawn = axes.get_window_extent().padded(-2.0 * MARGIN * pixels), list["Artist"]()
-    marks, guides = _obstacles(axes, pixels)
-    boxes, room = np.empty((0, 4)), True
+    Args:
+        axes: the panel.
+        labels: those placed first have the choice.
+        size: of letters, in points.
+
+    Returns:
+        What was drawn, and whether there was room for all.
+    """
+    pixels_per_point = axes.figure.dpi / POINTS_PER_INCH
+    drawn = list["Artist"]()
+    marks, guides = _obstacles(axes, pixels_per_point)
+    # Of the labels that are placed, and of the lines to what they name.
+    label_boxes = np.empty((0, 4))
+    has_room = True
     for label in labels:
-        style: dict[str, Any] = {
-            "fontsize": size,
-            "color": label.colour,
-            "ha": "center",
-            "va": "center",
-            "zorder": 8,
-        }
-        text = axes.text(0.5, 0.5, label.text, transform=axes.transAxes, parse_math=False, **style)
-        text.set_in_layout(False)
+        text = _write_label(axes, label, size)
         extent = text.get_window_extent()
-        half = np.array([extent.width, extent.height]) / 2.0 + MARGIN * pixels
-        sides = [
-            np.arange(start + side, max(end - side, start + side) + 1.0, STRIDE * pixels)
-            for start, end, side in (
-                (inside.x0, inside.x1, half[0]),
-                (inside.y0, inside.y1, half[1]),
-            )
-        ]
-        centres = np.stack(np.meshgrid(*sides), axis=-1).reshape(-1, 2)
+        half = np.array([extent.width, extent.height]) / 2.0 + LABEL_MARGIN * pixels_per_point
+        centres = _label_places(axes, half, pixels_per_point)
         anchors = axes.transData.transform(label.at)
-        distances = np.linalg.norm(
-            np.maximum(np.abs(centres[:, None] - anchors) - half, 0.0), axis=2
-        )
-        covered = _overlaps(centres, half, marks) + _overlaps(centres, half, boxes)
-        # of the line from each place to what it names, the points that would lie on another label
+        gaps = np.maximum(np.abs(centres[:, None] - anchors) - half, 0.0)
+        distances = np.linalg.norm(gaps, axis=2)
+        covered = _overlaps(centres, half, marks) + _overlaps(centres, half, label_boxes)
+        # The line from each place to what it names is not to lie on another label.
         named = anchors[distances.argmin(axis=1)]
         edges = np.clip(named, centres - half, centres + half)
-        covered += sum(
-            _overlaps(edges + part * (named - edges), np.zeros(2), boxes) for part in LEADER_PARTS
-        )
-        cost = (
-            distances.min(axis=1)
-            + GUIDE_COST * pixels * _overlaps(centres, half, guides)
-            + 1e4 * covered
-        )
+        for part in LEADER_PARTS:
+            on_line = edges + part * (named - edges)
+            covered += _overlaps(on_line, np.zeros(2), label_boxes)
+        guides_covered = _overlaps(centres, half, guides)
+        cost = distances.min(axis=1) + GUIDE_COST * pixels_per_point * guides_covered
+        cost = cost + COVER_COST * covered
         best = int(cost.argmin())
-        room &= bool(covered[best] == 0)
-        boxes = np.vstack([boxes, [*centres[best], *half]])
+        has_room &= bool(covered[best] == 0)
+        label_boxes = np.vstack([label_boxes, [*centres[best], *half]])
         to_axes = axes.transAxes.inverted().transform
         text.set_position(tuple(to_axes(centres[best])))
         drawn.append(text)
-        nearest = int(distances[best].argmin())
-        if distances[best, nearest] > LEADER * pixels:
-            parts = [edges[best] + part * (named[best] - edges[best]) for part in LEADER_PARTS]
-            boxes = np.vstack([boxes, *([*part, pixels, pixels] for part in parts)])
-            ends = to_axes([edges[best], named[best]])
-            leader = Line2D(
-                *ends.T,
-                transform=axes.transAxes,
-                color=label.colour,
-                linewidth=0.7,
-                zorder=7,
-                gid=GUIDE,
-            )
-            leader.set_in_layout(False)
-            drawn.append(axes.add_artist(leader))
-    return drawn, room
+        if distances[best].min() > LEADER_FROM * pixels_per_point:
+            leader_boxes = list[list[float]]()
+            for part in LEADER_PARTS:
+                on_line = edges[best] + part * (named[best] - edges[best])
+                leader_boxes.append([*on_line, pixels_per_point, pixels_per_point])
+            label_boxes = np.vstack([label_boxes, *leader_boxes])
+            leader_ends = to_axes([edges[best], named[best]])
+            drawn.append(_draw_leader(axes, leader_ends, label.colour))
+    return drawn, has_room
 
 
-def _overlaps(
-    centres: NDArray[np.float64], half: NDArray[np.float64], boxes: NDArray[np.float64]
-) -> Any:
-    """Return how many ``boxes``, (n, 4) of centres and half sides, one of sides ``half`` covers at each centre."""
-    x, y = (
-        np.abs(centres[:, None, axis] - boxes[:, axis]) < half[axis] + boxes[:, 2 + axis]
-        for axis in (0, 1)
+def _write_label(axes: "Axes", label: Label, size: float) -> "Text":
+    """Write a label in the panel's middle, where its size can be measured."""
+    style: dict[str, Any] = {
+        "fontsize": size,
+        "color": label.colour,
+        "ha": "center",
+        "va": "center",
+        "zorder": 8,
+    }
+    text = axes.text(0.5, 0.5, label.text, transform=axes.transAxes, parse_math=False, **style)
+    # The layout is not to change by what is placed in it.
+    text.set_in_layout(False)
+    return text
+
+
+def _label_places(axes: "Axes", half: Points, pixels_per_point: float) -> Points:
+    """Give places in a panel for the centre of a label of half sides ``half``, (n, 2) pixels."""
+    inside = axes.get_window_extent().padded(-2.0 * LABEL_MARGIN * pixels_per_point)
+    stride = LABEL_STRIDE * pixels_per_point
+    half_width, half_height = half
+    # A panel that is smaller than the label has one place all the same.
+    left = inside.x0 + half_width
+    right = max(inside.x1 - half_width, left)
+    bottom = inside.y0 + half_height
+    top = max(inside.y1 - half_height, bottom)
+    x = np.arange(left, right + 1.0, stride)
+    y = np.arange(bottom, top + 1.0, stride)
+    return np.stack(np.meshgrid(x, y), axis=-1).reshape(-1, 2)
+
+
+def _draw_leader(axes: "Axes", ends: Points, colour: str) -> "Artist":
+    """Draw a thin line from a label to what it names, (2, 2) in shares of the panel."""
+    # Only what draws waits for matplotlib.
+    from matplotlib.lines import Line2D
+
+    leader = Line2D(
+        *ends.T,
+        transform=axes.transAxes,
+        color=colour,
+        linewidth=0.7,
+        zorder=7,
+        gid=GUIDE,
     )
-    return (x & y).sum(axis=1)
+    leader.set_in_layout(False)
+    return axes.add_artist(leader)
 
 
-def _obstacles(axes: "Axes", pixels: float) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Return the marks and curves of a panel, and its guides, as boxes in pixels: (n, 4) of centres and half sides."""
-    # as above
+def _overlaps(centres: Points, half: Points, boxes: Points) -> NDArray[np.int64]:
+    """Count the boxes that one of half sides ``half`` covers at each of the centres, shape (n,).
+
+    ``boxes``: (m, 4) of centres and half sides.
+    """
+    in_x = np.abs(centres[:, None, 0] - boxes[:, 0]) < half[0] + boxes[:, 2]
+    in_y = np.abs(centres[:, None, 1] - boxes[:, 1]) < half[1] + boxes[:, 3]
+    counts: NDArray[np.int64] = (in_x & in_y).sum(axis=1)
+    return counts
+
+
+def _obstacles(axes: "Axes", pixels_per_point: float) -> tuple[Points, Points]:
+    """Give the marks and curves of a panel, and its guides, as boxes in pixels.
+
+    They are (n, 4) of centres and half sides; a line is a row of boxes.
+    """
+    # Only what draws waits for matplotlib.
     from matplotlib.collections import LineCollection, PathCollection
 
-    data, guides = [np.empty((0, 4))], [np.empty((0, 4))]
-
-    def boxes(centres: Any, radius: float) -> NDArray[np.float64]:
-        return np.hstack([centres, np.full_like(centres, radius)])
-
-    def pieces(placed: Any) -> NDArray[np.float64]:
-        """Return points on a line, at most a stride apart."""
-        along = np.concatenate([[0.0], np.linalg.norm(np.diff(placed, axis=0), axis=1).cumsum()])
-        at = np.linspace(0.0, along[-1], 2 + int(min(along[-1], 1e4) / (STRIDE * pixels)))
-        return np.stack(
-            [np.interp(at, along, placed[:, 0]), np.interp(at, along, placed[:, 1])], axis=-1
-        )
-
-    for some in axes.collections:
-        if isinstance(some, PathCollection):
-            radius = math.sqrt(max(some.get_sizes())) / 2.0 * pixels
-            data.append(boxes(axes.transData.transform(some.get_offsets()), radius))
-        elif isinstance(some, LineCollection):
-            data += [
-                boxes(pieces(axes.transData.transform(one)), pixels) for one in some.get_segments()
-            ]
+    data = [np.empty((0, 4))]
+    guides = [np.empty((0, 4))]
+    for collection in axes.collections:
+        if isinstance(collection, PathCollection):
+            radius = math.sqrt(max(collection.get_sizes())) / 2.0 * pixels_per_point
+            centres = axes.transData.transform(collection.get_offsets())
+            data.append(_boxes(centres, radius))
+        elif isinstance(collection, LineCollection):
+            for segment in collection.get_segments():
+                corners = axes.transData.transform(segment)
+                data.append(_boxes(_pieces(corners, pixels_per_point), pixels_per_point))
     for line in axes.lines:
         corners = line.get_transform().transform(line.get_xydata())
-        (guides if line.get_gid() == GUIDE else data).append(boxes(pieces(corners), pixels))
+        boxes = _boxes(_pieces(corners, pixels_per_point), pixels_per_point)
+        if line.get_gid() == GUIDE:
+            guides.append(boxes)
+        else:
+            data.append(boxes)
     return np.vstack(data), np.vstack(guides)
+
+
+def _boxes(centres: Points, radius: float) -> Points:
+    return np.hstack([centres, np.full_like(centres, radius)])
+
+
+def _pieces(corners: Points, pixels_per_point: float) -> Points:
+    """Give points on a line through ``corners``, (n, 2) in pixels, at most a stride apart."""
+    lengths = np.linalg.norm(np.diff(corners, axis=0), axis=1)
+    along = np.concatenate([[0.0], lengths.cumsum()])
+    count = int(min(along[-1], LONGEST_LINE_PIXELS) / (LABEL_STRIDE * pixels_per_point))
+    distances = np.linspace(0.0, along[-1], 2 + count)
+    x = np.interp(distances, along, corners[:, 0])
+    y = np.interp(distances, along, corners[:, 1])
+    return np.stack([x, y], axis=-1)

@@ -1,4 +1,4 @@
-"""What ``bstune extrapolate`` found: typed, as a table and lines, and as a card for a trainer of one's own.
+"""What ``bstune extrapolate`` found: typed, as a table and lines, and as a card for other trainers.
 
 A study is a row, at its scale. Of each quantity that enough rows tell there is a law
 (:mod:`bstune.core.scale_law`), its exponent and its value at the scale that was asked for.
@@ -28,13 +28,21 @@ HEADINGS: Mapping[Quantity, str] = {
     "weight_decay_half_life": "weight decay's half-life",
 }
 HALF_LIFE_QUANTITIES: tuple[Quantity, ...] = ("beta2_half_life", "weight_decay_half_life")
-WARN_BEYOND = 30.0  # times the largest scale
-WIDE_INTERVAL = 30.0  # upper end over lower: such an interval is no recommendation
-LARGEST_BATCH_SIZE = 1e15
-LINE_POINTS = 33  # of a law's line
-MOST_DOUBLINGS = 40  # of a batch size over a training
-CARD_COLUMNS = 100  # of a card's comments
-COARSE_FROM = 32  # batch sizes of a card from here on are multiples of 8
+# Times the largest scale: a law that bends beyond it is not seen in the studies.
+WARN_BEYOND = 30.0
+# Upper end over lower: such an interval is no recommendation.
+WIDE_RATIO = 30.0
+LARGEST_CARD_SIZE = 1e15
+# Of a law's line.
+LINE_POINTS = 33
+# Of a batch size over a training.
+MOST_DOUBLINGS = 40
+# Halvings of the range in which a scale is sought: 2^-40 of its logarithm's span is left.
+SCALE_HALVINGS = 40
+# Of a card's comments.
+CARD_COLUMNS = 100
+# Batch sizes of a card from here on are multiples of 8.
+COARSE_FROM = 32
 SCHEDULE_SOURCE = "https://github.com/NVIDIA/Megatron-LM/pull/4411"
 
 
@@ -108,7 +116,9 @@ class Extrapolation:
     def batch_size(self) -> Estimate | None:
         """The batch size to use; None where it has no law."""
         law = self.laws.get(self.size_to_use)
-        return None if law is None else law.wanted
+        if law is None:
+            return None
+        return law.wanted
 
     def to_json(self) -> str:
         """Give all of it as JSON."""
@@ -139,22 +149,29 @@ def size_schedule(law: ScaleLaw, wanted: float) -> tuple[SizeStep, ...]:
     """
     if law.exponent.low <= 0.0 or wanted <= law.smallest:
         return ()
-    first = law.at(law.smallest).value
-    last = law.at(wanted).value
-    steps = [SizeStep(0.0, card_batch_size(first))]
+    at_smallest = law.at(law.smallest).value
+    at_wanted = law.at(wanted).value
+    steps = [SizeStep(0.0, card_batch_size(at_smallest))]
     for doublings in range(1, MOST_DOUBLINGS):
-        goal = first * 2.0**doublings
-        if last < goal:
+        goal = at_smallest * 2.0**doublings
+        if at_wanted < goal:
             break
         start = _scale_at(law, goal, wanted)
         steps.append(SizeStep(float(round(start)), steps[0].batch_size * 2**doublings))
-    return tuple(steps) if len(steps) > 1 else ()
+    # A single size is no schedule.
+    if len(steps) == 1:
+        return ()
+    return tuple(steps)
 
 
 def _scale_at(law: ScaleLaw, goal: float, wanted: float) -> float:
-    """Give the scale between the law's smallest and the wanted one at which it comes to ``goal``."""
-    low, high = math.log(law.smallest), math.log(wanted)
-    for _ in range(40):
+    """Give the scale at which a growing law comes to ``goal``, by halving the range it lies in.
+
+    That range goes from the law's smallest scale to the wanted one.
+    """
+    low = math.log(law.smallest)
+    high = math.log(wanted)
+    for _ in range(SCALE_HALVINGS):
         middle = (low + high) / 2.0
         if law.at(math.exp(middle)).value < goal:
             low = middle
@@ -164,8 +181,8 @@ def _scale_at(law: ScaleLaw, goal: float, wanted: float) -> float:
 
 
 def card_batch_size(value: float) -> int:
-    """Round a batch size as a person would choose it: to a multiple of 8 where it is no small one."""
-    value = min(max(value, 1.0), LARGEST_BATCH_SIZE)
+    """Round a batch size as a person would choose it: to a multiple of 8, unless it is small."""
+    value = min(max(value, 1.0), LARGEST_CARD_SIZE)
     if value < COARSE_FROM:
         return round(value)
     return 8 * round(value / 8.0)
@@ -173,19 +190,25 @@ def card_batch_size(value: float) -> int:
 
 def extrapolation_table(found: Extrapolation) -> Table:
     """Lay the studies and the wanted scale out as a table, intervals in brackets."""
-    shown = [name for name in HEADINGS if any(name in row.readings for row in found.rows)]
+    told = set[Quantity]()
+    for row in found.rows:
+        told.update(row.readings)
+    names = [name for name in HEADINGS if name in told]
     table = Table(title=f"over {found.meaning}")
     table.add_column("study")
     table.add_column(found.scale, justify="right")
-    for name in shown:
+    for name in names:
         table.add_column(HEADINGS[name], justify="right")
     for row in found.rows:
-        cells = [_reading_text(row.readings.get(name)) for name in shown]
-        table.add_row(row.study, format_number(row.scale), *cells)
+        readings = [_reading_text(row.readings.get(name)) for name in names]
+        table.add_row(row.study, format_number(row.scale), *readings)
     table.add_section()
-    wanted = [_law_text(found, name) for name in shown]
-    table.add_row("predicted", format_number(found.wanted), *wanted)
-    exponents = [_exponent_text(found, name) for name in shown]
+    predictions = list[str]()
+    exponents = list[str]()
+    for name in names:
+        predictions.append(_law_text(found, name))
+        exponents.append(_exponent_text(found, name))
+    table.add_row("predicted", format_number(found.wanted), *predictions)
     table.add_row("exponent", "", *exponents)
     return table
 
@@ -196,19 +219,26 @@ def _reading_text(reading: Reading | None) -> str:
     value = format_number(reading.value, 3)
     if reading.low is None and reading.high is None:
         return value
-    low = "open" if reading.low is None else format_number(reading.low, 2)
-    high = "open" if reading.high is None else format_number(reading.high, 2)
-    return f"{value} ({low} to {high})"
+    return f"{value} ({_end_text(reading.low)} to {_end_text(reading.high)})"
+
+
+def _end_text(end: float | None) -> str:
+    if end is None:
+        return "open"
+    return format_number(end, 2)
 
 
 def _law_text(found: Extrapolation, name: Quantity) -> str:
     law = found.laws.get(name)
-    return "-" if law is None else estimate_text(law.wanted)
+    if law is None:
+        return "-"
+    return estimate_text(law.wanted)
 
 
 def estimate_text(estimate: Estimate) -> str:
     """Write an estimate with its interval."""
-    low, high = format_number(estimate.low, 2), format_number(estimate.high, 2)
+    low = format_number(estimate.low, 2)
+    high = format_number(estimate.high, 2)
     return f"{format_number(estimate.value, 3)} ({low} to {high})"
 
 
@@ -216,43 +246,47 @@ def _exponent_text(found: Extrapolation, name: Quantity) -> str:
     law = found.laws.get(name)
     if law is None:
         return "-"
-    one = law.exponent
-    return f"{one.value:z.2f} ({one.low:z.2f} to {one.high:z.2f})"
+    exponent = law.exponent
+    return f"{exponent.value:z.2f} ({exponent.low:z.2f} to {exponent.high:z.2f})"
 
 
 def extrapolation_lines(found: Extrapolation) -> list[str]:
     """Say in words what to use at the wanted scale, and what to doubt."""
-    place = f"{found.scale} = {format_number(found.wanted)}"
-    batch_size, rate = found.batch_size, found.laws.get("lr")
-    lines = list[str]()
-    if batch_size is None:
-        lines.append(f"USE       no batch size can be told at {place}")
-    else:
-        text = f"B = {card_batch_size(batch_size.value)}"
-        if rate is not None:
-            text += f", lr = {format_number(rate.wanted.value, 3)}"
-        lines.append(
-            f"USE       {text} at {place}, {format_number(found.beyond, 2)} times the largest: B is the "
-            f"{HEADINGS[found.size_to_use]}"
-        )
-    lines += [f"CAUTION   {caution}" for caution in cautions(found)]
-    lines += [f"NOTE      {note}" for note in found.notes]
+    lines = [f"USE       {_use_text(found)}"]
+    for caution in cautions(found):
+        lines.append(f"CAUTION   {caution}")
+    for note in found.notes:
+        lines.append(f"NOTE      {note}")
     return lines
+
+
+def _use_text(found: Extrapolation) -> str:
+    place = f"{found.scale} = {format_number(found.wanted)}"
+    if found.batch_size is None:
+        return f"no batch size can be told at {place}"
+    point = f"B = {card_batch_size(found.batch_size.value)}"
+    rate = found.laws.get("lr")
+    if rate is not None:
+        point += f", lr = {format_number(rate.wanted.value, 3)}"
+    beyond = f"{format_number(found.beyond, 2)} times the largest"
+    return f"{point} at {place}, {beyond}: B is the {HEADINGS[found.size_to_use]}"
 
 
 def cautions(found: Extrapolation) -> list[str]:
     """Warn of a scale far beyond what was measured, and of an answer that says little."""
     lines = list[str]()
     if found.beyond > WARN_BEYOND:
+        place = f"{found.scale} = {format_number(found.wanted)}"
+        beyond = f"{format_number(found.beyond, 2)} times the largest that was measured"
         lines.append(
-            f"{found.scale} = {format_number(found.wanted)} is {format_number(found.beyond, 2)} times the "
-            "largest that was measured: a law that bends there is not seen here, so run a study between"
+            f"{place} is {beyond}: a law that bends there is not seen here, so run a study between"
         )
     size = found.batch_size
-    if size is not None and size.high > WIDE_INTERVAL * size.low:
+    if size is not None and size.high > WIDE_RATIO * size.low:
+        ratio = format_number(size.high / size.low, 2)
         lines.append(
-            f"the interval of the batch size spans a factor of {format_number(size.high / size.low, 2)}: "
-            "studies of more scales, further apart, would narrow it"
+            f"the interval of the batch size spans a factor of {ratio}: studies of more scales, "
+            "further apart, would narrow it"
         )
     return lines
 
@@ -264,8 +298,10 @@ def card(found: Extrapolation, tokens: int | None) -> str:
         found: with a batch size.
         tokens: of an example, where it has some: the schedule counts in them.
     """
-    batch_size, rate = found.batch_size, found.laws.get("lr")
-    assert batch_size is not None  # noqa: S101 (the caller has looked)
+    batch_size = found.batch_size
+    rate = found.laws.get("lr")
+    # The caller has looked.
+    assert batch_size is not None  # noqa: S101
     size = card_batch_size(batch_size.value)
     values: dict[str, object] = {
         "scale": {found.scale: found.wanted, "times_the_largest": _short(found.beyond)},
@@ -282,6 +318,7 @@ def card(found: Extrapolation, tokens: int | None) -> str:
     if "beta2_half_life" in half_lives:
         values["beta2"] = float(f"{beta2_of(size, half_lives['beta2_half_life']):.6f}")
     if "weight_decay_half_life" in half_lives and rate is not None:
+        # AdamW shrinks the weights by lr x weight decay in a step.
         share = shrinkage_of(size, half_lives["weight_decay_half_life"])
         values["weight_decay"] = _short(share / rate.wanted.value)
     comments = [
@@ -290,21 +327,31 @@ def card(found: Extrapolation, tokens: int | None) -> str:
     ]
     if found.schedule:
         values["batch_size_schedule"] = [asdict(step) for step in found.schedule]
-        of_a_scale = 1 if found.scale == "tokens" or tokens is None else tokens
-        values["megatron_lm"] = megatron_flags(found.schedule, of_a_scale)
-        unit = "samples, so without --seq-length" if tokens is None else "tokens, with --seq-length"
+        unit = "samples, so without --seq-length"
+        tokens_per_unit = 1
+        if tokens is not None:
+            unit = "tokens, with --seq-length"
+            # A scale of tokens counts what the threshold counts.
+            if found.scale != "tokens":
+                tokens_per_unit = tokens
+        values["megatron_lm"] = megatron_flags(found.schedule, tokens_per_unit)
         comments.append(
             f"megatron_lm: thresholds are in {unit}; each batch size must be a multiple of the "
             f"micro-batch size times the data-parallel size ({SCHEDULE_SOURCE})."
         )
     else:
         comments.append(
-            "No schedule of batch sizes: easier targets of one study, or bstune branch at checkpoints of "
-            "a run, tell how the critical one grows within a training, where it surely grows."
+            "No schedule of batch sizes: easier targets of one study, or bstune branch at "
+            "checkpoints of a run, tell how the critical one grows within a training, where it "
+            "surely grows."
         )
-    comments += [f"CAUTION: {caution}." for caution in cautions(found)]
+    for caution in cautions(found):
+        comments.append(f"CAUTION: {caution}.")
+    rows = list[str]()
+    for comment in comments:
+        rows += wrapped(f"# {comment}", CARD_COLUMNS, "# ")
+    header = "\n".join(rows)
     text: str = yaml.safe_dump(values, sort_keys=False, width=100, allow_unicode=True)
-    header = "\n".join(row for line in comments for row in wrapped(f"# {line}", CARD_COLUMNS, "# "))
     return f"{header}\n{text}"
 
 

@@ -1,4 +1,4 @@
-"""The picture of ``bstune extrapolate``: a panel a quantity, its law with its interval up to the wanted scale."""
+"""The picture of ``bstune extrapolate``: a panel a quantity, its law up to the wanted scale."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -31,28 +31,34 @@ def paint_extrapolation(found: Extrapolation, figure: "Figure") -> None:
 
 
 def _paint_law(axes: "Axes", found: Extrapolation, name: Quantity, law: QuantityLaw) -> None:
-    rows = [row for row in found.rows if name in row.readings]
-    scales = [row.scale for row in rows]
-    readings = [row.readings[name] for row in rows]
-    at = [scale for scale, _ in law.line]
-    low = [one.low for _, one in law.line]
-    middle = [one.value for _, one in law.line]
-    high = [one.high for _, one in law.line]
-    axes.fill_between(at, low, high, color=BLUE, alpha=0.15, linewidth=0)
-    axes.plot(at, middle, color=BLUE, linewidth=1.4)
-    axes.errorbar(
-        scales,
-        [one.value for one in readings],
-        yerr=_error_bars(readings),
-        fmt="o",
-        markersize=4,
-        color=INK,
-        linewidth=1.0,
-    )
+    """Draw a quantity's law with its interval, the studies' readings, and what it predicts."""
+    line_scales = list[float]()
+    low = list[float]()
+    middle = list[float]()
+    high = list[float]()
+    for scale, estimate in law.line:
+        line_scales.append(scale)
+        low.append(estimate.low)
+        middle.append(estimate.value)
+        high.append(estimate.high)
+    axes.fill_between(line_scales, low, high, color=BLUE, alpha=0.15, linewidth=0)
+    axes.plot(line_scales, middle, color=BLUE, linewidth=1.4)
+    scales = list[float]()
+    values = list[float]()
+    readings = list[Reading]()
+    for row in found.rows:
+        reading = row.readings.get(name)
+        if reading is not None:
+            scales.append(row.scale)
+            values.append(reading.value)
+            readings.append(reading)
+    bars = _error_bars(readings)
+    axes.errorbar(scales, values, yerr=bars, fmt="o", markersize=4, color=INK, linewidth=1.0)
     wanted = law.wanted
-    ends = [[wanted.value - wanted.low], [wanted.high - wanted.value]]
-    axes.errorbar([found.wanted], [wanted.value], yerr=ends, fmt="D", markersize=5, color=BLUE)
-    log_axis(axes, "x", log_limits([*at, found.wanted], (0.08, 0.08)), decimal=True)
+    # What is predicted has another mark than what was read.
+    bars = [[wanted.value - wanted.low], [wanted.high - wanted.value]]
+    axes.errorbar([found.wanted], [wanted.value], yerr=bars, fmt="D", markersize=5, color=BLUE)
+    log_axis(axes, "x", log_limits([*line_scales, found.wanted], (0.08, 0.08)), decimal=True)
     log_axis(axes, "y", log_limits([*low, *high], (0.05, 0.05)))
     axes.set_xlabel(found.scale)
     axes.set_title(f"{HEADINGS[name]}, {LAW_LEVEL:.0%} interval", fontsize=9)
@@ -60,8 +66,12 @@ def _paint_law(axes: "Axes", found: Extrapolation, name: Quantity, law: Quantity
 
 def _error_bars(readings: Sequence[Reading]) -> list[list[float]]:
     """Give the lengths of error bars, 0 to an end that is open or not told."""
-    below, above = list[float](), list[float]()
-    for one in readings:
-        below.append(0.0 if one.low is None else max(one.value - one.low, 0.0))
-        above.append(0.0 if one.high is None else max(one.high - one.value, 0.0))
+    below = list[float]()
+    above = list[float]()
+    for reading in readings:
+        low = reading.value if reading.low is None else reading.low
+        high = reading.value if reading.high is None else reading.high
+        # matplotlib refuses a negative length: a reading may lie outside of its interval.
+        below.append(max(reading.value - low, 0.0))
+        above.append(max(high - reading.value, 0.0))
     return [below, above]

@@ -10,7 +10,7 @@ is drawn: it takes 0.4 s.
 
 import math
 import textwrap
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -38,7 +38,6 @@ from bstune.report.rows import (
     USE,
     YOURS,
     Band,
-    Mark,
     Panel,
     band,
     panel,
@@ -50,26 +49,39 @@ from bstune.result import INTERVAL_LEVEL, StudyResult
 from bstune.system.console import format_count, format_number, format_seconds, plural, time_unit
 
 if TYPE_CHECKING:
+    from matplotlib.artist import Artist
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
     from matplotlib.path import Path as Outline
+    from matplotlib.patheffects import AbstractPathEffect
 
     from bstune.report.picture import Picture
 
 FIGURE_INCHES = PAGE_INCHES, 7.6
-TITLE_SIZE, SIZE, SMALL = 10.5, 9.0, 8.0  # of letters, in points
-TITLE_WIDTHS = (112, 90, 70, 50, 40)  # in letters: the first that fits
-PANEL_WIDTH = 66  # in letters of a panel's title
-KEY_WIDTH = 60  # in letters of a line of the key
-MAX_KEY_LINES = 3  # of one entry
-KEY_SIZES = (8.0, 7.0, 6.0, 5.0)  # of letters, in points: the first with which the key fits
-MARK_OFFSET = 8.0  # of a mark's name, in points
+# Of letters, in points: the answer above, the panels' titles and axes, and the ticks.
+TITLE_POINTS = 10.5
+AXIS_POINTS = 9.0
+TICK_POINTS = 8.0
+# Of the answer above, in letters a line: the first that fits the figure's width.
+TITLE_WIDTHS = (112, 90, 70, 50, 40)
+# Of a panel's title, in letters a line.
+PANEL_WIDTH = 66
+# Of the key, in letters a line.
+KEY_WIDTH = 60
+# Of one entry of the key.
+MAX_KEY_LINES = 3
+# Of the key's letters, in points: the first with which it fits.
+KEY_POINTS = (8.0, 7.0, 6.0, 5.0)
+# Of a mark's name, in points from the mark.
+MARK_OFFSET = 8.0
 POINT_TEXT = "fewest examples near its batch size; bar: last miss to first hit"
 OTHER_TEXT = "other trial that reached the target"
 STOPPED_TEXT = "stopped before the target: it takes more"
 SLOPE_TEXT = "twice the batch, half the steps"
-NEAR = 4.0  # times the batch sizes that reached the target: a B_crit this near is in the figure
-RATE_DASHES: dict[str, Any] = {
+# Times the batch sizes that reached the target: a B_crit this near is in the figure, one farther
+# off would leave the trials no room.
+NEAR_CRITICAL = 4.0
+FIGURE_DASHES: dict[str, Any] = {
     "none": (0, (1, 2)),
     "sqrt": (0, (5, 2)),
     "linear": (0, (6, 2, 1, 2)),
@@ -79,11 +91,14 @@ RATE_DASHES: dict[str, Any] = {
 
 @dataclass(frozen=True)
 class _View:
-    """A panel's rows, the unit of its values and the limits of its batch sizes."""
+    """What a panel shows, and on which scales."""
 
     shown: Panel
+    """Its rows."""
     unit: float
+    """Of its values: seconds, where they are shown in minutes, are divided by 60."""
     x_limits: tuple[float, float]
+    """Of its batch sizes."""
 
 
 def draw_curve(trials: Sequence[TrialResult], result: StudyResult, *paths: Path) -> None:
@@ -103,36 +118,43 @@ def curve_figure(trials: Sequence[TrialResult], result: StudyResult) -> "Picture
 
 def _paint(figure: "Figure", trials: Sequence[TrialResult], result: StudyResult) -> None:
     panels = figure.subplots(2, 2, gridspec_kw={"height_ratios": [1.0, 0.8]})
-    left, right, rates, key = panels.flat
-    steps, time = panel(trials, result, "steps"), panel(trials, result, "time")
-    x_limits = _sizes(trials, steps, result)
+    steps_axes, time_axes, rates_axes, key_axes = panels.flat
+    steps = panel(trials, result, "steps")
+    time = panel(trials, result, "time")
+    # All panels have the same batch sizes, so that one is read below the other.
+    x_limits = _size_limits(trials, steps, result)
     unit, unit_name = time_unit(min(_heights(time), default=1.0))
-    _draw_panel(left, _View(steps, 1.0, x_limits), result)
-    _draw_guides(left, result)
-    _draw_panel(right, _View(time, unit, x_limits), result)
-    _draw_critical(right, result)
-    _draw_rates(rates, trials, result, x_limits)
-    headed = {
-        left: f"steps to {result.target}, S(B)",
-        right: f"time to target, S(B) x tau(B), {unit_name} of training",
-        rates: textwrap.fill(f"learning rate {_lr_text(result)}", PANEL_WIDTH),
+    _draw_panel(steps_axes, _View(steps, 1.0, x_limits), result)
+    _draw_guides(steps_axes, result)
+    _draw_panel(time_axes, _View(time, unit, x_limits), result)
+    _draw_critical(time_axes, result)
+    _draw_rates(rates_axes, trials, result, x_limits)
+    titles = {
+        steps_axes: f"steps to {result.target}, S(B)",
+        time_axes: f"time to target, S(B) x tau(B), {unit_name} of training",
+        rates_axes: textwrap.fill(f"learning rate {_lr_text(result)}", PANEL_WIDTH),
     }
-    for axes, title in headed.items():
-        axes.set_title(title, loc="left", fontsize=SIZE, parse_math=False)
-        axes.set_xlabel("batch size B (examples per step)", fontsize=SIZE, labelpad=1.0)
-        axes.tick_params(labelsize=SMALL)
+    for axes, title in titles.items():
+        axes.set_title(title, loc="left", fontsize=AXIS_POINTS, parse_math=False)
+        axes.set_xlabel("batch size B (examples per step)", fontsize=AXIS_POINTS, labelpad=1.0)
+        axes.tick_params(labelsize=TICK_POINTS)
         axes.grid(color=INK, alpha=0.07, linewidth=0.6)
     _set_title(figure, result)
-    _draw_key(figure, key, (left, right, rates))
+    # Last, as it collects what the panels have drawn.
+    _draw_key(figure, key_axes, (steps_axes, time_axes, rates_axes))
 
 
 def _set_title(figure: "Figure", result: StudyResult) -> None:
-    """Make the answer the title, broken where it would be wider than the figure; what was asked stands below it."""
-    found = answer(result)
-    asked = found.title.replace(f"{result.workload} · ", "", 1)
-    title = figure.suptitle("", x=0.01, ha="left", fontsize=TITLE_SIZE, parse_math=False)
+    """Make the answer the title, with what was asked below it.
+
+    Both are broken where they would be wider than the figure.
+    """
+    told = answer(result)
+    asked = told.title.replace(f"{result.workload} · ", "", 1)
+    title = figure.suptitle("", x=0.01, ha="left", fontsize=TITLE_POINTS, parse_math=False)
     for width in TITLE_WIDTHS:
-        title.set_text("\n".join(textwrap.fill(line, width) for line in (found.headline, asked)))
+        headline = textwrap.fill(told.headline, width)
+        title.set_text(f"{headline}\n{textwrap.fill(asked, width)}")
         if title.get_window_extent().width < 0.98 * figure.bbox.width:
             break
 
@@ -145,21 +167,24 @@ def _lr_text(result: StudyResult) -> str:
     return "of the trials"
 
 
-def _sizes(trials: Sequence[TrialResult], steps: Panel, result: StudyResult) -> tuple[float, float]:
-    """Give the limits of the batch sizes: of what reached the target, the baseline, and B_crit where it is near."""
-    sizes: list[float] = [mark.batch_size for mark in steps.trials if mark.reached]
-    if not sizes:
-        sizes = [mark.batch_size for mark in steps.trials]
-    if not sizes:
-        sizes = [trial.batch_size for trial in trials] or [1.0]
+def _size_limits(
+    trials: Sequence[TrialResult], steps: Panel, result: StudyResult
+) -> tuple[float, float]:
+    """Give the limits of the batch sizes: of hits, the baseline, and B_crit where it is near."""
+    batch_sizes: list[float] = [mark.batch_size for mark in steps.trials if mark.reached]
+    if not batch_sizes:
+        batch_sizes = [mark.batch_size for mark in steps.trials]
+    if not batch_sizes:
+        batch_sizes = [trial.batch_size for trial in trials] or [1.0]
     if steps.baseline is not None:
-        sizes.append(steps.baseline.batch_size)
+        batch_sizes.append(steps.baseline.batch_size)
     critical = shown_critical(result)
     if critical is not None and critical.value is not None:
-        is_near = min(sizes) / NEAR <= critical.value <= max(sizes) * NEAR
-        if is_near:
-            sizes.append(critical.value)
-    return log_limits(sizes, (0.06, 0.06))
+        nearest = min(batch_sizes) / NEAR_CRITICAL
+        farthest = max(batch_sizes) * NEAR_CRITICAL
+        if nearest <= critical.value <= farthest:
+            batch_sizes.append(critical.value)
+    return log_limits(batch_sizes, (0.06, 0.06))
 
 
 def _draw_panel(axes: "Axes", view: _View, result: StudyResult) -> None:
@@ -175,8 +200,7 @@ def _draw_panel(axes: "Axes", view: _View, result: StudyResult) -> None:
         return
     limits = log_limits([value / view.unit for value in values], (0.1, 0.1))
     log_axis(axes, "y", limits)
-    on_frontier = {mark.number for mark in shown.frontier if mark.value}
-    _draw_dots(axes, [mark for mark in shown.reached if mark.number not in on_frontier], view)
+    _draw_dots(axes, view)
     _draw_band(axes, view, result)
     _draw_hits(axes, view)
     _draw_bounds(axes, view, limits)
@@ -184,24 +208,29 @@ def _draw_panel(axes: "Axes", view: _View, result: StudyResult) -> None:
 
 
 def _heights(shown: Panel) -> list[float]:
-    """All that a panel has to have room for: where no trial reached the target, what did not suffice."""
-    values = [mark.value for mark in shown.reached if mark.value]
-    if not values:
-        values = [mark.low for mark in shown.stopped if mark.low]
+    """All that a panel has to have room for.
+
+    Where no trial reached the target, that is what did not suffice.
+    """
+    heights: list[float | None] = [mark.value for mark in shown.reached]
+    if not heights:
+        heights = [mark.low for mark in shown.stopped]
     if shown.band is not None:
-        values += shown.band.middle
+        heights += shown.band.middle
     for star in shown.stars:
-        values += [value for value in (star.value, star.low, star.high) if value]
-    if shown.baseline is not None and shown.baseline.height:
-        values.append(shown.baseline.height)
-    return values
+        heights += (star.value, star.low, star.high)
+    if shown.baseline is not None:
+        heights.append(shown.baseline.height)
+    return [height for height in heights if height]
 
 
-def _draw_dots(axes: "Axes", marks: Iterable[Mark], view: _View) -> None:
+def _draw_dots(axes: "Axes", view: _View) -> None:
     """Draw trials that reached the target, those on the frontier left out."""
-    sizes, heights = list[int](), list[float]()
-    for mark in marks:
-        if mark.value:
+    on_frontier = {mark.number for mark in view.shown.frontier if mark.value}
+    sizes = list[int]()
+    heights = list[float]()
+    for mark in view.shown.reached:
+        if mark.value and mark.number not in on_frontier:
             sizes.append(mark.batch_size)
             heights.append(mark.value / view.unit)
     if sizes:
@@ -213,19 +242,22 @@ def _draw_band(axes: "Axes", view: _View, result: StudyResult) -> None:
     curve = view.shown.band
     if curve is None:
         return
-    low, middle, high = (
-        np.array(values) / view.unit for values in (curve.low, curve.middle, curve.high)
-    )
+    low = np.array(curve.low) / view.unit
+    middle = np.array(curve.middle) / view.unit
+    high = np.array(curve.high) / view.unit
     axes.fill_between(curve.batch_size, low, high, color=BLUE, alpha=0.18, linewidth=0, zorder=1.5)
-    critical = result.critical_batch_size
-    level = INTERVAL_LEVEL if critical is None else critical.level
+    level = INTERVAL_LEVEL
+    if result.critical_batch_size is not None:
+        level = result.critical_batch_size.level
     name = f"S(B) by all trials, {level:.0%} band"
     axes.plot(curve.batch_size, middle, color=BLUE, linewidth=1.8, zorder=3, label=name)
 
 
 def _draw_hits(axes: "Axes", view: _View) -> None:
     """Draw the frontier's points that reached the target, with a bar from the last miss."""
-    sizes, misses, hits = list[int](), list[float](), list[float]()
+    sizes = list[int]()
+    misses = list[float]()
+    hits = list[float]()
     for mark in view.shown.frontier:
         if mark.value:
             sizes.append(mark.batch_size)
@@ -239,13 +271,17 @@ def _draw_hits(axes: "Axes", view: _View) -> None:
 
 def _draw_bounds(axes: "Axes", view: _View, limits: tuple[float, float]) -> None:
     """Draw the frontier's stopped trials within the panel that tell more than the band does."""
-    sizes, heights = list[int](), list[float]()
+    smallest, largest = view.x_limits
+    lowest, highest = limits
+    sizes = list[int]()
+    heights = list[float]()
     for mark in view.shown.frontier:
-        if mark.reached or not mark.low or not _tells(mark.batch_size, mark.low, view.shown.band):
+        if mark.reached or not mark.low:
+            continue
+        if not _tells(mark.batch_size, mark.low, view.shown.band):
             continue
         height = mark.low / view.unit
-        is_inside = view.x_limits[0] <= mark.batch_size <= view.x_limits[1]
-        if is_inside and limits[0] <= height <= limits[1]:
+        if smallest <= mark.batch_size <= largest and lowest <= height <= highest:
             sizes.append(mark.batch_size)
             heights.append(height)
     if sizes:
@@ -257,32 +293,49 @@ def _tells(batch_size: int, low: float, curve: Band | None) -> bool:
     """Whether a stopped trial went on past what the band says anyway."""
     if curve is None:
         return True
-    at = np.interp(math.log(batch_size), np.log(curve.batch_size), curve.low)
-    return bool(low >= at)
+    least = np.interp(math.log(batch_size), np.log(curve.batch_size), curve.low)
+    return bool(low >= least)
+
+
+@dataclass(frozen=True)
+class _NamedMark:
+    """A mark with a word beside it."""
+
+    name: str
+    batch_size: float
+    height: float
+    """In the panel's unit."""
+    colour: str
 
 
 def _draw_winners(axes: "Axes", view: _View, result: StudyResult) -> None:
-    """Draw the winners with their ranges over fresh seeds, and the baseline, and name what is used."""
-    named = list[tuple[str, float, float, str]]()
+    """Draw the winners with their ranges over fresh seeds, and the baseline; name what is used."""
+    named = list[_NamedMark]()
     for star in view.shown.stars:
-        x, y = star.winner.batch_size, star.value / view.unit
+        size = star.winner.batch_size
+        height = star.value / view.unit
         if star.low is not None and star.high is not None:
-            low, high = star.low / view.unit, star.high / view.unit
-            axes.vlines([x], [low], [high], colors=VERMILION, linewidth=1.6, zorder=5.8)
-        face = VERMILION if star.is_use else "white"
+            low = star.low / view.unit
+            high = star.high / view.unit
+            axes.vlines([size], [low], [high], colors=VERMILION, linewidth=1.6, zorder=5.8)
+        # The one to use is filled and named, the other hollow: it stands in the key.
+        face = "white"
+        if star.is_use:
+            face = VERMILION
+            named.append(_NamedMark(USE, size, height, VERMILION))
         text = f"{star.heading}: {winner_text(star.winner)}; {expected_text(star.winner)}"
         style: dict[str, Any] = {"marker": "*", "s": 150, "edgecolor": VERMILION, "zorder": 6}
-        axes.scatter([x], [y], facecolor=face, label=text, **style)
-        if star.is_use:
-            named.append((USE, x, y, VERMILION))
+        axes.scatter([size], [height], facecolor=face, label=text, **style)
     baseline = view.shown.baseline
     if baseline is not None and baseline.height:
         height = baseline.height / view.unit
-        face = GREEN if baseline.reached else "white"
+        face = "white"
+        if baseline.reached:
+            face = GREEN
         style = {"marker": "s", "s": 42, "edgecolor": GREEN, "linewidths": 1.2, "zorder": 5.7}
         text = _baseline_text(result)
         axes.scatter([baseline.batch_size], [height], facecolor=face, label=text, **style)
-        named.append((YOURS, baseline.batch_size, height, GREEN))
+        named.append(_NamedMark(YOURS, baseline.batch_size, height, GREEN))
     _name_marks(axes, named)
 
 
@@ -293,7 +346,8 @@ def _baseline_text(result: StudyResult) -> str:
         return YOURS
     parts = [f"batch size {format_count(baseline.batch_size)}"]
     parts.append(f"learning rate {format_number(baseline.lr)}")
-    parts += [f"{name} {format_number(value)}" for name, value in baseline.hyperparameters.items()]
+    for name, value in baseline.hyperparameters.items():
+        parts.append(f"{name} {format_number(value)}")
     took = plural(baseline.steps, "step")
     if baseline.status != "reached":
         took = f"{baseline.status} after {took}"
@@ -302,31 +356,42 @@ def _baseline_text(result: StudyResult) -> str:
     return f"{YOURS}: {', '.join(parts)}; {took} (one run)"
 
 
-def _name_marks(axes: "Axes", named: Sequence[tuple[str, float, float, str]]) -> None:
-    """Write the names of at most two marks: the higher one's above it and the other's below, so that they are apart."""
+def _name_marks(axes: "Axes", named: Sequence[_NamedMark]) -> None:
+    """Write the names of at most two marks: the higher one's above it, the other's below it.
+
+    So they are apart, however near the marks are.
+    """
     middle = math.sqrt(math.prod(axes.get_xlim()))
-    by_height = sorted(named, key=lambda one: -one[2])
-    for i, (text, x, y, colour) in enumerate(by_height):
-        side, align = (MARK_OFFSET, "bottom") if i == 0 else (-MARK_OFFSET, "top")
-        horizontal = "left" if x < middle else "right"
+    by_height = sorted(named, key=lambda mark: -mark.height)
+    for i, mark in enumerate(by_height):
+        is_highest = i == 0
+        side = -MARK_OFFSET
+        vertical = "top"
+        if is_highest:
+            side = MARK_OFFSET
+            vertical = "bottom"
+        # A name is written towards the middle of the panel, where there is room for it.
+        horizontal = "right"
+        if mark.batch_size < middle:
+            horizontal = "left"
         axes.annotate(
-            text,
-            (x, y),
+            mark.name,
+            (mark.batch_size, mark.height),
             xytext=(0.0, side),
             textcoords="offset points",
             ha=horizontal,
-            va=align,
-            color=colour,
-            fontsize=SIZE,
+            va=vertical,
+            color=mark.colour,
+            fontsize=AXIS_POINTS,
             fontweight="bold",
             zorder=8,
             path_effects=_halo(),
         )
 
 
-def _halo() -> list[Any]:
+def _halo() -> "list[AbstractPathEffect]":
     """Give a white outline of letters, so that they are read over what they cover."""
-    # as in report/drawing.py
+    # As in report/drawing.py, only what draws waits for matplotlib.
     from matplotlib.patheffects import withStroke
 
     return [withStroke(linewidth=2.5, foreground="white")]
@@ -334,7 +399,7 @@ def _halo() -> list[Any]:
 
 def _arrow() -> "Outline":
     """Give the mark of a bound: a small circle around the point, and an arrow upwards from it."""
-    # as in report/drawing.py
+    # As in report/drawing.py, only what draws waits for matplotlib.
     from matplotlib.path import Path as Outline
 
     circle = Outline.circle((0.0, 0.0), 0.34)
@@ -346,21 +411,24 @@ def _arrow() -> "Outline":
 def _draw_guides(axes: "Axes", result: StudyResult) -> None:
     """Draw B_crit, the slope of perfect scaling, and the batch size with the fewest examples."""
     _draw_critical(axes, result)
-    critical, curve = result.critical_batch_size, band(result, "steps")
     examples = perfect_scaling_examples(result)
     if examples is not None and axes.has_data():
-        x_limits, y_limits = axes.get_xlim(), axes.get_ylim()
-        x = np.array(x_limits)
+        x_limits = axes.get_xlim()
+        y_limits = axes.get_ylim()
+        ends = np.array(x_limits)
         style: dict[str, Any] = {"color": INK, "linewidth": 0.8, "linestyle": "--", "zorder": 1.6}
-        axes.plot(x, examples / x, label=SLOPE_TEXT, **style)
+        axes.plot(ends, examples / ends, label=SLOPE_TEXT, **style)
+        # The line leaves the panel, and matplotlib would make room for it.
         axes.set(xlim=x_limits, ylim=y_limits)
+    critical = result.critical_batch_size
+    curve = band(result, "steps")
     if critical is not None and critical.b_opt is not None and curve is not None:
         b_opt = critical.b_opt
         log_steps = np.interp(math.log(b_opt), np.log(curve.batch_size), np.log(curve.middle))
-        y = float(np.exp(log_steps))
+        steps = float(np.exp(log_steps))
         text = f"fewest examples: batch size {format_number(b_opt, 2)} ({b_opt_text(critical)})"
         style = {"marker": "D", "s": 34, "facecolor": "white", "edgecolor": BLUE, "zorder": 5.2}
-        axes.scatter([b_opt], [y], label=text, **style)
+        axes.scatter([b_opt], [steps], label=text, **style)
 
 
 def _draw_critical(axes: "Axes", result: StudyResult) -> None:
@@ -368,29 +436,31 @@ def _draw_critical(axes: "Axes", result: StudyResult) -> None:
     critical = shown_critical(result)
     if critical is None or not axes.has_data():
         return
-    left, right = axes.get_xlim()
-    value, low, high = critical.value, critical.low, critical.high
+    start, end = axes.get_xlim()
+    value = critical.value
+    low = critical.low
+    high = critical.high
     text = f"critical batch size {critical_text(critical)}"
-    if value is not None and not left <= value <= right:
+    if value is not None and not start <= value <= end:
         text += ", beyond this plot"
     if value is not None:
         axes.axvline(value, color=PURPLE, linewidth=1.3, zorder=2.5, label=text)
+        # The key names it once, by its line.
         text = ""
     if low is not None or high is not None:
         style: dict[str, Any] = {"color": PURPLE, "alpha": 0.1, "linewidth": 0, "zorder": -1}
-        axes.axvspan(low or left, high or right, label=text, **style)
-    axes.set_xlim(left, right)
+        axes.axvspan(low or start, high or end, label=text, **style)
+    # matplotlib would make room for what lies beyond the panel.
+    axes.set_xlim(start, end)
 
 
 def _draw_rates(
     axes: "Axes", trials: Sequence[TrialResult], result: StudyResult, x_limits: tuple[float, float]
 ) -> None:
-    """Draw learning rates over batch size: what reached the target, the best one, and rules through its middle."""
+    """Draw learning rates over batch size: the trials', the best one, rules through its middle."""
     log_axis(axes, "x", x_limits)
     curve = result.curve
-    reached = [trial for trial in trials if trial.reached]
-    shown = reached or [trial for trial in trials if trial.status == "stopped"] or trials
-    rates = [trial.lr for trial in shown]
+    rates = _shown_rates(trials)
     if curve is not None:
         rates += curve.lr
     if not rates:
@@ -404,13 +474,14 @@ def _draw_rates(
         axes.fill_between(curve.batch_size, curve.lr_low, curve.lr_high, **style)
         axes.plot(curve.batch_size, curve.lr, color=BLUE, linewidth=1.8, zorder=3)
     for line in rate_lines(result, *x_limits):
-        is_law = line.name == LAW
-        ends = [line.start, line.end]
-        style = {"color": INK, "linewidth": 0.9, "linestyle": RATE_DASHES[line.name]}
-        if is_law:
+        style = {"color": INK, "linewidth": 0.9, "linestyle": FIGURE_DASHES[line.name]}
+        if line.name == LAW:
             style["linewidth"] = 1.8
-        name = f"learning rate: {line.words}"
-        axes.plot(ends, [line.at(end) for end in ends], zorder=1.8, label=name, **style)
+        # Two points are a whole line: both axes are logarithmic.
+        ends = [line.start, line.end]
+        end_rates = [line.at(line.start), line.at(line.end)]
+        axes.plot(ends, end_rates, zorder=1.8, label=f"learning rate: {line.words}", **style)
+    # The rules leave the panel, and matplotlib would make room for them.
     axes.set(xlim=x_limits, ylim=limits)
     use = result.winner
     if use is not None:
@@ -418,9 +489,23 @@ def _draw_rates(
         axes.scatter([use.batch_size], [use.lr], zorder=6, **style)
     baseline = result.baseline
     if baseline is not None and limits[0] <= baseline.lr <= limits[1]:
-        face = GREEN if baseline.status == "reached" else "white"
+        face = "white"
+        if baseline.status == "reached":
+            face = GREEN
         style = {"marker": "s", "s": 42, "facecolor": face, "edgecolor": GREEN, "linewidths": 1.2}
         axes.scatter([baseline.batch_size], [baseline.lr], zorder=5.7, **style)
+
+
+def _shown_rates(trials: Sequence[TrialResult]) -> list[float]:
+    """Give the learning rates of trials that reached the target, else of stopped ones, or all."""
+    reached = list[float]()
+    stopped = list[float]()
+    for trial in trials:
+        if trial.reached:
+            reached.append(trial.lr)
+        elif trial.status == "stopped":
+            stopped.append(trial.lr)
+    return reached or stopped or [trial.lr for trial in trials]
 
 
 def _draw_rates_of_trials(
@@ -431,7 +516,10 @@ def _draw_rates_of_trials(
 ) -> None:
     """Draw the learning rate of each trial by what became of it; of a study that failed, of all."""
     on_frontier = {point.number for point in result.points if not point.stopped}
-    hits, others, diverged, missed = (list[TrialResult]() for _ in range(4))
+    best = list[TrialResult]()
+    reached = list[TrialResult]()
+    diverged = list[TrialResult]()
+    missed = list[TrialResult]()
     for trial in trials:
         if not limits[0] <= trial.lr <= limits[1]:
             continue
@@ -440,11 +528,11 @@ def _draw_rates_of_trials(
         elif not trial.reached:
             missed.append(trial)
         elif trial.number in on_frontier:
-            hits.append(trial)
+            best.append(trial)
         else:
-            others.append(trial)
+            reached.append(trial)
     # Where others reached it, trials that were stopped say nothing of the best learning rate.
-    if hits or others:
+    if best or reached:
         missed = []
     dots: dict[str, Any] = {"s": 12, "color": GREY, "alpha": 0.75, "linewidths": 0}
     points: dict[str, Any] = {"s": 30, "facecolor": INK, "edgecolor": "white", "zorder": 5}
@@ -452,37 +540,42 @@ def _draw_rates_of_trials(
     circles: dict[str, Any] = {"s": 14, "facecolors": "none", "edgecolors": INK}
     circles["label"] = "did not reach the target"
     kinds = (
-        (others, dots),
-        (hits, points | {"linewidths": 0.8}),
+        (reached, dots),
+        (best, points | {"linewidths": 0.8}),
         (diverged, crosses | {"marker": "x"}),
         (missed, circles | {"linewidths": 0.8}),
     )
-    for some, style in kinds:
-        if some:
-            sizes = [trial.batch_size for trial in some]
-            axes.scatter(sizes, [trial.lr for trial in some], **style)
+    for members, style in kinds:
+        # Of none there would be an entry in the key all the same.
+        if members:
+            sizes = [trial.batch_size for trial in members]
+            rates = [trial.lr for trial in members]
+            axes.scatter(sizes, rates, **style)
 
 
 def _draw_key(figure: "Figure", axes: "Axes", panels: Sequence["Axes"]) -> None:
     """Say in a place of its own what the marks are, in letters that are small enough for it."""
-    named = dict[str, Any]()
-    for one in panels:
-        handles, texts = one.get_legend_handles_labels()
+    named: dict[str, Artist] = {}
+    for panel_axes in panels:
+        handles, texts = panel_axes.get_legend_handles_labels()
         for handle, text in zip(handles, texts, strict=True):
             lines = textwrap.wrap(text, KEY_WIDTH, max_lines=MAX_KEY_LINES, placeholder=" …")
+            # What two panels show is named once.
             named.setdefault("\n".join(lines), handle)
     axes.set_axis_off()
     if not named:
         return
+    # The axes have their final size only once the figure is laid out.
     layout = figure.get_layout_engine()
     if layout is not None:
         layout.execute(figure)
     room = axes.get_window_extent()
-    for size in KEY_SIZES:
+    for size in KEY_POINTS:
         style: dict[str, Any] = {"fontsize": size, "frameon": False, "labelspacing": 0.5}
         legend = axes.legend(
             named.values(), named.keys(), loc="center left", borderaxespad=0.0, **style
         )
+        # The layout is not to shrink the panels for a key that is too large.
         legend.set_in_layout(False)
         box = legend.get_window_extent()
         if box.height <= room.height * 1.12 and box.x1 <= figure.bbox.width:

@@ -1,11 +1,12 @@
-"""The shell of a page: one HTML file that needs no network, its charts drawn by plotly's own bundle, packed inside it.
+"""The shell of a page: one HTML file that needs no network.
 
-Each chart is there twice: as a static picture (:mod:`bstune.report.static_chart`), which paper, readers without scripts
-and screen readers get, and as the traces from which plotly draws it to be pointed at.
+Its charts are drawn by plotly's own bundle, packed inside it. Each is there twice: as a static
+picture (:mod:`bstune.report.static_chart`), which paper, readers without scripts and screen readers
+get, and as the traces from which plotly draws it to be pointed at.
 
-What a study names (metrics, devices, errors) may hold markup of any kind, and is shown as text: in HTML it passes
-through :func:`text`, in a chart through :func:`label`. A Content-Security-Policy forbids the page every request, and
-every script but its own, which it names by their hashes.
+What a study names (metrics, devices, errors) may hold markup of any kind, and is shown as text: in
+HTML it passes through :func:`text`, in a chart through :func:`label`. A Content-Security-Policy
+forbids the page every request, and every script but its own, which it names by their hashes.
 """
 
 import base64
@@ -23,15 +24,23 @@ from bstune.core.records import dump_json
 from bstune.report.static_chart import static_chart
 from bstune.system.secrets import json_without_known
 
-DIGITS = 5  # of the numbers in charts: finer than a pixel
+# Of the numbers in charts: finer than a pixel.
+CHART_DIGITS = 5
 # Of a logarithmic axis, in decades: beyond them it has ticks at 20, 50, 100, and at 10, 100.
-WIDE = 2.0
-VERY_WIDE = 2.5
-LEVEL = 4  # of gzip: 0.1 s for plotly's 4.8 MB, which become 2.0 as text; 0.3 MB more at level 1, 0.1 less at 9
-HEIGHT = 430  # pixels of a chart on a screen
-STATIC_HEIGHT = 350.0  # pixels of its picture
+WIDE_DECADES = 2.0
+VERY_WIDE_DECADES = 2.5
+# 0.1 s for plotly's 4.8 MB, which become 2.0 as text; 0.3 MB more at level 1, 0.1 less at 9.
+GZIP_LEVEL = 4
+# Of a chart, in pixels: on a screen, and of its picture.
+CHART_HEIGHT = 430
+PICTURE_HEIGHT = 350.0
 CHART = '<figure class="chart">'
-POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data: blob:; base-uri 'none'; form-action 'none'"
+POLICY = (
+    "default-src 'none'; style-src 'unsafe-inline'; img-src data: blob:; base-uri 'none'; "
+    "form-action 'none'"
+)
+# Plotly's own: what a trace, a layout or an axis holds.
+PlotlyValues = Mapping[str, Any]
 PAGE = """<!doctype html>
 <html lang="en">
 <head>
@@ -57,27 +66,35 @@ PAGE = """<!doctype html>
 
 @dataclass(frozen=True)
 class Section:
-    """A part of a page: its heading (empty: it has none) and its HTML, all text in it escaped already."""
+    """A part of a page."""
 
     title: str
+    """Its heading; empty: it has none."""
     body: str
+    """Its HTML, all text in it escaped already."""
 
 
 @dataclass(frozen=True)
 class Cell:
-    """A cell of a table: what it shows, and what it is sorted by (None: not known, which comes last)."""
+    """A cell of a table."""
 
     shown: str
+    """What it shows."""
     value: float | str | None
+    """What it is sorted by; None: not known, which comes last."""
 
 
 def page(heading: str, sections: Sequence[Section], scripts: Sequence[str] = ()) -> str:
-    """Return a whole page; ``scripts`` are further ones, after that of the charts and tables."""
-    parts, packed = [resource("page.js"), *scripts], ""
+    """Make a whole page; ``scripts`` are further ones, after that of the charts and tables."""
+    parts = [resource("page.js"), *scripts]
+    packed = ""
     allowed = [part.encode() for part in parts]
+    # A page without charts is spared the two megabytes that draw them.
     if any(CHART in section.body for section in sections):
-        allowed.append(_plotly())
-        bundle = base64.b64encode(gzip.compress(allowed[-1], LEVEL, mtime=0)).decode()
+        plotly = _plotly()
+        allowed.append(plotly)
+        # No time in it: the same study gives the same page.
+        bundle = base64.b64encode(gzip.compress(plotly, GZIP_LEVEL, mtime=0)).decode()
         packed = f'<script id="plotly" type="application/gzip">{bundle}</script>\n'
     return _filled(heading, sections, parts, allowed, packed)
 
@@ -85,7 +102,7 @@ def page(heading: str, sections: Sequence[Section], scripts: Sequence[str] = ())
 def still_page(
     heading: str, sections: Sequence[Section], scripts: Sequence[str] = (), head: str = ""
 ) -> str:
-    """Return a page whose charts are pictures alone, and whose tables and commands have no buttons.
+    """Make a page whose charts are pictures alone, and whose tables and commands have no buttons.
 
     ``scripts`` are the only ones; ``head``: HTML of its head.
     """
@@ -110,7 +127,13 @@ def _filled(
     for part in allowed:
         digest = base64.b64encode(hashlib.sha256(part).digest()).decode()
         hashes.append(f"'sha256-{digest}'")
-    titled = [section for section in sections if section.title]
+    links = list[str]()
+    bodies = list[str]()
+    for section in sections:
+        if section.title:
+            links.append(f'<a href="#{anchor(section.title)}">{text(section.title)}</a>')
+        if section.body:
+            bodies.append(_section(section))
     return PAGE.format(
         head=head,
         policy=POLICY,
@@ -118,37 +141,39 @@ def _filled(
         title=text(heading),
         heading=text(heading),
         style=resource("page.css"),
-        links=" ".join(f'<a href="#{anchor(one.title)}">{text(one.title)}</a>' for one in titled),
-        sections="\n".join(_section(section) for section in sections if section.body),
+        links=" ".join(links),
+        sections="\n".join(bodies),
         scripts=packed + "\n".join(f"<script>{part}</script>" for part in parts),
     )
 
 
 def anchor(title: str) -> str:
-    """Return the id of the section of a title."""
+    """Give the id of the section of a title."""
     return re.sub(r"\W+", "-", title.lower()).strip("-")
 
 
 def text(value: object) -> str:
-    """Return a value as the text of an HTML element or attribute."""
+    """Write a value as the text of an HTML element or attribute."""
     return html.escape(str(value))
 
 
 def label(value: object) -> str:
-    """Return a value as text for a chart: plotly reads a few tags of HTML in its texts."""
+    """Write a value as text for a chart: plotly reads a few tags of HTML in its texts."""
     return html.escape(str(value), quote=False)
 
 
 def paragraph(value: object, kind: str = "") -> str:
-    """Return a text as a paragraph; ``kind``: a class of the style sheet, such as ``warning``."""
-    return f'<p class="{kind}">{text(value)}</p>' if kind else f"<p>{text(value)}</p>"
+    """Write a text as a paragraph; ``kind``: a class of the style sheet, such as ``warning``."""
+    if kind:
+        return f'<p class="{kind}">{text(value)}</p>'
+    return f"<p>{text(value)}</p>"
 
 
 def chart(
-    traces: Sequence[Mapping[str, Any]],
-    layout: Mapping[str, Any],
+    traces: Sequence[PlotlyValues],
+    layout: PlotlyValues,
     caption: str = "",
-    height: int = HEIGHT,
+    height: int = CHART_HEIGHT,
     alt: str = "",
 ) -> str:
     """Give a chart of the traces that have points, empty if none has; both are plotly's.
@@ -162,7 +187,7 @@ def chart(
         height: pixels, on a screen.
         alt: what it shows, for those who do not see it; without one, what it draws over what.
     """
-    traces = [one for one in traces if one["x"]]
+    traces = [trace for trace in traces if trace["x"]]
     if not traces:
         return ""
     whole = {
@@ -175,42 +200,48 @@ def chart(
         "hovermode": "closest",
         "hoverlabel": {"align": "left"},
         "legend": {"orientation": "h", "yref": "container", "y": 0, "yanchor": "bottom"},
-        "uirevision": "kept",  # a zoom outlives a change of colours
+        # A zoom outlives a change of colours.
+        "uirevision": "kept",
         **layout,
     }
     for name in ("x", "y"):
         shown = whole.get(f"{name}axis", {})
         if shown.get("type") == "log":
             whole[f"{name}axis"] = {**shown, **_log_ticks(traces, name, shown.get("range"))}
-    said = text(alt or _described(whole))
+    told = text(alt or _described(whole))
     spec = json_script(_rounded({"data": traces, "layout": whole}))
-    picture = static_chart(traces, whole, STATIC_HEIGHT * height / HEIGHT)
-    image = f'<div class="static" role="img" aria-label="{said}">{picture}</div>'
+    picture = static_chart(traces, whole, PICTURE_HEIGHT * height / CHART_HEIGHT)
+    image = f'<div class="static" role="img" aria-label="{told}">{picture}</div>'
+    # A screen reader is told of the picture: what plotly draws would be a second one.
     plot = f'<div class="plot" aria-hidden="true" style="min-height:{height}px"></div>'
-    below = f"<figcaption>{text(caption)}</figcaption>" if caption else ""
+    below = ""
+    if caption:
+        below = f"<figcaption>{text(caption)}</figcaption>"
     return f"{CHART}{image}{plot}{spec}{below}</figure>"
 
 
 def _log_ticks(
-    traces: Sequence[Mapping[str, Any]], name: str, stated: Sequence[float] | None
+    traces: Sequence[PlotlyValues], name: str, stated: Sequence[float] | None
 ) -> dict[str, Any]:
-    """Give ticks at 20, 50, 100, ..., or at 10, 100, ...; where few of them or none would be, plotly's own choice."""
-    ends = list(stated or ())
-    if not ends:
+    """Give ticks at 20, 50, 100, ..., or at 10, 100, ...; over few decades plotly's own choice."""
+    logs = list(stated or ())
+    if not logs:
         for trace in traces:
             for value in trace.get(name, ()):
                 if value is not None and value > 0.0:
-                    ends.append(math.log10(value))
-    span = max(ends) - min(ends) if ends else 0.0
+                    logs.append(math.log10(value))
+    decades = 0.0
+    if logs:
+        decades = max(logs) - min(logs)
     # On a phone more of them would lie over each other.
-    if span > VERY_WIDE:
+    if decades > VERY_WIDE_DECADES:
         return {"dtick": 1}
-    if span > WIDE:
+    if decades > WIDE_DECADES:
         return {"dtick": "D2"}
     return {"nticks": 3}
 
 
-def _described(layout: Mapping[str, Any]) -> str:
+def _described(layout: PlotlyValues) -> str:
     """Say what a chart draws over what, by the titles of its axes."""
     titles = list[str]()
     for name in ("yaxis", "xaxis"):
@@ -219,8 +250,8 @@ def _described(layout: Mapping[str, Any]) -> str:
     return " over ".join(title for title in titles if title) or "chart"
 
 
-def json_script(values: Any) -> str:
-    """Return values as a page's script of JSON, without the secrets that are remembered."""
+def json_script(values: object) -> str:
+    """Write values as a page's script of JSON, without the secrets that are remembered."""
     document = json_without_known(dump_json(values))
     # dump_json leaves no character that is not ASCII; without < no text in it ends the element.
     document = document.replace("<", "\\u003c")
@@ -228,8 +259,8 @@ def json_script(values: Any) -> str:
 
 
 def axis(title: str, log: bool = True, **changes: Any) -> dict[str, Any]:
-    """Return an axis of a chart, its title as text; ``changes`` are plotly's."""
-    return {
+    """Describe an axis of a chart, its title as text; ``changes`` are plotly's."""
+    described: dict[str, Any] = {
         "title": {"text": label(title), "standoff": 10},
         "type": "log" if log else "linear",
         "gridcolor": "--grid",
@@ -238,9 +269,11 @@ def axis(title: str, log: bool = True, **changes: Any) -> dict[str, Any]:
         "automargin": True,
         "exponentformat": "none",
         "separatethousands": True,
-        **({"tickformat": ",~r"} if log else {}),  # 20, 50, 100 in full: plotly writes 2, 5, 100
-        **changes,
     }
+    if log:
+        # 20, 50, 100 in full: plotly writes 2, 5, 100.
+        described["tickformat"] = ",~r"
+    return described | changes
 
 
 def table(
@@ -250,28 +283,40 @@ def table(
     name: str = "table",
     wrapped: bool = False,
 ) -> str:
-    """Give a table, which is scrolled in a box of its own; a cell that is a string is words, which stand at the left.
+    """Lay out a table, which is scrolled in a box of its own.
 
-    ``sortable``: the page's script makes its heads buttons. ``name``: what the box is called, for those who reach it by
-    the keyboard. ``wrapped``: what its cells say may take several lines, so that all columns are seen.
+    Args:
+        heads: of the columns.
+        rows: a cell that is a string is words, which stand at the left.
+        sortable: whether the page's script makes its heads buttons.
+        name: what the box is called, for those who reach it by the keyboard.
+        wrapped: whether what its cells say may take several lines, so that all columns are seen.
     """
-    cells = [[_as_cell(cell) for cell in row] for row in rows]
+    cells = list[list[Cell]]()
+    for row in rows:
+        cells.append([_as_cell(cell) for cell in row])
     kinds = list[str]()
     for i in range(len(heads)):
         is_words = all(isinstance(row[i].value, str) for row in cells)
         kinds.append(' class="words"' if is_words else "")
-    head = "".join(
-        f'<th scope="col"{kind}>{text(one)}</th>' for one, kind in zip(heads, kinds, strict=True)
-    )
-    body = "\n".join("<tr>" + "".join(map(_cell, row, kinds)) + "</tr>" for row in cells)
+    shown_heads = list[str]()
+    for head, kind in zip(heads, kinds, strict=True):
+        shown_heads.append(f'<th scope="col"{kind}>{text(head)}</th>')
+    shown_rows = list[str]()
+    for row_cells in cells:
+        shown_rows.append(f"<tr>{''.join(map(_cell, row_cells, kinds))}</tr>")
     looks = list[str]()
     if sortable:
         looks.append("sortable")
     if wrapped:
         looks.append("wrapped")
-    tag = f'<table class="{" ".join(looks)}">' if looks else "<table>"
+    tag = "<table>"
+    if looks:
+        tag = f'<table class="{" ".join(looks)}">'
     box = f'<div class="scroll tall" tabindex="0" role="group" aria-label="{text(name)}">'
-    return f"{box}{tag}<thead><tr>{head}</tr></thead><tbody>\n{body}\n</tbody></table></div>"
+    top = f"<thead><tr>{''.join(shown_heads)}</tr></thead>"
+    body = "\n".join(shown_rows)
+    return f"{box}{tag}{top}<tbody>\n{body}\n</tbody></table></div>"
 
 
 def _as_cell(cell: Cell | str) -> Cell:
@@ -281,28 +326,32 @@ def _as_cell(cell: Cell | str) -> Cell:
 
 
 def _cell(cell: Cell, kind: str) -> str:
-    value = "" if cell.value is None else text(cell.value)
+    value = ""
+    if cell.value is not None:
+        value = text(cell.value)
     return f'<td{kind} data-value="{value}">{text(cell.shown)}</td>'
 
 
 def _section(section: Section) -> str:
     if not section.title:
         return f"<section>{section.body}</section>"
-    return f'<section id="{anchor(section.title)}"><h2>{text(section.title)}</h2>\n{section.body}</section>'
+    heading = f"<h2>{text(section.title)}</h2>"
+    return f'<section id="{anchor(section.title)}">{heading}\n{section.body}</section>'
 
 
-def _rounded(value: Any) -> Any:
+def _rounded(value: object) -> object:
+    """Round all numbers in a chart's traces and layout."""
     if isinstance(value, float):
-        return float(f"{value:.{DIGITS}g}")
+        return float(f"{value:.{CHART_DIGITS}g}")
     if isinstance(value, Mapping):
-        return {name: _rounded(one) for name, one in value.items()}
+        return {name: _rounded(part) for name, part in value.items()}
     if isinstance(value, list | tuple):
-        return [_rounded(one) for one in value]
+        return [_rounded(part) for part in value]
     return value
 
 
 def _plotly() -> bytes:
-    # only commands that draw wait for it
+    # Only commands that draw wait for it.
     from plotly.offline import get_plotlyjs
 
     return str(get_plotlyjs()).encode()

@@ -1,4 +1,4 @@
-"""What a notebook shows of an answer as a cell's last value: its lines as a table, the picture below.
+"""What a notebook shows of an answer as a cell's last value: its lines as a table, its picture.
 
 Every text is filtered and escaped: a folder's names and notes may come from anybody.
 """
@@ -19,7 +19,8 @@ if TYPE_CHECKING:
     from bstune.report.picture import Picture
 
 PRINTED_COLUMNS = 100
-MOST_PAIRS = 6
+# Pairs of studies that a cell shows; the page of a comparison has all of them.
+SHOWN_PAIRS = 6
 # A notebook centres tables and aligns their cells to the right.
 TABLE = "<table style='margin-left:0'>"
 CELL = "style='text-align:left;vertical-align:top'"
@@ -32,8 +33,8 @@ def escaped(text: str) -> str:
 
 def answer_html(found: Answer, picture: "Picture", alt: str) -> str:
     """Show an answer: what was asked, a row for each line of it, and its picture."""
-    rows = (_answer_row(line) for line in shown_lines(found))
-    return f"<p>{escaped(found.title)}</p>{TABLE}{''.join(rows)}</table>{image(picture, alt)}"
+    rows = "".join(_answer_row(line) for line in shown_lines(found))
+    return f"<p>{escaped(found.title)}</p>{TABLE}{rows}</table>{image(picture, alt)}"
 
 
 def _answer_row(line: Line) -> str:
@@ -46,10 +47,15 @@ def comparison_html(found: Comparison) -> str:
     """Show what each study says to use, the pairs, the notes, and the picture."""
     heads = ("study", "target", "use", "takes", "gain", "critical batch size", "spent")
     rows = list[tuple[str, ...]]()
-    for one in found.studies:
-        use = ("-", "-") if one.use is None else (str(one.use), one.use.text)
-        rows.append((one.name, one.target, *use, one.gain_text, one.critical, one.spend))
-    further = [*map(str, found.pairs[:MOST_PAIRS]), *found.notes]
+    for study in found.studies:
+        use = "-"
+        takes = "-"
+        if study.use is not None:
+            use = str(study.use)
+            takes = study.use.text
+        cells = (study.name, study.target, use, takes, study.gain_text, study.critical, study.spend)
+        rows.append(cells)
+    further = [*map(str, found.pairs[:SHOWN_PAIRS]), *found.notes]
     lines = "".join(f"<p>{escaped(line)}</p>" for line in further)
     return f"{table_html(heads, rows)}{lines}{image(found.plot(), found.title)}"
 
@@ -66,7 +72,7 @@ def table_html(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 def printed_html(*printed: "RenderableType") -> str:
     """Show what the console prints, as it prints it."""
-    # rich: a tenth of a second, which opening a result need not wait for
+    # Its import takes a tenth of a second, which opening a result need not wait for.
     from rich.console import Console
 
     file = io.StringIO()

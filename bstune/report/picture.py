@@ -20,7 +20,8 @@ class Picture(Figure):
         # drawing.py imports this module where it draws.
         from bstune.report.drawing import own_style
 
-        file, canvas = io.BytesIO(), self.canvas
+        file = io.BytesIO()
+        canvas = self.canvas
         try:
             with own_style():
                 FigureCanvasAgg(self).print_png(file)  # type: ignore[no-untyped-call]

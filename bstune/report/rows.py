@@ -19,10 +19,13 @@ from bstune.result import (
     WinnerResult,
 )
 
-YOURS = "yours"  # what charts call the baseline
-USE = "use"  # and the winner by the study's objective
-LARGEST_LOG = 600.0  # of a learning rate, natural
-LAW = "law"  # the name of the line that has the trials' own exponent
+# What charts call the baseline, and the winner by the study's objective.
+YOURS = "yours"
+USE = "use"
+# The natural logarithm of a learning rate, at most: exp of 710 is beyond floats.
+LARGEST_LOG_RATE = 600.0
+# The name of the line that has the trials' own exponent.
+LAW = "law"
 
 
 @dataclass(frozen=True)
@@ -44,7 +47,8 @@ class Mark:
 
     @property
     def height(self) -> float | None:
-        """Where it stands: at what it took, or at what did not suffice; None where neither is known."""
+        """Where it stands: at what it took, else at what did not suffice; None: not known."""
+        # A height of 0 has no place on a logarithmic axis.
         if self.reached:
             return self.value or None
         return self.low or None
@@ -97,7 +101,7 @@ class Panel:
     stars: tuple[Star, ...]
     """The winner to use, and this panel's own if it is another."""
     baseline: Mark | None
-    """The configuration that the user runs today; None where it neither reached the target nor was stopped."""
+    """The user's own configuration; None where it neither reached the target nor was stopped."""
 
     @property
     def reached(self) -> tuple[Mark, ...]:
@@ -133,7 +137,7 @@ class PowerLaw:
         """Give the learning rate at a batch size."""
         grown = self.exponent * math.log(batch_size / self.batch_size)
         # A folder may come from anybody: what is beyond floats stays at their ends.
-        return math.exp(max(-LARGEST_LOG, min(LARGEST_LOG, math.log(self.lr) + grown)))
+        return math.exp(max(-LARGEST_LOG_RATE, min(LARGEST_LOG_RATE, math.log(self.lr) + grown)))
 
 
 def curve_point(trial: TrialResult) -> CurvePoint:
@@ -142,6 +146,11 @@ def curve_point(trial: TrialResult) -> CurvePoint:
     time_low = None
     if seconds_per_step is not None:
         time_low = trial.steps_low * seconds_per_step
+    steps: int | None = None
+    examples: int | None = None
+    if trial.reached:
+        steps = trial.steps
+        examples = trial.examples
     return CurvePoint(
         number=trial.number,
         batch_size=trial.batch_size,
@@ -149,26 +158,26 @@ def curve_point(trial: TrialResult) -> CurvePoint:
         delta=trial.delta,
         hyperparameters=dict(trial.hyperparameters),
         steps_low=trial.steps_low,
-        steps=trial.steps if trial.reached else None,
+        steps=steps,
         seconds_per_step=seconds_per_step,
         time_to_target=trial.time_to_target,
         time_low=time_low,
         examples_low=trial.steps_low * trial.batch_size,
-        examples=trial.examples if trial.reached else None,
+        examples=examples,
         stopped=not trial.reached,
     )
 
 
 def panel(trials: Sequence[TrialResult], result: StudyResult, merit: Merit) -> Panel:
     """Prepare the chart of seconds (merit ``time``) or of steps over batch size."""
-    shown = shown_trials(trials)
+    points = shown_trials(trials)
     return Panel(
         merit=merit,
-        trials=tuple(mark_of(point, merit) for point in shown),
-        frontier=tuple(mark_of(point, merit) for point in result.points),
+        trials=_marks_of(points, merit),
+        frontier=_marks_of(result.points, merit),
         band=band(result, merit),
         stars=tuple(_stars(result, merit)),
-        baseline=_baseline_mark(shown, result, merit),
+        baseline=_baseline_mark(points, result, merit),
     )
 
 
@@ -182,7 +191,11 @@ def shown_trials(trials: Sequence[TrialResult]) -> list[CurvePoint]:
 
 
 def last_parts(trials: Sequence[TrialResult]) -> list[TrialResult]:
-    """Leave out the parts of trials that another one continues: what it came to holds for them, too."""
+    """Leave out the parts of trials that another one continues.
+
+    What the last part came to holds for them, too.
+    """
+    # One that failed continues nothing: what it was to continue still stands.
     continued = {trial.resumed_from for trial in trials if trial.status != "failed"}
     return [trial for trial in trials if trial.number not in continued]
 
@@ -192,12 +205,20 @@ def mark_of(point: CurvePoint, merit: Merit) -> Mark:
     value: float | None = point.steps
     low: float | None = point.steps_low
     if merit == "time":
-        value, low = point.time_to_target, point.time_low
+        value = point.time_to_target
+        low = point.time_low
     return Mark(point.number, point.batch_size, point.lr, not point.stopped, value, low)
 
 
+def _marks_of(points: Sequence[CurvePoint], merit: Merit) -> tuple[Mark, ...]:
+    return tuple(mark_of(point, merit) for point in points)
+
+
 def band(result: StudyResult, merit: Merit) -> Band | None:
-    """Give S*(B), or S*(B) tau(B), with its interval; None where it is not known."""
+    """Give S*(B), or S*(B) tau(B), with its interval; None where it is not known.
+
+    The errors of S*(B) and of tau(B), both of a logarithm, are independent: their squares add up.
+    """
     curve = result.curve
     if curve is None or len(curve.batch_size) < 2:
         return None
@@ -207,12 +228,14 @@ def band(result: StudyResult, merit: Merit) -> Band | None:
     if tau is None:
         return None
     errors = curve.seconds_error or (0.0,) * len(tau)
-    low, middle, high = list[float](), list[float](), list[float]()
+    low = list[float]()
+    middle = list[float]()
+    high = list[float]()
     for i, seconds in enumerate(tau):
         steps = curve.steps[i]
-        of_time = INTERVAL_QUANTILE * errors[i]
-        below = math.hypot(math.log(steps / curve.low[i]), of_time)
-        above = math.hypot(math.log(curve.high[i] / steps), of_time)
+        half_of_tau = INTERVAL_QUANTILE * errors[i]
+        below = math.hypot(math.log(steps / curve.low[i]), half_of_tau)
+        above = math.hypot(math.log(curve.high[i] / steps), half_of_tau)
         middle.append(steps * seconds)
         low.append(steps * seconds * math.exp(-below))
         high.append(steps * seconds * math.exp(above))
@@ -225,17 +248,20 @@ def _stars(result: StudyResult, merit: Merit) -> list[Star]:
     use = result.winner
     if use is not None:
         stars.append(_star(use, USE, True, merit))
-    own = result.winner_by(merit)
-    if own is not None and (use is None or own.number != use.number):
-        heading = next(one.heading for one in WINNERS.values() if one.merit == merit)
-        stars.append(_star(own, heading, False, merit))
+    best = result.winner_by(merit)
+    if best is not None and (use is None or best.number != use.number):
+        for criterion in WINNERS.values():
+            if criterion.merit == merit:
+                stars.append(_star(best, criterion.heading, False, merit))
     return [star for star in stars if star is not None]
 
 
 def _star(winner: WinnerResult, heading: str, is_use: bool, merit: Merit) -> Star | None:
     """Give the star of a winner, if there is a place for it."""
-    fresh = winner.confirmed
-    low, high = (None, None) if fresh is None else fresh.ends(merit)
+    low: float | None = None
+    high: float | None = None
+    if winner.confirmed is not None:
+        low, high = winner.confirmed.ends(merit)
     # Where half of the fresh seeds missed the target, the star stands at the best of them, or at
     # the trial itself.
     value = winner.expected(merit) or low or winner.of_single_run(merit)
@@ -244,19 +270,23 @@ def _star(winner: WinnerResult, heading: str, is_use: bool, merit: Merit) -> Sta
     return Star(winner, heading, is_use, value, low, high)
 
 
-def _baseline_mark(shown: Sequence[CurvePoint], result: StudyResult, merit: Merit) -> Mark | None:
+def _baseline_mark(points: Sequence[CurvePoint], result: StudyResult, merit: Merit) -> Mark | None:
     """Give the baseline's own run, which a study's trial 0 is, as far as it was continued."""
     if result.baseline is None:
         return None
-    for point in shown:
+    for point in points:
         if point.number == result.baseline.number:
             mark = mark_of(point, merit)
+            # Without a height it has no place in the panel.
             return mark if mark.height else None
     return None
 
 
 def shown_critical(result: StudyResult) -> CriticalBatchSize | None:
-    """Give the critical batch size where the trials say something of it; one batch size says nothing."""
+    """Give the critical batch size where the trials say something of it.
+
+    One batch size alone says nothing.
+    """
     critical = result.critical_batch_size
     if critical is None or critical.is_of_one_size:
         return None
@@ -266,10 +296,14 @@ def shown_critical(result: StudyResult) -> CriticalBatchSize | None:
 
 
 def perfect_scaling_examples(result: StudyResult) -> float | None:
-    """Give the examples of the line on which twice the batch halves the steps; None without a curve."""
+    """Give the examples of the line on which twice the batch halves the steps.
+
+    None where fewer than two batch sizes reached the target.
+    """
     reached = [point.examples for point in result.points if point.examples]
     if len(reached) < 2:
         return None
+    # E_min of all trials is surer than the fewest examples of a single one.
     critical = result.critical_batch_size
     if critical is not None and critical.e_min is not None:
         return critical.e_min
@@ -282,10 +316,12 @@ def rate_lines(result: StudyResult, start: float, end: float) -> list[PowerLaw]:
     All go through one point: the best learning rate at the middle batch size of the curve, or the
     reference of the study where there is no curve.
     """
-    batch_size, lr = result.reference.batch_size, result.reference.lr
+    batch_size: float = result.reference.batch_size
+    lr = result.reference.lr
     if result.curve is not None:
         middle = len(result.curve.batch_size) // 2
-        batch_size, lr = result.curve.batch_size[middle], result.curve.lr[middle]
+        batch_size = result.curve.batch_size[middle]
+        lr = result.curve.lr[middle]
     lines = list[PowerLaw]()
     for name, rule in RULES.items():
         if rule.exponent is not None:
@@ -293,7 +329,8 @@ def rate_lines(result: StudyResult, start: float, end: float) -> list[PowerLaw]:
     law = result.lr_exponent
     if law is not None and law.identified:
         # Where the trials are, and no further: beyond them it is a guess.
-        low, high = law.start, law.end
+        low = law.start
+        high = law.end
         if result.curve is not None:
             low = max(low, result.curve.batch_size[0])
             high = min(high, result.curve.batch_size[-1])

@@ -1,10 +1,10 @@
-"""What is read of a study's folder: ``curve.json`` as a StudyResult, ``hardware.json`` as far as the page shows it.
+"""What is read of a study's folder: ``curve.json`` whole, ``hardware.json`` as the page shows it.
 
     result = read_result(text, "outputs/digits/curve.json")
 
-A folder may come from anybody. So everything that is read of it passes through models first, and the
-code behind them meets no text where it counts and no negative batch size. ``hardware.json`` holds the
-whole survey; what of it is not named here is dropped.
+A folder may come from anybody. So everything that is read of it passes through models first, and
+the code behind them meets no text where it counts and no negative batch size. ``hardware.json``
+holds the whole survey; what of it is not named here is dropped.
 """
 
 from typing import Annotated, Literal, TypeVar
@@ -25,7 +25,8 @@ from bstune.result import (
 )
 from bstune.system.inputs import one_line, parse_json
 
-Rate = Annotated[float, Field(gt=0.0, le=1e30)]  # operations or bytes a second
+Rate = Annotated[float, Field(gt=0.0, le=1e30)]
+"""Operations or bytes a second."""
 
 
 class SurveyPart(BaseModel, strict=True, extra="ignore", frozen=True):
@@ -45,7 +46,7 @@ class Probe(SurveyPart, frozen=True):
     """Bytes that it took."""
 
 
-class MemoryModel(SurveyPart, frozen=True):
+class SurveyedMemory(SurveyPart, frozen=True):
     """Bytes of a training step: ``base`` and so many an example."""
 
     base: Real
@@ -63,14 +64,14 @@ class CeilingAt(SurveyPart, frozen=True):
     """Bytes that there were."""
 
 
-class Ceiling(SurveyPart, frozen=True):
+class SurveyedCeiling(SurveyPart, frozen=True):
     """The memory ceiling and the probes that found it."""
 
     at: CeilingAt
     """The ceiling itself."""
     smallest: BatchSize
     """The smallest batch size that was asked for."""
-    model: MemoryModel | None = None
+    model: SurveyedMemory | None = None
     """None where the device has no figures."""
     probes: Items[Probe] = ()
     """Batch sizes that were tried."""
@@ -93,7 +94,7 @@ class Timing(SurveyPart, frozen=True):
     """Without what the framework adds."""
 
 
-class Measured(SurveyPart, frozen=True):
+class SurveyedSteps(SurveyPart, frozen=True):
     """The timed steps."""
 
     timings: Items[Timing] = ()
@@ -118,7 +119,7 @@ class Limits(SurveyPart, frozen=True):
     """Bytes moved."""
 
 
-class Achieved(SurveyPart, frozen=True):
+class SurveyedShare(SurveyPart, frozen=True):
     """How near steps at a batch size come to the device's peak."""
 
     batch_size: BatchSize
@@ -132,7 +133,7 @@ class Achieved(SurveyPart, frozen=True):
 class Derived(SurveyPart, frozen=True):
     """What the survey concludes."""
 
-    achieved: Items[Achieved] = ()
+    achieved: Items[SurveyedShare] = ()
     """From the smallest batch size."""
     bound: Text | None = None
     """What bounds a step, in a sentence."""
@@ -149,9 +150,9 @@ class HardwareFile(SurveyPart, frozen=True):
     """As Lightning names it."""
     high: BatchSize
     """The largest batch size that was asked for."""
-    ceiling: Ceiling
+    ceiling: SurveyedCeiling
     """What memory allows."""
-    measured: Measured
+    measured: SurveyedSteps
     """What time it takes."""
     limits: Limits | None = None
     """None where they could not be measured."""
@@ -177,6 +178,7 @@ def checked(model: type[File], text: str, what: str) -> File:
     try:
         return model.model_validate_json(text)
     except ValidationError as error:
+        # One fault is enough: a file of something else has one for each of its values.
         first = error.errors(include_url=False)[0]
         where = ".".join(str(part) for part in first["loc"])
         reason = first["msg"]
@@ -196,7 +198,9 @@ def read_result(text: str, what: str) -> StudyResult:
         values = parse_json(text, what)
     except InputError as error:
         raise StudyError(str(error)) from error
+    # Before the values: those of another schema would be called faulty for what they are.
     if isinstance(values, dict) and values.get("schema_number") != SCHEMA_NUMBER:
+        # A file from anybody may have any text there, of any length.
         number = one_line(str(values.get("schema_number", "no number")))[:20]
         raise StudyError(
             f"{what} has schema {number}, and this version of bstune reads {SCHEMA_NUMBER}: "

@@ -15,17 +15,31 @@ from typing import Any
 from bstune.report.drawing import decimal_ticks
 from bstune.system.console import format_number
 
-WIDTH = 640.0  # pixels of the drawing, which is scaled to the width of the page
-LEFT, RIGHT, TOP, BOTTOM = 70.0, 16.0, 24.0, 48.0  # pixels around the panel
-LETTER = 6.6  # pixels of a letter's width, on average
-LONG_NAME = 24  # letters of a category, beyond which it is shortened
-LEGEND_LINE = 20.0  # pixels of its height
-SAMPLE = 30.0  # pixels of a legend's sample and the room beside it
-LOG_PAD = 0.06  # of an axis whose range is not stated, in shares of its span
-LEAST_SPAN = 0.3  # of a logarithmic axis, in decades
-MANY_DECADES = 6.0  # of a logarithmic axis: with more of them its ticks are powers of ten
-LARGEST = 1e300  # of a value, so that no span of two overflows
-TICKS = 5  # of a linear axis, at least
+# All lengths are pixels of the drawing, which is scaled to the width of the page.
+CHART_WIDTH = 640.0
+# Around the panel.
+LEFT = 70.0
+RIGHT = 16.0
+TOP = 24.0
+BOTTOM = 48.0
+# Of a letter's width, on average.
+LETTER = 6.6
+# Of a line of the legend, in height.
+LEGEND_LINE = 20.0
+# Of the legend's sample and the room beside it.
+SAMPLE = 30.0
+# Letters of a category, beyond which it is shortened.
+LONG_NAME = 24
+# Of an axis whose range is not stated, as a share of its span on either side.
+AXIS_PAD = 0.06
+# Of a logarithmic axis, in decades.
+LEAST_DECADES = 0.3
+# With more decades a logarithmic axis has its ticks at powers of ten.
+MANY_DECADES = 6.0
+# Of a value, so that no span of two overflows.
+LARGEST_DRAWN = 1e300
+# Of a linear axis, at least.
+FEWEST_TICKS = 5
 # Of lines, in pixels; those without a name here are solid.
 DASHES = {"dot": "2 3", "dash": "7 4", "dashdot": "8 3 2 3", "longdash": "13 5"}
 # Corners of symbols of half a size of 1, y downwards.
@@ -39,8 +53,14 @@ STROKES: Mapping[str, str] = {
     "x": "M-.8-.8L.8.8M-.8.8L.8-.8",
     "cross": "M-1 0H1M0-1V1",
 }
+# Plotly's own: what a trace, a layout or an axis holds.
 Trace = Mapping[str, Any]
+Layout = Mapping[str, Any]
 Point = tuple[float, float]
+
+
+Value = float | str | None
+"""What a trace holds of a point along an axis: a number, a category, or None for no place."""
 
 
 @dataclass(frozen=True)
@@ -52,7 +72,7 @@ class _Axis:
     low: float
     """The value at its start; its logarithm to base 10 of a logarithmic axis."""
     high: float
-    """The value at its end, likewise."""
+    """The value at its end; its logarithm to base 10 of a logarithmic axis."""
     start: float
     """Pixels of its start."""
     end: float
@@ -60,27 +80,39 @@ class _Axis:
     names: tuple[str, ...] = ()
     """The categories in their order."""
 
-    def at(self, value: Any) -> float | None:
+    def at(self, value: Value) -> float | None:
         """Give the pixel of a value; None where it has no place."""
         place = _number(value, self.kind, self.names)
         if place is None:
             return None
+        return self.at_place(place)
+
+    def at_place(self, place: float) -> float:
+        """Give the pixel of a value as the axis measures it: of a logarithm, where it is one."""
         share = (place - self.low) / (self.high - self.low)
+        return self.at_share(share)
+
+    def at_share(self, share: float) -> float:
+        """Give the pixel at a share of the axis, from its start."""
         return self.start + share * (self.end - self.start)
 
     def ticks(self) -> list[tuple[float, str]]:
         """Give the pixels of ticks and their texts."""
-        if self.kind == "category":
-            shown = [(float(i), _shortened(name)) for i, name in enumerate(self.names)]
-        elif self.kind == "log":
-            shown = _log_ticks(self.low, self.high)
-        else:
-            shown = [
-                (value, format_number(value, 4)) for value in _round_values(self.low, self.high)
-            ]
         span = self.high - self.low
         scale = (self.end - self.start) / span
-        return [(self.start + (value - self.low) * scale, text) for value, text in shown]
+        ticks = list[tuple[float, str]]()
+        for place, text in self._tick_places():
+            ticks.append((self.start + (place - self.low) * scale, text))
+        return ticks
+
+    def _tick_places(self) -> list[tuple[float, str]]:
+        """Give ticks as the axis measures values, and their texts."""
+        if self.kind == "log":
+            return _log_ticks(self.low, self.high)
+        if self.kind == "category":
+            return [(float(i), _shortened(name)) for i, name in enumerate(self.names)]
+        values = _round_values(self.low, self.high)
+        return [(value, format_number(value, 4)) for value in values]
 
 
 @dataclass(frozen=True)
@@ -94,33 +126,36 @@ class _Frame:
         """Give the pixels of a trace's points; None where one has no place."""
         points = list[Point | None]()
         for x_value, y_value in zip(trace["x"], trace["y"], strict=True):
-            x, y = self.x.at(x_value), self.y.at(y_value)
-            points.append(None if x is None or y is None else (x, y))
+            x = self.x.at(x_value)
+            y = self.y.at(y_value)
+            if x is None or y is None:
+                points.append(None)
+            else:
+                points.append((x, y))
         return points
 
 
-def static_chart(traces: Sequence[Trace], layout: Mapping[str, Any], height: float) -> str:
+def static_chart(traces: Sequence[Trace], layout: Layout, height: float) -> str:
     """Draw a chart's traces as an SVG, ``height`` pixels of it without its legend."""
     entries = [trace for trace in traces if _in_legend(trace)]
     rows = _legend_rows(entries)
     frame = _Frame(
-        _axis(traces, layout, "x", (LEFT, WIDTH - RIGHT)),
+        _axis(traces, layout, "x", (LEFT, CHART_WIDTH - RIGHT)),
         _axis(traces, layout, "y", (height - BOTTOM, TOP)),
     )
-    width, panel_height = WIDTH - LEFT - RIGHT, height - TOP - BOTTOM
+    width = CHART_WIDTH - LEFT - RIGHT
+    panel_height = height - TOP - BOTTOM
+    drawn = _shapes(layout, frame)
+    for trace in _fills_first(traces):
+        drawn.append(_trace(trace, frame))
     # An inner svg cuts off what lies outside of the panel.
     box = f'x="{LEFT:g}" y="{TOP:g}" width="{width:g}" height="{panel_height:g}"'
-    inside = "".join(
-        [
-            *_shapes(layout, frame),
-            *(_trace(trace, frame) for trace in _fills_first(traces)),
-        ]
-    )
-    whole = height + LEGEND_LINE * len(rows)
+    view = f'viewBox="{LEFT:g} {TOP:g} {width:g} {panel_height:g}"'
+    whole_height = height + LEGEND_LINE * len(rows)
     parts = [
-        f'<svg viewBox="0 0 {WIDTH:g} {whole:g}" aria-hidden="true">',
+        f'<svg viewBox="0 0 {CHART_WIDTH:g} {whole_height:g}" aria-hidden="true">',
         *_grid(frame, height),
-        f'<svg {box} viewBox="{LEFT:g} {TOP:g} {width:g} {panel_height:g}">{inside}</svg>',
+        f"<svg {box} {view}>{''.join(drawn)}</svg>",
         *_titles(layout, height),
         *_annotations(layout, frame),
         *_legend(rows, height),
@@ -129,43 +164,55 @@ def static_chart(traces: Sequence[Trace], layout: Mapping[str, Any], height: flo
     return "".join(parts)
 
 
-def _number(value: Any, kind: str, names: Sequence[str]) -> float | None:
+def _number(value: Value, kind: str, names: Sequence[str]) -> float | None:
     """Give a value as its axis measures it; None where it has no place there."""
     if kind == "category":
-        return float(names.index(value))
-    if value is None or not math.isfinite(value):
+        return float(names.index(str(value)))
+    if value is None or isinstance(value, str) or not math.isfinite(value):
         return None
     if kind != "log":
-        return float(max(-LARGEST, min(LARGEST, value)))
+        return float(max(-LARGEST_DRAWN, min(LARGEST_DRAWN, value)))
     if value <= 0.0:
         return None
     return math.log10(value)
 
 
-def _axis(
-    traces: Sequence[Trace], layout: Mapping[str, Any], name: str, ends: tuple[float, float]
-) -> _Axis:
-    """Give the axis ``x`` or ``y``: of its stated range, else of all that the traces have."""
+def _axis(traces: Sequence[Trace], layout: Layout, name: str, pixels: tuple[float, float]) -> _Axis:
+    """Give the axis ``x`` or ``y``: of its stated range, else of all that the traces have.
+
+    ``pixels``: of its start and its end.
+    """
     stated = layout.get(f"{name}axis", {})
     kind = stated.get("type", "linear")
-    values = [value for trace in traces for value in trace[name]]
+    start, end = pixels
+    values = list[Value]()
+    for trace in traces:
+        values += trace[name]
     if kind == "category":
-        names = tuple(dict.fromkeys(values))
-        return _Axis(kind, -0.6, len(names) - 0.4, ends[1], ends[0], names)
+        names = tuple(str(value) for value in dict.fromkeys(values))
+        # The first category stands at the top, where pixels begin.
+        return _Axis(kind, -0.6, len(names) - 0.4, end, start, names)
     if "range" in stated:
         low, high = stated["range"]
-        return _Axis(kind, low, high, *ends)
+        return _Axis(kind, low, high, start, end)
     for trace in traces:
         values += _bar_ends(trace, name)
-    places = [
-        place for place in (_number(value, kind, ()) for value in values) if place is not None
-    ]
-    low, high = min(places, default=0.0), max(places, default=1.0)
-    span = max(high - low, LEAST_SPAN if kind == "log" else 1e-9 * max(abs(high), 1e-9))
+    places = list[float]()
+    for value in values:
+        place = _number(value, kind, ())
+        if place is not None:
+            places.append(place)
+    low = min(places, default=0.0)
+    high = max(places, default=1.0)
+    # A single value has no span, and no share of one to stand in the middle of.
+    least_span = 1e-9 * max(abs(high), 1e-9)
+    if kind == "log":
+        least_span = LEAST_DECADES
+    span = max(high - low, least_span)
     if stated.get("rangemode") == "tozero":
         low = min(low, 0.0)
-        return _Axis(kind, low, high + LOG_PAD * (high - low), *ends)
-    return _Axis(kind, low - LOG_PAD * span, high + LOG_PAD * span, *ends)
+        return _Axis(kind, low, high + AXIS_PAD * (high - low), start, end)
+    return _Axis(kind, low - AXIS_PAD * span, high + AXIS_PAD * span, start, end)
 
 
 def _bar_ends(trace: Trace, name: str) -> list[float]:
@@ -180,7 +227,10 @@ def _bar_ends(trace: Trace, name: str) -> list[float]:
 
 
 def _log_ticks(low: float, high: float) -> list[tuple[float, str]]:
-    """Give ticks from ``low`` to ``high``, logarithms to base 10: 1-2-5, or powers of ten over many decades."""
+    """Give ticks from ``low`` to ``high``, both logarithms to base 10.
+
+    They are 1-2-5, or powers of ten over many decades.
+    """
     if high - low <= MANY_DECADES:
         _, values = decimal_ticks(10.0**low, 10.0**high, 4)
         return [(math.log10(value), format_number(value, 4)) for value in values]
@@ -191,19 +241,20 @@ def _log_ticks(low: float, high: float) -> list[tuple[float, str]]:
 
 def _round_values(low: float, high: float) -> list[float]:
     """Give round numbers from ``low`` to ``high``, evenly apart."""
-    step = 10.0 ** math.floor(math.log10((high - low) / TICKS))
+    step = 10.0 ** math.floor(math.log10((high - low) / FEWEST_TICKS))
     for factor in (5.0, 2.0):
-        if (high - low) / (factor * step) >= TICKS - 1:
+        if (high - low) / (factor * step) >= FEWEST_TICKS - 1:
             step *= factor
             break
-    first = math.ceil(low / step)
-    last = math.floor(high / step)
-    return [step * i for i in range(first, last + 1)]
+    first_multiple = math.ceil(low / step)
+    last_multiple = math.floor(high / step)
+    return [step * multiple for multiple in range(first_multiple, last_multiple + 1)]
 
 
 def _grid(frame: _Frame, height: float) -> list[str]:
     parts = list[str]()
-    bottom, right = height - BOTTOM, WIDTH - RIGHT
+    bottom = height - BOTTOM
+    right = CHART_WIDTH - RIGHT
     for x, text in frame.x.ticks():
         parts.append(f'<path class="grid" d="M{x:.1f} {TOP:g}V{bottom:g}"/>')
         parts.append(f'<text x="{x:.1f}" y="{bottom + 16:g}" text-anchor="middle">{text}</text>')
@@ -214,10 +265,10 @@ def _grid(frame: _Frame, height: float) -> list[str]:
     return parts
 
 
-def _titles(layout: Mapping[str, Any], height: float) -> list[str]:
+def _titles(layout: Layout, height: float) -> list[str]:
     across = _text(layout.get("xaxis", {}).get("title", {}).get("text", ""))
     up = _text(layout.get("yaxis", {}).get("title", {}).get("text", ""))
-    middle = LEFT + (WIDTH - LEFT - RIGHT) / 2.0
+    middle = LEFT + (CHART_WIDTH - LEFT - RIGHT) / 2.0
     centre = TOP + (height - TOP - BOTTOM) / 2.0
     return [
         f'<text x="{middle:g}" y="{height - 12:g}" text-anchor="middle">{across}</text>',
@@ -225,45 +276,43 @@ def _titles(layout: Mapping[str, Any], height: float) -> list[str]:
     ]
 
 
-def _shapes(layout: Mapping[str, Any], frame: _Frame) -> list[str]:
+def _shapes(layout: Layout, frame: _Frame) -> list[str]:
     """Draw the layout's lines and spans; ``paper`` coordinates are shares of the panel."""
     parts = list[str]()
     for shape in layout.get("shapes", ()):
-        x = [_place(shape, end, "x", frame.x) for end in ("x0", "x1")]
-        y = [_place(shape, end, "y", frame.y) for end in ("y0", "y1")]
-        line = shape.get("line", {})
+        x0 = _shape_end(shape, "x", 0, frame.x)
+        x1 = _shape_end(shape, "x", 1, frame.x)
+        y0 = _shape_end(shape, "y", 0, frame.y)
+        y1 = _shape_end(shape, "y", 1, frame.y)
         if shape["type"] == "rect":
-            size = f'width="{abs(x[1] - x[0]):.1f}" height="{abs(y[1] - y[0]):.1f}"'
+            corner = f'x="{min(x0, x1):.1f}" y="{min(y0, y1):.1f}"'
+            size = f'width="{abs(x1 - x0):.1f}" height="{abs(y1 - y0):.1f}"'
             style = f"fill:{_colour(shape['fillcolor'])}"
-            parts.append(f'<rect x="{min(x):.1f}" y="{min(y):.1f}" {size} style="{style}"/>')
+            parts.append(f'<rect {corner} {size} style="{style}"/>')
         else:
-            outline = f"M{x[0]:.1f} {y[0]:.1f}L{x[1]:.1f} {y[1]:.1f}"
-            parts.append(f'<path d="{outline}" style="{_line_style(line)}"/>')
+            outline = f"M{x0:.1f} {y0:.1f}L{x1:.1f} {y1:.1f}"
+            style = _line_style(shape.get("line", {}))
+            parts.append(f'<path d="{outline}" style="{style}"/>')
     return parts
 
 
-def _place(shape: Mapping[str, Any], end: str, name: str, axis: _Axis) -> float:
+def _shape_end(shape: Layout, name: str, end: int, axis: _Axis) -> float:
+    """Give the pixel of the end 0 or 1 of a shape along the axis ``name``."""
+    value = shape[f"{name}{end}"]
     if shape.get(f"{name}ref") == "paper":
-        return float(axis.start + shape[end] * (axis.end - axis.start))
-    place = axis.at(shape[end])
-    return axis.start if place is None else place
+        return axis.at_share(value)
+    pixel = axis.at(value)
+    if pixel is None:
+        return axis.start
+    return pixel
 
 
-def _annotations(layout: Mapping[str, Any], frame: _Frame) -> list[str]:
+def _annotations(layout: Layout, frame: _Frame) -> list[str]:
     """Write the layout's notes, which stand above the panel or at a height of it."""
     parts = list[str]()
     for note in layout.get("annotations", ()):
-        if note.get("xref") == "paper":
-            x = frame.x.start + note["x"] * (frame.x.end - frame.x.start)
-        else:
-            # Plotly takes an annotation's place on a logarithmic axis as its logarithm.
-            share = (note["x"] - frame.x.low) / (frame.x.high - frame.x.low)
-            x = frame.x.start + share * (frame.x.end - frame.x.start)
-        if note.get("yref") == "paper":
-            y = frame.y.start + note["y"] * (frame.y.end - frame.y.start)
-        else:
-            share = (note["y"] - frame.y.low) / (frame.y.high - frame.y.low)
-            y = frame.y.start + share * (frame.y.end - frame.y.start)
+        x = _note_place(note, "x", frame.x)
+        y = _note_place(note, "y", frame.y)
         anchor = {"left": "start", "right": "end"}.get(note.get("xanchor", ""), "middle")
         style = f"fill:{_colour(note['font']['color'])}"
         place = f'x="{x:.1f}" y="{y - 5:.1f}" text-anchor="{anchor}"'
@@ -271,7 +320,15 @@ def _annotations(layout: Mapping[str, Any], frame: _Frame) -> list[str]:
     return parts
 
 
+def _note_place(note: Layout, name: str, axis: _Axis) -> float:
+    if note.get(f"{name}ref") == "paper":
+        return axis.at_share(note[name])
+    # Plotly takes an annotation's place on a logarithmic axis as its logarithm.
+    return axis.at_place(note[name])
+
+
 def _fills_first(traces: Sequence[Trace]) -> list[Trace]:
+    """Put areas first, as what is drawn later covers what was drawn before."""
     return sorted(traces, key=lambda trace: "fill" not in trace)
 
 
@@ -302,17 +359,19 @@ def _known(points: Iterable[Point | None]) -> list[Point]:
 def _outline(points: Sequence[Point | None], is_stairs: bool) -> str:
     """Give the path of a line, which is broken where a point has no place."""
     parts = list[str]()
-    last: Point | None = None
+    is_drawing = False
     for point in points:
-        if point is not None:
-            x, y = point
-            if last is None:
-                parts.append(f"M{x:.1f} {y:.1f}")
-            elif is_stairs:
-                parts.append(f"H{x:.1f}V{y:.1f}")
-            else:
-                parts.append(f"L{x:.1f} {y:.1f}")
-        last = point
+        if point is None:
+            is_drawing = False
+            continue
+        x, y = point
+        if not is_drawing:
+            parts.append(f"M{x:.1f} {y:.1f}")
+        elif is_stairs:
+            parts.append(f"H{x:.1f}V{y:.1f}")
+        else:
+            parts.append(f"L{x:.1f} {y:.1f}")
+        is_drawing = True
     return "".join(parts)
 
 
@@ -322,7 +381,8 @@ def _bars(trace: Trace, frame: _Frame, name: str) -> list[str]:
     if bars is None:
         return []
     axis = frame.x if name == "x" else frame.y
-    colour = _colour(bars["color"])
+    width = bars.get("thickness", 1.5)
+    style = f"stroke:{_colour(bars['color'])};stroke-width:{width:g}"
     parts = list[str]()
     for point, value, up, down in zip(
         frame.points(trace), trace[name], bars["array"], bars["arrayminus"], strict=True
@@ -330,14 +390,17 @@ def _bars(trace: Trace, frame: _Frame, name: str) -> list[str]:
         if point is None:
             continue
         x, y = point
-        low, high = axis.at(value - down), axis.at(value + up)
-        low = axis.start if low is None else low
-        high = axis.end if high is None else high
+        # An end without a place, as 0 on a logarithmic axis, lies beyond the panel.
+        low = axis.at(value - down)
+        if low is None:
+            low = axis.start
+        high = axis.at(value + up)
+        if high is None:
+            high = axis.end
         outline = f"M{low:.1f} {y:.1f}H{high:.1f}"
         if name == "y":
             outline = f"M{x:.1f} {low:.1f}V{high:.1f}"
-        width = bars.get("thickness", 1.5)
-        parts.append(f'<path d="{outline}" style="stroke:{colour};stroke-width:{width:g}"/>')
+        parts.append(f'<path d="{outline}" style="{style}"/>')
     return parts
 
 
@@ -374,14 +437,18 @@ def _symbol(trace: Trace, point: Point, size: float) -> str:
         stroke = f"stroke:{colour};stroke-width:.45"
         return f'<path transform="{moved}" d="{STROKES[kind]}" style="{stroke}"/>'
     corners = _star_corners() if kind == "star" else CORNERS[kind]
-    placed = " ".join(f"{x + half * dx:.1f},{y + half * dy:.1f}" for dx, dy in corners)
-    return f'<polygon points="{placed}" style="{style}"/>'
+    placed = list[str]()
+    for right, down in corners:
+        placed.append(f"{x + half * right:.1f},{y + half * down:.1f}")
+    return f'<polygon points="{" ".join(placed)}" style="{style}"/>'
 
 
 def _star_corners() -> list[Point]:
+    """Give the corners of a star of five, the outer and the inner ones in turn."""
     corners = list[Point]()
     for i in range(10):
-        radius = 1.25 if i % 2 == 0 else 0.5
+        is_outer = i % 2 == 0
+        radius = 1.25 if is_outer else 0.5
         angle = math.pi * (i / 5.0 - 0.5)
         corners.append((radius * math.cos(angle), radius * math.sin(angle)))
     return corners
@@ -393,15 +460,21 @@ def _words(trace: Trace, points: Sequence[Point | None]) -> list[str]:
     anchor = "middle"
     shift = 0.0
     if "right" in position:
-        anchor, shift = "start", 8.0
+        anchor = "start"
+        shift = 8.0
     elif "left" in position:
-        anchor, shift = "end", -8.0
-    rise = 22.0 if "bottom" in position else -11.0
-    style = f"fill:{_colour(trace.get('textfont', {}).get('color', '--ink'))}"
+        anchor = "end"
+        shift = -8.0
+    drop = -11.0
+    if "bottom" in position:
+        drop = 22.0
+    colour = trace.get("textfont", {}).get("color", "--ink")
+    style = f"fill:{_colour(colour)}"
     parts = list[str]()
     for point, words in zip(points, trace["text"], strict=True):
         if point is not None:
-            place = f'x="{point[0] + shift:.1f}" y="{point[1] + rise:.1f}" text-anchor="{anchor}"'
+            x, y = point
+            place = f'x="{x + shift:.1f}" y="{y + drop:.1f}" text-anchor="{anchor}"'
             parts.append(f'<text class="name" {place} style="{style}">{_text(words)}</text>')
     return parts
 
@@ -413,10 +486,10 @@ def _in_legend(trace: Trace) -> bool:
 def _legend_rows(entries: Sequence[Trace]) -> list[list[tuple[Trace, float]]]:
     """Break the legend into rows: each entry with where it begins, in pixels."""
     rows: list[list[tuple[Trace, float]]] = []
-    x = WIDTH
+    x = CHART_WIDTH
     for trace in entries:
         needed = SAMPLE + LETTER * len(html.unescape(trace["name"])) + 14.0
-        if x + needed > WIDTH:
+        if x + needed > CHART_WIDTH:
             rows.append([])
             x = 8.0
         rows[-1].append((trace, x))
@@ -447,12 +520,14 @@ def _sample(trace: Trace, x: float, y: float) -> str:
         parts.append(f'<path d="M{x:.1f} {y:g}h24" style="{style}"/>')
     if "markers" in mode:
         size = trace.get("marker", {}).get("size", 7)
-        size = max(size) if isinstance(size, list | tuple) else size
+        if isinstance(size, list | tuple):
+            size = max(size)
+        # A larger mark would lie over the lines of the legend above and below it.
         parts.append(_symbol(trace, (x + 12.0, y), min(size, 13)))
     return "".join(parts)
 
 
-def _line_style(line: Mapping[str, Any], trace: Trace | None = None) -> str:
+def _line_style(line: Layout, trace: Trace | None = None) -> str:
     style = f"fill:none;stroke:{_colour(line.get('color', '--blue'))}"
     style += f";stroke-width:{line.get('width', 2):g}"
     dash = DASHES.get(line.get("dash", "solid"))
@@ -465,7 +540,9 @@ def _line_style(line: Mapping[str, Any], trace: Trace | None = None) -> str:
 
 def _colour(value: str) -> str:
     """Give a colour of the style sheet, which has a name there, as CSS."""
-    return f"var({value})" if value.startswith("--") else value
+    if value.startswith("--"):
+        return f"var({value})"
+    return value
 
 
 def _text(value: str) -> str:

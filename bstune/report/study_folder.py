@@ -1,8 +1,8 @@
 """A study's output folder as it can be read: whole, or half-written by a study that was killed.
 
-A folder is data: it may come from anybody. Its files are read as text of bounded size, parsed within bounds, and
-checked against what they may hold (:mod:`bstune.report.schema`) before anything else sees a value of them. Nothing
-that a folder names is imported or called here.
+A folder is data: it may come from anybody. Its files are read as text of bounded size, parsed
+within bounds, and checked against what they may hold (:mod:`bstune.report.schema`) before anything
+else sees a value of them. Nothing that a folder names is imported or called here.
 """
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -17,14 +17,15 @@ from bstune.result import StudyResult
 from bstune.system.files import Output
 from bstune.system.inputs import TEXT_LIMIT, parse_yaml, read_text
 
-YAML_LIMIT = 500_000  # bytes of config.yaml and best.yaml, which the page shows whole
+# Bytes of config.yaml and of best.yaml, which the page shows whole.
+SHOWN_YAML_LIMIT = 500_000
 
 
 @dataclass(frozen=True)
 class StudyFiles:
     """What lies beside a study's result.
 
-    None stands for each file that is missing or cannot be read, and then there is a line in ``notes``.
+    None stands for each file that is missing or cannot be read; then ``notes`` has a line of it.
     """
 
     path: Path
@@ -49,14 +50,18 @@ class StudyFolder:
 
 
 def read_study(path: str | Path) -> StudyFolder:
-    """Read a study from its folder, or from its ``curve.json`` alone; StudyError where neither can be read."""
+    """Read a study from its folder, or from its ``curve.json`` alone.
+
+    StudyError where neither can be read.
+    """
     path = Path(path)
-    folder = path.parent if path.is_file() else path
-    files = Output(folder)
-    if path.is_file() and path != files.curve:
-        # What lies beside a file of another name may be another study's.
-        alone = StudyFiles(path, (), None, None, None, ())
-        return StudyFolder(read_curve(path), alone)
+    files = Output(path)
+    if path.is_file():
+        files = Output(path.parent)
+        if path != files.curve:
+            # What lies beside a file of another name may be another study's.
+            alone = StudyFiles(path, (), None, None, None, ())
+            return StudyFolder(read_curve(path), alone)
     return StudyFolder(read_curve(files.curve), read_files(files))
 
 
@@ -65,7 +70,7 @@ def each_study(
     left_out: list[str],
     read: Callable[[str], StudyFolder] = read_study,
 ) -> Iterator[tuple[str, StudyFolder]]:
-    """Yield the studies in folders, or ``curve.json`` files, each once, with the path as it was given.
+    """Yield the studies in folders, or ``curve.json`` files, each once, with the path as given.
 
     Args:
         paths: of folders and files.
@@ -81,12 +86,15 @@ def each_study(
             raise StudyError(
                 f"there is no {path}: give studies' output folders, such as outputs/digits"
             )
+        # One that cannot be read does not keep the others from being compared.
         try:
             study = read(path)
         except StudyError as error:
             left_out.append(f"left out: {error}")
             continue
-        file = Output(Path(path)).curve if Path(path).is_dir() else Path(path)
+        file = Path(path)
+        if file.is_dir():
+            file = Output(file).curve
         if file.resolve() not in seen:
             yield path, study
         seen.add(file.resolve())
@@ -96,6 +104,7 @@ def read_files(files: Output) -> StudyFiles:
     """Read what there is in a study's folder beside its ``curve.json``."""
     notes = list[str]()
     hardware = None
+    # A study need not have one: only what is there and cannot be read is worth a note.
     if files.survey.exists():
         hardware = _read_hardware(files.survey, notes)
     config = _read_yaml(files.config, notes)
@@ -119,8 +128,11 @@ def read_trials(path: Path, notes: list[str]) -> tuple[TrialResult, ...]:
         except RecordError as error:
             faults.append(f"line {number}: {str(error).splitlines()[0]}")
     if faults:
-        more = f", and {len(faults) - 1} more" if len(faults) > 1 else ""
-        notes.append(f"{path.name}: {faults[0]}{more}: left out")
+        # One line of all of them: a file of something else has a fault a line.
+        told = faults[0]
+        if len(faults) > 1:
+            told += f", and {len(faults) - 1} more"
+        notes.append(f"{path.name}: {told}: left out")
     return tuple(sorted(trials, key=lambda trial: trial.number))
 
 
@@ -128,13 +140,14 @@ def _check_order(trial: TrialResult, taken: Collection[int]) -> None:
     """Refuse a second record of a trial, and one that goes on from itself or from a later trial."""
     if trial.number in taken:
         raise RecordError(f"there is a record of trial {trial.number} already")
-    for before in (trial.resumed_from, trial.replicate_of):
-        if before is not None and before >= trial.number:
-            raise RecordError(f"trial {trial.number} cannot follow on trial {before}")
+    for earlier in (trial.resumed_from, trial.replicate_of):
+        if earlier is not None and earlier >= trial.number:
+            raise RecordError(f"trial {trial.number} cannot follow on trial {earlier}")
 
 
 def read_curve(path: Path) -> StudyResult:
     """Read a ``curve.json``; StudyError says why it cannot be read and what to do."""
+    # Each way in which it can be missing has a remedy of its own.
     if not path.exists():
         folder = path.parent
         why = "a study writes it at its end"
@@ -165,7 +178,7 @@ def _read_hardware(path: Path, notes: list[str]) -> HardwareFile | None:
 
 def _read_yaml(path: Path, notes: list[str]) -> Mapping[str, Any] | None:
     """Read a file that holds a mapping; None, with a line in ``notes``, where it cannot be read."""
-    text = _text(path, notes, YAML_LIMIT)
+    text = _text(path, notes, SHOWN_YAML_LIMIT)
     if text is None:
         return None
     try:

@@ -1,4 +1,4 @@
-"""Where MLflow is: the URI that a study logs to, and the command and the address that open its pages."""
+"""Where MLflow is: the URI that a study logs to, and what opens its pages."""
 
 import os
 import re
@@ -20,23 +20,30 @@ from bstune.system.inputs import one_line
 from bstune.system.secrets import redact
 from bstune.tracking.exchange import FAILURES
 
-UI = "http://127.0.0.1:5000"  # of `mlflow ui`
+# Where `mlflow ui` serves its pages.
+UI = "http://127.0.0.1:5000"
+SQLITE = "sqlite:///"
 
 
 def tracking_uri(settings: MlflowOptions) -> str:
-    """Return the URI in the options, of ``MLFLOW_TRACKING_URI`` or of ``mlflow.db``; SQLite paths are made absolute."""
-    uri: str = settings.uri or os.environ.get("MLFLOW_TRACKING_URI") or "sqlite:///mlflow.db"
-    path = uri.removeprefix("sqlite:///")
+    """Give the URI in the options, of ``MLFLOW_TRACKING_URI``, or of ``mlflow.db``.
+
+    The path of a SQLite database is made absolute.
+    """
+    uri: str = settings.uri or os.environ.get("MLFLOW_TRACKING_URI") or f"{SQLITE}mlflow.db"
+    path = uri.removeprefix(SQLITE)
     if path in (uri, "", ":memory:") or "?" in path:
         return uri
-    # Not mlflow's own conversion: it writes a space as %20, which SQLAlchemy 2.0 takes for a part of the name.
-    return f"sqlite:///{Path(path).absolute().as_posix()}"
+    # Not mlflow's own conversion: it writes a space as %20, which SQLAlchemy 2.0 takes for a part
+    # of the name.
+    return f"{SQLITE}{Path(path).absolute().as_posix()}"
 
 
 def check_uri(uri: str) -> None:
-    """Check that MLflow has a store for this kind of URI, without connecting; ConfigError if it has none.
+    """Check that MLflow has a store for this kind of URI, without connecting.
 
-    Nor may the URI be of a SQLite database that another program made, as MLflow would add its tables.
+    ConfigError if it has none, or where the URI is of a SQLite database that another program made,
+    as MLflow would add its tables.
     """
     what = f"MLFLOW_TRACKING_URI or mlflow.uri={uri}"
     try:
@@ -58,16 +65,20 @@ def check_uri(uri: str) -> None:
             f"MLFLOW_TRACKING_URI or mlflow.uri must be {accepted}, but got {uri!r}"
         ) from error
     except FAILURES:
-        return  # known, but not there now: sending says so once, and the study goes on
+        # Known, but not there now: sending says so once, and the study goes on.
+        return
 
 
 def _check_place(uri: str, what: str) -> None:
-    """Refuse a SQLite database that is another program's, or whose place cannot be written: MLflow tries a minute."""
+    """Refuse a SQLite database that is another program's, or whose place cannot be written.
+
+    MLflow itself would try for a minute.
+    """
     path = database_path(uri)
     if path is None:
         return
     if os.path.lexists(path):
-        # MLflow's tables take a second to import
+        # MLflow's tables take a second to import.
         from bstune.tracking.database import check_database
 
         check_database(path)
@@ -75,18 +86,29 @@ def _check_place(uri: str, what: str) -> None:
 
 
 def database_path(uri: str) -> Path | None:
-    """Return the path of a SQLite database; None for a server, or a database in memory."""
-    database = make_url(uri).database if uri.startswith("sqlite:///") and "?" not in uri else None
-    return Path(database).absolute() if database and database != ":memory:" else None
+    """Give the path of a SQLite database; None for a server, or a database in memory."""
+    if not uri.startswith(SQLITE) or "?" in uri:
+        return None
+    database = make_url(uri).database
+    if not database or database == ":memory:":
+        return None
+    return Path(database).absolute()
 
 
 def opening(uri: str, page: str = "") -> tuple[str, ...]:
-    """Return what opens a page of MLflow's UI, such as ``#/experiments/1``, in a line or two; none shows a password.
+    """Give what opens a page of MLflow's UI, such as ``#/experiments/1``, in a line or two.
 
-    That is the command that serves a database, and the address.
+    That is the command that serves a database, and the address; neither shows a password.
     """
     if uri.startswith(("http://", "https://")):
-        return (f"{re.sub('//[^/]*@', '//', redact(uri)).rstrip('/')}{'/' if page else ''}{page}",)
-    shown = shlex.quote(uri) if redact(uri) == uri else '"$MLFLOW_TRACKING_URI"'
+        address = re.sub("//[^/]*@", "//", redact(uri)).rstrip("/")
+        if page:
+            address = f"{address}/{page}"
+        return (address,)
+    shown = shlex.quote(uri)
+    if redact(uri) != uri:
+        shown = '"$MLFLOW_TRACKING_URI"'
     command = f"{shlex.quote(sys.executable)} -m mlflow ui --backend-store-uri {shown}"
-    return (command, f"{UI}/{page}") if page else (command,)
+    if not page:
+        return (command,)
+    return (command, f"{UI}/{page}")

@@ -13,7 +13,10 @@ from bstune.system.secrets import redact_values
 
 
 class FilteringClient(MlflowClient):
-    """MLflow's client for a study: the texts of parameters and tags are filtered, keys and metrics are not."""
+    """MLflow's client for a study, which filters the texts of parameters and tags.
+
+    Keys and metrics go as they are. The signatures are MLflow's.
+    """
 
     def create_run(
         self,
@@ -23,8 +26,9 @@ class FilteringClient(MlflowClient):
         run_name: str | None = None,
     ) -> Any:
         """Create a run."""
-        name = None if run_name is None else redact_values(run_name)
-        return super().create_run(experiment_id, start_time, _texts(tags), name)
+        if run_name is not None:
+            run_name = redact_values(run_name)
+        return super().create_run(experiment_id, start_time, _texts(tags), run_name)
 
     def create_experiment(
         self, name: str, artifact_location: str | None = None, tags: Any = None
@@ -51,8 +55,6 @@ class FilteringClient(MlflowClient):
 
 
 def _texts(values: Mapping[str, str] | None) -> dict[str, str] | None:
-    return (
-        None
-        if values is None
-        else {key: redact_values(str(value)) for key, value in values.items()}
-    )
+    if values is None:
+        return None
+    return {key: redact_values(str(value)) for key, value in values.items()}

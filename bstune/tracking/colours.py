@@ -7,7 +7,8 @@ the charts and the table read it. A study's run gets it when it is made.
 
 from collections.abc import Sequence
 
-TAG = "mlflow.runColor"  # mlflow/server/js/build: the store of run colours takes it from the tags
+# The store of run colours in mlflow/server/js/build takes it from the tags.
+COLOUR_TAG = "mlflow.runColor"
 # The six of Okabe and Ito that are seen on white and on black, in the order of bstune compare as
 # far as it has them, then four more. For the common colour blindnesses (simulated by Machado et
 # al. 2009) two of the ten are at least 13.9 apart in CIE Lab, where Okabe and Ito's own are 16.1.
@@ -32,7 +33,7 @@ def next_colour(taken: Sequence[str]) -> str:
         taken: the other studies' colours, the newest study's first; a user may have chosen others.
     """
     colours = [colour.upper() for colour in taken]
-    unused = [colour for colour in PALETTE if colour not in colours]
-    if unused:
-        return unused[0]
+    for colour in PALETTE:
+        if colour not in colours:
+            return colour
     return max(PALETTE, key=colours.index)

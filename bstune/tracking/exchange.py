@@ -1,7 +1,7 @@
-"""Exchanges with MLflow, each in a thread that is waited for so long at most: none ever stops a study.
+"""Exchanges with MLflow, each in a thread that is waited for so long at most: none stops a study.
 
-Left alone its client retries for minutes. So every exchange is waited for ``mlflow.study_seconds`` in all, over the
-whole run; the first failure is logged as one line and ends sending.
+Left alone its client retries for minutes. So every exchange is waited for ``mlflow.study_seconds``
+in all, over the whole run; the first failure is logged as one line and ends sending.
 """
 
 import json
@@ -23,7 +23,8 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from bstune.options import MlflowOptions
 
-# Of a server that is down, a locked or newer database, a full disk, a missing driver; those of requests are OSErrors.
+# Of a server that is down, a locked or newer database, a full disk, a missing driver; those of
+# requests are OSErrors.
 FAILURES = (
     MlflowException,
     SQLAlchemyError,
@@ -34,12 +35,16 @@ FAILURES = (
 )
 THREAD = "bstune-mlflow"
 _log = logging.getLogger(__name__)
-# What mlflow's HTTP client says of its retries; mlflow's own loggers are silenced as the thread runs.
+# What mlflow's HTTP client says of its retries; mlflow's own loggers are silenced as the thread
+# runs.
 logging.getLogger("urllib3.connectionpool").addFilter(lambda record: record.threadName != THREAD)
 
 
 class Exchanges:
-    """A run's exchanges with MLflow, one after the other; after one that failed, nothing more is to be sent."""
+    """A run's exchanges with MLflow, one after the other.
+
+    After one that failed, nothing more is to be sent.
+    """
 
     def __init__(
         self,
@@ -47,13 +52,18 @@ class Exchanges:
         clock: Callable[[], float] = time.monotonic,
         database: Path | None = None,
     ) -> None:
-        """Begin with ``mlflow.study_seconds`` left; ``database``: MLflow's SQLite file, if it is one."""
+        """Begin with ``mlflow.study_seconds`` left; ``database``: MLflow's SQLite file, if any."""
         self._database = database
-        self._settings, self._clock, self._left = settings, clock, settings.study_seconds
+        self._settings = settings
+        self._clock = clock
+        self._left = settings.study_seconds
         self.failed = False
 
     def run(self, what: str, work: Callable[[], None], seconds: float = math.inf) -> None:
-        """Run ``work`` in a thread and wait ``seconds`` for it; after a failure log one line and end sending."""
+        """Run ``work`` in a thread and wait ``seconds`` for it.
+
+        After a failure log one line, which names ``what`` was to be done, and end sending.
+        """
         outcome: Future[None] = Future()
 
         def run() -> None:
@@ -61,14 +71,17 @@ class Exchanges:
                 try:
                     work()
                     outcome.set_result(None)
-                except Exception as error:  # noqa: BLE001 (the thread's end would print its passwords)
+                # All of them: the thread's end would print the passwords in what it raises.
+                except Exception as error:  # noqa: BLE001
                     outcome.set_exception(error)
 
         # A daemon: one that hangs must not keep the process from ending.
         thread = threading.Thread(target=run, name=THREAD, daemon=True)
-        allowed, start = min(seconds, self._left), self._clock()
-        total = f"what was left of mlflow.study_seconds={self._settings.study_seconds:g}"
-        limit = f"mlflow.seconds={seconds:g}" if seconds < self._left else total
+        allowed = min(seconds, self._left)
+        start = self._clock()
+        limit = f"what was left of mlflow.study_seconds={self._settings.study_seconds:g}"
+        if seconds < self._left:
+            limit = f"mlflow.seconds={seconds:g}"
         with short_requests(self._settings):
             if allowed > 0:
                 thread.start()
@@ -84,37 +97,43 @@ class Exchanges:
         else:
             return
         self.failed = True
-        then = "The next run of the same command sends what is missing, if MLflow answers by then."
-        found = None
+        _log.warning("MLflow: could not %s (%s). %s%s", what, reason, self._advice(), trace)
+
+    def _advice(self) -> str:
+        """Say what sends the rest: the same command, unless the database is damaged."""
         if self._database is not None:
             # MLflow's tables take a second to import.
             from bstune.tracking.database import damage
 
-            found = damage(self._database)
-        if found is not None:
-            then = (
-                f"The database {self._database} is damaged ({found}): move it away, and the same command then makes a "
-                "new one and sends all of the study."
-            )
-        _log.warning("MLflow: could not %s (%s). %s%s", what, reason, then, trace)
+            fault = damage(self._database)
+            if fault is not None:
+                return (
+                    f"The database {self._database} is damaged ({fault}): move it away, and the "
+                    "same command then makes a new one and sends all of the study."
+                )
+        return "The next run of the same command sends what is missing, if MLflow answers by then."
 
 
 @contextmanager
 def short_requests(settings: MlflowOptions) -> Iterator[None]:
-    """Give MLflow's HTTP client short limits while the context is open: it reads the environment at each request."""
+    """Give MLflow's HTTP client short limits while the context is open.
+
+    It reads the environment at each request.
+    """
     values = {
         "MLFLOW_HTTP_REQUEST_TIMEOUT": str(settings.request_seconds),
         "MLFLOW_HTTP_REQUEST_MAX_RETRIES": str(settings.retries),
         "MLFLOW_HTTP_REQUEST_BACKOFF_FACTOR": "0",
         "MLFLOW_HTTP_REQUEST_BACKOFF_JITTER": "0",
-        "MLFLOW_HTTP_RESPECT_RETRY_AFTER_HEADER": "false",  # an overloaded server may ask for minutes
+        # An overloaded server may ask for minutes.
+        "MLFLOW_HTTP_RESPECT_RETRY_AFTER_HEADER": "false",
         "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",
     }
-    before = {name: os.environ.pop(name) for name in values if name in os.environ}
+    users_own = {name: os.environ.pop(name) for name in values if name in os.environ}
     os.environ.update(values)
     try:
         yield
     finally:
         for name in values:
             del os.environ[name]
-        os.environ.update(before)
+        os.environ.update(users_own)

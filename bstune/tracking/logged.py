@@ -1,4 +1,4 @@
-"""Reads back what studies logged to MLflow: the ``curve.json`` of each one's run, found by its tags."""
+"""Reads back what studies logged to MLflow: the ``curve.json`` of each run, found by its tags."""
 
 import os
 import tempfile
@@ -22,26 +22,32 @@ CURVE = Output(Path()).curve.name
 
 
 def logged_curves(experiment: str, uri: str | None = None) -> list[LoggedCurve]:
-    """Return, of each study in an experiment, oldest first, its run and its ``curve.json``, or why there is none.
+    """Read back, of each study in an experiment, its run and its ``curve.json``, the oldest first.
+
+    Where a run has none, why.
 
     Args:
         experiment: name of MLflow's experiment.
-        uri: MLflow's address; None: as studies have it, ``MLFLOW_TRACKING_URI`` or ``mlflow.db`` here.
+        uri: MLflow's address; None: as studies have it, ``MLFLOW_TRACKING_URI`` or ``mlflow.db``
+            here.
 
     Raises:
         StudyError: if MLflow does not answer, or has no such experiment or no study in it.
     """
     try:
         settings = mlflow_options(uri)
-    except ConfigError as error:  # of a reference, as ${oc.env:NAME}
+    except ConfigError as error:
+        # Of a reference, as ${oc.env:NAME}.
         raise StudyError(f"--uri: {error}") from error
     address = tracking_uri(settings)
     remember(address)
     check_uri(address)
     path = database_path(address)
-    if path is not None and not path.is_file():  # MLflow would make one
+    # MLflow would make one.
+    if path is not None and not path.is_file():
         raise StudyError(
-            f"there is no MLflow database {path}: give its address, --uri URI or MLFLOW_TRACKING_URI"
+            f"there is no MLflow database {path}: give its address, --uri URI or "
+            "MLFLOW_TRACKING_URI"
         )
     try:
         with short_requests(settings), tempfile.TemporaryDirectory() as folder:
@@ -49,33 +55,39 @@ def logged_curves(experiment: str, uri: str | None = None) -> list[LoggedCurve]:
             runs = _studies(client, experiment, address)
             return [_curve(client, run, folder) for run in runs]
     except FAILURES as error:
-        reason = str(error).strip().splitlines()
-        raise StudyError(
-            f"MLflow at {address} does not answer: {reason[0] if reason else error!r}"
-        ) from error
+        lines = str(error).strip().splitlines()
+        reason = lines[0] if lines else repr(error)
+        raise StudyError(f"MLflow at {address} does not answer: {reason}") from error
 
 
 def _studies(client: MlflowClient, experiment: str, address: str) -> list[Run]:
-    found = client.get_experiment_by_name(experiment)
-    if found is None:
-        there = ", ".join(repr(one.name) for one in client.search_experiments())
+    """Find the runs of an experiment's studies, the oldest first; StudyError without one."""
+    known = client.get_experiment_by_name(experiment)
+    if known is None:
+        there = ", ".join(repr(other.name) for other in client.search_experiments())
         raise StudyError(
             f"MLflow at {address} has no experiment {experiment!r}, but {there or 'none at all'}"
         )
-    where = f"tags.`{KIND}` = 'study'"
-    limit, order = SEARCH_MAX_RESULTS_THRESHOLD, ["start_time"]
-    runs = list(client.search_runs([found.experiment_id], where, max_results=limit, order_by=order))
+    found = client.search_runs(
+        [known.experiment_id],
+        f"tags.`{KIND}` = 'study'",
+        max_results=SEARCH_MAX_RESULTS_THRESHOLD,
+        order_by=["start_time"],
+    )
+    runs = list(found)
     if not runs:
         raise StudyError(f"the experiment {experiment!r} of MLflow at {address} has no study")
     return runs
 
 
 def _curve(client: MlflowClient, run: Run, folder: str) -> LoggedCurve:
-    """Return what a study's run holds of its results, or why there is nothing."""
+    """Give what a study's run holds of its results, or why there is nothing."""
     name = f"MLflow run {run.info.run_id[:8]}"
-    if not any(one.path == CURVE for one in client.list_artifacts(run.info.run_id)):
+    artifacts = {artifact.path for artifact in client.list_artifacts(run.info.run_id)}
+    if CURVE not in artifacts:
         return LoggedCurve(name, None, f"no {CURVE}: it has not finished")
-    os.environ["MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR"] = "false"  # it is of one small file
+    # The bar is of one small file.
+    os.environ["MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR"] = "false"
     path = Path(client.download_artifacts(run.info.run_id, CURVE, folder))
     try:
         return LoggedCurve(name, read_text(path, "its"))

@@ -1,14 +1,15 @@
-"""A study's runs in MLflow: one of the study, in an experiment of studies, and one a trial, in another beside it.
+"""A study's runs in MLflow: its own, in an experiment of studies, and one a trial, in another.
 
-What was sent is found by searching the server for the study's id, so the next run of a command sends what is missing.
-A trial's run counts as whole once it has ended; one whose sender died before that is deleted and sent again. A stopped
-trial that is continued goes on in its run: its metrics have the times that follow from the records, so that sending
-them twice is sending them once, and the run names the trial last of all. Metrics are append-only, so the results of a
-continued study go to a new run, and the old one is deleted. One process at a time may send a study's runs: the caller
+What was sent is found by searching the server for the study's id, so the next run of a command
+sends what is missing. A trial's run counts as whole once it has ended; one whose sender died before
+that is deleted and sent again. A stopped trial that is continued goes on in its run: its metrics
+have the times that follow from the records, so that sending them twice is sending them once, and
+the run names the trial last of all. Metrics are append-only, so the results of a continued study go
+to a new run, and the old one is deleted. One process at a time may send a study's runs: the caller
 holds the study's lock.
 
-A request that is answered late is sent again, and may have been done twice: what was written twice, or not to its end,
-is deleted when the study is opened and when it is finished.
+A request that is answered late is sent again, and may have been done twice: what was written twice,
+or not to its end, is deleted when the study is opened and when it is finished.
 """
 
 import logging
@@ -39,17 +40,22 @@ from bstune.tracking.content import KIND
 from bstune.tracking.database import make_database
 from bstune.tracking.exchange import Exchanges
 
-STUDY_TAG, PARENT = "bstune.study_id", "mlflow.parentRunId"
-TRIALS = "bstune.trials"  # on a trial's run: its number, then those of the trials that continued it
-RESULTS_BEGUN = (
-    "bstune.results_begun"  # on a study's run: some of its results may be there, or still come
-)
-RESULT_TRIALS = (
-    "bstune.result_trials"  # how many trials the results in it are of; set once they are all there
-)
-CHECKPOINT = "bstune.checkpoint"  # on a study's run: the winner's, an artifact of this name
+STUDY_TAG = "bstune.study_id"
+PARENT = "mlflow.parentRunId"
+# On a trial's run: its number, then those of the trials that continued it.
+TRIAL_NUMBERS = "bstune.trials"
+# On a study's run: some of its results may be there, or still come.
+RESULTS_BEGUN = "bstune.results_begun"
+# On a study's run: how many trials the results in it are of; set once they are all there.
+RESULT_TRIALS = "bstune.result_trials"
+# On a study's run: the winner's checkpoint, an artifact of this name.
+CHECKPOINT = "bstune.checkpoint"
 KIND_OF_EXPERIMENT = {"mlflow.experimentKind": "custom_model_development"}
-NOTE = "mlflow.note.content"  # of a run or an experiment: its description
+# Of a run or an experiment: its description.
+NOTE = "mlflow.note.content"
+# Of other studies the colours of so many times the palette are looked at, the newest ones.
+PALETTES_LOOKED_AT = 5
+GIT_SECONDS = 5.0
 _log = logging.getLogger(__name__)
 
 
@@ -62,11 +68,16 @@ def open_tracking(prepared: PreparedStudy, study: optuna.Study) -> "Tracking":
 
 
 class Tracking:
-    """A study's runs in MLflow. Nothing here raises because of MLflow: after a failure, nothing more is sent."""
+    """A study's runs in MLflow.
+
+    Nothing here raises because of MLflow: after a failure, nothing more is sent.
+    """
 
     _client: MlflowClient
-    _experiments: Mapping[str, str]  # ids by kind of run
-    _parent: Run  # the study's
+    _experiments: Mapping[str, str]
+    """Their ids, by kind of run."""
+    _parent: Run
+    """The study's run, whose children are the trials'."""
 
     def __init__(self, prepared: PreparedStudy, study_id: str) -> None:
         """Find what was sent before of the study with this uuid."""
@@ -82,11 +93,12 @@ class Tracking:
             "bstune.study": options.study,
             "bstune.workload": options.workload.name,
         }
-        self._page = ""  # of MLflow's UI with the studies
-        self._results: dict[int, TrialResult] = {}  # of the trials that were to be sent, by number
-        self._whole: dict[
-            int, tuple[str, int]
-        ] = {}  # of the trials that MLflow has whole: their run's id and start
+        # The page of MLflow's UI with the studies.
+        self._page = ""
+        # The trials that were to be sent, by number.
+        self._results: dict[int, TrialResult] = {}
+        # Of the trials that MLflow has whole, by number: their run's id and start.
+        self._whole: dict[int, tuple[str, int]] = {}
         self._exchanges = Exchanges(options.mlflow, database=database_path(self._uri))
         self._exchanges.run("open the study", self._find)
 
@@ -97,32 +109,40 @@ class Tracking:
 
     @property
     def opening(self) -> tuple[str, ...]:
-        """What opens the page of the studies: the command that serves a database, and the address."""
+        """What opens the page of the studies: the command that serves it, if any, its address."""
         return opening(self._uri, self._page)
 
     def send_trial(self, result: TrialResult) -> None:
-        """Send one trial whole, unless MLflow has it; what a trial short of the target lacks is left out."""
+        """Send one trial whole, unless MLflow has it.
+
+        What a trial short of the target lacks is left out.
+        """
         self._results[result.number] = result
         if not self._exchanges.failed and result.number not in self._whole:
             work = partial(self._write_trial, result, round(1000 * time.time()))
             self._exchanges.run(f"send trial {result.number}", work, self._settings.seconds)
 
     def finish_study(self, found: StudyResult, artifacts: Sequence[Path]) -> None:
-        """Send a completed study's results to its run, and end that run; nothing if it has as many trials'.
+        """Send a completed study's results to its run, and end that run.
 
-        ``artifacts`` are files; the one with the suffix png that comes first is shown in the run's note.
+        Nothing is sent if it has those of as many trials.
+
+        Args:
+            found: the results.
+            artifacts: files; the first one with the suffix png is shown in the run's note.
         """
-        if not self._exchanges.failed and self._parent.data.tags.get(RESULT_TRIALS) != str(
-            len(self.sent)
-        ):
+        if self._exchanges.failed:
+            return
+        if self._parent.data.tags.get(RESULT_TRIALS) != str(len(self.sent)):
             self._exchanges.run("send the results", partial(self._write_results, found, artifacts))
         if not self._exchanges.failed and CHECKPOINT not in self._parent.data.tags:
             send = partial(self._write_checkpoint, found)
             self._exchanges.run("send the winner's checkpoint", send)
 
     def _find(self) -> None:
-        """Find or create the experiments and the study's run, and repair what a process that died left behind."""
-        if (path := database_path(self._uri)) is not None:
+        """Find or create experiments and the study's run, and repair what a dead process left."""
+        path = database_path(self._uri)
+        if path is not None:
             make_database(path)
         self._client = FilteringClient(self._uri)
         name = self._settings.experiment
@@ -137,73 +157,80 @@ class Tracking:
         _add_tags(self._client, studies, tags | studies_view)
         _add_tags(self._client, trials, tags | trials_view)
         self._page = saved_view.page(studies.experiment_id, "CHART")
-        # The newest with all its results: a newer one with half of them is what a process that died left.
-        found = self._runs("study")
+        # The newest with all its results: a newer one with half of them is what a process that died
+        # left.
         parent = max(
-            found,
+            self._runs("study"),
             key=lambda run: (RESULT_TRIALS in run.data.tags, run.info.start_time),
             default=None,
         )
-        self._parent = parent or self._create_parent(colours.next_colour(self._other_colours()))
+        if parent is None:
+            parent = self._create_parent(colours.next_colour(self._other_colours()))
+        self._parent = parent
         self._describe_parent(self._parent)
         for child in self._runs("trial"):
             if child.info.status in ("FINISHED", "FAILED"):
-                for number in child.data.tags[TRIALS].split():
+                for number in child.data.tags[TRIAL_NUMBERS].split():
                     self._whole.setdefault(int(number), (child.info.run_id, child.info.start_time))
         self._delete_strays()
         self._make_only_parent(self._parent.info.run_id)
 
     def _runs(self, kind: str) -> list[Run]:
-        """Return the study's runs of a kind that were not deleted, the oldest first, 50,000 at most."""
-        where = f"tags.`{STUDY_TAG}` = '{self._tags[STUDY_TAG]}' and tags.`{KIND}` = '{kind}'"
-        limit, order = SEARCH_MAX_RESULTS_THRESHOLD, ["start_time"]
-        return list(
-            self._client.search_runs(
-                [self._experiments[kind]], where, max_results=limit, order_by=order
-            )
+        """Give the study's runs of a kind that were not deleted, oldest first, 50,000 at most."""
+        found = self._client.search_runs(
+            [self._experiments[kind]],
+            f"tags.`{STUDY_TAG}` = '{self._tags[STUDY_TAG]}' and tags.`{KIND}` = '{kind}'",
+            max_results=SEARCH_MAX_RESULTS_THRESHOLD,
+            order_by=["start_time"],
         )
+        return list(found)
 
     def _other_studies(self) -> list[Run]:
         """Give the runs of other studies, the newest first, as many as colours may depend on."""
-        where = f"tags.`{STUDY_TAG}` != '{self._tags[STUDY_TAG]}' and tags.`{KIND}` = 'study'"
-        newest = ["start_time DESC"]
-        experiments, limit = [self._experiments["study"]], 5 * len(colours.PALETTE)
-        return list(
-            self._client.search_runs(experiments, where, max_results=limit, order_by=newest)
+        found = self._client.search_runs(
+            [self._experiments["study"]],
+            f"tags.`{STUDY_TAG}` != '{self._tags[STUDY_TAG]}' and tags.`{KIND}` = 'study'",
+            max_results=PALETTES_LOOKED_AT * len(colours.PALETTE),
+            order_by=["start_time DESC"],
         )
+        return list(found)
 
     def _other_colours(self) -> list[str]:
-        return [run.data.tags.get(colours.TAG, "") for run in self._other_studies()]
+        return [run.data.tags.get(colours.COLOUR_TAG, "") for run in self._other_studies()]
 
     def _part_colours(self, parent: Run) -> None:
         """Take another colour, if a study that began at the same moment has taken the same."""
-        own = parent.data.tags.get(colours.TAG)
         place = (parent.info.start_time, parent.info.run_id)
-        others = self._other_studies()
-        older = [run for run in others if (run.info.start_time, run.info.run_id) < place]
+        older_colours = list[str | None]()
+        for run in self._other_studies():
+            if (run.info.start_time, run.info.run_id) < place:
+                older_colours.append(run.data.tags.get(colours.COLOUR_TAG))
         # Beyond these the colours repeat.
-        near = [run.data.tags.get(colours.TAG) for run in older[: len(colours.PALETTE) - 1]]
-        if own in near:
+        near_colours = older_colours[: len(colours.PALETTE) - 1]
+        if parent.data.tags.get(colours.COLOUR_TAG) in near_colours:
             free = colours.next_colour(self._other_colours())
-            self._client.set_tag(parent.info.run_id, colours.TAG, free)
+            self._client.set_tag(parent.info.run_id, colours.COLOUR_TAG, free)
 
     def _create_parent(self, colour: str) -> Run:
         backend = self._backend
-        tags = self._run_tags("study", backend.device, backend.versions) | {
-            "bstune.metric": self._metric,
-            colours.TAG: colour,
-        }
-        tags |= {"mlflow.source.git.commit": self._commit} if self._commit else {}
+        tags = self._run_tags("study", backend.device, backend.versions)
+        tags["bstune.metric"] = self._metric
+        tags[colours.COLOUR_TAG] = colour
+        if self._commit:
+            tags["mlflow.source.git.commit"] = self._commit
         name = content.study_name(self._prepared)
         run: Run = self._client.create_run(self._experiments["study"], tags=tags, run_name=name)
         return run
 
     def _describe_parent(self, parent: Run) -> None:
-        """Send the parameters and the data set as far as the study's run lacks them: what it has cannot be changed."""
-        params = content.study_params(self._prepared, self._commit)
-        missing = [
-            Param(name, value) for name, value in params.items() if name not in parent.data.params
-        ]
+        """Send the parameters and the data set as far as the study's run lacks them.
+
+        What it has cannot be changed.
+        """
+        missing = list[Param]()
+        for name, value in content.study_params(self._prepared, self._commit).items():
+            if name not in parent.data.params:
+                missing.append(Param(name, value))
         self._client.log_batch(parent.info.run_id, params=missing)
         if parent.inputs is None or not parent.inputs.dataset_inputs:
             self._client.log_inputs(parent.info.run_id, [content.data_set(self._prepared)])
@@ -218,91 +245,102 @@ class Tracking:
                 self._client.delete_run(run.info.run_id)
 
     def _delete_strays(self) -> None:
-        """Delete the trials' runs that a process that died, or a repeated request, left beside those that are whole."""
+        """Delete the trials' runs that are not whole: of a dead process, or a repeated request."""
         whole = {run_id for run_id, _ in self._whole.values()}
         for child in self._runs("trial"):
             if child.info.run_id not in whole:
                 self._client.delete_run(child.info.run_id)
 
     def _write_trial(self, result: TrialResult, now: int) -> None:
+        """Send a trial in a run of its own, or in that of the trials that it continues.
+
+        ``now``: in milliseconds, when the trial ended.
+        """
         chain = self._chain(result)
         if len(chain) > 1:
             self._continue_run(chain)
             return
         tags = self._run_tags("trial", result.device, result.versions) | self._trial_tags(result)
-        tags |= {TRIALS: str(result.number), PARENT: self._parent.info.run_id}
+        tags[TRIAL_NUMBERS] = str(result.number)
+        tags[PARENT] = self._parent.info.run_id
         start = now - round(1000 * result.wall_seconds)
         name = content.trial_name(result)
         run_id = self._client.create_run(self._experiments["trial"], start, tags, name).info.run_id
-        values = {name: getattr(result, name) for name in content.TRIAL_PARAMS} | dict(
-            result.hyperparameters
-        )
-        params = [
-            Param(content.key(name), str(value))
-            for name, value in values.items()
-            if value is not None
-        ]
-        # The client itself splits what is past the limits of one request: 1000 metrics, 100 parameters.
-        self._client.log_batch(
-            run_id, content.metrics(content.trial_values(chain, self._metric), now), params
-        )
+        values = {name: getattr(result, name) for name in content.TRIAL_PARAMS}
+        values |= result.hyperparameters
+        params = list[Param]()
+        for name, value in values.items():
+            if value is not None:
+                params.append(Param(content.key(name), str(value)))
+        metrics = content.metrics(content.trial_values(chain, self._metric), now)
+        # The client itself splits what is past the limits of one request: 1000 metrics, 100
+        # parameters.
+        self._client.log_batch(run_id, metrics, params)
+        status = "FINISHED"
+        if result.status == "failed":
+            status = "FAILED"
         # Last, because a run that has ended counts as sent.
-        self._client.set_terminated(
-            run_id, "FAILED" if result.status == "failed" else "FINISHED", now
-        )
+        self._client.set_terminated(run_id, status, now)
         self._whole[result.number] = run_id, start
 
     def _chain(self, result: TrialResult) -> list[TrialResult]:
-        """Return the trials whose run this one goes on in, itself last; one that failed has a run of its own."""
+        """Give the trials whose run this one goes on in, itself last.
+
+        One that failed has a run of its own.
+        """
         chain = [result]
-        while (
-            (number := chain[0].resumed_from) is not None
-            and result.status != "failed"
-            and number in self._whole
-        ):
+        if result.status == "failed":
+            return chain
+        number = result.resumed_from
+        while number is not None and number in self._whole:
             chain.insert(0, self._results[number])
+            number = chain[0].resumed_from
         return chain
 
     def _continue_run(self, chain: Sequence[TrialResult]) -> None:
         """Go on with the run of the trials that the last one of ``chain`` continues."""
         result = chain[-1]
         run_id, start = self._whole[chain[-2].number]
-        end = start + round(1000 * sum(one.wall_seconds for one in chain))
+        # From the records alone, not the clock: what is sent twice is then the same.
+        end = start + round(1000 * sum(trial.wall_seconds for trial in chain))
         tags = self._trial_tags(result) | {"mlflow.runName": content.trial_name(result)}
-        values = content.metrics(content.trial_values(chain, self._metric), end)
-        self._client.log_batch(run_id, values, tags=[RunTag(*pair) for pair in tags.items()])
+        run_tags = [RunTag(name, value) for name, value in tags.items()]
+        metrics = content.metrics(content.trial_values(chain, self._metric), end)
+        self._client.log_batch(run_id, metrics, tags=run_tags)
         self._client.set_terminated(run_id, "FINISHED", end)
-        self._client.set_tag(run_id, TRIALS, " ".join(str(one.number) for one in chain))
+        # Last, because a trial that the run names counts as sent.
+        self._client.set_tag(run_id, TRIAL_NUMBERS, " ".join(str(trial.number) for trial in chain))
         self._whole[result.number] = run_id, start
 
     def _write_results(self, found: StudyResult, artifacts: Sequence[Path]) -> None:
+        """Send the results to the study's run, or to a new one where that has some already."""
         client = self._client
         # Results of fewer trials, or half sent, perhaps still on their way.
-        again = bool(self._parent.data.metrics) or RESULTS_BEGUN in self._parent.data.tags
+        has_results = bool(self._parent.data.metrics) or RESULTS_BEGUN in self._parent.data.tags
         parent = self._parent
-        if again:
+        if has_results:
             # The same colour as before; the tag may have been deleted in the UI.
-            own = parent.data.tags.get(colours.TAG)
-            parent = self._create_parent(own or colours.next_colour(self._other_colours()))
+            colour = parent.data.tags.get(colours.COLOUR_TAG)
+            parent = self._create_parent(colour or colours.next_colour(self._other_colours()))
         else:
             self._part_colours(parent)
         run_id = parent.info.run_id
         client.set_tag(run_id, RESULTS_BEGUN, "true")
         self._describe_parent(parent)
-        client.log_batch(
-            run_id, content.metrics(content.study_values(found), round(1000 * time.time()))
-        )
+        now = round(1000 * time.time())
+        client.log_batch(run_id, content.metrics(content.study_values(found), now))
+        figure: str | None = None
         for path in artifacts:
             client.log_artifact(run_id, str(path))
-        figure = next((path.name for path in artifacts if path.suffix == ".png"), None)
+            if figure is None and path.suffix == ".png":
+                figure = path.name
         where = quote(f"tags.`{STUDY_TAG}` = '{self._tags[STUDY_TAG]}'")
         trials = f"{saved_view.runs_page(self._experiments['trial'])}&searchFilter={where}"
         text = "\n".join(block(answer(found)))
         client.set_tag(run_id, NOTE, content.note(text, run_id, figure, trials, self._page))
         client.set_terminated(run_id, "FINISHED")
-        client.set_tag(
-            run_id, RESULT_TRIALS, str(len(self.sent))
-        )  # from here on it is the parent that stays
+        # From here on it is the parent that stays.
+        client.set_tag(run_id, RESULT_TRIALS, str(len(self.sent)))
         self._delete_strays()
         self._make_only_parent(run_id)
         self._parent = client.get_run(run_id)
@@ -319,23 +357,21 @@ class Tracking:
             self._client.set_tag(run_id, CHECKPOINT, checkpoint.name)
 
     def _run_tags(self, kind: str, device: str, versions: Mapping[str, str]) -> dict[str, str]:
-        tags = self._tags | {
-            KIND: kind,
-            "bstune.device": device,
-            "mlflow.source.name": "bstune",
-        }
-        return tags | {
-            content.key(f"bstune.version.{package}"): version
-            for package, version in versions.items()
-        }
+        tags = dict(self._tags)
+        tags[KIND] = kind
+        tags["bstune.device"] = device
+        tags["mlflow.source.name"] = "bstune"
+        for package, version in versions.items():
+            tags[content.key(f"bstune.version.{package}")] = version
+        return tags
 
     def _trial_tags(self, result: TrialResult) -> dict[str, str]:
         tags: dict[str, str] = {"bstune.status": result.status}
-        tags |= (
-            {} if result.resumed_from is None else {"bstune.resumed_from": str(result.resumed_from)}
-        )
-        message = content.cut(result.message, content.TAG_LENGTH) if result.message else None
-        return tags | ({} if message is None else {"bstune.message": message})
+        if result.resumed_from is not None:
+            tags["bstune.resumed_from"] = str(result.resumed_from)
+        if result.message:
+            tags["bstune.message"] = content.cut(result.message, content.TAG_LENGTH)
+        return tags
 
 
 def _experiment(client: MlflowClient, uri: str, name: str) -> Experiment:
@@ -345,7 +381,9 @@ def _experiment(client: MlflowClient, uri: str, name: str) -> Experiment:
         return found
     # Left to MLflow, the artifacts of a database would lie below whatever the working directory is.
     path = database_path(uri)
-    location = None if path is None else str(path.parent / "mlruns" / quote(name, safe=" "))
+    location: str | None = None
+    if path is not None:
+        location = str(path.parent / "mlruns" / quote(name, safe=" "))
     try:
         return client.get_experiment(client.create_experiment(name, location))
     except MlflowException:
@@ -357,19 +395,20 @@ def _experiment(client: MlflowClient, uri: str, name: str) -> Experiment:
 
 
 def _add_tags(client: MlflowClient, experiment: Experiment, tags: Mapping[str, str]) -> None:
-    """Give an experiment the tags that it lacks; those that are there stay, as people change them."""
+    """Give an experiment the tags that it lacks; those that it has stay, as people change them."""
     for key, value in tags.items():
         if key not in experiment.tags:
             client.set_experiment_tag(experiment.experiment_id, key, value)
 
 
 def _git_commit() -> str | None:
-    """Return the commit of the working directory's repository; None where there is none, or no git."""
+    """Ask git for the commit of the working directory; None without a repository, or git."""
+    # The git of whoever runs the study.
+    command = ["git", "rev-parse", "HEAD"]
     try:
-        command = ["git", "rev-parse", "HEAD"]  # the git of whoever runs the study
-        found = subprocess.check_output(  # noqa: S603
-            command, stderr=subprocess.DEVNULL, text=True, timeout=5
+        commit = subprocess.check_output(  # noqa: S603
+            command, stderr=subprocess.DEVNULL, text=True, timeout=GIT_SECONDS
         )
-        return found.strip()
+        return commit.strip()
     except (OSError, subprocess.SubprocessError):
         return None

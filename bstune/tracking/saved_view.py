@@ -15,8 +15,9 @@ import json
 import zlib
 from typing import Any, Literal
 
-KEY = "bstune-2"  # a new one for a new view
-TAG = f"mlflow.sharedViewState.{KEY}"
+# A new view takes a new one: a view that is there is not written over.
+VIEW_KEY = "bstune-2"
+TAG = f"mlflow.sharedViewState.{VIEW_KEY}"
 # A chart each, with its title: over the batch size, which is the metric's step.
 _CURVES = {
     "curve/steps_to_target_fit": "Steps to target over batch size",
@@ -59,7 +60,11 @@ _OF_TRIALS = {
 # MLflow adds a chart for each metric that is no chart's key, unless it was deleted.
 _DELETED = {"curve/examples_to_target", "curve/examples_to_target_fit", *_METRICS, *_BARS}
 # Names of columns in MLflow's pages.
-_NAME, _CREATED, _DATA = "attributes.`Run Name`", "runDateAndNestInfo", "attributes.`Dataset`"
+_NAME = "attributes.`Run Name`"
+_CREATED = "runDateAndNestInfo"
+_DATA = "attributes.`Dataset`"
+# A part of the pages' state, as JSON has it.
+State = dict[str, Any]
 
 
 def runs_page(experiment_id: str) -> str:
@@ -73,24 +78,33 @@ def runs_page(experiment_id: str) -> str:
 
 def page(experiment_id: str, mode: Literal["CHART", "TABLE"]) -> str:
     """Name the page of an experiment in its view: the curves over each other, or the columns."""
-    return f"{runs_page(experiment_id)}&compareRunsMode={mode}&viewStateShareKey={KEY}"
+    return f"{runs_page(experiment_id)}&compareRunsMode={mode}&viewStateShareKey={VIEW_KEY}"
 
 
 def links(studies_id: str, trials_id: str) -> str:
     """Write the experiments' description in Markdown: all their pages show it, empty ones too."""
-    curves, table = page(studies_id, "CHART"), page(studies_id, "TABLE")
+    curves = page(studies_id, "CHART")
+    table = page(studies_id, "TABLE")
     trials = page(trials_id, "TABLE")
     return f"Studies: [curves]({curves}) · [table]({table}). Trials: [table]({trials})."
 
 
 def studies_view(milliseconds: int) -> str:
     """Give the tag's value in the experiment of studies, made at this time."""
-    curves, answers = "bstune-curves", "bstune-answers"
-    charts = [_line(curves, metric, title) for metric, title in _CURVES.items()]
-    charts += [_bar(answers, metric, title) for metric, title in _BARS.items()]
-    charts += [_deleted(answers, metric) for metric in sorted(_DELETED)]
-    widths = {f"metrics.`{name}`": width for name, width in _METRICS.items()}
-    widths |= {f"params.`{name}`": width for name, width in _PARAMS.items()}
+    curves = "bstune-curves"
+    answers = "bstune-answers"
+    charts = list[State]()
+    for metric, title in _CURVES.items():
+        charts.append(_line(curves, metric, title))
+    for metric, title in _BARS.items():
+        charts.append(_bar(answers, metric, title))
+    for metric in sorted(_DELETED):
+        charts.append(_deleted(answers, metric))
+    widths = dict[str, int]()
+    for metric, width in _METRICS.items():
+        widths[f"metrics.`{metric}`"] = width
+    for param, width in _PARAMS.items():
+        widths[f"params.`{param}`"] = width
     widths[_DATA] = 140
     state = _columns(widths) | {
         "searchFilter": "tags.`bstune.kind` = 'study'",
@@ -100,7 +114,8 @@ def studies_view(milliseconds: int) -> str:
             _section(curves, "Curves (Step = batch size)"),
             _section(answers, "What to use"),
         ],
-        "isAccordionReordered": True,  # what MLflow adds, such as tests, comes last
+        # What MLflow adds, such as tests, comes last.
+        "isAccordionReordered": True,
         "hideEmptyCharts": True,
     }
     return _tag("bstune: curves over batch size", state, milliseconds)
@@ -112,13 +127,14 @@ def trials_view(milliseconds: int) -> str:
     return _tag("bstune: trials", state, milliseconds)
 
 
-def _tag(name: str, state: dict[str, Any], milliseconds: int) -> str:
+def _tag(name: str, state: State, milliseconds: int) -> str:
+    """Pack a view as MLflow's pages do, made at this time."""
     packed = base64.b64encode(zlib.compress(json.dumps(state).encode(), 9)).decode()
     times = {"createdAt": milliseconds, "updatedAt": milliseconds}
     return json.dumps({"name": name, **times, "state": f"deflate;{packed}"})
 
 
-def _columns(widths: dict[str, int]) -> dict[str, Any]:
+def _columns(widths: dict[str, int]) -> State:
     return {
         "selectedColumns": list(widths),
         "columnOrder": [_NAME, *widths, _CREATED],
@@ -126,7 +142,7 @@ def _columns(widths: dict[str, int]) -> dict[str, Any]:
     }
 
 
-def _section(uuid: str, name: str) -> dict[str, Any]:
+def _section(uuid: str, name: str) -> State:
     return {
         "uuid": uuid,
         "name": name,
@@ -137,7 +153,7 @@ def _section(uuid: str, name: str) -> dict[str, Any]:
     }
 
 
-def _chart(uuid: str, section: str) -> dict[str, Any]:
+def _chart(uuid: str, section: str) -> State:
     return {
         "uuid": uuid,
         "metricSectionId": section,
@@ -147,7 +163,7 @@ def _chart(uuid: str, section: str) -> dict[str, Any]:
     }
 
 
-def _line(section: str, metric: str, title: str) -> dict[str, Any]:
+def _line(section: str, metric: str, title: str) -> State:
     return _chart(f"{section}-{metric}", section) | {
         "type": "LINE",
         "metricKey": metric,
@@ -172,12 +188,12 @@ def _line(section: str, metric: str, title: str) -> dict[str, Any]:
     }
 
 
-def _bar(section: str, metric: str, title: str) -> dict[str, Any]:
+def _bar(section: str, metric: str, title: str) -> State:
     # The title of a bar chart is its metric's key, unless another key tells where the values are.
     keys = {"metricKey": title, "dataAccessKey": metric}
     return _chart(f"{section}-{metric}", section) | {"type": "BAR", **keys}
 
 
-def _deleted(section: str, metric: str) -> dict[str, Any]:
+def _deleted(section: str, metric: str) -> State:
     chart = _chart(f"deleted-{metric}", section)
     return chart | {"type": "BAR", "metricKey": metric, "deleted": True}

@@ -1,1 +1,1 @@
-"""What the trials of a study and their posterior say: the critical batch size, S*(B), winners and what follows."""
+"""What the trials of a study and their posterior say: critical batch size, S*(B), winners."""

@@ -1,18 +1,18 @@
-"""Tells what trials and their posterior say: the critical batch size, S*(B), the winners and what follows.
+"""Tells what trials and their posterior say: the critical batch size, S*(B), the winners, and more.
 
 Nothing is trained, written or printed here.
 """
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from bstune.core.curve import CurveBand, CurveError, CurveFit, fit_curve, frontier_points
 from bstune.core.objectives import SOUGHT
-from bstune.core.records import Merit, TrialResult
+from bstune.core.records import Merit, Target, TrialResult
 from bstune.core.step_time_law import StepTimeLaw
 from bstune.result import (
     AsGood,
@@ -20,6 +20,7 @@ from bstune.result import (
     CriticalBatchSize,
     Curve,
     DevicePlans,
+    Growth,
     NotRunAgain,
     Reaching,
 )
@@ -60,7 +61,8 @@ from bstune.system.failures import optional
 
 # Batch sizes at which the fitted curve is sent to MLflow.
 CURVE_LADDER = 48
-TARGET_PARTICLES = 400  # of the posterior at each easier target
+# Of the posterior at each easier target.
+TARGET_PARTICLES = 400
 
 
 def analyse(
@@ -69,46 +71,36 @@ def analyse(
     posterior: Posterior,
     missing: list[str],
 ) -> Analysis:
-    """Tell what trials and their posterior say: the critical batch size, S*(B), the winners and what follows.
+    """Tell what trials and their posterior say.
 
-    Nothing is trained, written or printed. ``missing`` gets a line for each part that fails.
+    ``missing`` gets a line for each part that fails.
     """
-    options, space, budget, target = (
-        prepared.options,
-        prepared.space,
-        prepared.budget,
-        prepared.protocol.target,
-    )
-    ranking = done, fresh_steps(posterior), budget.objective, budget.replicates, budget.candidates
-    horizons = fresh_horizons(posterior)
+    space = prepared.space
+    budget = prepared.budget
+    target = prepared.protocol.target
     use = SOUGHT[budget.objective].merits[0]
-    best = dict[Merit, Winner]()
-    passed_over: Winner | None = None
-    for merit, first in winners(*ranking).items():
-        kept = kept_instead(first, done, ranking[1], merit, budget.objective, budget.replicates)
-        found = first if kept is None else kept.winner
-        if kept is not None and merit == use:
-            passed_over = kept.passed_over
-        foreseen = replace(found, predicted_horizon=horizons.get(found.trial.number))
-        if found.trial.number in horizons:
-            foreseen = replace(foreseen, reaching=reaching_of(posterior, foreseen))
-        best[merit] = foreseen
+    ranked = _rank(prepared, done, posterior, use)
+    winner = ranked.best.get(use)
     critical = critical_batch(posterior, budget.objective != "steps")
-    b_crit = None if critical is None else critical.value
+    b_crit: float | None = None
+    if critical is not None:
+        b_crit = critical.value
     exponent = fit_lr_exponent(
-        posterior, space.low, space.high, b_crit, options.scaling.noise_scale
+        posterior, space.low, space.high, b_crit, prepared.options.scaling.noise_scale
     )
-    band = None if critical is None else _band(posterior, critical)
     plans = _plan(prepared, posterior, critical, missing)
     law = law_of(prepared, done)
     again = confirmed_points(done, budget.replicates)
     runs = baseline_runs(done, prepared.baseline)
+    baseline_run: TrialResult | None = None
+    if runs is not None:
+        baseline_run = runs.first
     scatter = seed_scatter(posterior)
-    curve = None
-    if band is not None:
+    curve: Curve | None = None
+    if critical is not None:
         tau = step_times(posterior, space.high, prepared.backend.step_time)
-        curve = curve_of(posterior, band, tau, law)
-    winner = best.get(use)
+        curve = curve_of(posterior, _band(posterior, critical), tau, law)
+    # Where time counts it takes the seconds of a step to compare batch sizes.
     good: AsGood | None = None
     if curve is not None and winner is not None and (use == "steps" or curve.seconds_per_step):
         drawn = merit_draws(posterior, curve, use, law)
@@ -116,26 +108,64 @@ def analyse(
     return Analysis(
         fit=_fit(done),
         critical=critical,
-        best=best,
+        best=ranked.best,
         lr_exponent=exponent,
         curve=curve,
+        # Without a trial that reached the target the scatter is the prior's.
         seed_scatter=None if critical is None else scatter,
         baseline=baseline_result(runs, target, ideal_of(prepared)),
-        so_far=best_so_far(done, target, None if runs is None else runs.first, posterior),
+        so_far=best_so_far(done, target, baseline_run, posterior),
         gain=gain_of(runs, winner, use, scatter.scatter),
         as_good=good,
         timing=timing_of(prepared, law, winner, again),
-        not_run_again=_not_run_again(left_out(*ranking), passed_over, budget.candidates),
+        not_run_again=ranked.not_run_again,
         scale_out=plans,
     )
 
 
+@dataclass(frozen=True)
+class _Ranked:
+    """The winners by each merit, and what may be better than the one to use."""
+
+    best: dict[Merit, Winner]
+    not_run_again: NotRunAgain | None
+
+
+def _rank(
+    prepared: PreparedStudy, done: Sequence[TrialResult], posterior: Posterior, use: Merit
+) -> _Ranked:
+    """Rank the points by what fresh seeds are predicted to take; ``use``: the sought merit."""
+    objective = prepared.budget.objective
+    replicates = prepared.budget.replicates
+    max_candidates = prepared.budget.candidates
+    predicted = fresh_steps(posterior)
+    horizons = fresh_horizons(posterior)
+    best = dict[Merit, Winner]()
+    passed_over: Winner | None = None
+    for merit, first in winners(done, predicted, objective, replicates, max_candidates).items():
+        winner = first
+        kept = kept_instead(first, done, predicted, merit, objective, replicates)
+        if kept is not None:
+            winner = kept.winner
+            if merit == use:
+                passed_over = kept.passed_over
+        # Where schedules end with the trial, a further seed needs a horizon, and may miss.
+        number = winner.trial.number
+        winner = replace(winner, predicted_horizon=horizons.get(number))
+        if number in horizons:
+            winner = replace(winner, reaching=reaching_of(posterior, winner))
+        best[merit] = winner
+    left = left_out(done, predicted, objective, replicates, max_candidates)
+    return _Ranked(best, _not_run_again(left, passed_over, max_candidates))
+
+
 def reaching_of(posterior: Posterior, winner: Winner) -> Reaching | None:
-    """Tell how likely further seeds reach the target at a winner whose schedule ends with the trial."""
+    """Tell how likely further seeds reach the target where the schedule ends with the trial."""
     horizon = winner.advised_horizon
     if horizon is None:
         return None
     number = winner.trial.number
+    # A longer schedule may reach it more surely: the budget bounds how long it may be.
     longest = horizon
     if posterior.budget is not None:
         longest = max(horizon, math.floor(posterior.budget(winner.trial.batch_size)))
@@ -152,9 +182,14 @@ def curve_of(
     tau: Callable[[NDArray[np.float64]], NDArray[np.float64]] | None,
     law: StepTimeLaw | None = None,
 ) -> Curve:
-    """S*(B), tau(B) and the best learning rate with its interval, on the curve's ladder of batch sizes.
+    """S*(B), tau(B) and the best learning rate with its interval, on the curve's batch sizes.
 
-    ``tau`` in seconds is not the posterior's, which counts examples where the objective is steps; None: not timed.
+    Args:
+        posterior: of all trials.
+        band: S*(B) with its interval, on a ladder of batch sizes.
+        tau: in seconds, which the posterior's is not where the objective is steps: there it counts
+            examples. None: not timed.
+        law: tau(B) with its error, where that is known.
     """
     lr_low, lr, lr_high = best_learning_rates(posterior, band.batch_size, INTERVAL)
     seconds_per_step = None
@@ -179,7 +214,7 @@ def curve_of(
 def merit_draws(
     posterior: Posterior, curve: Curve, merit: Merit, law: StepTimeLaw | None
 ) -> NDArray[np.float64]:
-    """Draw the log of the steps or seconds at each batch size of a curve: shape (draws, batch sizes)."""
+    """Draw the log of steps or seconds at each batch size of a curve: (draws, batch sizes)."""
     sizes = np.array(curve.batch_size)
     drawn = frontier(posterior.theta, posterior.prior.at(np.log2(sizes)), posterior.prior)
     if merit == "steps" or curve.seconds_per_step is None:
@@ -187,6 +222,7 @@ def merit_draws(
     drawn = drawn + np.log(curve.seconds_per_step)
     if law is None:
         return drawn
+    # The timings' error is independent of the trials': each draw gets a law of its own.
     step_times = law.draws(len(drawn), np.random.default_rng(0))
     return np.asarray(drawn + np.log(step_times.over_law(sizes)))
 
@@ -197,10 +233,12 @@ def _plan(
     critical: CriticalBatchSize | None,
     missing: list[str],
 ) -> DevicePlans:
-    """Give the plan for several devices; it starts from the seconds of one.
+    """Give the plan for several devices.
 
-    There is none where an end of the critical batch size's interval is open: the curve does not allow it.
+    There is none where an end of the critical batch size's interval is open: the curve does not
+    allow it.
     """
+    # It starts from the seconds of one device.
     if critical is None or prepared.options.devices > 1:
         return DevicePlans()
     if critical.is_open:
@@ -209,6 +247,7 @@ def _plan(
                 "no plan for several devices: the critical batch size's interval has an open end"
             )
         return DevicePlans()
+    # A study is not to fail for what is only predicted.
     plans = DevicePlans()
     with optional("no plan for several devices", missing):
         plans = scale_out(prepared, posterior, round(ROOM * critical.largest))
@@ -216,7 +255,7 @@ def _plan(
 
 
 def _fit(done: Sequence[TrialResult]) -> CurveFit | str:
-    """Return the fit to the frontier's points, or why there is none."""
+    """Give the fit to the frontier's points, or why there is none."""
     try:
         return fit_curve(frontier_points(done))
     except CurveError as error:
@@ -233,23 +272,23 @@ def _not_run_again(
         passed_over: for which there was no time.
         max_candidates: ``search.candidates``.
     """
-    found = passed_over or left
-    if found is None:
-        return None
-    return NotRunAgain(
-        batch_size=found.trial.batch_size,
-        lr=found.trial.lr,
-        candidates=max_candidates if passed_over is None else None,
-    )
+    if passed_over is not None:
+        trial = passed_over.trial
+        return NotRunAgain(batch_size=trial.batch_size, lr=trial.lr, candidates=None)
+    if left is not None:
+        trial = left.trial
+        return NotRunAgain(batch_size=trial.batch_size, lr=trial.lr, candidates=max_candidates)
+    return None
 
 
 def _band(posterior: Posterior, critical: CriticalBatchSize) -> CurveBand:
-    """Return S*(B) where the study looked: between the batch sizes that reached the target."""
+    """Give S*(B) where the study looked: between the batch sizes that reached the target."""
     ratio = critical.largest / critical.smallest
-    ladder = sorted(
-        {round(critical.smallest * ratio ** (i / CURVE_LADDER)) for i in range(CURVE_LADDER + 1)}
-    )
-    return steps_band(posterior, ladder, INTERVAL)
+    # Near small batch sizes several of them round to the same one.
+    ladder = set[int]()
+    for i in range(CURVE_LADDER + 1):
+        ladder.add(round(critical.smallest * ratio ** (i / CURVE_LADDER)))
+    return steps_band(posterior, sorted(ladder), INTERVAL)
 
 
 def easier_targets_of(
@@ -259,17 +298,21 @@ def easier_targets_of(
     target = prepared.protocol.target
     ideal = sampler_context(prepared)["ideal"]
     horizon = prepared.backend.horizon
+
+    def infer(trials: Sequence[TrialResult], easier: Target) -> Posterior:
+        return study_posterior(prepared, trials, TARGET_PARTICLES, easier)
+
     rows = list[CriticalAtTarget]()
+    # Under a schedule that ends with the trial, what lies on the way is of no easier target.
     if not horizon:
-        rows = over_targets(
-            [trial for trial in done if trial.status != "failed"],
-            target,
-            ideal,
-            lambda trials, easier: study_posterior(prepared, trials, TARGET_PARTICLES, easier),
-        )
-    note = None if rows else no_easier_target(target, ideal, horizon)
-    found = None
+        ended = [trial for trial in done if trial.status != "failed"]
+        rows = over_targets(ended, target, ideal, infer)
+    note: str | None = None
+    if not rows:
+        note = no_easier_target(target, ideal, horizon)
+    law: Growth | None = None
     if ideal is not None and critical is not None:
         reached = sum(trial.reached for trial in done)
-        found = growth([*rows, at_target_value(critical, target.value, reached)], ideal)
-    return OverTarget(rows, note, found)
+        of_target = at_target_value(critical, target.value, reached)
+        law = growth([*rows, of_target], ideal)
+    return OverTarget(rows, note, law)

@@ -44,14 +44,16 @@ def as_good(
     last = best
     while last < len(batch_sizes) - 1 and chance[last + 1] >= AS_GOOD_CHANCE:
         last += 1
-    own = (winner.batch_size, winner.lr)
-    low, lr_low = min((round(batch_sizes[first]), rates[first]), own)
-    high, lr_high = max((round(batch_sizes[last]), rates[last]), own)
     # The winner's own pair is one that ran; elsewhere the rate is the law's.
+    of_winner = (winner.batch_size, winner.lr)
+    low, lr_low = min((round(batch_sizes[first]), rates[first]), of_winner)
+    high, lr_high = max((round(batch_sizes[last]), rates[last]), of_winner)
     half_way = (first + last) // 2
-    inner = [own, (round(batch_sizes[half_way]), rates[half_way])]
-    inside = [pair for pair in inner if low < pair[0] < high]
-    middle, lr_middle = inside[0] if inside else (low, lr_low)
+    middle, lr_middle = of_winner
+    if not low < middle < high:
+        middle, lr_middle = round(batch_sizes[half_way]), rates[half_way]
+    if not low < middle < high:
+        middle, lr_middle = low, lr_low
     return AsGood(
         merit=merit,
         within=AS_GOOD_WITHIN,

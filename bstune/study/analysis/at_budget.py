@@ -1,8 +1,8 @@
-"""The answer of the objective loss: what has the best metric when the budget ends, and what that is worth.
+"""The answer of the objective loss: what has the best metric when the budget ends, its worth.
 
-The gain is the mean difference of the metric over the seeds on which the winner and the baseline both ran, with
-Student's interval; ``share`` is the part of the budget at which the mean of the winner's runs has what the baseline
-has at its end.
+The gain is the mean difference of the metric over the seeds on which the winner and the baseline
+both ran, with Student's interval; ``share`` is the part of the budget at which the mean of the
+winner's runs has what the baseline has at its end.
 """
 
 import math
@@ -46,17 +46,20 @@ from bstune.study.prepare import PreparedStudy
 
 
 def analyse_at_budget(prepared: PreparedStudy, done: Sequence[TrialResult]) -> AtBudget | None:
-    """Tell what the trials of a study for the objective loss say; None before one ran to its budget's end."""
-    # What a schedule that ends with its trial has on the way is none of a shorter budget's.
-    shares = (1.0,) if prepared.backend.horizon else BUDGET_SHARES
+    """Tell what the trials say of the objective loss; None before one ran to its budget's end."""
+    shares: Sequence[float] = BUDGET_SHARES
+    if prepared.backend.horizon:
+        # What a schedule that ends with its trial has on the way is none of a shorter budget's.
+        shares = (1.0,)
     posteriors = budget_posteriors(prepared, done, REPORT_PARTICLES, shares)
     found = findings_of(posteriors)
     if found is None:
         return None
     by_number = {trial.number: trial for trial in done}
-    ranked = [by_number[one.number] for one in found.ranked]
+    ranked = [by_number[entry.number] for entry in found.ranked]
     best = known_best(done, ranked, prepared.budget.replicates)
     winner = _point(prepared, done, best, found.ranked, fresh_runs_of(done, best.number))
+    # A baseline that was stopped on the way has no metric at the budget's end.
     runs = baseline_runs(done, prepared.baseline)
     baseline: PointAtBudget | None = None
     if runs is not None and is_full(runs.first, prepared.last_step):
@@ -64,20 +67,29 @@ def analyse_at_budget(prepared: PreparedStudy, done: Sequence[TrialResult]) -> A
     gain: GainAtBudget | None = None
     if runs is not None and baseline is not None and not same_point(runs.first, best):
         gain = _gain(prepared, done, best, runs, winner, baseline, posteriors[1.0])
+    size_growth: SizeGrowthOverBudget | None = None
+    if found.growth is not None:
+        size_growth = _growth(found.growth)
     budget = prepared.options.budget
-    is_of_examples = budget.seconds is None and budget.examples > 1
-    is_of_steps = budget.seconds is None and not is_of_examples
+    # The first of the three that is set is the budget; one example is none.
+    examples: int | None = None
+    steps: int | None = None
+    if budget.seconds is None:
+        if budget.examples > 1:
+            examples = budget.examples
+        else:
+            steps = budget.steps
     return AtBudget(
         seconds=budget.seconds,
-        examples=budget.examples if is_of_examples else None,
-        steps=budget.steps if is_of_steps else None,
+        examples=examples,
+        steps=steps,
         times=_times(prepared),
         winner=winner,
         baseline=baseline,
         gain=gain,
         as_good=_as_good(found, best),
-        curve=tuple(_size(one) for one in found.curve),
-        growth=None if found.growth is None else _growth(found.growth),
+        curve=tuple(_size(point) for point in found.curve),
+        growth=size_growth,
         same=_same(found.no_difference),
         gain_left=found.gain_left.next_point,
         gain_left_at_most=found.gain_left.at_most,
@@ -86,9 +98,10 @@ def analyse_at_budget(prepared: PreparedStudy, done: Sequence[TrialResult]) -> A
 
 
 def _times(prepared: PreparedStudy) -> tuple[SizeSeconds, ...]:
-    """Give the seconds of a step by which the budget is counted; empty where it is not of seconds."""
+    """Give the seconds of a step by which a budget of seconds is counted; else none."""
     if prepared.options.budget.seconds is None:
         return ()
+    # Those that the study itself counted by, where it has run.
     times = prepared.budget_times or prepared.measured_budget_times()
     return tuple(SizeSeconds(batch_size=size, seconds=seconds) for size, seconds in times)
 
@@ -102,9 +115,16 @@ def _point(
 ) -> PointAtBudget:
     """Give a point with what its trial and its runs on fresh seeds came to."""
     mode = prepared.protocol.target.mode
-    numbers = {trial.number, *(run.number for run in again)}
-    predicted = next((one.fresh_metric for one in ranked if one.number in numbers), None)
+    # The ranking has a point once, by whichever of its runs.
+    numbers = {run.number for run in (trial, *again)}
+    predicted: float | None = None
+    for entry in ranked:
+        if entry.number in numbers:
+            predicted = entry.fresh_metric
+            break
     value = trial.best_value(mode)
+    if value is None:
+        value = math.nan
     return PointAtBudget(
         number=trial.number,
         seed=trial.seed,
@@ -113,7 +133,7 @@ def _point(
         hyperparameters=dict(trial.hyperparameters),
         horizon=trial.horizon,
         steps=prepared.last_step(trial.batch_size),
-        value=math.nan if value is None else value,
+        value=value,
         predicted=predicted,
         fresh=_fresh(prepared, again),
     )
@@ -122,6 +142,7 @@ def _point(
 def _fresh(prepared: PreparedStudy, runs: Sequence[TrialResult]) -> FreshValues | None:
     """Give what runs on fresh seeds came to; None where none ran to its budget's end."""
     mode = prepared.protocol.target.mode
+    # Those that diverged, or ended before, are counted and have no metric to compare.
     full = [run for run in runs if is_full(run, prepared.last_step)]
     values = list[float]()
     for run in full:
@@ -144,7 +165,11 @@ def _fresh(prepared: PreparedStudy, runs: Sequence[TrialResult]) -> FreshValues 
 
 
 def _mean_and_half(values: Sequence[float]) -> tuple[float, float]:
-    """Give a mean and half of its interval: t s/sqrt(n), Student's at n - 1 degrees of freedom; 0 of one value."""
+    """Give a mean and half of its interval, 0 of one value.
+
+    It is t s/sqrt(n), with Student's t at n - 1 degrees of freedom.
+    """
+    # One value tells no scatter.
     count = len(values)
     if count < 2:
         return fmean(values), 0.0
@@ -161,35 +186,43 @@ def _gain(
     baseline: PointAtBudget,
     posterior: BudgetPosterior,
 ) -> GainAtBudget:
-    """Give by how much the winner is better, on the seeds on which both ran where there are some."""
+    """Give by how much the winner is better, on common seeds where there are some."""
     mode = prepared.protocol.target.mode
     worse = prepared.protocol.target.sign
     last_step = prepared.last_step
-    own = [run for run in fresh_runs_of(done, best.number) if is_full(run, last_step)]
     of_baseline = {run.seed: run for run in runs.again if is_full(run, last_step)}
-    pairs = [(run, of_baseline[run.seed]) for run in own if run.seed in of_baseline]
+    winners = list[TrialResult]()
+    baselines = list[TrialResult]()
+    # By pairs of one seed: what both share of its luck drops out of the difference.
     differences = list[float]()
-    # On a recorded table a fresh seed may be the same run again.
-    histories = {(run.history, beside.history) for run, beside in pairs}
-    for run, beside in pairs:
-        mine, theirs = run.best_value(mode), beside.best_value(mode)
-        if mine is not None and theirs is not None:
-            differences.append(worse * (theirs - mine))
+    histories = set[object]()
+    for run in fresh_runs_of(done, best.number):
+        if not is_full(run, last_step) or run.seed not in of_baseline:
+            continue
+        beside = of_baseline[run.seed]
+        winners.append(run)
+        baselines.append(beside)
+        histories.add((run.history, beside.history))
+        value = run.best_value(mode)
+        value_beside = beside.best_value(mode)
+        if value is not None and value_beside is not None:
+            differences.append(worse * (value_beside - value))
     low: float | None = None
     high: float | None = None
     difference = worse * (baseline.expected - winner.expected)
     if differences:
         difference = fmean(differences)
+    # On a recorded table a fresh seed may be the same run again, and tells no scatter.
     if len(differences) > 1 and len(histories) > 1:
         _, half = _mean_and_half(differences)
-        low, high = difference - half, difference + half
+        low = difference - half
+        high = difference + half
     share: float | None = None
     if not prepared.backend.horizon:
-        winners = [run for run, _ in pairs] or [best]
-        baselines = [beside for _, beside in pairs] or [runs.first]
-        share = share_to_match(
-            _curves(prepared, winners, posterior), _curves(prepared, baselines, posterior)
-        )
+        # Without a common seed the two are compared by their first runs.
+        curves = _curves(prepared, winners or [best], posterior)
+        curves_beside = _curves(prepared, baselines or [runs.first], posterior)
+        share = share_to_match(curves, curves_beside)
     return GainAtBudget(
         difference=difference,
         low=low,
@@ -214,11 +247,14 @@ def _curves(
 
 
 def _as_good(found: BudgetFindings, winner: TrialResult) -> AsGoodAtBudget:
-    """Give the batch sizes that are not shown to be worse; the winner, chosen by fresh seeds, is one of them."""
+    """Give the batch sizes that are not shown to be worse.
+
+    The winner, which fresh seeds have chosen, is one of them.
+    """
     sizes = found.as_good
-    own = (winner.batch_size, winner.lr)
-    low, lr_low = min((sizes.low, _rate_at(found.curve, sizes.low)), own)
-    high, lr_high = max((sizes.high, _rate_at(found.curve, sizes.high)), own)
+    of_winner = (winner.batch_size, winner.lr)
+    low, lr_low = min((sizes.low, _rate_at(found.curve, sizes.low)), of_winner)
+    high, lr_high = max((sizes.high, _rate_at(found.curve, sizes.high)), of_winner)
     return AsGoodAtBudget(
         low=low,
         high=high,
@@ -231,17 +267,17 @@ def _as_good(found: BudgetFindings, winner: TrialResult) -> AsGoodAtBudget:
 
 def _rate_at(curve: Sequence[MetricAtSize], batch_size: int) -> float:
     """Give the best learning rate at the nearest batch size of the curve."""
-    nearest = min(curve, key=lambda one: abs(math.log(one.batch_size / batch_size)))
+    nearest = min(curve, key=lambda point: abs(math.log(point.batch_size / batch_size)))
     return nearest.lr
 
 
-def _size(one: MetricAtSize) -> SizeAtBudget:
+def _size(point: MetricAtSize) -> SizeAtBudget:
     return SizeAtBudget(
-        batch_size=one.batch_size,
-        value=one.metric,
-        low=min(one.metric_low, one.metric_high),
-        high=max(one.metric_low, one.metric_high),
-        lr=one.lr,
+        batch_size=point.batch_size,
+        value=point.metric,
+        low=min(point.metric_low, point.metric_high),
+        high=max(point.metric_low, point.metric_high),
+        lr=point.lr,
     )
 
 
@@ -253,14 +289,14 @@ def _same(found: NoDifference | None) -> SameAtBudget | None:
 
 def _growth(growth: SizeGrowth) -> SizeGrowthOverBudget:
     sizes = list[BestSizeAtShare]()
-    for one in growth.best_sizes:
+    for best in growth.best_sizes:
         sizes.append(
             BestSizeAtShare(
-                share=one.share,
-                batch_size=one.batch_size,
-                low=one.low,
-                high=one.high,
-                is_at_end=one.at_end,
+                share=best.share,
+                batch_size=best.batch_size,
+                low=best.low,
+                high=best.high,
+                is_at_end=best.at_end,
             )
         )
     return SizeGrowthOverBudget(

@@ -1,9 +1,10 @@
-"""The critical batch size that a study ends with, its interval, and the trials that would narrow it.
+"""The critical batch size that a study ends with, its interval, and trials that would narrow it.
 
-There is one estimate, the same in the console, the figure, ``curve.json`` and MLflow: the median over the posterior of
-all trials, stopped ones too, of where the slope of log S* over log B is -1/2
-(:func:`bstune.search.acquisition.log_b_crit`). What lies more than an octave outside of the batch sizes that reached
-the target is not claimed, nor is an end of the interval that the prior sets and not the trials.
+There is one estimate, the same in the console, the figure, ``curve.json`` and MLflow: the median
+over the posterior of all trials, stopped ones too, of where the slope of log S* over log B is -1/2
+(:func:`bstune.search.acquisition.log_b_crit`). What lies more than an octave outside of the batch
+sizes that reached the target is not claimed, nor is an end of the interval that the prior sets and
+not the trials.
 """
 
 import math
@@ -29,107 +30,188 @@ from bstune.search.observations import Posterior
 from bstune.search.posterior import B_CRIT, B_OPT, LEVEL, NOISE, Prior, draw_prior
 from bstune.system.console import format_count, plural
 
-INTERVAL = (0.05, 0.95)  # of B_crit's posterior, INTERVAL_LEVEL wide; search.precision stops by it
-ROOM = 2.0  # times the largest batch size that reached the target, and of the smallest: as far as the curve is claimed
-END_ODDS = 2.0  # least Bayes factor against what lies beyond an end of the interval; the prior's own end has 1
-PRIOR_DRAWS = 2000
-ODDS, SHARE = (
-    10.0,
-    0.9,
-)  # of a small-batch term: least Bayes factor, and least posterior probability, to report it
-NARROW = 3.0  # times the interval's low end: a wider interval asks for trials ...
-NEXT_TRIALS = 3  # ... so many
-EASIER = tuple(
-    1.06**k for k in range(1, 21)
-)  # targets, as multiples of the target's distance from the ideal value
-MAX_EASIER = 5  # of those that enough trials passed
-# Where schedules end with the trial: largest over smallest batch size that reached the target, at least.
+# Quantiles of B_crit's posterior, INTERVAL_LEVEL apart; search.precision stops by them.
+INTERVAL = (0.05, 0.95)
+# With the median between.
+QUANTILES = (INTERVAL[0], 0.5, INTERVAL[1])
+# Times the largest batch size that reached the target, and of the smallest: as far as the curve is
+# claimed.
+ROOM = 2.0
+# Least Bayes factor against what lies beyond an end of the interval; the prior's own end has 1.
+END_ODDS = 2.0
+CRITICAL_PRIOR_DRAWS = 2000
+# Of a small-batch term: least Bayes factor, and least posterior probability, to report it.
+TERM_ODDS = 10.0
+TERM_SHARE = 0.9
+# A share of draws is known to about this: it keeps odds of none of them finite.
+DRAW_ACCURACY = 1e-3
+# Upper end of the interval over its lower one: a wider interval asks for further trials.
+WIDE_CRITICAL_RATIO = 3.0
+# As many of them.
+NEXT_TRIALS = 3
+# Easier targets, as multiples of the target's distance from the ideal value.
+EASIER_TIMES = tuple(1.06**k for k in range(1, 21))
+# Of those that enough trials passed, as each takes a posterior of its own.
+MAX_EASIER = 5
+# Where schedules end with the trial: largest over smallest batch size that reached the target, at
+# least.
 HORIZON_SPAN = 10.0
-# Of the posterior, that a small-batch term has and has not, where the trials do not tell ...
+# Of the posterior, that a small-batch term has and has not, where the trials do not tell.
 UNTOLD_SHARE = 0.1
-# ... and the ratio of B_crit without it to B_crit with it, from which on that matters.
+# The ratio of B_crit without that term to B_crit with it, from which on that matters.
 UNTOLD_FACTOR = 1.5
-CONTRADICTION = 2.0  # standard deviations of the scatter from seed to seed, of two batch sizes
-MIN_GROWTH = 3  # targets with B_crit and both ends of its interval, for the exponent of its growth
-MIN_PASSED, MIN_SPAN = (
-    8,
-    8.0,
-)  # trials that passed an easier target, and their batch sizes' largest over smallest
-FINE, MAX_COARSE = (
-    0.7,
-    0.2,
-)  # last miss over first hit, and the share of them whose evaluations may be further apart
+# Standard deviations of the scatter from seed to seed, of two batch sizes.
+CONTRADICTION = 2.0
+# Targets with B_crit and both ends of its interval, for the exponent of its growth.
+MIN_GROWTH = 3
+# Trials that passed an easier target.
+MIN_PASSED = 8
+# The largest of their batch sizes over the smallest.
+MIN_PASSED_SPAN = 8.0
+# Last miss over first hit of a closely evaluated trial, at least.
+FINE = 0.7
+# The share of trials that may be evaluated less closely.
+MAX_COARSE = 0.2
 
 
 def critical_batch(posterior: Posterior, in_seconds: bool = True) -> CriticalBatchSize | None:
-    """Return the critical batch size by all trials; None where none reached the target."""
-    sizes = [round(2.0**one.x) for one in posterior.observations if one.status == "reached"]
-    if not sizes:
+    """Estimate the critical batch size from all trials; None where none reached the target.
+
+    ``in_seconds``: whether the next trials' cost is known in seconds.
+    """
+    reached = _reached_sizes(posterior)
+    if not reached:
         return None
-    smallest, largest = min(sizes), max(sizes)
+    smallest = min(reached)
+    largest = max(reached)
 
-    def claimed(value: float) -> float | None:  # one batch size alone says nothing of the others
-        return value if smallest < largest and smallest / ROOM <= value <= largest * ROOM else None
+    def claimed(value: float) -> float | None:
+        # One batch size alone says nothing of the others.
+        if smallest < largest and smallest / ROOM <= value <= largest * ROOM:
+            return value
+        return None
 
-    theta, prior = posterior.theta, posterior.prior
-    low, middle, high = b_crit_quantiles(posterior, (INTERVAL[0], 0.5, INTERVAL[1])).tolist()
-    middle_size = 2.0**prior.log_mid
-    scale, opt = np.exp(theta[:, B_CRIT]), np.exp(theta[:, B_OPT])
-    s_min = np.exp(theta[:, LEVEL]) / (1.0 + scale + opt**2)
-    b_opt = _b_opt(posterior, smallest)
-    fewest = s_min * middle_size * (scale + (0.0 if b_opt is None else 2.0 * opt))
+    prior = posterior.prior
+    low, middle, high = b_crit_quantiles(posterior, QUANTILES).tolist()
+    is_low_set, is_high_set = _set_by_trials(prior, low, middle, high)
     # Of an end beyond what is claimed it is claimed that it lies beyond.
-    by_trials = _set_by_trials(prior, low, middle, high)
-    claimed_low = claimed(min(low, largest * ROOM)) if by_trials[0] else None
-    claimed_high = claimed(max(high, smallest / ROOM)) if by_trials[1] else None
+    claimed_low: float | None = None
+    if is_low_set:
+        claimed_low = claimed(min(low, largest * ROOM))
+    claimed_high: float | None = None
+    if is_high_set:
+        claimed_high = claimed(max(high, smallest / ROOM))
     ends_open = (claimed_low is None) + (claimed_high is None)
-    b_crit = (
-        None if ends_open == 2 else claimed(middle)
-    )  # of an interval without an end the prior chooses the middle
-    small_batch = 0.0 if b_opt is None else b_opt[1]
-    # Ends beyond a range whose own end was reached are shown by no trial of this search.
-    bottom, top = 2.0**prior.log_low, 2.0**prior.log_high
-    below = sum(end < bottom / ROOM for end in (low, high)) if smallest <= bottom * ROOM else 0
-    above = sum(end > top * ROOM for end in (low, high)) if largest >= top / ROOM else 0
-    wide = ends_open > below + above or (ends_open == 0 and high > NARROW * low)
+    # Of an interval without an end the prior chooses the middle.
+    b_crit: float | None = None
+    if ends_open < 2:
+        b_crit = claimed(middle)
+    below, above = _ends_beyond_search(prior, low, high, smallest, largest)
+    is_wide = ends_open > below + above
+    if ends_open == 0 and high > WIDE_CRITICAL_RATIO * low:
+        is_wide = True
     note = _beyond_search(below > 0, above > 0)
     reason = _undetermined(posterior)
     if reason is not None:
-        b_crit = claimed_low = claimed_high = None
-        wide = True
+        b_crit = None
+        claimed_low = None
+        claimed_high = None
+        is_wide = True
         note = reason
+    term = _b_opt(posterior, smallest)
+    s_min, e_min = _least_steps_and_examples(posterior, has_term=term is not None)
+    b_opt_low: float | None = None
+    b_opt: float | None = None
+    b_opt_high: float | None = None
+    if term is not None:
+        b_opt_low, b_opt, b_opt_high = (claimed(size) for size in term)
+    perfect_scaling_below: float | None = None
+    maximal_data_parallelism_above: float | None = None
+    if b_crit is not None:
+        # The regimes are the posterior's, whether or not B_opt itself is claimed.
+        small_batch = 0.0 if term is None else term[1]
+        perfect_scaling_below = batch_at(b_crit, small_batch, 1.0 / SLOPE_RATIO)
+        maximal_data_parallelism_above = batch_at(b_crit, small_batch, SLOPE_RATIO)
+    next_trials: tuple[NextTrial, ...] = ()
+    if is_wide:
+        next_trials = _next_trials(posterior, in_seconds)
     return CriticalBatchSize(
         value=b_crit,
         low=claimed_low,
         high=claimed_high,
         level=INTERVAL_LEVEL,
-        s_min=None if claimed_high is None else finite(float(np.median(s_min))),
-        e_min=None if claimed_low is None else finite(float(np.median(fewest))),
-        b_opt=None if b_opt is None else claimed(b_opt[1]),
-        b_opt_low=None if b_opt is None else claimed(b_opt[0]),
-        b_opt_high=None if b_opt is None else claimed(b_opt[2]),
-        perfect_scaling_below=None
-        if b_crit is None
-        else batch_at(b_crit, small_batch, 1.0 / SLOPE_RATIO),
-        maximal_data_parallelism_above=None
-        if b_crit is None
-        else batch_at(b_crit, small_batch, SLOPE_RATIO),
+        # Fewer steps than at the largest batch size, and fewer examples than at the smallest, are
+        # known only with the end of the interval there.
+        s_min=None if claimed_high is None else s_min,
+        e_min=None if claimed_low is None else e_min,
+        b_opt=b_opt,
+        b_opt_low=b_opt_low,
+        b_opt_high=b_opt_high,
+        perfect_scaling_below=perfect_scaling_below,
+        maximal_data_parallelism_above=maximal_data_parallelism_above,
         smallest=smallest,
         largest=largest,
-        next_trials=_next_trials(posterior, in_seconds) if wide else (),
+        next_trials=next_trials,
         note=note,
     )
 
 
-def _undetermined(posterior: Posterior) -> str | None:
-    """Return why the trials do not determine B_crit whatever the posterior says, in words; None where they do.
+def _reached_sizes(posterior: Posterior) -> list[int]:
+    """Give the batch sizes that reached the target, one a trial."""
+    sizes = list[int]()
+    for observation in posterior.observations:
+        if observation.status == "reached":
+            sizes.append(round(2.0**observation.x))
+    return sizes
 
-    A posterior of runs whose schedules end with them is sure of B_crit from few batch sizes next to each other: what
-    bends the curve there may be the law of the metric over horizons, or the small-batch term.
+
+def _least_steps_and_examples(
+    posterior: Posterior, has_term: bool
+) -> tuple[float | None, float | None]:
+    """Give the posterior's medians of S_min and E_min, None where they are not finite.
+
+    ``has_term``: whether a small-batch term is reported, E_min = S_min (B_crit + 2 B_opt).
+    """
+    theta = posterior.theta
+    # Batch sizes count in the search's middle one here, at which LEVEL is log S*.
+    b_crit = np.exp(theta[:, B_CRIT])
+    b_opt = np.exp(theta[:, B_OPT])
+    s_min = np.exp(theta[:, LEVEL]) / (1.0 + b_crit + b_opt**2)
+    wasted: float | NDArray[np.float64] = 0.0
+    if has_term:
+        wasted = 2.0 * b_opt
+    e_min = s_min * 2.0**posterior.prior.log_mid * (b_crit + wasted)
+    return finite(float(np.median(s_min))), finite(float(np.median(e_min)))
+
+
+def _ends_beyond_search(
+    prior: Prior, low: float, high: float, smallest: int, largest: int
+) -> tuple[int, int]:
+    """Count the interval's ends that no trial of this search would show, below its range and above.
+
+    They lie beyond a range whose own end was reached.
+    """
+    bottom = 2.0**prior.log_low
+    top = 2.0**prior.log_high
+    below = 0
+    if smallest <= bottom * ROOM:
+        below = (low < bottom / ROOM) + (high < bottom / ROOM)
+    above = 0
+    if largest >= top / ROOM:
+        above = (low > top * ROOM) + (high > top * ROOM)
+    return below, above
+
+
+def _undetermined(posterior: Posterior) -> str | None:
+    """Say why the trials do not determine B_crit whatever the posterior says; None where they do.
+
+    A posterior of runs whose schedules end with them is sure of B_crit from few batch sizes next to
+    each other: what bends the curve there may be the law of the metric over horizons, or the
+    small-batch term.
     """
     if not posterior.prior.horizon:
         return _contradiction(posterior)
-    sizes = [2.0**one.x for one in posterior.observations if one.status == "reached"]
+    sizes = [2.0**trial.x for trial in posterior.observations if trial.status == "reached"]
     span = max(sizes) / min(sizes)
     # One batch size alone is spoken of elsewhere.
     if 1.0 < span < HORIZON_SPAN:
@@ -151,27 +233,31 @@ def _undetermined(posterior: Posterior) -> str | None:
 
 
 def _contradiction(posterior: Posterior) -> str | None:
-    """Return how the only two batch sizes that reached the target contradict every B_crit, in words; else None.
+    """Say how the only two batch sizes that reached the target contradict every B_crit; else None.
 
-    The larger one takes more steps, or fewer examples, by more than seeds explain. Without a small-batch term neither
-    can be, with one two points tell nothing.
+    The larger one takes more steps, or fewer examples, by more than seeds explain. Without a
+    small-batch term neither can be, with one two points tell nothing.
     """
     fewest = dict[int, int]()
-    for one in posterior.observations:
-        if one.status == "reached":
-            size = round(2.0**one.x)
-            fewest[size] = min(one.steps, fewest.get(size, one.steps))
+    for observation in posterior.observations:
+        if observation.status == "reached":
+            size = round(2.0**observation.x)
+            fewest[size] = min(observation.steps, fewest.get(size, observation.steps))
     if len(fewest) != 2:
         return None
     (small, small_steps), (large, large_steps) = sorted(fewest.items())
     scatter = math.exp(float(np.median(posterior.theta[:, NOISE])))
-    surely = math.exp(CONTRADICTION * math.sqrt(2.0) * scatter)
-    sizes = f"B = {format_count(large)} takes"
-    if large_steps > surely * small_steps:
-        return f"{sizes} more steps than B = {format_count(small)}, and no other reached the target"
-    if large * large_steps * surely < small * small_steps:
-        return f"{sizes} fewer examples than B = {format_count(small)}, and no other reached the target"
-    return None
+    # Of the ratio of two runs: each has the scatter.
+    factor = math.exp(CONTRADICTION * math.sqrt(2.0) * scatter)
+    takes = ""
+    if large_steps > factor * small_steps:
+        takes = "more steps"
+    elif large * large_steps * factor < small * small_steps:
+        takes = "fewer examples"
+    if not takes:
+        return None
+    compared = f"B = {format_count(large)} takes {takes} than B = {format_count(small)}"
+    return f"{compared}, and no other reached the target"
 
 
 def _next_trials(posterior: Posterior, in_seconds: bool) -> tuple[NextTrial, ...]:
@@ -193,7 +279,7 @@ def _next_trials(posterior: Posterior, in_seconds: bool) -> tuple[NextTrial, ...
 
 
 def _beyond_search(below: bool, above: bool) -> str | None:
-    """Tell what no trial of this search would show, in words: ends of the interval beyond its range."""
+    """Say which ends of the interval no trial of this search would show, and what would."""
     options = list[str]()
     if below:
         options.append("a smaller search.batch_size.low")
@@ -205,98 +291,121 @@ def _beyond_search(below: bool, above: bool) -> str | None:
 
 
 def _set_by_trials(prior: Prior, low: float, middle: float, high: float) -> tuple[bool, bool]:
-    """Return of either end of the interval whether the trials speak against what lies beyond it.
+    """Say of either end of the interval whether the trials speak against what lies beyond it.
 
     It is the Bayes factor of what lies between the median and the end to what lies beyond the end.
     """
-    draws = np.exp(log_b_crit(draw_prior(prior, PRIOR_DRAWS, np.random.default_rng(0)), prior))
-    within, beyond = 0.5 - INTERVAL[0], INTERVAL[0]  # of the posterior
+    rng = np.random.default_rng(0)
+    draws = np.exp(log_b_crit(draw_prior(prior, CRITICAL_PRIOR_DRAWS, rng), prior))
+    below = draws < low
+    above = draws > high
+    is_low_set = _speak_against((draws < middle) & ~below, below)
+    is_high_set = _speak_against((draws > middle) & ~above, above)
+    return is_low_set, is_high_set
 
-    def by_trials(is_within: NDArray[np.bool_], is_beyond: NDArray[np.bool_]) -> bool:
-        odds = (is_beyond.sum() + 1) / (
-            is_within.sum() + 1
-        )  # the prior's; it may have no draw here
-        return bool(within / beyond * odds >= END_ODDS)
 
-    below, above = draws < low, draws > high
-    return by_trials((draws < middle) & ~below, below), by_trials((draws > middle) & ~above, above)
+def _speak_against(is_within: NDArray[np.bool_], is_beyond: NDArray[np.bool_]) -> bool:
+    """Whether the trials speak against what lies beyond an end, by the prior's draws there."""
+    # Of the posterior, by the definition of its quantiles.
+    share_within = 0.5 - INTERVAL[0]
+    share_beyond = INTERVAL[0]
+    # The prior may have no draw here.
+    prior_odds = (is_beyond.sum() + 1) / (is_within.sum() + 1)
+    return bool(share_within / share_beyond * prior_odds >= END_ODDS)
 
 
 def _b_opt(posterior: Posterior, smallest: float) -> list[float] | None:
-    """Return the interval of B_opt, its median between, if the trials say that it lies above the smallest size."""
+    """Give the interval of B_opt, its median between, in examples.
+
+    None unless the trials say that it lies above the smallest batch size.
+    """
     prior = posterior.prior
     edge = math.log(smallest / 2.0**prior.log_mid)
     share = float(np.mean(posterior.theta[:, B_OPT] > edge))
-    before = float(ndtr((prior.mean[B_OPT] - edge) / prior.spread[B_OPT]))
+    prior_share = float(ndtr((prior.mean[B_OPT] - edge) / prior.spread[B_OPT]))
     # The Bayes factor of the two halves of the prior, to a draw's accuracy.
-    odds = (share + 1e-3) / (1.0 - share + 1e-3) * (1.0 - before + 1e-3) / (before + 1e-3)
-    if share < SHARE or odds < ODDS:
+    odds = (share + DRAW_ACCURACY) / (1.0 - share + DRAW_ACCURACY)
+    odds = odds * (1.0 - prior_share + DRAW_ACCURACY) / (prior_share + DRAW_ACCURACY)
+    if share < TERM_SHARE or odds < TERM_ODDS:
         return None
-    quantiles = np.quantile(posterior.theta[:, B_OPT], (INTERVAL[0], 0.5, INTERVAL[1]))
-    return [float(value) for value in 2.0**prior.log_mid * np.exp(quantiles)]
+    quantiles = np.quantile(posterior.theta[:, B_OPT], QUANTILES)
+    return [float(size) for size in 2.0**prior.log_mid * np.exp(quantiles)]
 
 
 def easier_targets(
     done: Sequence[TrialResult], target: Target, ideal: float | None
 ) -> list[Target]:
-    """Return a few targets, nearest first, that enough trials passed on their way; none without an ideal value."""
+    """Choose a few targets, nearest first, that enough trials passed on their way.
+
+    There is none without an ideal value.
+    """
     if ideal is None:
         return []
-    targets = [replace(target, value=ideal + times * (target.value - ideal)) for times in EASIER]
-    passed = [easier for easier in targets if too_few_passed(done, easier) is None]
+    passed = list[Target]()
+    for times in EASIER_TIMES:
+        easier = replace(target, value=ideal + times * (target.value - ideal))
+        if too_few_passed(done, easier) is None:
+            passed.append(easier)
     if len(passed) <= MAX_EASIER:
         return passed
-    return [
-        passed[round(i * (len(passed) - 1) / (MAX_EASIER - 1))] for i in range(MAX_EASIER)
-    ]  # the farthest too
+    # Evenly among them, the nearest and the farthest too.
+    last_place = len(passed) - 1
+    return [passed[round(i * last_place / (MAX_EASIER - 1))] for i in range(MAX_EASIER)]
 
 
 def too_few_passed(done: Sequence[TrialResult], target: Target) -> str | None:
-    """Return why the trials that passed a target on their way do not tell its B_crit, in words; None if they do."""
+    """Say why the trials that passed a target do not tell its B_crit; None if they do."""
     passed = _passed(done, target)
-    sizes = [trial.batch_size for trial in passed]
-    coarse = sum(trial.steps_low < FINE * trial.steps for trial in passed)
+    count = plural(len(passed), "trial")
     if len(passed) < MIN_PASSED:
-        return f"{plural(len(passed), 'trial')} passed it, and it takes {MIN_PASSED}"
-    if max(sizes) < MIN_SPAN * min(sizes):
+        return f"{count} passed it, and it takes {MIN_PASSED}"
+    sizes = [trial.batch_size for trial in passed]
+    if max(sizes) < MIN_PASSED_SPAN * min(sizes):
         span = f"{format_count(min(sizes))} to {format_count(max(sizes))}"
-        return (
-            f"what passed it has batch sizes {span}, and it takes {MIN_SPAN:g} times the smallest"
-        )
+        least = f"it takes {MIN_PASSED_SPAN:g} times the smallest"
+        return f"what passed it has batch sizes {span}, and {least}"
+    coarse = sum(trial.steps_low < FINE * trial.steps for trial in passed)
     if coarse > MAX_COARSE * len(passed):
-        return f"{coarse} of {plural(len(passed), 'trial')} that passed it were not evaluated closely there"
+        return f"{coarse} of {count} that passed it were not evaluated closely there"
     return None
 
 
 def _passed(done: Sequence[TrialResult], easier: Target) -> list[TrialResult]:
-    """Return the records at an easier target of those that passed it, of a trial in parts the last one."""
+    """Give the records at an easier target of those that passed it, of parts the last one."""
     continued = {trial.resumed_from for trial in done}
-    return [
-        one
-        for one in (passing(trial, easier) for trial in done if trial.number not in continued)
-        if one.reached
-    ]
+    records = list[TrialResult]()
+    for trial in done:
+        if trial.number in continued:
+            continue
+        record = passing(trial, easier)
+        if record.reached:
+            records.append(record)
+    return records
 
 
 def no_easier_target(target: Target, ideal: float | None, horizon: bool = False) -> str:
-    """Return why there is no easier target with enough trials, in words; ``horizon``: schedules end with the trial."""
+    """Say why there is no easier target with enough trials.
+
+    ``horizon``: schedules end with the trial.
+    """
     if horizon:
         return "a trial that passes an easier target on its way has a schedule for the harder one"
     if ideal is None:
-        return f"{target.metric} has no best value to measure easier targets from: set workload.target.bounds"
+        missing = f"{target.metric} has no best value to measure easier targets from"
+        return f"{missing}: set workload.target.bounds"
     return (
-        f"no easier target was passed by {MIN_PASSED} closely evaluated trials over {MIN_SPAN:g} times "
-        "the batch size"
+        f"no easier target was passed by {MIN_PASSED} closely evaluated trials over "
+        f"{MIN_PASSED_SPAN:g} times the batch size"
     )
 
 
 def passing(trial: TrialResult, target: Target) -> TrialResult:
-    """Return the record as it would stand had the trial ended where its history first meets ``target``."""
-    before = 0
+    """Give the record as it would stand had the trial ended where it first met a target."""
+    last_miss = 0
     for step, value in trial.history:
         if step > 0 and value is not None and target.gap(value) <= 0.0:
-            return replace(trial, status="reached", steps_low=before, **trial.after(step))
-        before = step
+            return replace(trial, status="reached", steps_low=last_miss, **trial.after(step))
+        last_miss = step
     return trial
 
 
@@ -306,21 +415,25 @@ def over_targets(
     ideal: float | None,
     infer: Callable[[Sequence[TrialResult], Target], Posterior],
 ) -> list[CriticalAtTarget]:
-    """B_crit with its interval at easier targets, from the same histories: it grows as the target gets harder.
+    """B_crit with its interval at easier targets, from the same histories.
 
-    (Kaplan et al. 2020, arXiv 2001.08361, section 5.1; McCandlish et al. 2018.)
+    It grows as the target gets harder (Kaplan et al. 2020, arXiv 2001.08361, section 5.1;
+    McCandlish et al. 2018).
     """
     rows = list[CriticalAtTarget]()
     for easier in easier_targets(done, target, ideal):
-        passed = [passing(trial, easier) for trial in done]
-        found = critical_batch(infer(passed, easier))
-        if found is not None:
-            rows.append(at_target_value(found, easier.value, len(_passed(done, easier))))
+        records = [passing(trial, easier) for trial in done]
+        critical = critical_batch(infer(records, easier))
+        if critical is not None:
+            rows.append(at_target_value(critical, easier.value, len(_passed(done, easier))))
     return rows
 
 
 def at_target_value(critical: CriticalBatchSize, target: float, passed: int) -> CriticalAtTarget:
-    """Give a critical batch size as one of several over the target's value, which ``passed`` trials met."""
+    """Give a critical batch size as one of several over the target's value.
+
+    ``passed`` trials met that.
+    """
     return CriticalAtTarget(
         target=target,
         passed=passed,
@@ -331,37 +444,40 @@ def at_target_value(critical: CriticalBatchSize, target: float, passed: int) -> 
 
 
 def growth(rows: Iterable[CriticalAtTarget], ideal: float) -> Growth | None:
-    """Give the exponent k of B_crit ~ d^k over the distance d of targets from the ideal value, with its interval.
+    """Fit the exponent k of B_crit ~ d^k, over the distance d of targets from the ideal value.
 
-    Of a loss, whose ideal value is 0, it is Kaplan et al. 2020, arXiv 2001.08361, eq. 5.3: B_crit = B*/L^(1/alpha),
-    where k = -1/alpha = -4.76. It is a least-squares line of log B_crit over log d, weighted by the intervals of
-    B_crit, and wider where the points scatter more than those say. The same runs answer all targets, so that their
-    errors go together and the interval is rather too wide than too narrow.
+    Of a loss, whose ideal value is 0, it is Kaplan et al. 2020, arXiv 2001.08361, eq. 5.3:
+    B_crit = B*/L^(1/alpha), where k = -1/alpha = -4.76. It is a least-squares line of log B_crit
+    over log d, weighted by the intervals of B_crit, and wider where the points scatter more than
+    those say. The same runs answer all targets, so that their errors go together and the interval
+    is rather too wide than too narrow.
 
     Args:
-        rows: a row whose interval has an open end is left out; of several at one target the last one counts.
+        rows: a row whose interval has an open end is left out; of several at one target the last
+            one counts.
         ideal: the metric's best value.
 
     Returns:
         None for fewer than three different targets with an interval.
     """
-    ends = dict[float, tuple[float, float, float]]()
+    intervals = dict[float, tuple[float, float, float]]()
     for row in rows:
         if row.low is None or row.value is None or row.high is None:
             continue
-        ends[row.target] = (row.low, row.value, row.high)
-    if len(ends) < MIN_GROWTH:
+        intervals[row.target] = (row.low, row.value, row.high)
+    if len(intervals) < MIN_GROWTH:
         return None
-    distance = {value: abs(value - ideal) for value in ends}
+    distance = {target: abs(target - ideal) for target in intervals}
     x = np.log(list(distance.values()))
-    low, y, high = np.log(np.ascontiguousarray(np.transpose(list(ends.values()))))
+    low, y, high = np.log(np.ascontiguousarray(np.transpose(list(intervals.values()))))
     z = float(ndtri(INTERVAL[1]))
+    # One over the variance of log B_crit, from its interval: (high - low)/(2 z) is its deviation.
     weight = (2.0 * z / np.maximum(high - low, 1e-6)) ** 2
-    away = x - np.average(x, weights=weight)
-    gap = y - np.average(y, weights=weight)
-    spread = float(weight @ away**2)
-    slope = float(weight @ (away * gap)) / spread
-    scatter = float(weight @ (gap - slope * away) ** 2) / (len(x) - 2)
+    x_away = x - np.average(x, weights=weight)
+    y_away = y - np.average(y, weights=weight)
+    spread = float(weight @ x_away**2)
+    slope = float(weight @ (x_away * y_away)) / spread
+    scatter = float(weight @ (y_away - slope * x_away) ** 2) / (len(x) - 2)
     error = z * math.sqrt(max(1.0, scatter) / spread)
     return Growth(
         exponent=slope,

@@ -1,12 +1,13 @@
 """The posterior of a study's frontier, and the exponent of lr*(B) with the rules that fit it.
 
-The exponent over a range of batch sizes is the least-squares slope of log2 lr*(B) over log2 B there, one for each draw
-of the posterior (the model's optimum, other hyper-parameters left out). The prior's own interval, by the same
-arithmetic, stands beside it: an exponent that the trials do not narrow is not identified.
+The exponent over a range of batch sizes is the least-squares slope of log2 lr*(B) over log2 B
+there, one for each draw of the posterior (the model's optimum, other hyper-parameters left out).
+The prior's own interval, by the same arithmetic, stands beside it: an exponent that the trials do
+not narrow is not identified.
 """
 
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -22,35 +23,50 @@ from bstune.search.histories import ideal_value
 from bstune.search.observations import Posterior
 from bstune.search.posterior import NOISE, Prior, draw_prior, optimum
 from bstune.search.sampler import FrontierSampler
-from bstune.study.analysis.critical import INTERVAL
+from bstune.study.analysis.critical import INTERVAL, QUANTILES
 from bstune.study.prepare import PreparedStudy
 from bstune.study.storage.asking import distributions
 
 Array = NDArray[np.float64]
-REPORT_PARTICLES = 600  # of the posterior for a report
-MOVES = 10  # of its sampler: at the few of a decision, intervals come out too narrow
-GRID = 33  # batch sizes of a slope, even in log B
-PRIOR_DRAWS = 4000
-MIN_SHRINKAGE = 0.8  # an interval wider than this fraction of the prior's is not identified
-MIN_REACHED = 3  # reached trials, fewer identify no exponent ...
-MIN_SHARE = 0.5  # ... nor do those that span less than this share of the octaves that it is about
-MIN_SPAN = 2.0  # of batch sizes, largest over smallest: less has no slope
+# Of the posterior for a report.
+REPORT_PARTICLES = 600
+# Of its sampler: at the few of a decision, intervals come out too narrow.
+MOVES = 10
+# Batch sizes of a slope, even in log B.
+SLOPE_SIZES = 33
+EXPONENT_PRIOR_DRAWS = 4000
+# An interval wider than this fraction of the prior's is not identified.
+MIN_SHRINKAGE = 0.8
+# Trials that reached the target: fewer identify no exponent.
+MIN_EXPONENT_TRIALS = 3
+# Trials that span less than this share of the octaves of an exponent do not identify it.
+MIN_OCTAVES_SHARE = 0.5
+# Of batch sizes, largest over smallest: less has no slope.
+MIN_SLOPE_SPAN = 2.0
 
 
 def ideal_of(prepared: PreparedStudy) -> float | None:
-    """Return the best value that the study's metric can take; None where it has no bound."""
+    """Give the best value that the study's metric can take; None where it has no bound."""
     bounds = prepared.options.workload.target.bounds
-    return ideal_value(prepared.protocol.target, None if bounds is None else list(bounds))
+    if bounds is None:
+        return ideal_value(prepared.protocol.target, None)
+    return ideal_value(prepared.protocol.target, list(bounds))
 
 
 def sampler_context(prepared: PreparedStudy, finished: Collection[int] = ()) -> dict[str, Any]:
-    """Return the study's arguments for a sampler that stops and continues trials; ``finished`` ones go no further."""
-    space, backend, files = prepared.space, prepared.backend, prepared.files
-    resumable = (
-        (lambda number: number not in finished and backend.resumable(number, files))
-        if backend.stops and backend.continues
-        else None
-    )
+    """Collect the study's arguments for a sampler that stops and continues trials.
+
+    ``finished`` ones go no further.
+    """
+    space = prepared.space
+    backend = prepared.backend
+
+    def can_continue(number: int) -> bool:
+        return number not in finished and backend.resumable(number, prepared.files)
+
+    resumable: Callable[[int], bool] | None = None
+    if backend.stops and backend.continues:
+        resumable = can_continue
     return {
         "objective": prepared.budget.objective,
         "rule": space.rule,
@@ -67,7 +83,7 @@ def sampler_context(prepared: PreparedStudy, finished: Collection[int] = ()) -> 
 
 
 def _sampler_of(prepared: PreparedStudy, target: Target | None = None) -> FrontierSampler:
-    """Give bstune's own sampler, whatever suggested the trials; ``target``: in place of the study's."""
+    """Give bstune's own sampler, whoever suggested the trials; ``target``: another than theirs."""
     prior = prepared.options.prior
     context = sampler_context(prepared)
     if target is not None:
@@ -81,11 +97,14 @@ def _sampler_of(prepared: PreparedStudy, target: Target | None = None) -> Fronti
 
 
 def _as_searched(prepared: PreparedStudy, done: Sequence[TrialResult]) -> Sequence[TrialResult]:
-    """Give the trials with their further hyper-parameters on the axes that are searched: the model's."""
-    if not any(one.complement for one in prepared.space.tunables):
+    """Give the trials with their further hyper-parameters on the axes of the search."""
+    if not any(tunable.complement for tunable in prepared.space.tunables):
         return done
-    searched = prepared.space.searched
-    return [replace(one, hyperparameters=searched(one.hyperparameters)) for one in done]
+    records = list[TrialResult]()
+    for trial in done:
+        searched = prepared.space.searched(trial.hyperparameters)
+        records.append(replace(trial, hyperparameters=searched))
+    return records
 
 
 def study_posterior(
@@ -94,7 +113,10 @@ def study_posterior(
     particles: int,
     target: Target | None = None,
 ) -> Posterior:
-    """Return the posterior of the frontier after these trials, whatever sampler suggested them; ``target``: theirs."""
+    """Sample the posterior of the frontier after these trials, whatever sampler suggested them.
+
+    ``target``: in place of the study's, where the trials are records at it.
+    """
     sampler = _sampler_of(prepared, target)
     rng = np.random.default_rng(prepared.budget.seed)
     # On a recorded table trials repeat its runs.
@@ -106,33 +128,34 @@ def study_posterior(
         rng=rng,
         independent=independent,
     )
-    assert posterior is not None  # noqa: S101 - its search space is given
+    # Only without a search space would there be none.
+    assert posterior is not None  # noqa: S101
     return posterior
 
 
 def budget_posteriors(
     prepared: PreparedStudy, done: Sequence[TrialResult], particles: int, shares: Sequence[float]
 ) -> dict[float, BudgetPosterior]:
-    """Give the posterior of the objective loss for these shares of the budget, of the same trials."""
+    """Give the posterior of the objective loss for these shares of the budget."""
     sampler = _sampler_of(prepared)
     searched = _as_searched(prepared, done)
-    found = dict[float, BudgetPosterior]()
+    by_share = dict[float, BudgetPosterior]()
     for place, share in enumerate(shares):
         # With the same draws for each share, their growth would have no scatter.
         rng = np.random.default_rng([prepared.budget.seed, place])
         posterior = sampler.budget_posterior(
             searched, share=share, particles=particles, moves=MOVES, rng=rng
         )
-        assert posterior is not None  # noqa: S101 - its search space is given
-        found[share] = posterior
-    return found
+        # Only without a search space would there be none.
+        assert posterior is not None  # noqa: S101
+        by_share[share] = posterior
+    return by_share
 
 
 def seed_scatter(posterior: Posterior) -> SeedScatter:
-    """Return the scatter of log S from seed to seed, one standard deviation: its median and interval."""
-    low, middle, high = np.exp(
-        np.quantile(posterior.theta[:, NOISE], (INTERVAL[0], 0.5, INTERVAL[1]))
-    ).tolist()
+    """Give the scatter of log S from seed to seed, one standard deviation: median and interval."""
+    quantiles = np.quantile(posterior.theta[:, NOISE], QUANTILES)
+    low, middle, high = np.exp(quantiles).tolist()
     return SeedScatter(scatter=middle, low=low, high=high, level=INTERVAL_LEVEL)
 
 
@@ -145,19 +168,18 @@ def fit_lr_exponent(
 ) -> LearningRateLaw | None:
     """Give the exponent of lr*(B), and that below B_crit; None for less than an octave.
 
-    The rules that take a noise scale get ``b_crit`` where there is none (McCandlish et al. 2018, section 2); without
-    either they are left out.
+    The rules that take a noise scale get ``b_crit`` where there is none (McCandlish et al. 2018,
+    section 2); without either they are left out.
     """
-    if high < MIN_SPAN * low:
+    if high < MIN_SLOPE_SPAN * low:
         return None
     scale = noise_scale or b_crit
     whole = _exponent(posterior, low, high, scale)
-    edge = 0.0 if b_crit is None else min(high, b_crit)
-    below = None
-    if edge >= MIN_SPAN * low:
-        below = _exponent(posterior, low, edge, scale)
-    if below is not None and below.reached < MIN_REACHED:
-        below = None
+    below: Exponent | None = None
+    if b_crit is not None and min(high, b_crit) >= MIN_SLOPE_SPAN * low:
+        below = _exponent(posterior, low, min(high, b_crit), scale)
+        if below.reached < MIN_EXPONENT_TRIALS:
+            below = None
     return LearningRateLaw(
         exponent=whole.exponent,
         low=whole.low,
@@ -178,15 +200,24 @@ def fit_lr_exponent(
 def _exponent(
     posterior: Posterior, start: float, end: float, noise_scale: float | None
 ) -> Exponent:
-    theta, prior = posterior.theta, posterior.prior
-    quantiles = (INTERVAL[0], 0.5, INTERVAL[1])
-    low, middle, high = np.quantile(slopes(theta, prior, start, end), quantiles).tolist()
-    draws = draw_prior(prior, PRIOR_DRAWS, np.random.default_rng(0))
-    prior_low, prior_high = np.quantile(slopes(draws, prior, start, end), INTERVAL).tolist()
-    logs = [one.x for one in posterior.observations if one.status == "reached"]
-    there = [x for x in logs if math.log2(start) <= x <= math.log2(end) + 1e-9]
-    octaves = max(there) - min(there) if there else 0.0
-    enough = len(there) >= MIN_REACHED and octaves >= MIN_SHARE * math.log2(end / start)
+    """Give the exponent of lr*(B) over a range of batch sizes, and whether it is identified."""
+    prior = posterior.prior
+    drawn = slopes(posterior.theta, prior, start, end)
+    low, middle, high = np.quantile(drawn, QUANTILES).tolist()
+    prior_theta = draw_prior(prior, EXPONENT_PRIOR_DRAWS, np.random.default_rng(0))
+    prior_drawn = slopes(prior_theta, prior, start, end)
+    prior_low, prior_high = np.quantile(prior_drawn, INTERVAL).tolist()
+    log_sizes = list[float]()
+    for observation in posterior.observations:
+        # The largest batch size counts, whose logarithm may be rounded upwards.
+        is_there = math.log2(start) <= observation.x <= math.log2(end) + 1e-9
+        if observation.status == "reached" and is_there:
+            log_sizes.append(observation.x)
+    octaves = 0.0
+    if log_sizes:
+        octaves = max(log_sizes) - min(log_sizes)
+    spans_enough = octaves >= MIN_OCTAVES_SHARE * math.log2(end / start)
+    is_narrowed = high - low < MIN_SHRINKAGE * (prior_high - prior_low)
     return Exponent(
         exponent=middle,
         low=low,
@@ -195,33 +226,40 @@ def _exponent(
         prior_high=prior_high,
         start=start,
         end=end,
-        reached=len(there),
+        reached=len(log_sizes),
         octaves=octaves,
-        identified=enough and high - low < MIN_SHRINKAGE * (prior_high - prior_low),
+        identified=len(log_sizes) >= MIN_EXPONENT_TRIALS and spans_enough and is_narrowed,
         rules=rule_exponents(start, end, noise_scale),
     )
 
 
 def slopes(theta: Array, prior: Prior, low: float, high: float) -> Array:
-    """Return the least-squares slope of log2 lr*(B) over log2 B from ``low`` to ``high``: draws (m, p) give (m,)."""
-    x = np.linspace(math.log2(low), math.log2(high), GRID)
-    return np.asarray(_slope(x, optimum(theta, prior.at(x), prior)))
+    """Give the least-squares slope of log2 lr*(B) over log2 B from ``low`` to ``high``.
+
+    Draws of shape (m, p) give (m,).
+    """
+    log_sizes = np.linspace(math.log2(low), math.log2(high), SLOPE_SIZES)
+    return _slope(log_sizes, optimum(theta, prior.at(log_sizes), prior))
 
 
 def rule_exponents(low: float, high: float, noise_scale: float | None) -> dict[str, float]:
-    """Return the slope of each scaling rule's log lr over log B, by the same least squares, in rising order."""
-    x = np.linspace(math.log2(low), math.log2(high), GRID)
+    """Give the slope of each scaling rule's log lr over log B, in rising order.
+
+    It is by the same least squares as that of the trials.
+    """
+    log_sizes = np.linspace(math.log2(low), math.log2(high), SLOPE_SIZES)
     exponents = dict[str, float]()
     for name, rule in RULES.items():
         if rule.exponent is not None:
             # Not by a sum of rounded logarithms: an interval may end there.
             exponents[name] = rule.exponent
         elif noise_scale is not None:
-            lrs = [rule.lr(2.0**size, 1.0, 1.0, noise_scale) for size in x]
-            exponents[name] = float(_slope(x, np.log2(lrs)))
+            lrs = [rule.lr(2.0**log_size, 1.0, 1.0, noise_scale) for log_size in log_sizes]
+            exponents[name] = float(_slope(log_sizes, np.log2(lrs)))
     return dict(sorted(exponents.items(), key=lambda item: item[1]))
 
 
-def _slope(x: Array, y: Array) -> Any:
+def _slope(x: Array, y: Array) -> Array:
+    """Give the least-squares slope over x of y, shape (n,) or (m, n): a number, or shape (m,)."""
     away = x - x.mean()
-    return y @ away / (away @ away)
+    return np.asarray(y @ away / (away @ away))

@@ -1,9 +1,10 @@
-"""Time and cost to target for 1 to N data-parallel devices, from steps to target S*(B) and seconds per step tau(B).
+"""Time and cost to target for 1 to N data-parallel devices, from S*(B) and seconds per step tau(B).
 
-With n devices of b examples each the batch is B = n b, and T(n, b) = S*(n b) (tau(b)^g + c(n)^g)^(1/g), with c(n) the
-seconds of an all-reduce of the gradients and g how far it overlaps the step (Pollux, eq. 10). For each n the plan takes
-the b that makes T least. Assumptions: every device is as fast as the one measured, tau does not change with n, and S*
-depends on B alone (the learning rate is at its best for B, and normalisation sees its usual batch on each device).
+With n devices of b examples each the batch is B = n b, and T(n, b) = S*(n b) (tau(b)^g +
+c(n)^g)^(1/g), with c(n) the seconds of an all-reduce of the gradients and g how far it overlaps the
+step (Pollux, eq. 10). For each n the plan takes the b that makes T least. Assumptions: every device
+is as fast as the one measured, tau does not change with n, and S* depends on B alone (the learning
+rate is at its best for B, and normalisation sees its usual batch on each device).
 """
 
 import math
@@ -45,23 +46,28 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-HALF = 0.5
-FIGURE_INCHES = PAGE_INCHES, 4.2
-TITLE_WIDTH = 105  # in letters
+# Of more devices half is lost below this efficiency: the table marks the first of these rows.
+HALF_EFFICIENCY = 0.5
+SCALE_OUT_INCHES = (PAGE_INCHES, 4.2)
+# Of the figure's title, in letters a line.
+SCALE_OUT_WIDTH = 105
+# Numbers of devices that have room for a tick each; of more, the powers of two have one.
+MOST_DEVICE_TICKS = 12
 
 
 def scale_out(prepared: PreparedStudy, posterior: Posterior, largest: int) -> DevicePlans:
-    """Give the plan without an all-reduce, and the one with the all-reduce that the config states (empty if none).
+    """Give the plan without an all-reduce, and the one with the all-reduce that the config states.
 
-    No batch is larger than ``largest``, as far as the curve is claimed.
+    The second one is empty where it states none. No batch is larger than ``largest``, as far as the
+    curve is claimed.
     """
-    settings, space, backend = prepared.options.hardware.scale_out, prepared.space, prepared.backend
-    sizes = [
-        size
-        for size in candidates(space.high, space.multiple, settings.candidate_ratio)
-        if size >= space.low
-    ]
+    settings = prepared.options.hardware.scale_out
+    space = prepared.space
+    backend = prepared.backend
+    all_sizes = candidates(space.high, space.multiple, settings.candidate_ratio)
+    sizes = [size for size in all_sizes if size >= space.low]
     tau = step_times(posterior, space.high, backend.step_time)
+    # Without seconds there is no time to compare.
     if tau is None:
         return DevicePlans()
     reduce = settings.all_reduce
@@ -76,10 +82,10 @@ def scale_out(prepared: PreparedStudy, posterior: Posterior, largest: int) -> De
         max_examples=min(largest, backend.train_examples or largest),
     )
     ideal = tuple(planned())
+    # Seconds that were measured come before those that follow from the link.
     if reduce.seconds is not None:
-        alpha, beta = fit_sync(
-            [(int(count), float(seconds)) for count, seconds in reduce.seconds.items()]
-        )
+        measured = [(int(count), float(seconds)) for count, seconds in reduce.seconds.items()]
+        alpha, beta = fit_sync(measured)
         real = planned(lambda count: sync_seconds(count, alpha, beta))
         return DevicePlans(ideal=ideal, with_all_reduce=tuple(real))
     if reduce.bytes_per_second is not None and backend.gradient_bytes is not None:
@@ -92,21 +98,29 @@ def scale_out(prepared: PreparedStudy, posterior: Posterior, largest: int) -> De
 def step_times(
     posterior: Posterior, high: int, surveyed: Callable[[float], float] | None
 ) -> Callable[[NDArray[np.float64]], NDArray[np.float64]] | None:
-    """Return tau(B) in seconds: what was surveyed, corrected by the trials; None where nothing was timed."""
-    timed = [
-        (2.0**one.x, one.seconds_per_step)
-        for one in posterior.observations
-        if one.seconds_per_step is not None
-    ]
-    return fit_step_times(timed, float(high), surveyed) if timed or surveyed is not None else None
+    """Give tau(B) in seconds: what was surveyed, corrected by the trials.
+
+    None where nothing was timed.
+    """
+    timed = list[tuple[float, float]]()
+    for observation in posterior.observations:
+        if observation.seconds_per_step is not None:
+            timed.append((2.0**observation.x, observation.seconds_per_step))
+    if not timed and surveyed is None:
+        return None
+    return fit_step_times(timed, float(high), surveyed)
 
 
 def ring_all_reduce(
     devices: int, gradient_bytes: float, bytes_per_second: float, latency: float
 ) -> float:
-    """Return the seconds of a ring all-reduce, 2 (n - 1)/n bytes/bandwidth + 2 (n - 1) latency; additions left out."""
-    # A reduce-scatter and an all-gather of n - 1 messages of bytes/n each (Patarasuk and Yuan 2009, "Bandwidth optimal
-    # all-reduce algorithms for clusters of workstations"; latency as in Thakur et al. 2005, "... operations in MPICH").
+    """Predict the seconds of a ring all-reduce, its additions left out.
+
+    They are 2 (n - 1)/n bytes/bandwidth + 2 (n - 1) latency: a reduce-scatter and an all-gather of
+    n - 1 messages of bytes/n each (Patarasuk and Yuan 2009, "Bandwidth optimal all-reduce
+    algorithms for clusters of workstations"; latency as in Thakur et al. 2005, "... operations in
+    MPICH").
+    """
     return 2.0 * (devices - 1) * (gradient_bytes / devices / bytes_per_second + latency)
 
 
@@ -120,34 +134,51 @@ def plan(
     overlap: float = 1.0,
     max_examples: int | None = None,
 ) -> list[DevicePlan]:
-    """Return the best that each number of devices can do, in rising order, as far as more of them are faster.
+    """Choose the best that each number of devices can do, in rising order.
 
-    There is none for one too many for the data. ``overlap`` is g: 1 for an all-reduce after the step, inf for one
-    beside it; ``max_examples`` bounds n b.
+    Numbers that are no faster than a smaller one are left out, and those too many for the data.
+
+    Args:
+        predict: gives S*(B) with its interval at batch sizes.
+        step_seconds: gives tau(b).
+        best_lr: gives the best learning rate at a batch size.
+        devices: their numbers.
+        device_batch_sizes: candidates for b.
+        all_reduce_seconds: gives c(n).
+        overlap: g, 1 for an all-reduce after the step, inf for one beside it.
+        max_examples: of a batch, n b; None: any.
     """
     sizes = sorted(set(device_batch_sizes))
-    counts = sorted({1, *devices})  # one device is the yardstick
-    tau = [step_seconds(size) for size in sizes]
-    waits = [all_reduce_seconds(count) for count in counts]
-    batches = np.outer(counts, sizes)  # (devices, sizes)
+    # One device is the yardstick of the others.
+    counts = sorted({1, *devices})
+    # Rows are numbers of devices, columns batch sizes of each.
+    batches = np.outer(counts, sizes)
     bands = predict(batches.ravel().tolist())
-    steps, low, high = (
-        np.reshape(values, batches.shape) for values in (bands.steps, bands.low, bands.high)
-    )
-    fits = batches <= (math.inf if max_examples is None else max_examples)
-    seconds_per_step = np.array(
-        [[iteration_seconds(one, wait, overlap) for one in tau] for wait in waits]
-    )
+    steps = np.reshape(bands.steps, batches.shape)
+    low = np.reshape(bands.low, batches.shape)
+    high = np.reshape(bands.high, batches.shape)
+    tau = [step_seconds(size) for size in sizes]
+    seconds_per_step = np.empty(batches.shape)
+    for i, count in enumerate(counts):
+        wait = all_reduce_seconds(count)
+        seconds_per_step[i] = [iteration_seconds(seconds, wait, overlap) for seconds in tau]
+    most_examples = math.inf if max_examples is None else max_examples
+    fits = batches <= most_examples
     best = np.where(fits, steps * seconds_per_step, math.inf).argmin(axis=1)
-    rows: list[DevicePlan] = []
+    rows = list[DevicePlan]()
     for i, (count, k) in enumerate(zip(counts, best.tolist(), strict=True)):
+        # Nor do the data suffice for any larger number.
         if not fits[i, k]:
             break
         per_step = float(seconds_per_step[i, k])
         seconds = float(steps[i, k]) * per_step
+        # They would do better without some of them.
         if rows and seconds >= rows[-1].seconds:
-            continue  # the others would do better without some of them
-        speed_up = (rows[0].seconds if rows else seconds) / seconds
+            continue
+        seconds_of_one = seconds
+        if rows:
+            seconds_of_one = rows[0].seconds
+        speed_up = seconds_of_one / seconds
         rows.append(
             DevicePlan(
                 devices=count,
@@ -164,25 +195,37 @@ def plan(
                 efficiency=speed_up / count,
             )
         )
-    return [row for row in rows if row.devices in set(devices)]
+    # One device may be none of those that were asked for.
+    return [row for row in rows if row.devices in devices]
 
 
 def candidates(ceiling: int, multiple: int, ratio: float) -> list[int]:
-    """Return batch sizes per device: multiples, at most ``ratio`` apart if they can be, up to the ceiling and it."""
-    sizes, size = [], multiple
+    """Give batch sizes per device: multiples up to the ceiling, and it.
+
+    They are at most a factor of ``ratio`` apart, where multiples are that near to each other.
+    """
+    sizes = list[int]()
+    size = multiple
     while size < ceiling:
         sizes.append(size)
+        # At least one multiple further: near small sizes the ratio itself makes no step.
         size = max(size + multiple, int(size * ratio) // multiple * multiple)
     return [*sizes, ceiling]
 
 
 def half_efficient(rows: Sequence[DevicePlan]) -> DevicePlan | None:
-    """Return the first row whose efficiency is under 50%; None if there is none."""
-    return next((row for row in rows if row.efficiency < HALF), None)
+    """Give the first row whose efficiency is under 50%; None if there is none."""
+    for row in rows:
+        if row.efficiency < HALF_EFFICIENCY:
+            return row
+    return None
 
 
 def scale_out_table(rows: Sequence[DevicePlan], title: str) -> Table:
-    """Return the plan as a table for 80 columns; the row where efficiency first falls under 50% is marked."""
+    """Lay the plan out as a table for 80 columns.
+
+    The row where efficiency first falls under 50% is marked.
+    """
     caption = f"{_caption(rows)}; cost is in device-seconds"
     table = Table(
         title=title,
@@ -205,6 +248,9 @@ def scale_out_table(rows: Sequence[DevicePlan], title: str) -> Table:
         table.add_column(name, justify="right", no_wrap=True)
     half = half_efficient(rows)
     for row in rows:
+        below = row.seconds_low / row.seconds - 1.0
+        above = row.seconds_high / row.seconds - 1.0
+        style = "bold yellow" if row is half else None
         table.add_row(
             format_count(row.devices),
             format_count(row.batch_size),
@@ -212,10 +258,10 @@ def scale_out_table(rows: Sequence[DevicePlan], title: str) -> Table:
             format_number(row.lr),
             format_count(row.steps),
             format_seconds(row.seconds),
-            f"{row.seconds_low / row.seconds - 1.0:+.0%} {row.seconds_high / row.seconds - 1.0:+.0%}",
+            f"{below:+.0%} {above:+.0%}",
             format_seconds(row.device_seconds),
             f"{row.efficiency:.0%}",
-            style="bold yellow" if row is half else None,
+            style=style,
         )
     return table
 
@@ -231,10 +277,13 @@ def _caption(rows: Sequence[DevicePlan]) -> str:
 def draw_scale_out(
     ideal: Sequence[DevicePlan], real: Sequence[DevicePlan], title: str, path: Path
 ) -> None:
-    """Write the plan's figure, without and (if not empty) with an all-reduce: time on the left, efficiency right."""
+    """Write the plan's figure, without and (if not empty) with an all-reduce.
+
+    Time stands on the left, efficiency on the right.
+    """
     save_figure(
         partial(_paint, ideal=ideal, real=real, title=title),
-        FIGURE_INCHES,
+        SCALE_OUT_INCHES,
         path,
         dots_per_inch=PAGE_DPI,
     )
@@ -243,53 +292,52 @@ def draw_scale_out(
 def _paint(
     figure: "Figure", ideal: Sequence[DevicePlan], real: Sequence[DevicePlan], title: str
 ) -> None:
-    left, right = figure.subplots(1, 2)
-    scale, unit = time_unit(min(row.seconds for row in [*ideal, *real]))
+    times, efficiencies = figure.subplots(1, 2)
+    all_rows = [*ideal, *real]
+    scale, unit = time_unit(min(row.seconds for row in all_rows))
     devices = [row.devices for row in ideal]
     perfect = np.array([ideal[0].seconds * ideal[0].devices / count / scale for count in devices])
-    left.plot(devices, perfect, color=INK, linewidth=0.8, linestyle="--", gid=GUIDE)
-    right.axhline(100.0 * HALF, color=GREY, linewidth=0.9, linestyle="--", gid=GUIDE)
-    labels = {
-        left: [
-            Label("twice the devices,\nhalf the time", np.stack([devices, perfect], axis=-1), INK)
-        ],
-        right: [],
-    }
+    times.plot(devices, perfect, color=INK, linewidth=0.8, linestyle="--", gid=GUIDE)
+    half_percent = 100.0 * HALF_EFFICIENCY
+    efficiencies.axhline(half_percent, color=GREY, linewidth=0.9, linestyle="--", gid=GUIDE)
+    perfect_points = np.stack([devices, perfect], axis=-1)
+    time_labels = [Label("twice the devices,\nhalf the time", perfect_points, INK)]
+    half_labels = list[Label]()
     for rows, colour, name in (
         (ideal, BLUE, "no all-reduce"),
         (real, VERMILION, "with the all-reduce"),
     ):
-        if rows:
-            points = _draw_rows(left, right, rows, colour, scale)
-            labels[left].append(Label(name, points, colour))
-            labels[right] += [_half_label(half, colour)] if (half := half_efficient(rows)) else []
-    shown = [
-        value / scale
-        for row in [*ideal, *real]
-        for value in (row.seconds, row.seconds_low, row.seconds_high)
-    ]
-    log_axis(left, "y", log_limits(shown, (0.15, 0.08)))
-    right.set(ylim=(0.0, 108.0))
-    for axes, name in (
-        (left, f"time to target, {unit}; band: of the curve"),
-        (right, "speed-up over devices, %"),
-    ):
+        if not rows:
+            continue
+        points = _draw_rows(times, efficiencies, rows, colour, scale)
+        time_labels.append(Label(name, points, colour))
+        half = half_efficient(rows)
+        if half is not None:
+            half_labels.append(_half_label(half, colour))
+    shown = list[float]()
+    for row in all_rows:
+        shown += [row.seconds / scale, row.seconds_low / scale, row.seconds_high / scale]
+    log_axis(times, "y", log_limits(shown, (0.15, 0.08)))
+    efficiencies.set(ylim=(0.0, 108.0))
+    times.set_title(f"time to target, {unit}; band: of the curve", loc="left", fontsize=9.0)
+    efficiencies.set_title("speed-up over devices, %", loc="left", fontsize=9.0)
+    ticks = devices
+    if len(devices) > MOST_DEVICE_TICKS:
+        ticks = [count for count in devices if count & (count - 1) == 0]
+    for axes in (times, efficiencies):
         axes.set(xscale="log", xlabel="devices")
-        axes.set_title(name, loc="left", fontsize=9.0)
-        ticks = (
-            devices
-            if len(devices) <= 12
-            else [count for count in devices if count & (count - 1) == 0]
-        )
         axes.set_xticks(ticks, [format_count(count) for count in ticks])
         axes.set_xticks([], minor=True)
         axes.grid(color=INK, alpha=0.07, linewidth=0.6)
-    lines = [textwrap.fill(line, TITLE_WIDTH) for line in (title, _caption(real or ideal))]
-    figure.suptitle("\n".join(lines), x=0.01, ha="left", fontsize=10.5, parse_math=False)
+    caption = textwrap.fill(_caption(real or ideal), SCALE_OUT_WIDTH)
+    heading = f"{textwrap.fill(title, SCALE_OUT_WIDTH)}\n{caption}"
+    figure.suptitle(heading, x=0.01, ha="left", fontsize=10.5, parse_math=False)
+    # Labels are placed once all else has its place.
     figure.draw_without_rendering()
-    for axes, some in labels.items():
-        place_labels(axes, some, 8.5)
-    figure.set_layout_engine("none")  # the places are those of this layout
+    place_labels(times, time_labels, 8.5)
+    place_labels(efficiencies, half_labels, 8.5)
+    # The places are those of this layout.
+    figure.set_layout_engine("none")
 
 
 def _half_label(half: DevicePlan, colour: str) -> Label:
@@ -299,15 +347,21 @@ def _half_label(half: DevicePlan, colour: str) -> Label:
 
 
 def _draw_rows(
-    left: "Axes", right: "Axes", rows: Sequence[DevicePlan], colour: str, scale: float
+    times: "Axes", efficiencies: "Axes", rows: Sequence[DevicePlan], colour: str, scale: float
 ) -> NDArray[np.float64]:
-    """Draw a plan's time with its band, and its efficiency; return the points of its time, (n, 2)."""
-    devices = [row.devices for row in rows]
-    low, middle, high = (
-        [getattr(row, name) / scale for row in rows]
-        for name in ("seconds_low", "seconds", "seconds_high")
-    )
-    left.fill_between(devices, low, high, color=colour, alpha=0.15, linewidth=0)
-    left.plot(devices, middle, "o-", color=colour, markersize=4)
-    right.plot(devices, [100.0 * row.efficiency for row in rows], "o-", color=colour, markersize=4)
+    """Draw a plan's time with its band, and its efficiency; give the points of its time, (n, 2)."""
+    devices = list[int]()
+    low = list[float]()
+    middle = list[float]()
+    high = list[float]()
+    percents = list[float]()
+    for row in rows:
+        devices.append(row.devices)
+        low.append(row.seconds_low / scale)
+        middle.append(row.seconds / scale)
+        high.append(row.seconds_high / scale)
+        percents.append(100.0 * row.efficiency)
+    times.fill_between(devices, low, high, color=colour, alpha=0.15, linewidth=0)
+    times.plot(devices, middle, "o-", color=colour, markersize=4)
+    efficiencies.plot(devices, percents, "o-", color=colour, markersize=4)
     return np.stack([devices, middle], axis=-1)

@@ -15,12 +15,13 @@ from bstune.study.planning.replicates import Winner, confirmed
 from bstune.study.prepare import PreparedStudy
 from bstune.trial.processes.workers import with_step_time
 
-# Standard deviation of the log of two batch sizes' ratio of seconds: from here on timing is what blurs them.
+# Standard deviation of the log of two batch sizes' ratio of seconds: from here on timing is what
+# blurs them.
 BLURRED = 0.1
 
 
 def common_law(prepared: PreparedStudy, done: Sequence[TrialResult]) -> StepTimeLaw | None:
-    """Fit tau(B) to the trials' own seconds; None where they are recorded or surveyed, or too few."""
+    """Fit tau(B) to the trials' own seconds; None if they are recorded, surveyed or too few."""
     if isinstance(prepared.options.workload, ReplayedWorkload):
         return None
     if prepared.backend.timed is not None:
@@ -30,12 +31,13 @@ def common_law(prepared: PreparedStudy, done: Sequence[TrialResult]) -> StepTime
 
 def own_step_times(done: Sequence[TrialResult]) -> list[tuple[int, float]]:
     """Give batch size and own seconds of a step of each trial that timed its steps."""
-    found = list[tuple[int, float]]()
+    timed = list[tuple[int, float]]()
     for trial in done:
-        own = trial.measured_seconds_per_step or trial.seconds_per_step
-        if own:
-            found.append((trial.batch_size, own))
-    return found
+        # The measured ones, where those of all trials have taken their place in the record.
+        seconds = trial.measured_seconds_per_step or trial.seconds_per_step
+        if seconds:
+            timed.append((trial.batch_size, seconds))
+    return timed
 
 
 def with_common_step_time(
@@ -67,38 +69,58 @@ def timing_of(
     winner: Winner | None,
     confirmed_winners: Sequence[Winner],
 ) -> StepTiming | None:
-    """Tell what the seconds of a step are, how well they are known at the winner, and what they do not tell."""
+    """Tell what the seconds of a step are, and how well they are known at the winner.
+
+    Without a winner, at the reference.
+    """
     if law is None:
         return None
-    batch_size = prepared.options.scaling.batch_size if winner is None else winner.trial.batch_size
-    timed = prepared.backend.timed
+    batch_size = prepared.options.scaling.batch_size
+    blurred: tuple[int, ...] = ()
+    if winner is not None:
+        batch_size = winner.trial.batch_size
+        blurred = not_told_apart(law, winner, confirmed_winners)
+    relative_error = law.relative_error(batch_size)
+    surveyed = prepared.backend.timed
+    # Without a survey the seconds are those of the trials themselves.
+    if surveyed is None:
+        return StepTiming(
+            seconds_of="lean",
+            surveyed=False,
+            relative_error=relative_error,
+            waited=0.0,
+            threads=None,
+            not_told_apart=blurred,
+        )
     return StepTiming(
-        seconds_of="lean" if timed is None else timed.seconds_of,
-        surveyed=timed is not None,
-        relative_error=law.relative_error(batch_size),
-        waited=0.0 if timed is None else timed.waited,
-        threads=None if timed is None else timed.threads,
-        not_told_apart=() if winner is None else not_told_apart(law, winner, confirmed_winners),
+        seconds_of=surveyed.seconds_of,
+        surveyed=True,
+        relative_error=relative_error,
+        waited=surveyed.waited,
+        threads=surveyed.threads,
+        not_told_apart=blurred,
     )
 
 
 def not_told_apart(
     law: StepTimeLaw, winner: Winner, confirmed_winners: Sequence[Winner]
 ) -> tuple[int, ...]:
-    """Give the batch sizes that ran on fresh seeds whose times lie nearer to the winner's than steps are timed.
+    """Give the batch sizes that ran on fresh seeds and that timing does not tell from the winner's.
 
-    Those that steps are timed well enough for, and whose seeds alone do not tell them apart, are no matter of timing.
+    Their times lie nearer to the winner's than steps are timed. Those that steps are timed well
+    enough for, and whose seeds alone do not tell them apart, are no matter of timing.
     """
-    own = confirmed(winner.runs)
-    found = set[int]()
-    for other in confirmed_winners:
-        size = other.trial.batch_size
+    of_winner = confirmed(winner.runs)
+    if of_winner is None or of_winner.time_median is None:
+        return ()
+    blurred = set[int]()
+    for other_winner in confirmed_winners:
+        size = other_winner.trial.batch_size
         error = law.ratio_error(size, winner.trial.batch_size)
-        fresh = confirmed(other.runs)
-        if error < BLURRED or own is None or fresh is None:
+        fresh = confirmed(other_winner.runs)
+        if error < BLURRED or fresh is None or fresh.time_median is None:
             continue
-        if own.time_median is None or fresh.time_median is None:
-            continue
-        if abs(math.log(fresh.time_median / own.time_median)) < INTERVAL_QUANTILE * error:
-            found.add(size)
-    return tuple(sorted(found - {winner.trial.batch_size}))
+        distance = abs(math.log(fresh.time_median / of_winner.time_median))
+        if distance < INTERVAL_QUANTILE * error:
+            blurred.add(size)
+    return tuple(sorted(blurred - {winner.trial.batch_size}))

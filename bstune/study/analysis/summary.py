@@ -1,4 +1,4 @@
-"""A study's result, built once: from its trials, what was asked of it and what their posterior says.
+"""A study's result, built once: of its trials, what was asked and what their posterior says.
 
 result = summarize(trials, asked, analysis)
 """
@@ -55,8 +55,8 @@ from bstune.search.posterior import measured_noise_scale
 from bstune.study.analysis.unreached import unreached_because
 from bstune.study.planning.replicates import Winner, confirmed, time_order
 
-SMALL_END_SPAN = 4.0  # the slope at the small end is taken over this factor of batch size, and at least three points
-MIN_TIMED = 10  # trials, each of as many steps, that say how far steps at one batch size differ
+# The slope at the small end is taken over this factor of batch size, and at least three points.
+SMALL_END_SPAN = 4.0
 
 
 @dataclass(frozen=True)
@@ -148,14 +148,33 @@ def summarize(
         train: the command that trains the winner.
         notes: what to know beside it.
     """
+    # They come in any order; ties are broken by number.
     trials = sorted(trials, key=lambda trial: trial.number)
     points = frontier_points(trials)
-    last = _last_parts(trials)
-    critical = analysis.critical
-    fit = None if isinstance(analysis.fit, str) else fit_of(analysis.fit)
+    # A trial that was stopped and continued is one configuration: its last part has all of it.
+    last_parts = _last_parts(trials)
+    # The objective loss has no target to miss.
     unreached: Unreached | None = None
     if asked.objective != "loss":
-        unreached = unreached_because(trials, last, asked.target, asked.budget, sought)
+        unreached = unreached_because(trials, last_parts, asked.target, asked.budget, sought)
+    target_value: float | None = None
+    if not asked.target.is_open:
+        target_value = asked.target.value
+    fit, fit_note = _fit_and_note(analysis.fit)
+    fit_b_crit: float | None = None
+    if fit is not None:
+        fit_b_crit = fit.critical_batch_size
+    critical = analysis.critical
+    b_crit: float | None = None
+    found_regimes: tuple[Regime, ...] = ()
+    if critical is not None:
+        b_crit = critical.value
+        found_regimes = regimes(critical)
+    again: tuple[str, ...] | None = None
+    if arguments is not None:
+        again = tuple(arguments)
+    # A trial that failed before it trained has none.
+    devices = {trial.device for trial in trials if trial.device}
     tested = {name: dict(metrics) for name, metrics in (test or {}).items()}
     return StudyResult(
         schema_number=SCHEMA_NUMBER,
@@ -167,27 +186,23 @@ def summarize(
         objective=asked.objective,
         target=asked.question or str(asked.target),
         metric=asked.target.metric,
-        target_value=None if asked.target.is_open else asked.target.value,
+        target_value=target_value,
         mode=asked.target.mode,
-        devices=tuple(sorted({trial.device for trial in trials if trial.device})),
+        devices=tuple(sorted(devices)),
         training_loops=_training_loops(trials),
         stop_reason=stop_reason,
-        trials=len(last),
-        continued=len(trials) - len(last),
-        spend=_spend(trials, last),
-        statuses=_statuses(last),
+        trials=len(last_parts),
+        continued=len(trials) - len(last_parts),
+        spend=_spend(trials, last_parts),
+        statuses=_statuses(last_parts),
         unreached=unreached,
         points=tuple(_curve_point(point, trials) for point in points),
         critical_batch_size=critical,
-        regimes=() if critical is None else regimes(critical),
+        regimes=found_regimes,
         small_end=_small_end(points),
         fit=fit,
-        fit_note=analysis.fit if isinstance(analysis.fit, str) else analysis.fit.note,
-        noise_scale=noise_scale(
-            trials,
-            None if critical is None else critical.value,
-            None if fit is None else fit.critical_batch_size,
-        ),
+        fit_note=fit_note,
+        noise_scale=noise_scale(trials, b_crit, fit_b_crit),
         lr_exponent=analysis.lr_exponent,
         best_by_time=_winner(analysis, "time"),
         best_by_steps=_winner(analysis, "steps"),
@@ -195,7 +210,7 @@ def summarize(
         use=winner_to_use(asked.objective, analysis.best),
         confirmed=_is_confirmed(asked.objective, analysis),
         train=train,
-        arguments=None if arguments is None else tuple(arguments),
+        arguments=again,
         search=asked.search,
         reference=asked.reference,
         curve=analysis.curve,
@@ -216,28 +231,47 @@ def summarize(
     )
 
 
+def _fit_and_note(fit: CurveFit | str) -> tuple[Fit | None, str | None]:
+    """Give the fit to the frontier's points as a result has it, and what is missing in it.
+
+    Without a fit that is why there is none.
+    """
+    if isinstance(fit, str):
+        return None, fit
+    return fit_of(fit), fit.note
+
+
 def _is_confirmed(objective: Objective, analysis: Analysis) -> bool:
+    """Whether fresh seeds bear the answer out, and timing does not blur it."""
     if analysis.at_budget is not None:
         return analysis.at_budget.winner.fresh is not None
     use = winner_to_use(objective, analysis.best)
     if use is None:
         return False
     fresh = confirmed(analysis.best[WINNERS[use].merit].runs)
-    told_apart = analysis.timing is None or not analysis.timing.not_told_apart
-    return fresh is not None and fresh.all_reached and told_apart
+    if fresh is None or not fresh.all_reached:
+        return False
+    return analysis.timing is None or not analysis.timing.not_told_apart
 
 
 def winner_to_use(objective: Objective, best: Mapping[Merit, Winner]) -> WinnerName | None:
     """Give the winner by a study's objective; the other one where there is none by that."""
     sought = SOUGHT[objective].merits
-    names = sorted(WINNERS, key=lambda name: WINNERS[name].merit not in sought)
-    return next((name for name in names if WINNERS[name].merit in best), None)
+    # Sorting is stable: those that are sought come first.
+    for name in sorted(WINNERS, key=lambda name: WINNERS[name].merit not in sought):
+        if WINNERS[name].merit in best:
+            return name
+    return None
 
 
 def pareto_front(trials: Iterable[TrialResult]) -> list[TrialResult]:
-    """Return the trials that no other beats both in steps and in time to target, from least time to fewest steps."""
+    """Give the trials that no other beats both in steps and in time to target.
+
+    They go from least time to fewest steps.
+    """
     timed = [trial for trial in trials if trial.time_to_target is not None]
     front: list[TrialResult] = []
+    # In order of time a trial is on the front if none before it has as few steps.
     for trial in sorted(timed, key=time_order):
         if not front or trial.steps < front[-1].steps:
             front.append(trial)
@@ -245,13 +279,19 @@ def pareto_front(trials: Iterable[TrialResult]) -> list[TrialResult]:
 
 
 def winner_result(winner: Winner, scatter: float = 0.0, time_error: float = 0.0) -> WinnerResult:
-    """Give a winner as a result has it: ``steps`` and ``time_to_target`` are those to expect of a fresh seed.
+    """Give a winner as a result has it.
 
-    They are the median over its runs on fresh seeds (None where half of these missed the target), else predicted; those
-    of the trial itself, which may be lucky, are its ``single_run``. ``scatter`` and ``time_error`` are standard
-    deviations: of log steps from seed to seed, and of the log of a step's seconds.
+    ``steps`` and ``time_to_target`` are those to expect of a fresh seed: the median over its runs
+    on fresh seeds (None where half of these missed the target), else predicted. Those of the trial
+    itself, which may be lucky, are its ``single_run``.
+
+    Args:
+        winner: the point, and its runs on fresh seeds.
+        scatter: of log steps from seed to seed, one standard deviation.
+        time_error: of the log of a step's seconds, one standard deviation.
     """
     trial = winner.trial
+    # The best of many noisy runs is a lucky one: its own steps are not what to expect.
     fresh = confirmed(winner.runs, scatter, time_error)
     steps: float | None = winner.steps
     seconds = None
@@ -299,13 +339,17 @@ def fit_of(fit: CurveFit) -> Fit:
 def noise_scale(
     trials: Iterable[TrialResult], b_crit: float | None, fit_b_crit: float | None
 ) -> MeasuredNoiseScale | None:
-    """Give the noise scale that trials measured and its ratios to B_crit; None where none was measured."""
-    # The prior of the posterior's B_crit was the noise scale itself: only the ratio to the fit is of two measurements.
+    """Give the noise scale that trials measured and its ratios to B_crit.
+
+    None where none was measured. The prior of the posterior's B_crit was the noise scale itself:
+    only the ratio to the fit is of two measurements.
+    """
     measured = measured_noise_scale(trials)
     if measured is None:
         return None
     estimate, steps = measured
     undetermined = None
+    # Either the gradients do not tell it, or too few trials have measured them.
     if estimate.noise_scale is None:
         undetermined = "|G|^2 does not differ from 0"
         if estimate.measurements < MIN_BLOCKS:
@@ -324,19 +368,24 @@ def noise_scale(
 
 
 def regimes(critical: CriticalBatchSize) -> tuple[Regime, ...]:
-    """Give the regimes within the batch sizes that reached the target, from the smallest of these."""
-    low, high = critical.perfect_scaling_below, critical.maximal_data_parallelism_above
+    """Give the regimes within the batch sizes that reached the target, from the smallest."""
+    low = critical.perfect_scaling_below
+    high = critical.maximal_data_parallelism_above
     if low is None or high is None:
         return ()
-    start, end = float(critical.smallest), float(critical.largest)
+    smallest = float(critical.smallest)
+    largest = float(critical.largest)
     bounds = (
-        (PERFECT_SCALING, start, low),
-        (DIMINISHING_RETURNS, max(start, low), min(end, high)),
-        (MAXIMAL_DATA_PARALLELISM, high, end),
+        (PERFECT_SCALING, smallest, low),
+        (DIMINISHING_RETURNS, max(smallest, low), min(largest, high)),
+        (MAXIMAL_DATA_PARALLELISM, high, largest),
     )
-    return tuple(
-        Regime(name=name, start=first, end=last) for name, first, last in bounds if first < last
-    )
+    # A regime outside of these batch sizes was not seen.
+    seen = list[Regime]()
+    for name, start, end in bounds:
+        if start < end:
+            seen.append(Regime(name=name, start=start, end=end))
+    return tuple(seen)
 
 
 def _ratio(value: float | None, b_crit: float | None) -> float | None:
@@ -346,7 +395,11 @@ def _ratio(value: float | None, b_crit: float | None) -> float | None:
 
 
 def _last_parts(trials: Sequence[TrialResult]) -> list[TrialResult]:
-    """Return the trials, those that continue each other as the last one of them; a failed one continues none."""
+    """Give the trials, those that continue each other as the last one of them.
+
+    A failed one continues none.
+    """
+    # What the failed one was to continue still stands.
     continued = {trial.resumed_from for trial in trials if trial.status != "failed"}
     return [trial for trial in trials if trial.number not in continued]
 
@@ -356,15 +409,18 @@ def _training_loops(trials: Sequence[TrialResult]) -> dict[str, int]:
     return dict(sorted(counts.items()))
 
 
-def _spend(trials: Sequence[TrialResult], last: Sequence[TrialResult]) -> Spend:
+def _spend(trials: Sequence[TrialResult], last_parts: Sequence[TrialResult]) -> Spend:
+    """Add up what the trials took: a last part counts the examples of those before it, too."""
     seconds = sum(
         trial.train_seconds + trial.eval_seconds + trial.startup_seconds for trial in trials
     )
-    return Spend(trials=len(last), seconds=seconds, examples=sum(trial.examples for trial in last))
+    examples = sum(trial.examples for trial in last_parts)
+    return Spend(trials=len(last_parts), seconds=seconds, examples=examples)
 
 
-def _statuses(last: Sequence[TrialResult]) -> dict[str, int]:
-    counts = Counter[str](trial.status for trial in last)
+def _statuses(last_parts: Sequence[TrialResult]) -> dict[str, int]:
+    counts = Counter[str](trial.status for trial in last_parts)
+    # All of them, in one order: those without a trial are 0.
     return {status: counts[status] for status in STATUSES}
 
 
@@ -372,8 +428,13 @@ def _winner(analysis: Analysis, merit: Merit) -> WinnerResult | None:
     winner = analysis.best.get(merit)
     if winner is None:
         return None
-    scatter = 0.0 if analysis.seed_scatter is None else analysis.seed_scatter.scatter
-    time_error = 0.0 if analysis.timing is None else analysis.timing.relative_error
+    # Where they are not known, the fresh seeds' own scatter is all that the interval has.
+    scatter = 0.0
+    if analysis.seed_scatter is not None:
+        scatter = analysis.seed_scatter.scatter
+    time_error = 0.0
+    if analysis.timing is not None:
+        time_error = analysis.timing.relative_error
     return winner_result(winner, scatter, time_error)
 
 
@@ -393,32 +454,42 @@ def _pareto_trial(trial: TrialResult) -> ParetoTrial:
 
 def _curve_point(point: FrontierPoint, trials: Sequence[TrialResult]) -> CurvePoint:
     """Give the frontier's point with all that its trial's record has."""
+    status = "reached"
+    if point.stopped:
+        status = "stopped"
+    # The trials are in order of their numbers, as the frontier breaks ties.
     for trial in trials:
-        # The trials are in order of their numbers, as the frontier breaks ties.
-        steps = trial.steps_low if point.stopped else trial.steps
-        status = "stopped" if point.stopped else "reached"
+        steps = trial.steps
+        if point.stopped:
+            steps = trial.steps_low
         if (trial.batch_size, trial.status, steps) == (point.batch_size, status, point.steps):
             return curve_point(trial)
     raise LookupError(f"no trial is at the frontier's point {point}")
 
 
 def _small_end(points: Sequence[FrontierPoint]) -> SmallEnd | None:
-    """Least squares of log S over log B over the smallest batch sizes that reached the target; None below two."""
+    """Fit log S over log B by least squares, over the smallest batch sizes that reached the target.
+
+    None for fewer than two of these.
+    """
     reached = [point for point in points if not point.stopped and point.steps > 0]
     if len(reached) < 2:
         return None
     largest = SMALL_END_SPAN * reached[0].batch_size
     near = [point for point in reached if point.batch_size <= largest]
+    # A line through two points has no error to tell.
     if len(near) < 3:
         near = reached[:3]
     slope = log_slope(near)
     x = np.log([point.batch_size for point in near])
     y = np.log([point.steps for point in near])
-    residual = y - y.mean() - slope * (x - x.mean())
+    x_away = x - x.mean()
+    residual = y - y.mean() - slope * x_away
+    # Two points have no error: the line goes through both.
     degrees = len(near) - 2
     error = None
     if degrees > 0:
-        error = math.sqrt(residual @ residual / degrees / ((x - x.mean()) ** 2).sum())
+        error = math.sqrt(residual @ residual / degrees / (x_away**2).sum())
     return SmallEnd(
         slope=slope,
         standard_error=error,

@@ -1,7 +1,8 @@
-"""A study in which no trial reached the target: why, how far it came, and what the best point so far would take.
+"""A study in which no trial reached the target: why, how far it came, what it would take.
 
-The best point so far is the one whose metric came closest to the target. It is compared with the baseline at equal
-seconds of training: the closest that each has come to the target by then, one run of each.
+The best point so far is the one whose metric came closest to the target. It is compared with the
+baseline at equal seconds of training: the closest that each has come to the target by then, one run
+of each.
 """
 
 import math
@@ -12,10 +13,15 @@ from bstune.result import MAX_TEXT, AtEqualSeconds, ClosestTrial, SoFar, Unreach
 from bstune.search.acquisition import predicted_steps
 from bstune.search.observations import Posterior
 
-# Of its distance to the target, over the last half of its steps: what a trial gains that still improves.
+# Of its distance to the target, over the last half of its steps: what a trial gains that still
+# improves.
 IMPROVEMENT = 0.05
-LEAST_EVALUATIONS = 3  # of a trial: fewer show no rate of its own, and nothing is predicted of it
-CLEARLY_EASIER = 1.05  # times that distance: a target that the closest trial would have met
+# Of a trial: fewer show no rate of its own, and nothing is predicted of it.
+LEAST_EVALUATIONS = 3
+# Times the closest trial's distance to the target: an easier one, which it would have met.
+CLEARLY_EASIER = 1.05
+# A product of floats may lie this much, as a share, above a quotient of the same ones.
+STEP_ROUNDING = 1e-9
 
 
 def unreached_because(
@@ -25,10 +31,10 @@ def unreached_because(
     budget: Budget,
     sought: bool = True,
 ) -> Unreached | None:
-    """Tell what tells why no trial reached the target; None if one did, or none has run.
+    """Collect what tells why no trial reached the target; None if one did, or none has run.
 
-    Of the trials that were stopped: how many still improved over the last half of their steps, and had spent their
-    budget by then. ``easier`` is a target that the closest value would have met.
+    Of the trials that were stopped: how many still improved over the last half of their steps, and
+    had spent their budget by then. ``easier`` is a target that the closest value would have met.
 
     Args:
         trials: all parts of all trials.
@@ -55,21 +61,31 @@ def unreached_because(
         )
     if not sought:
         return Unreached(closest=closest)
-    stopped = [trial for trial in last_parts if trial.status == "stopped"]
-    improving = [trial for trial in stopped if _improves(trial, target)]
-    ends = [trial for trial in improving if trial.steps >= budget.last_step(trial.batch_size)]
+    stopped = 0
+    improving = 0
+    improving_at_budget = 0
+    for trial in last_parts:
+        if trial.status != "stopped":
+            continue
+        stopped += 1
+        if _improves(trial, target):
+            improving += 1
+            improving_at_budget += trial.steps >= budget.last_step(trial.batch_size)
     diverged = [trial.lr for trial in trials if trial.status == "diverged"]
-    messages = [trial.message for trial in trials if trial.message]
+    message: str | None = None
+    for trial in trials:
+        if trial.message:
+            message = trial.message[:MAX_TEXT]
     return Unreached(
         closest=closest,
         easier=finite(easier),
-        stopped=len(stopped),
-        improving=len(improving),
-        improving_at_budget=len(ends),
+        stopped=stopped,
+        improving=improving,
+        improving_at_budget=improving_at_budget,
         budget_steps=budget.steps,
         budget_examples=budget.examples,
         smallest_diverged_lr=min(diverged, default=None),
-        message=messages[-1][:MAX_TEXT] if messages else None,
+        message=message,
     )
 
 
@@ -81,8 +97,9 @@ def best_so_far(
 ) -> SoFar | None:
     """Give the best point of a study that has not reached its target.
 
-    ``steps`` and ``seconds`` are those of training at which it came to ``value``; what it is predicted to take to the
-    target is None where its history does not tell. None where a trial reached the target, or none has a metric.
+    ``steps`` and ``seconds`` are those of training at which it came to ``value``; what it is
+    predicted to take to the target is None where its history does not tell. None where a trial
+    reached the target, or none has a metric.
     """
     if any(trial.reached for trial in trials):
         return None
@@ -91,8 +108,12 @@ def best_so_far(
         return None
     trial, step, value = best
     predicted = None
-    if sum(value is not None for _, value in trial.history) >= LEAST_EVALUATIONS:
+    evaluations = sum(value is not None for _, value in trial.history)
+    if evaluations >= LEAST_EVALUATIONS:
         predicted = predicted_steps(posterior, trial.number)
+    compared: AtEqualSeconds | None = None
+    if baseline is not None:
+        compared = _compared(trial, baseline, target)
     return SoFar(
         number=trial.number,
         seed=trial.seed,
@@ -105,7 +126,7 @@ def best_so_far(
         seconds=_seconds(step, trial),
         predicted_steps=finite(predicted),
         predicted_seconds=finite(_seconds(predicted, trial)),
-        compared=None if baseline is None else _compared(trial, baseline, target),
+        compared=compared,
     )
 
 
@@ -118,21 +139,20 @@ def _seconds(steps: float | None, trial: TrialResult) -> float | None:
 def _closest(
     trials: Sequence[TrialResult], target: Target
 ) -> tuple[TrialResult, int, float] | None:
-    """Return the trial that came closest to the target, after how many steps, and its metric there."""
-    seen = [
-        (trial, step, value)
-        for trial in trials
-        for step, value in trial.history
-        if value is not None
-    ]
+    """Find the trial that came closest to the target, after how many steps, and its metric."""
+    seen = list[tuple[TrialResult, int, float]]()
+    for trial in trials:
+        for step, value in trial.history:
+            if value is not None:
+                seen.append((trial, step, value))
     return min(seen, key=lambda entry: target.gap(entry[2]), default=None)
 
 
 def _compared(trial: TrialResult, baseline: TrialResult, target: Target) -> AtEqualSeconds | None:
     """Tell what a trial and the baseline had come to by the end of the shorter one of the two.
 
-    None where they are one point, one of them has no metric or no seconds, or the baseline did not train: that is said
-    instead.
+    None where they are one point, one of them has no metric or no seconds, or the baseline did not
+    train: that is said instead.
     """
     if (trial.batch_size, trial.lr) == (baseline.batch_size, baseline.lr):
         return None
@@ -140,7 +160,9 @@ def _compared(trial: TrialResult, baseline: TrialResult, target: Target) -> AtEq
         return None
     if trial.seconds_per_step is None or baseline.seconds_per_step is None:
         return None
-    seconds = min(trial.steps * trial.seconds_per_step, baseline.steps * baseline.seconds_per_step)
+    seconds_of_trial = trial.steps * trial.seconds_per_step
+    seconds_of_baseline = baseline.steps * baseline.seconds_per_step
+    seconds = min(seconds_of_trial, seconds_of_baseline)
     value = _value_by(trial, seconds, target)
     of_baseline = _value_by(baseline, seconds, target)
     if value is None or of_baseline is None:
@@ -149,24 +171,28 @@ def _compared(trial: TrialResult, baseline: TrialResult, target: Target) -> AtEq
 
 
 def _value_by(trial: TrialResult, seconds: float, target: Target) -> float | None:
-    """Return the closest that a trial has come to the target within so many seconds of training."""
+    """Give the closest that a trial has come to the target within so many seconds of training."""
     if trial.seconds_per_step is None:
         return None
-    # The product of a last step and its seconds may differ from the quotient's by a rounding.
-    last_step = seconds / trial.seconds_per_step * (1.0 + 1e-9)
-    values = [
-        value
-        for step, value in trial.history
-        if value is not None and math.isfinite(value) and 0 < step <= last_step
-    ]
+    # The trial's own last step counts, whose seconds were multiplied before.
+    last_step = seconds / trial.seconds_per_step * (1.0 + STEP_ROUNDING)
+    values = list[float]()
+    for step, value in trial.history:
+        if value is None or not math.isfinite(value):
+            continue
+        if 0 < step <= last_step:
+            values.append(value)
     return min(values, key=target.gap, default=None)
 
 
 def _improves(trial: TrialResult, target: Target) -> bool:
-    """Return whether a trial came clearly closer to the target over the last half of its steps."""
+    """Whether a trial came clearly closer to the target over the last half of its steps."""
     gaps = [(step, target.gap(value)) for step, value in trial.history if value is not None]
+    # It was stopped before it could be seen.
     if len(gaps) < 2:
-        return True  # it was stopped before it could be seen
+        return True
+    _, first_gap = gaps[0]
     last_step, last_gap = gaps[-1]
-    before = min((gap for step, gap in gaps if 2 * step <= last_step), default=gaps[0][1])
-    return last_gap < (1.0 - IMPROVEMENT) * before
+    gaps_of_first_half = [gap for step, gap in gaps if 2 * step <= last_step]
+    least_gap = min(gaps_of_first_half, default=first_gap)
+    return last_gap < (1.0 - IMPROVEMENT) * least_gap
