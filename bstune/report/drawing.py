@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -85,10 +85,6 @@ def save_figure(
     dots_per_inch: int = FIGURE_DPI,
 ) -> None:
     """Write what ``paint`` draws on an empty figure of width x height ``inches``: SVG by that suffix, else PNG."""
-    # as above
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.backends.backend_svg import FigureCanvasSVG
-
     figure = figure_of(paint, inches, dots_per_inch)
     # All of them are written before the first takes its place.
     with ExitStack() as files, own_style():
@@ -96,10 +92,19 @@ def save_figure(
         for path in paths:
             file = files.enter_context(whole_file(path))
             figure.set_dpi(dots_per_inch)  # which an SVG sets to its own
-            if path.suffix == ".svg":
-                FigureCanvasSVG(figure).print_svg(file)  # type: ignore[no-untyped-call]
-            else:
-                FigureCanvasAgg(figure).print_png(file)  # type: ignore[no-untyped-call]
+            render(figure, file, path.suffix)
+
+
+def render(figure: "Figure", file: IO[bytes], suffix: str) -> None:
+    """Write a painted figure to a file: as SVG by that suffix, else as PNG."""
+    # as above
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.backends.backend_svg import FigureCanvasSVG
+
+    if suffix == ".svg":
+        FigureCanvasSVG(figure).print_svg(file)  # type: ignore[no-untyped-call]
+    else:
+        FigureCanvasAgg(figure).print_png(file)  # type: ignore[no-untyped-call]
 
 
 def log_axis(axes: "Axes", name: str, limits: tuple[float, float], decimal: bool = False) -> None:
