@@ -54,6 +54,7 @@ def test_a_foreign_folder_is_refused_and_stays_as_it_is(bstune, table, tmp_path,
     assert tree(tmp_path) == before
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("second", "message"),
     [
@@ -72,6 +73,7 @@ def test_the_output_of_another_study_is_refused(bstune, table, tmp_path, second,
     assert optuna.get_all_study_names(f"sqlite:///{tmp_path}/bstune.db") == ["a"]
 
 
+@pytest.mark.slow
 def test_a_new_database_with_an_old_output_is_refused(bstune, table, tmp_path):
     assert bstune(*REPLAY)[0] == 0
     before = tree(tmp_path / "outputs")
@@ -94,6 +96,7 @@ def test_trials_by_themselves_and_their_study_share_its_folder(bstune, table, tm
     assert folders == ["trial-B128-lr0.16-seed0", "trial-B32-lr0.16-seed0"]
 
 
+@pytest.mark.slow
 def test_home_directories_and_names_with_slashes(bstune, table, tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     (tmp_path / "home").mkdir()

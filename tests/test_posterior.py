@@ -406,6 +406,7 @@ def test_parameters_are_worked_out_some_at_a_time(monkeypatch):
     np.testing.assert_array_equal(model.log_likelihood(theta, data, prior), whole)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fewer", [50, 75])
 def test_a_posterior_from_that_of_fewer_trials_is_the_one_from_the_prior(fewer):
     """Whose estimates of some trials were others: what they said then is left behind."""
@@ -423,6 +424,7 @@ def test_a_posterior_from_that_of_fewer_trials_is_the_one_from_the_prior(fewer):
         assert found[:, place].std() == pytest.approx(deviation, rel=0.25)
 
 
+@pytest.mark.slow
 def test_a_start_of_the_prior_alone_and_of_another_prior_do():
     data, prior = many_trials(40)
     other = make(others=1, noise_scale=1000.0)
