@@ -483,17 +483,21 @@ def test_a_trial_that_ended_by_itself_stands_at_what_it_had():
 
 
 @pytest.mark.slow
-def test_seconds_of_a_step_stay_those_with_which_a_study_began(bstune, study):
-    first = trials_of(study)
+def test_seconds_of_a_step_stay_those_with_which_a_study_began(bstune, tmp_path, table):
+    # Each of its trials runs to the end of its budget.
+    whole = (*SECONDS, "sampler=random", "search.replicates=0")
+    bstune(*whole, "search.trials=2")
+    folder = tmp_path / "outputs" / "loss"
+    first = trials_of(folder)
     # As if it had begun on a machine that is twice as slow.
-    stored = optuna.load_study(study_name="loss", storage="sqlite:///bstune.db")
-    times = stored.user_attrs[BUDGET_TIMES]
+    study = optuna.load_study(study_name="loss", storage="sqlite:///bstune.db")
+    times = study.user_attrs[BUDGET_TIMES]
     assert [size for size, _ in times] == sorted({size for size, _ in times})
-    stored.set_user_attr(BUDGET_TIMES, [[size, 2.0 * seconds] for size, seconds in times])
-    status, _, err = bstune(*SECONDS, f"search.trials={TRIALS + 1}")
+    study.set_user_attr(BUDGET_TIMES, [[size, 2.0 * seconds] for size, seconds in times])
+    status, _, err = bstune(*whole, "search.trials=4")
     assert (status, err) == (0, "")
-    later = trials_of(study)[len(first) :]
-    assert later
+    later = trials_of(folder)[len(first) :]
+    assert len(later) == 2
     for trial in later:
         assert trial.steps * trial.seconds_per_step <= 1.0 * TAU_ERROR
 
