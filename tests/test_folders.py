@@ -55,21 +55,14 @@ def test_a_foreign_folder_is_refused_and_stays_as_it_is(bstune, table, tmp_path,
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("second", "message"),
-    [
-        (("study=b",), "is of the study 'a' in sqlite:///"),
-        (("study=b", *SINGLE), "is of the study 'a' in sqlite:///"),
-    ],
-    ids=["another study", "another trial"],
-)
-def test_the_output_of_another_study_is_refused(bstune, table, tmp_path, second, message):
+def test_the_output_of_another_study_is_refused(bstune, table, tmp_path):
     assert bstune(*REPLAY, "study=a", "output=o")[0] == 0
     before = tree(tmp_path)
-    status, out, err = bstune(*REPLAY, "output=o", *second)
-    assert (status, out) == (2, "")
-    assert message in err
-    assert tree(tmp_path) == before
+    for second in (("study=b",), ("study=b", *SINGLE)):
+        status, out, err = bstune(*REPLAY, "output=o", *second)
+        assert (status, out) == (2, "")
+        assert "is of the study 'a' in sqlite:///" in err
+        assert tree(tmp_path) == before
     assert optuna.get_all_study_names(f"sqlite:///{tmp_path}/bstune.db") == ["a"]
 
 
