@@ -348,7 +348,7 @@ def run_command(folder: Path, *arguments: str) -> str:
 
 
 def copy_of_study(begun: Path, folder: Path, output: str) -> Path:
-    """Copy the folder that a study ran in, which has to be moved from there; give the study's own folder.
+    """Copy the folder that a study ran in, which was moved from there; give the study's own folder.
 
     The same command continues the study in the copy: its storage is not where it was.
     """

@@ -46,7 +46,7 @@ def _own_places(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPa
 def _pictures(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Paint figures, but write no picture of them, which is a quarter of a small study's time.
 
-    What depends on a study's trials is in the painting; ``rendered`` is for tests that look at pictures.
+    What depends on a study's trials is in the painting; ``rendered`` is for tests of pictures.
     """
     if "rendered" not in request.fixturenames:
         monkeypatch.setattr(
