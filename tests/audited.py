@@ -253,7 +253,8 @@ def run_all(folder: Path, verbs: Sequence[str], names: Sequence[str]) -> None:
     # More trials than the results tell of: a report reads the config and computes anew.
     curve = json.loads((honest / "curve.json").read_text())
     (honest / "curve.json").write_text(json.dumps(curve | {"trials": curve["trials"] - 1}))
-    for command in (["report", str(honest)], ["compare", str(honest), "--output", str(honest)]):
+    preparing = [["report", str(honest)], ["compare", str(honest), "--output", str(honest)]]
+    for command in (one for one in preparing if one[0] in verbs):
         sys.argv = ["bstune", *command]
         with contextlib.redirect_stdout(io.StringIO()):
             assert main() == 0

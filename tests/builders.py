@@ -5,11 +5,19 @@ Results are a whole one of any trials, and its parts with the values that a test
 result_of([make_trial()], critical=hand_critical(67.0, 41.0, 110.0), train="bstune +workload=digits")
 """
 
+import json
+import shutil
+import sys
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import redirect_stdout
+from io import StringIO
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
+import pytest
 from toolbox import best_of
 
+from bstune.__main__ import main
 from bstune.core.records import Budget, Merit, Target, TrialResult
 from bstune.options import StudyOptions
 from bstune.recipe import Recipe
@@ -322,3 +330,30 @@ def resolved(*arguments: str) -> tuple[StudyOptions, Recipe]:
     from bstune.trial.workload import resolve
 
     return resolve(*options_and_recipe(*arguments))
+
+
+# Studies that ran once for several tests
+
+
+def run_command(folder: Path, *arguments: str) -> str:
+    """Run a study in a folder, without a survey; it must end well. Give what it printed."""
+    printed = StringIO()
+    with pytest.MonkeyPatch.context() as patch, redirect_stdout(printed):
+        patch.chdir(folder)
+        patch.delenv("MLFLOW_TRACKING_URI", raising=False)
+        patch.setattr(sys, "argv", ["bstune", *arguments, "hardware.enabled=false"])
+        status = main()
+    assert status == 0, printed.getvalue()
+    return printed.getvalue()
+
+
+def copy_of_study(begun: Path, folder: Path, output: str) -> Path:
+    """Copy the folder that a study ran in, which was moved from there; give the study's own folder.
+
+    The same command continues the study in the copy: its storage is not where it was.
+    """
+    shutil.copytree(begun, folder, dirs_exist_ok=True)
+    identity = folder / output / "study.json"
+    place = {"storage": f"sqlite:///{folder}/bstune.db"}
+    identity.write_text(json.dumps(json.loads(identity.read_text()) | place))
+    return folder / output

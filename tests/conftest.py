@@ -42,6 +42,23 @@ def _own_places(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPa
     monkeypatch.setenv("BSTUNE_CACHE", str(tmp_path_factory.getbasetemp() / "cache"))
 
 
+@pytest.fixture(autouse=True)
+def _pictures(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Paint figures, but write no picture of them, which is a quarter of a small study's time.
+
+    What depends on a study's trials is in the painting; ``rendered`` is for tests of pictures.
+    """
+    if "rendered" not in request.fixturenames:
+        monkeypatch.setattr(
+            "bstune.report.drawing.render", lambda figure, file, suffix: file.write(b"not rendered")
+        )
+
+
+@pytest.fixture
+def rendered() -> None:
+    """Write figures as pictures."""
+
+
 @pytest.fixture
 def run_verb(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]

@@ -581,6 +581,7 @@ def test_decisions_for_the_curve_cost_a_stated_share_and_less_once_its_interval_
     assert worth(spent, curve_width=width) == pytest.approx(worth(spent) / 16.0, rel=0.02)
 
 
+@pytest.mark.slow
 def test_what_is_spent_on_the_curve_beside_the_time_is_bounded(monkeypatch):
     """At next to no share of the cost it is nothing, at a tenth about a tenth, without a bound much more."""
     original = acquisition._suggest_for_curve

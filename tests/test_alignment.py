@@ -105,6 +105,7 @@ def found(*options):
     return checked.find(Console())
 
 
+@pytest.mark.usefixtures("rendered")
 def test_real_layers_of_a_workload_are_timed(tmp_path):
     quick = ("sweep.experiment.rounds=2", "sweep.experiment.seconds=1e-3")
     finding = found(*quick, "sweep.experiment.batch_size=12")

@@ -6,7 +6,13 @@ from pathlib import Path
 
 import optuna
 import pytest
-from builders import hand_at_budget, hand_budget_point, result_of
+from builders import (
+    copy_of_study,
+    hand_at_budget,
+    hand_budget_point,
+    result_of,
+    run_command,
+)
 from toolbox import make_result, table_rows, trials_of, write_rows
 
 import bstune
@@ -268,10 +274,28 @@ def table(tmp_path):
     write_rows(tmp_path / "t.jsonl", table_rows())
 
 
-def test_a_study_finds_the_best_metric_within_a_budget(bstune, tmp_path, table):
-    status, _, err = bstune(*SECONDS, "search.trials=20")
-    assert (status, err) == (0, "")
-    folder = tmp_path / "outputs" / "loss"
+TRIALS = 12
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    """Run a study within 2 s, once; give where it lies."""
+    made = tmp_path_factory.mktemp("made")
+    begun = made / "begun"
+    begun.mkdir()
+    write_rows(begun / "t.jsonl", table_rows())
+    run_command(begun, *SECONDS, f"search.trials={TRIALS}")
+    return begun.rename(made / "moved")
+
+
+@pytest.fixture
+def study(made, bstune, tmp_path):
+    """Give the folder of that study, which the same command continues here."""
+    return copy_of_study(made, tmp_path, "outputs/loss")
+
+
+def test_a_study_finds_the_best_metric_within_a_budget(study):
+    folder = study
     trials = trials_of(folder)
     found = json.loads((folder / "curve.json").read_text())
     at_budget = found["at_budget"]
@@ -302,30 +326,33 @@ def test_a_study_finds_the_best_metric_within_a_budget(bstune, tmp_path, table):
     assert any(trial.resumed_from is not None for trial in trials)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("least_gain", "ended"),
     # Scatters of a seed: of so many none is ever left, and a millionth always is.
     [("1000", True), ("1e-6", False), ("null", False)],
 )
-def test_what_is_left_to_gain_ends_the_search(bstune, tmp_path, table, least_gain, ended):
-    options = ("search.trials=16", "search.replicates=0", f"search.least_gain={least_gain}")
-    status, out, err = bstune(*SECONDS, *options)
+def test_what_is_left_to_gain_ends_the_search(bstune, study, least_gain, ended):
+    searched = sum(trial.replicate_of is None for trial in trials_of(study))
+    more = f"search.trials={TRIALS + 1}"
+    status, out, err = bstune(*SECONDS, more, f"search.least_gain={least_gain}")
     assert (status, err) == (0, "")
-    found = json.loads((tmp_path / "outputs" / "loss" / "curve.json").read_text())
+    found = json.loads((study / "curve.json").read_text())
     assert (found["search"]["limit"] == "search.least_gain") is ended
-    assert (found["trials"] < 16) is ended
+    after = sum(trial.replicate_of is None for trial in trials_of(study))
+    assert (after == searched) is ended
     assert ("that ended the search" in out) is ended
     at_budget = found["at_budget"]
     assert 0.0 <= at_budget["gain_left"] <= at_budget["gain_left_at_most"] * (1.0 + 1e-9)
     assert at_budget["seed_scatter"] > 0.0
 
 
-def test_a_study_goes_on_and_its_budget_is_its_question(bstune, tmp_path, table):
-    bstune(*SECONDS, "search.trials=6")
-    before = trials_of(tmp_path / "outputs" / "loss")
-    status, _, err = bstune(*SECONDS, "search.trials=9")
+@pytest.mark.slow
+def test_a_study_goes_on_and_its_budget_is_its_question(bstune, study):
+    before = trials_of(study)
+    status, _, err = bstune(*SECONDS, f"search.trials={TRIALS + 2}")
     assert (status, err) == (0, "")
-    after = trials_of(tmp_path / "outputs" / "loss")
+    after = trials_of(study)
     assert after[: len(before)] == before
     assert len(after) > len(before)
     status, _, err = bstune(*LOSS, "budget.seconds=3")
@@ -333,6 +360,7 @@ def test_a_study_goes_on_and_its_budget_is_its_question(bstune, tmp_path, table)
     assert "budget.seconds: was 2.0, now 3.0" in err
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("budget", "steps"),
     [
@@ -342,20 +370,19 @@ def test_a_study_goes_on_and_its_budget_is_its_question(bstune, tmp_path, table)
     ],
 )
 def test_one_of_three_budgets_counts(bstune, tmp_path, table, budget, steps):
-    status, _, err = bstune(*LOSS, *budget, "search.trials=2", "search.replicates=0")
+    status, _, err = bstune(*LOSS, *budget, "search.trials=1", "search.replicates=0")
     assert (status, err) == (0, "")
     assert trials_of(tmp_path / "outputs" / "loss")[0].steps == steps
 
 
-def test_the_same_runs_answer_for_a_shorter_budget(bstune, tmp_path, table, capfd):
-    bstune(*SECONDS, "search.trials=12")
+def test_the_same_runs_answer_for_a_shorter_budget(study, capfd):
     found = json.loads(report(["outputs/loss", "budget.seconds=1"]))["at_budget"]
     assert found["seconds"] == 1.0
     assert found["winner"]["steps"] <= 1.0 / 0.0108
     assert "within 1.00 s of training" in capfd.readouterr().out
-    assert (tmp_path / "outputs/loss/report-1s.html").exists()
+    assert (study / "report-1s.html").exists()
     own = json.loads(report(["outputs/loss"]))["at_budget"]
-    assert own == json.loads((tmp_path / "outputs/loss/curve.json").read_text())["at_budget"]
+    assert own == json.loads((study / "curve.json").read_text())["at_budget"]
 
 
 @pytest.mark.parametrize(
@@ -367,20 +394,22 @@ def test_the_same_runs_answer_for_a_shorter_budget(bstune, tmp_path, table, capf
         ("target=0.2", "which has no target"),
     ],
 )
-def test_what_the_runs_of_a_budget_do_not_tell(bstune, table, asked, problem):
-    bstune(*SECONDS, "search.trials=3", "search.replicates=0")
+@pytest.mark.usefixtures("study")
+def test_what_the_runs_of_a_budget_do_not_tell(asked, problem):
     with pytest.raises((ConfigError, StudyError), match=problem):
         report(["outputs/loss", asked])
 
 
+@pytest.mark.slow
 def test_a_shorter_budget_is_of_a_study_for_the_loss(bstune, table):
-    bstune(*LOSS, "search.objective=time", "target=0.14", "search.trials=3")
+    bstune(*LOSS, "search.objective=time", "target=0.14", "search.trials=1", "search.replicates=0")
     with pytest.raises(StudyError, match=r"is of search\.objective=loss"):
         report(["outputs/loss", "budget.seconds=1"])
 
 
-def test_studies_of_a_budget_are_compared(bstune, table):
-    bstune(*SECONDS, "search.trials=4")
+@pytest.mark.slow
+@pytest.mark.usefixtures("study")
+def test_studies_of_a_budget_are_compared(bstune):
     bstune(*LOSS, "budget.seconds=1", "search.trials=4", "study=shorter")
     for name, seconds in (("loss", "2.00 s"), ("shorter", "1.00 s")):
         study = compared(read_study(Path("outputs", name)).result, name)
@@ -388,9 +417,11 @@ def test_studies_of_a_budget_are_compared(bstune, table):
         assert study.gain_text != "not known"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sampler", ["tpe", "random"])
 def test_optunas_samplers_run_each_trial_to_its_budget(bstune, tmp_path, table, sampler):
-    status, _, err = bstune(*SECONDS, f"sampler={sampler}", "search.trials=5")
+    few = ("search.trials=4", "search.replicates=0")
+    status, _, err = bstune(*SECONDS, f"sampler={sampler}", *few)
     assert (status, err) == (0, "")
     for trial in trials_of(tmp_path / "outputs" / "loss"):
         if trial.status == "stopped":
@@ -451,8 +482,11 @@ def test_a_trial_that_ended_by_itself_stands_at_what_it_had():
     assert held(replace(run(0, steps=40), history=()), 100).steps == 40
 
 
+@pytest.mark.slow
 def test_seconds_of_a_step_stay_those_with_which_a_study_began(bstune, tmp_path, table):
-    bstune(*SECONDS, "search.trials=4")
+    # Each of its trials runs to the end of its budget.
+    whole = (*SECONDS, "sampler=random", "search.replicates=0")
+    bstune(*whole, "search.trials=2")
     folder = tmp_path / "outputs" / "loss"
     first = trials_of(folder)
     # As if it had begun on a machine that is twice as slow.
@@ -460,16 +494,17 @@ def test_seconds_of_a_step_stay_those_with_which_a_study_began(bstune, tmp_path,
     times = study.user_attrs[BUDGET_TIMES]
     assert [size for size, _ in times] == sorted({size for size, _ in times})
     study.set_user_attr(BUDGET_TIMES, [[size, 2.0 * seconds] for size, seconds in times])
-    status, _, err = bstune(*SECONDS, "search.trials=5")
+    status, _, err = bstune(*whole, "search.trials=4")
     assert (status, err) == (0, "")
     later = trials_of(folder)[len(first) :]
-    assert later
+    assert len(later) == 2
     for trial in later:
         assert trial.steps * trial.seconds_per_step <= 1.0 * TAU_ERROR
 
 
 def test_a_budget_of_seconds_needs_a_survey_and_time(bstune, tmp_path, monkeypatch):
     trained = ("workload=digits", "search.objective=loss", "mlflow.enabled=false")
+    trained += ("search.workers=0",)
     status, _, err = bstune(*trained, "budget.seconds=1")
     assert (status, "let hardware.enabled=true" in err) == (2, True)
     status, _, err = bstune(*trained, "budget.seconds=10", "search.wall_seconds=20")
@@ -509,16 +544,18 @@ def test_a_single_trial_counts_seconds_by_those_of_its_study(bstune, tmp_path, m
     assert json.loads(record.read_text())["steps"] == 50
 
 
+@pytest.mark.slow
 def test_a_yaml_workload_needs_no_targets_value(bstune, tmp_path):
-    options = ("budget.examples=640", "search.trials=2", "search.replicates=0", "search.workers=0")
+    options = ("budget.examples=640", "search.trials=1", "search.replicates=0", "search.workers=0")
     arguments = ("workload=digits", "search.objective=loss", "mlflow.enabled=false")
     status, _, err = bstune(*arguments, "~workload.target.value", *options)
     assert (status, err) == (0, "")
     assert trials_of(tmp_path / "outputs" / "digits")[0].steps == 10
 
 
+@pytest.mark.slow
 def test_a_schedule_that_ends_with_the_trial_tells_nothing_of_shorter_budgets(bstune, tmp_path):
-    options = ("budget.examples=60000", "search.trials=5", "search.replicates=2")
+    options = ("budget.examples=60000", "search.trials=3", "search.replicates=2")
     arguments = ("workload=replay", "workload.table=mnist_mlp_linear", "search.objective=loss")
     status, _, err = bstune(*arguments, *options, "mlflow.enabled=false", "study=linear")
     assert (status, err) == (0, "")

@@ -285,6 +285,7 @@ def test_a_study_begins_with_the_baseline_and_says_the_gain(run):
     assert "GAIN" in dict(answer(found.result).lines)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("baseline", [True, False])
 def test_few_points_end_with_an_answer(run, baseline):
     """None of the points reaches the target by itself: the most promising one goes on until it does."""
@@ -312,6 +313,7 @@ class Whole(Laws):
         return super().run(replace(spec, max_steps=1000), folder, None)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("backend", "share"), [(Laws(lambda size: 50_000), 0.6), (Whole(lambda size: 50_000), 1.0)]
 )

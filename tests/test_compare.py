@@ -337,6 +337,7 @@ def test_bad_input_ends_in_one_line_with_nothing_written(
     assert not [*tmp_path.rglob("comparison*"), *tmp_path.rglob("*.db")]
 
 
+@pytest.mark.usefixtures("rendered")
 def test_the_command_writes_both_files_and_says_where(bstune, folders, tmp_path):
     folders(a=summary("a"), b=summary("b", 900.0, 800.0, 1000.0), broken="{")
     status, out, err = bstune(

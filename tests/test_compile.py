@@ -304,6 +304,7 @@ class Changing(nn.Tanh):
         return super().forward(features) * (1.0 if self.calls < 30 else 2.0)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("graphs")
 def test_a_module_that_is_compiled_anew_in_its_training_is_told_of(warned):
     result, _ = train(partial(network, layers=(Changing,)), steps=40)

@@ -456,6 +456,7 @@ def plain_loss(workload, spec, steps, folder):
     return metrics["val_loss"]
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("_projects")
 @pytest.mark.filterwarnings("ignore::UserWarning")
 def test_trials_that_start_afresh_are_those_of_a_plain_trainer(bstune, tmp_path):

@@ -305,6 +305,7 @@ def test_published_points_of_an_85m_language_model_whose_scale_scales_the_fit():
     assert scaled.noise == pytest.approx(fit.noise, rel=1e-6)
 
 
+@pytest.mark.slow
 def test_one_bad_point_moves_the_fit_little_and_bounds_only_where_they_say_something():
     points = true_points(NINE)
     for i, factor in ((i, factor) for i in range(len(points)) for factor in (3.0, 1 / 3.0)):

@@ -63,6 +63,7 @@ def test_an_open_end_has_no_bar(found):
 
 
 @pytest.mark.parametrize(("suffix", "head"), [("png", b"\x89PNG"), ("svg", b"<?xml")])
+@pytest.mark.usefixtures("rendered")
 def test_it_is_written_whole(found, tmp_path, suffix, head):
     path = tmp_path / f"laws.{suffix}"
     draw_extrapolation(found, path)

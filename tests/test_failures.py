@@ -298,12 +298,10 @@ def test_what_cannot_be_trained_at_all_is_said_before_any_trial(
     assert not (tmp_path / "outputs").exists()
 
 
-@pytest.mark.slow
-def test_a_crash_before_any_trial_says_where(command, tmp_path):
+def test_a_crash_before_any_trial_says_where(bstune, tmp_path, deeds):
     (tmp_path / "deeds.py").write_text(DEEDS + RAISES.format(first=0, error="ctypes.string_at(0)"))
-    process = command(does("nothing"))
-    out, err = process.communicate(timeout=100)
-    assert process.returncode == 1
+    status, out, err = bstune(*OPTIONS, does("nothing"))
+    assert status == 1
     # What the process printed as it ended.
     assert re.search(r"deeds.py\", line \d+ in training_step\n", out), out
     assert err == "error: the workload cannot be trained: its process was ended by SIGSEGV\n"

@@ -316,6 +316,7 @@ def test_a_label_is_beside_its_mark_and_says_where_there_is_no_room():
     assert found == [True, False]
 
 
+@pytest.mark.usefixtures("rendered")
 def test_the_curve_is_written_as_a_png_and_as_svg_and_nothing_else(tmp_path):
     trials, summary = STUDIES["names"]
     before = dict(matplotlib.rcParams)

@@ -1,19 +1,15 @@
 """Through the command: files behind links, a user's own files and databases, and places that cannot be written."""
 
-import contextlib
-import io
-import json
 import os
 import shutil
 import sqlite3
-import sys
 from contextlib import closing
 
 import pytest
 import yaml
+from builders import copy_of_study, run_command
 from toolbox import entries, table_rows, trials_of, write_rows
 
-from bstune.__main__ import main
 from bstune.study import retarget
 
 REPLAY = (
@@ -52,23 +48,14 @@ def made(tmp_path_factory):
     begun = made / "begun"
     begun.mkdir()
     write_rows(begun / "t.jsonl", table_rows())
-    options = (*REPLAY, UNTRACKED, "search.trials=4", "hardware.enabled=false")
-    with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(io.StringIO()):
-        patch.chdir(begun)
-        patch.setattr(sys, "argv", ["bstune", *options])
-        assert main() == 0
-    # The storage names the folder: where that is gone, the study was moved.
+    run_command(begun, *REPLAY, UNTRACKED, "search.trials=4")
     return begun.rename(made / "moved")
 
 
 @pytest.fixture
 def study(made, bstune, tmp_path):
     """Return the folder of the study of four trials, which the same command continues here."""
-    shutil.copytree(made, tmp_path, dirs_exist_ok=True)
-    identity = tmp_path / "study" / "study.json"
-    place = {"storage": f"sqlite:///{tmp_path}/bstune.db"}
-    identity.write_text(json.dumps(json.loads(identity.read_text()) | place))
-    return tmp_path / "study"
+    return copy_of_study(made, tmp_path, "study")
 
 
 @pytest.fixture
@@ -148,6 +135,7 @@ def test_a_link_inside_a_studys_folder_is_refused_in_one_line(bstune, study, tmp
     assert tree(tmp_path) == before
 
 
+@pytest.mark.slow
 def test_a_users_own_files_in_a_studys_folder_stay(bstune, study, tmp_path):
     folder = study
     (folder / "states").mkdir()
@@ -173,6 +161,7 @@ def test_a_users_own_files_in_a_studys_folder_stay(bstune, study, tmp_path):
     assert tree(folder) == before
 
 
+@pytest.mark.slow
 def test_the_output_folder_itself_may_be_a_link(bstune, study, tmp_path):
     study.rename(tmp_path / "disk")
     study.symlink_to(tmp_path / "disk")

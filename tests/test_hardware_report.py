@@ -168,6 +168,7 @@ def test_probes_as_text():
 
 
 @pytest.mark.parametrize("survey", [make_survey(), make_survey(((4, 1e-3),))])
+@pytest.mark.usefixtures("rendered")
 def test_figure(survey, tmp_path):
     write_survey(make_survey(cost=None), Output(tmp_path), [])
     assert entries(tmp_path) == ["hardware.json"]

@@ -149,6 +149,7 @@ def test_bad_input_is_refused_and_writes_nothing(sweep, tmp_path, arguments, mes
     assert files_in(tmp_path) == []
 
 
+@pytest.mark.usefixtures("rendered")
 def test_a_run_leaves_its_result_and_its_figure_and_prints_the_sentence(sweep, tmp_path):
     out = sweep(
         "vectorization",

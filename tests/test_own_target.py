@@ -7,6 +7,7 @@ import numpy as np
 import optuna
 import pytest
 import yaml
+from builders import copy_of_study, run_command
 from toolbox import make_result, table_rows, trials_of, write_rows
 
 from bstune.core.errors import StudyError
@@ -127,16 +128,30 @@ def table(tmp_path):
     return rows
 
 
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    """Run a study of six trials whose first one sets the target, once; give where it lies."""
+    made = tmp_path_factory.mktemp("made")
+    begun = made / "begun"
+    begun.mkdir()
+    write_rows(begun / "t.jsonl", table_rows())
+    run_command(begun, *AUTO)
+    return begun.rename(made / "moved")
+
+
+@pytest.fixture
+def study(made, bstune, tmp_path):
+    """Give the folder of that study, which the same command continues here."""
+    return copy_of_study(made, tmp_path, "outputs/own")
+
+
 def own_goal(folder):
     return yaml.safe_load((folder / "config.yaml").read_text())["workload"]["target"]["value"]
 
 
-def test_the_first_trial_sets_the_target_and_the_others_are_to_reach_it(bstune, tmp_path, table):
-    status, _, err = bstune(*AUTO)
-    assert (status, err) == (0, "")
-    folder = tmp_path / "outputs" / "own"
-    goal = own_goal(folder)
-    first, *others = trials_of(folder)
+def test_the_first_trial_sets_the_target_and_the_others_are_to_reach_it(study):
+    goal = own_goal(study)
+    first, *others = trials_of(study)
     assert (first.batch_size, first.status) == (32, "reached")
     assert goal == own_result(first.history, "min").goal
     assert any(trial.reached for trial in others)
@@ -144,7 +159,7 @@ def test_the_first_trial_sets_the_target_and_the_others_are_to_reach_it(bstune, 
         met = [value <= goal for _, value in trial.history]
         assert any(met) == trial.reached
         assert not any(met[:-1])
-    told = json.loads((folder / "curve.json").read_text())
+    told = json.loads((study / "curve.json").read_text())
     assert told["target_value"] == goal
     assert f"target={goal!r}" in told["train"]
     assert "target=auto" not in told["train"]
@@ -154,14 +169,13 @@ def test_the_first_trial_sets_the_target_and_the_others_are_to_reach_it(bstune, 
     )
 
 
-def test_a_study_goes_on_with_the_target_that_it_has(bstune, tmp_path, table):
-    bstune(*AUTO)
-    folder = tmp_path / "outputs" / "own"
-    goal, before = own_goal(folder), trials_of(folder)
+@pytest.mark.slow
+def test_a_study_goes_on_with_the_target_that_it_has(bstune, study):
+    goal, before = own_goal(study), trials_of(study)
     status, _, err = bstune(*AUTO, "search.trials=8")
     assert (status, err) == (0, "")
-    after = trials_of(folder)
-    assert own_goal(folder) == goal
+    after = trials_of(study)
+    assert own_goal(study) == goal
     assert after[: len(before)] == before
     assert len(after) > len(before)
     status, _, err = bstune(*REPLAY, "target=0.14")
@@ -169,9 +183,11 @@ def test_a_study_goes_on_with_the_target_that_it_has(bstune, tmp_path, table):
     assert "workload.target.value: was 'auto', now 0.14" in err
 
 
-def test_a_kill_between_the_goal_and_the_record_loses_nothing(bstune, tmp_path, table, monkeypatch):
-    bstune(*AUTO, "study=whole")
-    whole = trials_of(tmp_path / "outputs" / "whole")
+def test_a_kill_between_the_goal_and_the_record_loses_nothing(
+    made, bstune, tmp_path, table, monkeypatch
+):
+    folder = made / "outputs" / "own"
+    whole = trials_of(folder)
 
     def killed(*arguments):
         raise KeyboardInterrupt
@@ -180,7 +196,7 @@ def test_a_kill_between_the_goal_and_the_record_loses_nothing(bstune, tmp_path, 
         patched.setattr(search, "tell", killed)
         status, _, _ = bstune(*AUTO)
         assert status != 0
-    status, _, err = bstune(*AUTO)
+    status, _, err = bstune(*AUTO, "search.trials=1", "search.replicates=0")
     assert (status, err) == (0, "")
     again = [trial for trial in trials_of(tmp_path / "outputs" / "own") if trial.status != "failed"]
 
@@ -188,7 +204,7 @@ def test_a_kill_between_the_goal_and_the_record_loses_nothing(bstune, tmp_path, 
         return [(trial.batch_size, trial.status, trial.steps) for trial in trials]
 
     assert outcomes(again)[0] == outcomes(whole)[0]
-    assert own_goal(tmp_path / "outputs" / "own") == own_goal(tmp_path / "outputs" / "whole")
+    assert own_goal(tmp_path / "outputs" / "own") == own_goal(folder)
 
 
 @pytest.mark.parametrize(
@@ -207,6 +223,7 @@ def test_where_no_run_of_the_users_sets_a_target(bstune, tmp_path, table, option
     assert not (tmp_path / "outputs").exists()
 
 
+@pytest.mark.slow
 def test_a_worker_joins_once_the_target_is_known(bstune, tmp_path, table, monkeypatch):
     def killed(*arguments, **options):
         raise KeyboardInterrupt
@@ -218,7 +235,7 @@ def test_a_worker_joins_once_the_target_is_known(bstune, tmp_path, table, monkey
     status, _, err = bstune(*join)
     assert status == 2
     assert "join it then" in err
-    bstune(*AUTO)
+    bstune(*AUTO, "search.trials=1", "search.replicates=0")
     status, _, err = bstune(*join)
     assert (status, err) == (0, "")
 

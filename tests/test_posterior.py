@@ -1,5 +1,6 @@
 import math
 from dataclasses import replace
+from functools import cache
 
 import numpy as np
 import pytest
@@ -406,6 +407,14 @@ def test_parameters_are_worked_out_some_at_a_time(monkeypatch):
     np.testing.assert_array_equal(model.log_likelihood(theta, data, prior), whole)
 
 
+@cache
+def from_the_prior(count):
+    """Sample the posterior of so many trials, from the prior on."""
+    data, prior = many_trials(count)
+    return model.sample_posterior(data, prior, np.random.default_rng(2), 1500, 12)
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("fewer", [50, 75])
 def test_a_posterior_from_that_of_fewer_trials_is_the_one_from_the_prior(fewer):
     """Whose estimates of some trials were others: what they said then is left behind."""
@@ -414,7 +423,7 @@ def test_a_posterior_from_that_of_fewer_trials_is_the_one_from_the_prior(fewer):
     before = replace(before, y=before.y + np.where(np.arange(fewer) % 5 == 0, 0.2, 0.0))
     start_theta = model.sample_posterior(before, prior, np.random.default_rng(1), 600, 8)
     start = model.Start(start_theta, before.many(prior), prior)
-    scratch = model.sample_posterior(data, prior, np.random.default_rng(2), 1500, 12)
+    scratch = from_the_prior(90)
     found = model.sample_posterior(data, prior, np.random.default_rng(3), 800, 20, start)
     assert found.shape == (800, prior.mean.size)
     for place in (LEVEL, B_CRIT, SHIFT, model.NOISE, OTHER):
@@ -423,6 +432,7 @@ def test_a_posterior_from_that_of_fewer_trials_is_the_one_from_the_prior(fewer):
         assert found[:, place].std() == pytest.approx(deviation, rel=0.25)
 
 
+@pytest.mark.slow
 def test_a_start_of_the_prior_alone_and_of_another_prior_do():
     data, prior = many_trials(40)
     other = make(others=1, noise_scale=1000.0)
@@ -430,7 +440,7 @@ def test_a_start_of_the_prior_alone_and_of_another_prior_do():
     drawn = model.draw_prior(other, 800, np.random.default_rng(0))
     start = model.Start(drawn, nothing.many(other), other)
     found = model.sample_posterior(data, prior, np.random.default_rng(3), 800, 30, start)
-    scratch = model.sample_posterior(data, prior, np.random.default_rng(2), 1500, 12)
+    scratch = from_the_prior(40)
     for place in (LEVEL, B_CRIT, SHIFT):
         mean, deviation = scratch[:, place].mean(), scratch[:, place].std()
         assert found[:, place].mean() == pytest.approx(mean, abs=0.3 * deviation)

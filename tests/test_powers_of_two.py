@@ -109,6 +109,7 @@ def test_the_finding_says_what_room_is_left_where_nothing_is():
 
 
 @pytest.mark.parametrize("ceiling", [628, 200, 64])
+@pytest.mark.usefixtures("rendered")
 def test_rows_are_json_the_figure_is_written_and_the_table_fits_eighty_columns(ceiling, tmp_path):
     finding, printed = found(f"sweep.experiment.ceiling={ceiling}", "sweep.experiment.repeats=20")
     json.loads(dump_json(finding.rows))

@@ -65,7 +65,9 @@ class MyData(LightningDataModule):
 def test_python(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     quick = {
-        "trials": 6,
+        # An eighth of them is the first trial, whose end is the target.
+        "seconds": 8.0,
+        "trials": 4,
         "workers": 0,
         "survey": False,
         "mlflow": False,

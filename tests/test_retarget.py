@@ -3,9 +3,9 @@ import shutil
 
 import pytest
 import yaml
+from builders import run_command
 from toolbox import make_trial, table_rows, trials_of, write_rows
 
-from bstune.__main__ import main
 from bstune.config import read_yaml
 from bstune.core.errors import ConfigError, StudyError
 from bstune.core.records import Target
@@ -22,18 +22,10 @@ HISTORY = ((5, 0.5), (10, 0.3), (20, 0.15), (40, 0.09))
 def studied(tmp_path_factory):
     """Return the folder of a replayed study of error 0.14; its table is beside it."""
     folder = tmp_path_factory.mktemp("studied")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(folder)
-        write_rows(folder / "t.jsonl", table_rows())
-        options = [
-            "workload.table=t.jsonl",
-            "workload.target.value=0.14",
-            "search.trials=16",
-            "sampler=random",
-        ]
-        arguments = ["workload=replay", "study=s", "mlflow.enabled=false", *options]
-        patch.setattr("sys.argv", ["bstune", *arguments])
-        assert main() == 0
+    write_rows(folder / "t.jsonl", table_rows())
+    options = ("workload.table=t.jsonl", "workload.target.value=0.14", "sampler=random")
+    options += ("search.trials=16", "study=s", "mlflow.enabled=false")
+    run_command(folder, "workload=replay", *options)
     return folder / "outputs" / "s"
 
 

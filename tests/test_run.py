@@ -108,7 +108,7 @@ def end_at(monkeypatch, at, killed):
 def test_a_study_cut_short_and_continued_asks_the_same_trials(
     bstune, outputs, monkeypatch, arguments, killed
 ):
-    arguments = ("search.trials=24", *arguments) if arguments[0] == REPLAY[0] else arguments
+    arguments = ("search.trials=12", *arguments) if arguments[0] == REPLAY[0] else arguments
     assert bstune(*arguments, "study=whole")[0] == 0
     whole = asked_by_index(outputs / "whole")
     order = list(whole)
@@ -327,7 +327,7 @@ def test_nothing_more_is_done_once_all_is_done_and_replicates_can_be_added(bstun
         STEPS,
         "sampler=tpe",
         "search.precision=null",
-        "search.trials=12",
+        "search.trials=5",
         "search.candidates=1",
         "search.baseline=false",
     )
@@ -336,11 +336,9 @@ def test_nothing_more_is_done_once_all_is_done_and_replicates_can_be_added(bstun
         assert bstune(*arguments, f"search.replicates={replicates}")[0] == 0
         trials = trials_of(outputs / "replay")
         assert trials[: len(before)] == before
-        assert [trial.replicate_of is None for trial in trials] == [True] * 12 + [
-            False
-        ] * replicates
+        assert [trial.replicate_of is None for trial in trials] == [True] * 5 + [False] * replicates
         before = trials
-    assert len({(trial.trial_index, trial.seed) for trial in before}) == 15
+    assert len({(trial.trial_index, trial.seed) for trial in before}) == 8
 
 
 @pytest.mark.slow
@@ -432,7 +430,7 @@ def test_how_far_from_the_rule_each_sampler_searches(outputs, monkeypatch, overr
 
 def test_a_study_from_end_to_end(bstune, outputs):
     arguments = ("sampler=random", "search.replicates=0", "search.precision=null")
-    status, out, err = bstune(*REPLAY, "study=small", "seed=3", "search.trials=30", *arguments)
+    status, out, err = bstune(*REPLAY, "study=small", "seed=3", "search.trials=12", *arguments)
     assert (status, err) == (0, "")
     assert "study small: val/error <= 0.14, objective time, on recorded runs (t)" in out
     assert (
@@ -442,7 +440,7 @@ def test_a_study_from_end_to_end(bstune, outputs):
     assert "answered from 32 recorded runs at 4 batch sizes and 4 learning rates" in out
     folder = outputs / "small"
     trials = trials_of(folder)
-    assert [trial.status for trial in trials] == ["reached"] * 30
+    assert [trial.status for trial in trials] == ["reached"] * 12
     curve = json.loads((folder / "curve.json").read_text())
     assert 16 < curve["fit"]["critical_batch_size"] < 256
     assert curve["test"] == {}
@@ -492,12 +490,13 @@ def test_what_did_not_run_again_is_said_and_the_posterior_of_a_finished_study_is
 @pytest.mark.slow
 def test_a_replayed_study_imports_no_training_library(outputs):
     code = "import sys; from bstune.__main__ import main; main(); print({'torch', 'mlflow'} & {*sys.modules})"
-    command = [sys.executable, "-c", code, *REPLAY, "search.trials=12", "search.replicates=0"]
+    command = [sys.executable, "-c", code, *REPLAY, "search.trials=3", "search.replicates=0"]
     ended = subprocess.run(command, cwd=outputs.parent, capture_output=True, text=True, check=True)
     assert ended.stdout.splitlines()[-1] == "set()"
-    assert sum(trial.resumed_from is None for trial in trials_of(outputs / "replay")) == 12
+    assert sum(trial.resumed_from is None for trial in trials_of(outputs / "replay")) == 3
 
 
+@pytest.mark.slow
 def test_a_study_continues_and_knows_its_table_by_content(bstune, outputs):
     table = outputs.with_name("t.jsonl")
     assert bstune(*REPLAY, "search.trials=3")[0] == 0

@@ -132,6 +132,7 @@ def test_table_says_where_efficiency_falls_under_half():
 
 
 @pytest.mark.parametrize("real", [True, False])
+@pytest.mark.usefixtures("rendered")
 def test_figure(tmp_path, real):
     path = tmp_path / "plan.png"
     draw_scale_out(
@@ -148,6 +149,7 @@ WAIT = {2: 5e-4, 8: 5.6e-4, 64: 11.2e-4}  # on a line
 
 
 @pytest.mark.soak
+@pytest.mark.usefixtures("rendered")
 def test_a_study_plans_what_the_law_says(bstune, tmp_path, write_table):
     write_table(tmp_path / "law.jsonl", synthetic_table(LAW), "reached")
     target = (

@@ -69,6 +69,7 @@ class Answers(TrialBackend):
 def study(tmp_path, monkeypatch):
     """Return what prepares the study with a backend, in a folder of its own."""
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("bstune.study.report.draw_curve", lambda *arguments: None)
     write_rows(tmp_path / "t.jsonl", table_rows())
 
     def prepared(backend, *options, **more):
@@ -240,7 +241,14 @@ def commits():
 
 
 @pytest.mark.parametrize(
-    ("sampler", "most"), [("random", 4), ("tpe", 4), ("frontier", 4), ("qmc", 5)]
+    ("sampler", "most"),
+    [
+        ("frontier", 4),
+        *(
+            pytest.param(*case, marks=pytest.mark.slow)
+            for case in (("tpe", 4), ("random", 4), ("qmc", 5))
+        ),
+    ],
 )
 def test_at_most_four_transactions_store_a_trial(study, commits, sampler, most):
     """Optuna's QMC has one more, of the study: its place in the sequence."""

@@ -656,6 +656,7 @@ def test_an_error_that_nobody_foresaw_shows_no_secret(run, monkeypatch, argument
     )
 
 
+@pytest.mark.slow
 def test_trials_that_fail_record_no_secret(run, tmp_path, monkeypatch):
     monkeypatch.setattr(ReplayBackend, "run", error_of)
     status, _, err = run("--config-dir=conf", *REPLAY)

@@ -168,24 +168,24 @@ def go_on(study, name, until=10):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", SAMPLERS)
-@pytest.mark.parametrize("killed_at", [1, 6, 8])
-def test_a_study_killed_and_continued_asks_the_same_trials(opened, name, killed_at):
-    study = opened("killed")
-    found = go_on(study, name, until=killed_at)
-    asked(
-        study, len(found), name
-    )  # SIGKILL: the trial stays RUNNING; continued ones have put its index off
-    study = opened("killed")
-    finish_abandoned(study, "steps", lambda worker: True)
-    found += go_on(study, name)
-    assert found == go_on(opened("whole"), name)
+def test_a_study_killed_and_continued_asks_the_same_trials(opened, name):
+    whole = go_on(opened("whole"), name)
     # Only the first ones: a GP, which does not see stopped trials, may come back to one of them.
     points = [
         (batch_size, delta)
-        for _, batch_size, delta, _, _, resumed_from in found[:4]
+        for _, batch_size, delta, _, _, resumed_from in whole[:4]
         if resumed_from is None
     ]
     assert len(set(points)) == len(points) > 1, "a sampler that is seeded anew repeats itself"
+    for killed_at in (1, 6, 8):
+        study = opened(f"killed at {killed_at}")
+        found = go_on(study, name, until=killed_at)
+        # SIGKILL: the trial stays RUNNING; continued ones have put its index off.
+        asked(study, len(found), name)
+        study = opened(f"killed at {killed_at}")
+        finish_abandoned(study, "steps", lambda worker: True)
+        found += go_on(study, name)
+        assert found == whole
 
 
 @pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt, SystemExit])

@@ -55,6 +55,7 @@ def without_clock(trial):
     return trial.batch_size, trial.lr, trial.seed, trial.status, trial.steps, trial.history
 
 
+@pytest.mark.slow
 def test_a_study_runs_as_tune_does(tmp_path):
     found = {}
     for name, function in (("a", bstune.tune), ("b", lambda **given: bstune.Study(**given).run())):
@@ -130,6 +131,7 @@ def history_of(pickled):
     return run_trial(workload, make_spec(32, 0.2, seed=3, max_steps=20), protocol).history
 
 
+@pytest.mark.slow
 def test_a_recipe_is_pickled_whole_and_trains_in_another_process():
     """The one of objects with a lambda and all that it refers to, the one of a config with its references."""
     hidden = 8
@@ -150,6 +152,7 @@ def class_of_width(width):
     return Mine
 
 
+@pytest.mark.slow
 def test_studies_of_the_same_name_in_one_process_keep_their_objects(tmp_path):
     """Nothing of a study is global: each trains its own class, whichever was made, or run, before."""
     studies = {}

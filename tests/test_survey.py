@@ -42,6 +42,7 @@ FAST = (
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("rendered")
 def test_the_command_and_the_study_after_it(bstune, tmp_path, monkeypatch):
     monkeypatch.setenv("BSTUNE_CACHE", str(tmp_path / "cache"))
     status, out, err = bstune("survey", "workload=digits", *FAST)

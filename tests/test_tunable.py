@@ -48,7 +48,7 @@ def test_a_study_searches_them_and_its_command_runs_the_winner_again(bstune, tmp
         f"sampler={sampler}",
         "workload.target.value=0.3",
     ]
-    status, printed, errors = bstune(*arguments, "search.trials=14")
+    status, printed, errors = bstune(*arguments, "search.trials=6")
     assert status == 0, errors
     assert "searches momentum (0 to 0.95), average (0.02 to 0.5) as well" in printed
     folder = tmp_path / "outputs" / "digits"
@@ -66,8 +66,8 @@ def test_a_study_searches_them_and_its_command_runs_the_winner_again(bstune, tmp
     status, again, errors = bstune(*shlex.split(winner["command"])[3:])  # after python -m bstune
     assert status == 0, errors
     assert f" after {winner['single_run']['steps']} steps" in again
-    assert "continues after" in bstune(*arguments, "search.trials=15")[1]
-    status, _, errors = bstune(*arguments, "workload.tunable.momentum.high=0.9", "search.trials=16")
+    assert "continues after" in bstune(*arguments, "search.trials=7")[1]
+    status, _, errors = bstune(*arguments, "workload.tunable.momentum.high=0.9", "search.trials=8")
     assert status == 2
     assert "workload.tunable.momentum.high: was 0.95, now 0.9" in errors
 
@@ -83,11 +83,11 @@ def test_a_sampler_that_chooses_no_horizon_searches_the_budget(bstune, tmp_path)
         "budget.steps=1",
         "budget.examples=24000",
     )
-    status, _, errors = bstune(*arguments, "search.trials=6")
+    status, _, errors = bstune(*arguments, "search.trials=4")
     assert status == 2
     assert "the search itself chooses how long each schedule of digits is" in errors
     status, _, errors = bstune(
-        *arguments, "search.trials=6", "search.batch_size.low=64", "sampler=tpe"
+        *arguments, "search.trials=4", "search.batch_size.low=64", "sampler=tpe"
     )
     assert status == 0, errors
     trials = trials_of(tmp_path / "outputs" / "digits")

@@ -477,6 +477,7 @@ def test_the_result_has_the_answer(studied):
     assert critical.low is None or critical.high is None or critical.low < critical.high
 
 
+@pytest.mark.slow
 def test_an_integer_stays_one_in_replicates_reports_and_the_winners_training(tune):
     """torch takes no width of 16.0."""
     widths = []
@@ -552,6 +553,7 @@ def test_no_trial_reached_the_target(tune):
     assert trainer.global_step == 2
 
 
+@pytest.mark.slow
 def test_no_trial_has_a_value_of_the_metric(tune):
     result = tune(trials=1, budget=bstune.Budget(steps=2))
     without = result.summary.model_copy(update={"so_far": None})
@@ -624,12 +626,13 @@ def test_a_trial_names_what_it_has(tune):
         tune(lambda trial: Net(trial.lr, trial.width), tunable={"hidden": (8, 16)})
 
 
+@pytest.mark.slow
 def test_a_module_that_asks_for_the_steps_has_a_horizon(tune):
     def module(trial):
         assert trial.total_steps >= 1
         return Net(trial.lr)
 
-    assert tune(module).trials_table(columns="all").horizon.notna().all()
+    assert tune(module, trials=2).trials_table(columns="all").horizon.notna().all()
 
 
 class Counts(Callback):
@@ -749,6 +752,7 @@ def test_what_cannot_be_pickled_trains_in_this_process(tune, capsys):
         tune(data=Locked(), survey=True)
 
 
+@pytest.mark.slow
 def test_a_function_of_the_batch_size_is_called_with_it(tune):
     asked = set()
 
@@ -756,10 +760,11 @@ def test_a_function_of_the_batch_size_is_called_with_it(tune):
         asked.add(batch_size)
         return loaders(batch_size)
 
-    rows = tune(data=data).trials
+    rows = tune(data=data, trials=2).trials
     assert asked == {32, 16, 64, *rows.batch_size}
 
 
+@pytest.mark.slow
 def test_no_command_joins_a_study_of_python_objects(tune):
     options = tune(trials=1, name="alone").options
     with pytest.raises(
@@ -806,8 +811,8 @@ class Here(Net):
 
 result = bstune.tune(
     lambda trial: Here(lr=trial.lr), loaders(), target=bstune.Target("val_loss", 1.0, mode="min"),
-    batch_sizes=(16, 64), reference=(32, 0.5), budget=bstune.Budget(examples=6000), trials=4, mlflow=False,
-    options=[*QUICK, "hardware.seconds=2", "hardware.step_time.rungs=2", "hardware.ceilings.seconds=0.05"],
+    batch_sizes=(16, 64), reference=(32, 0.5), budget=bstune.Budget(examples=6000), trials=2, mlflow=False,
+    options=[*QUICK, "hardware.seconds=1", "hardware.step_time.rungs=2", "hardware.ceilings.seconds=0.05"],
 )
 print("STATUSES", *result.trials.status)
 print("SURVEYED", json.loads((result.folder / "hardware.json").read_text())["ceiling"]["at"]["batch_size"])
@@ -831,11 +836,12 @@ def test_trials_train_in_processes_of_their_own(tmp_path, how):
         for line in ended.stdout.splitlines()
         if line.startswith(("STATUSES", "SURVEYED"))
     )
-    assert len(lines["STATUSES"].split()) == 4
+    assert len(lines["STATUSES"].split()) == 2
     assert "failed" not in lines["STATUSES"]
     assert lines["SURVEYED"] == "64"
 
 
+@pytest.mark.slow
 def test_the_example_in_the_readme(tune, tmp_path):
     blocks = re.findall(r"```python\nimport bstune\n(.*?)```", README.read_text(), re.DOTALL)
     (block,) = (one for one in blocks if "bstune.tune(" in one)

@@ -110,6 +110,7 @@ def test_the_sentence_is_computed():
     )
 
 
+@pytest.mark.usefixtures("rendered")
 def test_rates_of_reading_in_closed_form(monkeypatch, tmp_path):
     monkeypatch.setattr(vectorization, "cache_levels", lambda place: {"L1": 2**15, "L2": 2**20})
     ticks = iter(range(1000))

@@ -89,6 +89,11 @@ PLACES = (
     "training_step",
     "validation_step",
 )
+# One before and one in the training; the others with the slow tests.
+PLACES_OF_EACH = [
+    place if place in ("__init__", "training_step") else pytest.param(place, marks=pytest.mark.slow)
+    for place in PLACES
+]
 NEVER_ENDS = "threading.Event().wait()"
 COMMAND = "from bstune.__main__ import command; command()"
 
@@ -342,7 +347,7 @@ def test_slow_data_are_waited_for_and_said(bstune, project, monkeypatch):
 
 
 @pytest.mark.parametrize("deed", ["sys.exit(0)", pytest.param("exit()", marks=pytest.mark.slow)])
-@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("place", PLACES_OF_EACH)
 def test_sys_exit_of_the_users_code_is_an_error_and_no_interruption(
     bstune, project, tmp_path, place, deed
 ):
@@ -362,7 +367,7 @@ def end(text, status):
     raise Ended(text, status)
 
 
-@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("place", PLACES_OF_EACH)
 def test_os_exit_of_the_users_code_is_said_with_its_frames(bstune, project, tmp_path, place):
     project(place, "os._exit(0)")
     status, _, err = bstune(*OPTIONS)

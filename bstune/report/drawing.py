@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -115,10 +115,6 @@ def save_figure(
 
     A path that ends in ``.svg`` gets SVG, any other PNG.
     """
-    # Only what draws waits for matplotlib.
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.backends.backend_svg import FigureCanvasSVG
-
     figure = figure_of(paint, inches, dots_per_inch)
     # All of them are written before the first takes its place.
     with ExitStack() as files, own_style():
@@ -126,11 +122,20 @@ def save_figure(
             file = files.enter_context(whole_file(path))
             # An SVG before this one has set its own.
             figure.set_dpi(dots_per_inch)
-            # The canvases' own methods, as Figure.savefig draws everything twice.
-            if path.suffix == ".svg":
-                FigureCanvasSVG(figure).print_svg(file)  # type: ignore[no-untyped-call]
-            else:
-                FigureCanvasAgg(figure).print_png(file)  # type: ignore[no-untyped-call]
+            render(figure, file, path.suffix)
+
+
+def render(figure: "Figure", file: IO[bytes], suffix: str) -> None:
+    """Write a painted figure to a file: as SVG by that suffix, else as PNG."""
+    # Only what draws waits for matplotlib.
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.backends.backend_svg import FigureCanvasSVG
+
+    # The canvases' own methods, as Figure.savefig draws everything twice.
+    if suffix == ".svg":
+        FigureCanvasSVG(figure).print_svg(file)  # type: ignore[no-untyped-call]
+    else:
+        FigureCanvasAgg(figure).print_png(file)  # type: ignore[no-untyped-call]
 
 
 def log_axis(axes: "Axes", name: str, limits: tuple[float, float], decimal: bool = False) -> None:
