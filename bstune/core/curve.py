@@ -47,6 +47,7 @@ from bstune.core.curve_likelihood import (
     minimise,
 )
 from bstune.core.errors import BstuneError
+from bstune.core.interval import INTERVAL_LEVEL
 from bstune.core.records import TrialResult
 
 Array = NDArray[np.float64]
@@ -193,7 +194,9 @@ def frontier_points(trials: Iterable[TrialResult]) -> list[FrontierPoint]:
     return points
 
 
-def fit_curve(points: Iterable[FrontierPoint], level: float = 0.90, law: str = "auto") -> CurveFit:
+def fit_curve(
+    points: Iterable[FrontierPoint], level: float = INTERVAL_LEVEL, law: str = "auto"
+) -> CurveFit:
     """Fit S*(B) in log S, with profile-likelihood intervals for B_crit and B_opt.
 
     Args:
@@ -205,8 +208,7 @@ def fit_curve(points: Iterable[FrontierPoint], level: float = 0.90, law: str = "
 
     Returns:
         S_min in steps, B_crit and B_opt in examples with their intervals, E_min in examples, the
-            bounds of the regimes
-        and the noise; None for each that the points do not determine.
+        bounds of the regimes and the noise; None for each that the points do not determine.
 
     Raises:
         CurveError: for fewer points, for values that are not positive and finite (NaN too), and for
@@ -223,7 +225,7 @@ def fit_curve(points: Iterable[FrontierPoint], level: float = 0.90, law: str = "
     has_third_term = chosen.law == "three-terms"
     log_reference = observed.log_reference
     most_likely = int(profile.deviance.argmin())
-    # No interval of a lower level than this one's is open where this one's is not.
+    # At a level below 68%, what counts as nearly as likely is the interval itself.
     nearly_as_likely = min(NEARLY_AS_LIKELY, chosen.rise)
     nearly = profile.deviance[most_likely] + nearly_as_likely
     may_be_zero = bool(profile.deviance[0] <= nearly)
@@ -247,14 +249,7 @@ def fit_curve(points: Iterable[FrontierPoint], level: float = 0.90, law: str = "
         at = -1
     if may_be_zero:
         at = 0
-    # S_min = h (1 - p).
-    log_s_min = profile.log_height[at] + log_expit(-profile.odds[at])
-    # E(B) = h B_ref (p + (1 - p)/r + v r) is least where r^2 = (1 - p)/v.
-    log_relative_e_min = np.logaddexp(
-        log_expit(profile.odds),
-        math.log(2.0) + 0.5 * (profile.small + log_expit(-profile.odds)),
-    )
-    log_e_min = profile.log_height[at] + log_relative_e_min[at] + log_reference
+    log_s_min, log_e_min = _log_fewest(profile, at, log_reference)
     # At p = 0 B_opt alone decides it, and may be 0 or infinite.
     if may_be_zero and has_third_term and (b_opt_low is None or b_opt.high is None):
         log_e_min = -math.inf
@@ -284,6 +279,19 @@ def fit_curve(points: Iterable[FrontierPoint], level: float = 0.90, law: str = "
         points=points,
     )
     return replace(fit, note=_note(fit, chosen.doubt))
+
+
+def _log_fewest(profile: Profile, at: int, log_reference: float) -> tuple[float, float]:
+    """Give log S_min and log E_min at a place in the profile."""
+    # S_min = h (1 - p).
+    log_s_min = profile.log_height[at] + log_expit(-profile.odds[at])
+    # E(B) = h B_ref (p + (1 - p)/r + v r) is least where r^2 = (1 - p)/v.
+    log_relative_e_min = np.logaddexp(
+        log_expit(profile.odds),
+        math.log(2.0) + 0.5 * (profile.small + log_expit(-profile.odds)),
+    )
+    log_e_min = profile.log_height[at] + log_relative_e_min[at] + log_reference
+    return float(log_s_min), float(log_e_min)
 
 
 def _contradicted(chosen: _ChosenLaw, level: float, points: tuple[FrontierPoint, ...]) -> CurveFit:

@@ -31,6 +31,7 @@ from numpy.typing import ArrayLike, NDArray
 from scipy.special import stdtrit
 
 from bstune.core.errors import ConfigError
+from bstune.core.interval import INTERVAL_LEVEL
 
 # Enough for Student's t to be near the normal, few enough to leave long blocks.
 MAX_BLOCKS = 16
@@ -38,8 +39,6 @@ MAX_BLOCKS = 16
 MIN_BLOCKS = 4
 # Measured steps in a moving estimate, the latest; older ones are from when the noise was smaller.
 WINDOW = 64
-# Of intervals.
-LEVEL = 0.9
 
 
 @dataclass(frozen=True)
@@ -131,7 +130,7 @@ def combine_norms(squared_norms: ArrayLike, sizes: ArrayLike, big: float) -> Gra
 
 
 def estimate_noise_scale(
-    squared_gradients: ArrayLike, traces: ArrayLike, level: float = LEVEL
+    squared_gradients: ArrayLike, traces: ArrayLike, level: float = INTERVAL_LEVEL
 ) -> NoiseScaleEstimate:
     """Estimate B_simple of consecutive steps; undetermined below ``MIN_BLOCKS``, and where |G|^2 may be 0."""
     if not 0.0 < level < 1.0:
@@ -163,7 +162,9 @@ def estimate_noise_scale(
 
 
 def moving_estimate(
-    measurements: Sequence[tuple[int, float, float]], window: int = WINDOW, level: float = LEVEL
+    measurements: Sequence[tuple[int, float, float]],
+    window: int = WINDOW,
+    level: float = INTERVAL_LEVEL,
 ) -> NoiseScaleEstimate:
     """Estimate B_simple of the latest ``window`` of (step, |G|^2, tr Sigma), which are in order."""
     latest = measurements[-window:]

@@ -31,13 +31,14 @@ from numpy.typing import NDArray
 from scipy.special import ndtr
 
 from bstune.core.errors import StudyError
+from bstune.core.interval import INTERVAL_LEVEL
 
 Array = NDArray[np.float64]
 
 # Different ones, for a law.
 FEWEST_SCALES = 3
 # Nominal coverage of its intervals.
-LAW_LEVEL = 0.9
+LAW_LEVEL = INTERVAL_LEVEL
 # Prior of a, in log of the quantity: none.
 LEVEL_SIGMA = 20.0
 # Prior of b around 0.

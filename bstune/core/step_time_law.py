@@ -26,6 +26,7 @@ from scipy.interpolate import PchipInterpolator
 from scipy.optimize import isotonic_regression
 
 from bstune.core.errors import HardwareError
+from bstune.core.interval import INTERVAL_LEVEL, INTERVAL_QUANTILE
 from bstune.core.step_time import StepTime, fit_line
 
 Array = NDArray[np.float64]
@@ -58,9 +59,6 @@ POOLED_TIMINGS = 4.0
 CONFIRMED = 4.0
 # Trials, at least, whose own steps say how a machine's speed changes from minute to minute.
 TRIALS_OF_FACTOR = 10
-# Of trials that lie within an error on either side, and that many standard deviations apart.
-CENTRAL_SHARE = 0.9
-CENTRAL_QUANTILE = 1.645
 # The factor of all batch sizes, relative: on a quiet machine, and on one that waits all the time.
 # Measured on digits beside two busy processes, their wait left out: steps took 1.0 to 2.2 times as
 # long.
@@ -172,7 +170,7 @@ class StepTimeLaw(StepTime):
         off = np.array([math.log(seconds / self(batch_size)) for batch_size, seconds in measured])
         if not same_loop:
             off = off - np.median(off)
-        seen = float(np.quantile(np.abs(off), CENTRAL_SHARE)) / CENTRAL_QUANTILE
+        seen = float(np.quantile(np.abs(off), INTERVAL_LEVEL)) / INTERVAL_QUANTILE
         return replace(self, factor_error=math.hypot(self.factor_error, seen))
 
     def _weights(self, batch_size: float) -> Array:
