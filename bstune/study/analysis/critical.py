@@ -12,12 +12,13 @@ from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.special import ndtr, ndtri
+from scipy.special import ndtr
 
 from bstune.core.curve import SLOPE_RATIO, batch_at
 from bstune.core.records import Target, TrialResult
 from bstune.result import (
     INTERVAL_LEVEL,
+    INTERVAL_QUANTILE,
     CriticalAtTarget,
     CriticalBatchSize,
     Growth,
@@ -355,14 +356,13 @@ def growth(rows: Iterable[CriticalAtTarget], ideal: float) -> Growth | None:
     distance = {value: abs(value - ideal) for value in ends}
     x = np.log(list(distance.values()))
     low, y, high = np.log(np.ascontiguousarray(np.transpose(list(ends.values()))))
-    z = float(ndtri(INTERVAL[1]))
-    weight = (2.0 * z / np.maximum(high - low, 1e-6)) ** 2
+    weight = (2.0 * INTERVAL_QUANTILE / np.maximum(high - low, 1e-6)) ** 2
     away = x - np.average(x, weights=weight)
     gap = y - np.average(y, weights=weight)
     spread = float(weight @ away**2)
     slope = float(weight @ (away * gap)) / spread
     scatter = float(weight @ (gap - slope * away) ** 2) / (len(x) - 2)
-    error = z * math.sqrt(max(1.0, scatter) / spread)
+    error = INTERVAL_QUANTILE * math.sqrt(max(1.0, scatter) / spread)
     return Growth(
         exponent=slope,
         low=slope - error,
