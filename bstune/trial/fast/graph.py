@@ -126,11 +126,12 @@ class CapturedSteps:
 
     def _fits(self, structure: TreeSpec, leaves: Sequence[object]) -> bool:
         """Begin anew where what a graph fixes is no longer as it was: shapes, places, the optimizer's options."""
+        batch = list[tuple[object, ...]]()
         for leaf in leaves:
             if not isinstance(leaf, Tensor):
                 self._give_up(f"a batch holds more than tensors ({type(leaf).__name__})")
                 return False
-        batch = [(leaf.shape, leaf.stride(), leaf.dtype, leaf.device) for leaf in leaves]
+            batch.append((leaf.shape, leaf.stride(), leaf.dtype, leaf.device))
         groups = [_options(group) for group in self._optimizer.param_groups]
         if self._looks:
             self._look()
