@@ -561,7 +561,8 @@ def _target_among(overrides: Sequence[str]) -> tuple[str | None, list[str]]:
 def fit(arguments: list[str]) -> str:
     """Print the fit of a CSV file of points as a sentence and a small table, and give its JSON."""
     # scipy, which a mistake need not wait for
-    from bstune.core.curve import LAWS, fit_curve, parse_points
+    from bstune.core.curve import LAWS, fit_curve
+    from bstune.core.points_file import parse_points
     from bstune.core.records import dump_json
     from bstune.report.fit import fit_lines
 

@@ -18,14 +18,15 @@ from typing import Annotated, Literal, NamedTuple, TypeVar
 
 from pydantic import AfterValidator, BaseModel, Field, model_validator
 
+# For whoever reads a result's intervals, too.
+from bstune.core.interval import INTERVAL_LEVEL as INTERVAL_LEVEL
+from bstune.core.interval import INTERVAL_QUANTILE as INTERVAL_QUANTILE
 from bstune.core.objectives import Objective
 from bstune.core.records import STATUSES, Merit, Status, dump_json
 
 # Of curve.json: a change of its keys or of their meaning counts it up, one more that may be missing
 # does not.
 SCHEMA_NUMBER = 5
-INTERVAL_LEVEL = 0.9  # nominal coverage of a result's intervals
-INTERVAL_QUANTILE = 1.645  # of the standard normal distribution, at the ends of such an interval
 # Of counts and measurements: beyond what any study reports, below where floats lose integers.
 LARGEST_COUNT = 1e15
 MAX_ITEMS = 100_000  # of a list

@@ -26,7 +26,8 @@ from bstune.sweeps.harness import Finding
 from bstune.sweeps.search_benchmark import find_sources, find_target, read_without_horizons
 from bstune.sweeps.search_problem import dense_points
 from bstune.system.console import format_number
-from bstune.trial.replay import Run, Table, read_index
+from bstune.trial.recorded_run import Run
+from bstune.trial.replay import Table, read_index
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -7,7 +7,8 @@ from synthetic import Law, synthetic_table
 
 from bstune.core.records import Target, TrialResult, TrialSpec
 from bstune.sweeps.search_problem import Search, make_benchmark, run_search
-from bstune.trial.replay import Run, Table
+from bstune.trial.recorded_run import Run
+from bstune.trial.replay import Table
 
 TARGET = Target("error", 0.1, "min")
 

@@ -12,7 +12,8 @@ from itertools import product
 import numpy as np
 
 from bstune.core.records import Target
-from bstune.trial.replay import Outcome, Run, Table
+from bstune.trial.recorded_run import Outcome, Run
+from bstune.trial.replay import Table
 
 LONGEST = 8.0  # times S*(B): the steps of a run
 CADENCE = 1.05  # ratio of evaluated steps

@@ -3,11 +3,8 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from scipy.optimize import minimize
-from scipy.stats import norm
 from toolbox import make_result
 
-from bstune.core import curve
 from bstune.core.curve import (
     LAWS,
     CurveError,
@@ -15,7 +12,6 @@ from bstune.core.curve import (
     fit_curve,
     frontier_points,
     log_slope,
-    parse_points,
 )
 
 S_MIN, B_CRIT = 100.0, 1000.0
@@ -207,75 +203,6 @@ def test_b_opt_is_open_above_where_b_crit_is():
     assert fit.b_opt_low > 128
     assert fit.e_min == pytest.approx(1e6, rel=0.01)
     assert "no upper end: run batch sizes above 512" in fit.note
-
-
-def reference_deviance(points, b_crit=None, s_min=None, b_opt=0.0):
-    """The least deviance, written again from the model with scipy's densities and minimiser; free where None."""
-    size, steps = np.array([(p.batch_size, p.steps) for p in points]).T
-    stopped, share = np.array([p.stopped for p in points]), curve.OUTLIER_SHARE
-
-    def deviance(parameters):
-        log_sigma, log_e, log_b, log_o = parameters
-        log_b = log_b if b_crit is None else math.log(b_crit)
-        log_e = log_e if s_min is None else math.log(s_min) + log_b
-        sigma = math.exp(log_sigma)
-        wide = math.hypot(sigma, curve.OUTLIER_SPREAD)
-        o = math.exp(log_o) if b_opt is None else b_opt
-        # S = e/B_crit (1 + B_crit/B + (B_opt/B)^2)
-        off = np.log(steps) - (log_e - log_b + np.log1p(math.exp(log_b) / size + (o / size) ** 2))
-        exact = (1 - share) * norm.pdf(off, 0, sigma) + share * norm.pdf(off, 0, wide)
-        above = (1 - share) * norm.sf(off, 0, sigma) + share * norm.sf(off, 0, wide)
-        chance = np.where(stopped, above, exact * math.sqrt(2 * math.pi))
-        prior = curve.PRIOR_WEIGHT * (log_sigma + curve.PRIOR_NOISE**2 / (2 * sigma**2))
-        return 2 * prior - 2 * np.log(chance).sum()
-
-    middle = float(np.median(np.log(steps * size)))
-    starts = [
-        (math.log(s), middle + shift, 7.0, 5.0) for shift in (-1.0, 0.0, 1.0) for s in (0.05, 0.3)
-    ]
-    options = {"xatol": 1e-7, "fatol": 1e-9, "maxiter": 8000, "maxfev": 8000}
-    return min(
-        minimize(deviance, start, method="Nelder-Mead", options=options).fun for start in starts
-    )
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("stopped", [(), (0, 6), (8,)])
-def test_the_ends_are_where_a_reference_likelihood_falls_by_the_stated_amount(stopped):
-    steps = S_MIN * (1 + B_CRIT / NINE) * np.exp(0.1 * np.random.default_rng(5).standard_normal(9))
-    steps[3] *= 3  # an outlier, so that the mixture matters
-    steps[list(stopped)] *= 0.8
-    points = [point(B, S, i in stopped) for i, (B, S) in enumerate(zip(NINE, steps, strict=True))]
-    fit = fit_curve(points)
-    n = 9 - len(stopped) + curve.PRIOR_WEIGHT
-    t = curve.stdtrit(n - 2, 0.95)
-    least = reference_deviance(points)
-    assert reference_deviance(points, fit.critical_batch_size) == pytest.approx(least, abs=1e-3)
-    for end in (fit.critical_batch_size_low, fit.critical_batch_size_high):
-        assert reference_deviance(points, end) - least == pytest.approx(
-            n * math.log(1 + t**2 / (n - 2)), abs=0.02
-        )
-
-
-@pytest.mark.slow
-def test_the_ends_of_three_terms_are_where_a_reference_likelihood_falls_likewise():
-    points = noisy_points(np.random.default_rng(2), NINE, 0.1, b_opt=250.0)
-    points[4] = replace(points[4], steps=points[4].steps * 0.8, stopped=True)
-    fit = fit_curve(points)
-    assert fit.law == "three-terms"
-    n, t = 8 + curve.PRIOR_WEIGHT, curve.stdtrit(6.0, 0.95)
-    least = reference_deviance(points, b_opt=None)
-    assert reference_deviance(points, fit.critical_batch_size, b_opt=fit.b_opt) == pytest.approx(
-        least, abs=2e-3
-    )
-    for b_crit, b_opt in (
-        (fit.critical_batch_size_low, None),
-        (fit.critical_batch_size_high, None),
-        (None, fit.b_opt_low),
-        (None, fit.b_opt_high),
-    ):
-        rise = reference_deviance(points, b_crit, b_opt=b_opt) - least
-        assert rise == pytest.approx(n * math.log(1 + t**2 / (n - 3)), abs=0.1)
 
 
 def test_published_points_of_an_85m_language_model_whose_scale_scales_the_fit():
@@ -531,58 +458,3 @@ def test_the_interval_covers_b_crit_as_often_as_it_says(ratios, bounds, factor, 
     if ends == "finite":
         assert np.all(finite)
         assert np.median(high / low) < 2.0
-
-
-ROWS = "".join(f"{B},{S}\n" for B, S in ZHANG.items())
-GOOD_FILES = {
-    "plain": ("batch_size,steps\n" + ROWS, 9, 0),
-    "byte-order mark, other columns, blank lines": (
-        "\ufeff note , steps,batch_size\n\nx,9,1\n\nx,5,2\nx,4,9\n",
-        3,
-        0,
-    ),
-    "stopped": ("batch_size,steps,stopped\n1,9,TRUE\n2,9,0\n4,7,false\n9,6,0\n", 4, 1),
-    "floats, quotes, carriage returns": (
-        'batch_size,steps\r\n"16",1e3\r\n64,3.5e2\r\n256.5,2e2\r\n',
-        3,
-        0,
-    ),
-}
-
-
-@pytest.mark.parametrize(("text", "points", "stopped"), GOOD_FILES.values(), ids=GOOD_FILES.keys())
-def test_points_are_read_from_a_file(text, points, stopped):
-    found = parse_points(text, "points.csv")
-    assert (len(found), sum(p.stopped for p in found)) == (points, stopped)
-    assert fit_curve(found).critical_batch_size > 0
-
-
-HEAD = "batch_size,steps\n"
-BAD_FILES = {
-    "empty": ("", "line 1: needs the columns batch_size and steps"),
-    "missing column": ("batch,steps\n1,2\n", "got 'batch,steps'"),
-    "no header": (ROWS, "got '64,46000'"),
-    "repeated column": (
-        "batch_size,steps,steps\n1,2,3\n",
-        "each once, but got 'batch_size,steps,steps'",
-    ),
-    "not a number": (
-        HEAD + ROWS + "many,2\n",
-        "line 11: batch_size must be a positive, finite number",
-    ),
-    "missing value": (HEAD + "1,\n" + ROWS, "line 2: steps must be .* but got ''"),
-    "NaN": (HEAD + ROWS + "1,nan\n", "line 11: steps must be .* but got 'nan'"),
-    "too short a line": (HEAD + "1\n" + ROWS, "line 2: needs 2 values"),
-    "too long a line": (HEAD + "1,2,3\n" + ROWS, "line 2: needs 2 values"),
-    "unknown flag": (
-        "batch_size,steps,stopped\n1,2,maybe\n",
-        "line 2: stopped must be .* but got 'maybe'",
-    ),
-    "open quote": (HEAD + '1,"2\n' + ROWS, "not a CSV file"),
-}
-
-
-@pytest.mark.parametrize(("content", "message"), BAD_FILES.values(), ids=BAD_FILES.keys())
-def test_files_that_cannot_be_read_are_refused(content, message):
-    with pytest.raises(CurveError, match=message):
-        parse_points(content, "points.csv")

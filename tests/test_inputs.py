@@ -177,7 +177,7 @@ def test_yaml_is_read(text, value):
         "\ta",
         "a: \x1b[31m",
         "--- 1\n--- 2",
-        "x" * (inputs.YAML_LIMIT + 1),
+        "x" * (inputs.YAML_CHARACTERS + 1),
         "1" * 5000,
         "2001-99-99",
         "!!int ''",

@@ -238,7 +238,7 @@ def moments_after(layer, x):
 )
 def test_whitened_patches_have_the_moments_of_the_closed_form(k, channels, eps, chunk, monkeypatch):
     """With W = diag(1/sqrt(L + eps)) V' and moments V diag(L) V', those of W x are diag(L/(L + eps))."""
-    monkeypatch.setattr(layers, "CHUNK", chunk)
+    monkeypatch.setattr(layers, "CHUNK_OF_IMAGES", chunk)
     x = correlated(channels=channels)
     layer = Whitening(
         kernel_size=k, eps=eps, images=60, signed=False, bias=False, padding=0, channels=channels

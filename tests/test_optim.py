@@ -10,7 +10,13 @@ from bstune.core.errors import ConfigError
 from bstune.workloads.classifier import Classifier
 from bstune.workloads.layers import BatchNorm, Whitening
 from bstune.workloads.models import mlp
-from bstune.workloads.optim import KINDS, Muon, muon_and_adam, orthogonalised, parameter_groups
+from bstune.workloads.optim import (
+    KINDS_OF_PARAMETERS,
+    Muon,
+    muon_and_adam,
+    orthogonalised,
+    parameter_groups,
+)
 
 SETTINGS = {"momentum": 0.9, "nesterov": True, "steps": 5, "normalise_weights": False}
 ADAM = {
@@ -213,7 +219,9 @@ def groups_of(module, kinds, lr=0.5, weight_decay=0.01, batch_size=100):
     return parameter_groups(module, lr, weight_decay, batch_size, kinds)
 
 
-@pytest.mark.parametrize("kinds", [KINDS, KINDS[:4], (), ("filters", "head"), ("rest",)])
+@pytest.mark.parametrize(
+    "kinds", [KINDS_OF_PARAMETERS, KINDS_OF_PARAMETERS[:4], (), ("filters", "head"), ("rest",)]
+)
 @pytest.mark.parametrize("scale", [None, 0.25])
 def test_each_trained_parameter_is_in_the_group_of_its_kind_or_in_the_rest(kinds, scale):
     module = network(scale)
@@ -226,7 +234,9 @@ def test_each_trained_parameter_is_in_the_group_of_its_kind_or_in_the_rest(kinds
         "rest": ["1.bias", *(["2.weight"] if scale is None else []), "4.bias", "5.weight"],
     }
     named = [kind for kind in kinds if kind != "rest"]
-    rest = sorted(name for kind in KINDS if kind not in named for name in members[kind])
+    rest = sorted(
+        name for kind in KINDS_OF_PARAMETERS if kind not in named for name in members[kind]
+    )
     groups = groups_of(module, {kind: {} for kind in kinds})
     assert names(module, groups) == [*(members[kind] for kind in named), rest]
 

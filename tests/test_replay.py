@@ -15,7 +15,8 @@ from bstune.core.errors import BstuneError, TableError
 from bstune.core.records import Target, TrialResult
 from bstune.sweeps.search_problem import median_time
 from bstune.trial import replay as replay_module
-from bstune.trial.replay import Run, Table, read_table, replay, unusable_target
+from bstune.trial.recorded_run import Run
+from bstune.trial.replay import Table, read_table, replay, unusable_target
 
 TARGET = Target("val/error", 0.1, "min")
 

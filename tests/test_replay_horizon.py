@@ -15,7 +15,8 @@ from toolbox import make_spec, write_rows
 
 from bstune.core.errors import TableError
 from bstune.core.records import Target
-from bstune.trial.replay import Run, Table, read_table, replay, unusable_target
+from bstune.trial.recorded_run import Run
+from bstune.trial.replay import Table, read_table, replay, unusable_target
 
 TARGET = Target("val/error", 0.1, "min")
 POWER = 0.5  # P
@@ -48,7 +49,7 @@ def table(**others):
 
 
 def read(runs, batch_size, lr, horizon, target=TARGET, share=0.0):
-    return runs.read_horizon(batch_size, lr, horizon, target, share)
+    return runs.of_horizons.read(batch_size, lr, horizon, target, share)
 
 
 @pytest.mark.parametrize("point", [(8, 0.2), (16, 0.3), (11, 0.25), (32, 0.7)])
@@ -162,7 +163,7 @@ def test_a_seed_draws_one_of_a_cells_seeds_alike_in_every_cell():
     runs = Table((*table().runs, *table(seed=7, times=1.2).runs))
     s = shortest(16, 0.3)
     horizon = round(1.2 * s)
-    drawn = [runs.outcome_of_horizon(16, 0.3, horizon, seed, TARGET).steps for seed in range(300)]
+    drawn = [runs.of_horizons.outcome(16, 0.3, horizon, seed, TARGET).steps for seed in range(300)]
     assert 120 < drawn.count(None) < 180
     assert len(set(drawn)) == 2
     longer = round(1.5 * s)

@@ -7,7 +7,8 @@ import pytest
 from bstune.core.errors import ConfigError, TableError
 from bstune.core.records import Target
 from bstune.sweeps.rule_cost import RuleCost, run, sentence, steps_at, table_costs
-from bstune.trial.replay import Run, Table
+from bstune.trial.recorded_run import Run
+from bstune.trial.replay import Table
 
 TARGET = Target("val/error", 0.1, "min")
 RATES = tuple(0.01 * 2.0**k for k in range(9))

@@ -39,7 +39,8 @@ from bstune.sweeps.search_benchmark_report import (
     title,
 )
 from bstune.sweeps.search_problem import MULTIPLES, SearchRun, least, run_search, stopping_step
-from bstune.trial.replay import Run, Table, find_table
+from bstune.trial.recorded_run import Run
+from bstune.trial.replay import Table, find_table
 
 # Of a sweep: a change elsewhere seldom breaks it, and CI runs it.
 pytestmark = pytest.mark.slow

@@ -1,10 +1,12 @@
 """One global batch over devices and their micro-batches, in whole examples, with the weights that keep its gradient.
 
-Micro-batch i has n_i of the B examples. With each loss a mean over its own examples, the whole batch's gradient is
+Micro-batch i has n_i of the B examples. With each loss a mean over its own examples, the whole
+batch's gradient is
 
     grad L = sum_i (n_i / B) grad L_i
 
-whatever the n_i are; the plain mean over micro-batches is that only where all of them are equally large.
+whatever the n_i are; the plain mean over micro-batches is that only where all of them are equally
+large.
 """
 
 from collections.abc import Iterator
@@ -13,7 +15,8 @@ from fractions import Fraction
 
 from bstune.core.errors import ConfigError
 
-LARGEST = 10**15  # of each number: a float holds it
+# Of each number: a float holds it.
+LARGEST_WHOLE = 10**15
 
 
 @dataclass(frozen=True)
@@ -25,7 +28,8 @@ class BatchSplit:
 
     batch_size: int
     devices: int
-    rounds: int  # micro-batches of a device in one optimizer step
+    rounds: int
+    """Micro-batches of a device in one optimizer step."""
 
     @property
     def sizes(self) -> tuple[int, ...]:
@@ -34,71 +38,98 @@ class BatchSplit:
         return tuple((self.batch_size + parts - 1 - part) // parts for part in range(parts))
 
     def counts(self, device: int) -> dict[int, int]:
-        """Return how many micro-batches of which size one device runs, the larger ones first."""
+        """Give how many micro-batches of which size one device runs, the larger ones first."""
         size, rest = divmod(self.batch_size, self.devices * self.rounds)
+        # The first ``rest`` micro-batches are larger by one; this device runs every devices-th one.
         larger = max(0, -(-(rest - device) // self.devices))
-        return {
-            n: count for n, count in ((size + 1, larger), (size, self.rounds - larger)) if count
-        }
+        by_size = {size + 1: larger, size: self.rounds - larger}
+        return {n: count for n, count in by_size.items() if count}
 
     def share(self, device: int) -> int:
-        """Return the examples of one device."""
+        """Give the examples of one device."""
         return sum(size * count for size, count in self.counts(device).items())
 
     def weight(self, size: int) -> Fraction:
-        """Return n_i/B, of a micro-batch of ``size`` examples in the sum of gradients."""
+        """Give n_i/B, of a micro-batch of ``size`` examples in the sum of gradients."""
         return Fraction(size, self.batch_size)
 
     def factor(self, size: int) -> Fraction:
-        """Return what to multiply its loss by where gradients are averaged, as DDP over devices does: n_i/B x parts."""
+        """Give what to multiply its loss by where gradients are averaged, as DDP does: n_i/B x parts."""
         return self.weight(size) * self.devices * self.rounds
 
 
 def split_batch(batch_size: int, devices: int, largest: int | None = None) -> BatchSplit:
-    """Return the split with the fewest rounds in which no micro-batch exceeds ``largest`` examples (None: one round).
+    """Choose the fewest rounds in which no micro-batch exceeds ``largest`` examples (None: one round).
 
     ConfigError if a number is not a positive integer, or if there are fewer examples than devices.
     """
-    for name, value in (
-        ("batch size", batch_size),
-        ("number of devices", devices),
-        ("memory ceiling", largest),
-    ):
-        if value is not None and (
-            isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= LARGEST
-        ):
-            raise ConfigError(
-                f"the {name} must be a whole number from 1 to {LARGEST}, but got {value!r}"
-            )
+    _check_whole("batch size", batch_size)
+    _check_whole("number of devices", devices)
+    rounds = 1
+    if largest is not None:
+        _check_whole("memory ceiling", largest)
+        rounds = -(-batch_size // (devices * largest))
     if batch_size < devices:
+        plural = "s" * (batch_size > 1)
         raise ConfigError(
-            f"a batch of {batch_size} leaves some of {devices} devices without an example: use at most {batch_size} "
-            f"device{'s' * (batch_size > 1)}, or a batch size of at least {devices}"
+            f"a batch of {batch_size} leaves some of {devices} devices without an example: use at "
+            f"most {batch_size} device{plural}, or a batch size of at least {devices}"
         )
-    return BatchSplit(
-        batch_size, devices, 1 if largest is None else -(-batch_size // (devices * largest))
-    )
+    return BatchSplit(batch_size, devices, rounds)
+
+
+def _check_whole(name: str, value: object) -> None:
+    """Refuse what is no whole number; a truth value is an int in Python, but none here."""
+    is_whole = isinstance(value, int) and not isinstance(value, bool)
+    if not is_whole or not 1 <= value <= LARGEST_WHOLE:  # type: ignore[operator]
+        raise ConfigError(
+            f"the {name} must be a whole number from 1 to {LARGEST_WHOLE}, but got {value!r}"
+        )
 
 
 def split_lines(split: BatchSplit, largest: int) -> Iterator[str]:
     """Yield the split as lines to read: what each device runs, and how to weight the losses."""
-    total, devices, rounds = split.batch_size, split.devices, split.rounds
+    total = split.batch_size
+    devices = split.devices
     plural = "s" * (devices > 1)
-    yield f"global batch      {total} examples a step on {devices} device{plural}, at most {largest} at once on each"
-    yield f"accumulation      {rounds} micro-batch{'es' * (rounds > 1)} a device and step"
-    with_more = total % devices  # devices that have one example more than the others
+    yield (
+        f"global batch      {total} examples a step on {devices} device{plural}, "
+        f"at most {largest} at once on each"
+    )
+    plural = "es" * (split.rounds > 1)
+    yield f"accumulation      {split.rounds} micro-batch{plural} a device and step"
+    # The first of the devices have one example more than the others.
+    with_more = total % devices
     for first, last in ((0, with_more - 1), (with_more, devices - 1)):
         if first <= last:
-            name = f"device {first}" if first == last else f"devices {first} to {last}"
-            spelt = " + ".join(f"{count} x {size}" for size, count in split.counts(first).items())
-            yield f"{name:<17} {split.share(first)} examples{' each' * (first < last)}: {spelt}"
-    for size in sorted(
-        {size for device in (0, devices - 1) for size in split.counts(device)}, reverse=True
-    ):
+            yield _line_of_devices(split, first, last)
+    # The first device has the largest micro-batch, the last one the smallest.
+    sizes = split.counts(0).keys() | split.counts(devices - 1).keys()
+    for size in sorted(sizes, reverse=True):
         factor = split.factor(size)
-        value = f"{factor}" if factor.denominator == 1 else f"{factor} = {float(factor):.10g}"
-        yield f"loss of {size:<9} times {size}/{total} where gradients are summed, {value} where they are averaged"
-    yield "                  over micro-batches and devices, as Lightning's accumulation and DDP do; so the gradient"
-    yield "                  is the whole batch's, if each loss is the mean over its examples"
+        value = f"{factor}"
+        if factor.denominator != 1:
+            value = f"{factor} = {float(factor):.10g}"
+        yield (
+            f"loss of {size:<9} times {size}/{total} where gradients are summed, "
+            f"{value} where they are averaged"
+        )
+    margin = 18 * " "
+    yield (
+        f"{margin}over micro-batches and devices, as Lightning's accumulation and DDP do; "
+        "so the gradient"
+    )
+    yield f"{margin}is the whole batch's, if each loss is the mean over its examples"
     if 0 in split.counts(devices - 1):
-        yield "                  a micro-batch of 0 examples only takes part in the exchange, with gradients of 0"
+        yield (
+            f"{margin}a micro-batch of 0 examples only takes part in the exchange, "
+            "with gradients of 0"
+        )
+
+
+def _line_of_devices(split: BatchSplit, first: int, last: int) -> str:
+    """Say what each of some devices next to each other runs: all of them run the same."""
+    name = f"device {first}" if first == last else f"devices {first} to {last}"
+    each = " each" * (first < last)
+    spelt = " + ".join(f"{count} x {size}" for size, count in split.counts(first).items())
+    return f"{name:<17} {split.share(first)} examples{each}: {spelt}"

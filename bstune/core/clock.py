@@ -1,10 +1,11 @@
 """The training-only timer: a trial's seconds by phase, and the seconds per training step.
 
-Training runs in segments between evaluations. The clock synchronises the device at the edges of segments alone, so
-that asynchronous kernels are counted where they belong and nothing waits inside a segment.
+Training runs in segments between evaluations. The clock synchronises the device at the edges of
+segments alone, so that asynchronous kernels are counted where they belong and nothing waits inside
+a segment.
 
-A segment's seconds are those of a machine that has nothing else to do: what the training waited for a
-processor meanwhile is left out of them. The seconds by phase are the wall's.
+A segment's seconds are those of a machine that has nothing else to do: what the training waited for
+a processor meanwhile is left out of them. The seconds by phase are the wall's.
 """
 
 import os
@@ -13,7 +14,6 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from enum import Enum
-from itertools import accumulate
 from pathlib import Path
 
 IMPORTED = time.monotonic()
@@ -49,11 +49,11 @@ class TrialClock:
         self._synchronize = synchronize
         self._waited = waited
         self._seconds = dict.fromkeys(Phase, 0.0)
-        self.segments: list[
-            tuple[int, float]
-        ] = []  # steps and seconds of the training between evaluations, in order
+        # Steps and seconds of the training between evaluations, in order.
+        self.segments: list[tuple[int, float]] = []
         self._phase = Phase.STARTUP
-        self._segment = 0.0  # seconds of the running segment before it was last interrupted
+        # Of the running segment, before it was last interrupted.
+        self._segment_seconds = 0.0
         self._since = now()
         self._waited_since = waited()
 
@@ -81,22 +81,23 @@ class TrialClock:
 
     def end_segment(self, steps: int, phase: Phase) -> None:
         """Close a training segment of ``steps`` optimizer steps and enter ``phase``."""
-        elapsed = self._segment + self.enter(phase)
-        self._segment = 0.0
-        if steps > 0:  # one whose steps the gradient scaler all skipped has no seconds per step
+        elapsed = self._segment_seconds + self.enter(phase)
+        self._segment_seconds = 0.0
+        # One whose steps the gradient scaler all skipped has no seconds per step.
+        if steps > 0:
             self.segments.append((steps, elapsed))
 
     @contextmanager
     def interrupt_segment(self, phase: Phase) -> Iterator[None]:
         """Count what happens inside to ``phase``; the training segment goes on afterwards, as if nothing had been."""
-        self._segment += self.enter(phase)
+        self._segment_seconds += self.enter(phase)
         try:
             yield
         finally:
             self.enter(Phase.TRAINING)
 
     def seconds(self, phase: Phase) -> float:
-        """Return the seconds spent in ``phase`` so far, the running one left out."""
+        """Give the seconds spent in ``phase`` so far, the running one left out."""
         return self._seconds[phase]
 
     @property
@@ -106,33 +107,35 @@ class TrialClock:
 
 
 def seconds_per_step(segments: Sequence[tuple[int, float]], warmup_steps: int) -> float | None:
-    """Return tau(B): the median over segments of seconds per step, None without any.
+    """Give tau(B): the median over segments of seconds per step, None without any.
 
-    The first segment and all that begin before ``warmup_steps`` are left out, but for the last where none would remain.
+    The first segment and all that begin before ``warmup_steps`` are left out, but for the last
+    where none would remain.
     """
-    starts = accumulate((steps for steps, _ in segments), initial=0)
-    kept = [
-        segment
-        for segment, start in zip(segments, starts, strict=False)
-        if start >= max(1, warmup_steps)
-    ]
-    ratios = [seconds / steps for steps, seconds in kept or segments[-1:]]
-    return statistics.median(ratios) if ratios else None
+    warm = list[tuple[int, float]]()
+    start = 0
+    for steps, seconds in segments:
+        if start >= max(1, warmup_steps):
+            warm.append((steps, seconds))
+        start += steps
+    counted = warm or segments[-1:]
+    if not counted:
+        return None
+    return statistics.median(seconds / steps for steps, seconds in counted)
 
 
 def stopwatch(now: Callable[[], float] = time.monotonic) -> Callable[[], float]:
-    """Return what tells the seconds since this call."""
+    """Start a stopwatch: what is given back tells the seconds since this call."""
     start = now()
     return lambda: now() - start
 
 
 def process_seconds() -> float:
-    """Return the seconds since this process began; since it imported this module where the system does not say."""
+    """Give the seconds since this process began, or imported this module where the system does not say."""
     try:
         fields = Path("/proc/self/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
     except OSError:
         return time.monotonic() - IMPORTED
-    began = int(fields[19]) / os.sysconf(
-        "SC_CLK_TCK"
-    )  # proc(5): field 22, two of which come before
+    # proc(5): field 22, and the first two, the process's number and name, are not among these.
+    began = int(fields[19]) / os.sysconf("SC_CLK_TCK")
     return time.clock_gettime(time.CLOCK_BOOTTIME) - began

@@ -7,9 +7,12 @@ class BstuneError(Exception):
     exit_status = 2
 
     def __str__(self) -> str:
-        """Return the message; of an error in a DataLoader's process it is what follows the traceback put before it."""
-        text, name = super().__str__(), f"{type(self).__module__}.{type(self).__name__}: "
-        return text.rpartition(name)[2].strip() if "\nOriginal Traceback" in text else text
+        """Give the message; of an error in a DataLoader's process, what follows the traceback before it."""
+        text = super().__str__()
+        if "\nOriginal Traceback" not in text:
+            return text
+        name = f"{type(self).__module__}.{type(self).__name__}: "
+        return text.rpartition(name)[2].strip()
 
 
 class ConfigError(BstuneError):

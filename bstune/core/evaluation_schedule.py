@@ -1,15 +1,17 @@
 """When a trial is evaluated: a rule over examples and past values.
 
-The rule never looks at measured seconds: the history must not depend on the clock. One evaluation costs ``cost``
-x (validation examples), in examples trained. The next one waits until both hold:
+The rule never looks at measured seconds: the history must not depend on the clock. One evaluation
+costs ``cost`` x (validation examples), in examples trained. The next one waits until both hold:
 
-* its step is ``ratio`` times the last one's (at least one step on), rounded down: steps to target is known to that;
-* the cost of all evaluations with it is at most ``share`` of the examples trained near the target, and half of that far
-  from it, so that half is saved up for the dense evaluations near it.
+* its step is ``ratio`` times the last one's (at least one step on), rounded down: steps to target
+  is known to that;
+* the cost of all evaluations with it is at most ``share`` of the examples trained near the target,
+  and half of that far from it, so that half is saved up for the dense evaluations near it.
 
-Near means that the target is predicted within ``near`` times the steps so far, by a straight line in log steps through
-the last evaluation and the latest one at least ``LOOK_BACK`` times earlier. Metrics mostly flatten in log steps, so the
-line is early rather than late. A trial that has once been near stays near: a noisy metric would switch back and forth.
+Near means that the target is predicted within ``near`` times the steps so far, by a straight line
+in log steps through the last evaluation and the latest one at least ``LOOK_BACK`` times earlier.
+Metrics mostly flatten in log steps, so the line is early rather than late. A trial that has once
+been near stays near: a noisy metric would switch back and forth.
 """
 
 import math
@@ -17,8 +19,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 LOOK_BACK = 1.25
-# Of a trial that is looked at closely: from evaluation to evaluation, and what they may all cost, in
-# examples, over those that it trains on.
+# Of a trial that is looked at closely: of steps between evaluations, and what all of these may
+# cost, in examples, over those that it trains on.
 DENSE_RATIO = 1.02
 DENSE_SHARE = 1.0
 
@@ -27,10 +29,14 @@ DENSE_SHARE = 1.0
 class EvaluationSchedule:
     """When a trial is evaluated: the options of the rule in the module's docstring."""
 
-    ratio: float  # of steps between evaluations near the target, over 1
-    share: float  # of evaluation in training, both counted in examples, in (0, 1]
-    cost: float  # of evaluating one example, in examples trained
-    near: float  # the target counts as near when it is predicted within this many times the steps so far, over 1
+    ratio: float
+    """Of steps between evaluations near the target, over 1."""
+    share: float
+    """Of evaluation in training, both counted in examples, in (0, 1]."""
+    cost: float
+    """Of evaluating one example, in examples trained."""
+    near: float
+    """The target counts as near when it is predicted within this many times the steps so far."""
 
 
 # Evaluated at the last step alone.
@@ -51,8 +57,11 @@ def is_near(
     if len(gaps) < 2:
         return False
     step, gap = gaps[-1]
-    earlier = [pair for pair in gaps[:-1] if pair[0] * LOOK_BACK <= step] or gaps[:1]
-    step_before, gap_before = earlier[-1]
+    earlier = gaps[0]
+    for pair in gaps[:-1]:
+        if pair[0] * LOOK_BACK <= step:
+            earlier = pair
+    step_before, gap_before = earlier
     slope = (gap - gap_before) / math.log(step / step_before)
     return gap + slope * math.log(near) <= 0.0
 
@@ -65,7 +74,7 @@ def next_evaluation(
     near: bool,
     schedule: EvaluationSchedule,
 ) -> int:
-    """Return the step of the next evaluation after ``evaluations`` of them, the last one at ``step`` (0: none)."""
+    """Give the step of the next evaluation after ``evaluations`` of them, the last one at ``step`` (0: none)."""
     cost = (evaluations + 1) * schedule.cost * validation_examples
     allowed = schedule.share if near else schedule.share / 2
     affordable = math.ceil(cost / (allowed * batch_size))
@@ -81,7 +90,7 @@ def next_dense_evaluation(
     schedule: EvaluationSchedule,
     dense_steps: tuple[int, int],
 ) -> int:
-    """Return the step of the next evaluation of a trial that is to be looked at closely between two steps.
+    """Give the step of the next evaluation of a trial that is to be looked at closely between two steps.
 
     Arguments as of :func:`next_evaluation`; elsewhere it is evaluated as any trial.
     """
@@ -93,6 +102,5 @@ def next_dense_evaluation(
         return min(usual, first)
     ratio = min(schedule.ratio, DENSE_RATIO)
     dense = replace(schedule, ratio=ratio, share=DENSE_SHARE)
-    return min(
-        usual, next_evaluation(step, batch_size, validation_examples, evaluations, True, dense)
-    )
+    closely = next_evaluation(step, batch_size, validation_examples, evaluations, True, dense)
+    return min(usual, closely)

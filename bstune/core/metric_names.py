@@ -8,19 +8,32 @@ from bstune.core.errors import ConfigError
 
 Mode = Literal["min", "max"]
 # Words in the name of a metric that say which way is better.
-LESS = ("loss", "error", "err", "mse", "rmse", "mae", "nll", "perplexity", "ppl")
-MORE = ("acc", "accuracy", "f1", "auc", "auroc", "precision", "recall", "iou", "dice", "r2")
+LESS_IS_BETTER = ("loss", "error", "err", "mse", "rmse", "mae", "nll", "perplexity", "ppl")
+MORE_IS_BETTER = (
+    "acc",
+    "accuracy",
+    "f1",
+    "auc",
+    "auroc",
+    "precision",
+    "recall",
+    "iou",
+    "dice",
+    "r2",
+)
 LOSS = "loss"
 
 
 def mode_of(metric: str) -> Mode | None:
     """Say which way is better, by the words of a name; None where they do not tell."""
     words = set(re.split(r"[^a-z0-9]+", metric.lower()))
-    is_less = bool(words.intersection(LESS))
-    is_more = bool(words.intersection(MORE))
+    is_less = bool(words.intersection(LESS_IS_BETTER))
+    is_more = bool(words.intersection(MORE_IS_BETTER))
     if is_less == is_more:
         return None
-    return "min" if is_less else "max"
+    if is_less:
+        return "min"
+    return "max"
 
 
 def the_loss(metrics: Collection[str]) -> str | None:
@@ -40,22 +53,22 @@ def parse_target(text: str, option: str = "--target") -> tuple[str, float, Mode]
     ConfigError, which names the ``option``, for another text, and where neither the sign nor the
     metric's name says which way is better.
     """
-    found = re.fullmatch(r"\s*([^<>=\s]+)\s*(<=|>=|=)\s*(\S+)\s*", text)
+    parts = re.fullmatch(r"\s*([^<>=\s]+)\s*(<=|>=|=)\s*(\S+)\s*", text)
     try:
-        if found is None:
+        if parts is None:
             raise ValueError
-        metric, sign, value = found[1], found[2], float(found[3])
+        value = float(parts[3])
     except ValueError as error:
         raise ConfigError(
-            f"{option} must be a metric and a number, such as val_loss=0.1, 'val_loss<=0.1' or 'val_acc>=0.9', but got "
-            f"{text}"
+            f"{option} must be a metric and a number, such as val_loss=0.1, 'val_loss<=0.1' or "
+            f"'val_acc>=0.9', but got {text}"
         ) from error
-    if sign != "=":
-        return metric, value, "min" if sign == "<=" else "max"
-    mode = mode_of(metric)
+    metric = parts[1]
+    modes: dict[str, Mode | None] = {"<=": "min", ">=": "max", "=": mode_of(metric)}
+    mode = modes[parts[2]]
     if mode is None:
         raise ConfigError(
-            f"{option} {text}: the name does not say which way is better: write '{metric}<={value:g}' or "
-            f"'{metric}>={value:g}', in quotes"
+            f"{option} {text}: the name does not say which way is better: write "
+            f"'{metric}<={value:g}' or '{metric}>={value:g}', in quotes"
         )
     return metric, value, mode

@@ -1,7 +1,7 @@
 """What a trial is asked for, what fixes it, and its result: frozen records that go to JSON and come back unchanged.
 
-The JSON is strict: a value that does not exist is ``null``, never NaN or Infinity. This module needs neither torch
-nor numpy, so that everything that works on recorded trials starts fast.
+The JSON is strict: a value that does not exist is ``null``, never NaN or Infinity. This module
+needs neither torch nor numpy, so that everything that works on recorded trials starts fast.
 """
 
 import json
@@ -16,15 +16,17 @@ from bstune.core.evaluation_schedule import EvaluationSchedule
 
 Status = Literal["reached", "stopped", "diverged", "out of memory", "failed"]
 STATUSES: tuple[str, ...] = get_args(Status)
-Merit = Literal["time", "steps"]  # what a winner is best by
-LARGEST = 1e15  # of counts and measurements in a record
-NEVER = 1e300  # a goal is a finite number, and far from this one
+# What a winner is best by.
+Merit = Literal["time", "steps"]
+# Of counts and measurements in a record.
+LARGEST_RECORDED = 1e15
+# A goal is a finite number, and far from this one.
+NEVER = 1e300
 CompileMode = Literal["default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"]
 CUDA_GRAPH_MODES = ("reduce-overhead", "max-autotune")
 FastMode = Literal["auto", "off", "graph"]
-StepsOf = Literal[
-    "trainer", "lean"
-]  # whose seconds of a step count: Lightning's loop, or the lean one
+# Whose seconds of a step count: Lightning's loop, or the lean one.
+StepsOf = Literal["trainer", "lean"]
 
 
 def sign_of(mode: Literal["min", "max"]) -> float:
@@ -56,11 +58,13 @@ class Target:
             raise ConfigError(f"target.value must be a finite number, but got {self.value}")
 
     def gap(self, value: float) -> float:
-        """Return how far ``value`` still is from the goal: positive before it, zero or negative once reached."""
-        return value - self.value if self.mode == "min" else self.value - value
+        """Give how far ``value`` still is from the goal: zero or negative once it is reached."""
+        if self.mode == "min":
+            return value - self.value
+        return self.value - value
 
     def reached(self, value: float) -> bool:
-        """Return whether ``value`` meets the goal; NaN never does."""
+        """Tell whether ``value`` meets the goal; NaN never does."""
         return self.gap(value) <= 0.0
 
     @property
@@ -71,7 +75,7 @@ class Target:
     @property
     def never_met(self) -> "Target":
         """The same metric with a goal that no value meets: for training that only its budget ends."""
-        return replace(self, value=-NEVER if self.mode == "min" else NEVER)
+        return replace(self, value=-self.sign * NEVER)
 
     @property
     def is_open(self) -> bool:
@@ -88,35 +92,40 @@ class Target:
 class TrialSpec:
     """What one trial is asked to do."""
 
-    number: int  # Optuna's
-    trial_index: int  # its place in the study's plan, from 0; a trial that is asked again keeps it
-    batch_size: int  # examples per applied optimizer step
+    number: int
+    """Optuna's."""
+    trial_index: int
+    """Its place in the study's plan, from 0; a trial that is asked again keeps it."""
+    batch_size: int
+    """Examples per applied optimizer step."""
     lr: float
-    delta: float | None  # log2(lr / rule(batch_size)); None where no rule was used
-    seed: int  # of the initial weights, the order of the data and the augmentation
-    max_steps: int | None = (
-        None  # it stops there, steps of the trial it continues included; None: the study's budget
-    )
-    resumed_from: int | None = (
-        None  # the stopped trial that it continues, at the same batch size, rate and seed
-    )
-    replicate_of: int | None = (
-        None  # the trial whose hyper-parameters it runs again on a fresh seed
-    )
-    hyperparameters: Mapping[str, int | float] = field(
-        default_factory=dict
-    )  # further ones, by name (see bstune.config)
-    max_seconds: float | None = None  # of its wall time, after which its next step is its last one
-    # Between these steps it is evaluated as densely as evaluations of as many examples as it trains on
-    # allow: there it is expected to meet the target. None: nowhere.
+    delta: float | None
+    """log2(lr / rule(batch_size)); None where no rule was used."""
+    seed: int
+    """Of the initial weights, the order of the data and the augmentation."""
+    max_steps: int | None = None
+    """It stops there, steps of the trial it continues included; None: the study's budget."""
+    resumed_from: int | None = None
+    """The stopped trial that it continues, at the same batch size, rate and seed."""
+    replicate_of: int | None = None
+    """The trial whose hyper-parameters it runs again on a fresh seed."""
+    hyperparameters: Mapping[str, int | float] = field(default_factory=dict)
+    """Further ones, by name (see bstune.config)."""
+    max_seconds: float | None = None
+    """Of its wall time, after which its next step is its last one."""
     dense_steps: tuple[int, int] | None = None
-    # The target's goal, where the study has it from its first trial; None: the protocol's.
+    """Between these steps it is expected to meet the target; None: nowhere.
+
+    There it is evaluated as densely as evaluations of as many examples as it trains on allow.
+    """
     goal: float | None = None
+    """The target's, where the study has it from its first trial; None: the protocol's."""
 
     def trial_fields(self) -> dict[str, Any]:
-        """Return the fields that a trial's record takes over as they are: all but its limits."""
+        """Give the fields that a trial's record takes over as they are: all but its limits."""
         limits = ("max_steps", "max_seconds", "dense_steps", "goal")
-        return {f.name: getattr(self, f.name) for f in fields(self) if f.name not in limits}
+        names = [spec_field.name for spec_field in fields(self) if spec_field.name not in limits]
+        return {name: getattr(self, name) for name in names}
 
 
 @dataclass(frozen=True)
@@ -130,32 +139,43 @@ class TrialResult:
         lr: learning rate.
         delta: log2(lr / rule(batch_size)); None where no rule was used.
         seed: of the initial weights, the order of the data and the augmentation.
-        status: ``reached``; ``stopped`` (out of steps or stopped early: a bound from below); or how the trial failed.
-        steps: optimizer steps applied until the first evaluation that met the target, or run if stopped; those of
-            the trial that it continues are counted.
-        steps_low: step of the last evaluation that missed the target (0 if none): S lies in (steps_low, steps] where
-            the target was reached, above steps_low where it was not.
+        status: ``reached``; ``stopped`` (out of steps or stopped early: a bound from below); or how
+            the trial failed.
+        steps: optimizer steps applied until the first evaluation that met the target, or run if
+            stopped; those of the trial that it continues are counted.
+        steps_low: step of the last evaluation that missed the target (0 if none): S lies in
+            (steps_low, steps] where the target was reached, above steps_low where it was not.
         examples: examples trained on, steps x batch_size.
-        train_seconds: of the training clock, with warm-up; like all seconds, without those of the continued trial.
-        eval_seconds: evaluation, and the passes that measure the noise scale beside the training, in seconds.
-        startup_seconds: from the trial's start to its first training step, evaluation at step 0 left out.
+        train_seconds: of the training clock, with warm-up; like all seconds, without those of the
+            continued trial.
+        eval_seconds: evaluation, and the passes that measure the noise scale beside the training,
+            in seconds.
+        startup_seconds: from the trial's start to its first training step, evaluation at step 0
+            left out.
         wall_seconds: the trial as a whole.
-        seconds_per_step: tau(B): the survey's, where there is one, so that a machine under load does not decide; else
-            the trial's own. None if no step was finished.
+        seconds_per_step: tau(B): the survey's, where there is one, so that a machine under load
+            does not decide; else the trial's own. None if no step was finished.
         device: name of the device.
-        versions: versions of the packages that the result depends on; on CUDA, also its libraries and their settings.
-        history: (step, value) pairs of the target's metric, from the first step; a value that was not finite is None.
+        versions: versions of the packages that the result depends on; on CUDA, also its libraries
+            and their settings.
+        history: (step, value) pairs of the target's metric, from the first step; a value that was
+            not finite is None.
         message: the error, for ``diverged``, ``oom`` and ``failed``.
         resumed_from: number of the stopped trial that it continues; None: it started afresh.
-        replicate_of: number of the trial whose hyper-parameters it runs again on a fresh seed; None: none's.
-        noise_scale: (step, |G|^2, tr Sigma) of the steps at which it was measured (:mod:`bstune.core.noise_scale`),
-            those of the trial that it continues included; steps that a gradient scaler skips are counted.
+        replicate_of: number of the trial whose hyper-parameters it runs again on a fresh seed;
+            None: none's.
+        noise_scale: (step, |G|^2, tr Sigma) of the steps at which it was measured
+            (:mod:`bstune.core.noise_scale`), those of the trial that it continues included; steps
+            that a gradient scaler skips are counted.
         hyperparameters: further ones that the study searches, by name.
-        measured_seconds_per_step: the trial's own, the median over segments after warm-up; None where it is no other.
-        horizon: steps after which its schedule ends, of a workload whose schedule ends with the trial; else None.
-        training_loop: what took the steps: ``lean``, ``graph``, or ``lean, not graph: `` or ``Lightning's: `` and why;
-            None: no Trainer took any.
-        effective_lr: lr/(1 - m) of SGD with a momentum m, before any schedule; None for other optimizers.
+        measured_seconds_per_step: the trial's own, the median over segments after warm-up; None
+            where it is no other.
+        horizon: steps after which its schedule ends, of a workload whose schedule ends with the
+            trial; else None.
+        training_loop: what took the steps: ``lean``, ``graph``, or ``lean, not graph: `` or
+            ``Lightning's: `` and why; None: no Trainer took any.
+        effective_lr: lr/(1 - m) of SGD with a momentum m, before any schedule; None for other
+            optimizers.
     """
 
     number: int
@@ -188,12 +208,19 @@ class TrialResult:
 
     @classmethod
     def unmeasured(cls, spec: TrialSpec, status: Status, **values: Any) -> "TrialResult":
-        """Return a record of the spec and ``values``, whose other fields are zero or empty."""
-        empty: dict[str, Any] = dict.fromkeys(("steps", "steps_low", "examples"), 0)
-        empty |= dict.fromkeys(
-            ("train_seconds", "eval_seconds", "startup_seconds", "wall_seconds"), 0.0
-        )
-        empty |= {"seconds_per_step": None, "device": "", "versions": {}}
+        """Make a record of the spec and ``values``, whose other fields are zero or empty."""
+        empty: dict[str, Any] = {
+            "steps": 0,
+            "steps_low": 0,
+            "examples": 0,
+            "train_seconds": 0.0,
+            "eval_seconds": 0.0,
+            "startup_seconds": 0.0,
+            "wall_seconds": 0.0,
+            "seconds_per_step": None,
+            "device": "",
+            "versions": {},
+        }
         return cls(**{**spec.trial_fields(), **empty, "status": status, **values})
 
     @property
@@ -204,21 +231,21 @@ class TrialResult:
     @property
     def time_to_target(self) -> float | None:
         """T = S x tau(B) in seconds; None if the target was not reached."""
-        return (
-            self.steps * self.seconds_per_step
-            if self.reached and self.seconds_per_step is not None
-            else None
-        )
+        if not self.reached or self.seconds_per_step is None:
+            return None
+        return self.steps * self.seconds_per_step
 
     def best_value(self, mode: Literal["min", "max"]) -> float | None:
         """Give the best value of the metric after training began; None where it has none."""
         values = [value for step, value in self.history if step > 0 and value is not None]
         if not values:
             return None
-        return min(values) if mode == "min" else max(values)
+        if mode == "min":
+            return min(values)
+        return max(values)
 
     def again(self, max_steps: int | None = None) -> TrialSpec:
-        """Return the spec of the same trial, from its start."""
+        """Give the spec of the same trial, from its start."""
         return TrialSpec(
             number=self.number,
             trial_index=self.trial_index,
@@ -231,11 +258,11 @@ class TrialResult:
         )
 
     def after(self, steps: int) -> dict[str, Any]:
-        """Return what the record says of its first ``steps`` steps: as fields, ``steps`` among them."""
+        """Give what the record says of its first ``steps`` steps: as fields, ``steps`` among them."""
         return {"steps": steps, "examples": steps * self.batch_size}
 
     def to_json(self) -> str:
-        """Return the record as one line of strict JSON."""
+        """Write the record as one line of strict JSON."""
         return dump_json(asdict(self))
 
     @classmethod
@@ -249,25 +276,30 @@ class TrialResult:
             raise RecordError(f"a trial record is a JSON object, but got {text[:80]!r}")
         _check_names(values)
         for name, value in values.items():
-            one = _FIELDS[name]
-            if not one.is_valid(value):
-                shown = repr(value)[:80]
-                raise RecordError(f"{name} of a trial record must be {one.what}, but got {shown}")
+            record_field = _FIELDS[name]
+            if not record_field.is_valid(value):
+                raise RecordError(
+                    f"{name} of a trial record must be {record_field.what}, but got "
+                    f"{repr(value)[:80]}"
+                )
         return cls(**{name: _FIELDS[name].read(value) for name, value in values.items()})
 
 
 def _check_names(values: Mapping[str, Any]) -> None:
     """Refuse a record that lacks a field, or has one that there is not."""
-    known = {one.name for one in fields(TrialResult)}
-    optional = {
-        one.name
-        for one in fields(TrialResult)
-        if one.default is not MISSING or one.default_factory is not MISSING
-    }
-    missing = sorted(known - optional - values.keys())
+    known = set[str]()
+    required = set[str]()
+    for record_field in fields(TrialResult):
+        known.add(record_field.name)
+        if record_field.default is MISSING and record_field.default_factory is MISSING:
+            required.add(record_field.name)
+    missing = sorted(required - values.keys())
     unknown = sorted(values.keys() - known)
-    both = (("lacks", missing), ("has unknown", unknown))
-    faults = [f"{what} {', '.join(names)[:200]}" for what, names in both if names]
+    faults = list[str]()
+    if missing:
+        faults.append(f"lacks {', '.join(missing)[:200]}")
+    if unknown:
+        faults.append(f"has unknown {', '.join(unknown)[:200]}")
     if faults:
         raise RecordError(f"a trial record {' and '.join(faults)}")
 
@@ -280,16 +312,21 @@ class _Field(NamedTuple):
     """
 
     is_valid: Callable[[object], bool]
-    what: str  # it may hold, in words
+    what: str
+    """It may hold, in words."""
     read: Callable[[Any], Any] = lambda value: value
 
 
 def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= LARGEST
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return False
+    return abs(value) <= LARGEST_RECORDED
 
 
 def _is_count(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= LARGEST
+    if isinstance(value, bool) or not isinstance(value, int):
+        return False
+    return 0 <= value <= LARGEST_RECORDED
 
 
 def _is_batch_size(value: object) -> bool:
@@ -309,9 +346,10 @@ def _is_text(value: object) -> bool:
 
 
 def _is_finite(value: object) -> bool:
-    """Tell whether a value is any finite number: metrics and gradients may be as large as a float can be."""
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    return is_number and abs(value) <= sys.float_info.max  # type: ignore[arg-type]
+    """Tell whether a value is any finite number: metrics and gradients may be as large as a float."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return False
+    return abs(value) <= sys.float_info.max
 
 
 def _or_none(is_valid: Callable[[object], bool]) -> Callable[[object], bool]:
@@ -376,7 +414,7 @@ _FIELDS: Mapping[str, _Field] = {
 
 
 def dump_json(value: Any, indent: int | None = None) -> str:
-    """Return strict JSON: floats that are not finite become ``null``, mappings and sequences are walked."""
+    """Write strict JSON: floats that are not finite become ``null``, mappings and sequences are walked."""
     return json.dumps(_finite(value), allow_nan=False, indent=indent)
 
 
@@ -384,9 +422,9 @@ def _finite(value: Any) -> Any:
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, Mapping):
-        return {str(k): _finite(v) for k, v in value.items()}
+        return {str(key): _finite(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_finite(v) for v in value]
+        return [_finite(item) for item in value]
     return value
 
 
@@ -398,7 +436,7 @@ class Budget:
     examples: int = 1
 
     def last_step(self, batch_size: int) -> int:
-        """Return the steps after which both are spent: the frontier's own shape, flat in steps, then in examples."""
+        """Give the steps after which both are spent: as the frontier, flat in steps, then in examples."""
         return max(self.steps, math.ceil(self.examples / batch_size))
 
 
@@ -407,36 +445,33 @@ class TrialProtocol:
     """What stays fixed in every trial of a study, whether it is trained or answered from a table."""
 
     target: Target
-    budget: Budget  # when to give up
+    budget: Budget
+    """When to give up."""
     evaluation_schedule: EvaluationSchedule
-    micro_batch_size: (
-        int | None
-    )  # a larger batch is accumulated from micro-batches of this many examples; None: never
-    warmup_steps: int  # in a segment of their own at the start, left out of tau(B)
-    divergence: float  # diverged is a trial whose metric is this many times as far from its goal as at the start
-    noise_scale_every: (
-        int | None
-    )  # steps between measurements of the gradient noise scale; None: it is not measured
-    compile: (
-        str | None
-    )  # the mode of torch.compile in which the module is compiled; None: it is not
-    trainer: Mapping[
-        str, Any
-    ]  # further arguments of the Lightning Trainer, such as accelerator and precision
-    fast: FastMode  # whether the lean loop takes the steps where it can, or Lightning's own always
-    devices: int = 1  # that share each batch, a process each
+    micro_batch_size: int | None
+    """A larger batch is accumulated from micro-batches of this many examples; None: never."""
+    warmup_steps: int
+    """In a segment of their own at the start, left out of tau(B)."""
+    divergence: float
+    """Diverged is a trial whose metric is this many times as far from its goal as at the start."""
+    noise_scale_every: int | None
+    """Steps between measurements of the gradient noise scale; None: it is not measured."""
+    compile: str | None
+    """The mode of torch.compile in which the module is compiled; None: it is not."""
+    trainer: Mapping[str, Any]
+    """Further arguments of the Lightning Trainer, such as accelerator and precision."""
+    fast: FastMode
+    """Whether the lean loop takes the steps where it can, or Lightning's own always."""
+    devices: int = 1
+    """That share each batch, a process each."""
 
     def last_step(self, batch_size: int) -> int:
-        """Return the steps after which the budget of a trial at this batch size is spent."""
+        """Give the steps after which the budget of a trial at this batch size is spent."""
         return self.budget.last_step(batch_size)
 
     def for_steps_only(self, budget: Budget | None = None) -> "TrialProtocol":
         """Give the protocol of training that no target ends, but the budget: another one, where it is given."""
-        return replace(
-            self,
-            target=self.target.never_met,
-            budget=self.budget if budget is None else budget,
-        )
+        return replace(self, target=self.target.never_met, budget=budget or self.budget)
 
     def of(self, spec: TrialSpec) -> "TrialProtocol":
         """Give the protocol of a trial: with the goal that its spec has, where it has one."""

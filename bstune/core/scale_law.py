@@ -23,7 +23,7 @@ made curves (``tests/benchmarks/bench_extrapolate.py --tune``) other than those 
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 
 import numpy as np
@@ -31,22 +31,33 @@ from numpy.typing import NDArray
 from scipy.special import ndtr
 
 from bstune.core.errors import StudyError
+from bstune.core.interval import INTERVAL_LEVEL
 
 Array = NDArray[np.float64]
 
-FEWEST_SCALES = 3  # different ones, for a law
-LAW_LEVEL = 0.9  # of its intervals
-LEVEL_SIGMA = 20.0  # prior of a, in log of the quantity: none
-SLOPE_SIGMA = 1.0  # prior of b around 0
-OFFSET_SIGMA = 0.15  # half-normal prior of the studies' own offsets, in log of the quantity
-DRIFT_SIGMA = 0.1  # half-normal prior of the slope's drift, for a scale e times as large
+# Different ones, for a law.
+FEWEST_SCALES = 3
+# Nominal coverage of its intervals.
+LAW_LEVEL = INTERVAL_LEVEL
+# Prior of a, in log of the quantity: none.
+LEVEL_SIGMA = 20.0
+# Prior of b around 0.
+SLOPE_SIGMA = 1.0
+# Half-normal prior of the studies' own offsets, in log of the quantity.
+OFFSET_SIGMA = 0.15
+# Half-normal prior of the slope's drift, for a scale e times as large.
+DRIFT_SIGMA = 0.1
 OFFSETS = (0.02, 0.06, 0.12, 0.2, 0.3, 0.45, 0.7)
 DRIFTS = (0.01, 0.04, 0.08, 0.12, 0.18, 0.25, 0.36)
-CORRELATIONS = (0.0, 0.5, 0.9)  # of the errors of one study
-UNTOLD_ERROR = 0.3  # of log y, where a study tells none: a factor of 1.35
-LEAST_LOG_ERROR = 0.02  # a median over posterior draws has at least that
+# Of the errors of one study.
+CORRELATIONS = (0.0, 0.5, 0.9)
+# Of log y, where a study tells none: a factor of 1.35.
+UNTOLD_ERROR = 0.3
+# A median over posterior draws has at least that.
+LEAST_LOG_ERROR = 0.02
 BISECTIONS = 60
-LARGEST_LOG = 700.0  # beyond it a float ends
+# Beyond it a float ends.
+LARGEST_LOG_OF_FLOAT = 700.0
 
 
 @dataclass(frozen=True)
@@ -107,32 +118,43 @@ class ScaleLaw:
             mean, variance = self._moments(component, np.array([log_scale]), np.array([1.0]))
             means.append(self.level + mean)
             sigmas.append(math.sqrt(variance + component.offset**2))
-        found = self._interval(np.array(means), np.array(sigmas))
-        logs = np.clip([found.value, found.low, found.high], -LARGEST_LOG, LARGEST_LOG)
-        value, low, high = np.exp(logs).tolist()
+        log_estimate = self._interval(np.array(means), np.array(sigmas))
+        logs = [log_estimate.value, log_estimate.low, log_estimate.high]
+        value, low, high = np.exp(
+            np.clip(logs, -LARGEST_LOG_OF_FLOAT, LARGEST_LOG_OF_FLOAT)
+        ).tolist()
         return Estimate(value, low, high)
 
     def _moments(self, component: Component, at: Array, factors: Array) -> tuple[float, float]:
         """Give the mean and the variance of a sum of values of f, with factors, at log scales."""
         x = np.log([point.scale for point in self.points]) - self.centre
         across = factors @ _covariance(at, x, component.drift)
-        before = float(factors @ _covariance(at, at, component.drift) @ factors)
-        variance = before - float(across @ component.inverse @ across)
+        prior_variance = float(factors @ _covariance(at, at, component.drift) @ factors)
+        variance = prior_variance - float(across @ component.inverse @ across)
+        # Rounding can leave less than nothing, near a point that has no error to speak of.
         return float(across @ component.solved), max(variance, 1e-12)
 
     def _interval(self, means: Array, sigmas: Array) -> Estimate:
-        """Give the quantiles of a mixture of normal distributions."""
+        """Give the median and the interval of a mixture of normal distributions."""
+        return Estimate(
+            value=self._quantile(0.5, means, sigmas),
+            low=self._quantile((1.0 - LAW_LEVEL) / 2.0, means, sigmas),
+            high=self._quantile((1.0 + LAW_LEVEL) / 2.0, means, sigmas),
+        )
+
+    def _quantile(self, share: float, means: Array, sigmas: Array) -> float:
+        """Give a quantile of a mixture of normal distributions, by bisection."""
         weights = np.array([component.weight for component in self.components])
-        ends = list[float]()
-        for share in ((1.0 - LAW_LEVEL) / 2.0, 0.5, (1.0 + LAW_LEVEL) / 2.0):
-            low = float((means - 10.0 * sigmas).min())
-            high = float((means + 10.0 * sigmas).max())
-            for _ in range(BISECTIONS):
-                middle = (low + high) / 2.0
-                below = float(weights @ ndtr((middle - means) / sigmas))
-                low, high = (middle, high) if below < share else (low, middle)
-            ends.append((low + high) / 2.0)
-        return Estimate(ends[1], ends[0], ends[2])
+        low = float((means - 10.0 * sigmas).min())
+        high = float((means + 10.0 * sigmas).max())
+        for _ in range(BISECTIONS):
+            middle = (low + high) / 2.0
+            below = float(weights @ ndtr((middle - means) / sigmas))
+            if below < share:
+                low = middle
+            else:
+                high = middle
+        return (low + high) / 2.0
 
 
 def fit_scale_law(points: Sequence[ScalePoint]) -> ScaleLaw:
@@ -146,16 +168,17 @@ def fit_scale_law(points: Sequence[ScalePoint]) -> ScaleLaw:
         raise StudyError(f"a law over scales takes {FEWEST_SCALES} of them, but got {len(scales)}")
     x = np.log([point.scale for point in points])
     y = np.log([point.value for point in points])
-    centre, level = float(x.mean()), float(y.mean())
+    centre = float(x.mean())
+    level = float(y.mean())
     components = _components(points, x - centre, y - level)
+    # The exponent is told by the rest of the law.
     blank = Estimate(0.0, 0.0, 0.0)
     law = ScaleLaw(blank, scales[0], scales[-1], tuple(points), centre, level, components)
     ends = np.log([scales[0], scales[-1]]) - centre
-    span = ends[1] - ends[0]
-    moments = [law._moments(one, ends, np.array([-1.0, 1.0]) / span) for one in components]
+    factors = np.array([-1.0, 1.0]) / (ends[1] - ends[0])
+    moments = [law._moments(component, ends, factors) for component in components]
     means, variances = np.array(moments).T
-    exponent = law._interval(means, np.sqrt(variances))
-    return ScaleLaw(exponent, law.smallest, law.largest, law.points, centre, level, components)
+    return replace(law, exponent=law._interval(means, np.sqrt(variances)))
 
 
 def _components(points: Sequence[ScalePoint], x: Array, y: Array) -> tuple[Component, ...]:
@@ -163,7 +186,7 @@ def _components(points: Sequence[ScalePoint], x: Array, y: Array) -> tuple[Compo
     told = [UNTOLD_ERROR if point.error is None else point.error for point in points]
     errors = np.maximum(told, LEAST_LOG_ERROR)
     names = [point.study for point in points]
-    together = np.array([[one == other for other in names] for one in names], dtype=float)
+    is_same_study = np.equal.outer(np.array(names), np.array(names)).astype(float)
     offsets: Sequence[float] = OFFSETS
     correlations: Sequence[float] = CORRELATIONS
     # A study's offset is a constant of all its points, and asked is what this study measures.
@@ -171,26 +194,28 @@ def _components(points: Sequence[ScalePoint], x: Array, y: Array) -> tuple[Compo
         offsets = (0.0,)
     if len(set(names)) == len(names):
         correlations = (0.0,)
-    found = list[tuple[float, Component]]()
+    log_weights = list[float]()
+    unweighted = list[Component]()
     for offset, drift, correlation in product(offsets, DRIFTS, correlations):
-        shared = together * correlation
+        shared = is_same_study * correlation
         np.fill_diagonal(shared, 1.0)
         covariance = _covariance(x, x, drift)
-        covariance += np.outer(errors, errors) * shared + together * offset**2
+        covariance += np.outer(errors, errors) * shared + is_same_study * offset**2
         inverse: Array = np.linalg.inv(covariance).astype(np.float64)
         solved = inverse @ y
         log_determinant = float(np.linalg.slogdet(covariance)[1])
         log_weight = -0.5 * (log_determinant + float(y @ solved))
         log_weight += _log_prior(offset, OFFSETS, OFFSET_SIGMA)
         log_weight += _log_prior(drift, DRIFTS, DRIFT_SIGMA)
-        found.append((log_weight, Component(0.0, offset, drift, solved, inverse)))
-    largest = max(log_weight for log_weight, _ in found)
-    total = sum(math.exp(log_weight - largest) for log_weight, _ in found)
-    components = list[Component]()
-    for log_weight, one in found:
-        weight = math.exp(log_weight - largest) / total
-        components.append(Component(weight, one.offset, one.drift, one.solved, one.inverse))
-    return tuple(components)
+        log_weights.append(log_weight)
+        unweighted.append(Component(0.0, offset, drift, solved, inverse))
+    largest = max(log_weights)
+    weights = [math.exp(log_weight - largest) for log_weight in log_weights]
+    total = sum(weights)
+    return tuple(
+        replace(component, weight=weight / total)
+        for weight, component in zip(weights, unweighted, strict=True)
+    )
 
 
 def _log_prior(value: float, grid: Sequence[float], sigma: float) -> float:
@@ -198,8 +223,14 @@ def _log_prior(value: float, grid: Sequence[float], sigma: float) -> float:
     if value not in grid:
         return 0.0
     i = grid.index(value)
-    below = 0.0 if i == 0 else (grid[i - 1] + value) / 2.0
-    above = value + (value - below) if i == len(grid) - 1 else (value + grid[i + 1]) / 2.0
+    # It ends halfway to the neighbours; the first one's begins at 0, and the last one's is
+    # symmetric.
+    below = 0.0
+    if i > 0:
+        below = (grid[i - 1] + value) / 2.0
+    above = value + (value - below)
+    if i < len(grid) - 1:
+        above = (value + grid[i + 1]) / 2.0
     return -0.5 * (value / sigma) ** 2 + math.log(above - below)
 
 
@@ -209,7 +240,8 @@ def _covariance(one: Array, other: Array, drift: float) -> Array:
     Of the integral of a Brownian motion that starts at 0 to either side: with u the smaller
     distance and v the larger one, u^3/3 + u^2 (v - u)/2 on one side, and 0 across.
     """
-    left, right = one[:, None], other[None, :]
+    left = one[:, None]
+    right = other[None, :]
     u = np.minimum(np.abs(left), np.abs(right))
     v = np.maximum(np.abs(left), np.abs(right))
     bent = np.where(left * right > 0.0, u**3 / 3.0 + u**2 * (v - u) / 2.0, 0.0)

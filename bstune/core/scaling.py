@@ -1,8 +1,8 @@
 """Scaling rules: from a batch size to a learning rate through a reference (B0, lr0), in examples and learning rates.
 
-A rule changes the learning rate alone. The search never trusts one: its variable is delta = log2(lr / rule(B)). What
-else may follow the batch size, if it is asked for, are decays: an average's, or a weight's, whose half-life is kept in
-examples.
+A rule changes the learning rate alone. The search never trusts one: its variable is delta = log2(lr
+/ rule(B)). What else may follow the batch size, if it is asked for, are decays: an average's, or a
+weight's, whose half-life is kept in examples.
 """
 
 import math
@@ -16,24 +16,24 @@ ScalingRule = Callable[[float], float]
 
 
 def none(batch_size: float, reference_batch_size: float, reference_lr: float) -> float:
-    """Return lr0 at every batch size."""
+    """Give lr0 at every batch size."""
     return reference_lr
 
 
 def sqrt(batch_size: float, reference_batch_size: float, reference_lr: float) -> float:
-    """Return lr0 (B/B0)^1/2 (Krizhevsky 2014; the usual choice for Adam, Malladi et al. 2022)."""
+    """Give lr0 (B/B0)^1/2 (Krizhevsky 2014; the usual choice for Adam, Malladi et al. 2022)."""
     return reference_lr * math.sqrt(batch_size / reference_batch_size)
 
 
 def linear(batch_size: float, reference_batch_size: float, reference_lr: float) -> float:
-    """Return lr0 B/B0 (Goyal et al. 2017)."""
+    """Give lr0 B/B0 (Goyal et al. 2017)."""
     return reference_lr * batch_size / reference_batch_size
 
 
 def saturating(
     batch_size: float, reference_batch_size: float, reference_lr: float, noise_scale: float | None
 ) -> float:
-    """Return lr_max / (1 + B_noise/B), with lr_max such that rule(B0) = lr0 (McCandlish et al. 2018, eq. 2.6).
+    """Give lr_max / (1 + B_noise/B), with lr_max such that rule(B0) = lr0 (McCandlish et al. 2018, eq. 2.6).
 
     Linear below the noise scale, flat above it.
     """
@@ -44,10 +44,10 @@ def saturating(
 def surge(
     batch_size: float, reference_batch_size: float, reference_lr: float, noise_scale: float | None
 ) -> float:
-    """Return lr_max / (0.5 (sqrt(B_noise/B) + sqrt(B/B_noise))), with lr_max such that rule(B0) = lr0.
+    """Give lr_max / (0.5 (sqrt(B_noise/B) + sqrt(B/B_noise))), with lr_max such that rule(B0) = lr0.
 
-    For sign-like optimizers such as Adam (Li et al. 2024, arXiv 2405.14578): it rises as the square root, peaks at the
-    noise scale and falls above it.
+    For sign-like optimizers such as Adam (Li et al. 2024, arXiv 2405.14578): it rises as the square
+    root, peaks at the noise scale and falls above it.
     """
     noise = _noise_scale(noise_scale, "surge")
 
@@ -95,7 +95,7 @@ def lr_of(
     reference_lr: float,
     noise_scale: float | None = None,
 ) -> float:
-    """Return a rule's learning rate, the rule given by its name; ConfigError for another name, or what is not positive.
+    """Scale a learning rate by a rule; ConfigError for an unknown rule, and for what is not positive.
 
     Args:
         rule: a name of ``RULES``.
@@ -122,7 +122,7 @@ def lr_of(
 
 
 def beta2_of(batch_size: float, half_life: float) -> float:
-    """Return beta2 = 2^(-B/half_life), the decay of Adam's squared gradients that has one half-life in examples.
+    """Give beta2 = 2^(-B/half_life), the decay of Adam's squared gradients that has one half-life in examples.
 
     (Marek et al. 2025, arXiv 2507.07101, section 3: at small B a fixed beta2 forgets too
     soon; Porian et al. 2024, arXiv 2406.19146, found it to be what fails there). Both in examples.
@@ -131,21 +131,26 @@ def beta2_of(batch_size: float, half_life: float) -> float:
 
 
 def shrinkage_of(batch_size: float, half_life: float) -> float:
-    """Return 1 - 2^(-B/half_life), the share that a step takes of a weight without gradient, both in examples.
+    """Give 1 - 2^(-B/half_life), the share that a step takes of a weight without gradient, both in examples.
 
-    Divided by the learning rate it is the weight decay (Wang and Aitchison 2024, arXiv 2405.13698: the time scale
-    1/(lr x weight_decay) is what to keep, in epochs).
+    Divided by the learning rate it is the weight decay (Wang and Aitchison 2024, arXiv 2405.13698:
+    the time scale 1/(lr x weight_decay) is what to keep, in epochs).
     """
     return -math.expm1(-batch_size / half_life * math.log(2.0))
 
 
 def effective_lr_of(lr: float, momentum: float, dampening: float = 0.0) -> float:
-    """Return lr (1 - dampening)/(1 - momentum), at which a gradient acts over all steps (Shallue et al. 2018)."""
-    return lr * (1.0 - dampening) / (1.0 - momentum) if momentum else lr
+    """Give lr (1 - dampening)/(1 - momentum), at which a gradient acts over all steps (Shallue et al. 2018)."""
+    # torch's SGD dampens nothing without a momentum.
+    if not momentum:
+        return lr
+    return lr * (1.0 - dampening) / (1.0 - momentum)
 
 
 def _noise_scale(noise_scale: float | None, rule: str) -> float:
     if noise_scale is None:
-        what = f"the scaling rule {rule} needs a noise scale: give one in examples with scaling.noise_scale=N"
-        raise ConfigError(f"{what}, or choose scaling=sqrt, scaling=linear or scaling=none")
+        raise ConfigError(
+            f"the scaling rule {rule} needs a noise scale: give one in examples with "
+            "scaling.noise_scale=N, or choose scaling=sqrt, scaling=linear or scaling=none"
+        )
     return noise_scale

@@ -16,11 +16,12 @@ from scipy.optimize import nnls
 from bstune.core.errors import HardwareError
 
 Array = NDArray[np.float64]
-BANDWIDTH = (
-    0.35  # octaves of B over which measurements are averaged: a single trial's steps may be lucky
-)
-SHRINKAGE = 0.3  # how many measurements the smooth function counts for
-PREPARED = 512  # batch sizes whose step times are worked out at a time: 4 MB of 1,000 trials
+# Octaves of B over which measurements are averaged: a single trial's steps may be lucky.
+BANDWIDTH = 0.35
+# How many measurements the smooth function counts for.
+SHRINKAGE = 0.3
+# Batch sizes whose step times are worked out at a time: 4 MB of 1,000 trials.
+PREPARED = 512
 
 
 @dataclass(frozen=True)
@@ -31,7 +32,7 @@ class StepTime:
     per_example: float
 
     def __call__(self, batch_size: float) -> float:
-        """Return tau(B) in seconds."""
+        """Give tau(B) in seconds."""
         return self.overhead + self.per_example * batch_size
 
 
@@ -40,11 +41,13 @@ class StepTimes:
     """A search's tau(B): a smooth one times a correction to measurements, averaged by a normal kernel, shrunk to 1."""
 
     smooth: Callable[[float], float]
-    x: tuple[float, ...] = ()  # log2 of the measured batch sizes
-    log_ratio: tuple[float, ...] = ()  # log of what was measured there over the smooth function
+    x: tuple[float, ...] = ()
+    """log2 of the measured batch sizes."""
+    log_ratio: tuple[float, ...] = ()
+    """Log of what was measured there over the smooth function."""
 
     def __call__(self, batch_size: Array) -> Array:
-        """Return tau in seconds (in an arbitrary unit where nothing was measured), in the shape of ``batch_size``."""
+        """Give tau in seconds (in an arbitrary unit where nothing was measured), in the shape of ``batch_size``."""
         if np.ndim(batch_size):
             return self._corrected(batch_size)
         # One at a time they are asked for again and again: each trial's at each decision.
@@ -62,22 +65,23 @@ class StepTimes:
         for start in range(0, sizes.size, PREPARED):
             some = sizes[start : start + PREPARED]
             x, log_ratio = self._measured
-            weight = np.exp(-0.5 * ((np.log2(some)[:, None] - x) / BANDWIDTH) ** 2)
+            away = (np.log2(some)[:, None] - x) / BANDWIDTH
+            weight = np.exp(-0.5 * away**2)
             total = weight.sum(axis=-1) + SHRINKAGE
             # A product of a matrix would add up in another order.
             logs = np.array([float(row @ log_ratio) for row in weight])
             smooth = np.array([self.smooth(size) for size in some])
-            found = smooth * np.exp(logs / total)
-            self._known.update(zip(some.tolist(), map(np.asarray, found), strict=True))
+            corrected = smooth * np.exp(logs / total)
+            self._known.update(zip(some.tolist(), map(np.asarray, corrected), strict=True))
 
     def _corrected(self, batch_size: Array) -> Array:
-        smooth = np.array([self.smooth(size) for size in np.ravel(batch_size)]).reshape(
-            np.shape(batch_size)
-        )
+        smooth = np.array([self.smooth(size) for size in np.ravel(batch_size)])
+        smooth = smooth.reshape(np.shape(batch_size))
         x, log_ratio = self._measured
         away = (np.log2(batch_size)[..., None] - x) / BANDWIDTH
         weight = np.exp(-0.5 * away**2)
-        return np.asarray(smooth * np.exp(weight @ log_ratio / (weight.sum(axis=-1) + SHRINKAGE)))
+        correction = weight @ log_ratio / (weight.sum(axis=-1) + SHRINKAGE)
+        return np.asarray(smooth * np.exp(correction))
 
     @cached_property
     def _known(self) -> dict[float, Array]:
@@ -91,13 +95,17 @@ class StepTimes:
 
 
 def fit_line(pairs: Sequence[tuple[float, float]]) -> StepTime:
-    """Return the non-negative least squares of the relative error; with one batch size, half a step is overhead."""
-    batch, tau = (np.array(values, dtype=np.float64) for values in zip(*pairs, strict=True))
-    if len(set(batch)) == 1:
-        return StepTime(float(np.median(tau)) / 2.0, float(np.median(tau) / batch[0]) / 2.0)
-    (overhead, per_example), _ = nnls(
-        np.column_stack([1.0 / tau, batch / tau]), np.ones(len(pairs))
-    )
+    """Fit a line to (batch size, seconds) by non-negative least squares of the relative error.
+
+    With one batch size, half a step is overhead.
+    """
+    batch_size = np.array([pair[0] for pair in pairs], dtype=np.float64)
+    tau = np.array([pair[1] for pair in pairs], dtype=np.float64)
+    if len(set(batch_size)) == 1:
+        middle = np.median(tau)
+        return StepTime(float(middle) / 2.0, float(middle / batch_size[0]) / 2.0)
+    columns = np.column_stack([1.0 / tau, batch_size / tau])
+    (overhead, per_example), _ = nnls(columns, np.ones(len(pairs)))
     return StepTime(float(overhead), float(per_example))
 
 
@@ -106,25 +114,36 @@ def fit_step_times(
     middle: float,
     given: Callable[[float], float] | None = None,
 ) -> StepTimes:
-    """Return tau(B) around ``given``, else the line of (batch size, seconds), else half overhead at ``middle``."""
+    """Fit tau(B) to (batch size, seconds) around ``given``, else around their line.
+
+    Without either, half a step at the batch size ``middle`` is overhead, in an arbitrary unit.
+    """
     pairs = list(measured)
-    smooth = given or (fit_line(pairs) if pairs else StepTime(middle, 1.0))
-    batch, tau = (
-        np.array(pairs, dtype=np.float64).reshape(-1, 2).T.copy()
-    )  # rows in one piece, which numpy's log may treat otherwise
-    log_ratio = np.log(tau / StepTimes(smooth)(batch))
-    return StepTimes(smooth, tuple(np.log2(batch).tolist()), tuple(log_ratio.tolist()))
+    smooth: Callable[[float], float]
+    if given:
+        smooth = given
+    elif pairs:
+        smooth = fit_line(pairs)
+    else:
+        smooth = StepTime(middle, 1.0)
+    # The copy has rows in one piece, which numpy's log may treat otherwise.
+    batch_size, tau = np.array(pairs, dtype=np.float64).reshape(-1, 2).T.copy()
+    log_ratio = np.log(tau / StepTimes(smooth)(batch_size))
+    return StepTimes(smooth, tuple(np.log2(batch_size).tolist()), tuple(log_ratio.tolist()))
 
 
 def sync_seconds(devices: int, alpha: float, beta: float) -> float:
-    """Return T_sync = alpha + beta (K - 2) for K >= 2 devices, 0 for one (Pollux, eq. 9), in seconds."""
-    return alpha + beta * (devices - 2) if devices > 1 else 0.0
+    """Give T_sync = alpha + beta (K - 2) for K >= 2 devices, 0 for one (Pollux, eq. 9), in seconds."""
+    if devices < 2:
+        return 0.0
+    return alpha + beta * (devices - 2)
 
 
 def fit_sync(measured: Sequence[tuple[int, float]]) -> tuple[float, float]:
-    """Return T_sync's alpha and beta, at least 0, from (devices, all-reduce seconds) by least relative squares."""
+    """Fit T_sync's alpha and beta, at least 0, to (devices, all-reduce seconds) by least relative squares."""
     pairs = [(devices, seconds) for devices, seconds in measured if devices > 1]
-    if not pairs or not all(math.isfinite(seconds) and seconds > 0.0 for _, seconds in pairs):
+    are_positive = all(math.isfinite(seconds) and seconds > 0.0 for _, seconds in pairs)
+    if not pairs or not are_positive:
         raise HardwareError(
             f"an all-reduce needs positive seconds at 2 devices or more, but got {list(measured)}"
         )
@@ -136,13 +155,16 @@ def fit_sync(measured: Sequence[tuple[int, float]]) -> tuple[float, float]:
 
 
 def iteration_seconds(gradient: float, sync: float, gamma: float) -> float:
-    """Return T_iter = (T_grad^gamma + T_sync^gamma)^(1/gamma) (Pollux, eq. 10): the larger gamma, the more overlap."""
+    """Give T_iter = (T_grad^gamma + T_sync^gamma)^(1/gamma) (Pollux, eq. 10).
+
+    The larger gamma, the more overlap.
+    """
     longest = max(gradient, sync)
     if longest == 0.0 or math.isinf(gamma):
         return longest
-    return float(
-        longest * ((gradient / longest) ** gamma + (sync / longest) ** gamma) ** (1.0 / gamma)
-    )
+    # Over the longest of both, so that no power overflows.
+    powers = (gradient / longest) ** gamma + (sync / longest) ** gamma
+    return float(longest * powers ** (1.0 / gamma))
 
 
 def seconds_between(times: Sequence[tuple[int, float]], batch_size: float) -> float:

@@ -1,11 +1,12 @@
 """tau(B) with its error: seconds of a step as a smooth law over batch size, from timings that scatter.
 
-``log tau(B) = log line(B) + r(B)``, with the line ``overhead + per_example B`` and a smooth residual
-r, a Gaussian process over log2 B (Rasmussen and Williams 2006, eq. 2.25 and 2.26). Both parameters
-of the line are as uncertain as the timings leave them: the derivatives of log tau by them are part
-of the process. The more the timings scatter, the more a batch size is drawn to its neighbours and
-to the line; where they hardly do, tau is what was measured. It does not fall with B, but where the
-timings fall by far more than their errors: on tensor cores, B = 129 can be slower than 136.
+``log tau(B) = log line(B) + r(B)``, with the line ``overhead + per_example B`` and a smooth
+residual r, a Gaussian process over log2 B (Rasmussen and Williams 2006, eq. 2.25 and 2.26). Both
+parameters of the line are as uncertain as the timings leave them: the derivatives of log tau by
+them are part of the process. The more the timings scatter, the more a batch size is drawn to its
+neighbours and to the line; where they hardly do, tau is what was measured. It does not fall with B,
+but where the timings fall by far more than their errors: on tensor cores, B = 129 can be slower
+than 136.
 
 A draw of tau is a draw of r, made monotone likewise, times one factor for all batch sizes: what a
 busy machine adds to all of them is not seen in their scatter, nor what the machine does in other
@@ -25,6 +26,7 @@ from scipy.interpolate import PchipInterpolator
 from scipy.optimize import isotonic_regression
 
 from bstune.core.errors import HardwareError
+from bstune.core.interval import INTERVAL_LEVEL, INTERVAL_QUANTILE
 from bstune.core.step_time import StepTime, fit_line
 
 Array = NDArray[np.float64]
@@ -57,11 +59,9 @@ POOLED_TIMINGS = 4.0
 CONFIRMED = 4.0
 # Trials, at least, whose own steps say how a machine's speed changes from minute to minute.
 TRIALS_OF_FACTOR = 10
-# Of trials that lie within an error on either side, and that many standard deviations apart.
-CENTRAL_SHARE = 0.9
-CENTRAL_QUANTILE = 1.645
 # The factor of all batch sizes, relative: on a quiet machine, and on one that waits all the time.
-# Measured on digits beside two busy processes, their wait left out: steps took 1.0 to 2.2 times as long.
+# Measured on digits beside two busy processes, their wait left out: steps took 1.0 to 2.2 times as
+# long.
 QUIET_FACTOR = 0.02
 BUSY_FACTOR = 0.6
 
@@ -167,10 +167,10 @@ class StepTimeLaw(StepTime):
         """
         if len(measured) < TRIALS_OF_FACTOR:
             return self
-        off = np.array([math.log(seconds / self(size)) for size, seconds in measured])
+        off = np.array([math.log(seconds / self(batch_size)) for batch_size, seconds in measured])
         if not same_loop:
             off = off - np.median(off)
-        seen = float(np.quantile(np.abs(off), CENTRAL_SHARE)) / CENTRAL_QUANTILE
+        seen = float(np.quantile(np.abs(off), INTERVAL_LEVEL)) / INTERVAL_QUANTILE
         return replace(self, factor_error=math.hypot(self.factor_error, seen))
 
     def _weights(self, batch_size: float) -> Array:
@@ -214,8 +214,8 @@ def fit_step_time_law(timings: Sequence[TimedSize], waited: float = 0.0) -> Step
     ordered = sorted(timings, key=lambda timing: timing.batch_size)
     pairs = [(timing.batch_size, timing.seconds) for timing in ordered]
     sizes = [size for size, _ in pairs]
-    is_positive = all(math.isfinite(value) and value > 0 for _, value in pairs)
-    if len(set(sizes)) < max(2, len(sizes)) or not is_positive:
+    are_positive = all(math.isfinite(seconds) and seconds > 0 for _, seconds in pairs)
+    if len(set(sizes)) < max(2, len(sizes)) or not are_positive:
         raise HardwareError(
             f"tau(B) needs positive seconds at two or more batch sizes, each once, but got {pairs}"
         )
@@ -245,13 +245,13 @@ def fit_step_time_law(timings: Sequence[TimedSize], waited: float = 0.0) -> Step
 def leave_one_out(timings: Sequence[TimedSize]) -> tuple[float, ...]:
     """Give the relative error of tau at each timed size but the ends, predicted from all the others."""
     ordered = sorted(timings, key=lambda timing: timing.batch_size)
-    found = list[float]()
+    errors = list[float]()
     for i in range(1, len(ordered) - 1):
         others = [*ordered[:i], *ordered[i + 1 :]]
         left_out = ordered[i]
         predicted = fit_step_time_law(others)(left_out.batch_size)
-        found.append(abs(predicted / left_out.seconds - 1.0))
-    return tuple(found)
+        errors.append(abs(predicted / left_out.seconds - 1.0))
+    return tuple(errors)
 
 
 def law_of_trials(measured: Sequence[tuple[int, float]]) -> StepTimeLaw | None:
@@ -278,7 +278,8 @@ def law_of_trials(measured: Sequence[tuple[int, float]]) -> StepTimeLaw | None:
         size = math.exp(statistics.fmean(math.log(batch_size) for batch_size, _ in visits))
         seconds = line(size) * math.exp(off)
         apart = 0.5 * QUARTILES_APART * scatter
-        low, high = seconds * math.exp(-apart), seconds * math.exp(apart)
+        low = seconds * math.exp(-apart)
+        high = seconds * math.exp(apart)
         timings.append(SizeTiming(size, seconds, low, high, len(visits)))
     return fit_step_time_law(timings)
 
@@ -296,8 +297,8 @@ def _scatter_of_trials(
 
 def _errors(timings: Sequence[TimedSize]) -> Array:
     """Give the relative standard error of each size's median, by its own and by all sizes' scatter."""
-    visits = np.array([float(one.visits) for one in timings])
-    apart = np.log([one.high / one.low for one in timings])
+    visits = np.array([float(timing.visits) for timing in timings])
+    apart = np.log([timing.high / timing.low for timing in timings])
     # Interpolated quartiles of a few values lie nearer to each other.
     scatter = apart / (QUARTILES_APART * (1.0 - FEW_NEARER / np.maximum(visits, 2.0)))
     pooled = float(np.average(scatter**2, weights=visits))
@@ -336,20 +337,19 @@ def _confirmed_falls(
     log_seconds: Array, errors: Array, timings: Sequence[TimedSize]
 ) -> tuple[int, ...]:
     """Give where tau falls from the size before by far more than the errors of both, repeatedly."""
-    found = list[int]()
+    falls = list[int]()
     for i in range(1, len(timings)):
         fall = log_seconds[i - 1] - log_seconds[i]
         is_repeated = min(timings[i - 1].visits, timings[i].visits) > 1
         if is_repeated and fall > CONFIRMED * math.hypot(errors[i - 1], errors[i]):
-            found.append(i)
-    return tuple(found)
+            falls.append(i)
+    return tuple(falls)
 
 
 def _rising(log_seconds: Array, variance: Array, falls: Sequence[int]) -> Array:
     """Make log tau rise with B between confirmed falls: least squares by precision."""
     weights = 1.0 / np.maximum(variance, 1e-12)
-    parts = [
-        isotonic_regression(part, weights=weight).x
-        for part, weight in zip(np.split(log_seconds, falls), np.split(weights, falls), strict=True)
-    ]
+    parts = list[Array]()
+    for part, weight in zip(np.split(log_seconds, falls), np.split(weights, falls), strict=True):
+        parts.append(isotonic_regression(part, weights=weight).x)
     return np.concatenate(parts)

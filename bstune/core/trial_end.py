@@ -18,7 +18,9 @@ def status_at(
         return "diverged"
     if has_reached:
         return "reached"
-    return "stopped" if steps >= last_step else None
+    if steps >= last_step:
+        return "stopped"
+    return None
 
 
 def steps_low_of(status: Status | None, steps: int, last_missed: int) -> int:
@@ -29,4 +31,6 @@ def steps_low_of(status: Status | None, steps: int, last_missed: int) -> int:
         steps: applied so far: all of them have missed the target where it is not reached.
         last_missed: step of the last evaluation that missed the target, 0 if none did.
     """
-    return last_missed if status == "reached" else steps
+    if status == "reached":
+        return last_missed
+    return steps

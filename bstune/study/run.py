@@ -62,7 +62,7 @@ from bstune.system.files import (
     write_text,
 )
 from bstune.system.interruption import Stage
-from bstune.system.watchdog import LINE_SECONDS, LOOK_SECONDS
+from bstune.system.watchdog import LINE_SECONDS, THREAD_LOOK_SECONDS
 from bstune.trial.backend import chooses_batch_sizes, chooses_horizons, stops_trials
 
 MINUTE = 60.0  # seconds between two lines while a long trial trains
@@ -279,7 +279,7 @@ def heard(progress: Progress) -> Iterator[None]:
     ended = threading.Event()
 
     def keep_saying() -> None:
-        while not ended.wait(LOOK_SECONDS):
+        while not ended.wait(THREAD_LOOK_SECONDS):
             line = progress.waiting_line(time.monotonic())
             if line is not None:
                 with suppress(OSError, ValueError):  # nobody reads what is printed any more

@@ -29,49 +29,60 @@ LIGHTNING_LOGGERS = (
 
 
 def format_number(value: float | None, digits: int = 4) -> str:
-    """Return ``value`` with ``digits`` significant digits: 0.01234, 57, 4600, 12,340, 1e-05; a dash for None."""
+    """Write ``value`` with ``digits`` significant digits: 0.01234, 57, 4600, 12,340, 1e-05; a dash for None."""
     if value is None:
         return "-"
     rounded = float(f"{value:.{digits - 1}e}")
-    return f"{rounded:,.0f}" if abs(rounded) >= 1e4 else f"{rounded:.10g}"
+    if abs(rounded) >= 1e4:
+        return f"{rounded:,.0f}"
+    return f"{rounded:.10g}"
 
 
 def format_count(value: float | None) -> str:
-    """Return a number of steps or examples in full: 57, 4613, 12,345; a dash for None."""
+    """Write a number of steps or examples in full: 57, 4613, 12,345; a dash for None."""
     if value is None:
         return "-"
-    return f"{value:,.0f}" if abs(value) >= 1e4 else f"{value:.0f}"
+    if abs(value) >= 1e4:
+        return f"{value:,.0f}"
+    return f"{value:.0f}"
 
 
 def format_seconds(seconds: float | None) -> str:
-    """Return a duration with three significant digits and its unit, ms, s, min or h; a dash for None."""
+    """Write a duration with three significant digits and its unit, ms, s, min or h; a dash for None."""
     if seconds is None:
         return "-"
-    rounded = float(f"{seconds:.2e}")  # first of all, so that 0.9999 is 1.00 s, not 1000 ms
+    # Before a unit is chosen, so that 0.9999 is 1.00 s, not 1000 ms.
+    rounded = float(f"{seconds:.2e}")
     scale, unit = time_unit(rounded)
     value = float(f"{rounded / scale:.2e}")
-    decimals = max(0, 2 - math.floor(math.log10(value))) if value > 0.0 else 0
+    decimals = 0
+    if value > 0.0:
+        decimals = max(0, 2 - math.floor(math.log10(value)))
     return f"{value:,.{decimals}f} {unit}"
 
 
 def time_unit(seconds: float) -> tuple[float, str]:
-    """Return the unit in which a duration reads best: its length in seconds and its name."""
+    """Choose the unit in which a duration reads best: its length in seconds and its name."""
     if 0.0 < seconds < 1.0:
         return 1e-3, "ms"
     if seconds < 120.0:
         return 1.0, "s"
-    return (60.0, "min") if seconds < 7200.0 else (3600.0, "h")
+    if seconds < 7200.0:
+        return 60.0, "min"
+    return 3600.0, "h"
 
 
 def plural(count: int, noun: str) -> str:
-    """Return ``1 trial``, ``2 trials``, ``12,345 trials``."""
+    """Write ``1 trial``, ``2 trials``, ``12,345 trials``."""
     return f"{format_count(count)} {noun}{'s' * (count != 1)}"
 
 
 def listing(names: Sequence[str]) -> str:
-    """Return ``a``, ``a and b``, ``a, b and c``; names must be one at least."""
+    """Write ``a``, ``a and b``, ``a, b and c``; names must be one at least."""
     *others, last = names
-    return f"{', '.join(others)} and {last}" if others else last
+    if not others:
+        return last
+    return f"{', '.join(others)} and {last}"
 
 
 def line_width(console: "Console") -> int:
@@ -109,7 +120,7 @@ def print_line(console: "Console", line: str) -> None:
 
 
 def plain_console() -> "Console":
-    """Return rich's console, which prints text as it is: names may have brackets and colons in them."""
+    """Make rich's console, which prints text as it is: names may have brackets and colons in them."""
     return safe_console(markup=False, emoji=False, highlight=False)
 
 
@@ -121,8 +132,9 @@ def quieten_lightning() -> None:
 
 def quieten(training: bool = True) -> None:
     """Keep the notes of optuna, and of lightning if it is used, out of the output; warnings and errors stay."""
-    # Both set their loggers' levels when imported, so they come first. A command that does not train must not wait for
-    # lightning and torch: 4 s (lightning 2.6, files cached, two CPU cores). optuna is above this layer: 0.1 s.
+    # Both set their loggers' levels when imported, so they come first. A command that does not
+    # train must not wait for lightning and torch: 4 s (lightning 2.6, files cached, two CPU cores).
+    # optuna is above this layer: 0.1 s.
     import optuna
 
     if training:
@@ -132,6 +144,5 @@ def quieten(training: bool = True) -> None:
     quieten_lightning()
     # Lightning's own use of a deprecated pytree class, once a step.
     warnings.filterwarnings("ignore", message=".*LeafSpec.*", category=FutureWarning)
-    warnings.filterwarnings(
-        "ignore", message="GPU available but not used"
-    )  # device=cpu was asked for
+    # device=cpu was asked for.
+    warnings.filterwarnings("ignore", message="GPU available but not used")

@@ -33,15 +33,18 @@ def sys_exit_error(error: SystemExit) -> RuntimeError:
 
 def untrainable(error: BaseException) -> UserCodeError:
     """Make the command's error of what the user's code raised before any trial, with its frames."""
-    shown = sys_exit_error(error) if isinstance(error, SystemExit) else error
-    message, frames = described(shown)
+    if isinstance(error, SystemExit):
+        error = sys_exit_error(error)
+    message, frames = described(error)
     return UserCodeError(f"the workload cannot be trained: {message}\n{frames}".rstrip())
 
 
 @contextmanager
 def os_exit_answered(end: Callable[[str, int], NoReturn] = interruption.end) -> Iterator[None]:
     """Answer ``os._exit`` in this process with the frames of the user's files and status 1; forked ones may call it."""
-    process, leave, active = os.getpid(), os._exit, True
+    process = os.getpid()
+    leave = os._exit
+    active = True
 
     def answer(status: int) -> NoReturn:
         if not active or os.getpid() != process:
@@ -54,4 +57,6 @@ def os_exit_answered(end: Callable[[str, int], NoReturn] = interruption.end) -> 
     try:
         yield
     finally:
-        os._exit, active = leave, False
+        os._exit = leave
+        # A reference that was taken meanwhile leaves as it is told to.
+        active = False

@@ -11,28 +11,29 @@ from types import FrameType
 from bstune.core.errors import BstuneError
 from bstune.system.secrets import redact
 
-PACKAGE, STDLIB = Path(__file__).parents[1], Path(sysconfig.get_path("stdlib"))
-INSTALLED = {
-    "site-packages",
-    "dist-packages",
-}  # names of folders with what is installed, of which there may be many
-INNERMOST = 3  # frames of a thread that are shown where none is of the user's own files
+PACKAGE = Path(__file__).parents[1]
+STDLIB = Path(sysconfig.get_path("stdlib"))
+# Names of folders with what is installed, of which there may be many.
+INSTALLED = {"site-packages", "dist-packages"}
+# Frames of a thread that are shown where none is of the user's own files.
+INNERMOST = 3
 FRAMEWORKS = {"torch", "lightning", "pytorch_lightning", "lightning_fabric", "hydra", "omegaconf"}
 
 
 def own_frames(stack: Iterable[traceback.FrameSummary]) -> list[traceback.FrameSummary]:
     """Choose the frames of the user's own files; without any, the last one in an installed package of theirs."""
-    own: list[traceback.FrameSummary] = []
+    users: list[traceback.FrameSummary] = []
     installed: list[traceback.FrameSummary] = []
     for frame in stack:
         path = Path(frame.filename)
         if path.is_relative_to(PACKAGE) or frame.filename.startswith("<"):
             continue
-        if INSTALLED & {*path.parts}:
-            installed += [] if FRAMEWORKS & {*path.parts} else [frame]
+        if not INSTALLED.isdisjoint(path.parts):
+            if FRAMEWORKS.isdisjoint(path.parts):
+                installed.append(frame)
         elif not path.is_relative_to(STDLIB):
-            own.append(frame)
-    return own or installed[-1:]
+            users.append(frame)
+    return users or installed[-1:]
 
 
 def standing_frames(frame: FrameType | None) -> list[traceback.FrameSummary]:
@@ -40,17 +41,23 @@ def standing_frames(frame: FrameType | None) -> list[traceback.FrameSummary]:
 
     What stands around bstune's own outermost frame, such as the script that called it, is left out.
     """
-    stack = list(traceback.extract_stack(frame)) if frame is not None else []
-    own = [number for number, one in enumerate(stack) if Path(one.filename).is_relative_to(PACKAGE)]
-    inside = stack[own[0] :] if own else stack
+    stack = list[traceback.FrameSummary]()
+    if frame is not None:
+        stack += traceback.extract_stack(frame)
+    inside = stack
+    for position, summary in enumerate(stack):
+        if Path(summary.filename).is_relative_to(PACKAGE):
+            inside = stack[position:]
+            break
     return own_frames(inside) or inside[-INNERMOST:]
 
 
 def frame_lines(frames: Iterable[traceback.FrameSummary]) -> str:
     """Write frames as lines: file, line, function and the line's text."""
-    return "".join(
-        f"  {frame.filename}:{frame.lineno} in {frame.name}: {frame.line}\n" for frame in frames
-    )
+    lines = list[str]()
+    for frame in frames:
+        lines.append(f"  {frame.filename}:{frame.lineno} in {frame.name}: {frame.line}\n")
+    return "".join(lines)
 
 
 def note_users_code(error: BaseException) -> None:
@@ -59,28 +66,34 @@ def note_users_code(error: BaseException) -> None:
 
 
 def in_users_code(error: BaseException) -> bool:
-    """Return whether an error came by the user's own files, or by what they typed."""
+    """Tell whether an error came by the user's own files, or by what they typed."""
     if getattr(error, "__bstune_users_code__", False):
         return True
     for frame, _ in traceback.walk_tb(error.__traceback__):
         path = Path(frame.f_code.co_filename)
-        installed = INSTALLED & {*path.parts} or str(path).startswith("<")
         if frame.f_globals.get("__name__") == "__main__":
             return True
-        if not installed and not path.is_relative_to(PACKAGE) and not path.is_relative_to(STDLIB):
+        is_typed = str(path).startswith("<")
+        is_installed = is_typed or not INSTALLED.isdisjoint(path.parts)
+        is_known = path.is_relative_to(PACKAGE) or path.is_relative_to(STDLIB)
+        if not is_installed and not is_known:
             return True
     return False
 
 
 def described(error: BaseException) -> tuple[str, str]:
-    """Return an error of the user's code in a line, and where it was: frames as lines; no secret is in either."""
-    kind, text = type(error).__name__, redact(str(error).strip())
-    own = own_frames(traceback.extract_tb(error.__traceback__))
-    frames = redact(frame_lines(own))
-    where = f" ({Path(own[-1].filename).name}:{own[-1].lineno})" if own else ""
-    if "Original Traceback" in text:  # of a DataLoader's process, whose error ends the text
+    """Tell an error of the user's code in a line, and where it was: frames as lines; no secret is in either."""
+    text = redact(str(error).strip())
+    # Of a DataLoader's process, whose error ends the text.
+    if "Original Traceback" in text:
         return text.splitlines()[-1], f"{text}\n"
-    return (f"{kind}: {text.splitlines()[0]}" if text else kind) + where, frames
+    line = type(error).__name__
+    if text:
+        line += f": {text.splitlines()[0]}"
+    frames = own_frames(traceback.extract_tb(error.__traceback__))
+    if frames:
+        line += f" ({Path(frames[-1].filename).name}:{frames[-1].lineno})"
+    return line, redact(frame_lines(frames))
 
 
 def place_of(thing: object) -> str:
@@ -113,7 +126,7 @@ def _place_of_function(thing: object) -> tuple[str, int] | None:
 
 
 def cause(error: BaseException) -> str:
-    """Return an error in a line: bstune's own says all that there is to say."""
+    """Tell an error in a line: bstune's own says all that there is to say."""
     if isinstance(error, BstuneError):
         return redact(str(error)).splitlines()[0]
     return described(error)[0]
@@ -124,5 +137,6 @@ def optional(what: str, lines: list[str]) -> Iterator[None]:
     """Do what a study can do without: an error becomes one line, ``what`` and its cause."""
     try:
         yield
-    except Exception as error:  # noqa: BLE001 (the user's code, and what draws and sends, may raise anything)
+    # The user's code, and what draws and sends, may raise anything.
+    except Exception as error:  # noqa: BLE001
         lines.append(f"{what}: {cause(error)}")

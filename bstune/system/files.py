@@ -26,26 +26,35 @@ from bstune.core.errors import BstuneError, InputError, StudyError
 from bstune.system.inputs import parse_json, read_text
 from bstune.system.secrets import document_without_known, redact
 
-WRITE_TRIES = 11  # of a file, a second apart, where a full disk or a mount may come back, as after these errors:
-UNUSABLE = {errno.ENAMETOOLONG, errno.ELOOP}  # a name too long, or links that lead to each other
-FULL = (errno.ENOSPC, errno.EDQUOT)
-PASSING = (*FULL, errno.EIO, errno.ENOENT, errno.ESTALE)
+# Of a file, a second apart, where a full disk or a mount may come back.
+WRITE_TRIES = 11
+# A name too long, or links that lead to each other.
+UNUSABLE = {errno.ENAMETOOLONG, errno.ELOOP}
+FULL_DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT)
+# After which a file is tried again.
+PASSING = (*FULL_DISK_ERRORS, errno.EIO, errno.ENOENT, errno.ESTALE)
 # File systems that cannot sync a folder by itself answer so.
 NO_FOLDER_SYNC = (errno.EINVAL, errno.ENOTSUP, errno.EBADF, errno.EACCES)
 # O_NONBLOCK: a FIFO would be waited for.
 UNFOLLOWED = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 PARTIAL = re.compile(r"\.(.+)\.([0-9a-f]{16})([0-9a-f]{16})\.partial", re.DOTALL)
-PARTIAL_NAME_LENGTH = 48  # characters of the final name: at most 192 bytes of the 255 of a name
+# Characters of the final name: at most 192 bytes of the 255 of a name.
+PARTIAL_NAME_LENGTH = 48
+# Characters of a name in a message.
+SHOWN_NAME_LENGTH = 200
+SQLITE_URL = re.compile(r"(?P<scheme>sqlite(?:\+\w+)?:///)?(?P<path>.*)", re.DOTALL)
 logger = logging.getLogger(__name__)
 
 
 def expand_home(text: str) -> str:
-    """Return a path, or the URL of a SQLite database, with its leading ``~`` or ``~user`` as a home directory."""
-    prefix, path = re.fullmatch(r"(sqlite(?:\+\w+)?:///)?(.*)", text, re.DOTALL).groups("")  # type: ignore[union-attr]
+    """Write a path, or the URL of a SQLite database, with its leading ``~`` or ``~user`` as a home directory."""
+    parts = SQLITE_URL.fullmatch(text)
+    assert parts is not None  # noqa: S101 (any text is a path)
+    path = parts["path"]
     expanded = os.path.expanduser(path)
     if expanded.startswith("~"):
         raise ValueError(f"there is no home directory {path.split('/')[0]}, but got {text!r}")
-    return prefix + expanded
+    return (parts["scheme"] or "") + expanded
 
 
 class _Inside:
@@ -62,23 +71,26 @@ class _Inside:
 class Identity:
     """Whose an output folder is."""
 
-    study: str  # its name
-    storage: str  # without a password
-    id: str | None = (
-        None  # the study's, random; None: of the study of this name and storage, which need not be begun
-    )
+    study: str
+    """Its name."""
+    storage: str
+    """Without a password."""
+    id: str | None = None
+    """The study's, random; None: of the study of this name and storage, which need not be begun."""
 
     @classmethod
     def of(cls, study: str, url: str, study_id: str | None = None) -> "Identity":
-        """Return the identity of a study in the storage at ``url``."""
+        """Give the identity of a study in the storage at ``url``."""
         path = url.removeprefix("sqlite:///")
-        absolute = url if path == url else f"sqlite:///{Path(path).absolute()}"
-        return cls(study, redact(absolute), study_id)
+        if path != url:
+            url = f"sqlite:///{Path(path).absolute()}"
+        return cls(study, redact(url), study_id)
 
     def of_same_study(self, other: "Identity") -> bool:
-        """Return whether both may be the same study's."""
+        """Tell whether both may be the same study's."""
+        # A server has several names, and a proxy another.
         if self.id is not None and other.id is not None:
-            return self.id == other.id  # a server has several names, and a proxy another
+            return self.id == other.id
         return (self.study, self.storage) == (other.study, other.storage)
 
 
@@ -88,41 +100,56 @@ class Output:
 
     root: Path
 
-    trials = _Inside("trials.jsonl")  # one record a trial, in order of their numbers
-    trials_log = _Inside("trials.log")  # what trials' processes print, and warn of
-    curve = _Inside("curve.json")  # points, fit, regimes and winners
-    figure = _Inside("curve.png")  # steps and time to target over batch size
-    vector_figure = _Inside("curve.svg")  # the same, for print
-    report = _Inside("report.html")  # the page: answer, charts, trials
-    config = _Inside("config.yaml")  # the composed config
-    best = _Inside("best.yaml")  # the winners, with the command that trains each again
-    survey = _Inside("hardware.json")  # what the hardware allows
-    roofline = _Inside("roofline.png")  # the workload's layers under the device's ceilings
-    scale_out = _Inside("scale_out.png")  # time to target and efficiency over the number of devices
-    identity = _Inside("study.json")  # whose the folder is
-    checkpoints = _Inside("checkpoints")  # weights of the trials that may win
-    states = _Inside("states")  # whole training states of stopped trials that may be continued
-    unstored = _Inside(
-        "unstored.jsonl"
-    )  # records of trials that finished while the storage was away
-    record = _Inside("trial.json")  # the record of a trial that is trained by itself
+    trials = _Inside("trials.jsonl")
+    """One record a trial, in order of their numbers."""
+    trials_log = _Inside("trials.log")
+    """What trials' processes print, and warn of."""
+    curve = _Inside("curve.json")
+    """Points, fit, regimes and winners."""
+    figure = _Inside("curve.png")
+    """Steps and time to target over batch size."""
+    vector_figure = _Inside("curve.svg")
+    """The same, for print."""
+    report = _Inside("report.html")
+    """The page: answer, charts, trials."""
+    config = _Inside("config.yaml")
+    """The composed config."""
+    best = _Inside("best.yaml")
+    """The winners, with the command that trains each again."""
+    survey = _Inside("hardware.json")
+    """What the hardware allows."""
+    roofline = _Inside("roofline.png")
+    """The workload's layers under the device's ceilings."""
+    scale_out = _Inside("scale_out.png")
+    """Time to target and efficiency over the number of devices."""
+    identity = _Inside("study.json")
+    """Whose the folder is."""
+    checkpoints = _Inside("checkpoints")
+    """Weights of the trials that may win."""
+    states = _Inside("states")
+    """Whole training states of stopped trials that may be continued."""
+    unstored = _Inside("unstored.jsonl")
+    """Records of trials that finished while the storage was away."""
+    record = _Inside("trial.json")
+    """The record of a trial that is trained by itself."""
 
     def checkpoint(self, number: int) -> Path:
-        """Return the file of the weights of trial ``number`` at the target."""
+        """Name the file of the weights of trial ``number`` at the target."""
         return self.checkpoints / f"trial-{number}.ckpt"
 
     def state(self, number: int) -> Path:
-        """Return the file of the state of stopped trial ``number``."""
+        """Name the file of the state of stopped trial ``number``."""
         return self.states / f"trial-{number}.ckpt"
 
     def single_trial(self, batch_size: int, lr: float, seed: int) -> "Output":
-        """Return the folder of a trial that is trained by itself."""
+        """Name the folder of a trial that is trained by itself."""
         return Output(self.root / f"trial-B{batch_size}-lr{lr:.6g}-seed{seed}")
 
 
 def partial_of(path: Path) -> Path:
     """Name a file that is to be renamed to ``path``: at random, with a checksum that no other's file has."""
-    name, token = path.name[-PARTIAL_NAME_LENGTH:], secrets.token_hex(8)
+    name = path.name[-PARTIAL_NAME_LENGTH:]
+    token = secrets.token_hex(8)
     return path.with_name(f".{name}.{token}{_checksum(name, token)}.partial")
 
 
@@ -132,12 +159,14 @@ def _checksum(name: str, token: str) -> str:
 
 
 def final_name(path: Path) -> str | None:
-    """Return the end of the name that a file of :func:`partial_of` was to get; None for any other file."""
+    """Give the end of the name that a file of :func:`partial_of` was to get; None for any other file."""
     match = PARTIAL.fullmatch(path.name)
     if match is None:
         return None
     name, token, checksum = match.groups()
-    return name if _checksum(name, token) == checksum else None
+    if _checksum(name, token) != checksum:
+        return None
+    return name
 
 
 def create_partial(path: Path) -> BinaryIO:
@@ -230,30 +259,34 @@ def _strerror(error: OSError) -> str:
 
 
 def own_mark(path: Path) -> bytes:
-    """Return what the file of a trial's weights or state ends with: its study, as study.json says, and its name."""
+    """Give what the file of a trial's weights or state ends with: its study, as study.json says, and its name."""
     identity = _identity(Output(path.parent.parent))
-    study = "of no study" if identity is None or identity.id is None else identity.id
+    study = "of no study"
+    if identity is not None and identity.id is not None:
+        study = identity.id
     return f"bstune {study} {path.parent.name}/{path.name}".encode("utf-8", "surrogateescape")
 
 
 def is_own(path: Path) -> bool:
-    """Return whether the study of this folder wrote this file of weights or a state, under this very name."""
+    """Tell whether the study of this folder wrote this file of weights or a state, under this very name."""
     mark = own_mark(path)
     try:
         descriptor = _open_regular(path, os.O_RDONLY)
         with os.fdopen(descriptor, "rb") as file:
             file.seek(max(0, os.fstat(descriptor).st_size - len(mark)))
             return file.read() == mark
-    except OSError:  # it is not there, or may not be read: then it is left alone
+    # It is not there, or may not be read: then it is left alone.
+    except OSError:
         return False
 
 
 def may_take(path: Path) -> bool:
-    """Return whether weights or a state may get this name; a warning says that another's file has it."""
+    """Tell whether weights or a state may get this name; a warning says that another's file has it."""
     if not os.path.lexists(path) or is_own(path):
         return True
     logger.warning(
-        "%s is not this study's and stays as it is: what the trial would have kept there is not kept",
+        "%s is not this study's and stays as it is: what the trial would have kept there is not "
+        "kept",
         path,
     )
     return False
@@ -268,7 +301,8 @@ def remove_own(path: Path) -> None:
     """Remove the weights or the state of a trial, if this study wrote the file, and what a loop saved beside it."""
     if is_own(path):
         _remove_saved(saved_beside(path))
-        path.unlink(missing_ok=True)  # a trial deletes the state that it could not read
+        # A trial deletes the state that it could not read.
+        path.unlink(missing_ok=True)
 
 
 def _remove_saved(saved: Path) -> None:
@@ -283,19 +317,21 @@ def keep_trials(folder: Path, trials: Collection[int], keep: Callable[[], Collec
     """Delete the files that ``trials`` wrote, by number, from ``folder``, but for those to ``keep``; nothing else."""
     if folder.is_symlink() or not folder.is_dir():
         return
-    found: dict[Path, int] = {}
+    number_of: dict[Path, int] = {}
     for path in folder.iterdir():
         partial = final_name(path)
         match = re.fullmatch(r"trial-([0-9]{1,18})\.ckpt", partial or path.name)
-        number = -1 if match is None else int(match[1])
-        if number not in trials:
+        if match is None or int(match[1]) not in trials:
             continue
         if partial is not None:
             _remove_partial(path)
         elif is_own(path):
-            found[path] = number
-    kept = keep() if found else ()  # takes long after many trials; replayed ones leave no files
-    for path, number in found.items():
+            number_of[path] = int(match[1])
+    # What to keep takes long to tell after many trials, and replayed ones leave no files.
+    if not number_of:
+        return
+    kept = keep()
+    for path, number in number_of.items():
         if number not in kept:
             remove_own(path)
 
@@ -345,40 +381,42 @@ def write_text(path: Path, text: str, sleep: Callable[[float], None] = time.slee
 
 
 def unusable_name(error: BaseException) -> StudyError | None:
-    """Return the plain error that a path which no system call takes ends the command with; None for any other."""
+    """Give the plain error that a path which no system call takes ends the command with; None for any other."""
     if not isinstance(error, OSError) or error.errno not in UNUSABLE:
         return None
     shown = str(error.filename)
-    shown = shown if len(shown) <= 200 else f"{shown[:200]}..."
+    if len(shown) > SHOWN_NAME_LENGTH:
+        shown = f"{shown[:SHOWN_NAME_LENGTH]}..."
     return StudyError(f"{shown}: {error.strerror}: choose another name")
 
 
 def full_disk(error: BaseException) -> StudyError | None:
-    """Return the plain error that a full disk, or quota, ends the command with; None for any other error."""
-    reason = None if isinstance(error, BstuneError) else error
-    seen: set[int] = (
-        set()
-    )  # causes may form a ring, as where an error is raised again from what it caused
-    while reason is not None and not (isinstance(reason, OSError) and reason.errno in FULL):
+    """Give the plain error that a full disk, or quota, ends the command with; None for any other error."""
+    if isinstance(error, BstuneError):
+        return None
+    reason: BaseException | None = error
+    # Causes may form a ring, as where an error is raised again from what it caused.
+    seen: set[int] = set()
+    while reason is not None and id(reason) not in seen:
+        if isinstance(reason, OSError) and reason.errno in FULL_DISK_ERRORS:
+            return StudyError(
+                f"{reason.filename or 'a file'} cannot be written: {reason.strerror}; what has "
+                "finished is stored: make room, and run the same command again"
+            )
         seen.add(id(reason))
         reason = reason.__cause__ or reason.__context__
-        if id(reason) in seen:
-            reason = None
-    if not isinstance(reason, OSError):
-        return None
-    what = f"{reason.filename or 'a file'} cannot be written: {reason.strerror}"
-    return StudyError(
-        f"{what}; what has finished is stored: make room, and run the same command again"
-    )
+    return None
 
 
 def check_writable(path: Path, what: str) -> None:
     """Refuse a ``path`` that cannot be created or written: a file beside it is tried, and leaves nothing."""
     try:
-        taken, parent = path.exists(), path.absolute().parent
+        taken = path.exists()
+        parent = path.absolute().parent
         while not parent.exists():
             parent = parent.parent
-    except OSError as error:  # a name that is too long, a folder that may not be read
+    # A name that is too long, a folder that may not be read.
+    except OSError as error:
         raise StudyError(f"{what}: {error.strerror}: choose another place") from error
     if taken and not path.is_file():
         raise StudyError(f"{what}: {path} is there and no regular file: choose another place")
@@ -393,8 +431,8 @@ def check_writable(path: Path, what: str) -> None:
         _try_file(parent, path.name)
     except OSError as error:
         raise StudyError(
-            f"{what}: folder {parent} is not writable ({error.strerror}): choose another place, or run from another "
-            "folder"
+            f"{what}: folder {parent} is not writable ({error.strerror}): choose another place, or "
+            "run from another folder"
         ) from error
 
 
@@ -405,14 +443,16 @@ def _try_file(folder: Path, name: str) -> None:
     """
     try:
         os.close(os.open(folder, os.O_TMPFILE | os.O_WRONLY | os.O_CLOEXEC, 0o600))
-    except (OSError, AttributeError):  # AttributeError: a system that has no such files
+    # AttributeError: a system that has no such files.
+    except (OSError, AttributeError):
         partial = partial_of(folder / name)
         create_partial(partial).close()
-        partial.unlink(missing_ok=True)  # the study's owner removes what it finds
+        # The study's owner removes what it finds, and may have done so.
+        partial.unlink(missing_ok=True)
 
 
 def _identity(output: Output) -> Identity | None:
-    """Return whose a folder says to be; None where it says nothing that can be read."""
+    """Read whose a folder says to be; None where it says nothing that can be read."""
     try:
         text = read_text(output.identity, "the file")
         return Identity(**parse_json(text, output.identity.name))  # type: ignore[arg-type]
@@ -421,36 +461,36 @@ def _identity(output: Output) -> Identity | None:
 
 
 def check_owner(output: Output, identity: Identity) -> Identity | None:
-    """Return whose the folder is, None if it is empty; refuse one with something in it that is not this study's."""
+    """Tell whose the folder is, None if it is empty; refuse one with something in it that is not this study's."""
     if not output.root.is_dir():
         return None
     # What a process that was killed left before it could say whose the folder is does not count.
     if all(final_name(path) is not None for path in output.root.iterdir()):
         return None
-    found = _identity(output)
-    if found is None:
+    owner = _identity(output)
+    if owner is None:
         what = "is not empty and no study's"
-    elif found.of_same_study(identity):
+    elif owner.of_same_study(identity):
         _check_inside(output)
-        return found
+        return owner
     else:
-        what = f"is of the study {found.study!r} in {found.storage}"
-        if (found.study, found.storage) == (identity.study, identity.storage):
+        what = f"is of the study {owner.study!r} in {owner.storage}"
+        if (owner.study, owner.storage) == (identity.study, identity.storage):
             what += ", but of an earlier one of this name"
     raise StudyError(
-        f"output={output.root} {what}: choose another with output=DIR or study=NAME, or move the folder away"
+        f"output={output.root} {what}: choose another with output=DIR or study=NAME, or move the "
+        "folder away"
     )
 
 
 def _check_inside(output: Output) -> None:
     """Refuse links in the place of a folder or file that trials are to write to; the study's own folder may be one."""
-    for path, is_kind, kind in (
-        (output.checkpoints, Path.is_dir, "folder"),
-        (output.states, Path.is_dir, "folder"),
-        (output.unstored, Path.is_file, "regular file"),
-    ):
-        if os.path.lexists(path) and (path.is_symlink() or not is_kind(path)):
-            raise _not_inside(path, kind)
+    for folder in (output.checkpoints, output.states):
+        if os.path.lexists(folder) and (folder.is_symlink() or not folder.is_dir()):
+            raise _not_inside(folder, "folder")
+    file = output.unstored
+    if os.path.lexists(file) and (file.is_symlink() or not file.is_file()):
+        raise _not_inside(file, "regular file")
 
 
 def make_inside(folder: Path) -> None:
@@ -462,21 +502,23 @@ def make_inside(folder: Path) -> None:
 
 
 def _not_inside(path: Path, kind: str) -> StudyError:
-    found = "is a link" if path.is_symlink() else f"is no {kind}"
+    what = f"is no {kind}"
+    if path.is_symlink():
+        what = "is a link"
     return StudyError(
-        f"{path} {found}, and nothing in a study's folder is written through a link: move it away; output=DIR itself "
-        "may be a link"
+        f"{path} {what}, and nothing in a study's folder is written through a link: move it away; "
+        "output=DIR itself may be a link"
     )
 
 
 @contextmanager
 def owned(output: Output, identity: Identity) -> Iterator[None]:
     """Make the output folder this study's, or check that it is. A body that leaves nothing in it takes it away."""
-    found = check_owner(output, identity)
+    owner = check_owner(output, identity)
     created = [path for path in (output.root, *output.root.parents) if not path.exists()]
     try:
         output.root.mkdir(parents=True, exist_ok=True)
-        if found is None or (found.id is None and identity.id is not None):
+        if owner is None or (owner.id is None and identity.id is not None):
             write_text(output.identity, json.dumps(asdict(identity)) + "\n")
     except OSError as error:
         what = f"output={output.root} cannot be written: {error.strerror}"
@@ -484,11 +526,9 @@ def owned(output: Output, identity: Identity) -> Iterator[None]:
     try:
         yield
     finally:
-        if (
-            created
-            and output.root.is_dir()
-            and [path.name for path in output.root.iterdir()] == [output.identity.name]
-        ):
-            output.identity.unlink()
-            for path in created:
-                path.rmdir()
+        if created and output.root.is_dir():
+            names = [path.name for path in output.root.iterdir()]
+            if names == [output.identity.name]:
+                output.identity.unlink()
+                for path in created:
+                    path.rmdir()

@@ -4,8 +4,9 @@
     values = parse_json(text, "points.csv, line 3")
     config = parse_yaml(text, "config.yaml")
 
-A FIFO would wait for ever, a device never ends, a file nested 100,000 deep ends in a RecursionError, and a few
-lines of YAML can stand for a billion values. Each is an :class:`InputError` of one line here.
+A FIFO would wait for ever, a device never ends, a file nested 100,000 deep ends in a
+RecursionError, and a few lines of YAML can stand for a billion values. Each is an
+:class:`InputError` of one line here.
 """
 
 import json
@@ -22,14 +23,19 @@ import yaml
 
 from bstune.core.errors import InputError
 
-TEXT_LIMIT = 100_000_000  # bytes of a text file
-YAML_LIMIT = 2_000_000  # characters of a YAML document: PyYAML may read 100,000 a second
-MAX_DEPTH = 64  # of lists and mappings within each other
-MAX_NODES = 1_000_000  # of a YAML document, with each alias counted as what it stands for
+# Bytes of a text file.
+TEXT_LIMIT = 100_000_000
+# Characters of a YAML document: PyYAML may read 100,000 a second.
+YAML_CHARACTERS = 2_000_000
+# Of lists and mappings within each other.
+MAX_DEPTH = 64
+# Of a YAML document, with each alias counted as what it stands for.
+MAX_NODES = 1_000_000
 STANDARD_INPUT = Path("-")
 
-_SHOWN_LENGTH = 200  # characters of a name or a reason in a message
-_CHUNK = 1_000_000  # bytes
+# Characters of a name or a reason in a message.
+_SHOWN_LENGTH = 200
+_CHUNK_BYTES = 1_000_000
 
 _NOT_REGULAR: tuple[tuple[Callable[[int], bool], str], ...] = (
     (stat.S_ISDIR, "is a folder"),
@@ -39,13 +45,14 @@ _NOT_REGULAR: tuple[tuple[Callable[[int], bool], str], ...] = (
     (stat.S_ISSOCK, "is a socket"),
 )
 
-# A string of JSON, which may lack its end: every quote so begins a match, and looking takes linear time.
+# A string of JSON, which may lack its end: every quote so begins a match, and looking takes linear
+# time.
 _JSON_STRING = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*(?:"|\\?\Z)', re.DOTALL)
 _NO_BRACKETS = re.compile(r"[^\[\]{}]+")
 _SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 
-# What PyYAML raises besides YAMLError where a scalar is not of the type that its tag or its form says,
-# such as 2001-99-99, !!int '' and !!timestamp x.
+# What PyYAML raises besides YAMLError where a scalar is not of the type that its tag or its form
+# says, such as 2001-99-99, !!int '' and !!timestamp x.
 _BAD_SCALAR = (ValueError, LookupError, AttributeError, TypeError, OverflowError)
 _YAML_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
@@ -53,8 +60,8 @@ _YAML_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 def read_text(path: Path, what: str, limit: int = TEXT_LIMIT) -> str:
     """Read a regular file of UTF-8 text, with or without a byte order mark; ``-`` is standard input.
 
-    ``what`` names the kind of file in messages, such as "the table". InputError where the file is missing, is
-    not regular, has more than ``limit`` bytes, is not UTF-8 or holds NUL characters.
+    ``what`` names the kind of file in messages, such as "the table". InputError where the file is
+    missing, is not regular, has more than ``limit`` bytes, is not UTF-8 or holds NUL characters.
     """
     name = f"{what} {one_line(str(path))}"
     data = read_bytes(path, what, limit)
@@ -94,7 +101,8 @@ def read_bytes(path: Path, what: str, limit: int = TEXT_LIMIT) -> bytes:
 def open_regular(path: Path, what: str) -> int:
     """Open a regular file for reading and give its descriptor; InputError for a folder, a pipe or a device.
 
-    Neither waits for the other end of a pipe nor opens a device, for which opening may already do something.
+    Neither waits for the other end of a pipe nor opens a device, for which opening may already do
+    something.
     """
     name = f"{what} {one_line(str(path))}"
     try:
@@ -102,7 +110,8 @@ def open_regular(path: Path, what: str) -> int:
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY)
     except OSError as error:
         raise InputError(f"{name} cannot be read: {error.strerror or error}") from error
-    except ValueError as error:  # a NUL character or half a character in the name
+    # A NUL character or half a character in the name.
+    except ValueError as error:
         raise InputError(f"{name} cannot be read: {error}") from error
     try:
         # The name may lead elsewhere since it was looked at; the descriptor does not.
@@ -116,9 +125,10 @@ def open_regular(path: Path, what: str) -> int:
 def _check_regular(mode: int, name: str) -> None:
     if stat.S_ISREG(mode):
         return
-    kinds = [kind for is_kind, kind in _NOT_REGULAR if is_kind(mode)]
-    kind = kinds[0] if kinds else "is no file"
-    hint = "" if kind == "is a folder" else ", or - for standard input"
+    kind = next((kind for is_kind, kind in _NOT_REGULAR if is_kind(mode)), "is no file")
+    hint = ", or - for standard input"
+    if kind == "is a folder":
+        hint = ""
     raise InputError(f"{name} {kind}: give a regular file{hint}")
 
 
@@ -126,7 +136,8 @@ def _standard_input(name: str) -> int:
     try:
         descriptor = sys.stdin.fileno()
         mode = os.fstat(descriptor).st_mode
-    except (AttributeError, ValueError, OSError) as error:  # closed, or replaced by a caller
+    # Closed, or replaced by a caller.
+    except (AttributeError, ValueError, OSError) as error:
         raise InputError(f"{name} cannot be read: it is closed") from error
     if stat.S_ISDIR(mode):
         raise InputError(f"{name} is a folder: give a file")
@@ -138,7 +149,7 @@ def _read_descriptor(descriptor: int, limit: int) -> bytes:
     chunks = []
     left = limit + 1
     while left > 0:
-        chunk = os.read(descriptor, min(left, _CHUNK))
+        chunk = os.read(descriptor, min(left, _CHUNK_BYTES))
         if not chunk:
             break
         chunks.append(chunk)
@@ -153,8 +164,8 @@ def _refuse_size(name: str, limit: int) -> NoReturn:
 def parse_json(text: str, what: str, finite: bool = False) -> object:
     """Parse a JSON document whose lists and mappings are at most 64 deep.
 
-    ``what`` names the document in messages. With ``finite``, NaN, infinities and numbers beyond a float are
-    refused. InputError for anything that is not JSON.
+    ``what`` names the document in messages. With ``finite``, NaN, infinities and numbers beyond a
+    float are refused. InputError for anything that is not JSON.
     """
     _check_json_depth(text, what)
     try:
@@ -194,19 +205,21 @@ def _finite_float(digits: str) -> float:
 
 def _finite_int(digits: str) -> int:
     value = int(digits)
-    float(value)  # OverflowError where it is beyond a float
+    # OverflowError where it is beyond a float.
+    float(value)
     return value
 
 
 def parse_yaml(text: str, what: str) -> object:
     """Parse a YAML document of plain values: strings, numbers, dates, lists and mappings, at most 64 deep.
 
-    ``what`` names the document in messages. InputError for more than 2 MB, for aliases that stand for more than
-    a million values or for what they are part of, and for anything that is not YAML.
+    ``what`` names the document in messages. InputError for more than 2 MB, for aliases that stand
+    for more than a million values or for what they are part of, and for anything that is not YAML.
     """
     try:
         check_yaml(text, what)
-        return yaml.load(text, Loader=_YAML_LOADER)  # noqa: S506 (a safe loader, in C where there is one)
+        # A safe loader, in C where there is one.
+        return yaml.load(text, Loader=_YAML_LOADER)  # noqa: S506
     except (yaml.YAMLError, *_BAD_SCALAR) as error:
         raise InputError(f"{what} is not YAML: {one_line(str(error))}") from error
 
@@ -216,16 +229,21 @@ def check_yaml(text: str, what: str) -> None:
 
     InputError as :func:`parse_yaml`; YAMLError or ValueError for what is not YAML.
     """
-    if len(text) > YAML_LIMIT:
-        raise InputError(f"{what} has more than {YAML_LIMIT / 1e6:.10g} MB: give a smaller file")
+    if len(text) > YAML_CHARACTERS:
+        raise InputError(
+            f"{what} has more than {YAML_CHARACTERS / 1e6:.10g} MB: give a smaller file"
+        )
     nodes = 0
-    anchored: dict[str, int] = {}  # nodes of each finished anchor
-    open_collections: list[tuple[str | None, int]] = []  # anchor, and nodes before its first
+    # Nodes of each finished anchor.
+    anchored: dict[str, int] = {}
+    # The anchor of each, and the nodes before its first.
+    open_collections: list[tuple[str | None, int]] = []
     for event in yaml.parse(text, Loader=_YAML_LOADER):
         if isinstance(event, yaml.AliasEvent):
             if event.anchor not in anchored:
                 raise InputError(
-                    f"{what} is not YAML: *{event.anchor} stands within what it refers to, or before it"
+                    f"{what} is not YAML: *{event.anchor} stands within what it refers to, or "
+                    "before it"
                 )
             nodes += anchored[event.anchor]
         elif isinstance(event, yaml.CollectionStartEvent):
@@ -239,7 +257,8 @@ def check_yaml(text: str, what: str) -> None:
             nodes += 1
             if event.anchor is not None:
                 anchored[event.anchor] = 1
-            event.value.encode("utf-8")  # half a character, of "\\ud800", is a ValueError
+            # Half a character, of "\\ud800", is a ValueError.
+            event.value.encode("utf-8")
         if len(open_collections) > MAX_DEPTH:
             _refuse_depth(what)
         if nodes > MAX_NODES:
@@ -257,4 +276,6 @@ def one_line(text: str) -> str:
     joined = " ".join(text.split())
     letters = [letter if letter.isprintable() else ascii(letter)[1:-1] for letter in joined]
     line = "".join(letters)
-    return line if len(line) <= _SHOWN_LENGTH else f"{line[:_SHOWN_LENGTH]}..."
+    if len(line) <= _SHOWN_LENGTH:
+        return line
+    return f"{line[:_SHOWN_LENGTH]}..."

@@ -1,7 +1,8 @@
 """SIGINT and SIGTERM end the command within seconds, whatever it is doing: one KeyboardInterrupt, then by force.
 
-A handler in Python runs only where the main thread comes back to Python, and what it raises may be lost in a callback.
-So a thread reads the signals as the system writes them, and ends the process if it has not ended by itself.
+A handler in Python runs only where the main thread comes back to Python, and what it raises may be
+lost in a callback. So a thread reads the signals as the system writes them, and ends the process if
+it has not ended by itself.
 """
 
 import logging
@@ -22,11 +23,12 @@ from pathlib import Path
 from types import FrameType
 from typing import NoReturn
 
-END_SECONDS = 4.0  # for storing what has finished and ending other processes; five are promised
-SERVER_SECONDS = (
-    1.0  # after which whoever waits for the fork server to start a process waits no longer
-)
-FLUSH_SECONDS = 1.0  # for what is printed and not yet written: the thread that prints may stand
+# For storing what has finished and ending other processes; five are promised.
+FORCED_END_SECONDS = 4.0
+# After which whoever waits for the fork server to start a process waits no longer.
+SERVER_SECONDS = 1.0
+# For what is printed and not yet written: the thread that prints may stand.
+FLUSH_SECONDS = 1.0
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
@@ -41,12 +43,18 @@ class Stage(Enum):
     )
 
 
-stage = Stage.PREPARATION  # of this process's command
-received: int | None = None  # the first signal's number
-last_status: int | None = None  # of a command that is through
-_installed = _raised = False
-_folders: set[str] = set()  # temporary ones, which an end by force removes
-_leave = os._exit  # which is replaced while the user's code runs
+# Of this process's command.
+stage = Stage.PREPARATION
+# The first signal's number.
+received: int | None = None
+# Of a command that is through.
+last_status: int | None = None
+_installed = False
+_raised = False
+# Temporary ones, which an end by force removes.
+_folders: set[str] = set()
+# Kept, as it is replaced while the user's code runs.
+_leave = os._exit
 
 
 def install() -> None:
@@ -101,14 +109,18 @@ def note(number: int) -> None:
 
 
 def status() -> int | None:
-    """Return the exit status of a command that was interrupted; None if it was not."""
-    return None if received is None else 128 + received
+    """Give the exit status of a command that was interrupted; None if it was not."""
+    if received is None:
+        return None
+    # As a shell gives that of a program which a signal has ended.
+    return 128 + received
 
 
 def _interrupt(number: int, frame: FrameType | None) -> None:
     global _raised
     note(number)
-    if not _raised:  # a second one must not cut what the first one has begun to clean up
+    # A second one must not cut what the first one has begun to clean up.
+    if not _raised:
         _raised = True
         raise KeyboardInterrupt
 
@@ -118,8 +130,9 @@ def leave(status: int) -> NoReturn:
     for process in multiprocessing.active_children():
         kill(process)
     _kill_server()
-    of_multiprocessing = multiprocessing.current_process()._config.get("tempdir")  # type: ignore[attr-defined]
-    for folder in {*_folders, of_multiprocessing} - {None}:
+    config = multiprocessing.current_process()._config  # type: ignore[attr-defined]
+    # multiprocessing's own is there only where something has asked for it.
+    for folder in {*_folders, config.get("tempdir")} - {None}:
         shutil.rmtree(folder, ignore_errors=True)
     _leave(status)
 
@@ -130,11 +143,13 @@ def leave_last() -> None:
     To take torch's modules apart, object by object, takes Python up to four seconds (torch 2.13,
     two CPU cores under load). It is registered before the others, so that it is called after them.
     """
-    if last_status is None:  # an error that Python itself is to print
+    # An error that Python itself is to print.
+    if last_status is None:
         return
     logging.shutdown()
     for stream in (sys.stdout, sys.stderr):
-        with suppress(OSError, ValueError):  # nobody reads it any more
+        # Where nobody reads it any more.
+        with suppress(OSError, ValueError):
             stream.flush()
     _leave(last_status)
 
@@ -142,11 +157,14 @@ def leave_last() -> None:
 def end(text: str, status: int) -> NoReturn:
     """Write an error and end this process by force, from any thread, whatever the others do."""
     flushing = threading.Thread(target=sys.stdout.flush, daemon=True)
-    with suppress(RuntimeError):  # the interpreter ends already, and has flushed
+    # Where the interpreter ends already, and has flushed.
+    with suppress(RuntimeError):
         flushing.start()
         flushing.join(FLUSH_SECONDS)
-    live = "\r\x1b[2K\x1b[?25h" if sys.stdout.isatty() else ""  # a live line hides the cursor
-    os.write(2, f"{live}{text}".encode(errors="replace"))
+    # A live line hides the cursor: it is cleared, and the cursor shown.
+    if sys.stdout.isatty():
+        text = f"\r\x1b[2K\x1b[?25h{text}"
+    os.write(2, text.encode(errors="replace"))
     leave(status)
 
 
@@ -172,10 +190,14 @@ def _kill_server() -> None:
 
 def _watch(reading: int) -> None:
     number = 0
-    while number not in SIGNALS:  # others have handlers in Python, too
+    # Others have handlers in Python, too.
+    while number not in SIGNALS:
         (number,) = os.read(reading, 1)
     note(number)
     time.sleep(SERVER_SECONDS)
     _kill_server()
-    time.sleep(END_SECONDS - SERVER_SECONDS)
-    end(f"interrupted: ended by force, as it did not end within {END_SECONDS:g} s\n", 128 + number)
+    time.sleep(FORCED_END_SECONDS - SERVER_SECONDS)
+    end(
+        f"interrupted: ended by force, as it did not end within {FORCED_END_SECONDS:g} s\n",
+        128 + number,
+    )

@@ -5,22 +5,24 @@ r"""One filter for secrets, on all that is written, logged and printed.
 
 A secret is known by its place, or by its value:
 
-* **by its key**, in a config, a URL's query or a text. A key is split at ``-``, ``_``, ``.`` and in camelCase. Its last
-  segment decides (``X-Api-Key``, ``dbPassword``, ``hf_token``, ``sig``), or the one before ``value`` or ``header``.
-  ``tokens``, ``tokenizer``, ``author``, ``key`` alone and ``token_id`` end in other segments. A piece of text is no
-  secret: ``pad_token``, or what stands in brackets (``<|endoftext|>``). Nor is a number, a boolean, or a path that
-  exists. What is called a password is hidden whatever its length, the others from 8 characters on.
+* **by its key**, in a config, a URL's query or a text. A key is split at ``-``, ``_``, ``.`` and in
+  camelCase. Its last segment decides (``X-Api-Key``, ``dbPassword``, ``hf_token``, ``sig``), or the
+  one before ``value`` or ``header``. ``tokens``, ``tokenizer``, ``author``, ``key`` alone and
+  ``token_id`` end in other segments. A piece of text is no secret: ``pad_token``, or what stands in
+  brackets (``<|endoftext|>``). Nor is a number, a boolean, or a path that exists. What is called a
+  password is hidden whatever its length, the others from 8 characters on.
 * **by its place in a URL**: what stands between the user and the host.
-* **by its value**: what stood in such a place, in the options or in the environment, is remembered if it has 8
-  characters and is no number. It is left out of every later text, also where that is escaped, quoted or encoded.
-  Of the environment, a word in small letters alone (``AUTH=kerberos``) is remembered only if it is called a password.
-  A remembered word of letters alone is replaced where it stands by itself, never as a key of JSON or YAML.
+* **by its value**: what stood in such a place, in the options or in the environment, is remembered
+  if it has 8 characters and is no number. It is left out of every later text, also where that is
+  escaped, quoted or encoded. Of the environment, a word in small letters alone (``AUTH=kerberos``)
+  is remembered only if it is called a password. A remembered word of letters alone is replaced
+  where it stands by itself, never as a key of JSON or YAML.
 
-Values are filtered before they are dumped, not in the document: a secret may hold a quote or a backslash, and a
-document that has lost one cannot be read again.
+Values are filtered before they are dumped, not in the document: a secret may hold a quote or a
+backslash, and a document that has lost one cannot be read again.
 
-SQLAlchemy's ``render_as_string(hide_password=True)`` is not used: it ends a password at its first ``@`` and shows the
-rest as the host, leaves a URL's query as it is, and reads a whole text alone.
+SQLAlchemy's ``render_as_string(hide_password=True)`` is not used: it ends a password at its first
+``@`` and shows the rest as the host, leaves a URL's query as it is, and reads a whole text alone.
 """
 
 import base64
@@ -37,7 +39,8 @@ from urllib.parse import quote, quote_plus, unquote, unquote_plus
 from bstune.core.records import STATUSES
 
 HIDDEN = "***"
-SHORTEST = 8  # characters of a secret that is looked for away from its place
+# Characters of a secret that is looked for away from its place.
+SHORTEST = 8
 
 _PASSWORDS = frozenset(
     {"password", "passwords", "passwd", "passw", "passwort", "pwd", "pw", "pass", "passphrase"}
@@ -57,11 +60,12 @@ _KINDS_OF_KEYS = frozenset(
     {"api", "access", "secret", "private", "account", "auth", "signing", "encryption"}
     | {"subscription", "shared"}
 )
-_COLLECTIONS = frozenset({"secrets", "passwords", "cookies"})  # mappings of names to secrets
+# Mappings of names to secrets.
+_COLLECTIONS = frozenset({"secrets", "passwords", "cookies"})
 # Short words that are a password's name in one project and a result or a ratio in another.
 _AMBIGUOUS = frozenset({"pw", "pass", "passw"})
 _FOLLOWERS = frozenset({"value", "header", "headers", "string", "str", "text", "plain", "base64"})
-# What stands before `token` where it is a piece of text, and before `pass` where it is a run through something.
+# What stands before `token` where it is a piece of text.
 _TOKENS_OF_TEXT = frozenset(
     {"pad", "padding", "eos", "bos", "eot", "boi", "eoi", "sos", "oov", "cls", "sep", "unk"}
     | {"mask", "start", "end", "stop", "begin", "special", "image", "audio", "video", "text"}
@@ -69,6 +73,7 @@ _TOKENS_OF_TEXT = frozenset(
     | {"char", "sub", "per", "each", "newline", "space", "additional", "extra", "prefix"}
     | {"suffix", "middle", "placeholder", "prompt", "lang", "language", "sentinel", "distill"}
 )
+# What stands before `pass` where it is a run through something.
 _PASSES = frozenset(
     {"forward", "backward", "first", "second", "last", "one", "two", "single", "multi", "per"}
     | {"num", "n", "number", "count", "max", "min"}
@@ -93,22 +98,27 @@ _HINTS = [
 ]
 
 _SEGMENT = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|[A-Z]+")
-_HEADER = re.compile(r"[A-Z][A-Za-z]*(?:-[A-Za-z]+)*")  # in [["Authorization", "Basic ..."]]
+# In [["Authorization", "Basic ..."]].
+_HEADER = re.compile(r"[A-Z][A-Za-z]*(?:-[A-Za-z]+)*")
 _REFERENCE = re.compile(r"\$\{[^{}]{0,200}\}")
 _OPEN = re.compile(r"null|none|true|false|yes|no|\*\*\*|\(hidden\)", re.I)
 _BRACKETED = re.compile(r"<.*>|\[.*\]|\{.*\}", re.S)
 _NUMBER = re.compile(r"[\d\s.,:+\-_eE]+")
-_LETTERS = re.compile(r"[A-Za-z_]+")  # an identifier, too
+# Those of an identifier, too.
+_LETTERS = re.compile(r"[A-Za-z_]+")
 _SMALL_LETTERS = re.compile(r"[a-z_]+")
 _CODE = re.compile(r"[a-z_]+(?:\.[a-z_]+)*")
 _CALL = re.compile(r"[A-Za-z_]\w*(?:\.\w+)*[(\[]")
 _SCHEME = re.compile(r"(Basic|Bearer|Token|Digest|ApiKey)\s+(\S.*)", re.I | re.S)
 
 _URL = re.compile(r"(?<![\w+.\-])[a-z][\w+.\-]{0,30}://[^\s\"'<>]*", re.I)
-_WHOLE_URL = re.compile(r"[a-z][\w+.\-]{0,30}://[^\n]*@\S*", re.I)  # spaces and quotes too
-# After the scheme; up to the last @, as raw passwords hold some. What follows http://host: may be a port.
+# A text that is one URL may have spaces and quotes in it.
+_WHOLE_URL = re.compile(r"[a-z][\w+.\-]{0,30}://[^\n]*@\S*", re.I)
+# After the scheme; up to the last @, as raw passwords hold some. What follows http://host: may be a
+# port.
 _USER_INFO = re.compile(
-    r"(?P<user>(?:\$\{[^{}]*\}|[^\s:/?#\"'])*)(?P<colon>:(?!\d+(?:[/?#]|$)))?(?(colon)(?P<password>.*))(?=@)",
+    r"(?P<user>(?:\$\{[^{}]*\}|[^\s:/?#\"'])*)"
+    r"(?P<colon>:(?!\d+(?:[/?#]|$)))?(?(colon)(?P<password>.*))(?=@)",
     re.S,
 )
 _WHOLE_USER_INFO = re.compile(_USER_INFO.pattern.replace(r"[^\s:", "[^:"), re.S)
@@ -135,7 +145,8 @@ _JSON_TEXT = re.compile(r'(?P<text>"[^"\\]*(?:\\.[^"\\]*)*")(?P<is_key>\s*:)?', 
 _SCRIPT = re.compile(r"(<script\b.*?</script>)", re.S)
 _MARKUP = re.compile(r'[<>"]')
 
-_forms: dict[str, re.Pattern[str] | None] = {}  # of secrets; None: as it stands
+# Of secrets, each with what finds it in a text; None: as it stands.
+_forms: dict[str, re.Pattern[str] | None] = {}
 
 
 @lru_cache(maxsize=4096)
@@ -149,7 +160,9 @@ def _kind(key: str) -> str | None:
     last = segments[-1]
     before = segments[-2] if len(segments) > 1 else ""
     if last in ("key", "keys"):
-        return "credential" if before in _KINDS_OF_KEYS else None
+        if before in _KINDS_OF_KEYS:
+            return "credential"
+        return None
     if last == "token" and before in _TOKENS_OF_TEXT:
         return None
     if last == "pass" and before in _PASSES:
@@ -186,17 +199,24 @@ def holds_secret(key: str, text: str) -> bool:
     kind = _kind(key)
     if kind is None:
         return False
-    own = _REFERENCE.sub("", text).strip()
-    if not own or _OPEN.fullmatch(own) or _is_path(own):
+    literal = _REFERENCE.sub("", text).strip()
+    if not literal or _OPEN.fullmatch(literal) or _is_path(literal):
         return False
-    return kind == "password" or (len(own) >= SHORTEST and not _BRACKETED.fullmatch(own))
+    if kind == "password":
+        return True
+    return len(literal) >= SHORTEST and not _BRACKETED.fullmatch(literal)
 
 
 def _in_urls(text: str) -> Iterator[tuple[int, int]]:
     """Yield where passwords stand in a text's URLs, and where an http address has a token in place of a user."""
     whole = _WHOLE_URL.fullmatch(text)
-    user_info_of = _WHOLE_USER_INFO if whole else _USER_INFO
-    for url in [whole] if whole else _URL.finditer(text):
+    if whole:
+        urls = [whole]
+        user_info_of = _WHOLE_USER_INFO
+    else:
+        urls = list(_URL.finditer(text))
+        user_info_of = _USER_INFO
+    for url in urls:
         begin = url.start() + url[0].index("://") + 3
         user_info = user_info_of.match(text, begin, url.end())
         if user_info is None:
@@ -227,7 +247,8 @@ def _is_result(key: str, word: str) -> bool:
 def _in_pairs(text: str) -> Iterator[tuple[int, int]]:
     """Yield where secrets stand behind their keys: ``token=...``, ``"password": "..."``, a line ``cookie: ...``."""
     for line in _LINE.finditer(text):
-        key, rest = line["key"], line["rest"]
+        key = line["key"]
+        rest = line["rest"]
         # A quoted value is a pair's, below; code has an = in it.
         by_itself = rest[0] not in "\"'[{" and "=" not in rest and not _is_number(rest)
         if not by_itself or not holds_secret(key, rest):
@@ -236,15 +257,16 @@ def _in_pairs(text: str) -> Iterator[tuple[int, int]]:
         if not (_is_prose(key, first_word) or _is_result(key, first_word)):
             yield line.span("rest")
     end = 0
-    for found in _KEY.finditer(text):
-        key, sign = found["key"], found["sign"]
-        if found.start() < end or _kind(key) is None:
+    for pair in _KEY.finditer(text):
+        key = pair["key"]
+        sign = pair["sign"]
+        if pair.start() < end or _kind(key) is None:
             continue
-        value = _VALUE.match(text, found.end())
+        value = _VALUE.match(text, pair.end())
         if value is None:
             continue
         if value["quoted"] is not None:
-            before = text[max(0, found.start() - 2) : found.start()]
+            before = text[max(0, pair.start() - 2) : pair.start()]
             in_a_sentence = re.fullmatch(r"\w[ \t]", before) is not None
             is_said = in_a_sentence and _is_prose(key, value["quoted"])
             if holds_secret(key, value["quoted"]) and not is_said:
@@ -259,7 +281,8 @@ def _in_pairs(text: str) -> Iterator[tuple[int, int]]:
             yield value.span("bare")
             end = value.end()
     for option in _OPTION.finditer(text):
-        key, rest = option["key"], option["rest"]
+        key = option["key"]
+        rest = option["rest"]
         is_word = _SMALL_LETTERS.fullmatch(rest) is not None
         if holds_secret(key, rest) and not is_word and not _is_result(key, rest):
             yield option.span("rest")
@@ -269,16 +292,16 @@ def _in_pairs(text: str) -> Iterator[tuple[int, int]]:
 
 
 def _spans(text: str) -> list[tuple[int, int]]:
-    """Return where secrets stand by their places, in order and apart."""
-    found: list[tuple[int, int]] = []
+    """Find where secrets stand by their places, in order and apart."""
+    spans: list[tuple[int, int]] = []
     if "://" in text:
-        found += _in_urls(text)
+        spans += _in_urls(text)
     # A record of many steps has none of these words: it need not be looked through key by key.
     small = text.lower()
     if any(hint in small for hint in _HINTS):
-        found += _in_pairs(text)
+        spans += _in_pairs(text)
     apart: list[tuple[int, int]] = []
-    for begin, end in sorted(found):
+    for begin, end in sorted(spans):
         if apart and begin < apart[-1][1]:
             apart[-1] = (apart[-1][0], max(end, apart[-1][1]))
         else:
@@ -287,7 +310,7 @@ def _spans(text: str) -> list[tuple[int, int]]:
 
 
 def redact(text: str) -> str:
-    """Return a message without secrets: those that stand in their places, and those that are remembered."""
+    """Write a message without secrets: those that stand in their places, and those that are remembered."""
     parts: list[str] = []
     last = 0
     for begin, end in _spans(text):
@@ -297,7 +320,7 @@ def redact(text: str) -> str:
 
 
 def without_known(text: str) -> str:
-    """Return a text without the secrets that are remembered."""
+    """Write a text without the secrets that are remembered."""
     return _without(text, known())
 
 
@@ -312,7 +335,7 @@ def _without(text: str, forms: Iterable[str]) -> str:
 
 
 def json_without_known(document: str) -> str:
-    """Return JSON, or lines of it, whose texts hold no remembered secret; keys, numbers and layout stay."""
+    """Write JSON, or lines of it, whose texts hold no remembered secret; keys, numbers and layout stay."""
     # Also in the form in which JSON writes it, a secret is among what is remembered.
     if without_known(document) == document:
         return document
@@ -324,23 +347,28 @@ def _json_text_without(match: re.Match[str]) -> str:
         return match[0]
     text = json.loads(match["text"])
     without = without_known(text)
-    return match[0] if without == text else json.dumps(without)
+    # As it was written, which may be otherwise than Python's json would.
+    if without == text:
+        return match[0]
+    return json.dumps(without)
 
 
 def page_without_known(page: str) -> str:
-    """Return an HTML page whose texts hold no remembered secret.
+    """Write an HTML page whose texts hold no remembered secret.
 
-    Scripts stay as they are: what stands in them is filtered by whoever puts it there, with :func:`json_without_known`.
+    Scripts stay as they are: what stands in them is filtered by whoever puts it there, with
+    :func:`json_without_known`.
     """
     escaped = [form for form in known() if not _MARKUP.search(form)]
-    parts = _SCRIPT.split(page)
-    return "".join(
-        part if part.startswith("<script") else _without(part, escaped) for part in parts
-    )
+    parts = list[str]()
+    for part in _SCRIPT.split(page):
+        is_script = part.startswith("<script")
+        parts.append(part if is_script else _without(part, escaped))
+    return "".join(parts)
 
 
 def document_without_known(text: str, suffix: str) -> str:
-    """Return the text of a file whose name ends with ``suffix``, such that it can be parsed as before.
+    """Write the text of a file whose name ends with ``suffix``, such that it can be parsed as before.
 
     YAML stays as it is: it is dumped of values that :func:`redact_values` has filtered.
     """
@@ -354,8 +382,10 @@ def document_without_known(text: str, suffix: str) -> str:
 
 
 def _replaced(match: re.Match[str]) -> str:
-    """Return what stands for a remembered word, or phrase; a key stays, as does what trials are said to be."""
-    word, text, end = match[0], match.string, match.end()
+    """Give what stands for a remembered word, or phrase; a key stays, as does what trials are said to be."""
+    word = match[0]
+    text = match.string
+    end = match.end()
     if not _LETTERS.fullmatch(word):
         return HIDDEN
     # A line's end may be written \n, whose n is no letter of a word.
@@ -366,11 +396,13 @@ def _replaced(match: re.Match[str]) -> str:
         return word
     opening = before.rstrip(" \"'")[-1:]
     is_yaml_key = text.startswith(":", end) and opening in ("", "\n", "{", ",", "-")
-    return word if is_yaml_key else HIDDEN
+    if is_yaml_key:
+        return word
+    return HIDDEN
 
 
 def redact_values(values: Any, name: str = "") -> Any:
-    """Return nested options without secrets, by their keys and in their texts; references stay.
+    """Give nested options without secrets, by their keys and in their texts; references stay.
 
     A text that is a JSON object or list itself, as a record in a storage's attribute, stays one.
     """
@@ -385,26 +417,28 @@ def redact_values(values: Any, name: str = "") -> Any:
         except (ValueError, RecursionError):
             return redact(text)
         without = redact_values(inner, key)
-        return text if without == inner else json.dumps(without)
+        if without == inner:
+            return text
+        return json.dumps(without)
 
     return _each_text(values, name, shown)
 
 
-def secret_options(values: Any, name: str = "") -> list[str]:
-    """Return the names of the options, of nested ones, in which a secret stands in clear."""
-    found: list[str] = []
+def secret_options(values: object, name: str = "") -> list[str]:
+    """Name the options, of nested ones, in which a secret stands in clear."""
+    names: list[str] = []
 
     def look(key: str, text: str) -> str:
         if holds_secret(key, text) or _spans(text):
-            found.append(key)
+            names.append(key)
         return text
 
     _each_text(values, name, look)
-    return list(dict.fromkeys(found))
+    return list(dict.fromkeys(names))
 
 
 def _each_text(values: Any, name: str, change: Callable[[str, str], str]) -> Any:
-    """Return nested options with each text changed; ``change`` is given its dotted name besides."""
+    """Give nested options with each text changed; ``change`` is given its dotted name besides."""
     if isinstance(values, str):
         return change(name, values)
     if isinstance(values, Mapping):
@@ -415,8 +449,9 @@ def _each_text(values: Any, name: str, change: Callable[[str, str], str]) -> Any
             inner = f"{name}.{key}" if name else str(key)
             if in_collection:
                 inner = name
+            # {name: X-Api-Key, value: ...}
             elif key == "value" and isinstance(label, str) and _kind(label):
-                inner = label  # {name: X-Api-Key, value: ...}
+                inner = label
             changed[key] = _each_text(value, inner, change)
         return changed
     if isinstance(values, list | tuple):
@@ -427,7 +462,7 @@ def _each_text(values: Any, name: str, change: Callable[[str, str], str]) -> Any
     return values
 
 
-def remember(values: Any, name: str = "") -> None:
+def remember(values: object, name: str = "") -> None:
     """Remember the secrets among nested options, and those of the environment as it is now."""
 
     def keep(key: str, text: str) -> str:
@@ -442,7 +477,8 @@ def remember(values: Any, name: str = "") -> None:
 def remember_environment() -> None:
     """Remember the secrets among the environment's variables, by their names and in their values."""
     for variable, text in os.environ.items():
-        if variable in ("PWD", "OLDPWD"):  # the working directories
+        # The working directories.
+        if variable in ("PWD", "OLDPWD"):
             continue
         for secret in _secrets_of(variable, text):
             if _SMALL_LETTERS.fullmatch(secret) and _kind(variable) == "credential":
@@ -451,7 +487,7 @@ def remember_environment() -> None:
 
 
 def known() -> tuple[str, ...]:
-    """Return what is remembered, the longest first; a process that this one starts is told it by :func:`know`."""
+    """Give what is remembered, the longest first; a process that this one starts is told it by :func:`know`."""
     return tuple(sorted(_forms, key=len, reverse=True))
 
 
@@ -463,7 +499,9 @@ def know(secrets: tuple[str, ...]) -> None:
 
 def _secrets_of(key: str, text: str) -> Iterator[str]:
     """Yield the secrets in the text of an option or variable, each as it may stand by itself elsewhere."""
-    spans = [(0, len(text))] if holds_secret(key, text) else []
+    spans = list[tuple[int, int]]()
+    if holds_secret(key, text):
+        spans.append((0, len(text)))
     spans += _in_urls(text)
     spans += _in_pairs(text)
     for begin, end in spans:
@@ -471,11 +509,14 @@ def _secrets_of(key: str, text: str) -> Iterator[str]:
         if _REFERENCE.search(secret):
             continue
         yield secret
+        # What SQLAlchemy takes for a part of the host.
         if "@" in secret:
-            yield secret.split("@", 1)[1] + "@"  # what SQLAlchemy takes for a part of the host
+            yield secret.split("@", 1)[1] + "@"
+        # A private key has a line before it and one after it that are in every such key.
         if "\n" in secret:
             yield from (line for line in secret.splitlines() if not line.startswith("-----"))
-        if scheme := _SCHEME.fullmatch(secret):
+        scheme = _SCHEME.fullmatch(secret)
+        if scheme:
             yield scheme[2]
             if scheme[1].lower() == "basic":
                 yield from _basic(scheme[2])
@@ -497,33 +538,29 @@ def _add(secret: str) -> None:
         return
     plain = {secret, unquote(secret), unquote_plus(secret)}
     forms = set(plain)
-    for one in plain:
-        in_json = json.dumps(one)[1:-1]
-        forms |= {
-            quote(one, ""),
-            quote(one),
-            quote_plus(one),
-            repr(one)[1:-1],
-            one.replace("'", "''"),
-        }
-        forms |= {
-            in_json,
-            json.dumps(one, ensure_ascii=False)[1:-1],
-            in_json.replace("<", "\\u003c"),
-        }
-        forms |= {html.escape(one), html.escape(one, quote=False)}
-        forms.add(base64.b64encode(one.encode(errors="surrogateescape")).decode())
+    for text in plain:
+        # In URLs.
+        forms |= {quote(text, ""), quote(text), quote_plus(text)}
+        # In Python and in YAML.
+        forms |= {repr(text)[1:-1], text.replace("'", "''")}
+        # In JSON, and in JSON within a page.
+        in_json = json.dumps(text)[1:-1]
+        forms |= {in_json, json.dumps(text, ensure_ascii=False)[1:-1]}
+        forms.add(in_json.replace("<", "\\u003c"))
+        # In HTML.
+        forms |= {html.escape(text), html.escape(text, quote=False)}
+        # In a header of HTTP.
+        forms.add(base64.b64encode(text.encode(errors="surrogateescape")).decode())
     for form in forms:
         if len(form) >= SHORTEST and not _is_number(form) and form not in STATUSES:
             _forms[form] = _pattern(form)
 
 
 def _pattern(form: str) -> re.Pattern[str] | None:
-    """Return what finds a form that may stand within others, or be wrapped: a word, a phrase; None for the rest."""
+    """Make what finds a form that may stand within others, or be wrapped: a word, a phrase; None for the rest."""
+    # What stands before a word is looked at once it is found: that is faster.
     if _LETTERS.fullmatch(form):
-        return re.compile(
-            rf"{form}(?!\w)"
-        )  # what stands before it is looked at then: that is faster
+        return re.compile(rf"{form}(?!\w)")
     if re.search(r"\s", form):
         return re.compile(r"\s+".join(re.escape(part) for part in form.split()))
     return None

@@ -5,22 +5,30 @@ from collections.abc import Collection, Mapping
 from contextlib import closing
 from pathlib import Path
 
-LOOK_SECONDS = 1.0  # for which a database that another process has locked is waited for
+# For which a database that another process has locked is waited for.
+LOCKED_SECONDS = 1.0
+# The tables and views that a database's owner made.
+NAMES_QUERY = (
+    "SELECT name FROM sqlite_master WHERE type IN ('table', 'view') "
+    "AND name NOT LIKE 'sqlite@_%' ESCAPE '@'"
+)
 
-Keys = Mapping[str, Collection[str]]  # columns of the primary keys, by table
+# Columns of the primary keys, by table.
+Keys = Mapping[str, Collection[str]]
 
 
 def foreign_tables(
-    path: Path, keys: Keys, required: Collection[str], seconds: float = LOOK_SECONDS
+    path: Path, keys: Keys, required: Collection[str], seconds: float = LOCKED_SECONDS
 ) -> list[str]:
     """Name the tables of a database that a program did not make; none where it made the database, or may make it.
 
-    A program made what has its ``required`` tables, whatever others are beside them, and what has no table but some of
-    its own, as where it was killed meanwhile. Nothing is written.
+    A program made what has its ``required`` tables, whatever others are beside them, and what has
+    no table but some of its own, as where it was killed meanwhile. Nothing is written.
 
     Args:
         path: a regular file; an empty one is a database without tables.
-        keys: of all tables that the program makes: a table of the same name with another key is another's.
+        keys: of all tables that the program makes: a table of the same name with another key is
+            another's.
         required: the tables that each of its databases has.
         seconds: for which a locked database is waited for.
 
@@ -29,14 +37,14 @@ def foreign_tables(
     """
     # mode=rw: what a killed process left of a transaction is rolled back, and no file is made.
     uri = f"{path.absolute().as_uri()}?mode=rw"
-    names = "SELECT name FROM sqlite_master WHERE type IN ('table', 'view') AND name NOT LIKE 'sqlite@_%' ESCAPE '@'"
     with closing(sqlite3.connect(uri, uri=True, timeout=seconds)) as connection:
-        tables = [str(row[0]) for row in connection.execute(names)]
-        columns: dict[str, set[str]] = {}
+        tables = {str(row[0]) for row in connection.execute(NAMES_QUERY)}
+        made = set[str]()
         for table in tables:
             rows = connection.execute("SELECT name FROM pragma_table_info(?)", (table,))
-            columns[table] = {str(row[0]) for row in rows}
-    own = {table for table in tables if table in keys and {*keys[table]} <= columns[table]}
-    if own.issuperset(required):
+            columns = {str(row[0]) for row in rows}
+            if table in keys and columns.issuperset(keys[table]):
+                made.add(table)
+    if made.issuperset(required):
         return []
-    return sorted({*tables} - own)
+    return sorted(tables - made)

@@ -2,9 +2,10 @@ r"""One filter on what is printed: no secret, and no character that a terminal o
 
     write_out("trial 3: \x1b]0;owned\x07")  # prints: trial 3: \x1b]0;owned\x07, its characters visible
 
-A folder of somebody else's, a file's name or an exception of the user's code may hold sequences that rename a window,
-move the cursor or write to the clipboard. rich's own colours stay: a console filters the text, before it is coloured.
-What is logged and what is warned of is filtered where it is made, inside :func:`filtered`, whoever prints it.
+A folder of somebody else's, a file's name or an exception of the user's code may hold sequences
+that rename a window, move the cursor or write to the clipboard. rich's own colours stay: a console
+filters the text, before it is coloured. What is logged and what is warned of is filtered where it
+is made, inside :func:`filtered`, whoever prints it.
 """
 
 import argparse
@@ -29,17 +30,19 @@ _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]"
 
 
 def visible(text: str) -> str:
-    r"""Return a text with its control characters as ``\x1b`` or ``\u202e``; line ends of Windows become plain ones."""
+    r"""Write a text with its control characters as ``\x1b`` or ``\u202e``; line ends of Windows become plain ones."""
     return _CONTROL.sub(_escape, text.replace("\r\n", "\n"))
 
 
 def _escape(match: re.Match[str]) -> str:
     code = ord(match[0])
-    return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}"
+    if code < 0x100:
+        return f"\\x{code:02x}"
+    return f"\\u{code:04x}"
 
 
 def printable(text: str) -> str:
-    """Return a text as it may be printed: without secrets, and with no character that a terminal obeys."""
+    """Give a text as it may be printed: without secrets, and with no character that a terminal obeys."""
     return visible(redact(text))
 
 
@@ -68,8 +71,8 @@ class ArgumentParser(argparse.ArgumentParser):
 
 
 def safe_console(**options: Any) -> "Console":
-    """Return rich's console with ``options``, all text of which is filtered."""
-    # rich: a tenth of a second, which --help need not wait for
+    """Make rich's console with ``options``, all text of which is filtered."""
+    # rich: a tenth of a second, which --help need not wait for.
     from rich.console import Console, ConsoleOptions, RenderableType
     from rich.segment import Segment
 
@@ -78,7 +81,8 @@ def safe_console(**options: Any) -> "Console":
             self, renderable: RenderableType, options: ConsoleOptions | None = None
         ) -> Iterable[Segment]:
             for segment in super().render(renderable, options):
-                if segment.control:  # rich's own: it moves the cursor of a live line
+                # rich's own: it moves the cursor of a live line.
+                if segment.control:
                     yield segment
                 else:
                     yield Segment(printable(segment.text), segment.style)
@@ -106,7 +110,8 @@ def filtered() -> Iterator[None]:
 
 def _redact_chain(error: BaseException) -> None:
     """Leave secrets out of the texts of an error and of what caused it: a notebook shows them all."""
-    seen: set[int] = set()  # causes may form a ring
+    # Causes may form a ring.
+    seen: set[int] = set()
     cause: BaseException | None = error
     while cause is not None and id(cause) not in seen:
         seen.add(id(cause))
@@ -123,9 +128,10 @@ def install_filters() -> None:
     def warn(message: Warning | str, category: type[Warning], *where: Any, **named: Any) -> None:
         text = str(message)
         shown = printable(text)
+        # The warning itself stays where it can: the user's class may take other things than a text.
         if shown == text:
             show_warning(message, category, *where, **named)
-        else:  # a warning of the user's class may take other arguments
+        else:
             show_warning(shown, category, *where, **named)
 
     warnings.showwarning = warn
@@ -133,21 +139,25 @@ def install_filters() -> None:
 
 
 def _filtering(make_record: Callable[..., logging.LogRecord]) -> Callable[..., logging.LogRecord]:
-    """Return a factory of log records whose message and traceback are filtered; one without a need is as it was."""
+    """Make a factory of log records whose message and traceback are filtered, where there is a need."""
 
     def make(*arguments: Any, **named: Any) -> logging.LogRecord:
         record = make_record(*arguments, **named)
         try:
             message = record.getMessage()
-        except Exception:  # noqa: BLE001 (of a user's __str__; logging says itself that it cannot be formatted)
+        # Of a user's __str__; logging says itself that it cannot be formatted.
+        except Exception:  # noqa: BLE001
             return record
         shown = printable(message)
         if shown != message:
-            record.msg, record.args = shown, ()
+            record.msg = shown
+            record.args = ()
         if record.exc_info and record.exc_info[1] is not None:
             trace = "".join(traceback.format_exception(record.exc_info[1])).rstrip("\n")
-            if printable(trace) != trace:
-                record.exc_text = printable(trace)  # a formatter takes it in place of its own
+            shown_trace = printable(trace)
+            # A formatter takes it in place of its own.
+            if shown_trace != trace:
+                record.exc_text = shown_trace
         return record
 
     return make
@@ -170,13 +180,12 @@ def listed(
         values = tuple(kind(part) for part in text.split(","))
     except ValueError:
         values = ()
-    if (
-        not values
-        or len(set(values)) < len(values)
-        or not all(smallest <= one <= largest for one in values)
-    ):
-        what = f"{'integers' if kind is int else 'numbers'} from {smallest:.10g} to {largest:.10g}"
+    are_different = len(set(values)) == len(values)
+    are_within = all(smallest <= value <= largest for value in values)
+    if not values or not are_different or not are_within:
+        noun = "integers" if kind is int else "numbers"
         raise argparse.ArgumentTypeError(
-            f"takes different {what} with commas between, but got {text!r}"
+            f"takes different {noun} from {smallest:.10g} to {largest:.10g} with commas between, "
+            f"but got {text!r}"
         )
     return values

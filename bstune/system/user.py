@@ -9,7 +9,8 @@ def user_name() -> str:
     """Tell the user's name, by the environment or the system; without one, ``uid-123456``."""
     try:
         return getpass.getuser()
-    except (KeyError, OSError, ImportError):  # OSError from Python 3.13 on
+    # OSError from Python 3.13 on.
+    except (KeyError, OSError, ImportError):
         return f"uid-{os.getuid()}"
 
 

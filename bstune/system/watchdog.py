@@ -1,12 +1,14 @@
 """What the preparation of a study waits for: said while it lasts, and ended where a step never ends.
 
-The code that waits names what it waits for; without a watch that costs a list's look-up and nothing is said::
+The code that waits names what it waits for; without a watch that costs a list's look-up and nothing
+is said::
 
     with watching(print, None), waiting_for("MyData.setup('fit')"):
         data.setup("fit")
 
-A thread looks at it. Where nothing was printed for ten seconds, it prints ``waiting for MyData.setup('fit'), 10 s``.
-A training step or an evaluation has a limit besides: past it, the command ends with status 1 and the user's frames.
+A thread looks at it. Where nothing was printed for ten seconds, it prints ``waiting for
+MyData.setup('fit'), 10 s``. A training step or an evaluation has a limit besides: past it, the
+command ends with status 1 and the user's frames.
 """
 
 import faulthandler
@@ -25,16 +27,20 @@ from bstune.system import interruption
 from bstune.system.failures import frame_lines, standing_frames
 from bstune.system.secrets import redact
 
-# Of one training step or evaluation where protocol.trial_seconds is not set. The first step of a large model that is
-# compiled takes minutes; a search of many steps as long as this one would take weeks.
+# Of one training step or evaluation where protocol.trial_seconds is not set. The first step of a
+# large model that is compiled takes minutes; a search of many steps as long as this one would take
+# weeks.
 STEP_SECONDS = 300.0
-LINE_SECONDS = 10.0  # without a printed line, after which one says what is waited for
-LOOK_SECONDS = 1.0  # between two looks of the thread
-LOOKS = 10  # at least, within the limit of a step
-STOPPED_SECONDS = (
-    5.0  # between two looks: the whole process was stopped meanwhile, and waited for nothing
-)
-BACKSTOP_SECONDS = 5.0  # past the limit, after which code that lets no other thread run is ended
+# Without a printed line, after which one says what is waited for.
+LINE_SECONDS = 10.0
+# Between two looks of the thread.
+THREAD_LOOK_SECONDS = 1.0
+# At least, within the limit of a step.
+LOOKS = 10
+# Between two looks: the whole process was stopped meanwhile, and waited for nothing.
+STOPPED_SECONDS = 5.0
+# Past the limit, after which code that lets no other thread run is ended.
+BACKSTOP_SECONDS = 5.0
 DEBUGGERS = {"bdb", "pdb", "ipdb", "pudb", "pydevd", "_pydevd_bundle", "debugpy"}
 
 
@@ -42,9 +48,14 @@ class Wait:
     """One thing that is waited for; :meth:`go_on` names the next part of it."""
 
     def __init__(self, what: str, watch: "Watch | None" = None, *, steps: bool = False) -> None:
-        self.what, self.steps, self.limited = what, steps, steps
-        self.seconds = 0.0  # that the thread has seen it wait
-        self.parts = self.seen = 0  # that have ended; and had ended at the thread's last look
+        self.what = what
+        self.steps = steps
+        self.limited = steps
+        # That the thread has seen it wait.
+        self.seconds = 0.0
+        # Parts that have ended, and those that had at the thread's last look.
+        self.parts = 0
+        self.seen = 0
         self.said = False
         self._watch = watch
 
@@ -52,7 +63,10 @@ class Wait:
         """Wait for another part: from here on its own seconds count."""
         if self._watch is not None:
             self._watch.end(self)
-        self.what, self.limited, self.said, self.seconds = what, limited, False, 0.0
+        self.what = what
+        self.limited = limited
+        self.said = False
+        self.seconds = 0.0
 
     def progress(self) -> None:
         """Note that a step has ended and the next one, which is called the same, begins; within timed steps."""
@@ -65,8 +79,8 @@ class Watch:
     Args:
         say: takes a line.
         seconds: that a training step or an evaluation may take.
-        overrun: is called with the error's text once one has taken longer. Where it returns True, it is called again
-            as long as the thread stands at the same place.
+        overrun: is called with the error's text once one has taken longer. Where it returns True,
+            it is called again as long as the thread stands at the same place.
         silence: seconds without a line, after which one says what is waited for; None: ten.
         backstop: whether code that lets no other thread run may end the process.
         now: a clock of seconds; tests move it.
@@ -82,18 +96,23 @@ class Watch:
         silence: float | None = None,
         now: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.seconds = STEP_SECONDS if seconds is None else seconds
-        self._advice = (
-            "set protocol.trial_seconds to more than the seconds that it needs"
-            if seconds is None
-            else "raise protocol.trial_seconds if it needs longer"
-        )
-        self._say, self._overrun, self._backstop, self._now = say, overrun, backstop, now
+        self.seconds = STEP_SECONDS
+        self._advice = "set protocol.trial_seconds to more than the seconds that it needs"
+        if seconds is not None:
+            self.seconds = seconds
+            self._advice = "raise protocol.trial_seconds if it needs longer"
+        self._say = say
+        self._overrun = overrun
+        self._backstop = backstop
+        self._now = now
         self._silence = LINE_SECONDS if silence is None else silence
-        self._thread = threading.get_ident()  # whose frames are shown
+        # Whose frames are shown.
+        self._thread = threading.get_ident()
         self._waits = [Wait("what trains to be loaded")]
-        self._looked = self._printed = now()
-        self.message: str | None = None  # of what took too long
+        self._looked = now()
+        self._printed = self._looked
+        # Of what took too long.
+        self.message: str | None = None
         # Where the thread stood as it was told to end, if it may have to be told again.
         self._stands_at: tuple[tuple[CodeType, int], ...] | None = None
 
@@ -122,7 +141,8 @@ class Watch:
     def look(self) -> None:
         """Count the seconds since the last look to what is waited for, say it, and end it if it takes too long."""
         now = self._now()
-        passed, self._looked = now - self._looked, now
+        passed = now - self._looked
+        self._looked = now
         wait = self._waits[-1]
         self._set_backstop(wait)
         if wait.parts != wait.seen:
@@ -138,7 +158,8 @@ class Watch:
             return
         if wait.limited and wait.seconds > self.seconds and not _is_debugged(frame):
             self.message = self._too_long(wait, frame)
-            self._stands_at = _instructions(frame) if self._overrun(self.message) else None
+            if self._overrun(self.message):
+                self._stands_at = _instructions(frame)
             return
         if now - self._printed >= self._silence:
             wait.said = True
@@ -165,24 +186,31 @@ class Watch:
 
     def keep_looking(self, ended: threading.Event) -> None:
         """Look again and again until the event, in a thread."""
-        while not ended.wait(min(LOOK_SECONDS, self.seconds / LOOKS)):
-            with suppress(OSError, ValueError):  # nobody reads what is printed any more
+        while not ended.wait(min(THREAD_LOOK_SECONDS, self.seconds / LOOKS)):
+            # Where nobody reads what is printed any more.
+            with suppress(OSError, ValueError):
                 self.look()
 
 
 def _instructions(frame: FrameType | None) -> tuple[tuple[CodeType, int], ...]:
-    """Return at which instruction each of a thread's calls stands."""
-    return tuple((one.f_code, one.f_lasti) for one, _ in traceback.walk_stack(frame))
+    """Tell at which instruction each of a thread's calls stands."""
+    return tuple((call.f_code, call.f_lasti) for call, _ in traceback.walk_stack(frame))
 
 
 def _is_debugged(frame: FrameType | None) -> bool:
     """Say whether a debugger has the thread: it waits for its user, who may take hours."""
-    frames = traceback.walk_stack(frame) if frame is not None else ()
-    modules = {str(one.f_globals.get("__name__")).partition(".")[0] for one, _ in frames}
-    return bool(modules & DEBUGGERS)
+    # Of None, traceback would walk the stack of this thread.
+    if frame is None:
+        return False
+    for call, _ in traceback.walk_stack(frame):
+        package = str(call.f_globals.get("__name__")).partition(".")[0]
+        if package in DEBUGGERS:
+            return True
+    return False
 
 
-_watches: list[Watch] = []  # the last one is the present one
+# The last one is the present one.
+_watches: list[Watch] = []
 
 
 def end_command(message: str) -> NoReturn:
@@ -199,10 +227,11 @@ def watching(
 ) -> Iterator[Callable[[str], None]]:
     """Watch what is waited for meanwhile; the body prints its own lines by what it is given.
 
-    ``seconds`` limit each training step and evaluation. In a command a longer one ends the process, in C code as well.
-    In a process of the user's, such as a notebook, nothing is killed: the main thread is interrupted, as by Ctrl-C, and
-    a UserCodeError raised; what stands in C code, or in another thread, is said and goes on. ``end`` ends a process
-    that is neither, with the message. ``silence`` as :class:`Watch` takes it.
+    ``seconds`` limit each training step and evaluation. In a command a longer one ends the process,
+    in C code as well. In a process of the user's, such as a notebook, nothing is killed: the main
+    thread is interrupted, as by Ctrl-C, and a UserCodeError raised; what stands in C code, or in
+    another thread, is said and goes on. ``end`` ends a process that is neither, with the message.
+    ``silence`` as :class:`Watch` takes it.
     """
     if end is None and interruption.is_installed():
         end = end_command
@@ -214,7 +243,8 @@ def watching(
             watch.say(message)
             return False
         signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
-        # One that arrives between Python's last look for signals and a wait in C interrupts nothing.
+        # To be told again: one that arrives between Python's last look for signals and a wait in C
+        # interrupts nothing.
         return True
 
     watch = Watch(say, seconds, overrun, backstop=end is not None, silence=silence)
@@ -229,7 +259,8 @@ def watching(
     try:
         yield watch.say
         ended.set()
-        thread.join()  # an interruption that was just sent arrives here
+        # An interruption that was just sent arrives here.
+        thread.join()
     except BaseException as error:
         if watch.message is not None and main:
             raise UserCodeError(watch.message) from error
@@ -240,7 +271,8 @@ def watching(
         _watches.remove(watch)
         if end is not None:
             faulthandler.cancel_dump_traceback_later()
-    if watch.message is not None and main:  # the user's code has swallowed the interruption
+    # The user's code has swallowed the interruption.
+    if watch.message is not None and main:
         raise UserCodeError(watch.message)
 
 

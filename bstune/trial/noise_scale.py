@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequenc
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from itertools import chain, islice, pairwise
-from typing import Any, Literal
+from typing import Any, Literal, TypeGuard
 
 import torch
 from torch import Tensor, nn
@@ -38,8 +38,8 @@ from bstune.trial.lightning.installed import (
     is_param_in_hook_signature,
 )
 
-# Steps between measurements: of steps of about 1 ms, all overhead, a split in two parts cost four to six, and reading
-# the norms of four micro-batches about one (tests/benchmarks/bench_noise.py).
+# Steps between measurements: of steps of about 1 ms, all overhead, a split in two parts cost four
+# to six, and reading the norms of four micro-batches about one (tests/benchmarks/bench_noise.py).
 STEPS_PER_PART = 128
 STEPS_PER_READING = 32
 # Of lightning.pytorch or pytorch_lightning, whose classes are others.
@@ -49,41 +49,50 @@ STRATEGIES = ("SingleDeviceStrategy", "DDPStrategy")
 class NoiseScale(Callback):
     """Measures B_simple = tr(Sigma)/|G|^2 every few steps, over the parameters of the module's optimizer.
 
-    Where a step has several micro-batches (gradient accumulation), several devices (DDP), or both, the norms of their
-    gradients are read as the backward passes make them, before DDP reduces them. Otherwise the step's own batch is
-    split into parts, and their gradients are taken beside the training, ahead of the step. In either case they are
-    gradients before clipping, with a gradient scaler's factor taken out.
+    Where a step has several micro-batches (gradient accumulation), several devices (DDP), or both,
+    the norms of their gradients are read as the backward passes make them, before DDP reduces them.
+    Otherwise the step's own batch is split into parts, and their gradients are taken beside the
+    training, ahead of the step. In either case they are gradients before clipping, with a gradient
+    scaler's factor taken out.
 
-    Training stays as it was, bit for bit: a pass over a part changes no ``.grad``, what it logs is dropped, and random
-    number generators (Python's, numpy's, torch's on CPU and the current CUDA device) and attributes of the modules
-    (buffers, metrics, numbers, tensors, generators, and lists, dicts and sets of them) are put back after it. What
-    ``training_step`` changes elsewhere, or deeper in attributes, is changed by each pass. Its memory is at most that of
-    a step with one more gradient. Reentrant activation checkpointing cannot be measured in this way.
+    Training stays as it was, bit for bit: a pass over a part changes no ``.grad``, what it logs is
+    dropped, and random number generators (Python's, numpy's, torch's on CPU and the current CUDA
+    device) and attributes of the modules (buffers, metrics, numbers, tensors, generators, and
+    lists, dicts and sets of them) are put back after it. What ``training_step`` changes elsewhere,
+    or deeper in attributes, is changed by each pass. Its memory is at most that of a step with one
+    more gradient. Reentrant activation checkpointing cannot be measured in this way.
 
-    Normalisation layers see the micro-batch or part, so what is measured is the noise of training with that ghost
-    batch. Dropout draws a mask for each, and its noise counts as part of Sigma. The loss has to be a mean over the
-    examples of its batch. Short last batches of an epoch, and micro-batches left over there, are passed over.
+    Normalisation layers see the micro-batch or part, so what is measured is the noise of training
+    with that ghost batch. Dropout draws a mask for each, and its noise counts as part of Sigma. The
+    loss has to be a mean over the examples of its batch. Short last batches of an epoch, and
+    micro-batches left over there, are passed over.
 
-    After each measured step the loggers get, against the number of applied steps, the moving estimate as
-    ``noise_scale``, ``noise_scale_low`` and ``noise_scale_high`` (each left out while undetermined or open) and the
-    terms ``noise_scale_squared_gradient`` and ``noise_scale_trace``. The module's own metrics are left alone.
+    After each measured step the loggers get, against the number of applied steps, the moving
+    estimate as ``noise_scale``, ``noise_scale_low`` and ``noise_scale_high`` (each left out while
+    undetermined or open) and the terms ``noise_scale_squared_gradient`` and ``noise_scale_trace``.
+    The module's own metrics are left alone.
 
     Args:
-        every: steps from one measured step to the next; None for 128 a part where batches are split (256 with two
-            parts), 32 where norms are read: under 5% of the training time even if steps are all overhead.
-        parts: into which a batch is split. More parts take longer where overhead dominates, and reduce the variance of
-            |G|^2, which goes with parts/(parts - 1).
-        window: measured steps in the moving estimate, the latest; older ones are from when the noise was smaller.
+        every: steps from one measured step to the next; None for 128 a part where batches are split
+            (256 with two parts), 32 where norms are read: under 5% of the training time even if
+            steps are all overhead.
+        parts: into which a batch is split. More parts take longer where overhead dominates, and
+            reduce the variance of |G|^2, which goes with parts/(parts - 1).
+        window: measured steps in the moving estimate, the latest; older ones are from when the
+            noise was smaller.
         level: of the interval.
-        weights: of the micro-batches' gradients in the step. ``equal``: 1/k each, as in Lightning; ``examples``: n_i/B,
-            as in bstune's trials, whose loss is weighted so. They differ where the n_i do.
-        around: makes a context in which the parts of a split batch are measured, as one that stops a clock of the
-            training; norms that are read in the training's own backward passes are outside of it.
+        weights: of the micro-batches' gradients in the step. ``equal``: 1/k each, as in Lightning;
+            ``examples``: n_i/B, as in bstune's trials, whose loss is weighted so. They differ where
+            the n_i do.
+        around: makes a context in which the parts of a split batch are measured, as one that stops
+            a clock of the training; norms that are read in the training's own backward passes are
+            outside of it.
 
     Raises:
-        ConfigError: at once for a setting out of its range. When training starts: if the module steps its optimizers
-            itself, or the strategy is neither for a single device nor DDP. In training: for a batch that cannot be
-            counted or split along dimension 0, or a sparse gradient.
+        ConfigError: at once for a setting out of its range. When training starts: if the module
+            steps its optimizers itself, or the strategy is neither for a single device nor DDP. In
+            training: for a batch that cannot be counted or split along dimension 0, or a sparse
+            gradient.
     """
 
     def __init__(
@@ -93,36 +102,28 @@ class NoiseScale(Callback):
         window: int = WINDOW,
         level: float = LEVEL,
         weights: Literal["equal", "examples"] = "equal",
-        around: Callable[[], AbstractContextManager[Any]] = nullcontext,
+        around: Callable[[], AbstractContextManager[object]] = nullcontext,
     ) -> None:
-        for name, value, smallest in (
-            ("every", every, 1),
-            ("parts", parts, 2),
-            ("window", window, MIN_BLOCKS),
-        ):
-            if value is not None:
-                check_positive_integer(f"the noise scale's {name}", value)
-                if value < smallest:
-                    raise ConfigError(
-                        f"the noise scale's {name} must be at least {smallest}, but got {value}"
-                    )
+        if every is not None:
+            _check_at_least("every", every, 1)
+        _check_at_least("parts", parts, 2)
+        _check_at_least("window", window, MIN_BLOCKS)
         if weights not in ("equal", "examples"):
             raise ConfigError(
                 f"the noise scale's weights must be equal or examples, but got {weights!r}"
             )
+        # It refuses a level out of its range.
         estimate_noise_scale([], [], level)
-        self.every, self.parts, self.window, self.level, self.weights = (
-            every,
-            parts,
-            window,
-            level,
-            weights,
-        )
+        self.every = every
+        self.parts = parts
+        self.window = window
+        self.level = level
+        self.weights = weights
         self._around = around
         self.passed_over = 0
-        self.measurements: tuple[
-            tuple[int, float, float], ...
-        ] = ()  # number of the step, its unbiased |G|^2, tr Sigma
+        # Number of the step, its unbiased |G|^2, tr Sigma.
+        self.measurements: tuple[tuple[int, float, float], ...] = ()
+        # How many of them the loggers have been given.
         self._logged = 0
         self._reading: _Reading | None = None
 
@@ -130,22 +131,24 @@ class NoiseScale(Callback):
     def estimate(self) -> NoiseScaleEstimate:
         """The moving estimate: of the latest ``window`` measured steps.
 
-        Steps that were due but not measured (a gradient that is not finite, a micro-batch without any) are counted in
-        ``passed_over``. A parameter without gradient counts as one whose gradient is 0.
+        Steps that were due but not measured (a gradient that is not finite, a micro-batch without
+        any) are counted in ``passed_over``. A parameter without gradient counts as one whose
+        gradient is 0.
         """
         return moving_estimate(self.measurements, self.window, self.level)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return all measurements, as plain data."""
+        """Give all measurements, as plain data."""
         return {
-            "measurements": [list(measured) for measured in self.measurements],
+            "measurements": [list(measurement) for measurement in self.measurements],
             "passed_over": self.passed_over,
         }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Take up what :meth:`state_dict` returned."""
         self.measurements = tuple(
-            (int(step), float(g), float(s)) for step, g, s in state_dict["measurements"]
+            (int(step), float(squared_gradient), float(trace))
+            for step, squared_gradient, trace in state_dict["measurements"]
         )
         self._logged = len(self.measurements)
         self.passed_over = int(state_dict["passed_over"])
@@ -156,18 +159,21 @@ class NoiseScale(Callback):
             return
         if not pl_module.automatic_optimization:
             raise ConfigError(
-                f"{type(pl_module).__name__} steps its optimizers itself (manual optimization), so the noise scale"
-                " cannot tell which gradients make a step: leave NoiseScale out, or let Lightning step"
+                f"{type(pl_module).__name__} steps its optimizers itself (manual optimization), so "
+                "the noise scale cannot tell which gradients make a step: leave NoiseScale out, "
+                "or let Lightning step"
             )
-        if not any(base.__name__ in STRATEGIES for base in type(trainer.strategy).__mro__):
+        strategy = type(trainer.strategy)
+        if not any(base.__name__ in STRATEGIES for base in strategy.__mro__):
             raise ConfigError(
-                f"the noise scale needs whole gradients on each device, but the strategy is"
-                f" {type(trainer.strategy).__name__}: train on a single device or with strategy='ddp', or leave it out"
+                "the noise scale needs whole gradients on each device, but the strategy is "
+                f"{strategy.__name__}: train on a single device or with strategy='ddp', or leave "
+                "it out"
             )
         if is_param_in_hook_signature(pl_module.training_step, "dataloader_iter", explicit=True):
             raise ConfigError(
-                f"{type(pl_module).__name__}.training_step takes dataloader_iter, so the noise scale sees no batch: "
-                "let it take batch"
+                f"{type(pl_module).__name__}.training_step takes dataloader_iter, so the noise "
+                "scale sees no batch: let it take batch"
             )
 
     def on_train_batch_start(
@@ -177,11 +183,14 @@ class NoiseScale(Callback):
         micro_batches = trainer.accumulate_grad_batches
         if batch_idx % micro_batches == 0:
             self._abandon()
-            splits = micro_batches * trainer.world_size == 1
-            every = self.every or (STEPS_PER_PART * self.parts if splits else STEPS_PER_READING)
+            # A step with one micro-batch has nothing to compare it with: it is split.
+            is_split = micro_batches * trainer.world_size == 1
+            every = self.every
+            if not every:
+                every = STEPS_PER_PART * self.parts if is_split else STEPS_PER_READING
             if (trainer.global_step + 1) % every:
                 return
-            if splits:
+            if is_split:
                 with self._around():
                     self._measure_parts(trainer, pl_module, batch, batch_idx)
             else:
@@ -198,37 +207,41 @@ class NoiseScale(Callback):
         self._close()
         if reading.refused is not None:
             raise reading.refused
-        gradients = {name: p.grad for name, p in reading.parameters.items() if p.grad is not None}
-        *norms, big = _squares([*reading.norms, _norms(gradients)])
-        total = sum(reading.examples)
-        weights = [
-            n / total if self.weights == "examples" else 1.0 / len(reading.examples)
-            for n in reading.examples
-        ]
-        micro_batches = list(zip(norms, weights, reading.examples, strict=True))
-        # DDP averages over devices; a scaler's factor is the same for all micro-batches of a step.
-        devices, scale = trainer.world_size, loss_scale(trainer) ** 2
-        values = (
-            sum(norm / (scale * w) for norm, w, _ in micro_batches),  # w |g_i|^2 of g_i = .../w
-            sum(w / n for _, w, n in micro_batches),
-            sum(w * w / n for _, w, n in micro_batches),
-            float(all(reading.norms)),
-        )
-        sums = torch.tensor(values, dtype=torch.float64)
+        gradients = dict[str, Tensor]()
+        for name, parameter in reading.parameters.items():
+            if parameter.grad is not None:
+                gradients[name] = parameter.grad
+        *squares, big = _squares([*reading.norms, _norms(gradients)])
+        examples = reading.examples
+        weights = [1.0 / len(examples)] * len(examples)
+        if self.weights == "examples":
+            weights = [n / sum(examples) for n in examples]
+        # A scaler's factor is the same for all micro-batches of a step.
+        scale = loss_scale(trainer) ** 2
+        micro_batches = list(zip(squares, weights, examples, strict=True))
+        # What was read is w g_i, of which w |g_i|^2 is the square over w.
+        small = sum(square / (scale * w) for square, w, _ in micro_batches)
+        inverse_small = sum(w / n for _, w, n in micro_batches)
+        inverse_big = sum(w * w / n for _, w, n in micro_batches)
+        is_whole = float(all(reading.norms))
+        # DDP averages over devices.
+        devices = trainer.world_size
+        sums = torch.tensor((small, inverse_small, inverse_big, is_whole), dtype=torch.float64)
         if devices > 1:
-            sums = trainer.strategy.reduce(
-                sums.to(trainer.strategy.root_device), reduce_op="sum"
-            ).cpu()
+            on_device = sums.to(trainer.strategy.root_device)
+            sums = trainer.strategy.reduce(on_device, reduce_op="sum").cpu()
         small, inverse_small, inverse_big, whole = sums.tolist()
-        if whole < devices:  # a micro-batch without gradient
+        # A micro-batch of some device has no gradient.
+        if whole < devices:
             self.passed_over += 1
             return
-        self._add(
-            trainer,
-            GradientNorms(
-                small / devices, devices / inverse_small, big / scale, devices**2 / inverse_big
-            ),
+        norms = GradientNorms(
+            small=small / devices,
+            small_size=devices / inverse_small,
+            big=big / scale,
+            big_size=devices**2 / inverse_big,
         )
+        self._add(trainer, norms)
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
@@ -238,13 +251,18 @@ class NoiseScale(Callback):
             return
         self._logged = len(self.measurements)
         estimate = self.estimate
-        terms = ("low", "high", "squared_gradient", "trace")
-        values = {f"noise_scale_{name}": getattr(estimate, name) for name in terms}
-        values["noise_scale"] = estimate.noise_scale
+        terms = {
+            "noise_scale_low": estimate.low,
+            "noise_scale_high": estimate.high,
+            "noise_scale_squared_gradient": estimate.squared_gradient,
+            "noise_scale_trace": estimate.trace,
+            "noise_scale": estimate.noise_scale,
+        }
+        step = self.measurements[-1][0]
         for logger in trainer.loggers:
-            logger.log_metrics(
-                {k: v for k, v in values.items() if v is not None}, step=self.measurements[-1][0]
-            )
+            # Each its own: a logger may write to what it is given.
+            metrics = {name: value for name, value in terms.items() if value is not None}
+            logger.log_metrics(metrics, step=step)
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Pass over micro-batches that are left over."""
@@ -280,7 +298,8 @@ class NoiseScale(Callback):
             return
         parts = split_batch(batch, self.parts)
         sizes = [count_examples(part) for part in parts]
-        parameters, factor = optimized_parameters(trainer, module), loss_scale(trainer)
+        parameters = optimized_parameters(trainer, module)
+        factor = loss_scale(trainer)
         norms: list[list[Tensor]] = []
         total: dict[str, Tensor] = {}
         with untouched(trainer, module):
@@ -293,8 +312,11 @@ class NoiseScale(Callback):
                 for name, gradient in gradients.items():
                     # Not in place: parameters may share one gradient.
                     weighted = gradient * (size / examples)
-                    total[name] = total[name].add_(weighted) if name in total else weighted
-        *of_parts, big = (square / factor**2 for square in _squares([*norms, _norms(total)]))
+                    if name in total:
+                        total[name].add_(weighted)
+                    else:
+                        total[name] = weighted
+        *of_parts, big = [square / factor**2 for square in _squares([*norms, _norms(total)])]
         self._add(trainer, combine_norms(of_parts, sizes, big))
 
     def _add(self, trainer: Trainer, norms: GradientNorms) -> None:
@@ -304,33 +326,37 @@ class NoiseScale(Callback):
             self.passed_over += 1
 
 
-def count_examples(batch: Any) -> int:
-    """Return the length along dimension 0 of all tensors of a batch, and of lists of other things, such as texts."""
+def _check_at_least(name: str, value: int, smallest: int) -> None:
+    check_positive_integer(f"the noise scale's {name}", value)
+    if value < smallest:
+        raise ConfigError(f"the noise scale's {name} must be at least {smallest}, but got {value}")
+
+
+def count_examples(batch: object) -> int:
+    """Give the length along dimension 0 of all tensors of a batch, and of lists of other things, such as texts."""
     lengths = {len(leaf) for leaf in _leaves(batch, "batch")}
-    if len(lengths) != 1:
-        found = (
-            "no tensor"
-            if not lengths
-            else f"tensors of lengths {', '.join(map(str, sorted(lengths)))}"
-        )
-        raise _not_split("batch", found)
+    if not lengths:
+        raise _not_split("batch", "no tensor")
+    if len(lengths) > 1:
+        listed = ", ".join(map(str, sorted(lengths)))
+        raise _not_split("batch", f"tensors of lengths {listed}")
     return lengths.pop()
 
 
-def split_batch(batch: Any, parts: int) -> list[Any]:
-    """Return the batch in consecutive parts along dimension 0, as views, sizes at most one apart."""
+def split_batch(batch: object, parts: int) -> list[Any]:
+    """Cut a batch into consecutive parts along dimension 0, as views, sizes at most one apart."""
     examples = count_examples(batch)
     if examples < 2:
         raise ConfigError(
-            f"a batch of {examples} example cannot be split to measure the noise scale: take a larger batch, or"
-            " accumulate gradients over several (accumulate_grad_batches=2)"
+            f"a batch of {examples} example cannot be split to measure the noise scale: take a "
+            "larger batch, or accumulate gradients over several (accumulate_grad_batches=2)"
         )
     parts = min(parts, examples)
     edges = [examples * i // parts for i in range(parts + 1)]
     return [_slice(batch, slice(*edge)) for edge in pairwise(edges)]
 
 
-def _leaves(batch: Any, place: str) -> Iterator[Any]:
+def _leaves(batch: object, place: str) -> Iterator[Tensor | list[Any]]:
     """Yield what is sliced along dimension 0: tensors, and lists without tensors, but no empty list."""
     if isinstance(batch, Tensor):
         if batch.dim() == 0:
@@ -349,29 +375,35 @@ def _leaves(batch: Any, place: str) -> Iterator[Any]:
         raise _not_split(place, type(batch).__name__)
 
 
-def _is_plain_list(batch: Any) -> bool:
-    return isinstance(batch, list) and not any(
-        isinstance(v, Tensor | Mapping | list | tuple) for v in batch
-    )
+def _is_plain_list(batch: object) -> TypeGuard[list[Any]]:
+    """Tell whether a list holds other things than tensors, and nothing that may hold some."""
+    if not isinstance(batch, list):
+        return False
+    return not any(isinstance(item, Tensor | Mapping | list | tuple) for item in batch)
 
 
 def _slice(batch: Any, part: slice) -> Any:
     if isinstance(batch, Tensor) or _is_plain_list(batch):
         return batch[part]
     if isinstance(batch, Mapping):
-        # What a mapping of another type is made from is its own matter; one that cannot be written to becomes a dict.
+        # What a mapping of another type is made from is its own matter; one that cannot be written
+        # to becomes a dict.
         sliced = copy.copy(batch) if isinstance(batch, MutableMapping) else dict(batch)
         for key, value in batch.items():
             sliced[key] = _slice(value, part)
         return sliced
     values = [_slice(value, part) for value in batch]
-    return type(batch)(*values) if hasattr(batch, "_fields") else type(batch)(values)
+    # A named tuple takes its values one by one.
+    if hasattr(batch, "_fields"):
+        return type(batch)(*values)
+    return type(batch)(values)
 
 
 def _not_split(place: str, found: str) -> ConfigError:
     return ConfigError(
-        f"the noise scale needs batches with the examples along dimension 0 of each tensor, but {place} is or holds"
-        f" {found}: make the batch of tensors of one length, in tuples, lists or dicts, or leave NoiseScale out"
+        "the noise scale needs batches with the examples along dimension 0 of each tensor, but "
+        f"{place} is or holds {found}: make the batch of tensors of one length, in tuples, lists "
+        "or dicts, or leave NoiseScale out"
     )
 
 
@@ -382,11 +414,12 @@ class _Reading:
         self.parameters = parameters
         self.examples: list[int] = []
         self.norms: list[list[Tensor]] = []
-        self.refused: ConfigError | None = (
-            None  # raised after the backward pass, which is the training's own
-        )
-        hooks = ((p, partial(self._read, name)) for name, p in parameters.items())
-        self.hooks = [p.register_hook(hook) for p, hook in hooks]  # type: ignore[no-untyped-call]
+        # Raised after the backward pass, which is the training's own.
+        self.refused: ConfigError | None = None
+        self.hooks = list[Any]()
+        for name, parameter in parameters.items():
+            hook = partial(self._read, name)
+            self.hooks.append(parameter.register_hook(hook))  # type: ignore[no-untyped-call]
 
     def _read(self, name: str, gradient: Tensor) -> None:
         try:
@@ -396,95 +429,100 @@ class _Reading:
 
 
 def optimized_parameters(trainer: Trainer, module: LightningModule) -> dict[str, nn.Parameter]:
-    """Return the optimizer's trainable parameters by name: no other ``.grad`` is zeroed from step to step."""
-    optimized = {id(p) for group in trainer.optimizers[0].param_groups for p in group["params"]}
-    return {
-        name: p for name, p in module.named_parameters() if id(p) in optimized and p.requires_grad
-    }
+    """Choose the optimizer's trainable parameters by name: no other ``.grad`` is zeroed from step to step."""
+    optimized = set[int]()
+    for group in trainer.optimizers[0].param_groups:
+        optimized.update(id(parameter) for parameter in group["params"])
+    chosen = dict[str, nn.Parameter]()
+    for name, parameter in module.named_parameters():
+        if id(parameter) in optimized and parameter.requires_grad:
+            chosen[name] = parameter
+    return chosen
 
 
-def step_arguments(step: Callable[..., object], batch: Any, batch_idx: int) -> tuple[Any, ...]:
-    """Return what Lightning calls a step with."""
-    return (batch, batch_idx)[: 1 + is_param_in_hook_signature(step, "batch_idx", min_args=2)]
+def step_arguments(
+    step: Callable[..., object], batch: object, batch_idx: int
+) -> tuple[object, ...]:
+    """Give what Lightning calls a step with."""
+    if is_param_in_hook_signature(step, "batch_idx", min_args=2):
+        return (batch, batch_idx)
+    return (batch,)
 
 
 def gradients_of(
     trainer: Trainer,
     module: LightningModule,
     parameters: Mapping[str, nn.Parameter],
-    batch: Any,
+    batch: object,
     batch_idx: int,
     factor: float,
 ) -> dict[str, Tensor]:
-    """Return the gradient of a batch's loss, times a scaler's factor; parameters without one are left out."""
+    """Take the gradient of a batch's loss, times a scaler's factor; parameters without one are left out."""
     with torch.enable_grad():
         with trainer.precision_plugin.train_step_context():
             output = module.training_step(*step_arguments(module.training_step, batch, batch_idx))
         loss = output["loss"] if isinstance(output, Mapping) else output
         if loss is None:
             return {}
-        found = torch.autograd.grad(loss * factor, list(parameters.values()), allow_unused=True)
-    return {name: g for name, g in zip(parameters, found, strict=True) if g is not None}
+        gradients = torch.autograd.grad(loss * factor, list(parameters.values()), allow_unused=True)
+    by_name = zip(parameters, gradients, strict=True)
+    return {name: gradient for name, gradient in by_name if gradient is not None}
 
 
 def _norms(gradients: Mapping[str, Tensor]) -> list[Tensor]:
-    """Return the norm of each dense gradient, without waiting for the device."""
+    """Take the norm of each dense gradient, without waiting for the device."""
     for name, gradient in gradients.items():
         if gradient.layout != torch.strided:
             raise ConfigError(
-                f"the gradient of {name} is sparse ({gradient.layout}), and the noise scale needs dense ones: set"
-                " sparse=False in its layer, or leave NoiseScale out"
+                f"the gradient of {name} is sparse ({gradient.layout}), and the noise scale needs "
+                "dense ones: set sparse=False in its layer, or leave NoiseScale out"
             )
-    wide = (g.detach().to(torch.promote_types(g.dtype, torch.float32)) for g in gradients.values())
-    # All in one type, to be stacked; only MPS has no float64.
-    return [
-        torch.linalg.vector_norm(g).to(torch.float32 if g.is_mps else torch.float64) for g in wide
-    ]
+    norms = list[Tensor]()
+    for gradient in gradients.values():
+        # Squares of half precision would overflow.
+        wide = gradient.detach().to(torch.promote_types(gradient.dtype, torch.float32))
+        # All in one type, to be stacked; only MPS has no float64.
+        dtype = torch.float32 if wide.is_mps else torch.float64
+        norms.append(torch.linalg.vector_norm(wide).to(dtype))
+    return norms
 
 
 def _squares(groups: Sequence[list[Tensor]]) -> list[float]:
-    """Return the sum of squares of each group of norms, 0 of an empty one; the device is waited for once."""
+    """Give the sum of squares of each group of norms, 0 of an empty one; the device is waited for once."""
     norms = list(chain(*groups))
-    values = iter(torch.stack(norms).tolist() if norms else ())
+    if not norms:
+        return [0.0] * len(groups)
+    values = iter(torch.stack(norms).tolist())
     return [sum(value * value for value in islice(values, len(group))) for group in groups]
 
 
 def loss_scale(trainer: Trainer) -> float:
-    """Return the factor of a gradient scaler, read from the device; 1 without one."""
+    """Read the factor of a gradient scaler from the device; 1 without one."""
     scaler = getattr(trainer.precision_plugin, "scaler", None)
-    return 1.0 if scaler is None else float(scaler.get_scale())
+    if scaler is None:
+        return 1.0
+    return float(scaler.get_scale())
 
 
 @contextmanager
 def untouched(trainer: Trainer, module: LightningModule) -> Iterator[None]:
     """Put generators and the modules' attributes back afterwards, and drop what is logged meanwhile."""
-    random, loggers = random_state(), trainer.loggers
-    attributes = [(sub.__dict__, dict(sub.__dict__)) for sub in module.modules()]
-    values = [value for _, before in attributes for value in before.values()]
+    random = random_state()
+    loggers = trainer.loggers
+    attributes = [(part.__dict__, dict(part.__dict__)) for part in module.modules()]
+    values = list[Any]()
+    for _, saved in attributes:
+        values += saved.values()
     containers = [(value, value.copy()) for value in values if isinstance(value, dict | list | set)]
     for _, contents in containers:
         values += contents.values() if isinstance(contents, dict) else contents
     generators = [
         (value, value.get_state()) for value in values if isinstance(value, torch.Generator)
     ]
-    # Trained parameters, and what was computed from them, are left alone by a forward pass; the rest is copied back
-    # whether it was written to or not, because batch norm does not count its writes in a tensor's version. Frozen
-    # parameters may be a momentum encoder's, which is as large as what is trained; a copy of a larger backbone would
-    # not fit everywhere.
-    tensors = [
-        value
-        for value in values
-        if isinstance(value, Tensor) and not isinstance(value, nn.Parameter)
-    ]
-    sizes = dict.fromkeys((False, True), 0)
-    for one in module.parameters():
-        sizes[one.requires_grad] += one.numel()
-    tensors += (
-        [one for one in module.parameters() if not one.requires_grad]
-        if sizes[False] <= sizes[True]
-        else []
-    )
-    clones = [(t, t.clone()) for t in tensors if not t.requires_grad and not t.is_inference()]
+    clones = list[tuple[Tensor, Tensor]]()
+    for tensor in _written_tensors(values, module):
+        if not tensor.requires_grad and not tensor.is_inference():
+            clones.append((tensor, tensor.clone()))
     trainer.loggers = [DummyLogger() for _ in loggers]
     module.log = lambda *args, **kwargs: None  # type: ignore[method-assign]
     module.log_dict = lambda *args, **kwargs: None  # type: ignore[method-assign]
@@ -492,15 +530,41 @@ def untouched(trainer: Trainer, module: LightningModule) -> Iterator[None]:
         yield
     finally:
         trainer.loggers = loggers
-        for live, before in attributes:
+        for live, saved in attributes:
             live.clear()
-            live.update(before)
+            live.update(saved)
         for container, contents in containers:
             container.clear()
-            (container.extend if isinstance(container, list) else container.update)(contents)
+            if isinstance(container, list):
+                container.extend(contents)
+            else:
+                container.update(contents)
         for generator, state in generators:
             generator.set_state(state)
         with torch.no_grad():
             for tensor, clone in clones:
                 tensor.copy_(clone)
         set_random_state(random)
+
+
+def _written_tensors(values: Sequence[object], module: LightningModule) -> list[Tensor]:
+    """Choose, of modules' attributes and parameters, the tensors that a forward pass may write to.
+
+    Trained parameters, and what was computed from them, are left alone by it. The rest is copied
+    back whether it was written to or not, because batch norm does not count its writes in a
+    tensor's version.
+    """
+    tensors = list[Tensor]()
+    for value in values:
+        if isinstance(value, Tensor) and not isinstance(value, nn.Parameter):
+            tensors.append(value)
+    frozen = [parameter for parameter in module.parameters() if not parameter.requires_grad]
+    trained_size = sum(
+        parameter.numel() for parameter in module.parameters() if parameter.requires_grad
+    )
+    frozen_size = sum(parameter.numel() for parameter in frozen)
+    # Frozen parameters may be a momentum encoder's, which is as large as what is trained; a copy of
+    # a larger backbone would not fit everywhere.
+    if frozen_size <= trained_size:
+        tensors += frozen
+    return tensors

@@ -13,19 +13,23 @@ from bstune.workloads.layers import Whitening, dirac_init
 class Airbench(nn.Module):
     """Images (N, 3, 32, 32) to logits (N, classes).
 
-    Whitening and an activation, then for each width a group: convolution, max-pooling of 2, norm, activation,
-    convolution, norm, activation; max-pooling of 3 and a linear layer without bias. Convolutions are 3x3, of stride 1,
-    keep the size and have no bias.
+    Whitening and an activation, then for each width a group: convolution, max-pooling of 2, norm,
+    activation, convolution, norm, activation; max-pooling of 3 and a linear layer without bias.
+    Convolutions are 3x3, of stride 1, keep the size and have no bias.
 
     Args:
         classes: number of classes.
         widths: channels of the three groups; 64, 256 and 256 in the source.
-        logit_scale: of the output; 1/9 in the source, and 1/256, one over the last width, in its variant with Muon.
+        logit_scale: of the output; 1/9 in the source, and 1/256, one over the last width, in its
+            variant with Muon.
         activation: called without arguments for each activation; GELU in the source.
-        norm: called with a number of channels; in the source of momentum 0.4 (torch's sense), eps 1e-12 and scale 1.
-        whitening: the first layer; in the source of 2x2 pixels, signed, with a bias and without padding.
+        norm: called with a number of channels; in the source of momentum 0.4 (torch's sense), eps
+            1e-12 and scale 1.
+        whitening: the first layer; in the source of 2x2 pixels, signed, with a bias and without
+            padding.
         identity_init: whether convolutions start as the identity, as in the source.
-        unit_head: whether the linear layer's weights start with a standard deviation of 1, as in the variant with Muon.
+        unit_head: whether the linear layer's weights start with a standard deviation of 1, as in
+            the variant with Muon.
         first_activation: the one after the whitening; None: as the others.
 
     Raises:
@@ -83,6 +87,6 @@ class Airbench(nn.Module):
                 self.head.weight.div_(self.head.weight.std())
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return logits."""
+        """Compute logits."""
         logits: Tensor = self.head(self.features(self.whitening(x))) * self.logit_scale
         return logits

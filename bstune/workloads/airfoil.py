@@ -1,7 +1,7 @@
 """Linear regression on NASA's airfoil self-noise, as in Dive into Deep Learning, 12.5.3 and 12.5.4.
 
-Features and label are standardised over all rows. The target is measured on the rows that are trained on, as there: it
-says how well an algorithm minimises, not how well the model generalises.
+Features and label are standardised over all rows. The target is measured on the rows that are
+trained on, as there: it says how well an algorithm minimises, not how well the model generalises.
 """
 
 from collections.abc import Callable
@@ -42,12 +42,12 @@ class LinearRegression(LightningModule):
         self.lr = lr
 
     def forward(self, features: Tensor) -> Tensor:
-        """Return predictions (N,) for features (N, features)."""
+        """Compute predictions (N,) for features (N, features)."""
         predictions: Tensor = self.linear(features).squeeze(1)
         return predictions
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
-        """Return the batch's mean loss."""
+        """Compute the batch's mean loss."""
         features, labels = batch
         losses: Tensor = (self(features) - labels) ** 2 / 2
         return losses.mean()
@@ -58,7 +58,7 @@ class LinearRegression(LightningModule):
         self.log("val/loss", loss, on_step=False, on_epoch=True, batch_size=len(batch[1]))
 
     def configure_optimizers(self) -> Optimizer:
-        """Return the optimizer; the learning rate is constant."""
+        """Make the optimizer; the learning rate is constant."""
         return self.make_optimizer(self.parameters(), lr=self.lr)
 
 
@@ -66,11 +66,12 @@ class AirfoilData(LightningDataModule):
     """The first rows of a table, standardised, on one device; training and validation data are the same rows.
 
     Args:
-        load: returns rows of features and a label, such as ``functools.partial(load_airfoil, root=...)``.
+        load: returns rows of features and a label, such as ``functools.partial(load_airfoil,
+            root=...)``.
         device: ``cpu``, ``cuda``, ``cuda:N``, or ``auto``: CUDA where there is one.
         rows: how many of the first rows are trained on.
-        row_by_row: whether the rows stay in main memory and a DataLoader takes them out one by one, as in the book, and
-            puts them together, in place of whole batches on the device.
+        row_by_row: whether the rows stay in main memory and a DataLoader takes them out one by one,
+            as in the book, and puts them together, in place of whole batches on the device.
     """
 
     def __init__(
@@ -82,7 +83,10 @@ class AirfoilData(LightningDataModule):
         row_by_row: bool = False,
     ) -> None:
         super().__init__()
-        self._load, self._device, self._rows, self._row_by_row = load, device, rows, row_by_row
+        self._load = load
+        self._device = device
+        self._rows = rows
+        self._row_by_row = row_by_row
         self._resident: _Rows | None = None
 
     def setup(self, stage: str | None = None) -> None:
@@ -100,14 +104,12 @@ class AirfoilData(LightningDataModule):
             self._resident = _Rows(rows[:, :-1].contiguous(), rows[:, -1].contiguous())
 
     def train_dataloader(self) -> DataLoader[Any]:
-        """Return the rows, as one batch."""
+        """Give the rows, as one batch."""
         self.setup()
         assert self._resident is not None  # noqa: S101  # set up
         if self._row_by_row:
-            return DataLoader(
-                TensorDataset(*(part.cpu() for part in self._resident.tensors)),
-                batch_size=self._rows,
-            )
+            in_memory = TensorDataset(*(part.cpu() for part in self._resident.tensors))
+            return DataLoader(in_memory, batch_size=self._rows)
         # What _Rows returns is a whole batch already.
         return DataLoader(self._resident, batch_size=self._rows, collate_fn=lambda batch: batch)
 
@@ -118,7 +120,6 @@ class _Rows(TensorDataset):
     """Rows on a device that are taken out by batches: a row at a time would cost more than the training step."""
 
     def __getitems__(self, index: list[int]) -> tuple[Tensor, ...]:
-        rows = torch.from_numpy(np.array(index)).to(
-            self.tensors[0].device
-        )  # torch.tensor is slow on lists
+        # torch.tensor is slow on lists.
+        rows = torch.from_numpy(np.array(index)).to(self.tensors[0].device)
         return tuple(tensor.index_select(0, rows) for tensor in self.tensors)

@@ -5,6 +5,7 @@ A value out of the range that a class gives is a ConfigError.
 
 import math
 from abc import abstractmethod
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -14,34 +15,50 @@ from torch import Tensor, nn
 from bstune.core.errors import ConfigError, check_positive_integer
 from bstune.trial.lightning.installed import Callback, LightningModule, Trainer, WeightAveraging
 
-# Snapshots per averaging window: the average changes little between them, and a step costs nothing in between.
+# Snapshots per averaging window: the average changes little between them, and a step costs nothing
+# in between.
 SNAPSHOTS = 16
-Slot = tuple[dict[str, Any], str]  # a module's own parameters or buffers by name, and a name
+# A module's own parameters or buffers by name, and a name.
+Slot = tuple[dict[str, Any], str]
+
+
+@dataclass
+class _Averaged:
+    """Averages, and where the module has what they are of."""
+
+    tensors: list[Tensor] = field(default_factory=list)
+    slots: list[Slot] = field(default_factory=list)
+
+    def values(self) -> list[Tensor]:
+        """Take the module's own values, as they are now."""
+        return [values_of[name] for values_of, name in self.slots]
 
 
 class _DeviceAverage(WeightAveraging):
     """Averages weights and buffers: average <- decay x average + (1 - decay) x weights, at some of the steps.
 
-    The first update copies the weights. Whole numbers, such as counts of batches, are copied, never averaged.
+    The first update copies the weights. Whole numbers, such as counts of batches, are copied, never
+    averaged.
     """
 
     def __init__(self) -> None:
         super().__init__()
         self._training: list[Tensor] = []
         self._updates = np.zeros((), np.int64)
-        # Averages, and where the module has what they are of: those of whole numbers, and all others.
-        self._slots: list[tuple[list[Tensor], list[Slot]]] = []
+        # Of whole numbers, and of all others.
+        self._counts = _Averaged()
+        self._averages = _Averaged()
 
     @abstractmethod
     def decay(self, step: int) -> float:
-        """Return the share of the average so far in that of ``step``."""
+        """Give the share of the average so far in that of ``step``."""
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Make the average, in the module's type before Lightning casts it: float32 for weights in half precision."""
         super().setup(trainer, pl_module, stage)
         if self._average_model is not None:
-            # On the host: torch's AveragedModel branches on its count, so that each update would wait for the device.
-            # numpy counts in the same memory in a tenth of the time.
+            # On the host: torch's AveragedModel branches on its count, so that each update would
+            # wait for the device. numpy counts in the same memory in a tenth of the time.
             self._updates = np.zeros((), np.int64)
             self._average_model.n_averaged = torch.from_numpy(self._updates)
 
@@ -49,7 +66,9 @@ class _DeviceAverage(WeightAveraging):
         """Move the average to the weights' device, to which Lightning moves the module only after ``setup``."""
         assert self._average_model is not None  # noqa: S101  # set up
         self._average_model.module.to(pl_module.device)
-        self._slots = []  # of the last fit
+        # What is there is of the last fit.
+        self._counts = _Averaged()
+        self._averages = _Averaged()
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, *arguments: Any
@@ -62,30 +81,33 @@ class _DeviceAverage(WeightAveraging):
 
     @torch.no_grad()
     def _update(self, pl_module: LightningModule, decay: float) -> None:
-        if not self._slots:
-            assert self._average_model is not None  # noqa: S101  # set up
-            pairs = list(zip(_tensors(self._average_model.module), _slots(pl_module), strict=True))
-            kinds = (
-                [pair for pair in pairs if pair[0].is_floating_point() == floating]
-                for floating in (False, True)
-            )
-            self._slots = [
-                ([average for average, _ in kind], [slot for _, slot in kind]) for kind in kinds
-            ]
-        (counts, slots_of_counts), (averages, slots) = self._slots
-        counted = [values_of[name] for values_of, name in slots_of_counts]
-        values = [values_of[name] for values_of, name in slots]
-        # All at once: one by one, most are of a few numbers, and each would be an operator of an accelerator.
+        if not self._counts.tensors and not self._averages.tensors:
+            self._pair(pl_module)
+        counts = self._counts.tensors
+        averages = self._averages.tensors
+        counted = self._counts.values()
+        values = self._averages.values()
+        # All at once: one by one, most are of a few numbers, and each would be an operator of an
+        # accelerator.
         if not self._updates:
             torch._foreach_copy_([*counts, *averages], [*counted, *values])
         else:
             if counts:
                 torch._foreach_copy_(counts, counted)
-            weights = [
-                value.to(average.dtype) for average, value in zip(averages, values, strict=True)
-            ]
+            weights = list[Tensor]()
+            for average, value in zip(averages, values, strict=True):
+                weights.append(value.to(average.dtype))
             torch._foreach_lerp_(averages, weights, 1.0 - decay)
         self._updates += 1
+
+    def _pair(self, pl_module: LightningModule) -> None:
+        """Find where the module has what each average is of."""
+        assert self._average_model is not None  # noqa: S101  # set up
+        tensors = _tensors(self._average_model.module)
+        for tensor, slot in zip(tensors, _slots(pl_module), strict=True):
+            averaged = self._averages if tensor.is_floating_point() else self._counts
+            averaged.tensors.append(tensor)
+            averaged.slots.append(slot)
 
     @torch.no_grad()
     def on_validation_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -97,23 +119,24 @@ class _DeviceAverage(WeightAveraging):
     @torch.no_grad()
     def on_validation_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Put the weights back."""
-        for value, kept in zip(
-            _tensors(pl_module), self._training, strict=self._average_model is not None
-        ):
+        # Nothing was kept where there is no average.
+        has_average = self._average_model is not None
+        for value, kept in zip(_tensors(pl_module), self._training, strict=has_average):
             value.copy_(kept)
         self._training = []
 
 
 def _slots(module: nn.Module) -> list[Slot]:
-    """Return where a module has its parameters and buffers, in the order of :func:`_tensors`; walking takes long."""
-    found: dict[int, Slot] = {}
+    """Find where a module has its parameters and buffers, in the order of :func:`_tensors`; walking takes long."""
+    slots: dict[int, Slot] = {}
     for kind in ("_parameters", "_buffers"):
         for part in module.modules():
             values: dict[str, Any] = getattr(part, kind)
             for name, value in values.items():
+                # One that several parts share is there once.
                 if value is not None:
-                    found.setdefault(id(value), (values, name))
-    return list(found.values())
+                    slots.setdefault(id(value), (values, name))
+    return list(slots.values())
 
 
 def _tensors(module: nn.Module) -> list[Tensor]:
@@ -123,10 +146,11 @@ def _tensors(module: nn.Module) -> list[Tensor]:
 class RunningWeightAverage(_DeviceAverage):
     """Evaluates an average whose window is ``fraction`` of the steps so far: no horizon, no length in steps.
 
-    The weights of step s count in proportion to s^(1/fraction - 1) at every later step t, so that their cumulative
-    weight is (s/t)^(1/fraction) and their mean age is t fraction/(1 + fraction) (polynomial-decay averaging, Shamir and
-    Zhang 2013, eq. 6 with eta = 1/fraction - 1), the same share of the run at every batch size. The average is updated
-    every ``fraction``/16 of the steps so far (at least one step apart).
+    The weights of step s count in proportion to s^(1/fraction - 1) at every later step t, so that
+    their cumulative weight is (s/t)^(1/fraction) and their mean age is t fraction/(1 + fraction)
+    (polynomial-decay averaging, Shamir and Zhang 2013, eq. 6 with eta = 1/fraction - 1), the same
+    share of the run at every batch size. The average is updated every ``fraction``/16 of the steps
+    so far (at least one step apart).
 
     Args:
         fraction: in (0, 1].
@@ -141,21 +165,22 @@ class RunningWeightAverage(_DeviceAverage):
         self.fraction = fraction
 
     def should_update(self, step_idx: int | None = None, epoch_idx: int | None = None) -> bool:
-        """Return whether the next snapshot is due; never at the end of an epoch."""
+        """Tell whether the next snapshot is due; never at the end of an epoch."""
         last = self._latest_update_step
         due = max(last + 1, math.ceil(last * (1.0 + self.fraction / SNAPSHOTS)))
         return step_idx is not None and step_idx + 1 >= due
 
     def decay(self, step: int) -> float:
-        """Return (s/t)^(1/fraction) for the last update at step s and this one at t."""
+        """Give (s/t)^(1/fraction) for the last update at step s and this one at t."""
         return float((self._latest_update_step / step) ** (1.0 / self.fraction))
 
 
 class ExponentialMovingAverage(_DeviceAverage):
     """Evaluates an exponential moving average of weights and buffers, updated at the first step and every few after.
 
-    average <- decay^every x average + (1 - decay^every) x weights, as in Page's rung of 34 s (2019, "How to train your
-    ResNet 8": 0.99 every 5 steps), but from the weights of the first step. Its window is 1/(1 - decay) steps.
+    average <- decay^every x average + (1 - decay^every) x weights, as in Page's rung of 34 s (2019,
+    "How to train your ResNet 8": 0.99 every 5 steps), but from the weights of the first step. Its
+    window is 1/(1 - decay) steps.
 
     Args:
         decay: of one step, from 0 (the weights of the last update themselves) to below 1.
@@ -167,25 +192,27 @@ class ExponentialMovingAverage(_DeviceAverage):
             raise ConfigError(f"the decay of a moving average must lie in [0, 1), but got {decay}")
         check_positive_integer("the steps between updates of an average", every)
         super().__init__()
-        self._decay, self._every = decay**every, every
+        self._decay = decay**every
+        self._every = every
 
     def should_update(self, step_idx: int | None = None, epoch_idx: int | None = None) -> bool:
-        """Return whether an update is due; never at the end of an epoch."""
+        """Tell whether an update is due; never at the end of an epoch."""
         return step_idx is not None and step_idx % self._every == 0
 
     def decay(self, step: int) -> float:
-        """Return decay^every."""
+        """Give decay^every."""
         return self._decay
 
 
 class Lookahead(Callback):
     """Draws the weights back to slow ones every few steps, the harder the later in training.
 
-    (Zhang et al. 2019, arXiv 1907.08610, algorithm 1, in the form of hlb-CIFAR10 and cifar10-airbench.) At step t, a
-    multiple of ``every``, slow <- slow + (1 - d)(fast - slow) and fast <- slow, with
-    d = decay x (t/total_steps)^power; at step ``total_steps`` fast <- slow once more. The slow weights start at the
-    untrained ones. Buffers, such as batch normalisation's statistics, are weights here; whole numbers are left alone.
-    With k steps that a gradient scaler skips, the last fast <- slow comes k steps before the end.
+    (Zhang et al. 2019, arXiv 1907.08610, algorithm 1, in the form of hlb-CIFAR10 and
+    cifar10-airbench.) At step t, a multiple of ``every``, slow <- slow + (1 - d)(fast - slow) and
+    fast <- slow, with d = decay x (t/total_steps)^power; at step ``total_steps`` fast <- slow once
+    more. The slow weights start at the untrained ones. Buffers, such as batch normalisation's
+    statistics, are weights here; whole numbers are left alone. With k steps that a gradient scaler
+    skips, the last fast <- slow comes k steps before the end.
 
     Args:
         total_steps: the trial's own steps, over 0.
@@ -202,21 +229,25 @@ class Lookahead(Callback):
             raise ConfigError(f"the decay of lookahead must lie in [0, 1], but got {decay}")
         if not 0.0 <= power < math.inf:
             raise ConfigError(f"the power of lookahead must be at least 0, but got {power}")
-        self._total_steps, self._every, self._decay, self._power = total_steps, every, decay, power
+        self._total_steps = total_steps
+        self._every = every
+        self._decay = decay
+        self._power = power
         self._slow: list[Tensor] = []
         self._step = 0
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Forget an earlier fit; a checkpoint's state is loaded after this."""
-        self._slow, self._step = [], 0
+        self._slow = []
+        self._step = 0
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Copy the slow weights from the module, or move those of a checkpoint to its device."""
         weights = _floating(pl_module)
-        self._slow = [
-            slow.to(weight, copy=True)
-            for slow, weight in zip(self._slow or weights, weights, strict=True)
-        ]
+        slow_weights = list[Tensor]()
+        for slow, weight in zip(self._slow or weights, weights, strict=True):
+            slow_weights.append(slow.to(weight, copy=True))
+        self._slow = slow_weights
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, *arguments: Any
@@ -227,7 +258,8 @@ class Lookahead(Callback):
             return
         self._step = step
         if step % self._every == 0:
-            self._update(pl_module, self._decay * min(1.0, step / self._total_steps) ** self._power)
+            share = min(1.0, step / self._total_steps)
+            self._update(pl_module, self._decay * share**self._power)
         if step == self._total_steps:
             self._update(pl_module, 1.0)
 
@@ -238,12 +270,13 @@ class Lookahead(Callback):
         torch._foreach_copy_(fast, self._slow)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the slow weights and the step at which they were last updated."""
+        """Give the slow weights and the step at which they were last updated."""
         return {"slow": self._slow, "step": self._step}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load what :meth:`state_dict` returned."""
-        self._slow, self._step = list(state_dict["slow"]), state_dict["step"]
+        self._slow = list(state_dict["slow"])
+        self._step = state_dict["step"]
 
 
 def _floating(module: nn.Module) -> list[Tensor]:

@@ -25,16 +25,18 @@ class Classifier(LightningModule):
         lr: learning rate.
         schedule: called with the optimizer; None keeps the rate constant.
         average: a call-back that averages weights; None evaluates the weights as they are.
-        callbacks: others, such as :class:`~bstune.workloads.averaging.Lookahead`, called before the average is taken.
-        groups: called with this module and ``lr``, returns the optimizer's parameter groups; None: one group of all.
-            See :func:`~bstune.workloads.optim.parameter_groups`.
-        channels_last: whether model and images are put in that memory format, best for convolutions in half precision.
-        test_time: of (a function of images to logits, images), gives the logits for validation and test in place of
-            the model's own; see :mod:`bstune.workloads.layers`.
+        callbacks: others, such as :class:`~bstune.workloads.averaging.Lookahead`, called before the
+            average is taken.
+        groups: called with this module and ``lr``, returns the optimizer's parameter groups; None:
+            one group of all. See :func:`~bstune.workloads.optim.parameter_groups`.
+        channels_last: whether model and images are put in that memory format, best for convolutions
+            in half precision.
+        test_time: of (a function of images to logits, images), gives the logits for validation and
+            test in place of the model's own; see :mod:`bstune.workloads.layers`.
 
     Raises:
-        ConfigError: for ``channels_last`` and a model without convolutions; from ``configure_optimizers``, for an
-            option of a group that the optimizer does not read.
+        ConfigError: for ``channels_last`` and a model without convolutions; from
+            ``configure_optimizers``, for an option of a group that the optimizer does not read.
     """
 
     def __init__(
@@ -55,8 +57,8 @@ class Classifier(LightningModule):
         if channels_last:
             if not any(parameter.dim() == 4 for parameter in model.parameters()):
                 raise ConfigError(
-                    f"channels_last is for convolutions, but the model, {type(model).__name__}, has none: "
-                    "set workload.module.channels_last=false"
+                    f"channels_last is for convolutions, but the model, {type(model).__name__}, "
+                    "has none: set workload.module.channels_last=false"
                 )
             model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         self.model = model
@@ -72,7 +74,7 @@ class Classifier(LightningModule):
         self._sums: list[Tensor] = []
 
     def forward(self, images: Tensor) -> Tensor:
-        """Return logits (N, classes)."""
+        """Compute logits (N, classes)."""
         if self.channels_last:
             images = images.contiguous(memory_format=torch.channels_last)
         logits: Tensor = self.model(images)
@@ -92,24 +94,22 @@ class Classifier(LightningModule):
         return [part for part in self.model.modules() if hasattr(part, "initialise_from")]
 
     def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Tensor:
-        """Return the batch's mean loss."""
+        """Compute the batch's mean loss."""
         images, labels = batch
         return self.loss(self(images), labels)
 
     def validation_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> None:
         """Add up errors and losses on the device."""
         images, labels = batch
-        self.add_up(
-            self(images) if self.test_time is None else self.test_time(self, images), labels
-        )
+        logits = self(images) if self.test_time is None else self.test_time(self, images)
+        self.add_up(logits, labels)
 
     test_step = validation_step
 
     def add_up(self, logits: Tensor, labels: Tensor) -> None:
         """Add errors and losses of logits (N, classes) to those of the evaluation."""
-        logits = logits.to(
-            torch.promote_types(logits.dtype, torch.float32)
-        )  # three digits of bfloat16 are too few
+        # Three digits of bfloat16 are too few.
+        logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
         loss = self.loss(logits, labels).float() * len(labels)
         wrong = (logits.argmax(dim=1) != labels).sum()
         self._sums.append(torch.stack([wrong.float(), loss, torch.full_like(loss, len(labels))]))
@@ -123,7 +123,7 @@ class Classifier(LightningModule):
         self._log("test")
 
     def configure_optimizers(self) -> Any:
-        """Return the optimizer, with its schedule stepped once an optimizer step."""
+        """Make the optimizer, with its schedule stepped once an optimizer step."""
         if self.make_groups is None:
             optimizer = self.make_optimizer(self.parameters(), lr=self.lr)
         else:
@@ -132,7 +132,8 @@ class Classifier(LightningModule):
         schedule = self.make_schedule
         if schedule is None and self.make_groups is None:
             return optimizer
-        # A group that is trained on its first examples alone needs a schedule even where the rate is constant.
+        # A group that is trained on its first examples alone needs a schedule even where the rate
+        # is constant.
         scheduler = (schedule or constant)(optimizer)
         return {
             "optimizer": optimizer,
@@ -140,11 +141,14 @@ class Classifier(LightningModule):
         }
 
     def configure_callbacks(self) -> Sequence[Callback] | Callback:
-        """Return the call-backs, the averaging one last."""
-        return [*self.callbacks, *([] if self.average is None else [self.average])]
+        """List the call-backs, the averaging one last."""
+        if self.average is None:
+            return [*self.callbacks]
+        return [*self.callbacks, self.average]
 
     def _log(self, stage: str) -> None:
-        # Counts are summed before they are divided: a mean of means would miss a target of 0.1 at 500 of 5,000.
+        # Counts are summed before they are divided: a mean of means would miss a target of 0.1 at
+        # 500 of 5,000.
         wrong, loss, examples = torch.stack(self._sums).sum(dim=0)
         self._sums.clear()
         self.log_dict({f"{stage}/error": wrong / examples, f"{stage}/loss": loss / examples})
@@ -152,8 +156,10 @@ class Classifier(LightningModule):
 
 def _check_groups(optimizer: Optimizer) -> None:
     """Refuse an option of a group that the optimizer does not read: torch keeps it without a word."""
-    known = {*optimizer.defaults, "params", "steps", "fade"}  # the last two are read by schedules
-    if unknown := sorted({name for group in optimizer.param_groups for name in group} - known):
+    # The last two are read by schedules.
+    known = {*optimizer.defaults, "params", "steps", "fade"}
+    unknown = sorted(set[str]().union(*optimizer.param_groups) - known)
+    if unknown:
         raise ConfigError(
             f"{type(optimizer).__name__} knows no option {unknown[0]!r} of a group of parameters "
             f"(workload.module.groups.kinds): it has {', '.join(sorted(optimizer.defaults))}"

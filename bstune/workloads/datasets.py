@@ -1,9 +1,9 @@
 """Small data sets, from their publishers, with pinned checksums.
 
-A complete local copy is used without a network, and its folder may be read-only. A missing file is downloaded by https,
-verified and renamed into place; no more is read or unpacked than is published. Checksums and sizes are those of the
-uncompressed bytes, since the gzip wrapping differs between mirrors. Parsers check nothing: what they get has the
-published checksum.
+A complete local copy is used without a network, and its folder may be read-only. A missing file is
+downloaded by https, verified and renamed into place; no more is read or unpacked than is published.
+Checksums and sizes are those of the uncompressed bytes, since the gzip wrapping differs between
+mirrors. Parsers check nothing: what they get has the published checksum.
 """
 
 import gzip
@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, cast
 
 import numpy as np
 import pooch
@@ -28,9 +28,11 @@ from bstune.system.files import whole_file
 
 logger = logging.getLogger(__name__)
 # A download that fails at two mirrors is to fail within 20 s.
-CONNECT_SECONDS = 3.0
-READ_SECONDS = 6.0  # between two reads
-WRAPPING = 2**20  # bytes that a download may have besides its files: of gzip, of tar, a readme
+MIRROR_CONNECT_SECONDS = 3.0
+# Between two reads.
+MIRROR_READ_SECONDS = 6.0
+# That a download may have besides its files: of gzip, of tar, a readme.
+WRAPPING_BYTES = 2**20
 
 
 @dataclass(frozen=True)
@@ -44,7 +46,7 @@ class Images:
         return len(self.labels)
 
     def take(self, index: NDArray[np.int64]) -> "Images":
-        """Return a copy of the examples at ``index``."""
+        """Copy the examples at ``index``."""
         return Images(self.images[index], self.labels[index])
 
 
@@ -53,7 +55,8 @@ class ImageDataset:
     """A data set as published; ``test`` is None where the publisher has no test images."""
 
     name: str
-    white: int  # the largest value that a pixel can have
+    white: int
+    """The largest value that a pixel can have."""
     train: Images
     test: Images | None
 
@@ -63,33 +66,43 @@ class Source:
     """Where the files of a data set are kept and published."""
 
     name: str
-    folder: str  # under the root
-    sha256: Mapping[str, str]  # of each file's uncompressed bytes, by file name
-    sizes: Mapping[str, int]  # of the same bytes
-    mirrors: tuple[
-        str, ...
-    ]  # https URLs that end before the remote file's name, tried in this order
-    archive: str | None = (
-        None  # the remote tar archive that holds folder/; None: each file is published alone
-    )
-    suffix: str = ".gz"  # follows the name of a file that is published alone
+    folder: str
+    """Under the root."""
+    sha256: Mapping[str, str]
+    """Of each file's uncompressed bytes, by file name."""
+    sizes: Mapping[str, int]
+    """Of the same bytes."""
+    mirrors: tuple[str, ...]
+    """https URLs that end before the remote file's name, tried in this order."""
+    archive: str | None = None
+    """The remote tar archive that holds folder/; None: each file is published alone."""
+    suffix: str = ".gz"
+    """Follows the name of a file that is published alone."""
+
+
+# The files of MNIST, whose names and sizes Fashion-MNIST has taken over.
+TRAIN_IMAGES = "train-images-idx3-ubyte"
+TRAIN_LABELS = "train-labels-idx1-ubyte"
+TEST_IMAGES = "t10k-images-idx3-ubyte"
+TEST_LABELS = "t10k-labels-idx1-ubyte"
+MNIST_SIZES = {
+    TRAIN_IMAGES: 47_040_016,
+    TRAIN_LABELS: 60_008,
+    TEST_IMAGES: 7_840_016,
+    TEST_LABELS: 10_008,
+}
 
 
 FASHION_MNIST = Source(
     name="Fashion-MNIST",
     folder="fashion-mnist",
     sha256={
-        "train-images-idx3-ubyte": "c59f468a2f672dc815687fe0f83887768d799fd8a3f3276145d20f83aa44d888",
-        "train-labels-idx1-ubyte": "bad3541b69d912435c50bb6ba87bec294ff4f6a2e1246121d8633921760443d9",
-        "t10k-images-idx3-ubyte": "5b4141f0afbad91edebe8549f8fcffe087ea10ca49f1dbef5c9a5cd8815ce37b",
-        "t10k-labels-idx1-ubyte": "0402a96d92fd2663957122ceb108a494c5af83dab82d92729df917d7dec38c34",
+        TRAIN_IMAGES: "c59f468a2f672dc815687fe0f83887768d799fd8a3f3276145d20f83aa44d888",
+        TRAIN_LABELS: "bad3541b69d912435c50bb6ba87bec294ff4f6a2e1246121d8633921760443d9",
+        TEST_IMAGES: "5b4141f0afbad91edebe8549f8fcffe087ea10ca49f1dbef5c9a5cd8815ce37b",
+        TEST_LABELS: "0402a96d92fd2663957122ceb108a494c5af83dab82d92729df917d7dec38c34",
     },
-    sizes={
-        "train-images-idx3-ubyte": 47_040_016,
-        "train-labels-idx1-ubyte": 60_008,
-        "t10k-images-idx3-ubyte": 7_840_016,
-        "t10k-labels-idx1-ubyte": 10_008,
-    },
+    sizes=MNIST_SIZES,
     mirrors=(
         "https://storage.googleapis.com/tensorflow/tf-keras-datasets/",
         "https://raw.githubusercontent.com/zalandoresearch/fashion-mnist/master/data/fashion/",
@@ -99,17 +112,12 @@ MNIST = Source(
     name="MNIST",
     folder="mnist",
     sha256={
-        "train-images-idx3-ubyte": "ba891046e6505d7aadcbbe25680a0738ad16aec93bde7f9b65e87a2fc25776db",
-        "train-labels-idx1-ubyte": "65a50cbbf4e906d70832878ad85ccda5333a97f0f4c3dd2ef09a8a9eef7101c5",
-        "t10k-images-idx3-ubyte": "0fa7898d509279e482958e8ce81c8e77db3f2f8254e26661ceb7762c4d494ce7",
-        "t10k-labels-idx1-ubyte": "ff7bcfd416de33731a308c3f266cc351222c34898ecbeaf847f06e48f7ec33f2",
+        TRAIN_IMAGES: "ba891046e6505d7aadcbbe25680a0738ad16aec93bde7f9b65e87a2fc25776db",
+        TRAIN_LABELS: "65a50cbbf4e906d70832878ad85ccda5333a97f0f4c3dd2ef09a8a9eef7101c5",
+        TEST_IMAGES: "0fa7898d509279e482958e8ce81c8e77db3f2f8254e26661ceb7762c4d494ce7",
+        TEST_LABELS: "ff7bcfd416de33731a308c3f266cc351222c34898ecbeaf847f06e48f7ec33f2",
     },
-    sizes={
-        "train-images-idx3-ubyte": 47_040_016,
-        "train-labels-idx1-ubyte": 60_008,
-        "t10k-images-idx3-ubyte": 7_840_016,
-        "t10k-labels-idx1-ubyte": 10_008,
-    },
+    sizes=MNIST_SIZES,
     mirrors=(
         "https://ossci-datasets.s3.amazonaws.com/mnist/",
         "https://storage.googleapis.com/cvdf-datasets/mnist/",
@@ -126,9 +134,14 @@ CIFAR10 = Source(
         "data_batch_5.bin": "755304fc0b379caeae8c14f0dac912fbc7d6cd469eb67a1029a08a39453a9add",
         "test_batch.bin": "8e2eb146ae340b09e24670f29cabc6326dba54da8789dab6768acf480273f65b",
     },
-    sizes=dict.fromkeys(
-        (*(f"data_batch_{part}.bin" for part in range(1, 6)), "test_batch.bin"), 30_730_000
-    ),
+    sizes={
+        "data_batch_1.bin": 30_730_000,
+        "data_batch_2.bin": 30_730_000,
+        "data_batch_3.bin": 30_730_000,
+        "data_batch_4.bin": 30_730_000,
+        "data_batch_5.bin": 30_730_000,
+        "test_batch.bin": 30_730_000,
+    },
     mirrors=(
         "https://www.cs.toronto.edu/~kriz/",
         "https://storage.googleapis.com/s4tf-hosted-binaries/datasets/CIFAR10/",
@@ -169,8 +182,8 @@ LOADED = {
 
 
 def load_digits() -> ImageDataset:
-    """Return the 1797 digits of 8 x 8 pixels, 0 to 16, that scikit-learn ships; they have no test images."""
-    # here, because scikit-learn takes a second to import
+    """Read the 1797 digits of 8 x 8 pixels, 0 to 16, that scikit-learn ships; they have no test images."""
+    # Here, because scikit-learn takes a second to import.
     from sklearn.datasets import load_digits as load
 
     digits = load()
@@ -179,11 +192,11 @@ def load_digits() -> ImageDataset:
 
 
 def load_fashion_mnist(root: str | Path) -> ImageDataset:
-    """Return Fashion-MNIST (Xiao et al. 2017, arXiv 1708.07747): 60,000 and 10,000 images of 1 x 28 x 28.
+    """Read Fashion-MNIST (Xiao et al. 2017, arXiv 1708.07747): 60,000 and 10,000 images of 1 x 28 x 28.
 
     Args:
-        root: folder that holds, or is to hold, ``fashion-mnist/`` with the four IDX files, gzipped or not; ``~`` is
-            the home directory.
+        root: folder that holds, or is to hold, ``fashion-mnist/`` with the four IDX files, gzipped
+            or not; ``~`` is the home directory.
 
     Raises:
         DataError: if the data are missing and cannot be downloaded, or are not the published bytes.
@@ -193,21 +206,21 @@ def load_fashion_mnist(root: str | Path) -> ImageDataset:
 
 
 def load_mnist(root: str | Path) -> ImageDataset:
-    """Return MNIST (LeCun et al. 1998), kept in ``root/mnist/``; otherwise as :func:`load_fashion_mnist`."""
+    """Read MNIST (LeCun et al. 1998), kept in ``root/mnist/``; otherwise as :func:`load_fashion_mnist`."""
     return _load_idx(MNIST, root)
 
 
 def load_cifar10(root: str | Path) -> ImageDataset:
-    """Return CIFAR-10 (Krizhevsky 2009), binary version: 50,000 and 10,000 images of 3 x 32 x 32.
+    """Read CIFAR-10 (Krizhevsky 2009), binary version: 50,000 and 10,000 images of 3 x 32 x 32.
 
     It is kept in ``root/cifar-10-batches-bin/``; otherwise as :func:`load_fashion_mnist`.
     """
     files = read_files(CIFAR10, root)
 
     def part(*names: str) -> Images:
-        records = np.frombuffer(b"".join(files[name] for name in names), np.uint8).reshape(
-            -1, 1 + 3 * 32 * 32
-        )
+        data = b"".join(files[name] for name in names)
+        # A byte for the label, then the pixels channel by channel.
+        records = np.frombuffer(data, np.uint8).reshape(-1, 1 + 3 * 32 * 32)
         return Images(records[:, 1:].reshape(-1, 3, 32, 32), records[:, 0].astype(np.int64))
 
     *train, test = sorted(CIFAR10.sha256)
@@ -215,37 +228,33 @@ def load_cifar10(root: str | Path) -> ImageDataset:
 
 
 def load_airfoil(root: str | Path) -> NDArray[np.float64]:
-    """Return NASA's airfoil self-noise (Brooks, Pope and Marcolini 1989; UCI 291): 1503 rows of 5 features and a label.
+    """Read NASA's airfoil self-noise (Brooks, Pope and Marcolini 1989; UCI 291): 1503 rows of 5 features and a label.
 
-    The features are frequency in Hz, angle of attack in degrees, chord length in m, free-stream velocity in m/s and
-    displacement thickness of the suction side in m; the label is the sound pressure level in dB. The file is kept in
-    ``root/airfoil/``; otherwise as :func:`load_fashion_mnist`.
+    The features are frequency in Hz, angle of attack in degrees, chord length in m, free-stream
+    velocity in m/s and displacement thickness of the suction side in m; the label is the sound
+    pressure level in dB. The file is kept in ``root/airfoil/``; otherwise as
+    :func:`load_fashion_mnist`.
     """
     (data,) = read_files(AIRFOIL, root).values()
     return np.array([line.split(b"\t") for line in data.splitlines() if line], np.float64)
 
 
 def _load_idx(source: Source, root: str | Path) -> ImageDataset:
-    """Return IDX files: two zeros, the type (unsigned bytes), the number of sizes, the sizes, the values."""
-    arrays = {}
+    """Read IDX files: two zeros, the type (unsigned bytes), the number of sizes, the sizes, the values."""
+    arrays = dict[str, NDArray[np.uint8]]()
     for name, data in read_files(source, root).items():
-        shape = np.frombuffer(data, ">u4", count=data[3], offset=4)
-        arrays[name] = np.frombuffer(data, np.uint8, offset=4 + 4 * data[3]).reshape(shape)
-
-    def part(prefix: str) -> Images:
-        images, labels = (
-            arrays[f"{prefix}-images-idx3-ubyte"],
-            arrays[f"{prefix}-labels-idx1-ubyte"],
-        )
-        return Images(images[:, None], labels.astype(np.int64))
-
-    return ImageDataset(source.name, 255, part("train"), part("t10k"))
+        dimensions = data[3]
+        shape = np.frombuffer(data, ">u4", count=dimensions, offset=4)
+        arrays[name] = np.frombuffer(data, np.uint8, offset=4 + 4 * dimensions).reshape(shape)
+    train = Images(arrays[TRAIN_IMAGES][:, None], arrays[TRAIN_LABELS].astype(np.int64))
+    test = Images(arrays[TEST_IMAGES][:, None], arrays[TEST_LABELS].astype(np.int64))
+    return ImageDataset(source.name, 255, train, test)
 
 
 def read_files(source: Source, root: str | Path) -> dict[str, bytes]:
-    """Return the uncompressed, verified bytes of each of a source's files, by name; download the missing ones."""
+    """Read the uncompressed, verified bytes of each of a source's files, by name; download the missing ones."""
     folder, paths = _local_paths(source, root)
-    files = {}
+    files = dict[str, bytes]()
     for name, path in paths.items():
         try:
             if path is not None:
@@ -255,8 +264,10 @@ def read_files(source: Source, root: str | Path) -> dict[str, bytes]:
             raise DataError(f"{path} cannot be read: {error}") from error
         except DataError as error:
             raise DataError(f"{path} is {error}. Delete it, and it is downloaded again") from error
-    missing = tuple(name for name in source.sha256 if name not in files)
-    return files | _download(source, folder, missing) if missing else files
+    missing = [name for name in source.sha256 if name not in files]
+    if missing:
+        files |= _download(source, folder, missing)
+    return files
 
 
 def fetch(loader: str, root: str | Path, say: Callable[[str], None]) -> None:
@@ -268,7 +279,7 @@ def fetch(loader: str, root: str | Path, say: Callable[[str], None]) -> None:
     if source is None:
         return
     folder, paths = _local_paths(source, root)
-    missing = tuple(name for name, path in paths.items() if path is None)
+    missing = [name for name, path in paths.items() if path is None]
     if missing:
         size = sum(source.sizes[name] for name in missing) / 2**20
         say(f"downloading {source.name} to {folder}, {size:,.0f} MiB unpacked")
@@ -284,27 +295,33 @@ def _local_paths(source: Source, root: str | Path) -> tuple[Path, dict[str, Path
     try:
         folder = Path(root).expanduser() / source.folder
         return folder, {name: _local_path(folder, name) for name in source.sha256}
-    except (OSError, RuntimeError) as error:  # RuntimeError: there is no such home directory
+    # RuntimeError: there is no such home directory.
+    except (OSError, RuntimeError) as error:
         raise DataError(f"data.root={root} cannot be read ({error}). {_advice(source)}") from error
 
 
 def _advice(source: Source) -> str:
     suffix = "" if source.archive else ", gzipped or not"
     return (
-        f"Set data.root or the environment variable BSTUNE_DATA to a folder that holds {source.folder}/ with"
-        f" {', '.join(source.sha256)}{suffix}"
+        "Set data.root or the environment variable BSTUNE_DATA to a folder that holds "
+        f"{source.folder}/ with {', '.join(source.sha256)}{suffix}"
     )
 
 
 def _local_path(folder: Path, name: str) -> Path | None:
-    return next((path for path in (folder / name, folder / f"{name}.gz") if path.is_file()), None)
+    for path in (folder / name, folder / f"{name}.gz"):
+        if path.is_file():
+            return path
+    return None
 
 
 class _Limited:
     """A file that gives or takes so many bytes and no more."""
 
     def __init__(self, file: BinaryIO | gzip.GzipFile, limit: int) -> None:
-        self._file, self._limit, self._left = file, limit, limit
+        self._file = file
+        self._limit = limit
+        self._left = limit
 
     def _count(self, size: int) -> None:
         self._left -= size
@@ -313,8 +330,11 @@ class _Limited:
 
     def read(self, size: int = -1) -> bytes:
         """Read up to ``size`` bytes, all without it."""
+        # A byte over the limit tells that there are more.
         most = self._left + 1
-        data = self._file.read(most if size < 0 else min(size, most))
+        if size >= 0:
+            most = min(size, most)
+        data = self._file.read(most)
         self._count(len(data))
         return data
 
@@ -329,36 +349,38 @@ class _Limited:
 
 
 def _verified(file: BinaryIO, source: Source, name: str) -> bytes:
-    """Return a file's bytes without their gzip wrapping, if they have one: no published file starts with its magic."""
+    """Read a file's bytes without their gzip wrapping, if they have one: no published file starts with its magic."""
     size = source.sizes[name]
     try:
-        data = _Limited(file, size + WRAPPING).read()
+        data = _Limited(file, size + WRAPPING_BYTES).read()
         if data.startswith(b"\x1f\x8b"):
             data = _Limited(gzip.GzipFile(fileobj=io.BytesIO(data)), size).read()
     except (EOFError, gzip.BadGzipFile, zlib.error) as error:
         raise DataError(f"damaged ({error})") from error
     received = hashlib.sha256(data).hexdigest()
     if received != source.sha256[name]:
-        what = f"its sha256 (uncompressed) is {received}, expected {source.sha256[name]}"
-        raise DataError(f"not the published file: {what}")
+        raise DataError(
+            f"not the published file: its sha256 (uncompressed) is {received}, expected "
+            f"{source.sha256[name]}"
+        )
     return data
 
 
 def _unpacked(path: Path, source: Source, names: Sequence[str]) -> dict[str, bytes]:
-    """Return the verified bytes of ``names`` in a gzipped tar archive; no path that it gives is ever written to."""
-    files = {}
+    """Read the verified bytes of ``names`` in a gzipped tar archive; no path that it gives is ever written to."""
+    files = dict[str, bytes]()
     with gzip.open(path) as unzipped:
-        limited: Any = _Limited(unzipped, sum(source.sizes.values()) + WRAPPING)
-        with tarfile.open(
-            fileobj=limited, mode="r|"
-        ) as archive:  # read from the first to the last byte, once
+        limited: Any = _Limited(unzipped, sum(source.sizes.values()) + WRAPPING_BYTES)
+        # Read from the first to the last byte, once.
+        with tarfile.open(fileobj=limited, mode="r|") as archive:
             for member in archive:
                 folder, _, name = member.name.rpartition("/")
                 stream = archive.extractfile(member) if member.isfile() else None
                 if folder == source.folder and name in names and stream is not None:
-                    files[name] = _verified(stream, source, name)  # type: ignore[arg-type]  # IO[bytes]
-    if lacking := [name for name in names if name not in files]:
-        raise DataError(f"the archive has no file {source.folder}/{lacking[0]}")
+                    files[name] = _verified(cast(BinaryIO, stream), source, name)
+    for name in names:
+        if name not in files:
+            raise DataError(f"the archive has no file {source.folder}/{name}")
     return files
 
 
@@ -370,14 +392,14 @@ def _refuse_http(response: Any, **_: Any) -> None:
 
 
 def _download(source: Source, folder: Path, missing: Sequence[str]) -> dict[str, bytes]:
-    remote = (
-        {source.archive: missing}
-        if source.archive
-        else {name + source.suffix: (name,) for name in missing}
-    )
+    # By name of the remote file, which of the missing ones it holds.
+    remote: dict[str, Sequence[str]] = {name + source.suffix: [name] for name in missing}
+    if source.archive:
+        remote = {source.archive: missing}
     files: dict[str, bytes] = {}
     try:
-        # In a folder that exists: others are made for verified data only, and a rename stays on one file system.
+        # In a folder that exists: others are made for verified data only, and a rename stays on one
+        # file system.
         existing = next(path for path in (folder, *folder.parents) if path.exists())
         with TemporaryDirectory(prefix=".download-", dir=existing) as staging:
             for remote_name, names in remote.items():
@@ -387,12 +409,11 @@ def _download(source: Source, folder: Path, missing: Sequence[str]) -> dict[str,
                     with whole_file(folder / name) as file:
                         file.write(data)
                 files |= fetched
-    except (
-        OSError
-    ) as error:  # about the disk: _fetch turns what a mirror does wrong into a DataError
+    # About the disk: _fetch turns what a mirror does wrong into a DataError.
+    except OSError as error:
         raise DataError(
-            f"{source.name} is not complete and cannot be written to {folder} ({error}). {_advice(source)}, or to one"
-            " that can be written"
+            f"{source.name} is not complete and cannot be written to {folder} ({error}). "
+            f"{_advice(source)}, or to one that can be written"
         ) from error
     return files
 
@@ -400,30 +421,43 @@ def _download(source: Source, folder: Path, missing: Sequence[str]) -> dict[str,
 def _fetch(
     source: Source, folder: Path, remote_name: str, names: Sequence[str], path: Path
 ) -> dict[str, bytes]:
-    """Return the verified bytes of ``names``, which the remote file holds, from the first mirror that has them."""
-    failures = []
-    # pooch's downloader alone: Decompress refuses a file that the server has unwrapped already, and Untar follows an
-    # archive's links out of its folder on Python 3.11 (no extraction filter).
-    options = {"timeout": (CONNECT_SECONDS, READ_SECONDS), "hooks": {"response": _refuse_http}}
+    """Download the verified bytes of ``names``, which the remote file holds, from the first mirror that has them."""
+    failures = list[str]()
+    # pooch's downloader alone: Decompress refuses a file that the server has unwrapped already, and
+    # Untar follows an archive's links out of its folder on Python 3.11 (no extraction filter).
+    options = {
+        "timeout": (MIRROR_CONNECT_SECONDS, MIRROR_READ_SECONDS),
+        "hooks": {"response": _refuse_http},
+    }
     download = pooch.HTTPDownloader(progressbar=sys.stderr.isatty(), chunk_size=2**16, **options)
-    size = sum(source.sizes.values()) if source.archive else source.sizes[names[0]]
-    for url in (mirror + remote_name for mirror in source.mirrors):
+    size = source.sizes[names[0]]
+    if source.archive is not None:
+        size = sum(source.sizes.values())
+    for mirror in source.mirrors:
+        url = mirror + remote_name
         logger.info("downloading %s", url)
         try:
             with path.open("wb") as file:
-                download(url, _Limited(file, size + WRAPPING), None)
+                download(url, _Limited(file, size + WRAPPING_BYTES), None)
             if source.archive is not None:
                 return _unpacked(path, source, names)
             with path.open("rb") as file:
                 return {name: _verified(file, source, name) for name in names}
-        # requests' exceptions are OSErrors; a captive portal's page or a cut archive is any of the others
+        # requests' exceptions are OSErrors; a captive portal's page or a cut archive is any of the
+        # others.
         except (OSError, EOFError, zlib.error, tarfile.TarError, DataError) as error:
-            # requests wraps a cause, such as a failed name resolution, twice
+            # requests wraps a cause, such as a failed name resolution, twice.
             cause = getattr(error.args[0], "reason", None) if error.args else None
-            failures.append(f"  {url}: {str(cause or error) or type(error).__name__}")
+            reason = str(cause or error) or type(error).__name__
+            failures.append(f"  {url}: {reason}")
     missing = [name for name in source.sha256 if _local_path(folder, name) is None]
     raise DataError(
-        f"{source.name} is not complete in {folder}: {', '.join(missing)} missing, and every download failed:\n"
-        + "\n".join(failures)
-        + f"\n{_advice(source)}"
+        "\n".join(
+            [
+                f"{source.name} is not complete in {folder}: {', '.join(missing)} missing, and "
+                "every download failed:",
+                *failures,
+                _advice(source),
+            ]
+        )
     )

@@ -22,10 +22,11 @@ from bstune.trial.devices.device import resolve_device
 from bstune.trial.lightning.installed import LightningDataModule, move_data_to_device
 from bstune.workloads.datasets import ImageDataset, Images
 
-# Bytes of images whose batches are made together on an accelerator, 8,192 of CIFAR; normalised they take four times as
-# much. A CPU launches operators for next to nothing, and makes small batches within its caches.
-AT_ONCE = 24 * 2**20
-HALF = {"16": torch.float16, "bf16": torch.bfloat16}
+# Bytes of images whose batches are made together on an accelerator, 8,192 of CIFAR; normalised they
+# take four times as much. A CPU launches operators for next to nothing, and makes small batches
+# within its caches.
+AT_ONCE_BYTES = 24 * 2**20
+HALF_PRECISIONS = {"16": torch.float16, "bf16": torch.bfloat16}
 
 
 class ImageData(LightningDataModule):
@@ -34,26 +35,33 @@ class ImageData(LightningDataModule):
     Nothing is read or checked before :meth:`prepare_data`, :meth:`setup` or the first use.
 
     Args:
-        load: returns the data set, such as ``functools.partial(load_cifar10, root=...)``; ``_partial_: true`` in YAML.
+        load: returns the data set, such as ``functools.partial(load_cifar10, root=...)``;
+            ``_partial_: true`` in YAML.
         device: ``cpu``, ``cuda``, ``cuda:N``, or ``auto``: CUDA where there is one.
-        validation: how many of the training images to hold out for the target; or ``test``: train on all of them and
-            validate on the test images, so that no test set is left.
-        test: how many of the training images to hold out as the test images, where the publisher has none; else None.
+        validation: how many of the training images to hold out for the target; or ``test``: train
+            on all of them and validate on the test images, so that no test set is left.
+        test: how many of the training images to hold out as the test images, where the publisher
+            has none; else None.
         split_seed: which images are held out.
         eval_batch_size: examples per evaluation batch.
-        augment: applied to training batches; see :class:`~bstune.trial.batches.image_batches.TrainBatches`.
+        augment: applied to training batches; see
+            :class:`~bstune.trial.batches.image_batches.TrainBatches`.
         alternating_flip: whether images are mirrored every other time; see the same.
-        train_examples: how many of the training images that are left to train on, the first of the shuffled ones, so
-            that a smaller set is part of a larger one; None: all. Neither held-out images nor normalisation change.
+        train_examples: how many of the training images that are left to train on, the first of the
+            shuffled ones, so that a smaller set is part of a larger one; None: all. Neither
+            held-out images nor normalisation change.
         classes: how many the network tells apart; None: as many as there are labels.
-        mean, std: per channel, black being 0 and white 1; None for those of the training images that are left.
-        precision: under a half precision, such as ``bf16-mixed``, batches come rounded to it, as autocast rounds them
-            for a convolution or a linear layer; None, or any other: in float32, for models that begin with another.
+        mean, std: per channel, black being 0 and white 1; None for those of the training images
+            that are left.
+        precision: under a half precision, such as ``bf16-mixed``, batches come rounded to it, as
+            autocast rounds them for a convolution or a linear layer; None, or any other: in
+            float32, for models that begin with another.
         channels_last: whether batches come in that memory format.
 
     Raises:
         ConfigError: from :meth:`prepare_data`, for an option that the data do not allow.
-        DataError: from there, for data that cannot be read, or a label below 0 or not below ``classes``.
+        DataError: from there, for data that cannot be read, or a label below 0 or not below
+            ``classes``.
     """
 
     def __init__(
@@ -75,17 +83,20 @@ class ImageData(LightningDataModule):
         channels_last: bool = False,
     ) -> None:
         super().__init__()
-        self._load, self._device = load, device
+        self._load = load
+        self._device = device
         self.validates_on_test = validation == "test"
-        self._validation, self._test, self._split_seed = validation, test, split_seed
-        self._eval_batch_size, self._train_examples, self._classes = (
-            eval_batch_size,
-            train_examples,
-            classes,
-        )
-        self._augment, self._alternating_flip = augment, alternating_flip
-        self._mean, self._std = mean, std
-        self._dtype = HALF.get((precision or "").partition("-")[0], torch.float32)
+        self._validation = validation
+        self._test = test
+        self._split_seed = split_seed
+        self._eval_batch_size = eval_batch_size
+        self._train_examples = train_examples
+        self._classes = classes
+        self._augment = augment
+        self._alternating_flip = alternating_flip
+        self._mean = mean
+        self._std = std
+        self._dtype = HALF_PRECISIONS.get((precision or "").partition("-")[0], torch.float32)
         self._memory_format = torch.channels_last if channels_last else torch.preserve_format
         self._split: _Split | None = None
         self._on_device = False
@@ -95,9 +106,8 @@ class ImageData(LightningDataModule):
         resolve_device(self._device)
         check_positive_integer("workload.data.eval_batch_size", self._eval_batch_size)
         split = self._read()
-        if (
-            self._augment is not None and not self._on_device
-        ):  # on one image: a refused setting shows before any trial
+        # On one image: a refused setting shows before any trial.
+        if self._augment is not None and not self._on_device:
             augment = bind_augmentation(self._augment, split.normalise.mean, self._alternating_flip)
             augment(split.train[0][:1], torch.Generator())
 
@@ -121,9 +131,12 @@ class ImageData(LightningDataModule):
         micro_batch_size: int | None,
         seed: int,
     ) -> TrainBatches:
-        """Return a trial's endless stream of batches."""
+        """Begin a trial's endless stream of batches."""
         data = self._resident()
         images = data.train[0]
+        at_once = 1
+        if images.device.type != "cpu":
+            at_once = AT_ONCE_BYTES // images[0].numel()
         return TrainBatches(
             *data.train,
             batch_size=batch_size,
@@ -132,23 +145,23 @@ class ImageData(LightningDataModule):
             normalise=self._normalise,
             augment=self._augment,
             alternating_flip=self._alternating_flip,
-            at_once=1 if images.device.type == "cpu" else AT_ONCE // images[0].numel(),
+            at_once=at_once,
         )
 
     def first_images(self, count: int) -> Tensor:
-        """Return the first ``count`` training images of the split (or all), normalised to float32, not augmented."""
+        """Give the first ``count`` training images of the split (or all), normalised to float32, not augmented."""
         data = self._resident()
         return data.normalise(data.train[0][:count])
 
     def val_dataloader(self) -> EvalBatches:
-        """Return the validation batches."""
+        """Give the validation batches."""
         data = self._resident()
         return EvalBatches(
             *data.validation, batch_size=self._eval_batch_size, normalise=self._normalise
         )
 
     def test_dataloader(self) -> EvalBatches:
-        """Return the test batches; none where there is no test set."""
+        """Give the test batches; none where there is no test set."""
         data = self._resident()
         return EvalBatches(*data.test, batch_size=self._eval_batch_size, normalise=self._normalise)
 
@@ -160,19 +173,20 @@ class ImageData(LightningDataModule):
         if self._split is None:
             dataset = self._load()
             check_labels(dataset, self._classes)
-            parts = split_images(dataset, self._validation, self._test, self._split_seed)
-            mean, std = self._mean_std(parts[0].images, dataset.white)
-            # (pixels / white - mean) / std, per channel, as one scale and one shift
-            scale = torch.tensor([1 / (dataset.white * s) for s in std], dtype=torch.float32)
-            shift = torch.tensor(
-                [-m / s for m, s in zip(mean, std, strict=True)], dtype=torch.float32
+            train, validation, test = split_images(
+                dataset, self._validation, self._test, self._split_seed
             )
-            parts = (first_examples(parts[0], self._train_examples), *parts[1:])
-            train, validation, test = (
-                (torch.tensor(part.images), torch.tensor(part.labels)) for part in parts
-            )
+            # Of all the images that are left, so that a smaller set is normalised alike.
+            mean, std = self._mean_std(train.images, dataset.white)
+            # (pixels / white - mean) / std, per channel, as one scale and one shift.
+            scales = [1 / (dataset.white * deviation) for deviation in std]
+            shifts = [-centre / deviation for centre, deviation in zip(mean, std, strict=True)]
             self._split = _Split(
-                train, validation, test, scale.view(1, -1, 1, 1), shift.view(1, -1, 1, 1)
+                train=_tensors_of(first_examples(train, self._train_examples)),
+                validation=_tensors_of(validation),
+                test=_tensors_of(test),
+                scale=torch.tensor(scales, dtype=torch.float32).view(1, -1, 1, 1),
+                shift=torch.tensor(shifts, dtype=torch.float32).view(1, -1, 1, 1),
             )
         return self._split
 
@@ -187,18 +201,24 @@ class ImageData(LightningDataModule):
     ) -> tuple[Sequence[float], Sequence[float]]:
         if self._mean is None and self._std is None:
             return channel_mean_std(images, white)
-        mean, std = list(self._mean or ()), list(self._std or ())
+        mean = list(self._mean or ())
+        std = list(self._std or ())
         channels = images.shape[1]
         if len(mean) != channels or len(std) != channels or min(std) <= 0:
             raise ConfigError(
-                f"workload.data.mean and workload.data.std must have {channels} value(s) each, one per channel, with "
-                f"std above 0, but got mean={self._mean} and std={self._std}; set both to null to compute them from "
-                "the training images"
+                f"workload.data.mean and workload.data.std must have {channels} value(s) each, one "
+                f"per channel, with std above 0, but got mean={self._mean} and std={self._std}; "
+                "set both to null to compute them from the training images"
             )
         return mean, std
 
 
-Part = tuple[Tensor, Tensor]  # images, uint8 (n, channels, height, width), and labels, int64 (n,)
+# Images, uint8 (n, channels, height, width), and labels, int64 (n,).
+Part = tuple[Tensor, Tensor]
+
+
+def _tensors_of(part: Images) -> Part:
+    return torch.tensor(part.images), torch.tensor(part.labels)
 
 
 class _Split(NamedTuple):
@@ -216,7 +236,7 @@ class _Split(NamedTuple):
 def split_images(
     dataset: ImageDataset, validation: int | Literal["test"], test: int | None, seed: int
 ) -> tuple[Images, Images, Images]:
-    """Return training, validation and test images (perhaps none); options as those of :class:`ImageData`."""
+    """Split a data set into training, validation and test images, perhaps none; options of :class:`ImageData`."""
     if validation != "test" and not _positive(validation):
         raise ConfigError(
             f"workload.data.validation must be a positive integer or 'test', but got {validation!r}"
@@ -227,65 +247,69 @@ def split_images(
         )
     if test is not None and dataset.test is not None:
         raise ConfigError(
-            f"{dataset.name} has {len(dataset.test)} test images: set workload.data.test to null, not to {test}"
+            f"{dataset.name} has {len(dataset.test)} test images: set workload.data.test to null, "
+            f"not to {test}"
         )
     if validation == "test" and test is None and dataset.test is None:
         raise ConfigError(
-            f"{dataset.name} has no test images to validate on: set workload.data.test to how many to hold out"
+            f"{dataset.name} has no test images to validate on: set workload.data.test to how many "
+            "to hold out"
         )
-    n, validated, tested = (
-        len(dataset.train),
-        0 if validation == "test" else int(validation),
-        test or 0,
-    )
+    n = len(dataset.train)
+    validated = 0 if validation == "test" else int(validation)
+    tested = test or 0
     if validated + tested >= n:
         raise ConfigError(
-            f"workload.data.validation={validation} and workload.data.test={test} leave nothing to train on: "
-            f"{dataset.name} has {n} training images"
+            f"workload.data.validation={validation} and workload.data.test={test} leave nothing to "
+            f"train on: {dataset.name} has {n} training images"
         )
-    # Without replacement and whatever the labels; numpy never changes RandomState's streams (NEP 19).
+    # Without replacement and whatever the labels; numpy never changes RandomState's streams (NEP
+    # 19).
     order = np.random.RandomState(seed).permutation(n)
     places = np.split(order, [validated, validated + tested])
     validation_images, test_images, train = (dataset.train.take(index) for index in places)
-    test_images = test_images if dataset.test is None else dataset.test
-    return (
-        (train, test_images, validation_images)
-        if validation == "test"
-        else (train, validation_images, test_images)
-    )
+    if dataset.test is not None:
+        test_images = dataset.test
+    # The test images are the target's then, and none are left to test.
+    if validation == "test":
+        return train, test_images, validation_images
+    return train, validation_images, test_images
 
 
 def first_examples(images: Images, count: int | None) -> Images:
-    """Return the first ``count`` of the training images, all for None; ConfigError for more than there are."""
+    """Take the first ``count`` of the training images, all for None; ConfigError for more than there are."""
     if count is None:
         return images
     check_positive_integer("workload.data.train_examples", count)
     if count > len(images):
         raise ConfigError(
-            f"workload.data.train_examples={count}, but {len(images)} training images are left after the split"
+            f"workload.data.train_examples={count}, but {len(images)} training images are left "
+            "after the split"
         )
     return Images(images.images[:count], images.labels[:count])
 
 
 def check_labels(dataset: ImageDataset, classes: int | None) -> None:
     """Raise a DataError for images without a label each, or a label that is not from 0 to ``classes`` - 1."""
+    allowed = "0 and above"
+    limit = math.inf
+    if classes is not None:
+        allowed = f"0 to {classes - 1}, as workload.data.classes={classes}"
+        limit = classes
     for name, part in (("training", dataset.train), ("test", dataset.test)):
         if part is None:
             continue
         if len(part.images) != len(part.labels):
             raise DataError(
-                f"{dataset.name} has {len(part.images)} {name} images, but {len(part.labels)} labels"
+                f"{dataset.name} has {len(part.images)} {name} images, but {len(part.labels)} "
+                "labels"
             )
-        outside = (part.labels < 0) | (part.labels >= (math.inf if classes is None else classes))
+        outside = (part.labels < 0) | (part.labels >= limit)
         if outside.any():
             place = int(outside.argmax())
-            allowed = (
-                "0 and above"
-                if classes is None
-                else f"0 to {classes - 1}, as workload.data.classes={classes}"
-            )
             raise DataError(
-                f"{dataset.name}: {name} image {place} has the label {part.labels[place]}, but labels are {allowed}"
+                f"{dataset.name}: {name} image {place} has the label {part.labels[place]}, but "
+                f"labels are {allowed}"
             )
 
 
@@ -294,17 +318,17 @@ def _positive(size: object) -> bool:
 
 
 def channel_mean_std(images: NDArray[np.uint8], white: int) -> tuple[list[float], list[float]]:
-    """Return each channel's mean and standard deviation over all pixels, black being 0 and ``white`` 1."""
-    mean, std = (
-        [],
-        [],
-    )  # from exact counts of pixel values, so that they are the same on every machine
+    """Compute each channel's mean and standard deviation over all pixels, black being 0 and ``white`` 1."""
+    mean = list[float]()
+    std = list[float]()
+    values = np.arange(256)
     for channel, pixels in enumerate(torch.from_numpy(images).unbind(1)):
-        counts = torch.bincount(
-            pixels.flatten(), minlength=256
-        ).numpy()  # numpy's would make an int64 copy
-        n, values = int(counts.sum()), np.arange(256)
-        total, squares = int(counts @ values), int(counts @ values**2)
+        # From exact counts of pixel values, so that they are the same on every machine. numpy's
+        # bincount would make an int64 copy.
+        counts = torch.bincount(pixels.flatten(), minlength=256).numpy()
+        n = int(counts.sum())
+        total = int(counts @ values)
+        squares = int(counts @ values**2)
         if n * squares == total**2:
             raise DataError(f"channel {channel} of the images is constant: it cannot be normalised")
         mean.append(total / n / white)
@@ -321,25 +345,31 @@ def random_crop_flip(
     mean: Tensor | None = None,
     batch_size: int | None = None,
 ) -> Tensor:
-    """Return each image padded by reflection, cropped back at a random place, mirrored, and a square of it cut out.
+    """Pad each image by reflection, crop it back at a random place, mirror it, and cut a square out of it.
 
-    Page's augmentation for CIFAR-10 (2018 and 2019, "How to train your ResNet"); with a padding of 2 the crop is the
-    translation of cifar10-airbench. Padding does not repeat the edge. Nothing waits for an accelerator.
+    Page's augmentation for CIFAR-10 (2018 and 2019, "How to train your ResNet"); with a padding of
+    2 the crop is the translation of cifar10-airbench. Padding does not repeat the edge. Nothing
+    waits for an accelerator.
 
     Args:
         images: (n, channels, height, width), of any type.
         generator: all draws come from it; on the images' device.
         padding: pixels of padding on each side; 0 only mirrors.
-        cutout: side of a square, wholly inside the image, that is set to the mean; 0: none; 8, later 5, in the source.
+        cutout: side of a square, wholly inside the image, that is set to the mean; 0: none; 8,
+            later 5, in the source.
         mirror: bool, (n,): which images to mirror; None mirrors each with probability 1/2.
-        mean: of the pixels per channel, (1, channels, 1, 1), rounded where the images are whole numbers; for
-            ``cutout`` only. :class:`~bstune.trial.batches.image_batches.TrainBatches` passes it.
-        batch_size: of which the images are whole batches: each draws what it would draw alone; None: one batch.
+        mean: of the pixels per channel, (1, channels, 1, 1), rounded where the images are whole
+            numbers; for ``cutout`` only. :class:`~bstune.trial.batches.image_batches.TrainBatches`
+            passes it.
+        batch_size: of which the images are whole batches: each draws what it would draw alone;
+            None: one batch.
 
     Raises:
-        ConfigError: for a ``padding`` or a ``cutout`` out of its range, or a ``cutout`` without a mean.
+        ConfigError: for a ``padding`` or a ``cutout`` out of its range, or a ``cutout`` without a
+            mean.
     """
-    n, device = len(images), images.device
+    n = len(images)
+    device = images.device
     height, width = images.shape[-2:]
     pixels = f"the image's {height}x{width} pixels"
     if not 0 <= padding < min(height, width):
@@ -360,45 +390,49 @@ def random_crop_flip(
 
     def draw_batch(size: int) -> list[Tensor]:
         drawn = [*draw(2 * padding + 1, 2, size)]
-        drawn += [] if mirror is not None else [draw(2, size)]
-        return drawn + (
-            [draw(height + 1 - cutout, size), draw(width + 1 - cutout, size)] if cutout else []
-        )
+        if mirror is None:
+            drawn.append(draw(2, size))
+        if cutout:
+            drawn.append(draw(height + 1 - cutout, size))
+            drawn.append(draw(width + 1 - cutout, size))
+        return drawn
 
-    sizes = [n] if batch_size is None else [batch_size] * (n // batch_size)
+    sizes = [n]
+    if batch_size is not None:
+        sizes = [batch_size] * (n // batch_size)
     batches = zip(*map(draw_batch, sizes), strict=True)
     top, left, *others = (parts[0] if len(parts) == 1 else torch.cat(parts) for parts in batches)
     if mirror is None:
         mirror = others.pop(0).bool()
     images = crop_flip(images, top, left, mirror, padding)
-    return (
-        images
-        if mean is None or not cutout
-        else cut_out(images, others[0], others[1], cutout, mean)
-    )
+    if mean is None or not cutout:
+        return images
+    return cut_out(images, others[0], others[1], cutout, mean)
 
 
 def cut_out(images: Tensor, top: Tensor, left: Tensor, size: int, mean: Tensor) -> Tensor:
-    """Return each image with a square of side ``size``, at row ``top`` and column ``left`` (n,), set to the mean."""
+    """Set a square of side ``size`` of each image, at row ``top`` and column ``left`` (n,), to the mean."""
     height, width = images.shape[-2:]
     rows = torch.arange(height, device=images.device) - top[:, None]
     columns = torch.arange(width, device=images.device) - left[:, None]
-    inside = ((rows >= 0) & (rows < size))[:, None, :, None] & ((columns >= 0) & (columns < size))[
-        :, None, None, :
-    ]
-    fill = (mean if images.is_floating_point() else mean.round()).to(images.dtype)
-    return torch.where(inside, fill, images)
+    in_rows = ((rows >= 0) & (rows < size))[:, None, :, None]
+    in_columns = ((columns >= 0) & (columns < size))[:, None, None, :]
+    if not images.is_floating_point():
+        mean = mean.round()
+    return torch.where(in_rows & in_columns, mean.to(images.dtype), images)
 
 
 def crop_flip(images: Tensor, top: Tensor, left: Tensor, mirror: Tensor, padding: int) -> Tensor:
-    """Return each image padded by reflection, cropped at ``top`` and ``left`` (n,), then mirrored where ``mirror``."""
+    """Pad each image by reflection, crop it at ``top`` and ``left`` (n,), then mirror it where ``mirror``."""
     n, channels, height, width = images.shape
     device = images.device
     rows = _seen_from(height, padding, device).index_select(0, top)
     columns = _seen_from(width, padding, device)
-    columns = torch.cat([columns, columns.flip(1)])  # mirrored ones are the second half
+    # Mirrored ones are the second half.
+    columns = torch.cat([columns, columns.flip(1)])
     columns = columns.index_select(0, torch.add(left, mirror, alpha=2 * padding + 1))
-    # Rows, then columns: several times faster on a CPU than four index tensors, and without an index per pixel.
+    # Rows, then columns: several times faster on a CPU than four index tensors, and without an
+    # index per pixel.
     planes = torch.arange(0, n * channels * height, height, device=device).view(n, channels, 1)
     source_rows = (planes + rows[:, None, :]).flatten()
     cropped = (
@@ -408,6 +442,6 @@ def crop_flip(images: Tensor, top: Tensor, left: Tensor, mirror: Tensor, padding
 
 
 def _seen_from(size: int, padding: int, device: torch.device) -> Tensor:
-    """Return which pixels of a side, padded by reflection, a crop of its length has at each place: (places, size)."""
+    """Tell which pixels of a side, padded by reflection, a crop of its length has at each place: (places, size)."""
     padded = torch.arange(-padding, size + padding, device=device)
     return ((size - 1) - ((size - 1) - padded.abs()).abs()).unfold(0, size, 1)

@@ -1,12 +1,12 @@
 """Language models on text that lives on the device as tokens: data, a Transformer, an LSTM and their Lightning module.
 
-An example is a sequence of ``context`` tokens, whose targets are the same tokens one place on. Batch sizes count
-sequences; times ``context`` they are tokens.
+An example is a sequence of ``context`` tokens, whose targets are the same tokens one place on.
+Batch sizes count sequences; times ``context`` they are tokens.
 """
 
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -25,8 +25,10 @@ from bstune.trial.lightning.installed import LightningDataModule
 from bstune.workloads.classifier import Classifier
 from bstune.workloads.datasets import TINY_SHAKESPEARE, read_files
 
-INITIAL_STD = 0.02  # of embeddings and linear layers, as in GPT-2
-HELD_OUT = 0.1  # of a text, its end: the first half of it for the target, the second to test
+# Of embeddings and linear layers, as in GPT-2.
+INITIAL_STD = 0.02
+# Of a text, its end: the first half of it for the target, the second to test.
+HELD_OUT_SHARE = 0.1
 
 
 @dataclass(frozen=True)
@@ -44,29 +46,27 @@ class Text:
 
 
 def load_tiny_shakespeare(root: str | Path) -> Text:
-    """Return 40,000 lines of Shakespeare (Karpathy 2015) as characters: 65 of them, 1,115,394 in all.
+    """Read 40,000 lines of Shakespeare (Karpathy 2015) as characters: 65 of them, 1,115,394 in all.
 
-    The first nine tenths are to train on, a twentieth for the target, the last one to test. The file is kept as
-    ``root/tinyshakespeare/input.txt``; missing or other bytes are errors as of
+    The first nine tenths are to train on, a twentieth for the target, the last one to test. The
+    file is kept as ``root/tinyshakespeare/input.txt``; missing or other bytes are errors as of
     :func:`bstune.workloads.datasets.load_fashion_mnist`.
     """
     (data,) = read_files(TINY_SHAKESPEARE, root).values()
     characters = np.frombuffer(data, np.uint8)
     alphabet = np.unique(characters)
-    return _split(
-        "tinyshakespeare/input.txt",
-        np.searchsorted(alphabet, characters).astype(np.uint8),
-        len(alphabet),
-    )
+    tokens = np.searchsorted(alphabet, characters).astype(np.uint8)
+    return _split("tinyshakespeare/input.txt", tokens, len(alphabet))
 
 
 def load_text(path: str | Path) -> Text:
-    """Return a text file of one's own as characters, numbered in the order of their code points, in the same parts.
+    """Read a text file of one's own as characters, numbered in the order of their code points, in the same parts.
 
     The vocabulary is that of the part to train on.
 
     Raises:
-        DataError: if the file cannot be read, is not UTF-8, or holds at its end a character that is nowhere before.
+        DataError: if the file cannot be read, is not UTF-8, or holds at its end a character that is
+            nowhere before.
     """
     try:
         text = Path(path).expanduser().read_text(encoding="utf-8")
@@ -78,20 +78,21 @@ def load_text(path: str | Path) -> Text:
         raise DataError(
             f"{path} is not text in UTF-8, from byte {error.start} on: export it as UTF-8"
         ) from error
-    points = np.array([ord(one) for one in text], np.int32)
+    points = np.array([ord(character) for character in text], np.int32)
     alphabet = np.unique(points[: _train_length(len(points))])
     foreign = np.flatnonzero(~np.isin(points, alphabet))
     if foreign.size:
         line = text.count("\n", 0, foreign[0]) + 1
         raise DataError(
-            f"{path}, line {line}: {text[foreign[0]]!r} is outside the vocabulary, the {len(alphabet)} characters of "
-            "the first nine tenths, which are trained on: remove it, or put it into them too"
+            f"{path}, line {line}: {text[foreign[0]]!r} is outside the vocabulary, the "
+            f"{len(alphabet)} characters of the first nine tenths, which are trained on: remove "
+            "it, or put it into them too"
         )
     return _split(str(path), np.searchsorted(alphabet, points).astype(np.int32), len(alphabet))
 
 
 def _train_length(characters: int) -> int:
-    return int((1.0 - HELD_OUT) * characters)
+    return int((1.0 - HELD_OUT_SHARE) * characters)
 
 
 def _split(source: str, tokens: NDArray[np.integer], vocabulary: int) -> Text:
@@ -103,22 +104,28 @@ def _split(source: str, tokens: NDArray[np.integer], vocabulary: int) -> Text:
 class TextData(LightningDataModule):
     """A text, kept on one device, that hands each trial its own stream of sequences.
 
-    Trained on are the sequences that begin at every ``stride``-th token, each once an epoch, in random order. The
-    target is measured on sequences that do not overlap, evenly spread over their part of the text.
+    Trained on are the sequences that begin at every ``stride``-th token, each once an epoch, in
+    random order. The target is measured on sequences that do not overlap, evenly spread over their
+    part of the text.
 
     Args:
-        load: returns a :class:`Text`, such as ``functools.partial(load_tiny_shakespeare, root=...)``.
+        load: returns a :class:`Text`, such as ``functools.partial(load_tiny_shakespeare,
+            root=...)``.
         device: ``cpu``, ``cuda``, ``cuda:N``, or ``auto``: CUDA where there is one.
-        vocabulary: of the model: the text may have fewer different tokens, but none that is outside.
+        vocabulary: of the model: the text may have fewer different tokens, but none that is
+            outside.
         context: tokens in a sequence.
-        stride: tokens between the beginnings of sequences that are trained on; ``context``: they do not overlap.
+        stride: tokens between the beginnings of sequences that are trained on; ``context``: they do
+            not overlap.
         train_tokens: how many of the first tokens to train on; None: all of that part.
         validation: sequences for the target, and for the test.
         eval_batch_size: sequences in an evaluation batch.
-        resident: False: the text to train on stays where ``load`` has it, such as on disk, and each batch is moved.
+        resident: False: the text to train on stays where ``load`` has it, such as on disk, and each
+            batch is moved.
 
     Raises:
-        ConfigError: for sizes that are not positive integers, and more sequences or tokens than there are.
+        ConfigError: for sizes that are not positive integers, and more sequences or tokens than
+            there are.
         DataError: for a token outside the vocabulary, or a text that is too short for one sequence.
     """
 
@@ -136,15 +143,18 @@ class TextData(LightningDataModule):
         resident: bool = True,
     ) -> None:
         super().__init__()
-        self._load, self._device, self._vocabulary = load, device, vocabulary
-        self._context, self._validation, self._eval_batch_size = (
-            context,
-            validation,
-            eval_batch_size,
-        )
-        self._stride, self._train_tokens, self._resident = stride, train_tokens, resident
+        self._load = load
+        self._device = device
+        self._vocabulary = vocabulary
+        self._context = context
+        self._validation = validation
+        self._eval_batch_size = eval_batch_size
+        self._stride = stride
+        self._train_tokens = train_tokens
+        self._resident = resident
         self._text: Text | None = None
-        self._train: Tensor | None = None  # where it is resident
+        # Where it is resident.
+        self._train: Tensor | None = None
 
     def prepare_data(self) -> None:
         """Read and check the text, off the device."""
@@ -172,10 +182,11 @@ class TextData(LightningDataModule):
         micro_batch_size: int | None,
         seed: int,
     ) -> "TokenBatches":
-        """Return a trial's endless stream of batches."""
+        """Begin a trial's endless stream of batches."""
         self.setup()
+        tokens = self._read().train if self._train is None else self._train
         return TokenBatches(
-            self._read().train if self._train is None else self._train,
+            tokens,
             context=self._context,
             stride=self._stride,
             batch_size=batch_size,
@@ -184,11 +195,11 @@ class TextData(LightningDataModule):
         )
 
     def val_dataloader(self) -> "TokenEvalBatches":
-        """Return the batches for the target."""
+        """Give the batches for the target."""
         return self._evaluated(self._read().validation)
 
     def test_dataloader(self) -> "TokenEvalBatches":
-        """Return the test batches; none where there is no test text."""
+        """Give the test batches; none where there is no test text."""
         return self._evaluated(self._read().test)
 
     def _evaluated(self, tokens: NDArray[np.integer] | None) -> "TokenEvalBatches":
@@ -199,59 +210,69 @@ class TextData(LightningDataModule):
         return TokenEvalBatches(self._on_device(sequences).long(), self._eval_batch_size)
 
     def _read(self) -> Text:
-        if self._text is None:
-            sizes = ("vocabulary", "context", "stride", "validation", "eval_batch_size")
-            for name in (*sizes, *(["train_tokens"] if self._train_tokens is not None else [])):
-                check_positive_integer(f"workload.data.{name}", getattr(self, f"_{name}"))
-            text = self._load()
-            if text.vocabulary > self._vocabulary:
-                raise DataError(
-                    f"{text.source} has {text.vocabulary} different tokens, more than workload.data.vocabulary="
-                    f"{self._vocabulary}: set that to {text.vocabulary}"
+        """Read the text once, and refuse sizes that it does not allow."""
+        if self._text is not None:
+            return self._text
+        check_positive_integer("workload.data.vocabulary", self._vocabulary)
+        check_positive_integer("workload.data.context", self._context)
+        check_positive_integer("workload.data.stride", self._stride)
+        check_positive_integer("workload.data.validation", self._validation)
+        check_positive_integer("workload.data.eval_batch_size", self._eval_batch_size)
+        if self._train_tokens is not None:
+            check_positive_integer("workload.data.train_tokens", self._train_tokens)
+        text = self._load()
+        if text.vocabulary > self._vocabulary:
+            raise DataError(
+                f"{text.source} has {text.vocabulary} different tokens, more than "
+                f"workload.data.vocabulary={self._vocabulary}: set that to {text.vocabulary}"
+            )
+        train = text.train
+        if self._train_tokens is not None:
+            if self._train_tokens > len(train):
+                raise ConfigError(
+                    f"workload.data.train_tokens must be at most the {len(train)} tokens that "
+                    f"{text.source} has to train on, but got {self._train_tokens}"
                 )
-            train = text.train
-            if self._train_tokens is not None:
-                if self._train_tokens > len(train):
-                    raise ConfigError(
-                        f"workload.data.train_tokens must be at most the {len(train)} tokens that {text.source} has to "
-                        f"train on, but got {self._train_tokens}"
-                    )
-                train = train[: self._train_tokens]
-            # One that is not evaluated needs no token after it.
-            self._check("train", text.source, train, self._context + 1)
-            for name, part in (("validation", text.validation), ("test", text.test)):
-                if part is not None:
-                    self._check(name, text.source, part, self._validation * self._context + 1)
-            self._text = Text(text.source, text.vocabulary, train, text.validation, text.test)
+            train = train[: self._train_tokens]
+        self._check("train", text.source, train, sequences=1)
+        self._check("validation", text.source, text.validation, self._validation)
+        if text.test is not None:
+            self._check("test", text.source, text.test, self._validation)
+        self._text = replace(text, train=train)
         return self._text
 
-    def _check(self, name: str, source: str, tokens: NDArray[np.integer], least: int) -> None:
+    def _check(self, name: str, source: str, tokens: NDArray[np.integer], sequences: int) -> None:
+        """Refuse a part that is too short for so many sequences, or has a token outside the vocabulary."""
+        # The last target is a token after the last sequence.
+        least = sequences * self._context + 1
         if len(tokens) < least:
+            what = "a sequence" if name == "train" else f"{sequences} sequences"
             raise DataError(
-                f"{source} is too short, or cut short: its {name} part has {len(tokens)} tokens, but "
-                f"{'a sequence' if name == 'train' else f'{self._validation} sequences'} of "
-                f"workload.data.context={self._context} tokens take {least}"
+                f"{source} is too short, or cut short: its {name} part has {len(tokens)} tokens, "
+                f"but {what} of workload.data.context={self._context} tokens take {least}"
             )
-        low, high = int(tokens.min()), int(tokens.max())
+        low = int(tokens.min())
+        high = int(tokens.max())
         if low < 0 or high >= self._vocabulary:
             place = int(np.argmax((tokens < 0) | (tokens >= self._vocabulary)))
             raise DataError(
-                f"{source}: token {tokens[place]} at place {place} of its {name} part is outside the vocabulary, 0 to "
-                f"{self._vocabulary - 1}: set workload.data.vocabulary={high + 1}, or tokenise the text again"
+                f"{source}: token {tokens[place]} at place {place} of its {name} part is outside "
+                f"the vocabulary, 0 to {self._vocabulary - 1}: set "
+                f"workload.data.vocabulary={high + 1}, or tokenise the text again"
             )
 
     def _on_device(self, tokens: NDArray[np.integer]) -> Tensor:
-        kind = (
-            np.uint8 if self._vocabulary <= 256 else np.int32
-        )  # of other unsigned integers torch indexes none
+        # Of other unsigned integers torch indexes none.
+        kind = np.uint8 if self._vocabulary <= 256 else np.int32
         return torch.tensor(tokens.astype(kind), device=resolve_device(self._device))
 
 
 class TokenBatches:
     """Endless training batches (tokens, targets), each int64 (B, context), on the device of a text (n,).
 
-    Each iterator goes on where the last left off, at the next whole batch. The order depends on ``seed`` alone. A text
-    that is an array is read sequence by sequence, and its batches are in main memory.
+    Each iterator goes on where the last left off, at the next whole batch. The order depends on
+    ``seed`` alone. A text that is an array is read sequence by sequence, and its batches are in
+    main memory.
     """
 
     def __init__(
@@ -268,14 +289,15 @@ class TokenBatches:
         self.batch_size = batch_size
         self.micro_batch_sizes = micro_batch_sizes_of(batch_size, micro_batch_size)
         self._split = splitter(batch_size, micro_batch_size)
-        self._sequences: Tensor | NDArray[np.integer]  # (sequences, context + 1), a view
+        # A view, (sequences, context + 1).
+        self._sequences: Tensor | NDArray[np.integer]
+        device = torch.device("cpu")
         if isinstance(tokens, Tensor):
             self._sequences = tokens.unfold(0, context + 1, stride)
+            device = tokens.device
         else:
             self._sequences = sliding_window_view(tokens, context + 1)[::stride]
-        (order,) = seeded_generators(
-            seed, tokens.device if isinstance(tokens, Tensor) else "cpu", 1
-        )
+        (order,) = seeded_generators(seed, device, 1)
         self.stream = IndexStream(len(self._sequences), batch_size, order)
 
     def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
@@ -312,12 +334,12 @@ class TokenEvalBatches:
 class LanguageModel(Classifier):
     """Trains ``model``, from tokens (N, context) to logits (N, context, vocabulary), to predict the tokens that follow.
 
-    ``val/loss`` and ``test/loss`` are nats a token, ``val/error`` and ``test/error`` shares of tokens. Arguments are
-    those of :class:`~bstune.workloads.classifier.Classifier`.
+    ``val/loss`` and ``test/loss`` are nats a token, ``val/error`` and ``test/error`` shares of
+    tokens. Arguments are those of :class:`~bstune.workloads.classifier.Classifier`.
     """
 
     def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Tensor:
-        """Return the batch's mean loss."""
+        """Give the batch's mean loss."""
         tokens, targets = batch
         return self.loss(self(tokens).flatten(0, 1), targets.flatten())
 
@@ -332,16 +354,19 @@ class LanguageModel(Classifier):
 class Transformer(nn.Module):
     """A decoder of pre-normalised blocks without dropout, as GPT-2 (Radford et al. 2019) but with an output of its own.
 
-    Maps tokens (N, T), T up to ``context``, to logits (N, T, vocabulary). Weights start normal around 0, with standard
-    deviation 0.02, and those that add to the residual stream with 0.02/sqrt(2 layers).
+    Maps tokens (N, T), T up to ``context``, to logits (N, T, vocabulary). Weights start normal
+    around 0, with standard deviation 0.02, and those that add to the residual stream with
+    0.02/sqrt(2 layers).
 
     Args:
         vocabulary: different tokens.
         context: tokens in the longest sequence.
-        layers, width, heads: blocks, size of the residual stream, and heads of attention, which share the width.
+        layers, width, heads: blocks, size of the residual stream, and heads of attention, which
+            share the width.
 
     Raises:
-        ConfigError: for sizes that are not positive integers, or a width that the heads do not divide.
+        ConfigError: for sizes that are not positive integers, or a width that the heads do not
+            divide.
     """
 
     def __init__(
@@ -374,7 +399,7 @@ class Transformer(nn.Module):
                 nn.init.zeros_(weight)
 
     def forward(self, tokens: Tensor) -> Tensor:
-        """Return logits (N, T, vocabulary) for tokens (N, T)."""
+        """Compute logits (N, T, vocabulary) for tokens (N, T)."""
         stream = self.tokens(tokens) + self.places[: tokens.shape[1]]
         logits: Tensor = self.head(self.norm(self.blocks(stream)))
         return logits
@@ -384,44 +409,43 @@ class _Block(nn.Module):
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
         self._heads = heads
-        self.attention_norm, self.hidden_norm = nn.LayerNorm(width), nn.LayerNorm(width)
-        self.attention, self.attention_residual = (
-            nn.Linear(width, 3 * width),
-            nn.Linear(width, width),
-        )
-        self.hidden, self.hidden_residual = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
+        # In this order, as each draws its weights from the trial's random numbers.
+        self.attention_norm = nn.LayerNorm(width)
+        self.hidden_norm = nn.LayerNorm(width)
+        self.attention = nn.Linear(width, 3 * width)
+        self.attention_residual = nn.Linear(width, width)
+        self.hidden = nn.Linear(width, 4 * width)
+        self.hidden_residual = nn.Linear(4 * width, width)
 
     def forward(self, stream: Tensor) -> Tensor:
         examples, length, width = stream.shape
-        parts = self.attention(self.attention_norm(stream)).view(
-            examples, length, 3, self._heads, -1
-        )
-        query, key, value = parts.permute(2, 0, 3, 1, 4)  # each (N, heads, T, width/heads)
-        mixed = _attend(query, key, value)
-        stream = stream + self.attention_residual(
-            mixed.transpose(1, 2).reshape(examples, length, width)
-        )
-        hidden: Tensor = self.hidden_residual(
-            functional.gelu(self.hidden(self.hidden_norm(stream)))
-        )
-        return stream + hidden
+        attention: Tensor = self.attention(self.attention_norm(stream))
+        parts = attention.view(examples, length, 3, self._heads, -1)
+        # Each (N, heads, T, width/heads).
+        query, key, value = parts.permute(2, 0, 3, 1, 4)
+        mixed = _attend(query, key, value).transpose(1, 2).reshape(examples, length, width)
+        stream = stream + self.attention_residual(mixed)
+        hidden = functional.gelu(self.hidden(self.hidden_norm(stream)))
+        change: Tensor = self.hidden_residual(hidden)
+        return stream + change
 
 
 def _attend(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-    """Return causal attention; all of shape (N, heads, T, width/heads).
+    """Compute causal attention; all of shape (N, heads, T, width/heads).
 
-    On a CPU torch's fused kernel takes half of a step in bfloat16, most of it backward: 57 ms for 256 heads of 64
-    tokens, where the products that it stands for take 12.
+    On a CPU torch's fused kernel takes half of a step in bfloat16, most of it backward: 57 ms for
+    256 heads of 64 tokens, where the products that it stands for take 12.
     """
     if query.device.type != "cpu" or query.dtype == torch.float32:
         return functional.scaled_dot_product_attention(query, key, value, is_causal=True)
     examples, heads, length, width = query.shape
-    query, key, value = (part.reshape(-1, length, width) for part in (query, key, value))
+    query = query.reshape(-1, length, width)
+    key = key.reshape(-1, length, width)
+    value = value.reshape(-1, length, width)
     future = torch.full((length, length), -torch.inf, dtype=query.dtype).triu(1)
     scores = torch.baddbmm(future, query, key.transpose(1, 2), alpha=width**-0.5)
-    return torch.bmm(torch.softmax(scores, -1).to(value.dtype), value).view(
-        examples, heads, length, width
-    )
+    weights = torch.softmax(scores, -1).to(value.dtype)
+    return torch.bmm(weights, value).view(examples, heads, length, width)
 
 
 class Lstm(nn.Module):
@@ -446,14 +470,15 @@ class Lstm(nn.Module):
             check_positive_integer(f"workload.module.model.{name}", size)
         if not 0 <= projection < width:
             raise ConfigError(
-                f"workload.module.model.projection must be from 0 to below width={width}, but got {projection}"
+                f"workload.module.model.projection must be from 0 to below width={width}, but got "
+                f"{projection}"
             )
         self.tokens = nn.Embedding(vocabulary, embedding)
         self.cells = nn.LSTM(embedding, width, layers, batch_first=True, proj_size=projection)
         self.head = nn.Linear(projection or width, vocabulary)
 
     def forward(self, tokens: Tensor) -> Tensor:
-        """Return logits (N, T, vocabulary) for tokens (N, T)."""
+        """Compute logits (N, T, vocabulary) for tokens (N, T)."""
         states, _ = self.cells(self.tokens(tokens))
         logits: Tensor = self.head(states)
         return logits

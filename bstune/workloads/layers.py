@@ -1,7 +1,7 @@
 """Layers and tricks of David Page's DAWNBench entry (How to Train Your ResNet, part 8) and of cifar10-airbench.
 
-Ghost batch normalisation, patch whitening, convolutions that start as the identity, and views at test time. A value out
-of its range is a ConfigError, and so are images that a layer cannot take.
+Ghost batch normalisation, patch whitening, convolutions that start as the identity, and views at
+test time. A value out of its range is a ConfigError, and so are images that a layer cannot take.
 """
 
 import math
@@ -16,27 +16,32 @@ from bstune.core.errors import ConfigError, check_positive_integer
 
 HALVES = (torch.float16, torch.bfloat16)
 Model = Callable[[Tensor], Tensor]
-CHUNK = 50  # images at a time: patches overlap, so they take many times the images' memory; few stay in a CPU's cache
+# Images at a time: patches overlap, so they take many times the images' memory; few stay in a CPU's
+# cache.
+CHUNK_OF_IMAGES = 50
 
 
 class BatchNorm(nn.BatchNorm2d):
     """Batch normalisation of images (N, C, H, W) in groups of ``ghost_size`` examples.
 
-    Groups are "ghost batch norm" (Hoffer et al. 2017, arXiv 1705.08741); with frozen scales they are Page's rungs of
-    46 s and 43 s. In training, G = N // ghost_size groups have exactly ``ghost_size`` examples: example i of the first
-    G ghost_size is in group i mod G, as in the source. The other N mod ghost_size examples are one last, smaller group;
-    where that would have a single value per channel, it is merged with the last of the others. A batch of at most
-    ``ghost_size`` examples is one group. Running statistics, which evaluation uses, move towards the groups' means and
-    unbiased variances, weighted by the groups' sizes.
+    Groups are "ghost batch norm" (Hoffer et al. 2017, arXiv 1705.08741); with frozen scales they
+    are Page's rungs of 46 s and 43 s. In training, G = N // ghost_size groups have exactly
+    ``ghost_size`` examples: example i of the first G ghost_size is in group i mod G, as in the
+    source. The other N mod ghost_size examples are one last, smaller group; where that would have a
+    single value per channel, it is merged with the last of the others. A batch of at most
+    ``ghost_size`` examples is one group. Running statistics, which evaluation uses, move towards
+    the groups' means and unbiased variances, weighted by the groups' sizes.
 
-    Without ``ghost_size`` and ``scale`` it is torch's layer to the bit. Parameters and buffers stay float32 when the
-    network is cast to half or bfloat16, as in cifar10-airbench; such images are normalised in float32.
+    Without ``ghost_size`` and ``scale`` it is torch's layer to the bit. Parameters and buffers stay
+    float32 when the network is cast to half or bfloat16, as in cifar10-airbench; such images are
+    normalised in float32.
 
     Args:
         channels: C.
         ghost_size: examples in a group; None for the whole batch.
         scale: of all channels, frozen, in a buffer in place of a parameter; None: learnt, from 1.
-        momentum: weight of the new statistics in the running ones (1 less what the sources call so).
+        momentum: weight of the new statistics in the running ones (1 less what the sources call
+            so).
         eps: added to the variance.
     """
 
@@ -58,7 +63,8 @@ class BatchNorm(nn.BatchNorm2d):
         # Half precision may be the default type while a network is built.
         kind = torch.promote_types(torch.get_default_dtype(), torch.float32)
         super().__init__(channels, eps=eps, momentum=momentum, dtype=kind)
-        self.ghost_size, self.scale = ghost_size, scale
+        self.ghost_size = ghost_size
+        self.scale = scale
         if scale is not None:
             del self.weight
             self.register_buffer("weight", torch.full((channels,), scale, dtype=kind))
@@ -68,30 +74,32 @@ class BatchNorm(nn.BatchNorm2d):
         if self.ghost_size is not None and self.ghost_size > batch_size:
             raise ConfigError(
                 f"ghost size {self.ghost_size} is over the batch size {batch_size}: lower "
-                "workload.module.model.norm.ghost_size, or raise the batch size (search.batch_size.low of a study, "
-                "trial.batch_size of a single trial)"
+                "workload.module.model.norm.ghost_size, or raise the batch size "
+                "(search.batch_size.low of a study, trial.batch_size of a single trial)"
             )
-        if micro_batch_size is not None and micro_batch_size < min(
-            self.ghost_size or 0, batch_size
-        ):
+        smallest = min(self.ghost_size or 0, batch_size)
+        if micro_batch_size is not None and micro_batch_size < smallest:
             raise ConfigError(
-                f"ghost size {self.ghost_size} is over the micro-batch size {micro_batch_size}: lower "
-                "workload.module.model.norm.ghost_size, or raise protocol.micro_batch_size"
+                f"ghost size {self.ghost_size} is over the micro-batch size {micro_batch_size}: "
+                "lower workload.module.model.norm.ghost_size, or raise protocol.micro_batch_size"
             )
 
     def forward(self, input: Tensor) -> Tensor:  # noqa: A002  # torch's name
-        """Return the images normalised, in their own memory format."""
+        """Normalise images, in their own memory format."""
         size = self.ghost_size
         if size is None or not self.training or len(input) <= size:
             return super().forward(input)
         self._check_input_dim(input)
         groups, rest = divmod(len(input), size)
-        if rest == 1 and input[0, 0].numel() == 1:  # a single value has no variance
-            groups, rest = groups - 1, rest + size
+        # A single value has no variance.
+        if rest == 1 and input[0, 0].numel() == 1:
+            groups -= 1
+            rest += size
         if groups == 0:
             return super().forward(input)
         self.num_batches_tracked.add_(1)  # type: ignore[union-attr]
-        if not rest:  # a slice of the whole would cost its gradient two passes
+        # A slice of the whole would cost its gradient two passes.
+        if not rest:
             output, statistics = self._normalise(input, groups)
         else:
             output, statistics = self._normalise(input[: groups * size], groups)
@@ -104,25 +112,26 @@ class BatchNorm(nn.BatchNorm2d):
         return output
 
     def extra_repr(self) -> str:
-        """Return torch's description with our two settings; a survey is kept under it."""
-        own = super().extra_repr()  # type: ignore[no-untyped-call]
-        return f"{own}, ghost_size={self.ghost_size}, scale={self.scale}"
+        """Describe it as torch does, with our two settings; a survey is kept under that."""
+        of_torch = super().extra_repr()  # type: ignore[no-untyped-call]
+        return f"{of_torch}, ghost_size={self.ghost_size}, scale={self.scale}"
 
     def _normalise(self, images: Tensor, groups: int) -> tuple[Tensor, Tensor]:
-        """Return images normalised in groups of one size, and the groups' mean and unbiased variance, averaged (2, C).
+        """Normalise images in groups of one size; give the groups' mean and unbiased variance, averaged (2, C), too.
 
-        Each group's channels are channels of their own for torch's layer: a view of contiguous images. Others, such as
-        channels last, are copied there and back, which takes a third of the operators and half of the memory traffic
-        of normalising them where they are.
+        Each group's channels are channels of their own for torch's layer: a view of contiguous
+        images. Others, such as channels last, are copied there and back, which takes a third of the
+        operators and half of the memory traffic of normalising them where they are.
         """
         channels = images.shape[1]
         statistics = torch.zeros(2, groups * channels, dtype=self.bias.dtype, device=images.device)
-        weight, bias = self.weight.repeat(groups), self.bias.repeat(groups)
-        # A single group is not viewed: that changes one example's strides, for which torch's gradients are wrong on a
-        # CPU (2.13, channels last).
-        grouped = (
-            images if groups == 1 else images.reshape(-1, groups * channels, *images.shape[2:])
-        )
+        weight = self.weight.repeat(groups)
+        bias = self.bias.repeat(groups)
+        # A single group is not viewed: that changes one example's strides, for which torch's
+        # gradients are wrong on a CPU (2.13, channels last).
+        grouped = images
+        if groups > 1:
+            grouped = images.reshape(-1, groups * channels, *images.shape[2:])
         # By a momentum of 1 the statistics become this batch's.
         options: dict[str, Any] = {"training": True, "momentum": 1.0, "eps": self.eps}
         output = functional.batch_norm(
@@ -130,50 +139,53 @@ class BatchNorm(nn.BatchNorm2d):
         )
         if groups > 1:
             output = output.view(images.shape)
-            if not images.is_contiguous() and images.is_contiguous(
-                memory_format=torch.channels_last
-            ):
+            is_channels_last = images.is_contiguous(memory_format=torch.channels_last)
+            if is_channels_last and not images.is_contiguous():
                 output = output.contiguous(memory_format=torch.channels_last)
         return output, statistics.view(2, groups, channels).mean(dim=1)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Any:
         def keep(tensor: Tensor) -> Tensor:
             cast = fn(tensor)
-            halved = cast.dtype in HALVES and tensor.dtype not in HALVES
-            return tensor.to(cast.device) if halved else cast
+            is_halved = cast.dtype in HALVES and tensor.dtype not in HALVES
+            if is_halved:
+                return tensor.to(cast.device)
+            return cast
 
         return super()._apply(keep, recurse)  # type: ignore[no-untyped-call]
 
 
 def patch_moments(images: Tensor, kernel_size: int) -> tuple[Tensor, Tensor]:
-    """Return eigenvalues (C k k,), descending, and eigenvectors (C k k, C, k, k) of all patches' second moments."""
-    # About 0 rather than about the mean, as in both sources: images (N, C, H, W) are normalised before.
+    """Compute eigenvalues (C k k,), descending, and eigenvectors (C k k, C, k, k) of all patches' second moments."""
+    # About 0 rather than about the mean, as in both sources: images (N, C, H, W) are normalised
+    # before.
     channels = images.shape[1]
     size = channels * kernel_size**2
     total = torch.zeros(size, size, dtype=torch.float64, device=images.device)
     patches = 0
-    for chunk in torch.split(images, CHUNK):
+    for chunk in torch.split(images, CHUNK_OF_IMAGES):
         windows = chunk.to(torch.float64).unfold(2, kernel_size, 1).unfold(3, kernel_size, 1)
         columns = windows.permute(1, 4, 5, 0, 2, 3).reshape(size, -1)
         total += columns @ columns.T
         patches += columns.shape[1]
-    values, vectors = torch.linalg.eigh(
-        (total / patches).cpu()
-    )  # small: faster there than on an accelerator
+    # Small: faster on a CPU than on an accelerator.
+    values, vectors = torch.linalg.eigh((total / patches).cpu())
     return values.flip(0), vectors.T.flip(0).reshape(size, channels, kernel_size, kernel_size)
 
 
 class Whitening(nn.Module):
     """A convolution of stride 1 whose filters are the eigenvectors of patches, each over sqrt(its eigenvalue + eps).
 
-    It decorrelates the images' patches (Page's rung of 36 s; both signs and a learnt bias are cifar10-airbench's, after
-    hlb-CIFAR10). The filters are a buffer, which :meth:`initialise_from` or a state dict sets.
+    It decorrelates the images' patches (Page's rung of 36 s; both signs and a learnt bias are
+    cifar10-airbench's, after hlb-CIFAR10). The filters are a buffer, which :meth:`initialise_from`
+    or a state dict sets.
 
     Args:
         kernel_size: k, height and width of the patches.
         eps: added to the eigenvalues, so that directions of next to no variance stay small.
         images: how many images the statistics are taken from.
-        signed: whether the filters are followed by their negations, which lose nothing to a one-sided activation.
+        signed: whether the filters are followed by their negations, which lose nothing to a
+            one-sided activation.
         bias: a learnt bias, from 0.
         padding: of the convolution, with zeros.
         channels: C of the images.
@@ -192,29 +204,25 @@ class Whitening(nn.Module):
         padding: int,
         channels: int = 3,
     ) -> None:
-        for name, value in (
-            ("kernel_size", kernel_size),
-            ("images", images),
-            ("channels", channels),
-        ):
-            check_positive_integer(f"whitening.{name}", value)
+        check_positive_integer("whitening.kernel_size", kernel_size)
+        check_positive_integer("whitening.images", images)
+        check_positive_integer("whitening.channels", channels)
         if not (math.isfinite(eps) and eps > 0):
             raise ConfigError(f"whitening.eps must be positive, but got {eps}")
         if padding < 0:
             raise ConfigError(f"whitening.padding must be at least 0, but got {padding}")
         super().__init__()
-        self.kernel_size, self.eps, self.images, self.signed, self.padding = (
-            kernel_size,
-            eps,
-            images,
-            signed,
-            padding,
-        )
+        self.kernel_size = kernel_size
+        self.eps = eps
+        self.images = images
+        self.signed = signed
+        self.padding = padding
         self.channels = channels
-        self.out_channels = channels * kernel_size**2 * (2 if signed else 1)
-        self.register_buffer(
-            "weight", torch.zeros(self.out_channels, channels, kernel_size, kernel_size)
-        )
+        self.out_channels = channels * kernel_size**2
+        if signed:
+            self.out_channels *= 2
+        shape = (self.out_channels, channels, kernel_size, kernel_size)
+        self.register_buffer("weight", torch.zeros(shape))
         self.bias = nn.Parameter(torch.zeros(self.out_channels)) if bias else None
         self._set = False
 
@@ -224,22 +232,24 @@ class Whitening(nn.Module):
         shape = tuple(images.shape)
         if len(shape) != 4 or shape[1] != self.channels or min(shape[2:]) < self.kernel_size:
             raise ConfigError(
-                f"whitening needs images of {self.channels} channel(s) and at least {self.kernel_size} pixels a side, "
-                f"but got the shape {shape}"
+                f"whitening needs images of {self.channels} channel(s) and at least "
+                f"{self.kernel_size} pixels a side, but got the shape {shape}"
             )
         if len(images) < self.images:
             raise ConfigError(
-                f"whitening takes its statistics from {self.images} images, but there are {len(images)}: "
-                "lower whitening.images"
+                f"whitening takes its statistics from {self.images} images, but there are "
+                f"{len(images)}: lower whitening.images"
             )
         values, vectors = patch_moments(images[: self.images], self.kernel_size)
         # An eigenvalue that is 0 may come out below it by a rounding error.
         filters = vectors / (values.clamp(min=0.0) + self.eps).sqrt().view(-1, 1, 1, 1)
-        self.weight.copy_(torch.cat([filters, -filters]) if self.signed else filters)
+        if self.signed:
+            filters = torch.cat([filters, -filters])
+        self.weight.copy_(filters)
         self._set = True
 
     def forward(self, images: Tensor) -> Tensor:
-        """Return (N, ``out_channels``, H', W') with H' = H + 2 padding - k + 1."""
+        """Compute (N, ``out_channels``, H', W') with H' = H + 2 padding - k + 1."""
         if not self._set:
             raise ConfigError(
                 "the whitening has no filters yet: call initialise_from with training images first"
@@ -247,9 +257,12 @@ class Whitening(nn.Module):
         return functional.conv2d(images, self.weight, self.bias, padding=self.padding)
 
     def extra_repr(self) -> str:
-        """Return the settings; a survey is kept under them."""
-        size = f"{self.channels}, {self.out_channels}, kernel_size={self.kernel_size}, padding={self.padding}"
-        return f"{size}, eps={self.eps}, images={self.images}, signed={self.signed}, bias={self.bias is not None}"
+        """List the settings; a survey is kept under them."""
+        return (
+            f"{self.channels}, {self.out_channels}, kernel_size={self.kernel_size}, "
+            f"padding={self.padding}, eps={self.eps}, images={self.images}, signed={self.signed}, "
+            f"bias={self.bias is not None}"
+        )
 
     def _load_from_state_dict(
         self, state_dict: Mapping[str, Any], prefix: str, *arguments: Any
@@ -267,20 +280,21 @@ def dirac_init(network: nn.Module) -> None:
 
 
 def mirrored(model: Model, images: Tensor) -> Tensor:
-    """Return the mean of the logits (N, classes) of images (N, C, H, W) and of their mirror images (Page's 26 s)."""
+    """Average the logits (N, classes) of images (N, C, H, W) and of their mirror images (Page's 26 s)."""
     if images.dim() != 4:
         raise ConfigError(
-            f"workload.module.test_time mirrors images (N, C, H, W), but got the shape {tuple(images.shape)}: "
-            "set workload.module.test_time=null"
+            "workload.module.test_time mirrors images (N, C, H, W), but got the shape "
+            f"{tuple(images.shape)}: set workload.module.test_time=null"
         )
     return 0.5 * model(images) + 0.5 * model(images.flip(-1))
 
 
 def mirrored_and_shifted(model: Model, images: Tensor) -> Tensor:
-    """Return the weighted mean of the logits of six views of each image (cifar10-airbench, its level 2).
+    """Average the logits of six views of each image, weighted (cifar10-airbench, its level 2).
 
-    The image itself counts for half; the image moved by one pixel down and to the right, and up and to the left, padded
-    by reflection, for a quarter each. Each is averaged with its mirror image, as in :func:`mirrored`.
+    The image itself counts for half; the image moved by one pixel down and to the right, and up and
+    to the left, padded by reflection, for a quarter each. Each is averaged with its mirror image,
+    as in :func:`mirrored`.
     """
     still = mirrored(model, images)
     padded = functional.pad(images, (1, 1, 1, 1), mode="reflect")

@@ -8,10 +8,11 @@ from torch.nn import functional
 class SquaredError(nn.Module):
     """Half of the squared distance between logits and the label's unit vector: mean over examples of |z - e_y|^2 / 2.
 
-    (Hui and Belkin 2020, arXiv 2006.07322, without their scale of the vector, 1 here.) It has no smoothing.
+    (Hui and Belkin 2020, arXiv 2006.07322, without their scale of the vector, 1 here.) It has no
+    smoothing.
     """
 
     def forward(self, logits: Tensor, labels: Tensor) -> Tensor:
-        """Return the mean loss, without dimensions."""
+        """Compute the mean loss, without dimensions."""
         targets = functional.one_hot(labels, logits.shape[1]).to(logits.dtype)
         return torch.sum((logits - targets) ** 2) / (2 * len(labels))

@@ -10,7 +10,7 @@ from bstune.core.errors import ConfigError, check_positive_integer
 
 
 def mlp(inputs: int, hidden: Sequence[int], classes: int) -> nn.Sequential:
-    """Return a perceptron with ReLU between layers: (N, ...) of ``inputs`` values to logits (N, classes).
+    """Build a perceptron with ReLU between layers: (N, ...) of ``inputs`` values to logits (N, classes).
 
     ``hidden`` has the units of each hidden layer; ConfigError for one of none.
     """
@@ -24,7 +24,7 @@ def mlp(inputs: int, hidden: Sequence[int], classes: int) -> nn.Sequential:
 
 
 def tiny_cnn(channels: int, height: int, filters: tuple[int, int], classes: int) -> nn.Sequential:
-    """Return two 3x3 convolutions of stride 2 and a linear layer, which a CPU trains in seconds.
+    """Build two 3x3 convolutions of stride 2 and a linear layer, which a CPU trains in seconds.
 
     Images (N, channels, height, height), height a multiple of 4, to logits (N, classes).
     """
@@ -40,15 +40,15 @@ def tiny_cnn(channels: int, height: int, filters: tuple[int, int], classes: int)
 
 
 def simple_cnn(classes: int, width: int) -> nn.Sequential:
-    """Return the simple CNN of Shallue et al. 2018 (arXiv 1811.03600, appendix B): images (N, 1, 28, 28) to logits.
+    """Build the simple CNN of Shallue et al. 2018 (arXiv 1811.03600, appendix B): images (N, 1, 28, 28) to logits.
 
-    Two 5x5 convolutions with "same" padding, each with 2x2 max-pooling, then a hidden layer, without the paper's
-    dropout.
+    Two 5x5 convolutions with "same" padding, each with 2x2 max-pooling, then a hidden layer,
+    without the paper's dropout.
 
     Args:
         classes: number of classes.
-        width: filters of the first convolution; the second has 2 and the hidden layer 32 times as many. 32 in the
-            paper's base model, 16 in its narrow one.
+        width: filters of the first convolution; the second has 2 and the hidden layer 32 times as
+            many. 32 in the paper's base model, 16 in its narrow one.
     """
     check_positive_integer("the width of the network", width)
     return nn.Sequential(
@@ -68,12 +68,14 @@ def simple_cnn(classes: int, width: int) -> nn.Sequential:
 class _Residual(nn.Module):
     """x + two convolutions of it, each after a ReLU; where channels double, x is halved in size and padded with zeros.
 
-    (He et al. 2016, arXiv 1603.05027, figure 4e, without normalisation; the shortcut is option A of 1512.03385.)
+    (He et al. 2016, arXiv 1603.05027, figure 4e, without normalisation; the shortcut is option A of
+    1512.03385.)
     """
 
     def __init__(self, inputs: int, outputs: int) -> None:
         super().__init__()
-        self.stride, self.further = outputs // inputs, outputs - inputs
+        self.stride = outputs // inputs
+        self.further = outputs - inputs
         self.branch = nn.Sequential(
             nn.ReLU(),
             nn.Conv2d(inputs, outputs, 3, stride=self.stride, padding=1),
@@ -84,19 +86,19 @@ class _Residual(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         branch: Tensor = self.branch(x)
         if self.further:
-            x = nn.functional.pad(
-                x[:, :, :: self.stride, :: self.stride], (0, 0, 0, 0, 0, self.further)
-            )
+            smaller = x[:, :, :: self.stride, :: self.stride]
+            x = nn.functional.pad(smaller, (0, 0, 0, 0, 0, self.further))
         return x + branch
 
 
 def small_resnet(classes: int, width: int, blocks: int) -> nn.Sequential:
-    """Return a residual network for CIFAR-10 without normalisation: images (N, 3, 32, 32) to logits (N, classes).
+    """Build a residual network for CIFAR-10 without normalisation: images (N, 3, 32, 32) to logits (N, classes).
 
-    A convolution, three groups of residual blocks of ``width``, 2 and 4 times as many channels, the mean over pixels
-    and a linear layer: 6 ``blocks`` + 2 layers with weights (He et al. 2016, arXiv 1512.03385, section 4.2). With one
-    block a group it is ResNet-8 as in Shallue et al. 2018 (arXiv 1811.03600, appendix B), with the blocks of He et al.
-    2016, arXiv 1603.05027. Weights start as in He et al. 2015, arXiv 1502.01852, eq. 10.
+    A convolution, three groups of residual blocks of ``width``, 2 and 4 times as many channels, the
+    mean over pixels and a linear layer: 6 ``blocks`` + 2 layers with weights (He et al. 2016, arXiv
+    1512.03385, section 4.2). With one block a group it is ResNet-8 as in Shallue et al. 2018 (arXiv
+    1811.03600, appendix B), with the blocks of He et al. 2016, arXiv 1603.05027. Weights start as
+    in He et al. 2015, arXiv 1502.01852, eq. 10.
 
     Args:
         classes: number of classes.
@@ -105,7 +107,10 @@ def small_resnet(classes: int, width: int, blocks: int) -> nn.Sequential:
     """
     check_positive_integer("the width of the network", width)
     check_positive_integer("the blocks of each group", blocks)
-    channels = [width, *(width * factor for factor in (1, 2, 4) for _ in range(blocks))]
+    # What the convolution gives, and then each block.
+    channels = [width]
+    for factor in (1, 2, 4):
+        channels += [factor * width] * blocks
     network = nn.Sequential(
         nn.Conv2d(3, width, 3, padding=1),
         *(_Residual(inputs, outputs) for inputs, outputs in pairwise(channels)),
@@ -122,9 +127,10 @@ def small_resnet(classes: int, width: int, blocks: int) -> nn.Sequential:
 
 
 def mobilenet_v3_large(classes: int, image_size: int) -> nn.Sequential:
-    """Return MobileNetV3 (large) of Howard et al. 2019 (arXiv 1905.02244) as torchvision builds it, untrained.
+    """Build MobileNetV3 (large) of Howard et al. 2019 (arXiv 1905.02244) as torchvision builds it, untrained.
 
-    Images (N, 3, H, W), resized to squares in the model, so that a step's time includes it, to logits (N, classes).
+    Images (N, 3, H, W), resized to squares in the model, so that a step's time includes it, to
+    logits (N, classes).
 
     Args:
         classes: number of classes.
@@ -138,20 +144,20 @@ def mobilenet_v3_large(classes: int, image_size: int) -> nn.Sequential:
 
 
 def from_torchvision(name: str, classes: int) -> nn.Module:
-    """Return a network of torchvision's, such as ``vgg11`` or ``resnet50``, untrained: images (N, 3, H, W) to logits.
+    """Build a network of torchvision's, such as ``vgg11`` or ``resnet50``, untrained: images (N, 3, H, W) to logits.
 
     Raises:
-        ConfigError: without torchvision, with one that is built for another torch, or for a name that it has not.
+        ConfigError: without torchvision, with one that is built for another torch, or for a name
+            that it has not.
     """
     try:
-        from torchvision import models  # an extra, which only these models need
-    except (
-        ImportError,
-        RuntimeError,
-    ) as error:  # the latter: its operators are built for another torch
+        # An extra, which only these models need.
+        from torchvision import models
+    # RuntimeError: its operators are built for another torch.
+    except (ImportError, RuntimeError) as error:
         raise ConfigError(
-            f"{name} comes from torchvision, which cannot be imported ({error}): pip install 'bstune[vision]', from "
-            f"the place that torch {torch.__version__} is from"
+            f"{name} comes from torchvision, which cannot be imported ({error}): pip install "
+            f"'bstune[vision]', from the place that torch {torch.__version__} is from"
         ) from error
     build = getattr(models, name, None)
     if not callable(build):

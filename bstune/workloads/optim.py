@@ -15,7 +15,8 @@ from torch.optim.sgd import sgd
 from bstune.core.errors import ConfigError, check_positive_integer
 from bstune.workloads.layers import Whitening
 
-# Of the quintic iteration: chosen for the slope at zero, so that a few steps bring every singular value near 1.
+# Of the quintic iteration: chosen for the slope at zero, so that a few steps bring every singular
+# value near 1.
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)
 EPS = 1e-7
 
@@ -23,12 +24,13 @@ EPS = 1e-7
 class Muon(Optimizer):
     """Steps groups of parameters with orthogonalised momentum, and the others as torch's SGD or AdamW does.
 
-    (Jordan et al. 2024, https://kellerjordan.github.io/posts/muon, as in cifar10-airbench's airbench94_muon.) A group
-    with ``orthogonalise`` holds filters and matrices: m <- momentum x m + g, u = g + momentum x m (Nesterov) or m,
-    w <- (1 - lr x weight_decay) w, w <- w - lr x O(u), where O makes the singular values of u near 1, a filter bank
-    being a matrix with a row for each filter. The gradient's scale cancels. Another group with
-    ``betas`` and ``eps`` is stepped as AdamW does. Nothing waits for an accelerator. A group's
-    ``lr`` may become a tensor without dimensions, which a CUDA graph of the step reads (bstune.trial.fast.graph).
+    (Jordan et al. 2024, https://kellerjordan.github.io/posts/muon, as in cifar10-airbench's
+    airbench94_muon.) A group with ``orthogonalise`` holds filters and matrices: m <- momentum x m +
+    g, u = g + momentum x m (Nesterov) or m, w <- (1 - lr x weight_decay) w, w <- w - lr x O(u),
+    where O makes the singular values of u near 1, a filter bank being a matrix with a row for each
+    filter. The gradient's scale cancels. Another group with ``betas`` and ``eps`` is stepped as
+    AdamW does. Nothing waits for an accelerator. A group's ``lr`` may become a tensor without
+    dimensions, which a CUDA graph of the step reads (bstune.trial.fast.graph).
 
     Args:
         params: parameters, or groups of them with options of their own.
@@ -36,14 +38,16 @@ class Muon(Optimizer):
         momentum: in [0, 1).
         nesterov: whether the momentum is Nesterov's.
         steps: of the iteration that orthogonalises; 3 in airbench94_muon, 5 elsewhere.
-        normalise_weights: whether w is first scaled to the norm sqrt(rows), in place of a weight decay, as in
-            airbench94_muon.
+        normalise_weights: whether w is first scaled to the norm sqrt(rows), in place of a weight
+            decay, as in airbench94_muon.
         weight_decay: decoupled for orthogonalised groups, torch's own for the others.
-        coefficients: a, b and c of the iteration, a polynomial of odd powers; Jordan et al.'s unless given.
+        coefficients: a, b and c of the iteration, a polynomial of odd powers; Jordan et al.'s
+            unless given.
         orthogonalise: of groups that do not say themselves.
 
     Raises:
-        ConfigError: for a value out of its range, an orthogonalised vector, or if no group is orthogonalised.
+        ConfigError: for a value out of its range, an orthogonalised vector, or if no group is
+            orthogonalised.
     """
 
     capturable = True
@@ -61,18 +65,17 @@ class Muon(Optimizer):
         coefficients: Sequence[float] = COEFFICIENTS,
         orthogonalise: bool = False,
     ) -> None:
+        if len(coefficients) != 3:
+            raise ConfigError(
+                f"muon's iteration takes three coefficients, but got {list(coefficients)}"
+            )
         defaults: dict[str, Any] = {
             "lr": lr,
             "momentum": momentum,
             "nesterov": nesterov,
             "weight_decay": weight_decay,
-        }
-        if len(coefficients) != 3:
-            raise ConfigError(
-                f"muon's iteration takes three coefficients, but got {list(coefficients)}"
-            )
-        defaults |= {"steps_of_iteration": steps, "coefficients": tuple(coefficients)}
-        defaults |= {
+            "steps_of_iteration": steps,
+            "coefficients": tuple(coefficients),
             "normalise_weights": normalise_weights,
             "orthogonalise": orthogonalise,
             "betas": None,
@@ -80,25 +83,11 @@ class Muon(Optimizer):
         }
         super().__init__(params, defaults)
         for group in self.param_groups:
-            if not 0.0 <= group["lr"] < math.inf:
-                raise ConfigError(f"a learning rate must be at least 0, but got {group['lr']}")
-            if not 0.0 <= group["momentum"] < 1.0:
-                raise ConfigError(f"momentum must lie in [0, 1), but got {group['momentum']}")
-            if group["nesterov"] and not group["momentum"]:
-                raise ConfigError("nesterov=true needs a momentum over 0")
-            check_positive_integer("the steps of muon's iteration", group["steps_of_iteration"])
-            vectors = [
-                tuple(parameter.shape) for parameter in group["params"] if parameter.ndim < 2
-            ]
-            if group["orthogonalise"] and vectors:
-                raise ConfigError(
-                    "muon orthogonalises filters and matrices, but a group with orthogonalise: true holds a parameter "
-                    f"of the shape {vectors[0]}: leave it to a group without"
-                )
+            _check_group(group)
         if not any(group["orthogonalise"] for group in self.param_groups):
             raise ConfigError(
-                "muon has nothing to orthogonalise: give a group of filters or matrices orthogonalise: true, such as "
-                "module.groups.kinds.filters"
+                "muon has nothing to orthogonalise: give a group of filters or matrices "
+                "orthogonalise: true, such as module.groups.kinds.filters"
             )
 
     @torch.no_grad()
@@ -110,10 +99,15 @@ class Muon(Optimizer):
                 loss = closure()
         for group in self.param_groups:
             trained = [parameter for parameter in group["params"] if parameter.grad is not None]
-            if trained:
-                rest = self._step_adam if group.get("betas") else self._step_plain
-                step = self._step_orthogonal if group["orthogonalise"] else rest
-                step(group, trained, [parameter.grad for parameter in trained])
+            gradients = [parameter.grad for parameter in trained]
+            if not trained:
+                continue
+            if group["orthogonalise"]:
+                self._step_orthogonal(group, trained, gradients)
+            elif group.get("betas"):
+                self._step_adam(group, trained, gradients)
+            else:
+                self._step_plain(group, trained, gradients)
         return loss
 
     def _step_orthogonal(
@@ -125,28 +119,28 @@ class Muon(Optimizer):
         buffers = [self.state[parameter]["momentum_buffer"] for parameter in trained]
         torch._foreach_mul_(buffers, group["momentum"])
         torch._foreach_add_(buffers, gradients)
-        updates = (
-            torch._foreach_add(gradients, buffers, alpha=group["momentum"])
-            if group["nesterov"]
-            else buffers
-        )
+        updates: Sequence[Tensor] = buffers
+        if group["nesterov"]:
+            updates = torch._foreach_add(gradients, buffers, alpha=group["momentum"])
         if group["normalise_weights"]:
-            factors = torch._foreach_norm(trained)  # sqrt(rows) over each norm
+            # sqrt(rows) over each norm.
+            factors = torch._foreach_norm(trained)
             torch._foreach_clamp_min_(factors, EPS)
             torch._foreach_reciprocal_(factors)
             torch._foreach_mul_(factors, [math.sqrt(len(parameter)) for parameter in trained])
             torch._foreach_mul_(trained, factors)
         elif group["weight_decay"]:
             torch._foreach_mul_(trained, 1.0 - group["lr"] * group["weight_decay"])
-        # Those of one shape in one batch: launching many small products would take most of a step's time.
+        # Those of one shape in one batch: launching many small products would take most of a step's
+        # time.
         by_shape: dict[torch.Size, list[int]] = defaultdict(list)
         for index, update in enumerate(updates):
             by_shape[update.shape].append(index)
         for shape, indices in by_shape.items():
-            stacked = torch.stack(
-                [updates[index].reshape(len(updates[index]), -1) for index in indices]
+            matrices = [updates[index].reshape(len(updates[index]), -1) for index in indices]
+            updated = orthogonalised(
+                torch.stack(matrices), group["steps_of_iteration"], group["coefficients"]
             )
-            updated = orthogonalised(stacked, group["steps_of_iteration"], group["coefficients"])
             for index, update in zip(indices, updated, strict=True):
                 _subtract(trained[index], update.view(shape), group["lr"])
 
@@ -154,12 +148,12 @@ class Muon(Optimizer):
         self, group: dict[str, Any], trained: list[Tensor], gradients: list[Tensor]
     ) -> None:
         options = {name: group[name] for name in ("lr", "momentum", "nesterov", "weight_decay")}
-        buffers = (
-            [self.state[parameter].get("momentum_buffer") for parameter in trained]
-            if group["momentum"]
-            else []
-        )
-        # Of torch's, the fused one alone takes a rate that is a tensor without reading it on the host.
+        buffers = list[Tensor | None]()
+        if group["momentum"]:
+            # None of a first step, which sgd replaces.
+            buffers = [self.state[parameter].get("momentum_buffer") for parameter in trained]
+        # Of torch's, the fused one alone takes a rate that is a tensor without reading it on the
+        # host.
         fused = True if isinstance(group["lr"], Tensor) else None
         sgd(trained, gradients, buffers, **options, dampening=0.0, maximize=False, fused=fused)
         for parameter, buffer in zip(trained, buffers, strict=False):
@@ -168,19 +162,22 @@ class Muon(Optimizer):
     def _step_adam(
         self, group: dict[str, Any], trained: list[Tensor], gradients: list[Tensor]
     ) -> None:
-        tensor = isinstance(
-            group["lr"], Tensor
-        )  # in a step that is captured nothing may be read on the host
+        # In a step that is captured nothing may be read on the host.
+        is_captured = isinstance(group["lr"], Tensor)
+        averages = list[Tensor]()
+        squares = list[Tensor]()
+        counts = list[Tensor]()
         for parameter in trained:
-            if not self.state[parameter]:
-                device = parameter.device if tensor else "cpu"  # as torch's own have it
-                count = torch.zeros((), dtype=torch.float32, device=device)
-                zeros = {name: torch.zeros_like(parameter) for name in ("exp_avg", "exp_avg_sq")}
-                self.state[parameter].update(zeros, step=count)
-        averages, squares, counts = (
-            [self.state[parameter][name] for parameter in trained]
-            for name in ("exp_avg", "exp_avg_sq", "step")
-        )
+            state = self.state[parameter]
+            if not state:
+                # Counts lie where torch's own AdamW has them.
+                device = parameter.device if is_captured else "cpu"
+                state["exp_avg"] = torch.zeros_like(parameter)
+                state["exp_avg_sq"] = torch.zeros_like(parameter)
+                state["step"] = torch.zeros((), dtype=torch.float32, device=device)
+            averages.append(state["exp_avg"])
+            squares.append(state["exp_avg_sq"])
+            counts.append(state["step"])
         adamw(
             trained,
             gradients,
@@ -188,7 +185,7 @@ class Muon(Optimizer):
             squares,
             [],
             counts,
-            fused=True if tensor else None,
+            fused=True if is_captured else None,
             amsgrad=False,
             beta1=group["betas"][0],
             beta2=group["betas"][1],
@@ -197,6 +194,26 @@ class Muon(Optimizer):
             eps=group["eps"],
             maximize=False,
         )
+
+
+def _check_group(group: Mapping[str, Any]) -> None:
+    """Refuse a group's values that are out of their range, and vectors that are to be orthogonalised."""
+    if not 0.0 <= group["lr"] < math.inf:
+        raise ConfigError(f"a learning rate must be at least 0, but got {group['lr']}")
+    if not 0.0 <= group["momentum"] < 1.0:
+        raise ConfigError(f"momentum must lie in [0, 1), but got {group['momentum']}")
+    if group["nesterov"] and not group["momentum"]:
+        raise ConfigError("nesterov=true needs a momentum over 0")
+    check_positive_integer("the steps of muon's iteration", group["steps_of_iteration"])
+    if not group["orthogonalise"]:
+        return
+    for parameter in group["params"]:
+        if parameter.ndim < 2:
+            raise ConfigError(
+                "muon orthogonalises filters and matrices, but a group with orthogonalise: true "
+                f"holds a parameter of the shape {tuple(parameter.shape)}: leave it to a group "
+                "without"
+            )
 
 
 def muon_and_adam(
@@ -210,19 +227,20 @@ def muon_and_adam(
     weight_decay: float,
     **options: Any,
 ) -> Muon:
-    """Return Muon for the matrices and filters of a network, whose other parameters are stepped as torch's AdamW does.
+    """Make Muon for the matrices and filters of a network, whose other parameters are stepped as torch's AdamW does.
 
     Groups that say themselves what is orthogonalised are left as they are.
 
     Args:
         params: parameters in the network's order, or groups of them with options of their own.
         lr: Muon's learning rate.
-        adam_matrices: places, among the parameters of two or more dimensions, of those that AdamW takes: -1 is the last
-            layer's, 0 an embedding's, as Jordan et al. 2024 advise.
+        adam_matrices: places, among the parameters of two or more dimensions, of those that AdamW
+            takes: -1 is the last layer's, 0 an embedding's, as Jordan et al. 2024 advise.
         adam_rate: factor of the learning rate for AdamW, over 0.
         betas: of AdamW.
         eps: of AdamW, over 0.
-        weight_decay: decoupled, of all parameters: the rate times it is the share that a step takes of a weight.
+        weight_decay: decoupled, of all parameters: the rate times it is the share that a step takes
+            of a weight.
         **options: of :class:`Muon`.
 
     Raises:
@@ -230,49 +248,43 @@ def muon_and_adam(
     """
     params = list(params)
     options |= {"weight_decay": weight_decay}
-    if any(isinstance(one, Mapping) and "orthogonalise" in one for one in params):
+    if any(isinstance(group, Mapping) and "orthogonalise" in group for group in params):
         return Muon(params, lr, normalise_weights=False, **options)
-    if (
-        not 0.0 < adam_rate < math.inf
-        or not eps > 0.0
-        or not all(0.0 <= beta < 1.0 for beta in betas)
-    ):
+    are_betas = all(0.0 <= beta < 1.0 for beta in betas)
+    if not 0.0 < adam_rate < math.inf or not eps > 0.0 or not are_betas:
         raise ConfigError(
             "adam_rate and eps must be over 0 and betas lie in [0, 1), but got "
             f"adam_rate={adam_rate}, eps={eps}, betas={list(betas)}"
         )
-    grouped = bool(params) and isinstance(params[0], Mapping)
-    groups: list[dict[str, Any]] = (
-        [dict(one) for one in params] if grouped else [{"params": params}]
-    )
-    everything = [parameter for group in groups for parameter in group["params"]]
-    matrices = [parameter for parameter in everything if parameter.ndim >= 2]
-    if beyond := [place for place in adam_matrices if not -len(matrices) <= place < len(matrices)]:
-        raise ConfigError(
-            f"adam_matrices names the place {beyond[0]}, but the network has {len(matrices)} matrices"
-        )
-    left = {id(matrices[place]) for place in adam_matrices}
-    muons = {id(parameter) for parameter in matrices} - left
-    made = []
-    for group in groups:
-        rest = [parameter for parameter in group["params"] if id(parameter) not in muons]
-        of_adam = {
-            "lr": group.get("lr", lr) * adam_rate,
-            "betas": tuple(betas),
-            "eps": eps,
-            "orthogonalise": False,
-        }
-        made.append(
-            {
-                **group,
-                "params": [one for one in group["params"] if id(one) in muons],
-                "orthogonalise": True,
+    given: list[dict[str, Any]] = [{"params": params}]
+    if params and isinstance(params[0], Mapping):
+        given = [dict(group) for group in params]
+    matrices = list[Parameter]()
+    for group in given:
+        matrices += [parameter for parameter in group["params"] if parameter.ndim >= 2]
+    for place in adam_matrices:
+        if not -len(matrices) <= place < len(matrices):
+            raise ConfigError(
+                f"adam_matrices names the place {place}, but the network has {len(matrices)} "
+                "matrices"
+            )
+    muons = {id(parameter) for parameter in matrices}
+    muons -= {id(matrices[place]) for place in adam_matrices}
+    groups = list[dict[str, Any]]()
+    for group in given:
+        of_muon = [parameter for parameter in group["params"] if id(parameter) in muons]
+        of_adam = [parameter for parameter in group["params"] if id(parameter) not in muons]
+        if of_muon:
+            groups.append({**group, "params": of_muon, "orthogonalise": True})
+        if of_adam:
+            options_of_adam = {
+                "lr": group.get("lr", lr) * adam_rate,
+                "betas": tuple(betas),
+                "eps": eps,
+                "orthogonalise": False,
             }
-        )
-        made.append({**group, "params": rest, **of_adam})
-    return Muon(
-        [group for group in made if group["params"]], lr, normalise_weights=False, **options
-    )
+            groups.append({**group, "params": of_adam, **options_of_adam})
+    return Muon(groups, lr, normalise_weights=False, **options)
 
 
 def _subtract(weight: Tensor, update: Tensor, rate: float | Tensor) -> None:
@@ -286,21 +298,27 @@ def _subtract(weight: Tensor, update: Tensor, rate: float | Tensor) -> None:
 def orthogonalised(
     matrices: Tensor, steps: int, coefficients: Sequence[float] = COEFFICIENTS
 ) -> Tensor:
-    """Return matrices (n, rows, columns) with the same singular vectors, singular values near 1 (0 if all are)."""
-    # A Newton-Schulz iteration, X <- a X + (b X X' + c (X X')^2) X, from X = G/|G|, made for bfloat16 on CUDA. The
-    # values end between about 0.7 and 1.2 rather than at 1; small ones need more steps (Jordan et al. 2024).
+    """Give matrices (n, rows, columns) with the same singular vectors, singular values near 1 (0 if all are)."""
+    # A Newton-Schulz iteration, X <- a X + (b X X' + c (X X')^2) X, from X = G/|G|, made for
+    # bfloat16 on CUDA. The values end between about 0.7 and 1.2 rather than at 1; small ones need
+    # more steps (Jordan et al. 2024).
     x = matrices.to(torch.bfloat16 if matrices.is_cuda else torch.float32)
-    tall = x.shape[1] > x.shape[2]
-    x = x.mT if tall else x  # so that the products are of the smaller side
+    # Turned, so that the products are of the smaller side.
+    is_tall = x.shape[1] > x.shape[2]
+    if is_tall:
+        x = x.mT
     x = x / x.flatten(1).norm(dim=1).clamp(min=EPS).view(-1, 1, 1)
     a, b, c = coefficients
     for _ in range(steps):
         product = x @ x.mT
-        x = torch.baddbmm(x, torch.baddbmm(product, product, product, beta=b, alpha=c), x, beta=a)
-    return (x.mT if tall else x).to(matrices.dtype)
+        polynomial = torch.baddbmm(product, product, product, beta=b, alpha=c)
+        x = torch.baddbmm(x, polynomial, x, beta=a)
+    if is_tall:
+        x = x.mT
+    return x.to(matrices.dtype)
 
 
-KINDS = ("norm_bias", "whitening_bias", "head", "filters", "rest")
+KINDS_OF_PARAMETERS = ("norm_bias", "whitening_bias", "head", "filters", "rest")
 NORMS = (nn.modules.batchnorm._NormBase, nn.GroupNorm, nn.LayerNorm)
 
 
@@ -311,64 +329,79 @@ def parameter_groups(
     batch_size: int,
     kinds: Mapping[str, Mapping[str, Any]],
 ) -> list[dict[str, Any]]:
-    """Return the parameters of a module in groups, as torch's optimizers take them; each is in exactly one.
+    """Sort the parameters of a module into groups, as torch's optimizers take them; each is in exactly one.
 
-    The kinds are ``norm_bias`` (of normalisation layers), ``whitening_bias``, ``head`` (all of the last linear layer),
-    ``filters`` (of convolutions) and ``rest``, which a kind that is not named joins. Frozen parameters are in none.
+    The kinds are ``norm_bias`` (of normalisation layers), ``whitening_bias``, ``head`` (all of the
+    last linear layer), ``filters`` (of convolutions) and ``rest``, which a kind that is not named
+    joins. Frozen parameters are in none.
 
-    A group's learning rate is lr x rate, its weight decay weight_decay x decay / rate: as an optimizer multiplies the
-    two, all weights shrink by the same share a step unless ``decay`` says otherwise, as David Page's (2019, "How to
-    train your ResNet 8": norm biases learn 64 times as fast, with a 64th of the decay) and cifar10-airbench's do.
+    A group's learning rate is lr x rate, its weight decay weight_decay x decay / rate: as an
+    optimizer multiplies the two, all weights shrink by the same share a step unless ``decay`` says
+    otherwise, as David Page's (2019, "How to train your ResNet 8": norm biases learn 64 times as
+    fast, with a 64th of the decay) and cifar10-airbench's do.
 
     Args:
         module: the network.
         lr: the trial's learning rate.
         weight_decay: that of a group of rate 1, at least 0.
         batch_size: examples a step.
-        kinds: for each kind ``rate`` (1), ``decay`` (1), ``examples`` (None) and ``fade`` (False), and any further
-            option of the optimizer's groups, such as ``momentum``. A group is frozen after ``examples`` examples; with
-            ``fade`` its rate falls to zero by a straight line over them; see :mod:`bstune.workloads.schedules`.
+        kinds: for each kind ``rate`` (1), ``decay`` (1), ``examples`` (None) and ``fade`` (False),
+            and any further option of the optimizer's groups, such as ``momentum``. A group is
+            frozen after ``examples`` examples; with ``fade`` its rate falls to zero by a straight
+            line over them; see :mod:`bstune.workloads.schedules`.
 
     Returns:
         A group for each kind that is named, then one for the rest unless it is empty.
 
     Raises:
-        ConfigError: for an unknown kind, one of which the network has no parameters, or a value out of its range.
+        ConfigError: for an unknown kind, one of which the network has no parameters, or a value out
+            of its range.
     """
-    if unknown := sorted(set(kinds) - set(KINDS)):
+    unknown = sorted(set(kinds) - set(KINDS_OF_PARAMETERS))
+    if unknown:
         raise ConfigError(
-            f"there is no kind of parameter {unknown[0]!r}: the kinds are {', '.join(KINDS)}"
+            f"there is no kind of parameter {unknown[0]!r}: the kinds are "
+            f"{', '.join(KINDS_OF_PARAMETERS)}"
         )
     if not 0.0 <= weight_decay < math.inf:
         raise ConfigError(f"weight decay must be at least 0, but got {weight_decay}")
-    sorted_in: dict[str, list[Parameter]] = {kind: [] for kind in (*kinds, "rest")}
-    for kind, parameter in _by_kind(module):
-        sorted_in[kind if kind in kinds else "rest"].append(parameter)
-    if empty := [kind for kind in kinds if not sorted_in[kind] and kind != "rest"]:
-        raise ConfigError(
-            f"the network has no parameters of the kind {empty[0]}: leave its group out"
-        )
-    return [
-        _group(kind, parameters, lr, weight_decay, batch_size, **kinds.get(kind, {}))
-        for kind, parameters in sorted_in.items()
-        if parameters
-    ]
+    by_kind: dict[str, list[Parameter]] = {kind: [] for kind in (*kinds, "rest")}
+    for kind, parameter in _kinds_of_parameters(module):
+        named = kind if kind in kinds else "rest"
+        by_kind[named].append(parameter)
+    for kind in kinds:
+        if kind != "rest" and not by_kind[kind]:
+            raise ConfigError(
+                f"the network has no parameters of the kind {kind}: leave its group out"
+            )
+    groups = list[dict[str, Any]]()
+    for kind, parameters in by_kind.items():
+        if parameters:
+            options = kinds.get(kind, {})
+            groups.append(_group(kind, parameters, lr, weight_decay, batch_size, **options))
+    return groups
 
 
-def _by_kind(module: nn.Module) -> Iterator[tuple[str, Parameter]]:
-    """Return each trained parameter once, in the module's order, with the first of ``KINDS`` that it belongs to."""
-    layers = list(module.modules())
-    head = [layer for layer in layers if isinstance(layer, nn.Linear)][-1:]
-    members: dict[str, list[Any]] = {
-        "norm_bias": [layer.bias for layer in layers if isinstance(layer, NORMS)],
-        "whitening_bias": [layer.bias for layer in layers if isinstance(layer, Whitening)],
-        "head": [parameter for layer in head for parameter in layer.parameters()],
-        "filters": [
-            layer.weight for layer in layers if isinstance(layer, nn.Conv1d | nn.Conv2d | nn.Conv3d)
-        ],
-    }
-    kinds = {id(parameter): kind for kind in reversed(KINDS[:-1]) for parameter in members[kind]}
-    return ((kinds.get(id(p), "rest"), p) for p in module.parameters() if p.requires_grad)
+def _kinds_of_parameters(module: nn.Module) -> Iterator[tuple[str, Parameter]]:
+    """Yield each trained parameter once, in the module's order, with its first kind."""
+    members: dict[str, list[Any]] = {kind: [] for kind in KINDS_OF_PARAMETERS}
+    for layer in module.modules():
+        if isinstance(layer, NORMS):
+            members["norm_bias"].append(layer.bias)
+        if isinstance(layer, Whitening):
+            members["whitening_bias"].append(layer.bias)
+        if isinstance(layer, nn.Linear):
+            # The last one's stay.
+            members["head"] = list(layer.parameters())
+        if isinstance(layer, nn.Conv1d | nn.Conv2d | nn.Conv3d):
+            members["filters"].append(layer.weight)
+    kinds = dict[int, str]()
+    # The first kinds last, so that they stay where a parameter is of several.
+    for kind in reversed(KINDS_OF_PARAMETERS):
+        kinds.update(dict.fromkeys(map(id, members[kind]), kind))
+    for parameter in module.parameters():
+        if parameter.requires_grad:
+            yield kinds.get(id(parameter), "rest"), parameter
 
 
 def _group(
@@ -390,7 +423,8 @@ def _group(
         )
     if not 0.0 <= decay < math.inf:
         raise ConfigError(
-            f"groups.kinds.{kind}.decay is a factor of the weight decay, at least 0, but got {decay}"
+            f"groups.kinds.{kind}.decay is a factor of the weight decay, at least 0, but got "
+            f"{decay}"
         )
     group = {
         "params": parameters,

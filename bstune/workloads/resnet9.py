@@ -7,11 +7,8 @@ from torch import Tensor, nn
 from bstune.core.errors import ConfigError
 from bstune.workloads.layers import Whitening, dirac_init
 
-POOL_AT = {
-    "after_activation": 3,
-    "before_activation": 2,
-    "before_norm": 1,
-}  # among convolution, norm and activation
+# Places among convolution, norm and activation.
+POOL_AT = {"after_activation": 3, "before_activation": 2, "before_norm": 1}
 
 
 class _GlobalMax(nn.Module):
@@ -34,19 +31,23 @@ class _Residual(nn.Module):
 class ResNet9(nn.Module):
     """Images (N, 3, 32, 32) to logits (N, classes) (How to Train Your ResNet, part 4; the switches are from part 8).
 
-    A convolution, three convolutions with pooling of which the first and the third carry a residual branch of two
-    convolutions, global max-pooling and a linear layer without bias.
+    A convolution, three convolutions with pooling of which the first and the third carry a residual
+    branch of two convolutions, global max-pooling and a linear layer without bias.
 
     Args:
         classes: number of classes.
-        width: channels of the first layer; the others are 2, 4 and 8 times as wide. 64 in the source.
-        logit_scale: of the output; 0.125 in the source, 0.0625 with norms' scales frozen at 1 (43 s there).
-        pool: where the three convolutions are pooled: ``after_activation``, as in part 4; ``before_activation``, the
-            same function for an activation that never falls; or ``before_norm`` (64 s).
-        activation: called without arguments for each activation; ReLU in part 4, CELU of alpha 0.075 later (52 s).
+        width: channels of the first layer; the others are 2, 4 and 8 times as wide. 64 in the
+            source.
+        logit_scale: of the output; 0.125 in the source, 0.0625 with norms' scales frozen at 1 (43 s
+            there).
+        pool: where the three convolutions are pooled: ``after_activation``, as in part 4;
+            ``before_activation``, the same function for an activation that never falls; or
+            ``before_norm`` (64 s).
+        activation: called without arguments for each activation; ReLU in part 4, CELU of alpha
+            0.075 later (52 s).
         norm: called with a number of channels for each normalisation.
-        whitening: a frozen convolution in place of the first layer's, followed by a learnt one of one pixel, its norm
-            and its activation (36 s); None for the convolution that is learnt.
+        whitening: a frozen convolution in place of the first layer's, followed by a learnt one of
+            one pixel, its norm and its activation (36 s); None for the convolution that is learnt.
         identity_init: whether learnt convolutions start as the identity.
 
     Raises:
@@ -104,6 +105,6 @@ class ResNet9(nn.Module):
             dirac_init(self)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return logits."""
+        """Compute logits."""
         logits: Tensor = self.head(self.features(x)) * self.logit_scale
         return logits

@@ -1,10 +1,11 @@
 """Learning-rate schedules: functions of the optimizer that return a torch scheduler stepped once an optimizer step.
 
-Each multiplies the optimizer's learning rate, or each parameter group's own, by a factor. ``total_steps`` are the
-trial's own steps, over 0, and a factor is at least 0; anything else is a ConfigError. A group that holds ``steps`` (see
-:func:`bstune.workloads.optim.parameter_groups`) is trained for its first steps only: the factor is 0 from then on, and
-before it, where the group's ``fade`` is set, 1 - t/steps at step t in place of the schedule's. Its parameters are
-frozen then, so that backward passes end above them.
+Each multiplies the optimizer's learning rate, or each parameter group's own, by a factor.
+``total_steps`` are the trial's own steps, over 0, and a factor is at least 0; anything else is a
+ConfigError. A group that holds ``steps`` (see :func:`bstune.workloads.optim.parameter_groups`) is
+trained for its first steps only: the factor is 0 from then on, and before it, where the group's
+``fade`` is set, 1 - t/steps at step t in place of the schedule's. Its parameters are frozen then,
+so that backward passes end above them.
 """
 
 import math
@@ -32,9 +33,8 @@ class _Freezing(LambdaLR):
         self._freeze()
 
     def _freeze(self) -> None:
-        if (
-            distributed.place() is not None
-        ):  # DDP waits for the gradient of each parameter that it began with
+        # DDP waits for the gradient of each parameter that it began with.
+        if distributed.place() is not None:
             return
         for group in self.optimizer.param_groups:
             if self.last_epoch >= group.get("steps", math.inf):
@@ -43,12 +43,12 @@ class _Freezing(LambdaLR):
 
 
 def constant(optimizer: Optimizer) -> LambdaLR:
-    """Return a schedule that keeps the optimizer's learning rate."""
+    """Make a schedule that keeps the optimizer's learning rate."""
     return _scheduled(optimizer, lambda step: 1.0)
 
 
 def warmup_then_constant(optimizer: Optimizer, warmup_examples: int, batch_size: int) -> LambdaLR:
-    """Return a linear warm-up over ``warmup_examples`` examples, then a constant rate.
+    """Make a linear warm-up over ``warmup_examples`` examples, then a constant rate.
 
     Step t (from 0) uses lr min(1, (t + 1)/n) with n = ceil(warmup_examples/batch_size).
     """
@@ -59,10 +59,10 @@ def warmup_then_constant(optimizer: Optimizer, warmup_examples: int, batch_size:
 
 
 def linear_decay(optimizer: Optimizer, total_steps: int, end: float) -> LambdaLR:
-    """Return a schedule that falls from 1 by a straight line.
+    """Make a schedule that falls from 1 by a straight line.
 
-    Step t (from 0) uses 1 - (1 - end) t/total_steps, so that neither the first nor the last step is wasted; from
-    ``total_steps`` on it is ``end``.
+    Step t (from 0) uses 1 - (1 - end) t/total_steps, so that neither the first nor the last step is
+    wasted; from ``total_steps`` on it is ``end``.
     """
     _check(total_steps, end=end)
     return _scheduled(optimizer, lambda step: 1.0 - (1.0 - end) * min(1.0, step / total_steps))
@@ -76,10 +76,11 @@ def decay_then_constant(
     length: float,
     end: float,
 ) -> LambdaLR:
-    """Return a schedule that falls from 1 to ``end`` by a straight line, and stays there (Shallue et al. 2018, 4.2).
+    """Make a schedule that falls from 1 to ``end`` by a straight line, and stays there (Shallue et al. 2018, 4.2).
 
-    Step t (from 0) uses 1 - (1 - end) min(1, t/n), with n = length x max(budget_steps, budget_examples/batch_size), a
-    share ``length`` over 0 of the steps of a trial that never reaches its target.
+    Step t (from 0) uses 1 - (1 - end) min(1, t/n), with n = length x max(budget_steps,
+    budget_examples/batch_size), a share ``length`` over 0 of the steps of a trial that never
+    reaches its target.
     """
     if not 0.0 < length < math.inf:
         raise ConfigError(
@@ -92,14 +93,16 @@ def decay_then_constant(
 def one_cycle(
     optimizer: Optimizer, total_steps: int, peak: float, start: float, end: float
 ) -> LambdaLR:
-    """Return the one-cycle schedule: from ``start`` to 1 and on to ``end``, each along half a cosine.
+    """Make the one-cycle schedule: from ``start`` to 1 and on to ``end``, each along half a cosine.
 
-    (Smith and Topin 2019, in the form of torch's OneCycleLR, whose ``pct_start`` is ``peak``, ``div_factor`` is 1/start
-    and ``final_div_factor`` is start/end.) With p = peak x total_steps - 1, step t (from 0) uses
-    1 + (start - 1)(1 + cos(pi t/p))/2 up to p, and end + (1 - end)(1 + cos(pi (t - p)/(total_steps - 1 - p)))/2 up to
-    the last step; later ones use ``end``. The peak lies in (0, 1); a cycle that is too short for a rise starts there.
+    (Smith and Topin 2019, in the form of torch's OneCycleLR, whose ``pct_start`` is ``peak``,
+    ``div_factor`` is 1/start and ``final_div_factor`` is start/end.) With p = peak x total_steps -
+    1, step t (from 0) uses 1 + (start - 1)(1 + cos(pi t/p))/2 up to p, and end + (1 - end)(1 +
+    cos(pi (t - p)/(total_steps - 1 - p)))/2 up to the last step; later ones use ``end``. The peak
+    lies in (0, 1); a cycle that is too short for a rise starts there.
     """
-    # Torch's own gives every parameter group one rate, moves the momentum, and raises on one more step.
+    # Torch's own gives every parameter group one rate, moves the momentum, and raises on one more
+    # step.
     _check(total_steps, peak, start=start, end=end)
     top = max(0.0, peak * total_steps - 1.0)
     last = total_steps - 1.0
@@ -107,11 +110,12 @@ def one_cycle(
     def factor(step: int) -> float:
         if step < top:
             return _cosine(start, 1.0, step / top)
-        return (
-            _cosine(1.0, end, min(1.0, (step - top) / (last - top)))
-            if last > top
-            else (1.0 if step <= top else end)
-        )
+        if last > top:
+            return _cosine(1.0, end, min(1.0, (step - top) / (last - top)))
+        # A cycle that has no time to fall.
+        if step <= top:
+            return 1.0
+        return end
 
     return _scheduled(optimizer, factor)
 
@@ -119,11 +123,11 @@ def one_cycle(
 def triangle(
     optimizer: Optimizer, total_steps: int, peak: float, start: float, end: float, floor: float
 ) -> LambdaLR:
-    """Return Page's triangle: straight lines from ``start`` to 1 and on to ``end``, where it stays for a last share.
+    """Make Page's triangle: straight lines from ``start`` to 1 and on to ``end``, where it stays for a last share.
 
-    (Page 2018 and 2019, "How to train your ResNet", 3 and 8.) It is :func:`piecewise_linear` with knots (0, peak,
-    1 - floor) and factors (start, 1, end). ``floor``, in [0, 1), is the last share of the steps, all at ``end``, for an
-    average of their weights; ``peak`` lies in (0, 1 - floor).
+    (Page 2018 and 2019, "How to train your ResNet", 3 and 8.) It is :func:`piecewise_linear` with
+    knots (0, peak, 1 - floor) and factors (start, 1, end). ``floor``, in [0, 1), is the last share
+    of the steps, all at ``end``, for an average of their weights; ``peak`` lies in (0, 1 - floor).
     """
     if not 0.0 <= floor < 1.0:
         raise ConfigError(
@@ -136,20 +140,24 @@ def triangle(
 def piecewise_linear(
     optimizer: Optimizer, total_steps: int, knots: Sequence[float], factors: Sequence[float]
 ) -> LambdaLR:
-    """Return a schedule that joins (knots[i] x total_steps, factors[i]) by straight lines.
+    """Make a schedule that joins (knots[i] x total_steps, factors[i]) by straight lines.
 
-    Step t (from 0) uses the factor at t + 1, so that a schedule that starts at factor 0 wastes no step. Before the
-    first and after the last knot the factor is theirs. David Page's triangle has knots (0, 5/24, 1), factors (0, 1, 0).
-    There are at least two increasing knots, shares of ``total_steps``, and as many factors.
+    Step t (from 0) uses the factor at t + 1, so that a schedule that starts at factor 0 wastes no
+    step. Before the first and after the last knot the factor is theirs. David Page's triangle has
+    knots (0, 5/24, 1), factors (0, 1, 0). There are at least two increasing knots, shares of
+    ``total_steps``, and as many factors.
     """
     _check(total_steps)
-    if len(knots) < 2 or not all(a < b for a, b in pairwise(knots)):
+    are_increasing = all(knot < following for knot, following in pairwise(knots))
+    if len(knots) < 2 or not are_increasing:
         raise ConfigError(
             f"knots must be two or more increasing shares of the steps, but got {list(knots)}"
         )
     if len(knots) != len(factors):
-        got = f"{len(knots)} knots and {len(factors)} factors"
-        raise ConfigError(f"a schedule needs a factor for each knot, but got {got}")
+        raise ConfigError(
+            f"a schedule needs a factor for each knot, but got {len(knots)} knots and "
+            f"{len(factors)} factors"
+        )
     pairs = list(zip(knots, factors, strict=True))
 
     def factor(step: int) -> float:
@@ -165,15 +173,29 @@ def piecewise_linear(
 
 
 def _scheduled(optimizer: Optimizer, factor: Callable[[int], float]) -> LambdaLR:
-    def of_group(group: Mapping[str, Any]) -> Callable[[int], float]:
-        steps, fade = group.get("steps"), group.get("fade", False)
-        if steps is None:
-            return factor
-        return lambda step: 0.0 if step >= steps else 1.0 - step / steps if fade else factor(step)
-
-    factors = [of_group(group) for group in optimizer.param_groups]
+    factors = [_factor_of_group(group, factor) for group in optimizer.param_groups]
     freezes = any("steps" in group for group in optimizer.param_groups)
-    return (_Freezing if freezes else LambdaLR)(optimizer, factors)
+    scheduler = _Freezing if freezes else LambdaLR
+    return scheduler(optimizer, factors)
+
+
+def _factor_of_group(
+    group: Mapping[str, Any], factor: Callable[[int], float]
+) -> Callable[[int], float]:
+    """Choose the factor of a group: one that holds ``steps`` is trained for these only."""
+    steps: int | None = group.get("steps")
+    fades: bool = group.get("fade", False)
+    if steps is None:
+        return factor
+
+    def of_first_steps(step: int) -> float:
+        if step >= steps:
+            return 0.0
+        if fades:
+            return 1.0 - step / steps
+        return factor(step)
+
+    return of_first_steps
 
 
 def _cosine(start: float, end: float, share: float) -> float:

@@ -1,8 +1,9 @@
 """What hiverge's cifar10-speedrun (2025) adds to airbench94_muon: 94.01% of CIFAR-10 in 2.015 s on an A100.
 
-Written from its description (https://github.com/hiverge/cifar10-speedrun and hiverge.ai/blog/cifar-speedrun): images
-that vary in brightness and contrast, weights that are normalised every few steps rather than at each, and views of an
-image at evaluation only where the network is unsure. A value out of its range is a ConfigError.
+Written from its description (https://github.com/hiverge/cifar10-speedrun and
+hiverge.ai/blog/cifar-speedrun): images that vary in brightness and contrast, weights that are
+normalised every few steps rather than at each, and views of an image at evaluation only where the
+network is unsure. A value out of its range is a ConfigError.
 """
 
 import math
@@ -18,10 +19,9 @@ from bstune.workloads.images import random_crop_flip
 from bstune.workloads.layers import Model, mirrored
 from bstune.workloads.optim import EPS, Muon
 
-FIRST_INTERVAL, GROWTH = (
-    2,
-    15,
-)  # steps between normalisations at the start, and how many more there are at the end
+# Steps between normalisations at the start, and how many more there are at the end.
+FIRST_INTERVAL = 2
+INTERVAL_GROWTH = 15
 
 
 def random_crop_flip_jitter(
@@ -33,17 +33,19 @@ def random_crop_flip_jitter(
     mirror: Tensor | None = None,
     mean: Tensor | None = None,
 ) -> Tensor:
-    """Return images cropped and mirrored by :func:`random_crop_flip`, each of another brightness and contrast, float32.
+    """Crop and mirror images by :func:`random_crop_flip`, and give each another brightness and contrast, as float32.
 
-    A pixel x becomes mean + (1 + contrast v)(x - mean + brightness u), where u and v are drawn for each image from
-    -1 to 1: in the source, which draws them after it has normalised, brightness is a share of a channel's deviation.
-    Values below black and over white stay as they are, as there. Nothing waits for an accelerator.
+    A pixel x becomes mean + (1 + contrast v)(x - mean + brightness u), where u and v are drawn for
+    each image from -1 to 1: in the source, which draws them after it has normalised, brightness is
+    a share of a channel's deviation. Values below black and over white stay as they are, as there.
+    Nothing waits for an accelerator.
 
     Args:
         images: (n, channels, height, width).
         generator: all draws come from it; on the images' device.
         padding: of the crop, in pixels.
-        brightness: the largest shift of each channel, in units of the images' own values, at least 0.
+        brightness: the largest shift of each channel, in units of the images' own values, at least
+            0.
         contrast: from 0 to below 1.
         mirror: as :func:`random_crop_flip` takes it.
         mean: of the pixels per channel, (1, channels, 1, 1);
@@ -53,8 +55,10 @@ def random_crop_flip_jitter(
         ConfigError: for a value out of its range, or without a mean.
     """
     if len(brightness) != images.shape[1] or min(brightness) < 0.0:
-        channels = f"{images.shape[1]} numbers of at least 0, one for each channel"
-        raise ConfigError(f"augment.brightness must be {channels}, but got {list(brightness)}")
+        raise ConfigError(
+            f"augment.brightness must be {images.shape[1]} numbers of at least 0, one for each "
+            f"channel, but got {list(brightness)}"
+        )
     if not 0.0 <= contrast < 1.0:
         raise ConfigError(f"augment.contrast must lie in [0, 1), but got {contrast}")
     if mean is None:
@@ -63,18 +67,21 @@ def random_crop_flip_jitter(
         )
     cropped = random_crop_flip(images, generator, padding, mirror=mirror)
     u, v = 2.0 * torch.rand(2, len(images), generator=generator, device=images.device) - 1.0
-    # Each channel's size is a number, not a tensor, which would have to be copied to an accelerator.
+    # Each channel's size is a number, not a tensor, which would have to be copied to an
+    # accelerator.
     shift = torch.stack([size * u for size in brightness], dim=1)[:, :, None, None]
-    varied: Tensor = (cropped - mean + shift) * (1.0 + contrast * v)[:, None, None, None] + mean
+    stretch = (1.0 + contrast * v)[:, None, None, None]
+    varied: Tensor = (cropped - mean + shift) * stretch + mean
     return varied
 
 
 def six_views_where_unsure(model: Model, images: Tensor, share: float) -> Tensor:
-    """Return the logits (N, classes) of images (N, C, H, W): of six views for the least confident, else of one.
+    """Compute the logits (N, classes) of images (N, C, H, W): of six views for the least confident, else of one.
 
-    The ``share`` of the images whose largest probability is least, int(share N) of them, have the mean of the logits of
-    the image, of it moved by one pixel down and to the right, and up and to the left, and of the three mirror images.
-    The source takes the least confident of the whole test set, this those of each batch.
+    The ``share`` of the images whose largest probability is least, int(share N) of them, have the
+    mean of the logits of the image, of it moved by one pixel down and to the right, and up and to
+    the left, and of the three mirror images. The source takes the least confident of the whole test
+    set, this those of each batch.
 
     Raises:
         ConfigError: for a share outside of [0, 1].
@@ -82,13 +89,8 @@ def six_views_where_unsure(model: Model, images: Tensor, share: float) -> Tensor
     if not 0.0 <= share <= 1.0:
         raise ConfigError(f"workload.module.test_time.share must lie in [0, 1], but got {share}")
     logits = model(images)
-    unsure = (
-        logits.float()
-        .softmax(dim=1)
-        .amax(dim=1)
-        .topk(int(share * len(images)), largest=False)
-        .indices
-    )
+    confidence = logits.float().softmax(dim=1).amax(dim=1)
+    unsure = confidence.topk(int(share * len(images)), largest=False).indices
     if not len(unsure):
         return logits
     few = images.index_select(0, unsure)
@@ -101,10 +103,11 @@ def six_views_where_unsure(model: Model, images: Tensor, share: float) -> Tensor
 class SeldomNormalisingMuon(Muon):
     """Muon that scales weights to the norm sqrt(rows) every few steps, in place of each step.
 
-    With p the share of the steps that are taken, this one included, weights are normalised before a step if at least
-    2 + floor(15 p) steps have passed since they were; after every step they shrink by lr x weight_decay, which keeps
-    their norms in between. Products of matrices are batched by shape, where the source pads them all to one. Which
-    steps normalise lies in a table on the device, so that every step launches the same kernels, and can be captured.
+    With p the share of the steps that are taken, this one included, weights are normalised before a
+    step if at least 2 + floor(15 p) steps have passed since they were; after every step they shrink
+    by lr x weight_decay, which keeps their norms in between. Products of matrices are batched by
+    shape, where the source pads them all to one. Which steps normalise lies in a table on the
+    device, so that every step launches the same kernels, and can be captured.
 
     Args:
         params: parameters, or groups of them with options of their own, as those of :class:`Muon`.
@@ -123,24 +126,28 @@ class SeldomNormalisingMuon(Muon):
             )
         super().__init__(params, lr, normalise_weights=False, **options)
         self.defaults["capturable"] = True
+        # So that torch loads the count of steps to where it was.
         for group in self.param_groups:
-            group["capturable"] = True  # so that torch loads the count of steps to where it was
+            group["capturable"] = True
         self.due = torch.tensor(_normalising(total_steps))
 
     def _step_orthogonal(
         self, group: dict[str, Any], trained: list[Tensor], gradients: list[Tensor]
     ) -> None:
-        device, state = trained[0].device, self.state[trained[0]]
+        device = trained[0].device
+        state = self.state[trained[0]]
         self.due = self.due.to(device)
         if "step" not in state:
             state["step"] = torch.zeros((), device=device)
         state["step"] += 1.0
-        due = self.due.index_select(0, state["step"].long().clamp(max=len(self.due) - 1).view(1))
-        factors = [
-            math.sqrt(len(weight)) / norm
-            for weight, norm in zip(trained, _norms(trained), strict=True)
-        ]
-        torch._foreach_mul_(trained, list(torch.where(due, torch.stack(factors), 1.0).unbind()))
+        number = state["step"].long().clamp(max=len(self.due) - 1).view(1)
+        due = self.due.index_select(0, number)
+        factors = list[Tensor]()
+        for weight, norm in zip(trained, _norms(trained), strict=True):
+            factors.append(math.sqrt(len(weight)) / norm)
+        # By 1 where no normalisation is due, as every step launches the same kernels.
+        factors_if_due = torch.where(due, torch.stack(factors), 1.0)
+        torch._foreach_mul_(trained, list(factors_if_due.unbind()))
         super()._step_orthogonal(group | {"weight_decay": 0.0}, trained, gradients)
         torch._foreach_mul_(trained, 1.0 - group["lr"] * group["weight_decay"])
 
@@ -152,9 +159,12 @@ def _norms(weights: list[Tensor]) -> tuple[Tensor, ...]:
 
 
 def _normalising(total_steps: int) -> list[bool]:
-    """Return whether each step normalises the weights, by its number, from 0 on."""
-    due, last = [False], 0
+    """Tell whether each step normalises the weights, by its number, from 0 on."""
+    due = [False]
+    last = 0
     for step in range(1, total_steps + 1):
-        due.append(step - last >= FIRST_INTERVAL + int(GROWTH * step / total_steps))
-        last = step if due[-1] else last
+        interval = FIRST_INTERVAL + int(INTERVAL_GROWTH * step / total_steps)
+        due.append(step - last >= interval)
+        if due[-1]:
+            last = step
     return due

@@ -1,9 +1,10 @@
 """Text in shards, tokenised once into files that are memory-mapped: for corpora that fit neither memory nor device.
 
-Shards hold a sentence or a paragraph a line, plain or compressed (``.gz``, ``.xz``, ``.bz2``), as the One Billion Word
-benchmark and the deduplicated Common Crawl of Buck et al. 2014 do. The vocabulary is SentencePiece's (Kudo and
-Richardson 2018, arXiv 1808.06226), learnt from the first shard; a character outside it becomes its bytes, and each line
-ends with the same token. A shard that is cut short ends it all with its name.
+Shards hold a sentence or a paragraph a line, plain or compressed (``.gz``, ``.xz``, ``.bz2``), as
+the One Billion Word benchmark and the deduplicated Common Crawl of Buck et al. 2014 do. The
+vocabulary is SentencePiece's (Kudo and Richardson 2018, arXiv 1808.06226), learnt from the first
+shard; a character outside it becomes its bytes, and each line ends with the same token. A shard
+that is cut short ends it all with its name.
 """
 
 import bz2
@@ -13,7 +14,7 @@ import json
 import lzma
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from tempfile import mkdtemp
 from typing import Any
@@ -27,11 +28,16 @@ from bstune.system.files import put_in_place, sync_file
 from bstune.workloads.language import Text
 
 OPENERS: dict[str, Any] = {".gz": gzip.open, ".xz": lzma.open, ".bz2": bz2.open}
-LINES_AT_ONCE = 10_000  # that are tokenised together
-LEARNT_LINES = 500_000  # of the first shard, from which the vocabulary is learnt
-END_OF_LINE = 1  # its token
-LEAST_VOCABULARY = 300  # the 256 bytes, what is unknown, the end of a line, and a few characters
-LONGEST_LINE = 2**20  # in bytes, from which the vocabulary is learnt
+# That are tokenised together.
+LINES_AT_ONCE = 10_000
+# Of the first shard, from which the vocabulary is learnt.
+LEARNT_LINES = 500_000
+# Its token.
+END_OF_LINE = 1
+# The 256 bytes, what is unknown, the end of a line, and a few characters.
+LEAST_VOCABULARY = 300
+# In bytes, from which the vocabulary is learnt.
+LONGEST_LINE = 2**20
 
 
 def load_shards(
@@ -42,68 +48,86 @@ def load_shards(
     cache: str | Path,
     test: str | None = None,
 ) -> Text:
-    """Return the tokens of text shards, memory-mapped; they are tokenised where that has not been done.
+    """Read the tokens of text shards, memory-mapped; they are tokenised where that has not been done.
 
     Args:
         root: folder of the shards.
         train: pattern of their names below it, such as ``train/news.en-*``.
-        validation: likewise, of those for the target.
+        validation: pattern of those for the target.
         vocabulary: largest number of different tokens.
-        cache: folder in which the tokens are kept, 2 bytes each (4 from 65,537 on), for shards of the same names,
-            sizes and times.
-        test: likewise, of those that no choice depends on; None: there are none.
+        cache: folder in which the tokens are kept, 2 bytes each (4 from 65,537 on), for shards of
+            the same names, sizes and times.
+        test: pattern of those that no choice depends on; None: there are none.
 
     Raises:
-        DataError: for a pattern without a file, a shard that cannot be read, is cut short, is not UTF-8 or has no
-            lines, or kept tokens that are cut short.
-        ConfigError: without SentencePiece, for an empty ``root``, a vocabulary out of its range, or a shard in two
-            parts.
+        DataError: for a pattern without a file, a shard that cannot be read, is cut short, is not
+            UTF-8 or has no lines, or kept tokens that are cut short.
+        ConfigError: without SentencePiece, for an empty ``root``, a vocabulary out of its range, or
+            a shard in two parts.
     """
     if not str(root or ""):
         raise ConfigError("workload.data.load.root is empty: set it to the folder of the shards")
     check_positive_integer("workload.data.load.vocabulary", vocabulary)
     if vocabulary < LEAST_VOCABULARY:
         raise ConfigError(
-            f"workload.data.load.vocabulary must be at least {LEAST_VOCABULARY}, but got {vocabulary}"
+            f"workload.data.load.vocabulary must be at least {LEAST_VOCABULARY}, but got "
+            f"{vocabulary}"
         )
-    patterns = {"train": train, "validation": validation} | ({} if test is None else {"test": test})
-    shards = {
-        part: _matching(Path(root).expanduser(), part, pattern)
-        for part, pattern in patterns.items()
-    }
-    parts = [(path, part) for part, paths in shards.items() for path in paths]
-    for path, part in parts:
-        if others := [other for same, other in parts if same == path and other != part]:
-            raise ConfigError(
-                f"{path} is in {part} and in {others[0]}: give each part shards of its own"
-            )
-    files = [
-        [part, str(path), path.stat().st_size, path.stat().st_mtime_ns] for path, part in parts
-    ]
-    key = hashlib.sha256(json.dumps([files, vocabulary, LONGEST_LINE]).encode()).hexdigest()[:16]
-    folder = Path(cache).expanduser() / key
+    patterns = {"train": train, "validation": validation}
+    if test is not None:
+        patterns["test"] = test
+    root = Path(root).expanduser()
+    shards = {part: _matching(root, part, pattern) for part, pattern in patterns.items()}
+    _check_apart(shards)
+    folder = Path(cache).expanduser() / _key(shards, vocabulary)
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
-        with FileLock(f"{folder}.lock"):  # trials side by side: one of them tokenises
+        # Trials side by side: one of them tokenises.
+        with FileLock(f"{folder}.lock"):
             if not folder.exists():
                 _tokenise(shards, vocabulary, folder)
     except OSError as error:
         raise DataError(
             f"workload.data.load.cache={cache} cannot be written ({error.strerror})"
         ) from error
-    return _read(folder, str(Path(root).expanduser()), shards)
+    return _read(folder, str(root), shards)
+
+
+def _check_apart(shards: Mapping[str, Sequence[Path]]) -> None:
+    """Refuse a shard that is in two parts."""
+    for part, paths in shards.items():
+        for path in paths:
+            others = [other for other in shards if other != part and path in shards[other]]
+            if others:
+                raise ConfigError(
+                    f"{path} is in {part} and in {others[0]}: give each part shards of its own"
+                )
+
+
+def _key(shards: Mapping[str, Sequence[Path]], vocabulary: int) -> str:
+    """Name the tokens of shards: others where their names, sizes or times are others."""
+    files = list[list[Any]]()
+    for part, paths in shards.items():
+        for path in paths:
+            status = path.stat()
+            files.append([part, str(path), status.st_size, status.st_mtime_ns])
+    made_of = json.dumps([files, vocabulary, LONGEST_LINE])
+    return hashlib.sha256(made_of.encode()).hexdigest()[:16]
 
 
 def _matching(root: Path, part: str, pattern: str) -> list[Path]:
     try:
         paths = sorted(path for path in root.glob(pattern) if path.is_file())
-    except (NotImplementedError, ValueError) as error:  # an absolute path, or none
+    # An absolute path, or none.
+    except (NotImplementedError, ValueError) as error:
         raise ConfigError(
-            f"workload.data.load.{part} must be a pattern of names below {root}, but got {pattern!r}"
+            f"workload.data.load.{part} must be a pattern of names below {root}, but got "
+            f"{pattern!r}"
         ) from error
     if not paths:
         raise DataError(
-            f"{root} has no shard {pattern}: set workload.data.load.root, or the pattern of its names"
+            f"{root} has no shard {pattern}: set workload.data.load.root, or the pattern of its "
+            "names"
         )
     return paths
 
@@ -111,14 +135,14 @@ def _matching(root: Path, part: str, pattern: str) -> list[Path]:
 def _tokenise(shards: Mapping[str, Sequence[Path]], vocabulary: int, folder: Path) -> None:
     """Learn the vocabulary, write each part's tokens beside the folder, and rename it once all is there."""
     try:
-        import sentencepiece  # of an extra
+        # Of an extra.
+        import sentencepiece
     except ImportError as error:
         raise ConfigError(
             "text is tokenised by SentencePiece: pip install 'bstune[text]'"
         ) from error
-    learnt = list(
-        islice(lines_of(shards["train"][0]), LEARNT_LINES)
-    )  # SentencePiece wraps an iterator's errors
+    # A list, as SentencePiece wraps an iterator's errors.
+    learnt = list(islice(lines_of(shards["train"][0]), LEARNT_LINES))
     made = Path(mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
     try:
         try:
@@ -128,7 +152,8 @@ def _tokenise(shards: Mapping[str, Sequence[Path]], vocabulary: int, folder: Pat
                     model_writer=model,
                     vocab_size=vocabulary,
                     max_sentence_length=LONGEST_LINE,
-                    hard_vocab_limit=False,  # a short text has fewer
+                    # A short text has fewer.
+                    hard_vocab_limit=False,
                     byte_fallback=True,
                     unk_id=0,
                     eos_id=END_OF_LINE,
@@ -137,28 +162,26 @@ def _tokenise(shards: Mapping[str, Sequence[Path]], vocabulary: int, folder: Pat
                     minloglevel=2,
                 )
         except RuntimeError as error:
+            reason = str(error).splitlines()[-1]
             raise ConfigError(
-                f"no vocabulary of {vocabulary} tokens can be learnt from {shards['train'][0]}: a text of many "
-                "different characters takes a larger workload.data.load.vocabulary, and its lines at most "
-                f"{LONGEST_LINE:,} bytes (SentencePiece says: {str(error).splitlines()[-1]})"
+                f"no vocabulary of {vocabulary} tokens can be learnt from {shards['train'][0]}: a "
+                "text of many different characters takes a larger workload.data.load.vocabulary, "
+                f"and its lines at most {LONGEST_LINE:,} bytes (SentencePiece says: {reason})"
             ) from error
         pieces = sentencepiece.SentencePieceProcessor(model_file=str(made / "vocabulary.model"))
         size = int(pieces.vocab_size())
         kind = np.dtype(np.uint16 if size <= 2**16 else np.uint32)
-        counts = {}
+        counts = dict[str, int]()
         for part, paths in shards.items():
             with (made / part).open("wb") as file:
                 for path in paths:
                     lines = lines_of(path)
-                    while some := list(islice(lines, LINES_AT_ONCE)):
-                        tokens = (
-                            token for line in pieces.encode(some, add_eos=True) for token in line
-                        )
-                        np.fromiter(tokens, kind).tofile(file)
+                    while some_lines := list(islice(lines, LINES_AT_ONCE)):
+                        encoded = pieces.encode(some_lines, add_eos=True)
+                        np.fromiter(chain.from_iterable(encoded), kind).tofile(file)
                 counts[part] = file.tell() // kind.itemsize
-        (made / "tokens.json").write_text(
-            json.dumps({"vocabulary": size, "type": kind.name, "counts": counts})
-        )
+        description = {"vocabulary": size, "type": kind.name, "counts": counts}
+        (made / "tokens.json").write_text(json.dumps(description))
         for path in made.iterdir():
             with path.open("rb+") as file:
                 sync_file(file)
@@ -169,15 +192,18 @@ def _tokenise(shards: Mapping[str, Sequence[Path]], vocabulary: int, folder: Pat
 
 def lines_of(path: Path) -> Iterator[str]:
     """Yield the lines of a shard without their ends; a DataError names one that is cut short, empty or no text."""
-    line, number = "", 0
+    line = ""
+    number = 0
     try:
         with OPENERS.get(path.suffix, open)(path, "rt", encoding="utf-8", newline="\n") as file:
             for line in file:
                 number += 1
                 yield line.rstrip("\r\n")
     except (EOFError, gzip.BadGzipFile, lzma.LZMAError, OSError) as error:
-        text = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
-        raise DataError(f"{path} is cut short or damaged after line {number} ({text})") from error
+        reason = str(error)
+        if isinstance(error, OSError) and error.strerror:
+            reason = error.strerror
+        raise DataError(f"{path} is cut short or damaged after line {number} ({reason})") from error
     except UnicodeDecodeError as error:
         raise DataError(
             f"{path} is not text in UTF-8 after line {number} ({error.reason})"
@@ -191,16 +217,24 @@ def lines_of(path: Path) -> Iterator[str]:
 
 
 def _read(folder: Path, source: str, shards: Mapping[str, Sequence[Path]]) -> Text:
-    """Return kept tokens; a DataError names a file of them that is not whole."""
-    kept = json.loads((folder / "tokens.json").read_text())
-    kind, arrays = np.dtype(kept["type"]), dict[str, NDArray[np.integer]]()
+    """Read kept tokens; a DataError names a file of them that is not whole."""
+    description = json.loads((folder / "tokens.json").read_text())
+    kind = np.dtype(description["type"])
+    arrays = dict[str, NDArray[np.integer]]()
     for part in shards:
-        path, expected = folder / part, kept["counts"][part] * kind.itemsize
-        if (size := path.stat().st_size if path.exists() else 0) != expected:
+        path = folder / part
+        expected = description["counts"][part] * kind.itemsize
+        size = path.stat().st_size if path.exists() else 0
+        if size != expected:
             raise DataError(
-                f"{path} has {size} bytes of {expected}: delete {folder}, and the shards are tokenised again"
+                f"{path} has {size} bytes of {expected}: delete {folder}, and the shards are "
+                "tokenised again"
             )
         arrays[part] = np.memmap(path, kind, "r")
     return Text(
-        source, kept["vocabulary"], arrays["train"], arrays["validation"], arrays.get("test")
+        source=source,
+        vocabulary=description["vocabulary"],
+        train=arrays["train"],
+        validation=arrays["validation"],
+        test=arrays.get("test"),
     )

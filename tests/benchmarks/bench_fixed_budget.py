@@ -70,7 +70,8 @@ from bstune.search.fixed_budget import rank_full_trials
 from bstune.search.sampler import RECORD, RESUMED_FROM, FrontierSampler
 from bstune.study.analysis.model import MOVES, REPORT_PARTICLES
 from bstune.study.searching.early_end import FEWEST_FULL, LOOK_EVERY, LOOK_PARTICLES
-from bstune.trial.replay import Run, Table, read_index, read_table
+from bstune.trial.recorded_run import Run
+from bstune.trial.replay import Table, read_index, read_table
 
 Array = NDArray[np.float64]
 SPENDINGS = (3.0, 5.0, 10.0, 20.0, 40.0)

@@ -24,7 +24,7 @@ rate from the best point.
 ``digits``: that workload with ``schedule=linear``, trained, and its own budget. Seconds are steps times a fixed tau(B).
 Spending is counted in the least cost of any incumbent; every incumbent is judged by the same number of fresh seeds.
 
-``table``: recorded runs over (B, lr, horizon), replayed (:meth:`bstune.trial.replay.Table.outcome_of_horizon`). The
+``table``: recorded runs over (B, lr, horizon), replayed (:meth:`bstune.trial.replay_horizon.HorizonTable`). The
 budget is the least that no recorded run exceeds, the reference that of the recorded workload, and the square-root rule
 goes through the middle of the table. An incumbent is judged by all of the table's seeds. Spending is counted in the
 least cost of any point of a grid over (B, lr, horizon), finer than the table by ``BETWEEN``.
@@ -268,7 +268,9 @@ class Recorded:
         """Return the seconds until a run meets the target, over all seeds: infinite if none does."""
         seconds, reached = 0.0, 0
         for share in (np.arange(self._seeds) + 0.5) / self._seeds:
-            outcome = self.table.read_horizon(batch_size, lr, round(horizon), self.target, share)
+            outcome = self.table.of_horizons.read(
+                batch_size, lr, round(horizon), self.target, share
+            )
             seconds += outcome.end * outcome.seconds_per_step
             reached += outcome.steps is not None
         return seconds / reached if reached else math.inf

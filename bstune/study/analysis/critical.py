@@ -13,12 +13,13 @@ from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.special import ndtr, ndtri
+from scipy.special import ndtr
 
 from bstune.core.curve import SLOPE_RATIO, batch_at
 from bstune.core.records import Target, TrialResult
 from bstune.result import (
     INTERVAL_LEVEL,
+    INTERVAL_QUANTILE,
     CriticalAtTarget,
     CriticalBatchSize,
     Growth,
@@ -470,7 +471,7 @@ def growth(rows: Iterable[CriticalAtTarget], ideal: float) -> Growth | None:
     distance = {target: abs(target - ideal) for target in intervals}
     x = np.log(list(distance.values()))
     low, y, high = np.log(np.ascontiguousarray(np.transpose(list(intervals.values()))))
-    z = float(ndtri(INTERVAL[1]))
+    z = INTERVAL_QUANTILE
     # One over the variance of log B_crit, from its interval: (high - low)/(2 z) is its deviation.
     weight = (2.0 * z / np.maximum(high - low, 1e-6)) ** 2
     x_away = x - np.average(x, weights=weight)

@@ -27,8 +27,8 @@ def weight_micro_batches(
             what = "split over devices"
             instead = "devices=1"
         raise ConfigError(
-            f"{type(module).__name__} steps its optimizers itself (manual optimization), so its batches cannot be "
-            f"{what}: set {instead}"
+            f"{type(module).__name__} steps its optimizers itself (manual optimization), so its "
+            f"batches cannot be {what}: set {instead}"
         )
     count = len(micro_batch_sizes)
     step = module.training_step
@@ -36,12 +36,15 @@ def weight_micro_batches(
     @functools.wraps(step)
     def weighted(*args: Any, **kwargs: Any) -> Any:
         output = step(*args, **kwargs)
-        # Lightning divides each of the k losses by k, and DDP the gradients' sum by the number of devices. The batch's
-        # number is the Trainer's: a step need not take it.
+        # Lightning divides each of the k losses by k, and DDP the gradients' sum by the number of
+        # devices. The batch's number is the Trainer's: a step need not take it.
         micro_batch_size = micro_batch_sizes[module.trainer.fit_loop.batch_idx % count]
         weight = devices * count * micro_batch_size / batch_size
         if isinstance(output, Mapping):
             return {**output, "loss": output["loss"] * weight}
-        return None if output is None else output * weight
+        # A step may return nothing, which Lightning passes over.
+        if output is None:
+            return None
+        return output * weight
 
     module.training_step = weighted  # type: ignore[method-assign]

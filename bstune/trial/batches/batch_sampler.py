@@ -16,8 +16,9 @@ from bstune.trial.devices.randomness import random_state, set_random_state
 class StreamBatchSampler(Sampler[list[int]]):
     """Yields lists of indices, one micro-batch each, of an endless stream in epochs of n // B batches.
 
-    What an epoch leaves over of its n examples is in the first batch of the next one. What reading the indices
-    ``in_process`` draws is part of the stream's position. ``epoch`` draws the indices of one; None: a permutation.
+    What an epoch leaves over of its n examples is in the first batch of the next one. What reading
+    the indices ``in_process`` draws is part of the stream's position. ``epoch`` draws the indices
+    of one; None: a permutation.
     """
 
     def __init__(
@@ -45,8 +46,8 @@ class StreamBatchSampler(Sampler[list[int]]):
 
     def __iter__(self) -> Iterator[list[int]]:
         drawn = self.stream.drawn
-        # Where a trial goes on after a whole epoch, Lightning takes an iterator of that one too, and reads none of it;
-        # worker processes would read ahead.
+        # Where a trial goes on after a whole epoch, Lightning takes an iterator of that one too,
+        # and reads none of it; worker processes would read ahead.
         has_ended = drawn > 0 and drawn % self._length == 0
         is_ended = self._fresh and not self._in_process and has_ended
         self._fresh = False

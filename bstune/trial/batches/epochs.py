@@ -25,11 +25,12 @@ def permutation(n: int) -> Epoch:
 
 
 def epoch_of(loader: DataLoader[Any]) -> tuple[int, Epoch] | None:
-    """Return how many indices a loader's sampler draws an epoch, and what draws them; None if it is not torch's.
+    """Tell how many indices a loader's sampler draws an epoch, and what draws them; None if it is not torch's.
 
     One that goes through the data in their order is shuffled: see :func:`rebatch`.
     """
-    # Of a loader that was given its batch_sampler, loader.sampler goes through the whole data set, and is not used.
+    # Of a loader that was given its batch_sampler, loader.sampler goes through the whole data set,
+    # and is not used.
     if type(loader.batch_sampler) is not BatchSampler:
         return None
     sampler = loader.batch_sampler.sampler
@@ -68,6 +69,8 @@ def _random(n: int, count: int, replacement: bool) -> Epoch:
 
 
 def epoch_length(loader: DataLoader[Any]) -> int:
-    """Return how many examples an epoch of a loader has, whose data set has a length: those that its sampler draws."""
+    """Count the examples of an epoch of a loader, whose data set has a length: those that its sampler draws."""
     drawn = epoch_of(loader)
-    return len(loader.dataset) if drawn is None else drawn[0]  # type: ignore[arg-type]
+    if drawn is None:
+        return len(loader.dataset)  # type: ignore[arg-type]
+    return drawn[0]

@@ -93,8 +93,8 @@ class GivenStream:
             self._loaders = self._open()
             is_new = True
         raise ConfigError(
-            f"the training data give no batch at batch size {self._batch_size}: let the loader that is made for it "
-            "have one, or search smaller batch sizes"
+            f"the training data give no batch at batch size {self._batch_size}: let the loader "
+            "that is made for it have one, or search smaller batch sizes"
         )
 
     def _whole(self, batches: Iterable[Any]) -> Iterator[Any]:

@@ -15,9 +15,10 @@ from bstune.trial.batches.index_stream import IndexStream
 from bstune.trial.batches.micro_batches import micro_batch_sizes_of, splitter
 from bstune.trial.devices.randomness import seeded_generators
 
-# From uint8 images and a generator to images of the same shape. It is given mirror, bool (n,), mean, of the pixels per
-# channel, and batch_size, by name, where it has such arguments: see bstune.workloads.images.random_crop_flip. One with
-# batch_size is handed several batches at once, and draws for each what it would draw for it alone.
+# From uint8 images and a generator to images of the same shape. It is given mirror, bool (n,),
+# mean, of the pixels per channel, and batch_size, by name, where it has such arguments: see
+# bstune.workloads.images.random_crop_flip. One with batch_size is handed several batches at once,
+# and draws for each what it would draw for it alone.
 Augment = Callable[..., Tensor]
 
 
@@ -25,7 +26,8 @@ Augment = Callable[..., Tensor]
 class Normalisation:
     """Turns pixels into ``pixels * scale + shift``, both (1, channels, 1, 1), on the images' device.
 
-    It is computed in float32, and then rounded to ``dtype``, as autocast would round it for a convolution.
+    It is computed in float32, and then rounded to ``dtype``, as autocast would round it for a
+    convolution.
     """
 
     scale: Tensor
@@ -39,8 +41,9 @@ class Normalisation:
         return -self.shift / self.scale
 
     def __call__(self, images: Tensor) -> Tensor:
-        """Return images of the same shape; ``images`` itself is left as it is."""
-        # One conversion, then in place: on a CPU faster than type promotion, and much faster than addcmul.
+        """Give images of the same shape; ``images`` itself is left as it is."""
+        # One conversion, then in place: on a CPU faster than type promotion, and much faster than
+        # addcmul.
         pixels = images.to(torch.float32, copy=True, memory_format=self.memory_format)
         return pixels.mul_(self.scale).add_(self.shift).to(self.dtype)
 
@@ -48,13 +51,15 @@ class Normalisation:
 class TrainBatches:
     """Endless training batches (x, y) from uint8 images (n, channels, height, width) and labels on one device.
 
-    Each iterator goes on where the last left off, at the next whole batch. Order and augmentation depend on ``seed``
-    alone, not on ``micro_batch_size``. With ``alternating_flip`` an image is mirrored at random in its first epoch and
-    then every other time, as in cifar10-airbench (Jordan 2024, arXiv 2404.00498, section 3.6).
+    Each iterator goes on where the last left off, at the next whole batch. Order and augmentation
+    depend on ``seed`` alone, not on ``micro_batch_size``. With ``alternating_flip`` an image is
+    mirrored at random in its first epoch and then every other time, as in cifar10-airbench (Jordan
+    2024, arXiv 2404.00498, section 3.6).
 
-    Where several batches have at most ``at_once`` examples, they are made together, by as many operators as one, and
-    are the same to the bit: on an accelerator the host's time to launch them would be a large part of a short step. An
-    augmentation without an argument ``batch_size`` is called for each batch.
+    Where several batches have at most ``at_once`` examples, they are made together, by as many
+    operators as one, and are the same to the bit: on an accelerator the host's time to launch them
+    would be a large part of a short step. An augmentation without an argument ``batch_size`` is
+    called for each batch.
     """
 
     def __init__(
@@ -83,6 +88,7 @@ class TrainBatches:
             generator = self._augment_generator
             random_states = {"get_random": generator.get_state, "set_random": generator.set_state}
         together = max(1, min(at_once, len(images)) // batch_size)
+        # One that draws for all images at once would draw otherwise than for each batch alone.
         if augment is not None and "batch_size" not in inspect.signature(augment).parameters:
             together = 1
         check_positive_integer("batch size", batch_size)
@@ -107,11 +113,15 @@ class TrainBatches:
             images, labels = self._next_made() if are_together else self._make()
             self.stream.drawn += 1
             for x, y in zip(split(images), split(labels), strict=True):
-                # Several batches were normalised when they were made. A single one may be too large for that.
-                yield (x if are_together else self._normalise(x)), y
+                # Several batches were normalised when they were made. A single one may be too large
+                # for that.
+                if are_together:
+                    yield x, y
+                else:
+                    yield self._normalise(x), y
 
     def _next_made(self) -> tuple[Tensor, Tensor]:
-        """Return the next batch of those that are made together, normalised; make more where none is left."""
+        """Give the next batch of those that are made together, normalised; make more where none is left."""
         batch = next(self._made, None)
         if batch is None:
             # Of a group that a stopped trial began.
@@ -125,13 +135,15 @@ class TrainBatches:
         return batch
 
     def _make(self) -> tuple[Tensor, Tensor]:
-        """Return the next batches that are made together as one, augmented."""
+        """Make the next batches that are made together as one, augmented."""
         stream = self.stream
         index = stream.draw()
         images = self._images.index_select(0, index)
         labels = self._labels.index_select(0, index)
         # Whole batches, so that what is drawn does not depend on micro-batches.
-        options: dict[str, Any] = {} if stream.together == 1 else {"batch_size": self.batch_size}
+        options = dict[str, Any]()
+        if stream.together > 1:
+            options["batch_size"] = self.batch_size
         mirror = None
         if self._mirrored is not None:
             first = (stream.drawn - stream.drawn % stream.together) * self.batch_size
@@ -148,16 +160,21 @@ class TrainBatches:
 
 
 def bind_augmentation(augment: Augment, mean: Tensor, alternating_flip: bool) -> Augment:
-    """Return an augmentation with the mean of the pixels (1, channels, 1, 1), if it asks for it."""
+    """Bind an augmentation to the mean of the pixels (1, channels, 1, 1), if it asks for it."""
     arguments = inspect.signature(augment).parameters
     if alternating_flip and "mirror" not in arguments:
-        inner = augment.func if isinstance(augment, functools.partial) else augment
-        name = getattr(inner, "__name__", type(inner).__name__)
+        function = augment
+        if isinstance(augment, functools.partial):
+            function = augment.func
+        name = getattr(function, "__name__", type(function).__name__)
         raise ConfigError(
             "workload.data.alternating_flip needs an augmentation with an argument mirror, such as "
-            f"bstune.workloads.images.random_crop_flip, but got {name}: set workload.data.alternating_flip to false"
+            f"bstune.workloads.images.random_crop_flip, but got {name}: set "
+            "workload.data.alternating_flip to false"
         )
-    return functools.partial(augment, mean=mean) if "mean" in arguments else augment
+    if "mean" not in arguments:
+        return augment
+    return functools.partial(augment, mean=mean)
 
 
 class EvalBatches:

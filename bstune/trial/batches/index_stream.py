@@ -22,8 +22,8 @@ def endless_indices(
 ) -> Iterator[Tensor]:
     """Yield index tensors (B,), int64, from batch ``first`` on, of one epoch after another, on the generator's device.
 
-    Each epoch is a new permutation of 0 to n - 1, unless ``epoch`` draws its n indices in another way; a batch may
-    straddle two, and may then contain an example twice.
+    Each epoch is a new permutation of 0 to n - 1, unless ``epoch`` draws its n indices in another
+    way; a batch may straddle two, and may then contain an example twice.
     """
     device = generator.device
     epoch = permutation(n) if epoch is None else epoch
@@ -43,8 +43,9 @@ def endless_indices(
 class IndexStream:
     """Batches of :func:`endless_indices` that can be resumed at a position, with the generators of the augmentation.
 
-    ``together`` batches are drawn at once, and the generators are kept as before each such group. Of groups of one that
-    is done while ``remembers`` is set: Lightning fetches, and so augments, one batch ahead.
+    ``together`` batches are drawn at once, and the generators are kept as before each such group.
+    Of groups of one that is done while ``remembers`` is set: Lightning fetches, and so augments,
+    one batch ahead.
     """
 
     def __init__(
@@ -60,7 +61,8 @@ class IndexStream:
         check_positive_integer("batch size", batch_size)
         if batch_size > n:
             raise ConfigError(
-                f"batch size {batch_size} is larger than the data set ({n} examples): lower the largest batch size"
+                f"batch size {batch_size} is larger than the data set ({n} examples): lower the "
+                "largest batch size"
             )
         group_size = batch_size * together
         self.remembers = False
@@ -82,7 +84,7 @@ class IndexStream:
             yield index
 
     def draw(self) -> Tensor:
-        """Return the indices of the group of batches that the next one is in, whose first ones may be handed out."""
+        """Draw the indices of the group of batches that the next one is in, whose first ones may be handed out."""
         if self._resumed is not None:
             self._set_random(self._resumed)
             self._resumed = None
@@ -91,13 +93,14 @@ class IndexStream:
         return next(self._indices)
 
     def position(self, batches: int) -> dict[str, Any]:
-        """Return the position after ``batches`` batches, all that are drawn or all but a remembered one, as data."""
+        """Give the position after ``batches`` batches, all that are drawn or all but a remembered one, as data."""
         state = self._get_random()
         first = self._first_of_group(batches)
         if state is not None and first != self.drawn:
             if self._remembered is None or self._remembered[0] != first:
                 raise ValueError(
-                    f"the position after {batches} batches is not remembered: {self.drawn} are drawn"
+                    f"the position after {batches} batches is not remembered: {self.drawn} are "
+                    "drawn"
                 )
             state = self._remembered[1]
         return {"batches": batches, "random": state}
@@ -127,19 +130,19 @@ class Stream(Protocol):
     remembers: bool
 
     def position(self, batches: int) -> dict[str, Any]:
-        """Return the position after so many batches, as data."""
+        """Give the position after so many batches, as data."""
 
     def resume(self, position: Mapping[str, Any]) -> None:
         """Go on from a position, before any batch is drawn."""
 
 
 def stream_of(batches: object) -> Stream:
-    """Return the stream behind :class:`TrainBatches`, :class:`GivenBatches`, or what :func:`rebatch` returned."""
+    """Find the stream behind :class:`TrainBatches`, :class:`GivenBatches`, or what :func:`rebatch` returned."""
     source = batches.batch_sampler if isinstance(batches, DataLoader) else batches
     stream = getattr(source, "stream", None)
     if isinstance(stream, Stream):
         return stream
     raise ConfigError(
-        f"a trial on batches from {type(batches).__name__} cannot be stopped to go on later: take them from "
-        "TrainBatches, or from a DataLoader through rebatch()"
+        f"a trial on batches from {type(batches).__name__} cannot be stopped to go on later: take "
+        "them from TrainBatches, or from a DataLoader through rebatch()"
     )

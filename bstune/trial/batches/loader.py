@@ -1,7 +1,7 @@
 """A user's DataLoader, read in batches of another size."""
 
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset
 
@@ -11,6 +11,7 @@ from bstune.trial.batches.batch_sampler import StreamBatchSampler
 from bstune.trial.batches.epochs import epoch_of
 from bstune.trial.devices.randomness import seeded_generators
 
+Batch = TypeVar("Batch")
 # What a DataLoader of other batches has of the user's, beside the data set.
 KEPT_OPTIONS = (
     "collate_fn",
@@ -26,8 +27,8 @@ KEPT_OPTIONS = (
 )
 # What to do with data that cannot be read in batches of another size.
 HOW_TO_GIVE = (
-    "tune it from Python with data=lambda batch_size: (train, val): the batches of such a function of the batch size "
-    "are taken as they come"
+    "tune it from Python with data=lambda batch_size: (train, val): the batches of such a "
+    "function of the batch size are taken as they come"
 )
 
 
@@ -37,25 +38,25 @@ def rebatch(
     micro_batch_size: int | None,
     seed: int,
 ) -> DataLoader[Any]:
-    """Return a DataLoader like ``loader`` whose batches hold exactly B examples, shuffled, n // B of them an epoch.
+    """Make a DataLoader like ``loader`` whose batches hold exactly B examples, shuffled, n // B of them an epoch.
 
     Each epoch goes on in an endless stream of the shuffled examples, so that all batches are whole.
     One of torch's samplers that draws a part of the examples, or with replacement or weights, still
-    does, n numbers an epoch. A resumed trial reads the same examples and draws the same numbers from
-    the generators of Python, numpy and torch, but not in worker processes, nor from generators of
-    the data set.
+    does, n numbers an epoch. A resumed trial reads the same examples and draws the same numbers
+    from the generators of Python, numpy and torch, but not in worker processes, nor from generators
+    of the data set.
     """
     if not isinstance(loader, DataLoader):
         raise ConfigError(
-            f"the training data must come from a torch DataLoader over a map-style data set, but got"
-            f" {type(loader).__name__}: return one from train_dataloader(), or {HOW_TO_GIVE}"
+            "the training data must come from a torch DataLoader over a map-style data set, but "
+            f"got {type(loader).__name__}: return one from train_dataloader(), or {HOW_TO_GIVE}"
         )
     problem = not_rebatchable(loader)
     if problem:
         raise ConfigError(
-            f"the batch size of the training DataLoader cannot be set: {problem}. Return DataLoader(dataset,"
-            " batch_size=..., shuffle=True) over a map-style data set, with a Subset to choose its examples, or"
-            f" {HOW_TO_GIVE}"
+            f"the batch size of the training DataLoader cannot be set: {problem}. Return "
+            "DataLoader(dataset, batch_size=..., shuffle=True) over a map-style data set, with a "
+            f"Subset to choose its examples, or {HOW_TO_GIVE}"
         )
     order, workers = seeded_generators(seed, "cpu", 2)
     drawn = epoch_of(loader)
@@ -72,28 +73,37 @@ def rebatch(
 
 
 def not_rebatchable(loader: object) -> str | None:
-    """Return why other batches from the same loader would not be the same problem; None if they would be."""
+    """Tell why other batches from the same loader would not be the same problem; None if they would be."""
     several = loaders_of(loader)
     if not any(one is loader for one in several):
-        return f"it returns {plural(len(several), 'loader')} in a {type(loader).__name__}, not one batch of B examples"
+        return (
+            f"it returns {plural(len(several), 'loader')} in a {type(loader).__name__}, not one "
+            "batch of B examples"
+        )
     if not isinstance(loader, DataLoader):
         return f"it returns a {type(loader).__name__}, not a torch DataLoader"
     if isinstance(loader.dataset, IterableDataset):
-        return f"its data set, {type(loader.dataset).__name__}, is iterable and decides itself what comes next"
+        return (
+            f"its data set, {type(loader.dataset).__name__}, is iterable and decides itself what "
+            "comes next"
+        )
     if not hasattr(loader.dataset, "__len__"):
         return f"its data set, {type(loader.dataset).__name__}, has no length"
     if type(loader).__iter__ is not DataLoader.__iter__:
         return f"{type(loader).__name__} has an __iter__ of its own"
     if type(loader.batch_sampler) is not BatchSampler:
-        return f"it has no batch size of its own (batch_sampler is {type(loader.batch_sampler).__name__})"
+        return (
+            "it has no batch size of its own (batch_sampler is "
+            f"{type(loader.batch_sampler).__name__})"
+        )
     if epoch_of(loader) is None:
         name = type(loader.batch_sampler.sampler).__name__
         return f"its sampler, {name}, is not one of torch's, whose epochs can be drawn again"
     return None
 
 
-def loaders_of(loaders: Any) -> list[Any]:
-    """Return the loaders in what a data module returns: one, or a collection of them, as Lightning takes it."""
+def loaders_of(loaders: object) -> list[Any]:
+    """List the loaders in what a data module returns: one, or a collection of them, as Lightning takes it."""
     if isinstance(loaders, Mapping):
         return list(loaders.values())
     if isinstance(loaders, list | tuple):
@@ -102,7 +112,7 @@ def loaders_of(loaders: Any) -> list[Any]:
     return list(getattr(loaders, "flattened", [loaders]))
 
 
-def endless(batches: Iterable[Any]) -> Iterator[Any]:
+def endless(batches: Iterable[Batch]) -> Iterator[Batch]:
     """Yield batches of one epoch after another; an iterable without any is an end."""
     has_any = True
     while has_any:

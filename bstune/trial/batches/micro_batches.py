@@ -1,7 +1,7 @@
 """How a batch is cut into micro-batches: what is in memory at once.
 
-Everywhere in a trial ``batch_size`` is the number of examples of a step, over all devices, and ``micro_batch_size`` is
-the number of them that are in memory at once.
+Everywhere in a trial ``batch_size`` is the number of examples of a step, over all devices, and
+``micro_batch_size`` is the number of them that are in memory at once.
 """
 
 from collections.abc import Callable, Sequence
@@ -27,11 +27,13 @@ def micro_batch_sizes_of(batch_size: int, micro_batch_size: int | None) -> tuple
         return (batch_size,)
     count, rest = divmod(batch_size, micro_batch_size)
     whole = (micro_batch_size,) * count
-    return (*whole, rest) if rest else whole
+    if rest:
+        return (*whole, rest)
+    return whole
 
 
 def splitter(batch_size: int, micro_batch_size: int | None) -> Callable[[Tensor], Sequence[Tensor]]:
-    """Return what cuts a whole batch into micro-batches, on several devices into this process's alone."""
+    """Make what cuts a whole batch into micro-batches, on several devices into this process's alone."""
     if distributed.place() is not None:
         of_all, own = distributed.micro_batch_sizes_of_process(batch_size, micro_batch_size)
         return lambda batch: batch.split_with_sizes(of_all)[own]

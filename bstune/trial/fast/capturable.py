@@ -10,8 +10,9 @@ from bstune.trial.fast.optimizer_step import has_step_hooks
 def make_capturable(optimizer: Optimizer, device: torch.device) -> str | None:
     """Let an optimizer read its rates and counts on the device; say why it cannot, None where it can.
 
-    Of torch's optimizers a group's ``fused`` and ``capturable`` are set. One of another kind says that it can by
-    ``capturable = True`` on its class: its step then takes an ``lr`` that is a tensor, and changes nothing on the host.
+    Of torch's optimizers a group's ``fused`` and ``capturable`` are set. One of another kind says
+    that it can by ``capturable = True`` on its class: its step then takes an ``lr`` that is a
+    tensor, and changes nothing on the host.
     """
     name = type(optimizer).__name__
     if has_step_hooks(optimizer):
@@ -27,12 +28,14 @@ def make_capturable(optimizer: Optimizer, device: torch.device) -> str | None:
     for group in optimizer.param_groups:
         if "fused" in group:
             group |= {"fused": True, "foreach": False}
+        # On a CPU torch refuses it.
         if "capturable" in group:
-            group["capturable"] = device.type != "cpu"  # where torch refuses it
+            group["capturable"] = device.type != "cpu"
         for parameter in group["params"]:
             if parameter not in optimizer.state:
                 continue
+            # Of a resumed trial.
             count = optimizer.state[parameter].get("step")
-            if isinstance(count, Tensor):  # of a resumed trial
+            if isinstance(count, Tensor):
                 optimizer.state[parameter]["step"] = count.to(parameter.device, torch.float32)
     return None

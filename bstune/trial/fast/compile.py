@@ -1,20 +1,22 @@
 """``torch.compile`` of what a trial's steps call, outside of its training clock, with a fall-back to eager.
 
-What is compiled is ``training_step`` as a whole, the loss with the model, where it logs nothing and asks the Trainer
-nothing: its answers change from step to step. Else, and in evaluation, what is compiled, in place, are the modules with
-parameters that the step calls from outside of any other module: the LightningModule where it calls ``self(x)``, the
-model where ``self.model(x)``. The number of examples is a variable of the code, as far as the module allows it, so that
-another batch size takes the same code from torch's cache on the disk.
+What is compiled is ``training_step`` as a whole, the loss with the model, where it logs nothing and
+asks the Trainer nothing: its answers change from step to step. Else, and in evaluation, what is
+compiled, in place, are the modules with parameters that the step calls from outside of any other
+module: the LightningModule where it calls ``self(x)``, the model where ``self.model(x)``. The
+number of examples is a variable of the code, as far as the module allows it, so that another batch
+size takes the same code from torch's cache on the disk.
 
 Neither of the two serves all steps.
 
-* A whole step that asks is right, but compiled within the clock: of seven modules at three batch sizes, 20 steps each,
-  one that reads ``self.global_step`` was compiled 8 more times, torch's limit, after which it runs eagerly without a
-  word, and one that asks for ``batch_idx % 7`` once. The modules that the steps call took one graph in training, one in
-  evaluation, and none within the clock. (A backend without machine code; ``self.log`` as a break of the graph.)
-* A whole step that asks nothing saves the time of its loss: with a vocabulary of 8,192, forward and backward of 1,024
-  tokens took 296 ms, with the modules alone 356, eagerly 367; with a vocabulary of 65 it was 164, 163 and 170. (Medians
-  of 8, CPU time on one core of a busy machine, torch 2.13.)
+* A whole step that asks is right, but compiled within the clock: of seven modules at three batch
+  sizes, 20 steps each, one that reads ``self.global_step`` was compiled 8 more times, torch's
+  limit, after which it runs eagerly without a word, and one that asks for ``batch_idx % 7`` once.
+  The modules that the steps call took one graph in training, one in evaluation, and none within the
+  clock. (A backend without machine code; ``self.log`` as a break of the graph.)
+* A whole step that asks nothing saves the time of its loss: with a vocabulary of 8,192, forward and
+  backward of 1,024 tokens took 296 ms, with the modules alone 356, eagerly 367; with a vocabulary
+  of 65 it was 164, 163 and 170. (Medians of 8, CPU time on one core of a busy machine, torch 2.13.)
 """
 
 import functools
@@ -42,7 +44,8 @@ from bstune.trial.noise_scale import (
     untouched,
 )
 
-# Of a new shape: with CUDA graphs the first is not recorded, the second is, the third is as all that follow.
+# Of a new shape: with CUDA graphs the first is not recorded, the second is, the third is as all
+# that follow.
 PASSES = 3
 # Of one piece of code, in a trial: by batch shape, in training and in evaluation.
 RECOMPILE_LIMIT = 64
@@ -56,9 +59,10 @@ MARKS = ("_dynamo_weak_dynamic_indices", "_has_dynamo_dim_marking")
 class Compiling:
     """Compiles a trial's module for each new shape of its batches, ahead of the step or the evaluation that needs it.
 
-    It counts as start-up: the passes that make torch compile leave the training as it was. Where it fails, the trial
-    goes on eagerly, and ``failed`` says why. Without a mode nothing is compiled.
-    (The CUDA graphs of ``reduce-overhead`` and ``max-autotune`` are not tested: there was no such device.)
+    It counts as start-up: the passes that make torch compile leave the training as it was. Where it
+    fails, the trial goes on eagerly, and ``failed`` says why. Without a mode nothing is compiled.
+    (The CUDA graphs of ``reduce-overhead`` and ``max-autotune`` are not tested: there was no such
+    device.)
     """
 
     def __init__(self, mode: str | None, clock: TrialClock) -> None:
@@ -74,15 +78,16 @@ class Compiling:
         self._expected = compiled_graphs()
 
     def before_training_step(
-        self, trainer: Trainer, module: LightningModule, batch: Any, batch_idx: int
+        self, trainer: Trainer, module: LightningModule, batch: object, batch_idx: int
     ) -> None:
         """Compile forward and backward, if this is the first batch of its shape."""
         if not self._is_new("training", module, batch):
             return
         if not module.automatic_optimization:
             raise ConfigError(
-                f"compile={self._mode} warms a step up before the clock runs, but {type(module).__name__} steps its"
-                " optimizers itself (manual optimization): set compile=null"
+                f"compile={self._mode} warms a step up before the clock runs, but "
+                f"{type(module).__name__} steps its optimizers itself (manual optimization): set "
+                "compile=null"
             )
         arguments = step_arguments(module.training_step, batch, batch_idx)
         forward = partial(trainer.strategy.training_step, *arguments)
@@ -96,12 +101,13 @@ class Compiling:
             self._warm_up("training", trainer, module, forward, step)
         if self._code.is_empty and self.failed is None:
             raise ConfigError(
-                f"compile={self._mode} does not apply to {type(module).__name__}: its training_step calls no module"
-                " with parameters, as self(x) or self.model(x) would: call one, or set compile=null"
+                f"compile={self._mode} does not apply to {type(module).__name__}: its "
+                "training_step calls no module with parameters, as self(x) or self.model(x) "
+                "would: call one, or set compile=null"
             )
 
     def before_validation_step(
-        self, trainer: Trainer, module: LightningModule, batch: Any, batch_idx: int
+        self, trainer: Trainer, module: LightningModule, batch: object, batch_idx: int
     ) -> None:
         """Compile the forward pass of the evaluation, if this is the first batch of its shape."""
         if not self._is_new("validation", module, batch):
@@ -116,7 +122,10 @@ class Compiling:
 
     def eagerly(self) -> AbstractContextManager[object]:
         """Run what is inside without the compiled code, whose shapes it does not have."""
-        return nullcontext() if self._mode is None else torch.compiler.set_stance("force_eager")
+        if self._mode is None:
+            return nullcontext()
+        eager: AbstractContextManager[object] = torch.compiler.set_stance("force_eager")
+        return eager
 
     def end(self) -> None:
         """Undo all of it, and warn if torch compiled in between, where the clock may have run."""
@@ -124,23 +133,25 @@ class Compiling:
             return
         more = compiled_graphs() - self._expected
         if more and self.failed is None:
-            times = f"{more} more time{'s' if more > 1 else ''}"
+            plural = "s" * (more > 1)
+            times = f"{more} more time{plural}"
             warn_once(
-                f"torch compiled the module {times} in the course of its training or evaluation (something in it"
-                " changes from step to step): the seconds may hold that"
+                f"torch compiled the module {times} in the course of its training or evaluation "
+                "(something in it changes from step to step): the seconds may hold that"
             )
         self._code.undo()
 
-    def _is_new(self, stage: str, module: LightningModule, batch: Any) -> bool:
+    def _is_new(self, stage: str, module: LightningModule, batch: object) -> bool:
         if self._mode is None or self.failed is not None:
             return False
         self._begin_step()
         shapes = tuple(leaf.shape for leaf in tree_leaves(batch) if isinstance(leaf, Tensor))
-        # Where parameters are frozen in the course of training, as a whitening's bias is, the code is another one.
+        # Where parameters are frozen in the course of training, as a whitening's bias is, the code
+        # is another one.
         key = stage, shapes, tuple(parameter.requires_grad for parameter in module.parameters())
-        new = key not in self._warm
+        is_new = key not in self._warm
         self._warm.add(key)
-        return new
+        return is_new
 
     def _begin_step(self) -> None:
         # What the last step's graphs returned may be overwritten.
@@ -157,12 +168,18 @@ class Compiling:
     ) -> None:
         """Run a step until all is compiled; an error ends the compiling, and not the trial.
 
-        ``forward`` runs its forward pass, and ``step`` all of it, as if it came so many batches later.
+        ``forward`` runs its forward pass, and ``step`` all of it, as if it came so many batches
+        later.
         """
         before = compiled_graphs()
         called: list[nn.Module] = []
-        for fail in (self._fix_lengths, self._fail) if self._code.is_free else (self._fail,):
-            with failing(fail):
+        # Code for any number of examples is tried first, then code for each number, where both may
+        # be.
+        fallbacks = [self._fail]
+        if self._code.is_free:
+            fallbacks = [self._fix_lengths, self._fail]
+        for fall_back in fallbacks:
+            with failing(fall_back):
                 asked: list[str] = []
                 with self.eagerly(), untouched(trainer, module), watching(module, asked):
                     called = called_modules(module, forward)
@@ -186,7 +203,7 @@ class Compiling:
     def _compile_step(
         self, trainer: Trainer, module: LightningModule, step: Callable[[int], object]
     ) -> bool:
-        """Compile the training step as a whole and run it; return whether that is possible."""
+        """Compile the training step as a whole and run it; tell whether that is possible."""
         if self._may_be_whole:
             self._code.compile_step(module)
             # What goes by the number of its batch is compiled anew for each.
@@ -198,7 +215,7 @@ class Compiling:
     def _passes(
         self, trainer: Trainer, module: LightningModule, step: Callable[[int], object]
     ) -> int:
-        """Run a step some times, and return how many graphs were compiled after the first time."""
+        """Run a step some times, and tell how many graphs were compiled after the first time."""
         first = 0
         for later in range(PASSES):
             self._begin_step()
@@ -219,7 +236,8 @@ class Compiling:
     def _fail(self, reason: str) -> None:
         self.failed = f"trained eagerly, as compile={self._mode} failed: {reason}"
         warn_once(
-            f"compile={self._mode} fails, so the training is eager (compile=null leaves it out): {reason}"
+            f"compile={self._mode} fails, so the training is eager (compile=null leaves it out): "
+            f"{reason}"
         )
         self._code.undo()
 
@@ -236,12 +254,12 @@ class CompiledCode:
         self.is_free = is_free
         self._mode = mode
         # By module and attribute: what stood there before.
-        self._before: dict[tuple[nn.Module, str], Any] = {}
+        self._replaced: dict[tuple[nn.Module, str], Any] = {}
 
     @property
     def is_empty(self) -> bool:
         """Whether nothing is compiled."""
-        return not self._before
+        return not self._replaced
 
     def compile_step(self, module: LightningModule) -> None:
         """Compile a training step as a whole."""
@@ -249,38 +267,40 @@ class CompiledCode:
 
     def restore_step(self, module: LightningModule) -> None:
         """Make a training step eager again."""
-        if (module, STEP) in self._before:
-            setattr(module, STEP, self._before.pop((module, STEP)))
+        if (module, STEP) in self._replaced:
+            setattr(module, STEP, self._replaced.pop((module, STEP)))
 
     def compile_call(self, part: nn.Module) -> None:
         """Compile a module's call, its forward pass and hooks; its parameters' names stay."""
 
-        # Not nn.Module.compile: of one of torch's own modules, such as a Sequential, it compiles nothing.
+        # Not nn.Module.compile: of one of torch's own modules, such as a Sequential, it compiles
+        # nothing.
         def call(*args: Any, **kwargs: Any) -> Any:
             return part._call_impl(*args, **kwargs)  # type: ignore[no-untyped-call]
 
         self._replace(part, CALL, call)
 
     def _replace(self, owner: nn.Module, name: str, function: Callable[..., Any]) -> None:
-        if (owner, name) not in self._before:
-            self._before[owner, name] = getattr(owner, name)
+        if (owner, name) not in self._replaced:
+            self._replaced[owner, name] = getattr(owner, name)
             setattr(owner, name, _compiled(function, self._mode, self.is_free))
 
     def undo(self) -> None:
         """Make all of it eager again, and have torch forget what it compiled.
 
-        torch would keep it for ever, and past its limit of recompilations run all else eagerly without a word.
+        torch would keep it for ever, and past its limit of recompilations run all else eagerly
+        without a word.
         """
         # A second of imports that only compiled trials need.
         from torch._inductor.codecache import PyCodeCache
 
-        for (owner, name), before in self._before.items():
-            setattr(owner, name, before)
-        self._before.clear()
+        for (owner, name), original in self._replaced.items():
+            setattr(owner, name, original)
+        self._replaced.clear()
         torch.compiler.reset()
-        # The generated modules, which torch keeps: their files stay. What is left are finalizers that torch's guards
-        # hang on classes, such as Linear: some 250 KiB a trial of a small network
-        # (tests/benchmarks/bench_flat_memory.py).
+        # The generated modules, which torch keeps: their files stay. What is left are finalizers
+        # that torch's guards hang on classes, such as Linear: some 250 KiB a trial of a small
+        # network (tests/benchmarks/bench_flat_memory.py).
         PyCodeCache.cache_clear()
 
 
@@ -316,20 +336,23 @@ def failing(fail: Callable[[str], None]) -> Iterator[None]:
     except USER_CODE_ERRORS as error:
         # torch wraps the compiler's error in its own.
         innermost: BaseException = error
-        while isinstance(inner := getattr(innermost, "inner_exception", None), BaseException):
+        inner: object = error
+        while isinstance(inner, BaseException):
             innermost = inner
+            inner = getattr(innermost, "inner_exception", None)
         if is_out_of_memory(innermost):
             raise innermost from None
         fail(f"{type(innermost).__name__}: {first_line(innermost)}")
 
 
 def _compiled(function: Callable[..., Any], mode: str | None, is_free: bool) -> Callable[..., Any]:
-    """Return a compiled function; the length of the tensors that it is given may be free, all else is fixed."""
+    """Compile a function; the length of the tensors that it is given may be free, all else is fixed."""
     compiled = torch.compile(function, mode=mode, dynamic=False)
 
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
-        # A module that is compiled by itself may be called in a step that is: there nothing is marked.
+        # A module that is compiled by itself may be called in a step that is: there nothing is
+        # marked.
         if not torch.compiler.is_compiling():
             for leaf in tree_leaves((args, kwargs)):
                 if isinstance(leaf, Tensor):
@@ -350,17 +373,17 @@ def _mark_length(tensor: Tensor, is_free: bool) -> None:
 
 
 def called_modules(module: nn.Module, run: Callable[[], object]) -> list[nn.Module]:
-    """Return the modules with parameters that ``run`` calls from outside of any other, in the order of first call."""
+    """List the modules with parameters that ``run`` calls from outside of any other, in the order of first call."""
     called: list[nn.Module] = []
     depth = 0
 
-    def enter(part: nn.Module, arguments: Any) -> None:
+    def enter(part: nn.Module, arguments: object) -> None:
         nonlocal depth
         if depth == 0 and part not in called and next(part.parameters(), None) is not None:
             called.append(part)
         depth += 1
 
-    def leave(part: nn.Module, arguments: Any, output: Any) -> None:
+    def leave(part: nn.Module, arguments: object, output: object) -> None:
         nonlocal depth
         depth -= 1
 
@@ -376,5 +399,5 @@ def called_modules(module: nn.Module, run: Callable[[], object]) -> list[nn.Modu
 
 
 def compiled_graphs() -> int:
-    """Return how many graphs torch has compiled in this process so far."""
+    """Count the graphs that torch has compiled in this process so far."""
     return int(counters["stats"]["unique_graphs"])

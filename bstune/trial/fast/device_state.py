@@ -9,8 +9,9 @@ from torch.optim import Optimizer
 
 from bstune.trial.lightning.installed import LightningModule
 
-# A replay may differ from its step by this share of the step's change of a tensor: kernels that add up in no fixed
-# order do by some tenths of a percent in half precision, of which Muon's orthogonalisation may make some percent.
+# A replay may differ from its step by this share of the step's change of a tensor: kernels that add
+# up in no fixed order do by some tenths of a percent in half precision, of which Muon's
+# orthogonalisation may make some percent.
 TOLERANCE = 0.05
 # And by this share of the tensor itself.
 ROUNDING = 1e-6

@@ -1,10 +1,11 @@
 """Whole training steps as replays of one CUDA graph: forward, backward and the optimizer's step in a single launch.
 
-A graph repeats the same kernels on the same memory, with the numbers that the host gave them when it was captured. So
-a step is captured only where nothing differs from one step to the next but the batch, which is copied to where the
-graph reads it, the learning rates, which lie in tensors, and the device's random numbers, which a graph draws on. What
-else may differ is looked for in the first steps, which run as they are, and a first replay is compared with the step
-that it repeats. Where anything differs, all steps are eager, and ``reason`` says why.
+A graph repeats the same kernels on the same memory, with the numbers that the host gave them when
+it was captured. So a step is captured only where nothing differs from one step to the next but the
+batch, which is copied to where the graph reads it, the learning rates, which lie in tensors, and
+the device's random numbers, which a graph draws on. What else may differ is looked for in the first
+steps, which run as they are, and a first replay is compared with the step that it repeats. Where
+anything differs, all steps are eager, and ``reason`` says why.
 
 Tests on a CPU record the operators of a step in a graph's place.
 """
@@ -16,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
-from torch.utils._pytree import tree_flatten, tree_unflatten
+from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 
 from bstune.core.records import FastMode
 from bstune.trial.devices.errors import USER_CODE_ERRORS, first_line, is_out_of_memory, warn_once
@@ -28,16 +29,17 @@ from bstune.trial.lightning.installed import LightningModule
 
 Step = Callable[[Any, int], Any]
 DEVICES = ("cuda",)
-# The first makes the optimizer's state, cuDNN's choices and compiled code; the second is watched for what it changes on
-# the host, as is the third, which the first replay repeats.
+# The first makes the optimizer's state, cuDNN's choices and compiled code; the second is watched
+# for what it changes on the host, as is the third, which the first replay repeats.
 WARM_STEPS = 3
-# A step that changes so often, each time before as many replays, stays eager: a momentum with a schedule is one.
+# A step that changes so often, each time before as many replays, stays eager: a momentum with a
+# schedule is one.
 MAX_CAPTURES = 4
 REPLAYS_WORTH_A_CAPTURE = 32
 
 
 def captures(mode: FastMode, device: torch.device) -> bool:
-    """Return whether steps on this device are captured, if they can be."""
+    """Tell whether steps on this device are captured, if they can be."""
     return mode == "graph" and device.type in DEVICES
 
 
@@ -46,14 +48,15 @@ class CapturedSteps:
 
     Args:
         module: set up for the fit, on its device.
-        optimizer: its only one. Where a step can be captured it becomes fused or capturable. Its groups' ``lr`` stay
-            the numbers that schedules see; within a step they are tensors.
-        eager: called with a batch on the device and its number, takes a whole step, the gradients' removal before it
-            included, and returns what ``training_step`` did; it may be called in a capture.
+        optimizer: its only one. Where a step can be captured it becomes fused or capturable. Its
+            groups' ``lr`` stay the numbers that schedules see; within a step they are tensors.
+        eager: called with a batch on the device and its number, takes a whole step, the gradients'
+            removal before it included, and returns what ``training_step`` did; it may be called in
+            a capture.
         around: makes a context for what is no step of the training, as one that stops a clock.
 
-    A call takes a step on a batch and returns what ``training_step`` did. Where memory runs out in a capture, the error
-    is raised, as that of an eager step is.
+    A call takes a step on a batch and returns what ``training_step`` did. Where memory runs out in
+    a capture, the error is raised, as that of an eager step is.
     """
 
     def __init__(
@@ -61,7 +64,7 @@ class CapturedSteps:
         module: LightningModule,
         optimizer: Optimizer,
         eager: Step,
-        around: Callable[[], AbstractContextManager[Any]] = nullcontext,
+        around: Callable[[], AbstractContextManager[object]] = nullcontext,
     ) -> None:
         # Why steps are eager; None as long as they are, or may be, captured.
         self.reason: str | None = None
@@ -83,7 +86,7 @@ class CapturedSteps:
         # Signatures so far that were not worth a capture.
         self._changes = 0
         # The host's state when the step was captured.
-        self._host: dict[str, list[Any]] = {}
+        self._host: dict[str, list[object]] = {}
         # Whether the module is looked at before the next step.
         self._looks = True
         self._replay: Callable[[], None] | None = None
@@ -96,7 +99,7 @@ class CapturedSteps:
         self._rates = [torch.zeros((), device=module.device) for _ in optimizer.param_groups]
         self._filled = [0.0] * len(self._rates)
 
-    def __call__(self, batch: Any, index: int) -> Any:
+    def __call__(self, batch: object, index: int) -> Any:
         """Take a step on the batch of this number."""
         if self.reason is not None:
             return self._eager(batch, index)
@@ -121,13 +124,14 @@ class CapturedSteps:
         """Before the next step, look whether the module is as it was: hooks of an epoch or an evaluation have run."""
         self._looks = True
 
-    def _fits(self, structure: object, leaves: Sequence[Any]) -> bool:
+    def _fits(self, structure: TreeSpec, leaves: Sequence[object]) -> bool:
         """Begin anew where what a graph fixes is no longer as it was: shapes, places, the optimizer's options."""
+        batch = list[tuple[object, ...]]()
         for leaf in leaves:
             if not isinstance(leaf, Tensor):
                 self._give_up(f"a batch holds more than tensors ({type(leaf).__name__})")
                 return False
-        batch = [(leaf.shape, leaf.stride(), leaf.dtype, leaf.device) for leaf in leaves]
+            batch.append((leaf.shape, leaf.stride(), leaf.dtype, leaf.device))
         groups = [_options(group) for group in self._optimizer.param_groups]
         if self._looks:
             self._look()
@@ -135,8 +139,10 @@ class CapturedSteps:
         trained = [parameter.requires_grad for parameter in self._parameters]
         signature = structure, batch, groups, trained, self._places
         if signature != self._signature:
-            was_worth_it = self._replays >= REPLAYS_WORTH_A_CAPTURE
-            self._changes = 1 if was_worth_it else self._changes + 1
+            # Only changes that come soon after each other count.
+            if self._replays >= REPLAYS_WORTH_A_CAPTURE:
+                self._changes = 0
+            self._changes += 1
             self._signature = signature
             self._replay = None
             self._output = None
@@ -144,7 +150,8 @@ class CapturedSteps:
             self._replays = 0
         if self._changes > MAX_CAPTURES:
             self._give_up(
-                "the module, the optimizer's options, tensors' places or shapes change again and again"
+                "the module, the optimizer's options, tensors' places or shapes change again and "
+                "again"
             )
         return self._changes <= MAX_CAPTURES
 
@@ -159,8 +166,8 @@ class CapturedSteps:
                 self._signature = None
 
     def _fill_rates(self) -> None:
-        # One small kernel a group whose rate has changed, and none while it is constant: unlike a table of all rates
-        # this holds for any schedule. Filling waits for nothing.
+        # One small kernel a group whose rate has changed, and none while it is constant: unlike a
+        # table of all rates this holds for any schedule. Filling waits for nothing.
         groups = self._optimizer.param_groups
         for place, (group, rate) in enumerate(zip(groups, self._rates, strict=True)):
             if group["lr"] != self._filled[place]:
@@ -178,7 +185,7 @@ class CapturedSteps:
             for group, number in zip(self._optimizer.param_groups, numbers, strict=True):
                 group["lr"] = number
 
-    def _watched(self, batch: Any, index: int) -> Any:
+    def _watched(self, batch: object, index: int) -> Any:
         """Take an eager step, and give up if its result depends on the host's state, or changes it."""
         asked: list[str] = []
         before = host_state(self._module, self._optimizer)
@@ -198,7 +205,9 @@ class CapturedSteps:
             self._give_up("training_step returns no loss")
         return output
 
-    def _capture(self, batch: Any, index: int, leaves: Sequence[Tensor], structure: Any) -> Any:
+    def _capture(
+        self, batch: object, index: int, leaves: Sequence[Tensor], structure: TreeSpec
+    ) -> Any:
         """Take an eager step, capture it, and compare a replay with it; a step may take its batch apart."""
         state = DeviceState(self._module, self._optimizer)
         with self._around():
@@ -223,7 +232,7 @@ class CapturedSteps:
     def _record(
         self,
         leaves: Sequence[Tensor],
-        structure: Any,
+        structure: TreeSpec,
         index: int,
         generators: Sequence[torch.Generator],
     ) -> None:
@@ -231,23 +240,26 @@ class CapturedSteps:
         self._inputs = [leaf.clone() for leaf in leaves]
 
         def step() -> None:
-            # Another number than the step's own, so that a result that goes by it shows when the two are compared.
+            # Another number than the step's own, so that a result that goes by it shows when the
+            # two are compared.
             self._output = self._eager(tree_unflatten(self._inputs, structure), index + 1)
 
         try:
             with self._tensor_rates():
                 self._replay = record(step, generators)
         except USER_CODE_ERRORS as error:
-            # Ending a capture that has failed raises an error of its own, on top of the one that says why.
-            errors: list[BaseException] = [error]
-            while (inner := errors[-1].__context__) is not None:
-                errors.append(inner)
-            for one in errors:
-                if is_out_of_memory(one):
-                    raise one from None
-            self._give_up(f"{type(errors[-1]).__name__} in its capture: {first_line(errors[-1])}")
+            # Ending a capture that has failed raises an error of its own, on top of the one that
+            # says why.
+            first: BaseException = error
+            while True:
+                if is_out_of_memory(first):
+                    raise first from None
+                if first.__context__ is None:
+                    break
+                first = first.__context__
+            self._give_up(f"{type(first).__name__} in its capture: {first_line(first)}")
 
-    def _compare(self, state: DeviceState, before: Copy, after: Copy, output: Any) -> None:
+    def _compare(self, state: DeviceState, before: Copy, after: Copy, output: object) -> None:
         taken_loss = _loss(output)
         different = first_difference(
             [*state.names, "the loss"],
@@ -266,17 +278,21 @@ class CapturedSteps:
         warn_once(f"protocol.fast=graph: steps are not captured, as {reason}")
 
 
-def _loss(output: Any) -> Any:
-    """Return the loss of what a step returned; None where it has none."""
-    return output.get("loss") if isinstance(output, Mapping) else output
+def _loss(output: object) -> Any:
+    """Give the loss of what a step returned; None where it has none."""
+    if isinstance(output, Mapping):
+        return output.get("loss")
+    return output
 
 
 def _options(group: Mapping[str, Any]) -> list[tuple[str, Any]]:
-    """Return what a graph fixes of a group of parameters: tensors by themselves, all else by value."""
-    options = []
+    """Give what a graph fixes of a group of parameters: tensors by themselves, all else by value."""
+    options = list[tuple[str, Any]]()
     for name, value in group.items():
-        if name not in ("params", "lr"):
-            options.append((name, id(value) if isinstance(value, Tensor) else value))
+        if name in ("params", "lr"):
+            continue
+        fixed = id(value) if isinstance(value, Tensor) else value
+        options.append((name, fixed))
     return options
 
 
@@ -285,7 +301,8 @@ def record(step: Callable[[], None], generators: Sequence[torch.Generator]) -> C
     graph = torch.cuda.CUDAGraph()
     for generator in generators:
         graph.register_generator_state(generator)
-    # Of this thread alone: another one may allocate meanwhile, as that of a DataLoader that pins its batches.
+    # Of this thread alone: another one may allocate meanwhile, as that of a DataLoader that pins
+    # its batches.
     with torch.cuda.graph(graph, capture_error_mode="thread_local"):
         step()
     return graph.replay

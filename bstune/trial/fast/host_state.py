@@ -1,7 +1,6 @@
 """What a step may change on the host, which a replay of the step would not change again."""
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -14,25 +13,31 @@ from bstune.trial.lightning.installed import LightningModule
 PLAIN = (bool, int, float, complex, str, bytes, type(None))
 
 
-def host_state(module: LightningModule, optimizer: Optimizer) -> dict[str, list[Any]]:
+def host_state(module: LightningModule, optimizer: Optimizer) -> dict[str, list[object]]:
     """Take what modules and the optimizer's state hold, by name, containers by their contents."""
     state = {}
     for name, part in module.named_modules():
         for key, value in vars(part).items():
-            state[f"{name}.{key}" if name else key] = _contents(value)
+            # The module that is trained has no name.
+            place = f"{name}.{key}" if name else key
+            state[place] = _contents(value)
     for number, values in enumerate(optimizer.state.values()):
         for key, value in values.items():
             state[f"{key} of the optimizer's parameter {number}"] = _contents(value)
     return state
 
 
-def _contents(value: Any) -> list[Any]:
+def _contents(value: object) -> list[object]:
     if isinstance(value, Mapping):
         return [*value, *value.values()]
-    return list(value) if isinstance(value, list | tuple | set) else [value]
+    if isinstance(value, list | tuple | set):
+        return list(value)
+    return [value]
 
 
-def first_change(before: Mapping[str, list[Any]], after: Mapping[str, list[Any]]) -> str | None:
+def first_change(
+    before: Mapping[str, list[object]], after: Mapping[str, list[object]]
+) -> str | None:
     """Name what is the first to differ between two states; None: nothing does."""
     for name in {**before, **after}:
         if not holds_the_same(before.get(name), after.get(name)):
@@ -40,15 +45,14 @@ def first_change(before: Mapping[str, list[Any]], after: Mapping[str, list[Any]]
     return None
 
 
-def holds_the_same(before: list[Any] | None, after: list[Any] | None) -> bool:
-    """Return whether two lists hold the same objects, or numbers and texts that are equal; None: there is none."""
+def holds_the_same(before: Sequence[object] | None, after: Sequence[object] | None) -> bool:
+    """Tell whether two lists hold the same objects, or numbers and texts that are equal; None: there is none."""
     if before is None or after is None or len(before) != len(after):
         return False
-    pairs = zip(before, after, strict=True)
-    return all(_is_same(one, other) for one, other in pairs)
+    return all(map(_is_same, before, after))
 
 
-def _is_same(value: Any, other: Any) -> bool:
+def _is_same(value: object, other: object) -> bool:
     if value is other:
         return True
     return type(value) is type(other) and isinstance(value, PLAIN) and bool(value == other)
@@ -57,6 +61,10 @@ def _is_same(value: Any, other: Any) -> bool:
 def host_random(device: torch.device) -> list[str]:
     """Take the states of the generators of Python, numpy and torch on the host, unless that is the device."""
     state = random_state()
-    numpy = [part.tolist() if isinstance(part, Tensor) else part for part in state["numpy"]]
-    of_torch = [] if device.type == "cpu" else state["torch"].tolist()
-    return [repr(state["python"]), repr(numpy), repr(of_torch)]
+    of_numpy = list[object]()
+    for part in state["numpy"]:
+        of_numpy.append(part.tolist() if isinstance(part, Tensor) else part)
+    of_torch = list[int]()
+    if device.type != "cpu":
+        of_torch = state["torch"].tolist()
+    return [repr(state["python"]), repr(of_numpy), repr(of_torch)]

@@ -1,15 +1,16 @@
 """The steps of a fit without the calls that nobody listens to, where nobody can tell the difference.
 
-Around each step Lightning calls some thirty hooks of the module, the call-backs, the strategy and the precision
-plug-in, which mostly do nothing; with small networks that takes longer than the step. :class:`LeanLoop` does in their
-order only the things that have an effect: whatever a module, an optimizer, a schedule or a call-back of bstune's can
-see, counters, epochs and logged values too, is as it is in Lightning's own loop, and so are weights and histories, bit
-for bit. Evaluations, checkpoints, the ends of epochs, and where a resumed fit goes on are Lightning's own code. Where
-somebody listens to the steps, or a step is of another kind, Lightning's loop takes all of them, and ``name`` says why
-(:mod:`bstune.trial.fast.reasons`).
+Around each step Lightning calls some thirty hooks of the module, the call-backs, the strategy and
+the precision plug-in, which mostly do nothing; with small networks that takes longer than the step.
+:class:`LeanLoop` does in their order only the things that have an effect: whatever a module, an
+optimizer, a schedule or a call-back of bstune's can see, counters, epochs and logged values too, is
+as it is in Lightning's own loop, and so are weights and histories, bit for bit. Evaluations,
+checkpoints, the ends of epochs, and where a resumed fit goes on are Lightning's own code. Where
+somebody listens to the steps, or a step is of another kind, Lightning's loop takes all of them, and
+``name`` says why (:mod:`bstune.trial.fast.reasons`).
 
-It does the work of functions of Lightning, which are named where a method does it, and is for the versions that it was
-compared with alone (:mod:`bstune.trial.lightning.internals`).
+It does the work of functions of Lightning, which are named where a method does it, and is for the
+versions that it was compared with alone (:mod:`bstune.trial.lightning.internals`).
 """
 
 from collections.abc import Callable, Iterator
@@ -46,16 +47,18 @@ class LeanLoop:
 
     Args:
         trainer: which has not begun to train.
-        mode: ``auto``, ``off`` for Lightning's loop in any case, or ``graph`` for steps that are captured on CUDA, too.
+        mode: ``auto``, ``off`` for Lightning's loop in any case, or ``graph`` for steps that are
+            captured on CUDA, too.
         around: makes a context for what captures them, which is no step of the training.
-        start: is called ahead of the first of some steps that follow one another, where this loop takes them.
+        start: is called ahead of the first of some steps that follow one another, where this loop
+            takes them.
     """
 
     def __init__(
         self,
         trainer: Any,
         mode: FastMode,
-        around: Callable[[], AbstractContextManager[Any]],
+        around: Callable[[], AbstractContextManager[object]],
         start: Callable[[], object],
     ) -> None:
         self._trainer = trainer
@@ -83,7 +86,9 @@ class LeanLoop:
         captured = self._steps.captured
         if captured is None:
             return LEAN
-        return GRAPH if captured.reason is None else f"{LEAN}, not {GRAPH}: {captured.reason}"
+        if captured.reason is not None:
+            return f"{LEAN}, not {GRAPH}: {captured.reason}"
+        return GRAPH
 
     @property
     def runs(self) -> bool:
@@ -107,8 +112,8 @@ class LeanLoop:
     def _advance(self, fetcher: Any) -> None:
         """Train up to a batch after which Lightning may have something to do, as its own loop does with one.
 
-        The first batch is ``_TrainingEpochLoop.advance``. Between two of them Lightning calls ``on_advance_end``,
-        which here only counts, and looks at ``done``.
+        The first batch is ``_TrainingEpochLoop.advance``. Between two of them Lightning calls
+        ``on_advance_end``, which here only counts, and looks at ``done``.
         """
         loop = self._epoch_loop
         steps = self._steps
@@ -126,7 +131,7 @@ class LeanLoop:
             steps.train_on_batch(fetcher)
 
     def _lightning_is_asked(self) -> bool:
-        """Return whether Lightning may validate after this batch, or end the epoch or the fit."""
+        """Tell whether Lightning may validate after this batch, or end the epoch or the fit."""
         trainer = self._trainer
         loop = self._epoch_loop
         progress = loop.batch_progress
@@ -196,10 +201,11 @@ class LeanSteps:
         self._arguments: tuple[Any, ...] = ()
         self._outputs: dict[str, Any] | None = None
         self.captured: CapturedSteps | None = None
-        # From a batch and its number in the epoch to what Lightning hands to ``on_train_batch_end``.
+        # From a batch and its number in the epoch to what Lightning hands to
+        # ``on_train_batch_end``.
         self._take: Callable[[Any, int], dict[str, Any]] = self._take_step
 
-    def capture(self, around: Callable[[], AbstractContextManager[Any]]) -> None:
+    def capture(self, around: Callable[[], AbstractContextManager[object]]) -> None:
         """Capture the steps from here on, where they can be, in contexts that ``around`` makes."""
         optimizer = self._strategy.optimizers[0]
         self.captured = CapturedSteps(self._module, optimizer, self._take_step, around)
@@ -211,7 +217,8 @@ class LeanSteps:
         total = progress.total
         current = progress.current
         batch = self._fetched(fetcher)
-        if batch is None:  # is skipped there
+        # Lightning skips it.
+        if batch is None:
             self._advance_as_lightning(_Fetched(fetcher))
             return
         progress.is_last_batch = fetcher.done
@@ -250,10 +257,13 @@ class LeanSteps:
         """Take the next batch: ``_PrefetchDataFetcher.__next__``."""
         if self._stream is None:
             return next(fetcher)[0]
-        return fetcher.batches.pop()[0] if fetcher.batches else next(self._stream)
+        # What Lightning's own loop has fetched ahead comes first.
+        if fetcher.batches:
+            return fetcher.batches.pop()[0]
+        return next(self._stream)
 
     def _moved(self, batch: Any) -> Any:
-        """Return a batch on the device: one that is there already in a container of its own, as Lightning makes it."""
+        """Give a batch on the device: one that is there already in a container of its own, as Lightning makes it."""
         if self._precision is not None:
             batch = self._precision.convert_input(batch)
         kind = type(batch)
@@ -265,7 +275,7 @@ class LeanSteps:
                 return kind(batch)
         return transferred_by_hooks(self._strategy, self._module, batch)
 
-    def _take_step(self, batch: Any, index: int) -> dict[str, Any]:
+    def _take_step(self, batch: object, index: int) -> dict[str, Any]:
         """Take the optimizer's step: ``_AutomaticOptimization.run``."""
         training_step = self._module.training_step
         if training_step != self._training_step:
@@ -288,7 +298,8 @@ class LeanSteps:
 
     def _closure(self) -> Tensor | None:
         """Run forward and backward pass; return the loss without its graph: ``Closure.closure`` and its functions."""
-        if not torch.is_grad_enabled():  # by the optimizer
+        # An optimizer may have switched gradients off around its step.
+        if not torch.is_grad_enabled():
             with torch.enable_grad():
                 return self._closure()
         hook = self._hook
@@ -325,16 +336,22 @@ class LeanSteps:
         return outputs.get("loss")
 
     def _loss_of(self, output: Any) -> tuple[Tensor | None, dict[str, Any]]:
-        """Return the loss with its graph, and what of a step's output hooks are given: ``ClosureResult``."""
+        """Give the loss with its graph, and what of a step's output hooks are given: ``ClosureResult``."""
         if isinstance(output, Tensor):
             detached = output.detach()
             # A CUDA graph of torch.compile's may write to it again.
-            return output, {"loss": detached if output.is_cpu else detached.clone()}
+            if not output.is_cpu:
+                detached = detached.clone()
+            return output, {"loss": detached}
         result = self._result_class.from_training_step_output(output)
         loss: Tensor | None = result.closure_loss
+        # It warns.
         if loss is None:
-            self._closure_class(lambda: result).closure()  # warns
-        return loss, {} if result.loss is None else result.asdict()
+            self._closure_class(lambda: result).closure()
+        outputs = dict[str, Any]()
+        if result.loss is not None:
+            outputs = result.asdict()
+        return loss, outputs
 
     def _step_schedules(self, batches: int) -> None:
         """Step the schedules that are due after so many batches of the epoch: ``update_lr_schedulers``."""
@@ -352,15 +369,15 @@ class LeanSteps:
 
 
 def _hooks(trainer: Any, name: str) -> list[Callable[..., object]]:
-    """Return a hook's methods of the call-backs that do something in it."""
+    """List a hook's methods of the call-backs that do something in it."""
     return [getattr(callback, name) for callback in trainer.callbacks if overrides(callback, name)]
 
 
 def _endless_iterator(fetcher: Any) -> Iterator[Any] | None:
-    """Return the iterator of bstune's own batches, which have no end and draw from generators of their own.
+    """Find the iterator of bstune's own batches, which have no end and draw from generators of their own.
 
-    Lightning makes a batch ahead of the step before it, to see an end, and the step then finds it in no cache. None:
-    the batches are others, and the fetcher is asked for them.
+    Lightning makes a batch ahead of the step before it, to see an end, and the step then finds it
+    in no cache. None: the batches are others, and the fetcher is asked for them.
     """
     loaders = fetcher.combined_loader.flattened
     if len(loaders) != 1 or type(loaders[0]) is not TrainBatches:

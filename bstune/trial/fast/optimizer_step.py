@@ -1,7 +1,8 @@
 """A step of an optimizer without torch's label around it, and the removal of gradients, by torch's private members.
 
-Around each step torch puts a label for its profiler and the calls of hooks, which take longer than a small step. Where
-the profiler runs, or the step is not torch's own, the optimizer's functions are called as they are.
+Around each step torch puts a label for its profiler and the calls of hooks, which take longer than
+a small step. Where the profiler runs, or the step is not torch's own, the optimizer's functions are
+called as they are.
 """
 
 from collections.abc import Callable
@@ -29,7 +30,7 @@ class OptimizerStep:
         # The step of the optimizer's class as it was written; None: its own ``step`` is called.
         self._unlabelled: Callable[..., Any] | None = None
 
-    def take(self, optimizer: Any, closure: Callable[[], Any]) -> None:
+    def take(self, optimizer: Any, closure: Callable[[], object]) -> None:
         """Take a step, which calls the closure: some do so several times, or change the weights before."""
         step_of_object = vars(optimizer).get("step")
         if optimizer is not self.optimizer or step_of_object is not self._step_of_object:
@@ -49,7 +50,8 @@ def _without_label(optimizer: Optimizer) -> Callable[..., Any] | None:
     if getattr(of_class, "__code__", None) is not LABELLED:
         return None
     if of_object is not None:
-        # A schedule puts a function that notes the call into the optimizer itself; another one may do anything.
+        # A schedule puts a function that notes the call into the optimizer itself; another one may
+        # do anything.
         is_schedules = hasattr(of_object, "_wrapped_by_lr_sched")
         if not is_schedules or getattr(of_object, "__wrapped__", None) is not of_class:
             return None
@@ -81,7 +83,7 @@ def remove_gradients(optimizer: Optimizer) -> None:
 
 
 def has_step_hooks(optimizer: Optimizer) -> bool:
-    """Return whether somebody is called before or after an optimizer's steps, or those of all."""
+    """Tell whether somebody is called before or after an optimizer's steps, or those of all."""
     hooks = (
         optimizer._optimizer_step_pre_hooks,
         optimizer._optimizer_step_post_hooks,

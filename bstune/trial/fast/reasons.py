@@ -31,7 +31,7 @@ MODULE_HOOKS = (
 CALLED = ("on_train_batch_start", "on_after_backward", "on_train_batch_end")
 CALLBACK_HOOKS = (*CALLED, "on_before_zero_grad", "on_before_backward", "on_before_optimizer_step")
 # Lightning's, for one device.
-PRECISIONS = ("Precision", "MixedPrecision", "HalfPrecision", "DoublePrecision")
+PRECISION_PLUGINS = ("Precision", "MixedPrecision", "HalfPrecision", "DoublePrecision")
 
 
 def why_not(trainer: Any, module: LightningModule, fetcher: object) -> str | None:
@@ -56,7 +56,7 @@ def _reasons(trainer: Any, module: LightningModule, fetcher: object) -> Iterator
     precision = trainer.precision_plugin
     if getattr(precision, "scaler", None) is not None:
         yield "a gradient scaler"
-    known = [of_package(package, f"plugins.precision.{name}") for name in PRECISIONS]
+    known = [of_package(package, f"plugins.precision.{name}") for name in PRECISION_PLUGINS]
     if type(precision) not in known:
         yield f"the precision plug-in {type(precision).__name__}"
     if any(config.reduce_on_plateau for config in trainer.lr_scheduler_configs):
@@ -86,8 +86,10 @@ def _of_listeners(trainer: Any, module: LightningModule) -> Iterator[str]:
         yield from _overridden(trainer.datamodule, BATCH_HOOKS)
     for callback in trainer.callbacks:
         is_bstunes = type(callback).__module__.startswith("bstune.")
-        not_called = [name for name in CALLBACK_HOOKS if name not in CALLED]
-        yield from _overridden(callback, not_called if is_bstunes else CALLBACK_HOOKS)
+        hooks: Iterable[str] = CALLBACK_HOOKS
+        if is_bstunes:
+            hooks = [name for name in CALLBACK_HOOKS if name not in CALLED]
+        yield from _overridden(callback, hooks)
 
 
 def _overridden(thing: object, hooks: Iterable[str]) -> Iterator[str]:
@@ -97,8 +99,9 @@ def _overridden(thing: object, hooks: Iterable[str]) -> Iterator[str]:
 
 
 def overrides(thing: object, hook: str) -> bool:
-    """Return whether a module, data module or call-back does something in a hook."""
+    """Tell whether a module, data module or call-back does something in a hook."""
     try:
         return is_overridden(hook, thing)
-    except AttributeError:  # an object that is called in the method's place
+    # An object that is called in the method's place.
+    except AttributeError:
         return True

@@ -7,7 +7,7 @@ print(steps.name)  # lean, graph, or Lightning's and why
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 
@@ -35,23 +35,27 @@ class StepTaker(Protocol):
 def take_steps(
     trainer: Trainer,
     mode: FastMode,
-    around: Callable[[], AbstractContextManager[Any]] = nullcontext,
+    around: Callable[[], AbstractContextManager[object]] = nullcontext,
     start: Callable[[], object] = lambda: None,
 ) -> StepTaker:
     """Let the steps of a Trainer's fit be taken in less time, where nobody can tell the difference.
 
-    Where one could, Lightning's own loop takes them, or they are not captured, and the name says why.
+    Where one could, Lightning's own loop takes them, or they are not captured, and the name says
+    why.
 
     Args:
         trainer: which has not begun to train.
-        mode: ``auto``, ``off`` for Lightning's loop in any case, or ``graph`` for steps that are captured on CUDA, too.
+        mode: ``auto``, ``off`` for Lightning's loop in any case, or ``graph`` for steps that are
+            captured on CUDA, too.
         around: makes a context for what captures them, which is no step of the training.
-        start: is called ahead of the first of some steps that follow one another, where it is not Lightning's loop that
-            takes them.
+        start: is called ahead of the first of some steps that follow one another, where it is not
+            Lightning's loop that takes them.
     """
     return LeanLoop(trainer, mode, around, start)
 
 
 def eager_steps(mode: FastMode, device: torch.device) -> int:
-    """Return how many steps of a trial come before the first replay of a captured one."""
-    return WARM_STEPS if captures(mode, device) else 0
+    """Tell how many steps of a trial come before the first replay of a captured one."""
+    if not captures(mode, device):
+        return 0
+    return WARM_STEPS

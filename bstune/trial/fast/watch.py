@@ -1,6 +1,7 @@
 """What a training step asks of its surroundings that differs from step to step: the Trainer, its loggers, its number.
 
-Code that was compiled or captured with the answer would be wrong in the next step, or be made anew in each.
+Code that was compiled or captured with the answer would be wrong in the next step, or be made anew
+in each.
 """
 
 from collections.abc import Callable, Iterator
@@ -10,7 +11,8 @@ from typing import Any
 from bstune.trial.lightning.installed import LightningModule
 from bstune.trial.lightning.internals import put_trainer_within, trainer_within
 
-# What may be done with a number, by the names of ``int``: a step that does any of it depends on the number.
+# What may be done with a number, by the names of ``int``: a step that does any of it depends on the
+# number.
 OPERATIONS = (
     "__eq__",
     "__ne__",
@@ -69,13 +71,14 @@ class WatchedNumber(int):
 
     It is a subclass of ``int`` with other operators. What would be plainer does not tell the same:
 
-    * The results of two numbers, compared, tell only of what differs between these two: ``batch_idx % 50 == 0``, a log
-      line or a weight that is seldom, is the same for both. (A replay is compared with its step at another number
-      nevertheless: that sees what C code reads of an int without calling an operator, as in ``0.5 * batch_idx``.)
-    * The code of ``training_step`` tells that it mentions the number, and most modules only hand it on:
-      ``self.shared_step(batch, batch_idx)``.
-    * Another object in the number's place, which is no int, breaks a step that checks its type or counts with it; the
-      step that is watched is one of the training, and cannot be taken back.
+    * The results of two numbers, compared, tell only of what differs between these two: ``batch_idx
+      % 50 == 0``, a log line or a weight that is seldom, is the same for both. (A replay is
+      compared with its step at another number nevertheless: that sees what C code reads of an int
+      without calling an operator, as in ``0.5 * batch_idx``.)
+    * The code of ``training_step`` tells that it mentions the number, and most modules only hand it
+      on: ``self.shared_step(batch, batch_idx)``.
+    * Another object in the number's place, which is no int, breaks a step that checks its type or
+      counts with it; the step that is watched is one of the training, and cannot be taken back.
     """
 
     asked: list[str]
@@ -119,7 +122,8 @@ def watching(module: LightningModule, asked: list[str]) -> Iterator[None]:
     """Note in ``asked`` what the module, and those inside it, ask of the Trainer, and that they log."""
     parts: list[Any] = [part for part in module.modules() if trainer_within(part) is not None]
     trainers = [trainer_within(part) for part in parts]
-    # Functions of the objects themselves, such as those of a call of this function that is under way.
+    # Functions of the objects themselves, such as those of a call of this function that is under
+    # way.
     own_logs = [_own_logs(part) for part in parts]
     for part, trainer in zip(parts, trainers, strict=True):
         for name in LOGS:
@@ -136,7 +140,7 @@ def watching(module: LightningModule, asked: list[str]) -> Iterator[None]:
 
 
 def _own_logs(part: Any) -> dict[str, Callable[..., None]]:
-    """Return the functions for logging that stand in a module itself, and not in its class."""
+    """Give the functions for logging that stand in a module itself, and not in its class."""
     return {name: vars(part)[name] for name in LOGS if name in vars(part)}
 
 

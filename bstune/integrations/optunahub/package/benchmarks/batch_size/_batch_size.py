@@ -15,9 +15,9 @@ import optunahub
 
 
 try:
+    from bstune.trial.recorded_run import Run as Recorded
     from bstune.trial.replay import read_index
     from bstune.trial.replay import read_table
-    from bstune.trial.replay import Run as Recorded
 except ModuleNotFoundError as error:
     raise ModuleNotFoundError(
         "benchmarks/batch_size is answered from bstune's tables: pip install PATH_OF_BSTUNE"

@@ -1,0 +1,234 @@
+"""The likelihood of S*(B)'s law, minimised over all but one of its parameters.
+
+Points 1 to 3 of :mod:`bstune.core.curve` say what the law and the error model are. At a reference
+batch size B_ref, with r = B_ref/B, the curve is S(B) = h (1 - p + p r + v r^2). The parameters
+stand here as ``odds`` = log(B_crit/B_ref), of which p is the expit; ``small`` = log v;
+``log_height`` = log h; and ``log_sigma``.
+"""
+
+import math
+from dataclasses import dataclass
+from itertools import product
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.special import log_expit, log_ndtr
+
+Array = NDArray[np.float64]
+
+# This and the weight: so that the coverage holds at 10% noise with 6 to 9 points, see the tests.
+PRIOR_NOISE = 0.11
+# In residuals.
+PRIOR_WEIGHT = 1.0
+POINT_OUTLIER_SHARE = 0.05
+# In log S: a bad point is typically off by a factor of up to e.
+POINT_OUTLIER_SPREAD = 1.0
+# B_crit is sought within this factor of the batch sizes, and at 0 and infinity.
+LOG_REACH = math.log(1e4)
+# The starts of the search. Those of v are its term over the others' at the smallest batch size, in
+# logarithms: from a tenth of the steps there to nearly all.
+SMALL_STARTS = (-2.0, 1.0, 4.0, 7.0)
+HEIGHT_STARTS = 9
+SIGMA_STARTS = (0.03, 0.1, 0.3, 1.0)
+# Of the search: its first step in log sigma, each next one over it, and how many there are.
+FIRST_SEARCH_STEP = 0.6
+STEP_RATIO = 0.7
+SEARCH_STEPS = 22
+# Three free parameters are searched twice: shortly, and from there again.
+STEPS_OF_SHORT_SEARCH = 12
+FIRST_SEARCH_STEP_AGAIN = 0.3
+
+
+@dataclass(frozen=True)
+class Observed:
+    """The points as the likelihood takes them, arrays of shape (n,)."""
+
+    x: Array
+    """log(B/B_ref)."""
+    log_steps: Array
+    stopped: NDArray[np.bool_]
+    log_reference: float
+    """log B_ref, the mean over the points that are not stopped."""
+
+
+@dataclass(frozen=True)
+class Profile:
+    """The deviance at each of some odds, minimised over the other parameters, arrays of shape (m,)."""
+
+    odds: Array
+    small: Array
+    deviance: Array
+    log_height: Array
+    log_sigma: Array
+
+
+def locate(observed: Observed, terms: int, rise: float) -> Profile:
+    """Give the profile on a grid that resolves its minimum and the interval, odds rising.
+
+    Args:
+        observed: the points.
+        terms: of the law, 2 or 3.
+        rise: of the deviance, from its minimum to an end of the interval.
+
+    Returns:
+        The first and the last odds are infinite.
+    """
+
+    def profile_at(odds: Array) -> Profile:
+        small = None
+        if terms == 2:
+            small = np.full(odds.size, -np.inf)
+        return minimise(observed, odds, small)
+
+    limits = profile_at(np.array([-np.inf, np.inf]))
+    first = observed.x.min() - LOG_REACH
+    last = observed.x.max() + LOG_REACH
+    inner = profile_at(np.linspace(first, last, 96))
+    # Twice, as the first grid may see the interval as a single point.
+    for _ in range(2):
+        lowest = min(inner.deviance.min(), limits.deviance.min())
+        # The grid's own minimum is inside even where one of the limits lies far lower.
+        inside = np.flatnonzero(inner.deviance <= max(lowest + rise, inner.deviance.min()))
+        low = inner.odds[max(inside[0] - 1, 0)]
+        high = inner.odds[min(inside[-1] + 1, inner.odds.size - 1)]
+        inner = profile_at(np.linspace(low, high, 41))
+    around_minimum = inner
+    for _ in range(3):
+        lowest_at = int(around_minimum.deviance.argmin())
+        low = around_minimum.odds[max(lowest_at - 1, 0)]
+        high = around_minimum.odds[min(lowest_at + 1, around_minimum.odds.size - 1)]
+        around_minimum = profile_at(np.linspace(low, high, 9))
+    return _joined(limits, inner, around_minimum)
+
+
+def _joined(*profiles: Profile) -> Profile:
+    """Join profiles into one whose odds rise."""
+    columns = [
+        np.concatenate(parts)
+        for parts in zip(*(vars(profile).values() for profile in profiles), strict=True)
+    ]
+    order = np.argsort(columns[0], kind="stable")
+    return Profile(*(column[order] for column in columns))
+
+
+def minimise(observed: Observed, odds: Array, small: Array | None = None) -> Profile:
+    """Minimise the deviance over sigma, the height and, where it is not given, the small-batch term.
+
+    It is a pattern search of shrinking steps, from the best of a grid of starts: the outlier
+    mixture has several minima.
+
+    Args:
+        observed: the points.
+        odds: where to, shape (m,), infinite ones too.
+        small: the small-batch term there, shape (m,); None: it is free.
+    """
+    is_small_free = small is None
+    rows = np.arange(odds.size)
+    odds = odds[:, None]
+    # Candidates of each odds, shapes (m, k), and of the curve (m, k, n).
+    small_tried, shape, log_height, log_sigma = _starts(observed, odds, small)
+    directions = (-1.0, 0.0, 1.0)
+    small_directions = directions if is_small_free else (0.0,)
+    moves = np.array(list(product(small_directions, directions, directions)))
+    for step in _search_steps(is_small_free):
+        errors = observed.log_steps - shape - log_height[..., None]
+        deviance = _deviance(errors, observed.stopped, log_sigma)
+        least = deviance.argmin(1)
+        best = Profile(
+            odds[:, 0],
+            small_tried[rows, least],
+            deviance[rows, least],
+            log_height[rows, least],
+            log_sigma[rows, least],
+        )
+        # A step of the height is one in sigmas: it is the points' scatter that tells heights apart.
+        scale = step * np.exp(best.log_sigma)
+        log_height = best.log_height[:, None] + scale[:, None] * moves[:, 1]
+        log_sigma = best.log_sigma[:, None] + step * moves[:, 2]
+        shape = np.repeat(shape[rows, least][:, None], len(moves), axis=1)
+        small_tried = best.small[:, None] + 2.0 * step * moves[:, 0]
+        if is_small_free:
+            # The height gives way, so that the curve stays among the points.
+            middle = shape.mean(-1)
+            shape = _shape(odds, small_tried, observed.x)
+            log_height += middle - shape.mean(-1)
+    return best
+
+
+def _starts(
+    observed: Observed, odds: Array, small: Array | None
+) -> tuple[Array, Array, Array, Array]:
+    """Give where the search starts: ``small``, the curve's shape, ``log_height`` and ``log_sigma``.
+
+    ``odds`` has shape (m, 1); the results have (m, k), and the curve's shape (m, k, n).
+    """
+    if small is None:
+        smallest = observed.x.min(keepdims=True)
+        # Of two terms, against which v r^2 is weighed at the smallest batch size.
+        two_terms = _shape(odds, np.array([-np.inf]), smallest)[..., 0]
+        small_tried = two_terms + 2.0 * smallest + np.array(SMALL_STARTS)
+    else:
+        small_tried = small[:, None]
+    shape = _shape(odds, small_tried, observed.x)
+    # Heights that put the curve through the points, from the lowest to the highest one.
+    gaps = (observed.log_steps - shape)[..., ~observed.stopped]
+    quantiles = np.quantile(gaps, np.linspace(0.0, 1.0, HEIGHT_STARTS), axis=-1)
+    log_height = np.moveaxis(quantiles, 0, -1).reshape(odds.size, -1)
+    small_tried = np.repeat(small_tried, HEIGHT_STARTS, axis=1)
+    shape = np.repeat(shape, HEIGHT_STARTS, axis=1)
+    log_sigmas = np.log(SIGMA_STARTS)
+    log_sigma = np.tile(log_sigmas, log_height.shape)
+    return (
+        np.repeat(small_tried, log_sigmas.size, axis=1),
+        np.repeat(shape, log_sigmas.size, axis=1),
+        np.repeat(log_height, log_sigmas.size, axis=1),
+        log_sigma,
+    )
+
+
+def _search_steps(is_small_free: bool) -> list[float]:
+    """List the steps of the pattern search."""
+    searches = [(FIRST_SEARCH_STEP, SEARCH_STEPS)]
+    if is_small_free:
+        searches = [
+            (FIRST_SEARCH_STEP, STEPS_OF_SHORT_SEARCH),
+            (FIRST_SEARCH_STEP_AGAIN, SEARCH_STEPS),
+        ]
+    steps = list[float]()
+    for step, count in searches:
+        for _ in range(count):
+            steps.append(step)
+            step = STEP_RATIO * step
+    return steps
+
+
+def _shape(odds: Array, small: Array, x: Array) -> Array:
+    """Give log(1 - p + p r + v r^2), with r = B_ref/B, p = expit(odds) and v = exp(small), infinite ones too."""
+    two_terms = np.logaddexp(log_expit(-odds)[..., None], log_expit(odds)[..., None] - x)
+    return np.asarray(np.logaddexp(two_terms, small[..., None] - 2.0 * x))
+
+
+def _deviance(errors: Array, stopped: NDArray[np.bool_], log_sigma: Array) -> Array:
+    """Give -2 log likelihood up to a constant, shape (m, k).
+
+    Args:
+        errors: of log S, shape (m, k, n).
+        stopped: which of the points are bounds, shape (n,).
+        log_sigma: shape (m, k).
+    """
+    log_good_share = math.log1p(-POINT_OUTLIER_SHARE)
+    log_outlier_share = math.log(POINT_OUTLIER_SHARE)
+    sigma = np.exp(log_sigma)[..., None]
+    outlier_sigma = np.hypot(sigma, POINT_OUTLIER_SPREAD)
+    square = errors[..., ~stopped] ** 2
+    good = log_good_share - log_sigma[..., None] - square / (2.0 * sigma**2)
+    outlier = log_outlier_share - np.log(outlier_sigma) - square / (2.0 * outlier_sigma**2)
+    likelihood = np.logaddexp(good, outlier).sum(-1)
+    if stopped.any():
+        # The probability that S exceeds the bound.
+        over = errors[..., stopped]
+        good = log_good_share + log_ndtr(-over / sigma)
+        outlier = log_outlier_share + log_ndtr(-over / outlier_sigma)
+        likelihood += np.logaddexp(good, outlier).sum(-1)
+    prior = PRIOR_WEIGHT * (log_sigma + 0.5 * (PRIOR_NOISE / sigma[..., 0]) ** 2)
+    return np.asarray(2.0 * (prior - likelihood))
