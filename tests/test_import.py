@@ -10,28 +10,26 @@ HEAVY = {"torch", "lightning", "mlflow"}
 
 
 def loaded(*modules):
-    """Return what a fresh interpreter has loaded after importing the modules, and the microseconds that took."""
+    """Tell what a fresh interpreter has loaded after importing the modules."""
     return loaded_by("-c", f"import {', '.join(modules)}")
 
 
 def loaded_by(*arguments):
-    """Return what a fresh interpreter has loaded at its end, and the microseconds that the last of it took."""
+    """Tell what a fresh interpreter has loaded at its end."""
     command = [sys.executable, "-X", "importtime", *arguments]
     lines = subprocess.run(command, capture_output=True, text=True, check=True).stderr.splitlines()
     rows = [line.split("|") for line in lines if line.startswith("import time:")]
-    return {row[2].strip() for row in rows}, int(rows[-1][1])
+    return {row[2].strip() for row in rows}
 
 
 def test_the_package_and_its_core_stay_light():
     core = ("records", "curve", "scaling", "clock")
-    assert not loaded("bstune", *(f"bstune.core.{name}" for name in core))[0] & {
+    assert not loaded("bstune", *(f"bstune.core.{name}" for name in core)) & {
         *HEAVY,
         "optuna",
         "hydra",
     }
-    names, microseconds = loaded("bstune")
-    assert "bstune" in names
-    assert microseconds < 50_000  # 3,000 measured
+    assert "bstune" in loaded("bstune")
 
 
 def test_replayed_studies_need_no_training_library():
@@ -42,12 +40,12 @@ def test_replayed_studies_need_no_training_library():
         "bstune.study.retarget",
         "bstune.study.study",
     )
-    assert {*HEAVY, "optuna"} & loaded(*modules)[0] == {"optuna"}
+    assert {*HEAVY, "optuna"} & loaded(*modules) == {"optuna"}
 
 
 @pytest.mark.parametrize("asked", ["--help", "--version"])
 def test_what_is_asked_of_the_command_itself_needs_no_library(asked):
-    names = loaded_by("-m", "bstune", asked)[0]
+    names = loaded_by("-m", "bstune", asked)
     assert "bstune.core.clock" in names
     assert not names & {*HEAVY, "optuna", "hydra", "omegaconf", "pydantic", "numpy", "scipy"}
 

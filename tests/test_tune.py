@@ -362,7 +362,7 @@ BAD = [
     ({"module": sharing}, "module returned net.0.weight with the weights of another trial"),
     (
         {"module": LightningModule},
-        "LightningModule needs one argument lr or learning_rate, but its arguments are",
+        r"LightningModule \(module.py:\d+\) needs one argument lr or learning_rate, but its arguments are",
     ),
     (
         {"module": OtherName},
@@ -793,8 +793,8 @@ def test_a_notebook_shows_one_display_that_is_updated(monkeypatch):
         progress.show([make_result(number=number) for number in range(trials)])
     assert shown == [
         "no trial yet",
-        " trial 0: B 32, lr 0.1, reached in a table",
-        " trial 1: B 32, lr 0.1, reached in a table",
+        " trial 0: B 32, lr 0.1, reached at val_loss 0.09 in a table",
+        " trial 1: B 32, lr 0.1, reached at val_loss 0.09 in a table",
     ]
 
 
