@@ -35,7 +35,7 @@ def test_only_what_is_missing_is_downloaded(tmp_path, monkeypatch):
     (folder / "airfoil_self_noise.dat").touch()
     datasets.fetch("load_airfoil", tmp_path, said.append)
     datasets.fetch("load_of_the_users", tmp_path, said.append)
-    assert asked == [("airfoil_self_noise.dat",)]
+    assert asked == [["airfoil_self_noise.dat"]]
     assert len(said) == 1
 
 
