@@ -49,7 +49,9 @@ def busy(count: int) -> Iterator[None]:
 
 def run_study(arguments: Sequence[str], seed: int, folder: Path) -> dict[str, Any]:
     """Run a study as its user does; return its result."""
-    command = [sys.executable, "-m", "bstune", *arguments, f"seed={seed}", "study=s", "output=out"]
+    # The study runs in a folder of its own, from which a relative folder of configs is not found.
+    given = [str(Path(one).absolute()) if Path(one).is_dir() else one for one in arguments]
+    command = [sys.executable, "-m", "bstune", *given, f"seed={seed}", "study=s", "output=out"]
     environment = {**os.environ, "BSTUNE_CACHE": str(folder / "cache")}
     subprocess.run(
         [*command, "mlflow.enabled=false"],
