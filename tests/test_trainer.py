@@ -269,7 +269,9 @@ def test_a_module_without_what_lightning_needs_is_refused_in_a_line():
         training_step = LightningModule.training_step
 
     workload = Workload(lambda spec: NoStep(), batches_of, HELD_OUT, 10)
-    with pytest.raises(ConfigError, match=r"NoStep \(.*\) has no training_step: return the loss there"):
+    with pytest.raises(
+        ConfigError, match=r"NoStep \(.*\) has no training_step: return the loss there"
+    ):
         depends_on_length(workload, make_spec(BATCH_SIZE), protocol_of())
 
 
