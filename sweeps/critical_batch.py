@@ -184,7 +184,7 @@ def best_rates(table: Table, target: Target) -> dict[int, float]:
     """Give the learning rate of the fewest steps at each batch size that reached the target."""
     best = dict[int, float]()
     for batch_size in table.batch_sizes:
-        steps = _median_steps_over_rates(table, target, batch_size)
+        steps = median_steps_over_rates(table, target, batch_size)
         rates = sorted(steps)
         fastest = min(range(len(rates)), key=lambda place: steps[rates[place]])
         if not math.isfinite(steps[rates[fastest]]):
@@ -202,7 +202,7 @@ def best_rates(table: Table, target: Target) -> dict[int, float]:
     return best
 
 
-def _median_steps_over_rates(table: Table, target: Target, batch_size: int) -> dict[float, float]:
+def median_steps_over_rates(table: Table, target: Target, batch_size: int) -> dict[float, float]:
     """Give the median over seeds of steps to target at each rate; infinite where half of them miss it."""
     medians = dict[float, float]()
     for (size, rate), runs in table.cells.items():

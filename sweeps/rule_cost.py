@@ -18,6 +18,7 @@ from bstune.core.errors import ConfigError, TableError
 from bstune.core.records import Target
 from bstune.core.scaling import RULES, lr_of
 from bstune.report.drawing import BLUE, GREEN, INK, PURPLE, VERMILION, log_axis, log_limits
+from bstune.sweeps.critical_batch import median_steps_over_rates
 from bstune.sweeps.harness import Finding
 from bstune.sweeps.search_benchmark import find_sources, find_target, read_without_horizons
 from bstune.system.console import format_number
@@ -85,32 +86,24 @@ def table_costs(
     name: str, table: Table, target: Target, rules: Sequence[str], tuned_at: float
 ) -> list[RuleCost]:
     """Give what each rule costs at each batch size that reached the target; TableError where none did."""
-    steps_of = {size: median_steps(table, size, target) for size in table.batch_sizes}
-    reached = {size: steps for size, steps in steps_of.items() if best_rate(steps) is not None}
+    reached = dict[int, tuple[float, dict[float, float]]]()
+    for size in table.batch_sizes:
+        steps = median_steps_over_rates(table, target, size)
+        best_lr = best_rate(steps)
+        if best_lr is not None:
+            reached[size] = best_lr, steps
     if not reached:
         raise TableError(f"{name}: no cell reaches {target} in more than half of its runs")
     start = min(reached, key=lambda size: abs(math.log(size / tuned_at)))
-    start_lr = best_rate(reached[start])
+    start_lr, _ = reached[start]
     costs = list[RuleCost]()
-    for size, steps in reached.items():
-        best_lr = best_rate(steps)
-        assert best_lr is not None and start_lr is not None  # noqa: S101, PT018 (of those reached)
+    for size, (best_lr, steps) in reached.items():
         for rule in rules:
             lr = lr_of(rule, size, start, start_lr)
             outcome, found = steps_at(steps, lr)
             ratio = None if found is None else found / steps[best_lr]
             costs.append(RuleCost(name, size, start, rule, lr, best_lr, outcome, ratio))
     return costs
-
-
-def median_steps(table: Table, batch_size: int, target: Target) -> dict[float, float]:
-    """Give the median steps to the target by learning rate; infinite where half of the runs miss it."""
-    steps = dict[float, float]()
-    for (size, lr), runs in table.cells.items():
-        if size == batch_size:
-            of_seeds = [run.steps_to(target) or math.inf for run in runs]
-            steps[lr] = statistics.median(of_seeds)
-    return steps
 
 
 def best_rate(steps: Mapping[float, float]) -> float | None:

@@ -6,7 +6,8 @@ A data module is set up, a module is built, and takes one step before a few batc
 import inspect
 import math
 import warnings
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -50,6 +51,17 @@ class OwnBatches:
     examples: int
 
 
+@contextmanager
+def _named_failure(what: str, how: str) -> Iterator[None]:
+    """Let an error of the user's code, which a Trainer may spare, say what is not known, and what to give."""
+    try:
+        yield
+    except BstuneError:
+        raise
+    except Exception as error:
+        raise ConfigError(f"{what} failed with {described(error)[0]}: {how}") from error
+
+
 def own_batches(data: LightningDataModule, name: str, *, is_given: bool = False) -> OwnBatches:
     """Set a data module up and read its training loader.
 
@@ -63,17 +75,10 @@ def own_batches(data: LightningDataModule, name: str, *, is_given: bool = False)
             Trainer.
     """
     how = "give reference=(batch size, learning rate), batch_sizes and budget"
-    try:
+    with _named_failure(f"the batches of {name} are not known, as its train_dataloader()", how):
         data.prepare_data()
         data.setup("fit")
         loader = data.train_dataloader()
-    except BstuneError:
-        raise
-    except Exception as error:  # of the user's code, which a Trainer may spare
-        raise ConfigError(
-            f"the batches of {name} are not known, as its train_dataloader() failed with "
-            f"{described(error)[0]}: {how}"
-        ) from error
     problem = not_rebatchable(loader)
     if problem is not None and not is_given:
         raise ConfigError(
@@ -106,15 +111,9 @@ def rate_of_optimizers(module: LightningModule) -> float:
     name = type(module).__name__
     place = place_of(type(module).configure_optimizers)
     how = "give reference=(batch size, learning rate)"
-    try:
+    unknown = f"the rate in {name}.configure_optimizers{place} is not known, as it"
+    with _named_failure(unknown, how):
         rate = own_rate_of(module.configure_optimizers())
-    except BstuneError:
-        raise
-    except Exception as error:  # of the user's code, which a Trainer may spare
-        raise ConfigError(
-            f"the rate in {name}.configure_optimizers{place} is not known, as it failed with {described(error)[0]}: "
-            f"{how}"
-        ) from error
     if rate is None:
         raise ConfigError(f"{name}.configure_optimizers{place} sets no learning rate: {how}")
     return rate
