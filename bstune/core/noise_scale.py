@@ -39,8 +39,6 @@ MAX_BLOCKS = 16
 MIN_BLOCKS = 4
 # Measured steps in a moving estimate, the latest; older ones are from when the noise was smaller.
 WINDOW = 64
-# Nominal coverage of an interval.
-LEVEL = INTERVAL_LEVEL
 
 
 @dataclass(frozen=True)
@@ -132,7 +130,7 @@ def combine_norms(squared_norms: ArrayLike, sizes: ArrayLike, big: float) -> Gra
 
 
 def estimate_noise_scale(
-    squared_gradients: ArrayLike, traces: ArrayLike, level: float = LEVEL
+    squared_gradients: ArrayLike, traces: ArrayLike, level: float = INTERVAL_LEVEL
 ) -> NoiseScaleEstimate:
     """Estimate B_simple of consecutive steps; undetermined below ``MIN_BLOCKS``, and where |G|^2 may be 0."""
     if not 0.0 < level < 1.0:
@@ -166,7 +164,7 @@ def estimate_noise_scale(
 def moving_estimate(
     measurements: Sequence[tuple[int, float, float]],
     window: int = WINDOW,
-    level: float = LEVEL,
+    level: float = INTERVAL_LEVEL,
 ) -> NoiseScaleEstimate:
     """Estimate B_simple of the latest ``window`` of (step, |G|^2, tr Sigma), which are in order."""
     latest = measurements[-window:]

@@ -21,8 +21,8 @@ import torch
 from torch import Tensor, nn
 
 from bstune.core.errors import ConfigError, check_positive_integer
+from bstune.core.interval import INTERVAL_LEVEL
 from bstune.core.noise_scale import (
-    LEVEL,
     WINDOW,
     GradientNorms,
     NoiseScaleEstimate,
@@ -63,7 +63,7 @@ class LoopNoiseScale:
         self,
         every: int = 1,
         window: int = WINDOW,
-        level: float = LEVEL,
+        level: float = INTERVAL_LEVEL,
         weights: Literal["equal", "examples"] = "equal",
         first_step: int = 0,
     ) -> None:

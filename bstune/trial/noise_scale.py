@@ -19,8 +19,8 @@ import torch
 from torch import Tensor, nn
 
 from bstune.core.errors import ConfigError, check_positive_integer
+from bstune.core.interval import INTERVAL_LEVEL
 from bstune.core.noise_scale import (
-    LEVEL,
     MIN_BLOCKS,
     WINDOW,
     GradientNorms,
@@ -100,7 +100,7 @@ class NoiseScale(Callback):
         every: int | None = None,
         parts: int = 2,
         window: int = WINDOW,
-        level: float = LEVEL,
+        level: float = INTERVAL_LEVEL,
         weights: Literal["equal", "examples"] = "equal",
         around: Callable[[], AbstractContextManager[object]] = nullcontext,
     ) -> None:
