@@ -35,9 +35,10 @@ if importlib.util.find_spec("grpc") is not None:
     STORAGE_ERRORS = (*STORAGE_ERRORS, grpc.RpcError)
 # Errors that no waiting ends, such as a table that is not there.
 LASTING: Errors = (ArgumentError, DataError, NotSupportedError, ProgrammingError)
-# But for a table that another process made between the look for it and the statement that makes it:
-# PostgreSQL's code of the error, which both of its drivers carry.
-MADE_MEANWHILE = "42P07"
+# But for a table, or an enumeration's type, that another process made between the look for it and the
+# statement that makes it: PostgreSQL's codes of duplicate_table and duplicate_object, which both of
+# its drivers carry.
+MADE_MEANWHILE = frozenset({"42P07", "42710"})
 # And those that drivers tell by their text alone. PostgreSQL's are in the server's language; in
 # another one than English they are waited for in vain.
 LASTING_TEXT = re.compile(
@@ -101,7 +102,7 @@ def _is_lasting(error: BaseException) -> bool:
         return False
     drivers = getattr(error, "orig", None)
     codes = {getattr(drivers, "pgcode", None), getattr(drivers, "sqlstate", None)}
-    return MADE_MEANWHILE not in codes
+    return MADE_MEANWHILE.isdisjoint(codes)
 
 
 def _pause(error: Exception, tries: int, seconds: float) -> None:
