@@ -742,26 +742,22 @@ HORIZON_TABLES = {
 def horizon_row(search: str, path: Path) -> Values:
     values = dict[str, object]()
     for table, name in HORIZON_TABLES.items():
-        key = name.strip("`")
         rows = list[Row]()
         for row in rows_of(path):
             of_search = row["search"] == search and row["code"] in NOW
             if of_search and row.get("table") == table:
                 rows.append(row)
-        values[f"{key}_n"] = len(rows)
-        for i, spending in enumerate(HORIZON_SPENDINGS):
+        medians = list[str]()
+        for i, _ in enumerate(HORIZON_SPENDINGS):
             ratios = [math.inf if row["fresh"][i] == "none" else row["fresh"][i] for row in rows]
-            middle = statistics.median(ratios) if ratios else None
-            values[f"{key}_{spending}"] = number_or_none(middle, 2)
+            if ratios:
+                medians.append(number_or_none(statistics.median(ratios), 2))
+        values[name.strip("`")] = ", ".join(medians) or "not run"
     return values
 
 
 def horizon_sentence(shown: str) -> str:
-    cells = [shown]
-    for name in HORIZON_TABLES.values():
-        key = name.strip("`")
-        cells.append(", ".join(f"{{{key}_{spending}}}" for spending in HORIZON_SPENDINGS))
-    return row_text(cells)
+    return row_text([shown, *[f"{{{name.strip('`')}}}" for name in HORIZON_TABLES.values()]])
 
 
 HORIZONS = [
