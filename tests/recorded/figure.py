@@ -62,9 +62,11 @@ class Figure:
         parts = list[str]()
         for literal, place, _, _ in Formatter().parse(normal(self.sentence)):
             parts.append(re.escape(literal))
-            if place is not None:
-                # A point between digits ends no sentence.
-                parts.append(r"(?:[^.]|\.(?=\d))*?")
+            if place is None:
+                continue
+            # At the beginning a word, or it would reach back to the paragraph's; a point between
+            # digits ends no sentence.
+            parts.append(r"(?:[^.]|\.(?=\d))*?" if "".join(parts) else r"\S*")
         return "".join(parts) + r"(?!\d)"
 
     def unit_that_states_it(self, units: Iterable["Unit"]) -> "Unit | None":

@@ -90,7 +90,7 @@ STEPS_TO_TARGET = [
     figure(
         "fashion_cnn",
         "{trials} trials at as many batch sizes from {smallest} to {largest}, of which {reached} "
-        "reached an error",
+        "reached",
         fashion_cnn,
         FASHION_CNN,
     ),
