@@ -605,7 +605,7 @@ COMPARED = [
         "searches compared",
         "bstune comes within a quarter of the best point's time after {ours} times the best "
         "trial's cost, "
-        "Optuna's samplers after {optuna}.",
+        "Optuna's TPE and QMC after {optuna}.",
         within_a_quarter,
         RUNS,
     ),
