@@ -750,9 +750,8 @@ def horizon_row(search: str, path: Path) -> Values:
         medians = list[str]()
         for i, _ in enumerate(HORIZON_SPENDINGS):
             ratios = [math.inf if row["fresh"][i] == "none" else row["fresh"][i] for row in rows]
-            if ratios:
-                medians.append(number_or_none(statistics.median(ratios), 2))
-        values[name.strip("`")] = ", ".join(medians) or "not run"
+            medians.append(number_or_none(statistics.median(ratios), 2))
+        values[name.strip("`")] = ", ".join(medians)
     return values
 
 
