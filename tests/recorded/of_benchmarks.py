@@ -233,7 +233,7 @@ def fit_row(noise: float, waste: float, path: Path) -> Values:
 
 
 # Noise and waste of each row.
-FIT_ROWS = ((0.1, NO_TERM), (0.1, 1.3), (0.1, 2.8), (0.2, NO_TERM), (0.2, 1.3))
+FIT_ROWS = ((0.1, NO_TERM), (0.1, 1.3), (0.1, 2.8), (0.2, NO_TERM), (0.2, 1.3), (0.2, 2.8))
 
 
 def fit_rows() -> list[Figure]:
