@@ -53,8 +53,10 @@ def figure(
 def interval_text(
     value: float | None, low: float | None, high: float | None, digits: int = 2
 ) -> str:
-    """Write a critical batch size and its interval, each to so many digits."""
-    ends = [rounded_text(end, digits) if end else "open" for end in (value, low, high)]
+    """Write a critical batch size and its interval as whole numbers, to so many digits."""
+    ends = list[str]()
+    for end in (value, low, high):
+        ends.append("open" if end is None else f"{float(f'{end:.{digits}g}'):,.0f}")
     return f"{ends[0]} ({ends[1]} to {ends[2]})"
 
 
