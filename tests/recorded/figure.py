@@ -79,7 +79,8 @@ class Figure:
 
     def _is_stated(self, text: str, stated: str) -> bool:
         if self.tolerance == 0.0:
-            return text in stated
+            # Not as a part of a longer number.
+            return re.search(rf"(?<![\d.,]){re.escape(text)}(?!\d)", stated) is not None
         literals = [re.escape(literal) for literal in re.split(NUMBER, text)]
         match = re.search(f"({NUMBER})".join(literals), stated)
         if match is None:
