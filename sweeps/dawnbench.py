@@ -181,16 +181,17 @@ def _train(
             name = f"{step.rung.name}/{seed}"
             trial_keys[name] = place, seed
             work[name] = float(step.steps * step.batch_size)
+    names = list(trial_keys)
 
     def train(name: str) -> dict[str, object]:
         place, seed = trial_keys[name]
         step = steps[place]
-        number = plan.names.index(name)
+        number = names.index(name)
         spec = TrialSpec(number, number, step.batch_size, step.lr, None, seed)
         return asdict(trainer(step.workload, spec, step.protocol))
 
     plan = UnitPlan(
-        names=list(trial_keys),
+        names=names,
         only=only,
         noun="trial",
         read=read_trial,
@@ -198,7 +199,7 @@ def _train(
         shown=_trial_text,
     )
     measured = log.measure(plan, train)
-    log.check_finished(plan.names, measured)
+    log.check_finished(names, measured)
     trials: list[dict[int, TrialResult]] = [{} for _ in steps]
     for name, result in measured.items():
         place, seed = trial_keys[name]

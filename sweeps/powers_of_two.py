@@ -185,6 +185,38 @@ def run(
     for of_round in measured_rounds.values():
         for size, visit in of_round.items():
             timed[size].append(visit)
+    title = f"{options.workload.name} in {options.precision}, {device}; n = {repeats} rounds"
+    # The figure has a panel of its own for those that only the ceiling brings in.
+    asked = set(batch_sizes)
+    for centre in centres:
+        asked.update((centre - 1, centre, centre + 1))
+    return _make_finding(
+        choice, asked, timed, busy_by_size, against_each_other, level, device, title
+    )
+
+
+def _make_finding(
+    choice: Choice,
+    asked: set[int],
+    timed: Mapping[int, Sequence[tuple[float, ...]]],
+    busy_by_size: Mapping[int, float],
+    against_each_other: Sequence[int],
+    level: float,
+    device: str,
+    title: str,
+) -> Finding:
+    """Test the contrasts and make the finding.
+
+    Args:
+        choice: the batch sizes.
+        asked: those that were asked for, whatever the ceiling.
+        timed: seconds of each step of each round, by batch size.
+        busy_by_size: seconds of a step in which the device is at work; empty where not measured.
+        against_each_other: three rising batch sizes, or none.
+        level: of the intervals.
+        device: its name.
+        title: of the figure.
+    """
     medians = dict[int, list[float]]()
     for size, rounds in timed.items():
         medians[size] = list(map(statistics.median, rounds))
@@ -205,15 +237,10 @@ def run(
             f"The device's time is in use to {in_use[smallest]:.0%} at B = {smallest} and "
             f"{in_use[choice.ceiling]:.0%} at B = {choice.ceiling}."
         )
-    title = f"{options.workload.name} in {options.precision}, {device}; n = {repeats} rounds"
-    # The figure has a panel of its own for those that only the ceiling brings in.
-    asked = set(batch_sizes)
-    for centre in centres:
-        asked.update((centre - 1, centre, centre + 1))
     return Finding(
         sentence=" ".join(parts),
         rows=_rows_of_sizes(choice, summaries, medians, found, filled, in_use),
-        n=repeats,
+        n=len(medians[choice.ceiling]),
         device=device,
         paint=functools.partial(_paint_speeds, choice, asked, medians, found, level, title),
         inches=POWERS_FIGURE_INCHES,

@@ -160,10 +160,10 @@ def row(study: Compared, result: StudyResult) -> dict[str, object]:
     what was searched besides, such as a momentum.
     """
     small, large = end_slopes(study)
-    searched = dict[str, float]()
+    searched = dict[str, float | None]()
     if result.winner is not None:
         searched.update(result.winner.hyperparameters)
-    sizes = list[int]()
+    sizes = list[float]()
     steps = list[float]()
     examples = list[float]()
     for point in study.points:
