@@ -175,9 +175,14 @@ class UnitLog:
         if self._file.headers:
             self._has_header = self._file.headers[-1] == self._header
 
+    def take_over(self, records: Iterable[UnitRecord]) -> None:
+        """Count units that were recorded elsewhere, before the sweep begins; they are not written."""
+        for record in records:
+            self._records[record.unit] = record
+
     def _take(self, file: UnitFile) -> None:
         self._file = file
-        self._records = dict(file.records)
+        self._records |= file.records
 
     def _header_of(self, device: str | None, may_change: Collection[str]) -> UnitHeader:
         settings = dict[str, object]()
@@ -337,6 +342,8 @@ class UnitLog:
             if values.get("unit") not in dropped:
                 lines.append(f"{line}\n")
         write_text(self._path, "".join(lines))
+        for name in dropped:
+            del self._records[name]
         self._take(read_units(self._path))
 
     def check_finished(self, names: Collection[str], measured: Collection[str]) -> None:
