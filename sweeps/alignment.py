@@ -3,7 +3,8 @@
 NVIDIA's guide to matrix products asks for dimensions in multiples of 16 bytes: 8 in 16 bits, 4 in
 tf32. The survey of a workload names the layers that miss it and predicts by the roofline what
 padding gives. Here each of them is timed alone, forward and backward, as it is and padded, side by
-side in turns; weights and inputs are random, in the arithmetic's type.
+side in turns; weights and inputs are random, in the arithmetic's type. A layer's timings are kept
+as they end (:mod:`bstune.sweeps.unit_log`).
 """
 
 import functools
@@ -14,6 +15,7 @@ from typing import TYPE_CHECKING, Any, TypedDict
 
 import numpy as np
 import torch
+from pydantic import TypeAdapter
 from torch import Tensor, nn
 from torch.utils.benchmark import Timer
 
@@ -25,6 +27,7 @@ from bstune.hardware.roofline import DTYPES, Arithmetic, TensorCoreMisalignment
 from bstune.report.drawing import BLUE, INK
 from bstune.sweeps.harness import Finding
 from bstune.sweeps.statistics import QUARTILES
+from bstune.sweeps.unit_log import UnitLog, UnitPlan, check_only
 from bstune.system.console import format_number, plural
 from bstune.trial.checks.start import at_start
 from bstune.trial.devices.device import device_name, device_of, products_in, synchronize
@@ -35,11 +38,13 @@ if TYPE_CHECKING:
 
 PADDING_FIGURE_INCHES = (9.0, 4.5)
 CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
+# Of a dimension's rounds: seconds of the layer as it is and padded.
+READ_TIMES = TypeAdapter(list[tuple[float, float]])
 CONVOLUTION_OPTIONS = ("kernel_size", "stride", "padding", "dilation", "groups", "padding_mode")
 
 
 class PaddingRow(TypedDict):
-    """A layer's throughput when padded over that as it is: the median and the quartiles over rounds."""
+    """A layer's throughput when padded over that as it is: median and quartiles over rounds."""
 
     layer: str
     kind: str
@@ -55,12 +60,14 @@ class PaddingRow(TypedDict):
 
 def run(
     composed: Composed,
+    log: UnitLog,
     *,
     batch_size: int,
     multiple: int | None,
     rounds: int,
     seconds: float,
     lr: float,
+    only: list[str],
     clock: Callable[[], float] = time.perf_counter,
 ) -> Finding:
     """Time each layer of a workload that misses the multiple: what padding it gives."""
@@ -98,17 +105,28 @@ def run(
     shapes = input_shapes(module, draw(sizes[0]), loss, batch_size / sizes[0])
     # Nothing is predicted here, so that no limit of the device counts.
     limits = roofline.DeviceLimits(arithmetic, 1.0, 1.0, None)
-    rows = list[PaddingRow]()
-    with products_in(tf32=arithmetic == "tf32"):
-        for row in roofline.misalignments(cost, limits, multiple, batch_size):
-            layer = module.get_submodule(row.name)
-            if row.name not in shapes or layer_like(layer, {}) is None:
-                continue
-            times = padding_times(
-                layer, row, shapes[row.name], device, arithmetic, rounds, seconds, clock
-            )
-            rows.append(row_of(row, times))
+    misaligned = dict[str, TensorCoreMisalignment]()
+    for row in roofline.misalignments(cost, limits, multiple, batch_size):
+        layer = module.get_submodule(row.name)
+        if row.name in shapes and layer_like(layer, {}) is not None:
+            misaligned[f"{row.name}/{row.dimension}"] = row
+    check_only(only, list(misaligned))
     device_text = device_name(protocol.trainer, protocol.devices)
+    log.begin(device_text, ())
+
+    def time_layer(name: str) -> list[tuple[float, float]]:
+        row = misaligned[name]
+        layer = module.get_submodule(row.name)
+        shape = shapes[row.name]
+        with products_in(tf32=arithmetic == "tf32"):
+            return padding_times(layer, row, shape, device, arithmetic, rounds, seconds, clock)
+
+    plan = UnitPlan(
+        names=list(misaligned), only=only, noun="dimension", read=READ_TIMES.validate_python
+    )
+    times = log.measure(plan, time_layer)
+    log.check_finished(plan.names, times)
+    rows = [row_of(row, times[name]) for name, row in misaligned.items()]
     what = f"{options.workload.name} at B = {batch_size} in {arithmetic}, multiples of {multiple}"
     return Finding(
         sentence=sentence(rows, rounds),
@@ -200,11 +218,13 @@ def padding_times(
             x = x.contiguous(memory_format=torch.channels_last)
             layer = layer.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         x.requires_grad_()
+        # Without a loss: its own time would be part of both.
         gradient = torch.randn_like(layer(x))
         call = "x.grad = None; layer.zero_grad(); layer(x).backward(gradient)"
         names = {"x": x, "layer": layer, "gradient": gradient}
         return Timer(call, timer=read, globals=names, num_threads=torch.get_num_threads())
 
+    # Both fresh, so that neither has the workload's hooks or its memory format.
     plain = layer_like(layer, {})
     padded = layer_like(layer, {row.dimension: row.padded})
     if plain is None or padded is None:
@@ -214,8 +234,10 @@ def padding_times(
     for number in range(rounds):
         # Turn about, so that neither is always timed on the warmer device.
         order = (0, 1) if number % 2 == 0 else (1, 0)
-        taken = {i: pair[i].blocked_autorange(min_run_time=seconds).median for i in order}
-        times.append((taken[0], taken[1]))
+        medians = [0.0, 0.0]
+        for place in order:
+            medians[place] = pair[place].blocked_autorange(min_run_time=seconds).median
+        times.append((medians[0], medians[1]))
     return times
 
 
@@ -223,7 +245,9 @@ def row_of(row: TensorCoreMisalignment, times: list[tuple[float, float]]) -> Pad
     """Give a layer's throughput when padded over that as it is: the median and the quartiles."""
     before, after = np.array(times).T
     # A padded batch has more examples; a padded layer does no more that counts.
-    more = row.padded / row.size if row.dimension == "batch" else 1.0
+    more = 1.0
+    if row.dimension == "batch":
+        more = row.padded / row.size
     low, middle, high = np.quantile(more * before / after, QUARTILES)
     return {
         "layer": row.name,
@@ -244,6 +268,7 @@ def sentence(rows: Sequence[PaddingRow], rounds: int) -> str:
     if not rows:
         return "Every layer that can be padded is aligned: there is nothing to time."
     best = max(rows, key=lambda row: row["gain"])
+    # By the quartile, as a median alone is over 1 by chance half of the time.
     faster = sum(row["gain_low"] > 1.0 for row in rows)
     return (
         f"Padding makes {faster} of {plural(len(rows), 'dimension')} faster by the lower quartile; "
@@ -255,10 +280,15 @@ def sentence(rows: Sequence[PaddingRow], rounds: int) -> str:
 def _paint_gains(rows: Sequence[PaddingRow], title: str, figure: "Figure") -> None:
     """Draw one bar a dimension, with its quartiles."""
     axes = figure.subplots()
-    names = [f"{row['layer']}\n{row['dimension']} {row['size']}" for row in rows]
-    gains = [row["gain"] for row in rows]
-    below = [row["gain"] - row["gain_low"] for row in rows]
-    above = [row["gain_high"] - row["gain"] for row in rows]
+    names = list[str]()
+    gains = list[float]()
+    below = list[float]()
+    above = list[float]()
+    for row in rows:
+        names.append(f"{row['layer']}\n{row['dimension']} {row['size']}")
+        gains.append(row["gain"])
+        below.append(row["gain"] - row["gain_low"])
+        above.append(row["gain_high"] - row["gain"])
     axes.barh(names, gains, xerr=[below, above], color=BLUE, ecolor=INK, capsize=3.0)
     axes.axvline(1.0, color=INK, linewidth=0.9, linestyle="--")
     axes.set_xlabel("throughput when padded over that as it is, median and quartiles")

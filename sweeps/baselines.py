@@ -1,12 +1,15 @@
 """The searches that are compared, each a :class:`bstune.sweeps.search_problem.Search`.
 
-- bstune's own :class:`~bstune.search.sampler.FrontierSampler`, in an Optuna study in memory, with the problem's
-  budget, tau(B), the target and the range of learning rates, and no noise scale; ``bstune/none`` and
-  ``bstune/linear`` take another scaling rule as prior mean than the square root.
-- Optuna's random, QMC, TPE and GP samplers, over (batch size, learning rate) or over (batch size, delta) with a scaling
-  rule as axis, in two forms: a stopped trial is recorded as pruned, or as complete at its bound.
+- bstune's own :class:`~bstune.search.sampler.FrontierSampler`, in an Optuna study in memory, with
+  the problem's budget, tau(B), the target and the range of learning rates, and no noise scale;
+  ``bstune/none`` and ``bstune/linear`` take another scaling rule as prior mean than the square
+  root.
+- Optuna's random, QMC, TPE and GP samplers, over (batch size, learning rate) or over (batch size,
+  delta) with a scaling rule as axis, in two forms: a stopped trial is recorded as pruned, or as
+  complete at its bound.
 - Shallue et al. 2018, arXiv 1811.03600: every batch size of the table is tuned by itself.
-- Zeus (You et al., NSDI 2023): pruning, then Gaussian Thompson sampling, over the table's batch sizes.
+- Zeus (You et al., NSDI 2023): pruning, then Gaussian Thompson sampling, over the table's batch
+  sizes.
 """
 
 import math
@@ -14,6 +17,7 @@ import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import product
 from typing import Literal
 
 import numpy as np
@@ -46,7 +50,8 @@ FRONTIER = "bstune"
 FRONTIER_RULES = ("none", "linear")
 # Of Zeus.
 PRUNING_ROUNDS = 2
-# Optuna's GP takes 0.1 to 0.2 s a trial, a hundred times what TPE takes: 60 of them, 10 to 12 s, for each seed.
+# Optuna's GP takes 0.1 to 0.2 s a trial, a hundred times what TPE takes: 60 of them, 10 to 12 s,
+# for each seed.
 MAX_GP_TRIALS = 60
 
 
@@ -64,12 +69,12 @@ class Entry:
     @property
     def group(self) -> str:
         """Name and axis: of its forms, the better one is shown."""
-        return "/".join(part for part in (self.name, self.axis) if part)
+        return "/".join(filter(None, (self.name, self.axis)))
 
     @property
     def key(self) -> str:
         """Name, axis and form."""
-        return "/".join(part for part in (self.name, self.axis, self.form) if part)
+        return "/".join(filter(None, (self.name, self.axis, self.form)))
 
 
 def searches() -> tuple[Entry, ...]:
@@ -78,21 +83,26 @@ def searches() -> tuple[Entry, ...]:
     for rule in FRONTIER_RULES:
         entries.append(Entry(FRONTIER, rule, None, partial(FrontierSearch, rule=rule)))
     for name in SAMPLERS:
-        forms: tuple[Form | None, ...] = (None,) if name in BLIND else FORMS
-        for axis in AXES:
-            entries += [_optuna_entry(name, axis, form) for form in forms]
+        forms: tuple[Form | None, ...] = FORMS
+        if name in BLIND:
+            forms = (None,)
+        for axis, form in product(AXES, forms):
+            entries.append(_optuna_entry(name, axis, form))
     entries.append(Entry("shallue", None, None, EveryBatchSize))
     entries.append(Entry("zeus", None, None, Zeus))
     return tuple(entries)
 
 
 def _optuna_entry(name: str, axis: str, form: Form | None) -> Entry:
+    max_trials = MAX_TRIALS
+    if name == "gp":
+        max_trials = MAX_GP_TRIALS
     return Entry(
         name=name,
         axis=axis,
         form=form,
         make=partial(_optuna_search, name=name, axis=axis, form=form),
-        max_trials=MAX_GP_TRIALS if name == "gp" else MAX_TRIALS,
+        max_trials=max_trials,
         needs_noise_scale=axis in WITH_NOISE_SCALE,
     )
 
@@ -101,6 +111,7 @@ def _optuna_search(
     problem: Problem, seed: int, *, name: str, axis: str, form: Form | None
 ) -> Search:
     sampler_seed = trial_seed(seed, 0, purpose=1)
+    # Some samplers are experimental to Optuna, which would say so for each seed.
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ExperimentalWarning)
         sampler = _sampler(name, sampler_seed)
@@ -134,24 +145,26 @@ def rule_of(problem: Problem, axis: str) -> scaling.ScalingRule | None:
             raise ConfigError(
                 f"the axis {axis} needs a noise scale, and the table does not determine its B_crit"
             )
-        rule = scaling.saturating if axis == "saturating" else scaling.surge
-        return partial(rule, **reference, noise_scale=problem.noise_scale)
+        rules = {"saturating": scaling.saturating, "surge": scaling.surge}
+        return partial(rules[axis], **reference, noise_scale=problem.noise_scale)
     return None
 
 
 def trial_seed(seed: int, number: int, purpose: int = 0) -> int:
-    """Give the seed of a trial of the search with ``seed``; other purposes give independent ones."""
+    """Give a trial's seed, of the search with ``seed``; other purposes have independent ones."""
     return int(np.random.SeedSequence([seed, number, purpose]).generate_state(1)[0])
 
 
 class OptunaSearch(Search):
     """Any Optuna sampler, asked and told in memory.
 
-    The parameters are ``batch_size`` (log integer) and ``lr`` (log) or, with a rule, ``delta`` = log2(lr / rule(B)),
-    half of the learning rates' range in octaves to either side; the learning rate is then clipped into the range. The
-    value is the logarithm of seconds (or steps) to target. A trial that did not reach the target is ``pruned``, with
-    its last distance from the target as the intermediate value that ranks it, or complete at its ``bound``: the seconds
-    at which it would have been stopped. That holds for a diverged trial too, whose own seconds would make it look fast.
+    The parameters are ``batch_size`` (log integer) and ``lr`` (log) or, with a rule, ``delta`` =
+    log2(lr / rule(B)), half of the learning rates' range in octaves to either side; the learning
+    rate is then clipped into the range. The value is the logarithm of seconds (or steps) to target.
+    A trial that did not reach the target is ``pruned``, with its last distance from the target as
+    the intermediate value that ranks it, or complete at its ``bound``: the seconds at which it
+    would have been stopped. That holds for a diverged trial too, whose own seconds would make it
+    look fast.
     """
 
     def __init__(
@@ -205,7 +218,7 @@ class OptunaSearch(Search):
     def ending(
         self, trial: optuna.Trial, batch_size: int, finished: Sequence[TrialResult]
     ) -> tuple[int, int | None]:
-        """Give the last step of a trial and the stopped trial that it continues; a subclass may decide both."""
+        """Give a trial's last step and the trial that it continues; subclasses decide both."""
         return stopping_step(self._problem, batch_size, finished), None
 
     def _learning_rate(self, trial: optuna.Trial, batch_size: int) -> tuple[float, float | None]:
@@ -220,6 +233,7 @@ class OptunaSearch(Search):
     def tell(self, trial: optuna.Trial, last: int, result: TrialResult) -> None:
         """Tell the study the result of a trial that was to end at step ``last``."""
         cost = result.time_to_target
+        # A bound: it would have cost as much at least.
         if cost is None and self._form == "bound":
             cost = last * self._problem.tau(result.batch_size)
         if cost is not None:
@@ -234,11 +248,12 @@ class OptunaSearch(Search):
 
 
 class EveryBatchSize(Search):
-    """Every batch size of the table tuned by itself, as Shallue et al. 2018 (arXiv 1811.03600, section 4) did.
+    """Every batch size of the table tuned by itself (Shallue et al. 2018, arXiv 1811.03600).
 
-    The learning rates are quasi-random over the range's logarithm, an independent sequence at each batch size. All get
-    one trial before any gets another, in an order drawn anew each round, so that after any spending all have nearly as
-    many. (They also fixed the number of trials; here the spending ends the search.)
+    The learning rates are quasi-random over the range's logarithm, an independent sequence at each
+    batch size. All get one trial before any gets another, in an order drawn anew each round, so
+    that after any spending all have nearly as many. (They also fixed the number of trials; here the
+    spending ends the search.)
     """
 
     def __init__(self, problem: Problem, seed: int) -> None:
@@ -264,15 +279,16 @@ class EveryBatchSize(Search):
 
 
 class Zeus(Search):
-    """The batch size optimizer of Zeus (You et al., NSDI 2023, sections 4.3 and 4.4), with seconds as cost.
+    """The batch size optimizer of Zeus (You et al., NSDI 2023, sections 4.3 and 4.4), in seconds.
 
-    It tries a list of batch sizes, here the table's, with the learning rate of the square-root rule.
+    It tries a list of batch sizes, here the table's, with the learning rate of the square-root
+    rule.
 
-    1. Pruning, two rounds: from the default batch size (the one nearest the reference; in the second round the
-       cheapest of the first) downwards until one fails to reach the target within twice the least cost, then upwards.
-       Those that reached it are left for the next round.
-    2. Thompson sampling over what is left: the reward of a batch size is minus its cost, Gaussian with an unknown mean
-       (flat prior) and the variance of its own trials, stopped ones included.
+    1. Pruning, two rounds: from the default batch size (the one nearest the reference; in the
+       second round the cheapest of the first) downwards until one fails to reach the target within
+       twice the least cost, then upwards. Those that reached it are left for the next round.
+    2. Thompson sampling over what is left: the reward of a batch size is minus its cost, Gaussian
+       with an unknown mean (flat prior) and the variance of its own trials, stopped ones included.
 
     Zeus gives up where no batch size reaches the target in a round; here the pruning starts over.
     """
@@ -310,14 +326,18 @@ class Zeus(Search):
         return TrialSpec(number, number, batch_size, lr, None, seed, max_steps)
 
     def _end_round(self) -> None:
-        reached = [trial for trial in self._round if trial.reached]
+        # By cost, then by batch size, so that of two equal ones the smaller is taken.
+        reached = list[tuple[float, int]]()
+        for trial in self._round:
+            if trial.reached:
+                reached.append((trial.train_seconds, trial.batch_size))
         self._round = []
         if reached:
-            cheapest = min(reached, key=lambda trial: (trial.train_seconds, trial.batch_size))
             self._rounds += 1
-            self.left = tuple(sorted(trial.batch_size for trial in reached))
-            self._default = cheapest.batch_size
+            self.left = tuple(sorted(batch_size for _, batch_size in reached))
+            _, self._default = min(reached)
         else:
+            # Zeus itself would give up here.
             self._rounds = 0
             self.left = self._problem.batch_sizes
 
@@ -326,6 +346,7 @@ class Zeus(Search):
         draws = list[tuple[float, int]]()
         for batch_size in self.left:
             costs = [trial.train_seconds for trial in finished if trial.batch_size == batch_size]
+            # With a flat prior and a known variance the mean's posterior is as wide as its error.
             spread = float(np.std(costs)) / math.sqrt(len(costs))
             draws.append((rng.normal(float(np.mean(costs)), spread), batch_size))
         _, cheapest = min(draws)
@@ -337,7 +358,8 @@ def next_to_prune(
 ) -> int | None:
     """Choose the next batch size of a round of Zeus's pruning, None if the round is over.
 
-    From ``default`` downwards to the first that failed to reach the target, then from above it upwards likewise.
+    From ``default`` downwards to the first that failed to reach the target, then from above it
+    upwards likewise.
     """
     reached = {trial.batch_size: trial.reached for trial in tried}
     down = [size for size in sorted(batch_sizes, reverse=True) if size <= default]
@@ -354,7 +376,8 @@ def next_to_prune(
 class FrontierSearch(OptunaSearch):
     """bstune's sampler; its B_crit is what a study would report.
 
-    Every stopped trial can be continued, except one that ended before its ``max_steps``: its record goes no further.
+    Every stopped trial can be continued, except one that ended before its ``max_steps``: its record
+    goes no further.
     """
 
     def __init__(self, problem: Problem, seed: int, rule: str = "sqrt") -> None:
@@ -400,7 +423,7 @@ class FrontierSearch(OptunaSearch):
         super().tell(trial, last, result)
 
     def incumbent(self, finished: Sequence[TrialResult]) -> TrialResult | None:
-        """Name the trial whose point is best by the posterior's mean, rather than the luckiest one."""
+        """Name the trial whose point is best by the posterior's mean, not the luckiest one."""
         # Only a trial that reached the target changes it.
         if not finished or not finished[-1].reached:
             return self._incumbent
@@ -409,13 +432,17 @@ class FrontierSearch(OptunaSearch):
             self.tell(*self._asked, finished[-1])
             self._asked = None
         number = self.sampler.recommended(self.study)
-        self._incumbent = None if number is None else finished[number]
+        self._incumbent = None
+        if number is not None:
+            self._incumbent = finished[number]
         return self._incumbent
 
     def b_crit(self, finished: Sequence[TrialResult]) -> float | None:
-        """Give what a study would report: the posterior's median, None where that is not claimed."""
+        """Give what a study would report: the posterior's median; None where it claims none."""
         posterior = self.sampler.posterior(self.study, particles=REPORT_PARTICLES, moves=MOVES)
         if posterior is None:
             return None
         critical = critical_batch(posterior)
-        return None if critical is None else critical.value
+        if critical is None:
+            return None
+        return critical.value

@@ -1,17 +1,20 @@
-"""B_crit, the curve's slopes at both ends and the best learning rate's exponent, from all runs of a dense table.
+"""B_crit, the curve's slopes at its ends and the best rate's exponent, from a dense table's runs.
 
-At each target the frontier is the best cell of each half octave, by the median over its seeds, and B_crit is fitted to
-it (:func:`bstune.core.curve.fit_curve`). The best learning rate at a batch size is the top of a parabola through log
-steps at the best cell and its neighbours, and its exponent the least-squares slope of its logarithm over that of B,
-with Student's t of as many batch sizes. Easier targets are read from the same runs.
+At each target the frontier is the best cell of each half octave, by the median over its seeds, and
+B_crit is fitted to it (:func:`bstune.core.curve.fit_curve`). The best learning rate at a batch size
+is the top of a parabola through log steps at the best cell and its neighbours, and its exponent the
+least-squares slope of its logarithm over that of B, with Student's t of as many batch sizes. Easier
+targets are read from the same runs.
+
+What a table says at one target is kept as soon as it is computed (:mod:`bstune.sweeps.unit_log`).
 """
 
 import functools
 import math
-import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
-from typing import TYPE_CHECKING, TypedDict
+from dataclasses import dataclass, replace
+from hashlib import sha256
+from typing import TYPE_CHECKING, Any, TypedDict
 
 import numpy as np
 from scipy.special import stdtrit
@@ -24,7 +27,8 @@ from bstune.result import CriticalAtTarget
 from bstune.study.analysis.critical import FINE, MAX_COARSE, growth
 from bstune.sweeps.harness import Finding
 from bstune.sweeps.search_benchmark import find_sources, find_target, read_without_horizons
-from bstune.sweeps.search_problem import dense_points
+from bstune.sweeps.search_problem import dense_points, median_steps
+from bstune.sweeps.unit_log import UnitLog, UnitPlan, check_only
 from bstune.system.console import format_number
 from bstune.trial.recorded_run import Run
 from bstune.trial.replay import Table, read_index
@@ -56,12 +60,38 @@ class CriticalRow(TypedDict):
     fit: dict[str, object]
 
 
+@dataclass(frozen=True)
+class CellRecord:
+    """What a table comes to at one target: a row, or why there is none."""
+
+    row: CriticalRow | None
+    left_out: str | None
+
+
+def _read_record(values: Mapping[str, Any]) -> CellRecord:
+    """Make a record of JSON's values; LookupError or ValueError for another form."""
+    row = values["row"]
+    if row is not None and set(row) != set(CriticalRow.__annotations__):
+        raise ValueError(f"a row has the columns {', '.join(CriticalRow.__annotations__)}")
+    return CellRecord(row, values["left_out"])
+
+
+@dataclass(frozen=True)
+class TableAtTarget:
+    """A table, by its name, that is read at one target."""
+
+    table: str
+    target: Target
+
+
 def run(
+    log: UnitLog,
     *,
     tables: list[str],
     target: float | None,
     easier: list[float],
     level: float,
+    only: list[str],
 ) -> Finding:
     """Read each table at each target that it determines."""
     if not easier or not all(math.isfinite(times) and times >= 1.0 for times in easier):
@@ -70,9 +100,10 @@ def run(
         )
     if not 0.0 < level < 1.0:
         raise ConfigError(f"sweep.experiment.level must be between 0 and 1, but got {level}")
-    rows = list[CriticalRow]()
-    notes = list[str]()
+    cells = dict[str, TableAtTarget]()
+    inputs = dict[str, object]()
     seeds = list[int]()
+    read_tables = dict[str, Table]()
     for name, (file, shipped) in find_sources(tables, read_index()).items():
         table = read_without_horizons(file)
         goal = find_target(file, shipped, target)
@@ -81,22 +112,44 @@ def run(
                 f"{file}: its target {goal} is to be exceeded, and easier ones are multiples of a "
                 "loss or error"
             )
-        seeds.append(min(len(runs) for runs in table.cells.values()))
+        read_tables[name] = table
+        seeds.append(min(map(len, table.cells.values())))
+        digest = sha256(file.read_bytes()).hexdigest()[:16]
         for times in sorted(set(easier)):
             easier_goal = replace(goal, value=goal.value * times)
-            why = too_coarse(table, easier_goal)
-            if why is None:
-                try:
-                    rows.append(row(name, table, easier_goal, level))
-                except CurveError as error:
-                    why = str(error)
-            if why is not None:
-                notes.append(f"{name}, {easier_goal} is left out: {why}")
+            unit = f"{name}/{times:g}"
+            cells[unit] = TableAtTarget(name, easier_goal)
+            inputs[unit] = {"digest": digest, "target": [goal.metric, easier_goal.value]}
+    check_only(only, list(cells))
+    log.begin(None, ("tables", "target", "easier"))
+
+    def read_cell(unit: str) -> dict[str, object]:
+        cell = cells[unit]
+        record = cell_record(cell.table, read_tables[cell.table], cell.target, level)
+        return vars(record)
+
+    plan = UnitPlan(
+        names=list(cells),
+        only=only,
+        noun="target",
+        read=_read_record,
+        inputs=inputs,
+    )
+    records = log.measure(plan, read_cell)
+    log.check_finished(plan.names, records)
+    rows = list[CriticalRow]()
+    notes = list[str]()
+    for unit, record in records.items():
+        if record.row is not None:
+            rows.append(record.row)
+        else:
+            cell = cells[unit]
+            notes.append(f"{cell.table}, {cell.target} is left out: {record.left_out}")
     if not rows:
         raise TableError(f"no table determines anything: {'; '.join(notes)}")
     return Finding(
         sentence=sentence(rows),
-        rows=[shown(row) for row in rows],
+        rows=list(map(shown, rows)),
         n=min(seeds),
         device="recorded runs",
         paint=functools.partial(_paint_over_targets, rows, level),
@@ -106,9 +159,22 @@ def run(
     )
 
 
+def cell_record(name: str, table: Table, target: Target, level: float) -> CellRecord:
+    """Read a table at one target, or tell why it does not determine anything there."""
+    why = too_coarse(table, target)
+    if why is None:
+        try:
+            return CellRecord(row(name, table, target, level), None)
+        except CurveError as error:
+            why = str(error)
+    return CellRecord(None, why)
+
+
 def shown(row: CriticalRow) -> dict[str, str]:
     """Give a row as texts; ``numbers`` of result.json has its values."""
-    b_crit = "undetermined" if row["b_crit"] is None else format_number(row["b_crit"], 3)
+    b_crit = "undetermined"
+    if row["b_crit"] is not None:
+        b_crit = format_number(row["b_crit"], 3)
     interval = f"{_end(row['b_crit_low'])} to {_end(row['b_crit_high'])}"
     exponent = "-"
     if row["lr_low"] is not None:
@@ -132,6 +198,7 @@ def row(name: str, table: Table, target: Target, level: float) -> CriticalRow:
     """Read a table at one target; CurveError where too few batch sizes reached it."""
     points = dense_points(table, target)
     fit = fit_curve(points, level)
+    # A half octave in which nothing reached the target is a bound, and no end of the curve.
     reached = [point for point in points if not point.stopped]
     exponent, low, high = lr_exponent(best_rates(table, target), level)
     return {
@@ -154,13 +221,16 @@ def row(name: str, table: Table, target: Target, level: float) -> CriticalRow:
 
 def _fit_as_values(fit: CurveFit) -> dict[str, object]:
     """Give the fit as nested values, which go to the file alone."""
-    values: dict[str, object] = {key: value for key, value in vars(fit).items() if key != "points"}
-    values["points"] = [vars(point) for point in fit.points]
+    values = dict(vars(fit))
+    # Last, below what is made of them.
+    del values["points"]
+    values["points"] = list(map(vars, fit.points))
     return values
 
 
 def too_coarse(table: Table, target: Target) -> str | None:
-    """Tell why the runs do not say when they passed a target: too many were not evaluated closely before it."""
+    """Tell why the runs do not say when they passed a target: they were evaluated too seldom."""
+    # Of a run that was not evaluated shortly before, the first hit may be far past the target.
     gaps = list[float]()
     for run in table.runs:
         gap = _gap(run, target)
@@ -173,7 +243,7 @@ def too_coarse(table: Table, target: Target) -> str | None:
 
 
 def _gap(run: Run, target: Target) -> float | None:
-    """Give the last evaluated step that missed over the first that met the target; None if none did."""
+    """Give the last evaluated step that missed the target over the first that met it."""
     hit = run.steps_to(target)
     if hit is None:
         return None
@@ -191,7 +261,8 @@ def best_rates(table: Table, target: Target) -> dict[int, float]:
             continue
         best[batch_size] = rates[fastest]
         near = rates[max(fastest - 1, 0) : fastest + 2]
-        near_steps = [steps[rate] for rate in near]
+        near_steps = list(map(steps.__getitem__, near))
+        # At an end of the recorded rates, or beside a miss, there is no parabola.
         if len(near) == 3 and all(map(math.isfinite, near_steps)):
             log_rates = np.log(near)
             middle = log_rates[1]
@@ -203,24 +274,24 @@ def best_rates(table: Table, target: Target) -> dict[int, float]:
 
 
 def median_steps_over_rates(table: Table, target: Target, batch_size: int) -> dict[float, float]:
-    """Give the median over seeds of steps to target at each rate; infinite where half of them miss it."""
+    """Give the median steps to target at each rate; infinite where half of the seeds miss it."""
     medians = dict[float, float]()
     for (size, rate), runs in table.cells.items():
         if size != batch_size:
             continue
-        hits = [run.steps_to(target) for run in runs]
-        medians[rate] = statistics.median(math.inf if hit is None else float(hit) for hit in hits)
+        medians[rate] = median_steps(runs, target)
     return medians
 
 
 def lr_exponent(
     best: Mapping[int, float], level: float
 ) -> tuple[float | None, float | None, float | None]:
-    """Give the least-squares exponent of the best learning rate over B, and its interval; None for too few sizes."""
+    """Give the best rate's exponent over B and its interval; None for fewer than three sizes."""
     if len(best) < 3:
         return None, None, None
     log_sizes = np.log(list(best))
     log_rates = np.log(list(best.values()))
+    # Of a line: its slope and its height are fitted.
     freedom = len(log_sizes) - 2
     away = log_sizes - log_sizes.mean()
     slope = float(away @ log_rates / (away @ away))
@@ -249,6 +320,7 @@ def sentence(rows: Sequence[CriticalRow]) -> str:
         if found is None:
             texts.append(f"{name}: too few targets have a critical batch size with both ends")
             continue
+        # A negative power is a rise: harder targets are smaller values.
         moves = "neither surely rises nor falls"
         if found.high < 0:
             moves = "rises"
@@ -278,19 +350,26 @@ def _paint_over_targets(rows: Sequence[CriticalRow], level: float, figure: "Figu
     by_table = _by_table(rows)
     values = list[float]()
     for i, (name, of_table) in enumerate(by_table.items()):
-        known = [row for row in of_table if row["b_crit"] is not None]
-        if not known:
+        points = list[tuple[float, float, float, float]]()
+        for row in of_table:
+            b_crit = row["b_crit"]
+            if b_crit is not None:
+                # An end that is open is drawn as no length.
+                low_end = row["b_crit_low"] or b_crit
+                high_end = row["b_crit_high"] or b_crit
+                points.append((row["target"], b_crit, low_end, high_end))
+        if not points:
             continue
-        middle = np.array([row["b_crit"] for row in known], dtype=np.float64)
-        # An end that is open is drawn as no length.
-        low = np.array([row["b_crit_low"] or row["b_crit"] for row in known], dtype=np.float64)
-        high = np.array([row["b_crit_high"] or row["b_crit"] for row in known], dtype=np.float64)
-        colour = colormaps["viridis"](0.9 * i / len(by_table)) if len(by_table) > 1 else PURPLE
+        targets, middle, low, high = np.array(points, dtype=np.float64).T
+        colour: str | tuple[float, float, float, float] = PURPLE
+        if len(by_table) > 1:
+            # Up to 0.9: viridis ends in a yellow that is hard to see on white.
+            colour = colormaps["viridis"](0.9 * i / len(by_table))
         axes.errorbar(
-            [row["target"] for row in known],
+            targets,
             middle,
             [middle - low, high - middle],
-            label=f"{name}, {known[0]['metric']}",
+            label=f"{name}, {of_table[0]['metric']}",
             color=colour,
             marker=TABLE_MARKERS[i % len(TABLE_MARKERS)],
             capsize=3.0,

@@ -1,16 +1,20 @@
 """The DAWNBench ladder: tricks of training turned on one by one, and what each of them gives.
 
-Page 2018-2019, How to Train Your ResNet, part 8, and Jordan 2024, 94% on CIFAR-10 in 3.29 Seconds on a Single GPU
-(arXiv 2404.00498), each went from one trick to the next: a little more accuracy, then fewer epochs. A rung here is what
-its source trained: settings on top of those of all rungs before it, with its own epochs, batch size and peak learning
-rate. Each is trained once a seed, with a target that is never met, and evaluated at its end.
+Page 2018-2019, How to Train Your ResNet, part 8, and Jordan 2024, 94% on CIFAR-10 in 3.29 Seconds
+on a Single GPU (arXiv 2404.00498), each went from one trick to the next: a little more accuracy,
+then fewer epochs. A rung here is what its source trained: settings on top of those of all rungs
+before it, with its own epochs, batch size and peak learning rate. Each is trained once a seed, with
+a target that is never met, and evaluated at its end.
 
-A rung is compared with the one before it on the same seeds: the mean difference in accuracy with an interval by
-Student's t over the pairs. The p-values are corrected for the number of rungs (Holm's), since one of twenty rungs
-without any effect would stand out by chance.
+A rung is compared with the one before it on the same seeds: the mean difference in accuracy with an
+interval by Student's t over the pairs. The p-values are corrected for the number of rungs (Holm's),
+since one of twenty rungs without any effect would stand out by chance.
 
-Where there is no GPU the whole ladder is too long, so there is a reduced setting: one number of steps and one batch
-size for all rungs, and narrower networks. Then the rungs differ in what they turn on alone, not in epochs.
+Where there is no GPU the whole ladder is too long, so there is a reduced setting: one number of
+steps and one batch size for all rungs, and narrower networks. Then the rungs differ in what they
+turn on alone, not in epochs.
+
+A trial is kept as it ends, so that the same command goes on (:mod:`bstune.sweeps.unit_log`).
 """
 
 import functools
@@ -18,8 +22,9 @@ import json
 import math
 import statistics
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
@@ -33,6 +38,7 @@ from bstune.options import StudyOptions, option_at
 from bstune.sweeps.dawnbench_report import CONFIDENCE, RungRow, RungTrial, paint, sentence, shown
 from bstune.sweeps.harness import Finding
 from bstune.sweeps.statistics import Difference, compare_pairs, holm
+from bstune.sweeps.unit_log import UnitLog, UnitPlan, read_trial
 from bstune.system.console import format_seconds
 from bstune.trial.devices.device import device_name, device_of, synchronize
 from bstune.trial.loop import Workload, run_trial
@@ -48,12 +54,15 @@ if TYPE_CHECKING:
     from lightning.pytorch import LightningDataModule
     from rich.console import Console
 
-# In a rung's settings, for ${ of the rung's own config: ${ itself is resolved before there is a rung.
+# In a rung's settings, for ${ of the rung's own config: ${ itself is resolved before there is a
+# rung.
 LATER = "%{"
 # Of what preparing and moving them takes.
 TIMED_BATCHES = 20
 # No trial is evaluated before its end.
 NO_EVALUATION = 1e-9
+# Parameters that no trial depends on: they choose trials, order them, or judge them.
+NOT_OF_A_TRIAL = ("seeds", "order_seed", "level")
 LADDER_PANEL_INCHES = 4.2
 LADDER_ROW_INCHES = 0.34
 
@@ -69,8 +78,8 @@ class Rung:
     epochs: float  # training examples seen, over those that there are
     batch_size: int
     lr: float  # the peak of the schedule
-    # Values and nodes by the dotted key of the config whose place they take, on top of all rungs before. A leading +
-    # adds a key that is not there; %{trial.lr} refers to the rung's own config.
+    # Values and nodes by the dotted key of the config whose place they take, on top of all rungs
+    # before. A leading + adds a key that is not there; %{trial.lr} refers to the rung's own config.
     set: dict[str, Any]
 
 
@@ -104,6 +113,7 @@ class BuiltRung:
 def run(
     composed: Composed,
     console: "Console",
+    log: UnitLog,
     *,
     rungs: list[Rung],
     seeds: list[int],
@@ -111,37 +121,43 @@ def run(
     metric: str,
     level: float,
     reduced: Reduced,
+    only: list[str],
     trainer: Callable[[Workload, TrialSpec, TrialProtocol], TrialResult] = run_trial,
 ) -> Finding:
     """Train each rung on each seed, in shuffled order, and compare it with the rung before.
 
-    A rung of a precision that the device lacks is left out; those after it go on without its settings. Tests replace
-    ``trainer``.
+    A rung of a precision that the device lacks is left out; those after it go on without its
+    settings. Tests replace ``trainer``.
     """
     _check_ladder(rungs, seeds, level, reduced)
+    # Every rung is built before the first is trained: what is wrong with the last one is said now.
     steps, left_out = climb(composed, rungs, reduced, Target(metric, 0.0, "min").never_met)
     for reason in left_out.values():
         console.print(reason, soft_wrap=True, markup=False)
     if not steps:
         raise ConfigError(f"no rung is left: {'; '.join(left_out.values())}")
-    trials = _train(steps, seeds, order_seed, console, trainer)
-    rows = make_rows(steps, trials, level)
     device = device_name(steps[0].protocol.trainer)
+    log.begin(device, NOT_OF_A_TRIAL)
+    trials = _train(steps, seeds, order_seed, only, log, trainer)
+    rows = make_rows(steps, trials, level)
     title = f"{composed.options.workload.name} on {device}, {len(seeds)} seeds"
     panels = 3
     if reduced.enabled:
         title += f"; reduced: {reduced.steps} steps of {reduced.batch_size} at every rung"
         panels = 2
-    first_trials = trials[0].values()
-    taus = [t.seconds_per_step for t in first_trials if t.seconds_per_step is not None]
+    # Without a step that was timed there is nothing to compare what its batch takes with.
+    taus = _known(trial.seconds_per_step for trial in trials[0].values())
+    notes = list[str]()
+    if taus:
+        notes.append(data_note(steps[0], statistics.median(taus)))
     return Finding(
         sentence=sentence(rows, level, len(seeds), list(left_out)),
-        rows=[shown(row) for row in rows],
+        rows=list(map(shown, rows)),
         n=len(seeds),
         device=device,
         paint=functools.partial(paint, rows, level, title, reduced.enabled),
         inches=(1.8 + LADDER_PANEL_INCHES * panels, 1.6 + LADDER_ROW_INCHES * len(rows)),
-        notes=[data_note(steps[0], statistics.median(taus))] if taus else [],
+        notes=notes,
     )
 
 
@@ -149,38 +165,68 @@ def _train(
     steps: Sequence[BuiltRung],
     seeds: Sequence[int],
     order_seed: int,
-    console: "Console",
+    only: Sequence[str],
+    log: UnitLog,
     trainer: Callable[[Workload, TrialSpec, TrialProtocol], TrialResult],
 ) -> list[dict[int, TrialResult]]:
-    """Train each rung on each seed, with a line for each trial; give the trials by rung and seed."""
+    """Train each rung on each seed that is not kept yet; give the trials by rung and seed."""
     rng = np.random.default_rng(order_seed)
-    plan = list[tuple[int, int]]()
+    # A trial's place among the rungs, and its seed.
+    trial_keys = dict[str, tuple[int, int]]()
+    work = dict[str, float]()
     for seed in seeds:
         # Shuffled anew: what the machine does meanwhile is to hit every rung.
-        plan += [(place, seed) for place in rng.permutation(len(steps)).tolist()]
-    trials: list[dict[int, TrialResult]] = [{} for _ in steps]
-    for number, (place, seed) in enumerate(plan):
+        for place in rng.permutation(len(steps)).tolist():
+            step = steps[place]
+            name = f"{step.rung.name}/{seed}"
+            trial_keys[name] = place, seed
+            work[name] = float(step.steps * step.batch_size)
+    names = list(trial_keys)
+
+    def train(name: str) -> dict[str, object]:
+        place, seed = trial_keys[name]
         step = steps[place]
+        number = names.index(name)
         spec = TrialSpec(number, number, step.batch_size, step.lr, None, seed)
-        result = trainer(step.workload, spec, step.protocol)
+        return asdict(trainer(step.workload, spec, step.protocol))
+
+    plan = UnitPlan(
+        names=names,
+        only=only,
+        noun="trial",
+        read=read_trial,
+        work=work,
+        shown=_trial_text,
+    )
+    measured = log.measure(plan, train)
+    log.check_finished(names, measured)
+    trials: list[dict[int, TrialResult]] = [{} for _ in steps]
+    for name, result in measured.items():
+        place, seed = trial_keys[name]
         trials[place][seed] = result
-        share = accuracy(result)
-        reached = "no accuracy" if share is None else f"accuracy {share:.4f}"
-        line = f"{number + 1} of {len(plan)}, {step.rung.name}, seed {seed}: {reached}, {result.status}"
-        took = seconds(result)
-        if took is not None:
-            line += f", {took:.2f} s of training"
-        console.print(line, soft_wrap=True, markup=False, highlight=False)
     return trials
+
+
+def _trial_text(result: TrialResult) -> str:
+    """Say what a trial has come to."""
+    share = accuracy(result)
+    reached = "no accuracy"
+    if share is not None:
+        reached = f"accuracy {share:.4f}"
+    text = f"{reached}, {result.status}"
+    took = seconds(result)
+    if took is not None:
+        text += f", {took:.2f} s of training"
+    return text
 
 
 def data_note(
     step: BuiltRung, seconds_per_step: float, now: Callable[[], float] = time.perf_counter
 ) -> str:
-    """Tell what preparing a rung's batches takes of its steps, and what it would take to move them to a GPU.
+    """Tell what preparing a rung's batches takes of its steps, and what moving them to a GPU would.
 
-    Page's first gains were these two: all images moved at once, as bytes, and prepared on the device. Tests replace the
-    clock.
+    Page's first gains were these two: all images moved at once, as bytes, and prepared on the
+    device. Tests replace the clock.
     """
     place = device_of(step.protocol.trainer)
     batches = iter(step.workload.train_batches(TrialSpec(0, 0, step.batch_size, step.lr, None, 0)))
@@ -195,6 +241,7 @@ def data_note(
         synchronize(place)
         return (now() - began) / TIMED_BATCHES
 
+    # Drawn, augmented and normalised: all that a batch needs before its step.
     made = timed(lambda: next(batches))
     epoch = math.ceil(step.workload.train_examples / step.batch_size)
     text = (
@@ -228,7 +275,7 @@ def _check_ladder(
     if not 0.0 < level < 1.0:
         raise ConfigError(f"sweep.experiment.level must lie between 0 and 1, but got {level}")
     names = [rung.name for rung in rungs]
-    twice = sorted({name for name in names if names.count(name) > 1})
+    twice = sorted(name for name, count in Counter(names).items() if count > 1)
     if twice:
         raise ConfigError(
             f"every rung needs a name of its own, but {', '.join(map(repr, twice))} stands twice"
@@ -263,11 +310,11 @@ def _is_positive(number: float) -> bool:
 def climb(
     composed: Composed, rungs: Sequence[Rung], reduced: Reduced, target: Target
 ) -> tuple[list[BuiltRung], dict[str, str]]:
-    """Build the rungs that can be trained here, each once; also tell why others are left out, by name.
+    """Build the rungs that can be trained here; also tell why others are left out, by name.
 
     Rungs with the same data share them. Those that the reduced setting leaves out are in neither.
     """
-    # A missing device is no rung's fault.
+    # Before the first rung: a missing device is no rung's fault, and is not to be said as one's.
     resolve(composed.options, composed.trained)
     steps = list[BuiltRung]()
     left_out = dict[str, str]()
@@ -278,6 +325,8 @@ def climb(
             composed_rung = applied(reached, rung.set)
             if reduced.enabled:
                 composed_rung = applied(composed_rung, reduced.set.get(rung.name, {}))
+            # The rungs after it stand on the one before: without its precision, and without all
+            # else that it turns on.
             why = _lacks_precision(composed_rung, reached)
             if why is not None:
                 left_out[rung.name] = (
@@ -320,6 +369,7 @@ def _build(
     batch_size = rung.batch_size
     lr = rung.lr
     if reduced.enabled:
+        # One batch size for all rungs would leave each with a rate that was tuned for another.
         by_linear_rule = rung.lr * reduced.batch_size / rung.batch_size
         batch_size = reduced.batch_size
         lr = reduced.lr.get(rung.name, by_linear_rule)
@@ -363,15 +413,18 @@ def applied(composed: Composed, settings: Mapping[str, Any]) -> Composed:
 
     ConfigError for a key that is not there and has no leading +.
     """
-    return with_settings(composed, {key: _referring(value) for key, value in settings.items()})
+    referring = dict[str, object]()
+    for key, value in settings.items():
+        referring[key] = _referring(value)
+    return with_settings(composed, referring)
 
 
 def _referring(value: object) -> object:
     """Write the references in a rung's value as the config has them."""
     if isinstance(value, Mapping):
-        return {key: _referring(item) for key, item in value.items()}
+        return dict(zip(value, map(_referring, value.values()), strict=True))
     if isinstance(value, list | tuple):
-        return [_referring(item) for item in value]
+        return list(map(_referring, value))
     if isinstance(value, str):
         return value.replace(LATER, "${")
     return value
@@ -386,7 +439,10 @@ def accuracy(trial: TrialResult) -> float | None:
 
 
 def seconds(trial: TrialResult) -> float | None:
-    """Give steps x tau(B) of a trial that reached its end: its warm-up costs no more than other steps."""
+    """Give steps x tau(B) of a trial that reached its end; None of any other.
+
+    Not the clock's own seconds: a trial's warm-up costs no more than other steps here.
+    """
     if accuracy(trial) is None or trial.seconds_per_step is None:
         return None
     return trial.steps * trial.seconds_per_step
@@ -395,20 +451,29 @@ def seconds(trial: TrialResult) -> float | None:
 def make_rows(
     steps: Sequence[BuiltRung], trials: Sequence[Mapping[int, TrialResult]], level: float
 ) -> list[RungRow]:
-    """Make a row a rung. Means and deviations are over the trials that reached their end, ``n`` of them.
+    """Make a row a rung; means and deviations are over the ``n`` trials that reached their end.
 
-    ``at_level`` is the share of all seeds. ``difference`` and its interval are from the rung before, and ``p`` is
-    corrected for the number of rungs; None where there are too few trials.
+    ``at_level`` is the share of all seeds. ``difference`` and its interval are from the rung
+    before, and ``p`` is corrected for the number of rungs; None where there are too few trials.
     """
-    by_seed = [{seed: accuracy(trial) for seed, trial in of_rung.items()} for of_rung in trials]
+    by_seed = list[dict[int, float | None]]()
+    for of_rung in trials:
+        by_seed.append(dict(zip(of_rung, map(accuracy, of_rung.values()), strict=True)))
     # Nothing comes before the first rung.
     differences = [Difference(0, None, None, None, None)]
-    differences += [compare_pairs(before, after, CONFIDENCE) for before, after in pairwise(by_seed)]
-    corrected = iter(holm([difference.p for difference in differences if difference.p is not None]))
+    for before, after in pairwise(by_seed):
+        differences.append(compare_pairs(before, after, CONFIDENCE))
+    # In the order of the rungs that have a p: each takes the next one below.
+    corrected = iter(holm(_known(difference.p for difference in differences)))
     rows = list[RungRow]()
     for step, of_rung, difference in zip(steps, trials, differences, strict=True):
-        accuracies = _known(accuracy(trial) for trial in of_rung.values())
-        times = _known(seconds(trial) for trial in of_rung.values())
+        accuracies = _known(map(accuracy, of_rung.values()))
+        times = _known(map(seconds, of_rung.values()))
+        # Of all seeds: a trial that did not reach its end is not at the level.
+        at_level = sum(share >= level for share in accuracies) / len(of_rung)
+        p = None
+        if difference.p is not None:
+            p = next(corrected)
         rows.append(
             {
                 "rung": step.rung.name,
@@ -423,11 +488,11 @@ def make_rows(
                 "accuracy_sd": _deviation(accuracies),
                 "source_accuracy": step.rung.accuracy,
                 "n": len(accuracies),
-                "at_level": sum(share >= level for share in accuracies) / len(of_rung),
+                "at_level": at_level,
                 "difference": difference.mean,
                 "difference_low": difference.low,
                 "difference_high": difference.high,
-                "p": None if difference.p is None else next(corrected),
+                "p": p,
                 "pairs": {"n": difference.pairs, "p_uncorrected": difference.p},
                 "trials": [_trial_row(seed, trial) for seed, trial in sorted(of_rung.items())],
             }
@@ -452,8 +517,12 @@ def _known(values: Iterable[float | None]) -> list[float]:
 
 
 def _mean(values: Sequence[float]) -> float | None:
-    return statistics.fmean(values) if values else None
+    if not values:
+        return None
+    return statistics.fmean(values)
 
 
 def _deviation(values: Sequence[float]) -> float | None:
-    return statistics.stdev(values) if len(values) > 1 else None
+    if len(values) < 2:
+        return None
+    return statistics.stdev(values)

@@ -1,6 +1,7 @@
 """What the DAWNBench ladder comes to: differences between rungs, the sentence and the figure.
 
-A rung is compared with the one before it on the same seeds, so that what a seed does to both drops out.
+A rung is compared with the one before it on the same seeds, so that what a seed does to both drops
+out.
 """
 
 import math
@@ -54,8 +55,9 @@ class RungPairs(TypedDict):
 class RungRow(TypedDict):
     """A rung's row in result.json; what cannot be said of it is None.
 
-    ``n`` trials came to their end, and means and deviations are over them. ``difference`` is in accuracy, from the
-    rung before, with its interval and a p that is corrected for the number of rungs.
+    ``n`` trials came to their end, and means and deviations are over them. ``difference`` is in
+    accuracy, from the rung before, with its interval and a p that is corrected for the number of
+    rungs.
     """
 
     rung: str
@@ -111,12 +113,12 @@ def rung_gain(row: RungRow) -> RungGain | None:
 
 
 def _standard_errors(n: int) -> float:
-    """Tell by how many standard errors Student's interval for a mean of n values reaches to each side."""
+    """Tell how many standard errors Student's interval of a mean of n reaches to each side."""
     return float(stats.t.ppf((1.0 + CONFIDENCE) / 2.0, n - 1))
 
 
 def sentence(rows: Sequence[RungRow], level: float, n: int, left_out: Sequence[str]) -> str:
-    """Put the finding into words: what the ladder comes to, and which rungs help or hurt beyond the noise."""
+    """Say what the ladder comes to, and which rungs help or hurt beyond the noise."""
     ends = list[tuple[RungRow, float]]()
     for row in rows:
         if row["accuracy"] is not None:
@@ -131,7 +133,7 @@ def sentence(rows: Sequence[RungRow], level: float, n: int, left_out: Sequence[s
     )
     if last["at_level"] > 0:
         text += f", {last['at_level']:.0%} of the seeds at {level:.1%} or over"
-    gains = [gain for gain in map(rung_gain, rows) if gain is not None]
+    gains = list(filter(None, map(rung_gain, rows)))
     if gains:
         text += (
             f": {_effects_in_words(gains)} (points of accuracy with {CONFIDENCE:.0%} intervals, "
@@ -150,18 +152,26 @@ def sentence(rows: Sequence[RungRow], level: float, n: int, left_out: Sequence[s
 
 
 def _effects_in_words(gains: Sequence[RungGain]) -> str:
-    """Say which rungs help or hurt beyond the noise, which only uncorrected, and how many not at all."""
-    significant = [gain for gain in gains if gain.significant]
-    helps = [gain.named_points for gain in significant if gain.mean > 0]
-    hurts = [gain.named_points for gain in significant if gain.mean < 0]
-    rest = [gain for gain in gains if not gain.significant]
-    alone = [gain.rung for gain in rest if gain.low > 0 or gain.high < 0]
+    """Say which rungs help or hurt beyond the noise, which only uncorrected, how many neither."""
+    helps = list[str]()
+    hurts = list[str]()
+    # Their own interval leaves 0 out, which one of twenty does by chance.
+    alone = list[str]()
+    quiet = 0
+    for gain in gains:
+        if gain.significant and gain.mean > 0:
+            helps.append(gain.named_points)
+        elif gain.significant and gain.mean < 0:
+            hurts.append(gain.named_points)
+        elif not gain.significant and (gain.low > 0 or gain.high < 0):
+            alone.append(gain.rung)
+        elif not gain.significant:
+            quiet += 1
     parts = [f"{_listed(helps) or 'no rung'} help{_third_person(helps)} beyond the noise"]
     if hurts:
         parts.append(f"{_listed(hurts)} hurt{_third_person(hurts)}")
     if alone:
         parts.append(f"{_listed(alone)} stand{_third_person(alone)} out only uncorrected")
-    quiet = len(rest) - len(alone)
     if quiet:
         parts.append(f"{quiet} of {len(gains)} do not differ significantly from the rung before")
     return "; ".join(parts)
@@ -169,12 +179,16 @@ def _effects_in_words(gains: Sequence[RungGain]) -> str:
 
 def _third_person(subjects: Sequence[str]) -> str:
     """Give the ending of a verb."""
-    return "" if len(subjects) > 1 else "s"
+    if len(subjects) > 1:
+        return ""
+    return "s"
 
 
 def _plural(count: int) -> str:
     """Give the ending of a noun."""
-    return "s" if count > 1 else ""
+    if count > 1:
+        return "s"
+    return ""
 
 
 def _seed_count(n: int) -> str:
@@ -190,13 +204,18 @@ def _listed(names: Sequence[str]) -> str:
 
 def shown(row: RungRow) -> dict[str, object]:
     """Give a row as the table shows it, with its numbers under ``measured``."""
-    measured = {key: value for key, value in row.items() if key not in ("rung", "trials")}
+    measured = dict[str, object](row)
+    # They stand beside it.
+    del measured["rung"], measured["trials"]
     source = list[str]()
     if row["source_seconds"] is not None:
         source.append(f"{row['source_seconds']:.4g} s")
     if row["source_accuracy"] is not None:
         source.append(f"{100.0 * row['source_accuracy']:.4g}%")
     gain = rung_gain(row)
+    points: str | None = None
+    if gain is not None:
+        points = gain.points
     return {
         "rung": row["rung"],
         "epochs": round(row["epochs"], 2),
@@ -205,7 +224,7 @@ def shown(row: RungRow) -> dict[str, object]:
         "seconds_(SD)": _with_deviation(row["seconds"], row["seconds_sd"], format_number),
         "accuracy_(SD)": _with_deviation(row["accuracy"], row["accuracy_sd"], "{:.2%}".format),
         "at_level": f"{row['at_level']:.0%}",
-        "gain": None if gain is None else gain.points,
+        "gain": points,
         "source": ", ".join(source) or None,
         "measured": measured,
         "trials": row["trials"],
@@ -225,16 +244,19 @@ def _with_deviation(
 def paint(
     rows: Sequence[RungRow], level: float, title: str, reduced: bool, figure: "Figure"
 ) -> None:
-    """Draw a line a rung, the first one on top: accuracies, differences, and seconds beside the source's.
+    """Draw a line a rung, the first on top: accuracies, differences, seconds beside the source's.
 
-    Seconds are left out of the reduced setting: those of the source are of another network and other steps.
+    Seconds are left out of the reduced setting: those of the source are of another network and
+    other steps.
     """
-    panels = figure.subplots(1, 2 if reduced else 3, sharey=True)
+    count = 2 if reduced else 3
+    panels = figure.subplots(1, count, sharey=True)
     _draw_accuracies(panels[0], rows, level, reduced)
     _draw_differences(panels[1], rows)
     if not reduced:
         _draw_seconds(panels[2], rows)
     panels[0].set_yticks(range(len(rows)), [row["rung"] for row in rows])
+    # From the top down, as the ladder is read.
     panels[0].set_ylim(len(rows) - 0.4, -0.6)
     for axes in panels:
         axes.grid(color=INK, alpha=0.07, linewidth=0.6)
@@ -245,10 +267,15 @@ def paint(
 def _draw_accuracies(axes: "Axes", rows: Sequence[RungRow], level: float, reduced: bool) -> None:
     for place, row in enumerate(rows):
         # One entry in the legend is enough for all rungs.
-        seed_label = "a seed" if place == 0 else None
-        mean_label = f"mean and its {CONFIDENCE:.0%} interval" if place == 0 else None
-        accuracies = [trial["accuracy"] for trial in row["trials"]]
-        points = [100.0 * accuracy for accuracy in accuracies if accuracy is not None]
+        seed_label: str | None = None
+        mean_label: str | None = None
+        if place == 0:
+            seed_label = "a seed"
+            mean_label = f"mean and its {CONFIDENCE:.0%} interval"
+        points = list[float]()
+        for trial in row["trials"]:
+            if trial["accuracy"] is not None:
+                points.append(100.0 * trial["accuracy"])
         below = [place + SEEDS_BELOW] * len(points)
         axes.scatter(points, below, label=seed_label, **SEED_POINTS)
         if row["accuracy"] is not None and row["accuracy_sd"] is not None:
@@ -265,6 +292,7 @@ def _draw_accuracies(axes: "Axes", rows: Sequence[RungRow], level: float, reduce
             )
         if row["source_accuracy"] is not None and not reduced:
             axes.plot(100.0 * row["source_accuracy"], place, **HOLLOW_SQUARE)
+    # A source's accuracy is of its own network and epochs, which the reduced setting has not.
     if not reduced:
         axes.plot([], [], label="source", **HOLLOW_SQUARE)
         goal = 100.0 * level
@@ -280,6 +308,8 @@ def _draw_differences(axes: "Axes", rows: Sequence[RungRow]) -> None:
         if gain is None:
             continue
         colour = _colour_of(gain)
+        # A filled point is one that the correction leaves significant.
+        filling = colour if gain.significant else "white"
         axes.errorbar(
             gain.mean,
             place,
@@ -288,7 +318,7 @@ def _draw_differences(axes: "Axes", rows: Sequence[RungRow]) -> None:
             capsize=3,
             fmt="o",
             markersize=5.5,
-            markerfacecolor=colour if gain.significant else "white",
+            markerfacecolor=filling,
         )
     axes.plot([], [], "o", color=BLUE, markerfacecolor=BLUE, label="helps")
     axes.plot([], [], "o", color=VERMILION, markerfacecolor=VERMILION, label="hurts")
@@ -303,12 +333,17 @@ def _draw_differences(axes: "Axes", rows: Sequence[RungRow]) -> None:
 def _colour_of(gain: RungGain) -> str:
     if not gain.significant:
         return GREY
-    return BLUE if gain.mean > 0 else VERMILION
+    if gain.mean > 0:
+        return BLUE
+    return VERMILION
 
 
 def _draw_seconds(axes: "Axes", rows: Sequence[RungRow]) -> None:
     for place, row in enumerate(rows):
-        seconds = [trial["seconds"] for trial in row["trials"] if trial["seconds"] is not None]
+        seconds = list[float]()
+        for trial in row["trials"]:
+            if trial["seconds"] is not None:
+                seconds.append(trial["seconds"])
         axes.scatter(seconds, [place + SEEDS_BELOW] * len(seconds), **SEED_POINTS)
         if row["seconds"] is not None:
             axes.plot(row["seconds"], place, "D", color=VERMILION, markersize=4.5)
@@ -324,6 +359,7 @@ def _draw_seconds(axes: "Axes", rows: Sequence[RungRow]) -> None:
             axes.plot(row["source_seconds"], place, **HOLLOW_SQUARE)
     axes.plot([], [], "D", color=VERMILION, markersize=4.5, label="here")
     axes.plot([], [], label="source, on its own device", **HOLLOW_SQUARE)
+    # Rungs and devices differ by an order of magnitude.
     axes.set_xscale("log")
     axes.set_xlabel("seconds of training, steps x tau(B)")
     _legend_above(axes)

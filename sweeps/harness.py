@@ -5,7 +5,8 @@ under ``sweep`` name the published result, the output folder, and the function t
 parameters. That function returns a :class:`Finding`. Its keyword-only parameters without a default
 are the YAML's, and their annotations are the types: numbers, ``str``, ``bool``, lists and
 dictionaries of them, dataclasses and lists of them. It gets ``composed``, a
-:class:`bstune.config.Composed`, and ``console`` where it has parameters of these names.
+:class:`bstune.config.Composed`, ``console``, and ``log``, the units of the sweep that have ended
+(:class:`bstune.sweeps.unit_log.UnitLog`), where it has parameters of these names.
 
 A sweep that trains takes ``config`` into its defaults, so that every option of bstune is one of its
 own. Any other has only the options under ``sweep``, and nothing composed.
@@ -34,12 +35,14 @@ from bstune.config import Composed, compose_known, in_full, validate
 from bstune.core.errors import ConfigError, InputError, Interrupted, StudyError
 from bstune.core.records import dump_json
 from bstune.hydra_recipe import instantiate
-from bstune.options import ReplayedOptions, kind_of_options
+from bstune.options import ReplayedOptions, flat_settings, kind_of_options
 from bstune.report.drawing import save_figure
+from bstune.sweeps.unit_log import PARAMETER_PREFIX, UnfinishedError, UnitLog, read_units
 from bstune.system.console import format_number, quieten
 from bstune.system.files import check_writable, expand_home, write_text
+from bstune.system.git import git_commit
 from bstune.system.inputs import parse_json, read_text
-from bstune.system.secrets import redact
+from bstune.system.secrets import redact, redact_values
 from bstune.system.terminal import ArgumentParser, safe_console, write_out
 
 if TYPE_CHECKING:
@@ -47,7 +50,8 @@ if TYPE_CHECKING:
 
 SWEEP_MODULE = "bstune.sweeps"
 COMMAND = "python -m bstune sweep"
-# Whose versions a result depends on, as far as they are installed: of Lightning's two packages one may be.
+# Whose versions a result depends on, as far as they are installed: of Lightning's two packages one
+# may be.
 VERSIONED_PACKAGES = (
     "bstune",
     "lightning",
@@ -59,6 +63,8 @@ VERSIONED_PACKAGES = (
 )
 # Columns of a table that goes into a file.
 FILE_WIDTH = 118
+# Options of bstune that what is trained depends on, besides those that a study may not change.
+TRAINING_OPTIONS = ("precision", "compile", "devices")
 
 
 @dataclass(frozen=True)
@@ -112,12 +118,45 @@ class Sweep:
         """The file of the one figure."""
         return self.output / "figure.png"
 
+    @property
+    def runs(self) -> Path:
+        """The file of the units that have ended, of a sweep that keeps them."""
+        return self.output / "runs.jsonl"
+
+    def settings(self) -> dict[str, object]:
+        """Collect, by dotted key, all that what is measured may depend on."""
+        settings = _flat(self.plain_parameters, PARAMETER_PREFIX)
+        if self.composed is not None:
+            options = self.composed.options
+            settings |= flat_settings(options)
+            settings |= {name: getattr(options, name) for name in TRAINING_OPTIONS}
+        without_secrets: dict[str, object] = redact_values(settings)
+        return without_secrets
+
+    def open_log(self, console: Console) -> UnitLog:
+        """Give the log of the sweep's units, which is read when the experiment begins."""
+        return UnitLog(
+            path=self.runs,
+            sweep=self.name,
+            settings=self.settings(),
+            versions=_versions(),
+            commit=git_commit(),
+            console=console,
+        )
+
     def find(self, console: Console, **replaced: Any) -> Finding:
         """Call the experiment; tests replace parameters that the YAML does not have, as a clock."""
         function = self.experiment.func
-        at_hand = {"composed": self.composed, "console": console}
+        at_hand: dict[str, Callable[[], object]] = {
+            "composed": lambda: self.composed,
+            "console": lambda: console,
+            "log": lambda: self.open_log(console),
+        }
         taken = inspect.signature(function).parameters
-        given = {name: value for name, value in at_hand.items() if name in taken}
+        given = dict[str, object]()
+        for name, make in at_hand.items():
+            if name in taken and name not in replaced:
+                given[name] = make()
         return function(**given, **self.parameters, **replaced)
 
 
@@ -145,13 +184,18 @@ def main(arguments: list[str]) -> None:
 
 def sweep_names() -> list[str]:
     """Give the names of all sweeps, sorted."""
-    names = [file.name for file in files(SWEEP_MODULE).iterdir()]
-    return sorted(Path(name).stem for name in names if name.endswith(".yaml"))
+    names = list[str]()
+    for file in files(SWEEP_MODULE).iterdir():
+        if file.name.endswith(".yaml"):
+            names.append(Path(file.name).stem)
+    return sorted(names)
 
 
 def listing() -> str:
     """List the sweeps, each with its source, and how one is run."""
-    lines = [f"{name}\n    {compose_sweep(name, ()).sweep.source}" for name in sweep_names()]
+    lines = list[str]()
+    for name in sweep_names():
+        lines.append(f"{name}\n    {compose_sweep(name, ()).sweep.source}")
     lines.append(f"run one with: {COMMAND} NAME [options]; its options: {COMMAND} NAME --help")
     return "\n".join(lines) + "\n"
 
@@ -177,7 +221,8 @@ def check_sweep(name: str, config: DictConfig) -> Sweep:
     try:
         root = config.sweep.get("output")
         # Before others refer to it.
-        config.sweep.output = _expanded(root) if isinstance(root, str) else root
+        if isinstance(root, str):
+            config.sweep.output = _expanded(root)
         # It may refer to keys beside it.
         values = OmegaConf.to_container(config.sweep, resolve=True)
         keys = OmegaConf.merge(OmegaConf.structured(SweepKeys), values)
@@ -193,6 +238,7 @@ def check_sweep(name: str, config: DictConfig) -> Sweep:
             "sweep.experiment must have _partial_: true: it is called once everything is checked"
         )
     parameters, plain_parameters = _typed(experiment)
+    # What remains is bstune's own, which knows no key named sweep.
     rest = config.copy()
     with open_dict(rest):
         del rest["sweep"]
@@ -252,8 +298,22 @@ def _checked(name: str, rest: DictConfig) -> Composed | None:
     return validate(rest)
 
 
+def _flat(value: object, prefix: str) -> dict[str, object]:
+    """Join nested parameters by dotted keys; mappings in a list go by their places."""
+    if isinstance(value, Mapping):
+        by_key = value
+    elif isinstance(value, list) and any(isinstance(element, Mapping) for element in value):
+        by_key = dict(enumerate(value))
+    else:
+        return {prefix.removesuffix("."): value}
+    flat = dict[str, object]()
+    for key, inner in by_key.items():
+        flat |= _flat(inner, f"{prefix}{key}.")
+    return flat
+
+
 def _check_elements(parameters: object) -> None:
-    """Refuse lists within the lists of an experiment's parameters, which OmegaConf takes for texts and numbers."""
+    """Refuse lists within an experiment's lists, which OmegaConf takes for texts and numbers."""
     for name, value in vars(parameters).items():
         if not isinstance(value, list):
             continue
@@ -269,12 +329,14 @@ def _typed(experiment: functools.partial[Finding]) -> tuple[dict[str, Any], dict
         required = parameter.default is parameter.empty
         if required and parameter.kind is parameter.KEYWORD_ONLY:
             of_yaml.append((parameter.name, parameter.annotation))
+    # A structured config is how OmegaConf checks and converts types, nested ones too.
     schema = make_dataclass("Parameters", of_yaml)
     try:
         merged = OmegaConf.merge(OmegaConf.structured(schema), experiment.keywords)
-        missing = [f"sweep.experiment.{name}" for name in sorted(OmegaConf.missing_keys(merged))]
+        missing = sorted(OmegaConf.missing_keys(merged))
         if missing:
-            raise ConfigError(f"no value is given for {', '.join(missing)}")
+            named = ", ".join(f"{PARAMETER_PREFIX}{name}" for name in missing)
+            raise ConfigError(f"no value is given for {named}")
         typed = OmegaConf.to_object(merged)
         _check_elements(typed)
     except ConfigKeyError as error:
@@ -286,7 +348,8 @@ def _typed(experiment: functools.partial[Finding]) -> tuple[dict[str, Any], dict
             f"sweep.experiment.{error.full_key}: {str(error).splitlines()[0]}"
         ) from error
     plain = OmegaConf.to_container(merged)
-    return {f.name: getattr(typed, f.name) for f in fields(schema)}, dict(plain)  # type: ignore[arg-type]
+    by_name = {parameter.name: getattr(typed, parameter.name) for parameter in fields(schema)}
+    return by_name, dict(plain)  # type: ignore[arg-type]
 
 
 def run_sweep(name: str, options: Sequence[str]) -> None:
@@ -294,6 +357,7 @@ def run_sweep(name: str, options: Sequence[str]) -> None:
     sweep = check_sweep(name, compose_sweep(name, options))
     quieten(training=sweep.composed is not None)
     console = safe_console()
+    # A file has no width of its own, and rich takes 80 columns for it.
     if not console.is_terminal:
         console = safe_console(width=max(FILE_WIDTH, console.width))
     console.print(f"{name}: {sweep.source}", soft_wrap=True, markup=False)
@@ -301,7 +365,13 @@ def run_sweep(name: str, options: Sequence[str]) -> None:
         finding = sweep.find(console)
     # Lightning turns the first into the second.
     except (KeyboardInterrupt, SystemExit) as error:
-        raise Interrupted("interrupted: the sweep has written nothing") from error
+        kept = "the sweep has written nothing"
+        if sweep.runs.exists():
+            kept = f"{sweep.runs} keeps what has ended; the same command goes on"
+        raise Interrupted(f"interrupted: {kept}") from error
+    except UnfinishedError as unfinished:
+        console.print(str(unfinished), soft_wrap=True, markup=False)
+        return
     write(sweep, finding, options)
     show(sweep, finding, console)
 
@@ -315,12 +385,14 @@ def write(sweep: Sweep, finding: Finding, options: Sequence[str]) -> None:
         "n": finding.n,
         "device": finding.device,
         "versions": _versions(),
+        **_measured_with(sweep),
         "command": redact(shlex.join([*COMMAND.split(), sweep.name, *options])),
         "parameters": sweep.plain_parameters,
         "rows": finding.rows,
         "notes": finding.notes,
         **finding.details,
     }
+    # Taken away again if nothing can be written, from the innermost on.
     made = [path for path in (sweep.output, *sweep.output.parents) if not path.exists()]
     # Renamed once the result stands too.
     figure = sweep.output / ".figure.png"
@@ -342,6 +414,18 @@ def write(sweep: Sweep, finding: Finding, options: Sequence[str]) -> None:
                 path.rmdir()
 
 
+def _measured_with(sweep: Sweep) -> dict[str, object]:
+    """Give device, versions and commit of all units, those of earlier commands among them."""
+    if "log" not in inspect.signature(sweep.experiment.func).parameters:
+        return {}
+    circumstances = list[dict[str, object]]()
+    for header in read_units(sweep.runs).headers:
+        circumstances.append(
+            {"device": header.device, "versions": header.versions, "commit": header.commit}
+        )
+    return {"measured_with": circumstances}
+
+
 def _versions() -> dict[str, str]:
     found = dict[str, str]()
     for name in VERSIONED_PACKAGES:
@@ -355,11 +439,14 @@ def show(sweep: Sweep, finding: Finding, console: Console) -> None:
     table = Table(box=box.SIMPLE_HEAD, padding=(0, 1), pad_edge=False)
     columns = _plain_columns(finding.rows)
     for key, values in columns.items():
-        is_text = any(isinstance(value, str) for value in values)
-        justify: Literal["left", "right"] = "left" if is_text else "right"
+        # Numbers stand below each other by their last digits.
+        justify: Literal["left", "right"] = "right"
+        if any(isinstance(value, str) for value in values):
+            justify = "left"
         table.add_column(key.replace("_", " "), justify=justify, overflow="fold")
     for cells in zip(*columns.values(), strict=True):
-        table.add_row(*[escape(_text_of_cell(value)) for value in cells])
+        # A text may have brackets, which are markup to rich.
+        table.add_row(*map(escape, map(_text_of_cell, cells)))
     console.print(table)
     lines = [f"- {note}" for note in finding.notes]
     lines += [finding.sentence, f"result {sweep.result}", f"figure {sweep.figure}"]
@@ -383,4 +470,6 @@ def _plain_columns(rows: Sequence[Mapping[str, object]]) -> dict[str, list[objec
 def _text_of_cell(value: object) -> str:
     if isinstance(value, int | float) and not isinstance(value, bool):
         return format_number(value, 4)
-    return "-" if value is None else str(value)
+    if value is None:
+        return "-"
+    return str(value)

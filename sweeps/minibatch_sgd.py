@@ -1,22 +1,24 @@
-"""Loss over seconds of training at several batch sizes: what a batch size costs a step and what it saves in steps.
+"""Loss over seconds at several batch sizes: what a batch size costs a step, and saves in steps.
 
-Zhang, Lipton, Li and Smola, Dive into Deep Learning, 12.5.4: gradient descent, SGD with one example a step and two
-minibatches on the same linear regression. Each is a trial of bstune's own, with a target that is never met and a budget
-of its epochs, so that its history is the loss over steps. A step's time is the trial's tau(B), which leaves evaluation,
-start-up and the first steps out. The book takes its batches from a DataLoader, row by row; here rows live on the
-device, and a step is timed either way.
+Zhang, Lipton, Li and Smola, Dive into Deep Learning, 12.5.4: gradient descent, SGD with one example
+a step and two minibatches on the same linear regression. Each is a trial of bstune's own, with a
+target that is never met and a budget of its epochs, so that its history is the loss over steps. A
+step's time is the trial's tau(B), which leaves evaluation, start-up and the first steps out. The
+book takes its batches from a DataLoader, row by row; here rows live on the device, and a step is
+timed either way.
+
+A trial, and a round of those timings, is kept as it ends (:mod:`bstune.sweeps.unit_log`).
 """
 
 import functools
 import math
 import statistics
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, NotRequired, TypedDict
 
 import numpy as np
-from rich.console import Console
-from rich.progress import track
+from pydantic import TypeAdapter
 
 from bstune.config import Composed, with_settings
 from bstune.core.errors import ConfigError
@@ -26,7 +28,14 @@ from bstune.options import option_at
 from bstune.report.drawing import BLUE, GREY, INK, PURPLE, VERMILION
 from bstune.sweeps.harness import Finding
 from bstune.sweeps.statistics import QUARTILES
-from bstune.system.console import format_count, format_number, format_seconds, time_unit
+from bstune.sweeps.unit_log import UnitLog, UnitPlan, check_only, read_trial
+from bstune.system.console import (
+    format_count,
+    format_number,
+    format_seconds,
+    plural,
+    time_unit,
+)
 from bstune.trial.devices.device import device_name
 from bstune.trial.loop import Workload, run_trial
 from bstune.trial.workload import load
@@ -39,10 +48,15 @@ SERIES_COLOURS = (INK, VERMILION, BLUE, PURPLE, GREY)
 ROW_BY_ROW = "workload.data.row_by_row"
 # Evaluations, up to which each is drawn as a point.
 MOST_POINTS = 40
+# Parameters that no trial and no round depends on: they choose them, order them, or judge trials.
+NOT_OF_A_UNIT = ("seeds", "order_seed", "level", "loader.rounds")
+# Mean seconds of a step in a round, by source of rows and by run.
+RoundMeans = list[list[float]]
+READ_ROUND: TypeAdapter[RoundMeans] = TypeAdapter(RoundMeans)
 
 
 class LossCurve(TypedDict):
-    """Loss over seconds: the median over seeds and its quartiles, at the steps that all trials share."""
+    """Loss over seconds: median and quartiles over seeds, at the steps that all trials share."""
 
     steps: list[int]
     seconds: list[float]
@@ -64,7 +78,8 @@ class SeriesRow(TypedDict):
     seconds_to_level: float | None
     curve: LossCurve
     trials: list[dict[str, object]]
-    # Of a step, with rows that live on the device, and with rows that a DataLoader takes out one by one.
+    # Of a step, with rows that live on the device, and with rows that a DataLoader takes out one by
+    # one.
     ms_resident: NotRequired[float]
     ms_row_by_row: NotRequired[float]
 
@@ -89,7 +104,7 @@ class LoaderTiming:
 
 def run(
     composed: Composed,
-    console: Console,
+    log: UnitLog,
     *,
     metric: str,
     level: float,
@@ -97,6 +112,7 @@ def run(
     order_seed: int,
     loader: LoaderTiming,
     runs: list[Series],
+    only: list[str],
     timer: Callable[..., tuple[float, ...]] = time_trial,
 ) -> Finding:
     """Train each of ``runs`` on each seed, in shuffled order, and show the loss over seconds.
@@ -104,22 +120,67 @@ def run(
     Tests replace ``timer``.
     """
     workload, protocol = load(composed.options, composed.trained)
+    # A trial that ended at the level would have no curve beyond it.
     protocol = replace(protocol, target=Target(metric, level, "min").never_met)
     _check_series(runs, seeds, loader, workload.train_examples)
-    trials = _train_series(workload, protocol, runs, seeds, order_seed, console)
+    # Now, as a workload without such rows is refused before anything is trained.
     from_loader = row_by_row(composed)
     loader_workload, _ = load(from_loader.options, from_loader.trained)
-    order = np.random.default_rng(order_seed)
+    planned = _shuffled_trials(workload.train_examples, runs, seeds, order_seed)
+    round_names = [f"loader/{number}" for number in range(1, loader.rounds + 1)]
+    unit_names = [*planned, *round_names]
+    check_only(only, unit_names)
+    device = device_name(protocol.trainer)
+    log.begin(device, NOT_OF_A_UNIT)
+
+    def train(name: str) -> dict[str, object]:
+        trial = planned[name]
+        own_protocol = replace(protocol, budget=Budget(trial.steps, 1))
+        return asdict(run_trial(workload, trial.spec, own_protocol))
+
+    # A step takes nearly the same time at all of these batch sizes, so that steps are the work.
+    work = {name: float(trial.steps) for name, trial in planned.items()}
+    trial_plan = UnitPlan(
+        names=list(planned),
+        only=only,
+        noun="trial",
+        read=read_trial,
+        choices=unit_names,
+        work=work,
+    )
+    results = log.measure(trial_plan, train)
+    rng = np.random.default_rng(order_seed)
     sources = (workload, loader_workload)
-    resident, one_by_one = loader_seconds(sources, protocol, runs, loader, order, timer)
+    pairs = len(sources) * len(runs)
+    # All of them are drawn, so that a round has the same order whichever rounds are kept.
+    orders = {name: rng.permutation(pairs).tolist() for name in round_names}
+
+    def time_round(name: str) -> RoundMeans:
+        return loader_round(sources, protocol, runs, loader.steps, orders[name], timer)
+
+    loader_plan = UnitPlan(
+        names=round_names,
+        only=only,
+        noun="round",
+        read=READ_ROUND.validate_python,
+        choices=unit_names,
+    )
+    rounds = log.measure(loader_plan, time_round)
+    log.check_finished(unit_names, {*results, *rounds})
+    resident, one_by_one = _medians_over_rounds(list(rounds.values()))
+    trials: list[list[TrialResult]] = [[] for _ in runs]
+    for name, result in results.items():
+        trials[planned[name].place].append(result)
     rows = list[SeriesRow]()
     for place, series in enumerate(runs):
         series_row = row(series, trials[place], level)
         series_row["ms_resident"] = 1e3 * resident[place]
         series_row["ms_row_by_row"] = 1e3 * one_by_one[place]
         rows.append(series_row)
-    device = device_name(protocol.trainer)
-    title = f"{composed.options.workload.name} on {device}: medians and quartiles over {len(seeds)} seeds"
+    title = (
+        f"{composed.options.workload.name} on {device}: medians and quartiles over "
+        f"{len(seeds)} seeds"
+    )
     return Finding(
         sentence=f"{sentence(rows, level, len(seeds))} {loader_sentence(rows, loader.rounds)}",
         rows=rows,
@@ -130,34 +191,30 @@ def run(
     )
 
 
-def _train_series(
-    workload: Workload,
-    protocol: TrialProtocol,
-    runs: Sequence[Series],
-    seeds: Sequence[int],
-    order_seed: int,
-    console: Console,
-) -> list[list[TrialResult]]:
-    """Train each of ``runs`` on each seed; give the trials of each."""
+@dataclass(frozen=True)
+class PlannedTrial:
+    """A trial of a series."""
+
+    place: int  # of its series among all
+    spec: TrialSpec
+    steps: int
+
+
+def _shuffled_trials(
+    train_examples: int, runs: Sequence[Series], seeds: Sequence[int], order_seed: int
+) -> dict[str, PlannedTrial]:
+    """Plan a trial for each of ``runs`` and each seed, by the trial's name, in their order."""
     rng = np.random.default_rng(order_seed)
-    plan = list[tuple[int, int]]()
+    planned = dict[str, PlannedTrial]()
     for seed in seeds:
         # Shuffled anew: what the machine does meanwhile is to hit every run.
-        plan += [(place, seed) for place in rng.permutation(len(runs)).tolist()]
-    trials: list[list[TrialResult]] = [[] for _ in runs]
-    progress = track(
-        list(enumerate(plan)),
-        "training",
-        console=console,
-        transient=True,
-        disable=not console.is_terminal,
-    )
-    for number, (place, seed) in progress:
-        series = runs[place]
-        steps = math.ceil(series.epochs * workload.train_examples / series.batch_size)
-        spec = TrialSpec(number, number, series.batch_size, series.lr, None, seed)
-        trials[place].append(run_trial(workload, spec, replace(protocol, budget=Budget(steps, 1))))
-    return trials
+        for place in rng.permutation(len(runs)).tolist():
+            series = runs[place]
+            number = len(planned)
+            steps = math.ceil(series.epochs * train_examples / series.batch_size)
+            spec = TrialSpec(number, number, series.batch_size, series.lr, None, seed)
+            planned[f"{series.name}/{seed}"] = PlannedTrial(place, spec, steps)
+    return planned
 
 
 def row_by_row(composed: Composed) -> Composed:
@@ -170,30 +227,34 @@ def row_by_row(composed: Composed) -> Composed:
     return with_settings(composed, {ROW_BY_ROW: True})
 
 
-def loader_seconds(
+def loader_round(
     sources: Sequence[Workload],
     protocol: TrialProtocol,
     runs: Sequence[Series],
-    loader: LoaderTiming,
-    rng: np.random.Generator,
+    steps: int,
+    order: Sequence[int],
     timer: Callable[..., tuple[float, ...]],
-) -> list[list[float]]:
-    """Time a step of each run with each source of rows: medians over rounds of a round's means.
+) -> RoundMeans:
+    """Time each run with each source of rows once: mean seconds of a step, over ``steps`` steps.
 
-    A round times each of them once, in an order of its own.
+    ``order`` has the numbers of all pairs of a source and a run, sources in turn.
     """
-    pairs = [(source, place) for source in range(len(sources)) for place in range(len(runs))]
-    means: dict[tuple[int, int], list[float]] = {pair: [] for pair in pairs}
-    for _ in range(loader.rounds):
-        for index in rng.permutation(len(pairs)).tolist():
-            source, place = pairs[index]
-            series = runs[place]
-            steps = timer(sources[source], protocol, series.batch_size, series.lr, loader.steps)
-            means[source, place].append(statistics.mean(steps))
-    seconds = list[list[float]]()
-    for source in range(len(sources)):
-        seconds.append([statistics.median(means[source, place]) for place in range(len(runs))])
-    return seconds
+    means: RoundMeans = [[math.nan] * len(runs) for _ in sources]
+    for index in order:
+        source, place = divmod(index, len(runs))
+        series = runs[place]
+        seconds = timer(sources[source], protocol, series.batch_size, series.lr, steps)
+        means[source][place] = statistics.mean(seconds)
+    return means
+
+
+def _medians_over_rounds(rounds: Sequence[RoundMeans]) -> RoundMeans:
+    """Give the medians over rounds of what each round has, by source of rows and by run."""
+    medians = list[list[float]]()
+    # Of a source of rows the rounds, and of those what each has of a run.
+    for of_source in zip(*rounds, strict=True):
+        medians.append([statistics.median(of_run) for of_run in zip(*of_source, strict=True)])
+    return medians
 
 
 def _check_series(
@@ -203,11 +264,15 @@ def _check_series(
         raise ConfigError(
             f"sweep.experiment.loader needs rounds and steps from 1, but got {loader}"
         )
-    if not runs or not seeds or min(seeds) < 0:
+    if not runs or not seeds or min(seeds) < 0 or len(set(seeds)) < len(seeds):
         raise ConfigError(
-            f"this sweep needs runs, and seeds from 0, but got {len(runs)} runs and seeds "
-            f"{list(seeds)}"
+            f"this sweep needs runs, and seeds from 0, each once, but got {len(runs)} runs and "
+            f"seeds {list(seeds)}"
         )
+    names = [series.name for series in runs]
+    # Its trials are known by it.
+    if len(set(names)) < len(names):
+        raise ConfigError(f"every run needs a name of its own, but got {', '.join(names)}")
     for series in runs:
         fits = 1 <= series.batch_size <= examples
         if not fits or not 0.0 < series.lr < math.inf or not 0.0 < series.epochs < math.inf:
@@ -220,31 +285,47 @@ def _check_series(
 def row(series: Series, trials: Sequence[TrialResult], level: float) -> SeriesRow:
     """Give the medians of a series over its trials, one a seed.
 
-    ``steps_to_level`` and ``seconds_to_level``, those steps x tau(B), are None where the median trial does not reach
-    the level. The curve holds the steps at which every trial was evaluated and had a finite loss.
+    ``steps_to_level`` and ``seconds_to_level``, those steps x tau(B), are None where the median
+    trial does not reach the level. The curve holds the steps at which every trial was evaluated and
+    had a finite loss.
     """
     histories = list[dict[int, float]]()
+    taus = list[float]()
+    steps_to_level = list[float]()
     for trial in trials:
-        histories.append({step: loss for step, loss in trial.history if loss is not None})
-    tau = statistics.median(trial.seconds_per_step or math.inf for trial in trials)
+        history = {step: loss for step, loss in trial.history if loss is not None}
+        histories.append(history)
+        steps_to_level.append(_steps_to(history, level))
+        # A trial without a step has no seconds of one: it counts as infinitely slow.
+        taus.append(trial.seconds_per_step or math.inf)
+    tau = statistics.median(taus)
     curve = _loss_curve(histories, tau)
-    reached = statistics.median(_steps_to(history, level) for history in histories)
-    reaches = math.isfinite(reached) and math.isfinite(tau)
+    last_loss: float | None = None
+    if curve["loss"]:
+        last_loss = curve["loss"][-1]
+    reached: float | None = None
+    seconds_to_level: float | None = None
+    middle = statistics.median(steps_to_level)
+    # The median trial may miss the level where others reach it.
+    if math.isfinite(middle) and math.isfinite(tau):
+        reached = middle
+        seconds_to_level = middle * tau
     return {
         "run": series.name,
         "batch_size": series.batch_size,
         "lr": series.lr,
         "epochs": series.epochs,
         "ms_per_step": 1e3 * tau,
-        "last_loss": curve["loss"][-1] if curve["loss"] else None,
-        "steps_to_level": reached if reaches else None,
-        "seconds_to_level": reached * tau if reaches else None,
+        "last_loss": last_loss,
+        "steps_to_level": reached,
+        "seconds_to_level": seconds_to_level,
         "curve": curve,
-        "trials": [_trial_values(trial) for trial in trials],
+        "trials": list(map(_trial_values, trials)),
     }
 
 
 def _loss_curve(histories: Sequence[Mapping[int, float]], tau: float) -> LossCurve:
+    # Trials on other seeds may have ended early, or had a loss that was not finite somewhere.
     steps = sorted(set.intersection(*map(set, histories)))
     curve: LossCurve = {
         "steps": steps,
@@ -277,7 +358,7 @@ def _steps_to(history: Mapping[int, float], level: float) -> float:
 
 
 def sentence(rows: Sequence[SeriesRow], level: float, n: int) -> str:
-    """Put the finding into words: which run gets to ``level`` first, and how much later the others do."""
+    """Say which run gets to ``level`` first, and how much later the others do."""
     there = list[tuple[float, SeriesRow]]()
     absent = list[str]()
     for series_row in rows:
@@ -285,8 +366,7 @@ def sentence(rows: Sequence[SeriesRow], level: float, n: int) -> str:
             there.append((series_row["seconds_to_level"], series_row))
         else:
             absent.append(series_row["run"])
-    plural = "s" if n > 1 else ""
-    medians = f"(medians, n = {n} seed{plural})"
+    medians = f"(medians, n = {plural(n, 'seed')})"
     if not there:
         return f"No run reaches a loss of {format_number(level)} in its epochs {medians}."
     there.sort(key=lambda pair: pair[0])
@@ -298,9 +378,10 @@ def sentence(rows: Sequence[SeriesRow], level: float, n: int) -> str:
     for seconds, later in rest:
         times = format_number(seconds / least, 2)
         text += f"; {later['run']} takes {times} times as long ({_cost_text(later)})"
-    if absent:
-        third_person = "es" if len(absent) == 1 else ""
-        text += f"; {' and '.join(absent)} never reach{third_person} it"
+    if len(absent) == 1:
+        text += f"; {absent[0]} never reaches it"
+    elif absent:
+        text += f"; {' and '.join(absent)} never reach it"
     return f"{text[0].upper()}{text[1:]} {medians}."
 
 
@@ -326,12 +407,18 @@ def _paint_losses(
 ) -> None:
     """Draw each run's loss over its seconds on a logarithmic axis, with its quartiles."""
     axes = figure.subplots()
-    ends = [row["curve"]["seconds"][-1] for row in rows if row["curve"]["seconds"]]
-    scale, unit = time_unit(min(ends, default=1.0))
+    last_seconds = list[float]()
+    for row in rows:
+        if row["curve"]["seconds"]:
+            last_seconds.append(row["curve"]["seconds"][-1])
+    # Of the shortest curve, which would be lost in a unit of the longest.
+    scale, unit = time_unit(min(last_seconds, default=1.0))
     for place, row in enumerate(rows):
         curve = row["curve"]
         colour = SERIES_COLOURS[place % len(SERIES_COLOURS)]
         seconds = np.array(curve["seconds"]) / scale
+        # Where there are many evaluations, points would hide the line and each other.
+        marker = "o" if len(seconds) <= MOST_POINTS else ""
         label = (
             f"{row['run']}, lr {format_number(row['lr'])}, {format_number(row['epochs'])} epochs"
         )
@@ -340,7 +427,7 @@ def _paint_losses(
             curve["loss"],
             color=colour,
             linewidth=1.6,
-            marker="o" if len(seconds) <= MOST_POINTS else "",
+            marker=marker,
             markersize=3.5,
             label=label,
             zorder=3,
@@ -356,6 +443,7 @@ def _paint_losses(
         label=f"loss {format_number(level)}",
         zorder=1,
     )
+    # Runs differ by two orders of magnitude in their time to the level.
     axes.set_xscale("log")
     axes.set_xlabel(f"{unit} of training (steps x tau(B)), evaluation left out")
     axes.set_ylabel(f"loss on the training data ({metric})")

@@ -1,22 +1,24 @@
-"""Is a batch size that is a power of two faster than its neighbours? Sebastian Raschka's benchmark, with a test.
+"""Is a power of two faster than its neighbours? Sebastian Raschka's benchmark, with a test.
 
-Raschka 2022, "No, We Don't Have to Choose Batch Sizes As Powers Of 2", timed ten epochs of MobileNetV3 once at each of
-a few batch sizes around 128 and 512, and says that repeated runs would be more reliable. Here the steps of short trials
-are timed at such batch sizes in rounds of shuffled order; whether one of them is out of line with its neighbours is
-tested over the rounds (:mod:`bstune.sweeps.statistics`). A multiple of 8 that is no power of two is among them, since
-hardware may prefer those; and so is the memory ceiling, since other batch sizes serve to fill the memory. His 100, 128
-and 156 are stated against each other, and on several devices (his 255, 256 and 257) the steps are those of DDP.
+Raschka 2022, "No, We Don't Have to Choose Batch Sizes As Powers Of 2", timed ten epochs of
+MobileNetV3 once at each of a few batch sizes around 128 and 512, and says that repeated runs would
+be more reliable. Here the steps of short trials are timed at such batch sizes in rounds of shuffled
+order; whether one of them is out of line with its neighbours is tested over the rounds
+(:mod:`bstune.sweeps.statistics`). A multiple of 8 that is no power of two is among them, since
+hardware may prefer those; and so is the memory ceiling, since other batch sizes serve to fill the
+memory. His 100, 128 and 156 are stated against each other, and on several devices (his 255, 256 and
+257) the steps are those of DDP.
+
+The ceiling and each round are kept as they end (:mod:`bstune.sweeps.unit_log`).
 """
 
 import functools
 import math
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
-
-from rich.progress import track
 
 from bstune.config import Composed
 from bstune.core.errors import ConfigError
@@ -38,6 +40,7 @@ from bstune.sweeps.statistics import (
     off_the_line,
     speed_gain,
 )
+from bstune.sweeps.unit_log import UnitLog, UnitPlan, check_only
 from bstune.system.console import format_number
 from bstune.trial.devices.device import device_name
 from bstune.trial.loop import Workload
@@ -57,6 +60,9 @@ OTHER_KIND = "other batch size"
 LEGEND_ORDER = ("power of two", "multiple of 8", OTHER_KIND, "ceiling")
 # To each batch size, for the share of the device's time that is in use.
 BUSY_VISITS = 3
+# Units, besides the rounds.
+CEILING_UNIT = "ceiling"
+BUSY_UNIT = "busy"
 Timer = Callable[[Workload, TrialProtocol, int, float, int], tuple[float, ...]]
 BusyTimer = Callable[[Workload, TrialProtocol, int, float, int], float]
 # Seconds of a step in each round, by batch size.
@@ -65,7 +71,7 @@ RoundsBySize = Mapping[int, Sequence[float]]
 
 @dataclass
 class CeilingProbe:
-    """How the memory ceiling is measured where none is given; see :func:`bstune.hardware.memory.measure_ceiling`."""
+    """How :func:`bstune.hardware.memory.measure_ceiling` finds a ceiling that is not given."""
 
     low: int
     high: int
@@ -80,6 +86,7 @@ class CeilingProbe:
 def run(
     composed: Composed,
     console: "Console",
+    log: UnitLog,
     *,
     batch_sizes: list[int],
     against_each_other: list[int],
@@ -91,6 +98,7 @@ def run(
     lr: float,
     level: float,
     seed: int,
+    only: list[str],
     timer: Timer = time_trial,
     busy: BusyTimer = busy_seconds,
     find_ceiling: Callable[..., Ceiling] = measure_ceiling,
@@ -102,47 +110,124 @@ def run(
     choose_batch_sizes(batch_sizes, centres, max([*batch_sizes, *centres, 3]))
     options, recipe = resolve(composed.options, composed.trained)
     workload, protocol = load(options, recipe)
-    if ceiling is None:
-        find = functools.partial(find_ceiling, options, recipe)
-        limit = probe.cpu_bytes if options.device == "cpu" else None
-        ceiling = _measured(find, workload.train_examples, probe, limit, console)
-    elif ceiling > workload.train_examples:
+    if ceiling is not None and ceiling > workload.train_examples:
         raise ConfigError(
             f"sweep.experiment.ceiling={ceiling} is larger than the training data "
             f"({workload.train_examples} examples)"
         )
+    round_names = [f"round/{number}" for number in range(1, repeats + 1)]
+    unit_names = list(round_names)
+    if ceiling is None:
+        unit_names.insert(0, CEILING_UNIT)
+    # Of several devices' processes there is no one device whose time is in use.
+    if options.devices == 1:
+        unit_names.append(BUSY_UNIT)
+    check_only(only, unit_names)
+    device = device_name(protocol.trainer, protocol.devices)
+    log.begin(device, ("repeats", "level"))
+    if ceiling is None:
+        # CUDA has its device's memory as the limit.
+        limit: int | None = None
+        if options.device == "cpu":
+            limit = probe.cpu_bytes
+        find = functools.partial(find_ceiling, options, recipe)
+        measure = functools.partial(_measured, find, workload.train_examples, probe, limit, console)
+        # Whatever is chosen: the other batch sizes follow from it.
+        plan = UnitPlan(names=[CEILING_UNIT], only=(), noun="ceiling", read=int)
+        ceiling = log.measure(plan, lambda name: measure())[CEILING_UNIT]
     choice = choose_batch_sizes(batch_sizes, centres, ceiling)
     if choice.left_out:
         console.print(
             f"left out, as they do not fit under {ceiling}: {', '.join(map(str, choice.left_out))}"
         )
 
+    def time_rounds(names: Sequence[str]) -> Iterator[tuple[str, dict[int, tuple[float, ...]]]]:
+        order = visits(choice.sizes, repeats, seed)
+        with ExitStack() as processes:
+            time_steps: Callable[[int, float, int], tuple[float, ...]]
+            time_steps = functools.partial(timer, workload, protocol)
+            if options.devices > 1:
+                # Of all the devices' processes, in place of trials in this one.
+                time_steps = processes.enter_context(
+                    shared_steps(options, recipe, protocol.warmup_steps)
+                )
+            for name in names:
+                first = round_names.index(name) * len(choice.sizes)
+                of_round = order[first : first + len(choice.sizes)]
+                yield name, {size: time_steps(size, lr, steps) for size in of_round}
+
+    def time_busy(name: str) -> dict[int, float]:
+        medians_busy = dict[int, float]()
+        for size in choice.sizes:
+            seconds = [busy(workload, protocol, size, lr, steps) for _ in range(BUSY_VISITS)]
+            medians_busy[size] = statistics.median(seconds)
+        return medians_busy
+
+    rounds_plan = UnitPlan(
+        names=round_names, only=only, noun="round", read=_read_round, choices=unit_names
+    )
+    measured_rounds = log.measure_as_they_end(rounds_plan, time_rounds)
+    busy_by_size = dict[int, float]()
+    measured = {CEILING_UNIT, *measured_rounds}
+    if options.devices == 1:
+        busy_plan = UnitPlan(
+            names=[BUSY_UNIT],
+            only=only,
+            noun="measurement",
+            read=_read_busy,
+            choices=unit_names,
+        )
+        busy_units = log.measure(busy_plan, time_busy)
+        busy_by_size = busy_units.get(BUSY_UNIT, {})
+        measured.update(busy_units)
+    log.check_finished(unit_names, measured)
     timed: dict[int, list[tuple[float, ...]]] = {size: [] for size in choice.sizes}
-    order = visits(choice.sizes, repeats, seed)
-    rounds_of = f"{repeats} rounds of {len(choice.sizes)} batch sizes"
-    with ExitStack() as processes:
-        time_steps: Callable[[int, float, int], tuple[float, ...]]
-        time_steps = functools.partial(timer, workload, protocol)
-        if options.devices > 1:
-            # Of all the devices' processes, in place of trials in this one.
-            time_steps = processes.enter_context(
-                shared_steps(options, recipe, protocol.warmup_steps)
-            )
-        for size in track(order, rounds_of, console=console, transient=True):
-            timed[size].append(time_steps(size, lr, steps))
+    for of_round in measured_rounds.values():
+        for size, visit in of_round.items():
+            timed[size].append(visit)
+    title = f"{options.workload.name} in {options.precision}, {device}; n = {repeats} rounds"
+    # The figure has a panel of its own for those that only the ceiling brings in.
+    asked = set(batch_sizes)
+    for centre in centres:
+        asked.update((centre - 1, centre, centre + 1))
+    return _make_finding(
+        choice, asked, timed, busy_by_size, against_each_other, level, device, title
+    )
+
+
+def _make_finding(
+    choice: Choice,
+    asked: set[int],
+    timed: Mapping[int, Sequence[tuple[float, ...]]],
+    busy_by_size: Mapping[int, float],
+    against_each_other: Sequence[int],
+    level: float,
+    device: str,
+    title: str,
+) -> Finding:
+    """Test the contrasts and make the finding.
+
+    Args:
+        choice: the batch sizes.
+        asked: those that were asked for, whatever the ceiling.
+        timed: seconds of each step of each round, by batch size.
+        busy_by_size: seconds of a step in which the device is at work; empty where not measured.
+        against_each_other: three rising batch sizes, or none.
+        level: of the intervals.
+        device: its name.
+        title: of the figure.
+    """
     medians = dict[int, list[float]]()
     for size, rounds in timed.items():
-        medians[size] = [statistics.median(visit) for visit in rounds]
+        medians[size] = list(map(statistics.median, rounds))
     found = effects(medians, choice.centres, level)
     filled = speed_gain(medians, choice.power, choice.ceiling, level)
     in_use = dict[int, float]()
-    if options.devices == 1:
-        time_busy = functools.partial(busy, workload, protocol)
-        for size in choice.sizes:
-            seconds = [time_busy(size, lr, steps) for _ in range(BUSY_VISITS)]
-            in_use[size] = statistics.median(seconds) / statistics.median(medians[size])
+    for size, seconds in busy_by_size.items():
+        in_use[size] = seconds / statistics.median(medians[size])
     summaries = {size: summarize(size, rounds) for size, rounds in timed.items()}
     parts = [sentence(found, choice, medians, filled, level)]
+    # Where the largest of the three does not fit, two are no line.
     if against_each_other and against_each_other[-1] <= choice.ceiling:
         low, middle, high = against_each_other
         parts.append(sentence_of_three(low, middle, high, medians, level))
@@ -152,19 +237,24 @@ def run(
             f"The device's time is in use to {in_use[smallest]:.0%} at B = {smallest} and "
             f"{in_use[choice.ceiling]:.0%} at B = {choice.ceiling}."
         )
-    device = device_name(protocol.trainer, protocol.devices)
-    title = f"{options.workload.name} in {options.precision}, {device}; n = {repeats} rounds"
-    asked = set(batch_sizes)
-    for centre in centres:
-        asked.update((centre - 1, centre, centre + 1))
     return Finding(
         sentence=" ".join(parts),
         rows=_rows_of_sizes(choice, summaries, medians, found, filled, in_use),
-        n=repeats,
+        n=len(medians[choice.ceiling]),
         device=device,
         paint=functools.partial(_paint_speeds, choice, asked, medians, found, level, title),
         inches=POWERS_FIGURE_INCHES,
     )
+
+
+def _read_round(values: Mapping[str, Sequence[float]]) -> dict[int, tuple[float, ...]]:
+    """Give the seconds of a round's steps by batch size, from JSON's keys."""
+    return {int(size): tuple(seconds) for size, seconds in values.items()}
+
+
+def _read_busy(values: Mapping[str, float]) -> dict[int, float]:
+    """Give the seconds of a step in which the device is at work by batch size, from JSON's keys."""
+    return {int(size): float(seconds) for size, seconds in values.items()}
 
 
 def _check_choices(
@@ -231,48 +321,73 @@ def _rows_of_sizes(
     in_use: Mapping[int, float],
 ) -> list[dict[str, object]]:
     """Make a row a batch size, with its contrast if it is a centre, then one a group of centres."""
-    alone = {effect.centres[0]: effect for effect in found if len(effect.centres) == 1}
+    alone = dict[int, Effect]()
+    for effect in found:
+        if len(effect.centres) == 1:
+            (centre,) = effect.centres
+            alone[centre] = effect
     rows = list[dict[str, object]]()
     for size in choice.sizes:
-        is_ceiling = size == choice.ceiling
-        speeds = [size / seconds for seconds in medians[size]]
+        what = _what_it_is(size)
+        over_power_of_two = dict[str, object]()
+        if size == choice.ceiling:
+            what = "ceiling"
+            over_power_of_two = asdict(filled)
+        share_in_use = dict[str, object]()
+        if in_use:
+            share_in_use = {"share": in_use[size], "visits": BUSY_VISITS}
+        speeds = _speeds(size, medians[size])
         rows.append(
             {
                 "batch_size": size,
-                "what": "ceiling" if is_ceiling else _what_it_is(size),
+                "what": what,
                 "n": len(speeds),
                 "ms": 1e3 * statistics.mean(medians[size]),
                 "ms_sd": _three_digits(1e3 * statistics.stdev(medians[size])),
                 "examples_per_second": statistics.mean(speeds),
                 "examples_per_second_sd": _three_digits(statistics.stdev(speeds)),
-                "in_use": {"share": in_use[size], "visits": BUSY_VISITS} if in_use else {},
+                "in_use": share_in_use,
                 **_effect_cells(alone.get(size)),
                 "seconds_of_rounds": list(medians[size]),
                 # Median and quartiles over the steps of all rounds.
                 "seconds_of_steps": asdict(timings[size]),
-                "over_power_of_two": asdict(filled) if is_ceiling else {},
+                "over_power_of_two": over_power_of_two,
             }
         )
     for effect in found:
         if len(effect.centres) > 1:
-            what = "2^k" if all(map(is_power_of_two, effect.centres)) else f"{ALIGNED} x k"
+            what = f"{ALIGNED} x k"
+            if _is_of_powers(effect):
+                what = "2^k"
             rows.append({"what": what, "n": effect.rounds, **_effect_cells(effect)})
     return rows
+
+
+def _speeds(size: int, seconds: Sequence[float]) -> list[float]:
+    """Give examples per second of each round, from the seconds of its steps."""
+    return [size / of_round for of_round in seconds]
+
+
+def _is_of_powers(effect: Effect) -> bool:
+    return all(map(is_power_of_two, effect.centres))
 
 
 def _what_it_is(size: int) -> str:
     """Give a batch size as what it is of: ``2^7``, ``8 x 15``, or nothing."""
     if is_power_of_two(size):
         return f"2^{size.bit_length() - 1}"
-    return f"{ALIGNED} x {size // ALIGNED}" if kind(size) else ""
+    if kind(size):
+        return f"{ALIGNED} x {size // ALIGNED}"
+    return ""
 
 
 def _three_digits(value: float) -> float:
+    """Round a deviation, whose own error over few rounds is far larger."""
     return float(f"{value:.3g}")
 
 
 def _effect_cells(effect: Effect | None) -> dict[str, object]:
-    """Give what the table shows of an effect, p corrected and rounded up, and all of it for ``result.json``."""
+    """Give what the table shows of an effect, p corrected and rounded up, and the whole effect."""
     if effect is None:
         return {"percent": None, "p": None, "contrast": {}}
     return {
@@ -289,7 +404,9 @@ def share_text(effect: Effect) -> str:
 
 def p_text(effect: Effect) -> str:
     """Give the corrected p: ``p = 0.021``, ``p < 0.001``."""
-    return "p < 0.001" if effect.corrected < 0.001 else f"p = {effect.corrected:.2g}"
+    if effect.corrected < 0.001:
+        return "p < 0.001"
+    return f"p = {effect.corrected:.2g}"
 
 
 def sentence(
@@ -299,7 +416,7 @@ def sentence(
     filled: Effect,
     level: float,
 ) -> str:
-    """Put the finding into words: which batch sizes differ from their neighbours, and what the ceiling gives."""
+    """Say which batch sizes differ from their neighbours, and what the ceiling gives."""
     at_ceiling = _speed_text(choice.ceiling, medians[choice.ceiling])
     at_power = _speed_text(choice.power, medians[choice.power])
     return (
@@ -310,15 +427,18 @@ def sentence(
 
 
 def _contrasts_in_words(found: Sequence[Effect], level: float) -> str:
-    """Say which batch sizes differ from their neighbours; if none does, how much the intervals leave room for."""
+    """Say which batch sizes differ from their neighbours, or what the intervals leave room for."""
     rounds = found[0].rounds
     significant = [effect for effect in found if effect.corrected < 1.0 - level]
     if significant:
-        texts = [f"{effect.name} {share_text(effect)}, {p_text(effect)}" for effect in significant]
+        texts = list[str]()
+        for effect in significant:
+            texts.append(f"{effect.name} {share_text(effect)}, {p_text(effect)}")
         return (
             f"Over {rounds} rounds a step's time differs from the mean of its two neighbours' at "
             f"{'; '.join(texts)} ({level:.0%} intervals, p corrected for {len(found)} tests)"
         )
+    # Nothing found is no proof of nothing: an effect up to this size would not have been seen.
     room = max(max(abs(effect.low), abs(effect.high)) for effect in found)
     least = min(found, key=lambda effect: effect.corrected)
     return (
@@ -329,7 +449,7 @@ def _contrasts_in_words(found: Sequence[Effect], level: float) -> str:
 
 
 def sentence_of_three(low: int, middle: int, high: int, medians: RoundsBySize, level: float) -> str:
-    """Say what three batch sizes give a second, and whether the middle one is off the others' line."""
+    """Say what three batch sizes give a second, and how far the middle one is off their line."""
     lower = share_text(speed_gain(medians, low, middle, level))
     upper = share_text(speed_gain(medians, middle, high, level))
     off_line = share_text(off_the_line(medians, low, middle, high, level))
@@ -341,7 +461,7 @@ def sentence_of_three(low: int, middle: int, high: int, medians: RoundsBySize, l
 
 
 def _speed_text(size: int, seconds: Sequence[float]) -> str:
-    speeds = [size / value for value in seconds]
+    speeds = _speeds(size, seconds)
     mean = format_number(statistics.mean(speeds), 4)
     deviation = format_number(statistics.stdev(speeds), 2)
     return f"{mean} (SD {deviation})"
@@ -356,10 +476,11 @@ def _paint_speeds(
     title: str,
     figure: "Figure",
 ) -> None:
-    """Draw examples per second of each group of batch sizes, and the contrasts with their intervals."""
+    """Draw examples per second by group of batch sizes, and the contrasts with their intervals."""
+    # Far from those that were asked for, batch sizes around the ceiling have a scale of their own.
     near = [size for size in choice.sizes if size in asked]
     top = [size for size in choice.sizes if size not in asked]
-    groups = [group for group in (near, top) if group]
+    groups = list(filter(None, (near, top)))
     widths = [len(group) + 1.0 for group in groups]
     panels = figure.subplots(1, len(groups) + 1, width_ratios=[*widths, 0.8 * sum(widths)])
     for axes, group in zip(panels, groups, strict=False):
@@ -371,10 +492,13 @@ def _paint_speeds(
     for axes in panels:
         of_panel, labels = axes.get_legend_handles_labels()
         handles |= dict(zip(labels, of_panel, strict=True))
-    names = [name for name in LEGEND_ORDER if name in handles]
+    in_order = dict[str, "Artist"]()
+    for name in LEGEND_ORDER:
+        if name in handles:
+            in_order[name] = handles[name]
     figure.legend(
-        [handles[name] for name in names],
-        names,
+        list(in_order.values()),
+        list(in_order),
         loc="outside lower center",
         ncols=4,
         fontsize=8.5,
@@ -385,7 +509,7 @@ def _paint_speeds(
 def _draw_speeds(axes: "Axes", group: Sequence[int], medians: RoundsBySize, choice: Choice) -> None:
     """Draw one point a batch size, evenly spaced: 127, 128 and 129 would be one on a true axis."""
     for place, size in enumerate(group):
-        speeds = [size / seconds for seconds in medians[size]]
+        speeds = _speeds(size, medians[size])
         mean = statistics.mean(speeds)
         if size == choice.ceiling:
             # A ring around the point, which keeps its colour.
@@ -408,11 +532,10 @@ def _draw_speeds(axes: "Axes", group: Sequence[int], medians: RoundsBySize, choi
             markersize=6.0,
             label=kind(size) or OTHER_KIND,
         )
-    axes.set_xticks(
-        range(len(group)),
-        [format_number(size, 6) for size in group],
-        rotation=45 if len(group) > 5 else 0,
-    )
+    labels = [format_number(size, 6) for size in group]
+    # So many labels side by side would run into each other.
+    rotation = 45 if len(group) > 5 else 0
+    axes.set_xticks(range(len(group)), labels, rotation=rotation)
     axes.set_xlim(-0.6, len(group) - 0.4)
     axes.set_xlabel("batch size B")
     axes.grid(axis="y", color=INK, alpha=0.07, linewidth=0.6)
@@ -423,7 +546,8 @@ def _draw_effects(axes: "Axes", found: Sequence[Effect], level: float) -> None:
     axes.axvline(0.0, color=INK, linewidth=0.8)
     for row, effect in enumerate(found):
         reach = [[100 * (effect.mean - effect.low)], [100 * (effect.high - effect.mean)]]
-        colour = VERMILION if all(map(is_power_of_two, effect.centres)) else BLUE
+        colour = VERMILION if _is_of_powers(effect) else BLUE
+        # A group of batch sizes is a diamond, as a mean over several usually is.
         marker = "o" if len(effect.centres) == 1 else "D"
         axes.errorbar(
             100 * effect.mean,

@@ -1,9 +1,10 @@
-"""What a learning-rate rule costs: steps to the target at the rule's rate, over the fewest of any rate.
+"""What a learning-rate rule costs: steps to target at its rate, over the fewest of any rate.
 
-At one batch size the learning rate is tuned: it is the best recorded one. A rule carries it to every other batch size
-of the table. There S at the rule's rate is read between the two recorded rates around it, log S on a straight line over
-log lr, with S of a cell the median over its seeds. Where one of the two misses the target in half of its runs or more,
-the rule misses it. A rate outside of what was recorded tells nothing.
+At one batch size the learning rate is tuned: it is the best recorded one. A rule carries it to
+every other batch size of the table. There S at the rule's rate is read between the two recorded
+rates around it, log S on a straight line over log lr, with S of a cell the median over its seeds.
+Where one of the two misses the target in half of its runs or more, the rule misses it. A rate
+outside of what was recorded tells nothing.
 """
 
 import functools
@@ -57,6 +58,7 @@ class RuleCost:
 
 def run(*, tables: list[str], target: float | None, rules: list[str], tuned_at: float) -> Finding:
     """Give a row for each batch size of each table, with every rule's cost."""
+    # A table has no noise scale to give to the others.
     plain = [rule for rule, entry in RULES.items() if not entry.takes_noise_scale]
     if not rules or len(set(rules)) < len(rules) or not set(rules) <= set(plain):
         raise ConfigError(
@@ -69,7 +71,7 @@ def run(*, tables: list[str], target: float | None, rules: list[str], tuned_at: 
     for name, (file, shipped) in find_sources(tables, read_index()).items():
         table = read_without_horizons(file)
         costs += table_costs(name, table, find_target(file, shipped, target), rules, tuned_at)
-        seeds.append(min(len(runs) for runs in table.cells.values()))
+        seeds.append(min(map(len, table.cells.values())))
     width, height = RULE_PANEL_INCHES
     return Finding(
         sentence=sentence(costs, rules),
@@ -78,14 +80,14 @@ def run(*, tables: list[str], target: float | None, rules: list[str], tuned_at: 
         device="recorded runs",
         paint=functools.partial(_paint_costs, costs, rules),
         inches=(width * len(seeds), height),
-        details={"numbers": [asdict(cost) for cost in costs]},
+        details={"numbers": list(map(asdict, costs))},
     )
 
 
 def table_costs(
     name: str, table: Table, target: Target, rules: Sequence[str], tuned_at: float
 ) -> list[RuleCost]:
-    """Give what each rule costs at each batch size that reached the target; TableError where none did."""
+    """Give each rule's cost at each batch size that reached the target; TableError for none."""
     reached = dict[int, tuple[float, dict[float, float]]]()
     for size in table.batch_sizes:
         steps = median_steps_over_rates(table, target, size)
@@ -100,8 +102,10 @@ def table_costs(
     for size, (best_lr, steps) in reached.items():
         for rule in rules:
             lr = lr_of(rule, size, start, start_lr)
-            outcome, found = steps_at(steps, lr)
-            ratio = None if found is None else found / steps[best_lr]
+            outcome, steps_of_rule = steps_at(steps, lr)
+            ratio: float | None = None
+            if steps_of_rule is not None:
+                ratio = steps_of_rule / steps[best_lr]
             costs.append(RuleCost(name, size, start, rule, lr, best_lr, outcome, ratio))
     return costs
 
@@ -109,13 +113,17 @@ def table_costs(
 def best_rate(steps: Mapping[float, float]) -> float | None:
     """Give the learning rate of the fewest steps; None where none reached the target."""
     best = min(steps, key=lambda lr: steps[lr])
-    return best if math.isfinite(steps[best]) else None
+    if math.isinf(steps[best]):
+        return None
+    return best
 
 
 def steps_at(steps: Mapping[float, float], lr: float) -> tuple[Outcome, float | None]:
     """Read the steps to the target at a learning rate between recorded ones."""
     rates = sorted(steps)
     nearest = min(rates, key=lambda rate: abs(math.log(rate / lr)))
+    # A rule that ends at a recorded rate, but for the last digits of its arithmetic, is that
+    # rate's.
     if math.isclose(nearest, lr, rel_tol=1e-9):
         if math.isinf(steps[nearest]):
             return "missed", None
@@ -131,7 +139,7 @@ def steps_at(steps: Mapping[float, float], lr: float) -> tuple[Outcome, float | 
 
 
 def shown_rows(costs: Sequence[RuleCost], rules: Sequence[str]) -> list[dict[str, object]]:
-    """Give a row for each batch size of each table: the best rate, and each rule's cost as a text."""
+    """Give a row a batch size of each table: the best rate, and each rule's cost as a text."""
     rows = dict[tuple[str, int], dict[str, object]]()
     for cost in costs:
         row = rows.setdefault(
@@ -143,7 +151,9 @@ def shown_rows(costs: Sequence[RuleCost], rules: Sequence[str]) -> list[dict[str
                 **dict.fromkeys(rules),
             },
         )
-        row[cost.rule] = cost.outcome if cost.ratio is None else f"{cost.ratio:.2f}"
+        row[cost.rule] = cost.outcome
+        if cost.ratio is not None:
+            row[cost.rule] = f"{cost.ratio:.2f}"
     return list(rows.values())
 
 
@@ -151,32 +161,43 @@ def sentence(costs: Sequence[RuleCost], rules: Sequence[str]) -> str:
     """Say of each rule what it costs far from the batch size of its tuned rate."""
     parts = list[str]()
     for rule in rules:
-        of_rule = [cost for cost in costs if cost.rule == rule and cost.outcome != "not recorded"]
-        far = [cost for cost in of_rule if cost.batch_size >= FAR_BATCH_SIZE * cost.tuned_at]
-        if not far:
+        # One that missed counts as infinitely dear, so that the median is over all of them.
+        ratios = list[float]()
+        for cost in costs:
+            is_far = cost.batch_size >= FAR_BATCH_SIZE * cost.tuned_at
+            if cost.rule == rule and cost.outcome != "not recorded" and is_far:
+                ratios.append(_or_infinite(cost.ratio))
+        if not ratios:
             parts.append(f"{rule} has no recorded point so far")
             continue
-        missed = sum(cost.outcome == "missed" for cost in far)
-        ratios = [math.inf if cost.ratio is None else cost.ratio for cost in far]
+        missed = ratios.count(math.inf)
         middle = statistics.median(ratios)
         typical = "misses"
         if math.isfinite(middle):
             typical = f"takes {format_number(middle, 3)} times the steps"
-        parts.append(f"{rule} {typical} (median) and misses the target at {missed} of {len(far)}")
+        parts.append(
+            f"{rule} {typical} (median) and misses the target at {missed} of {len(ratios)}"
+        )
     return (
         f"At {FAR_BATCH_SIZE:.0f} times the batch size of the tuned rate and beyond, over the "
         f"fewest steps of any rate: {'; '.join(parts)}."
     )
 
 
+def _or_infinite(ratio: float | None) -> float:
+    return math.inf if ratio is None else ratio
+
+
 def _paint_costs(costs: Sequence[RuleCost], rules: Sequence[str], figure: "Figure") -> None:
-    """Draw a panel a table: the ratio over batch size, a line a rule, above it a cross where it misses."""
-    tables = list(dict.fromkeys(cost.table for cost in costs))
-    panels = figure.subplots(1, len(tables), sharey=True, squeeze=False)[0]
+    """Draw a panel a table: ratios over batch size, a line a rule, a cross where it misses."""
+    by_table = dict[str, list[RuleCost]]()
+    for cost in costs:
+        by_table.setdefault(cost.table, []).append(cost)
+    panels = figure.subplots(1, len(by_table), sharey=True, squeeze=False)[0]
     highest = max(cost.ratio for cost in costs if cost.ratio is not None)
+    # Above all ratios, and one above the other: crosses of two rules at a batch size are both seen.
     crosses = {rule: highest * CROSS_STEP ** (k + 2) for k, rule in enumerate(rules)}
-    for axes, table in zip(panels, tables, strict=True):
-        of_table = [cost for cost in costs if cost.table == table]
+    for axes, (table, of_table) in zip(panels, by_table.items(), strict=True):
         for colour, rule in zip(RULE_COLOURS, rules, strict=False):
             of_rule = [cost for cost in of_table if cost.rule == rule]
             _paint_rule(axes, of_rule, rule, colour, crosses[rule])
@@ -193,10 +214,16 @@ def _paint_costs(costs: Sequence[RuleCost], rules: Sequence[str], figure: "Figur
 def _paint_rule(
     axes: "Axes", costs: Sequence[RuleCost], rule: str, colour: str, cross: float
 ) -> None:
-    sizes = [cost.batch_size for cost in costs]
-    # A gap in the line where there is no ratio.
-    ratios = [math.nan if cost.ratio is None else cost.ratio for cost in costs]
+    sizes = list[int]()
+    ratios = list[float]()
+    missed = list[int]()
+    for cost in costs:
+        sizes.append(cost.batch_size)
+        # A gap in the line where there is no ratio.
+        ratios.append(math.nan if cost.ratio is None else cost.ratio)
+        if cost.outcome == "missed":
+            missed.append(cost.batch_size)
+    # In the figure nobody reads none as the rule that it is.
     label = "constant" if rule == "none" else rule
     axes.plot(sizes, ratios, color=colour, marker="o", markersize=3.5, label=label)
-    missed = [cost.batch_size for cost in costs if cost.outcome == "missed"]
     axes.plot(missed, [cross] * len(missed), color=colour, marker="x", linestyle="none")

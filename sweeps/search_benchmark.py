@@ -1,47 +1,50 @@
 """Searches compared on replay tables, at equal spending.
 
-Every (search, table, seed) runs once (:mod:`bstune.sweeps.search_problem`) and is appended to ``runs.jsonl``, so the
-same command goes on where an earlier one stopped.
+Every (search, table, seed) runs once (:mod:`bstune.sweeps.search_problem`) and is kept
+(:mod:`bstune.sweeps.unit_log`), so that the same command goes on where an earlier one stopped.
 """
 
+import functools
 import importlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import asdict, dataclass
 from hashlib import sha256
-from json import loads
 from pathlib import Path
-from typing import Any
 
 import optuna
 from pydantic import TypeAdapter
-from rich.console import Console
-from rich.progress import track
 
-from bstune.core.errors import ConfigError, InputError, Interrupted, TableError
-from bstune.core.records import Target, dump_json
+from bstune.core.errors import ConfigError, TableError
+from bstune.core.records import Target
 from bstune.sweeps.baselines import FRONTIER, Entry, searches
 from bstune.sweeps.harness import Finding
 from bstune.sweeps.search_benchmark_report import Standing, make_finding, standing
 from bstune.sweeps.search_problem import MULTIPLES, Benchmark, SearchRun, make_benchmark, run_search
-from bstune.system.files import check_writable, write_text
-from bstune.system.inputs import parse_json, read_text
+from bstune.sweeps.unit_log import UnitLog, UnitPlan, UnitRecord, check_only, is_chosen
 from bstune.trial.replay import Source, Table, read_index, read_table
 
 SEEDS = 20
 QUICK_SEEDS = 3
 QUICK_SEARCHES = (FRONTIER, "random/lr", "tpe/lr", "tpe/sqrt", "shallue", "zeus")
 READ_RUN = TypeAdapter(SearchRun)
+# Parameters that no search depends on: they choose searches; the target and the table's digest are
+# kept with each.
+NOT_OF_A_SEARCH = ("tables", "target", "searches", "seeds", "quick", "again", "workers")
 
 
 @dataclass(frozen=True)
 class Case:
-    """One search on one benchmark with one seed; ``key`` is the JSON that its line in ``runs.jsonl`` is known by."""
+    """One search on one benchmark with one seed."""
 
     benchmark: Benchmark
     entry: Entry
     seed: int
-    key: str
+
+    @property
+    def unit(self) -> str:
+        """The name of its unit: the table, the search and the seed."""
+        return f"{self.benchmark.name}/{self.entry.key}/{self.seed}"
 
     def run(self) -> SearchRun:
         """Run the search."""
@@ -55,7 +58,7 @@ class Case:
 
 
 def run(
-    console: Console,
+    log: UnitLog,
     *,
     tables: list[str],
     target: float | None,
@@ -67,12 +70,14 @@ def run(
     budget_factor: float,
     again: list[str],
     workers: int,
-    runs: str,
+    only: list[str],
 ) -> Finding:
-    """Run each search on each table and seed, without those that ``runs`` has, and compare what they found."""
-    n = seeds
-    if n is None:
-        n = QUICK_SEEDS if quick else SEEDS
+    """Run each search on each table and seed, and compare what they found."""
+    n = SEEDS
+    if seeds is not None:
+        n = seeds
+    elif quick:
+        n = QUICK_SEEDS
     if n < 1 or workers < 1:
         raise ConfigError(
             f"sweep.experiment.seeds and .workers must be at least 1, but got {n} and {workers}"
@@ -89,16 +94,19 @@ def run(
         goal = find_target(file, shipped, target)
         table = read_without_horizons(file)
         benchmarks.append(make_benchmark(name, table, goal, objective, lr_factor, budget_factor))
+        # A table that is recorded anew is another one, whatever its name.
         digest = sha256(file.read_bytes()).hexdigest()[:16]
-        command = None if shipped is None else shipped.command
+        command: str | None = None
+        if shipped is not None:
+            command = shipped.command
         origins.append({"digest": digest, "command": command})
-    path = Path(runs)
-    check_writable(path, f"sweep.experiment.runs={runs}")
-    cases = list[Case]()
+    cases = dict[str, Case]()
+    inputs = dict[str, object]()
     left_out = list[str]()
     # Standings are made of these: (benchmark, entry) in the order of the tables.
     compared = list[tuple[Benchmark, Entry]]()
     for benchmark, origin in zip(benchmarks, origins, strict=True):
+        goal = benchmark.problem.target
         for entry in entries:
             if not _usable(benchmark, entry):
                 left_out.append(
@@ -108,51 +116,47 @@ def run(
                 continue
             compared.append((benchmark, entry))
             for seed in range(n):
-                key = {
+                case = Case(benchmark, entry, seed)
+                cases[case.unit] = case
+                inputs[case.unit] = {
                     "search": entry.key,
-                    "table": benchmark.name,
                     "digest": origin["digest"],
-                    "target": [benchmark.problem.target.metric, benchmark.problem.target.value],
-                    "seed": seed,
-                    "objective": objective,
-                    "lr_factor": lr_factor,
-                    "budget_factor": budget_factor,
+                    "target": [goal.metric, goal.value],
                 }
-                cases.append(Case(benchmark, entry, seed, dump_json(key)))
-    kept = _run_missing(cases, path, again, workers, console)
+    check_only(only, list(cases))
+    log.begin(None, NOT_OF_A_SEARCH)
+    log.drop(functools.partial(_is_of, again))
+    plan = UnitPlan(
+        names=list(cases),
+        only=only,
+        noun="search",
+        read=READ_RUN.validate_python,
+        inputs=inputs,
+    )
+
+    def run_missing(names: Sequence[str]) -> Iterator[tuple[str, dict[str, object]]]:
+        missing = [cases[name] for name in names]
+        for case, found in run_cases(missing, workers):
+            yield case.unit, asdict(found)
+
+    runs = log.measure_as_they_end(plan, run_missing)
+    log.check_finished(plan.names, runs)
     by_search = dict[tuple[str, str], list[SearchRun]]()
-    for case in cases:
-        by_search.setdefault((case.benchmark.name, case.entry.key), []).append(kept[case.key])
+    for unit, found in runs.items():
+        case = cases[unit]
+        by_search.setdefault((case.benchmark.name, case.entry.key), []).append(found)
     standings = list[Standing]()
     for benchmark, entry in compared:
         standings.append(standing(benchmark, entry, by_search[benchmark.name, entry.key]))
     return make_finding(benchmarks, standings, left_out, origins, n)
 
 
-def _run_missing(
-    cases: Sequence[Case], path: Path, again: Sequence[str], workers: int, console: Console
-) -> Mapping[str, SearchRun]:
-    """Run the cases that the file at ``path`` lacks, and append them to it; give all of its runs by their keys."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    kept = read_runs(path, again)
-    missing = [case for case in cases if case.key not in kept]
-    progress = track(
-        run_cases(missing, workers),
-        "searching",
-        total=len(missing),
-        console=console,
-        transient=True,
-        disable=not console.is_terminal,
-    )
-    try:
-        for case, result in progress:
-            append_run(path, case.key, result)
-            kept[case.key] = result
-    except KeyboardInterrupt as error:
-        raise Interrupted(
-            f"interrupted: finished runs are kept in {path}; the same command goes on"
-        ) from error
-    return kept
+def _is_of(searches: Sequence[str], record: UnitRecord) -> bool:
+    """Tell whether a record is of one of the searches, each NAME, NAME/AXIS or NAME/AXIS/FORM."""
+    inputs = record.inputs
+    if not searches or not isinstance(inputs, Mapping):
+        return False
+    return is_chosen(str(inputs.get("search")), searches)
 
 
 def _usable(benchmark: Benchmark, entry: Entry) -> bool:
@@ -160,11 +164,13 @@ def _usable(benchmark: Benchmark, entry: Entry) -> bool:
 
 
 def choose(names: Sequence[str], quick: bool) -> list[Entry]:
-    """Choose the searches that are named; of none, all, or those of ``quick``. ``bstune`` alone has its usual rule."""
+    """Choose the searches that are named; of none, all, or those of ``quick``."""
     entries = searches()
     if not names:
         return [entry for entry in entries if not quick or entry.group in QUICK_SEARCHES]
     chosen: dict[str, Entry] = {}
+    # A group has all of its forms; a bare name has all of its axes, but for bstune's own, whose
+    # usual rule is a group by itself.
     for name in names:
         matching = [entry for entry in entries if name in (entry.group, entry.key)]
         matching = matching or [entry for entry in entries if name == entry.name]
@@ -195,14 +201,16 @@ def _imported(name: str) -> Entry:
 def find_sources(
     names: Sequence[str], index: Mapping[str, Source]
 ) -> dict[str, tuple[Path, Source | None]]:
-    """Find file and, if it ships, source of the tables that are named or given by path; of none, all that ship."""
+    """Find the tables that are named or given by path, all that ship for none: file and source."""
     sources: dict[str, tuple[Path, Source | None]] = {}
     if not names:
         sources = {name: (source.path, source) for name, source in index.items()}
     for name in names:
         path = Path(name)
         if name not in index and not path.exists():
-            others = f", or one of {', '.join(index)}" if index else ""
+            others = ""
+            if index:
+                others = f", or one of {', '.join(index)}"
             raise TableError(
                 f"there is no table {name}: give the path of a file of JSON lines{others}"
             )
@@ -210,7 +218,9 @@ def find_sources(
         if shipped is not None:
             path = shipped.path
         # Of two files of one name the later one goes by its path.
-        known_as = str(path) if path.stem in sources else path.stem
+        known_as = path.stem
+        if path.stem in sources:
+            known_as = str(path)
         sources[known_as] = path, shipped
     if not sources:
         raise TableError(
@@ -229,7 +239,7 @@ def _shipped_at(path: Path, index: Mapping[str, Source]) -> Source | None:
 
 
 def read_without_horizons(path: Path) -> Table:
-    """Read a table whose trials may be stopped anywhere; TableError for one whose runs have horizons."""
+    """Read a table whose trials may be stopped anywhere; TableError where runs have horizons."""
     table = read_table(path)
     if table.has_horizons:
         raise TableError(
@@ -240,9 +250,12 @@ def read_without_horizons(path: Path) -> Table:
 
 
 def find_target(path: Path, shipped: Source | None, value: float | None) -> Target:
-    """Give a table's target: the value that is given, or what a table that ships was recorded for."""
+    """Give a table's target: the given value, or what a table that ships was recorded for."""
     if value is not None:
-        metric = "error" if shipped is None else shipped.target.metric
+        # A table of somebody's own does not say what its metric is.
+        metric = "error"
+        if shipped is not None:
+            metric = shipped.target.metric
         return Target(metric, value, "min")
     if shipped is None:
         raise ConfigError(
@@ -252,49 +265,8 @@ def find_target(path: Path, shipped: Source | None, value: float | None) -> Targ
     return shipped.target
 
 
-def read_runs(path: Path, again: Iterable[str] = ()) -> dict[str, SearchRun]:
-    """Read the kept runs by their keys, and drop those of the searches ``again`` from the file.
-
-    A last line that a killed process left half written is dropped too; any other that cannot be read is an error.
-    """
-    text = read_text(path, "the file of runs") if path.exists() else ""
-    whole_lines = text[: text.rfind("\n") + 1].splitlines()
-    dropped = set(again)
-    runs = dict[str, SearchRun]()
-    kept = ""
-    for number, line in enumerate(whole_lines, start=1):
-        try:
-            values: Any = parse_json(line, "it")
-            result = READ_RUN.validate_python(values["run"])
-            names = _names_of(values["key"]["search"])
-        except (InputError, ValueError, LookupError, TypeError, AttributeError) as error:
-            reason = " ".join(str(error).split())
-            raise TableError(
-                f"{path}, line {number} is no run of a search ({reason}): drop the line, or choose "
-                "another sweep.output"
-            ) from error
-        if dropped.isdisjoint(names):
-            runs[dump_json(values["key"])] = result
-            kept += line + "\n"
-    if kept != text:
-        write_text(path, kept)
-    return runs
-
-
-def _names_of(key: str) -> list[str]:
-    """Give all names that a search goes by: of ``tpe/sqrt/bound`` also ``tpe`` and ``tpe/sqrt``."""
-    parts = key.split("/")
-    return ["/".join(parts[:count]) for count in range(1, len(parts) + 1)]
-
-
-def append_run(path: Path, key: str, result: SearchRun) -> None:
-    """Append a run as one line."""
-    with path.open("a", encoding="utf-8") as file:
-        file.write(dump_json({"key": loads(key), "run": asdict(result)}) + "\n")
-
-
 def run_cases(cases: Sequence[Case], workers: int) -> Iterator[tuple[Case, SearchRun]]:
-    """Yield the cases and their runs as they finish, from this process or from ``workers`` others."""
+    """Yield cases and their runs as they finish, from this process or from ``workers`` others."""
     if workers == 1:
         for case in cases:
             yield case, case.run()
@@ -302,7 +274,9 @@ def run_cases(cases: Sequence[Case], workers: int) -> Iterator[tuple[Case, Searc
     with ProcessPoolExecutor(workers) as pool:
         pending = {pool.submit(case.run): case for case in cases}
         try:
+            # As they end, not in their order: each is kept at once.
             for future in as_completed(pending):
                 yield pending[future], future.result()
+        # An interruption does not wait for what has not begun.
         finally:
             pool.shutdown(cancel_futures=True)

@@ -1,4 +1,4 @@
-"""The comparison of searches: figures of merit, the rows of the table, the sentence and the figure."""
+"""The comparison of searches: figures of merit, rows of the table, the sentence, the figure."""
 
 import functools
 import math
@@ -64,7 +64,10 @@ FRONTIER_RULE = (
     "sentence. Its incumbent is the reached trial whose point is best by the posterior; that of "
     "the others is their fastest trial."
 )
-GP_RULE = f"Optuna's GP ends after {MAX_GP_TRIALS} trials and keeps what it has found: a trial takes it 0.1 to 0.2 s."
+GP_RULE = (
+    f"Optuna's GP ends after {MAX_GP_TRIALS} trials and keeps what it has found: a trial takes it "
+    "0.1 to 0.2 s."
+)
 RULES_OF_COMPARISON: dict[SearchObjective, tuple[str, ...]] = {
     "time": (
         "Cells: the incumbent's time (the table's median over seeds at its batch size and "
@@ -145,7 +148,7 @@ class Standing:
 
     @property
     def merit(self) -> tuple[float, ...]:
-        """What orders searches, less is better: spending to come within, then the medians from the last mark back."""
+        """What orders searches, less first: spending to come within, medians from the last back."""
         return (self.within[0], *(mark.median for mark in reversed(self.marks)))
 
 
@@ -154,11 +157,14 @@ def standing(benchmark: Benchmark, entry: Entry, runs: Sequence[SearchRun]) -> S
     objective = benchmark.problem.objective
     marks = list[MeritMark]()
     for index, multiple in enumerate(MULTIPLES[objective]):
-        if objective == "curve":
-            values = [factor(run.b_crit[index]) for run in runs]
-        else:
-            values = [ratio_after(run.path, multiple) for run in runs]
+        values = list[float]()
+        for run in runs:
+            if objective == "curve":
+                values.append(factor(run.b_crit[index]))
+            else:
+                values.append(ratio_after(run.path, multiple))
         marks.append(MeritMark(multiple, statistics.median(values), percentile(values, 0.9)))
+    # Of the objective curve an estimate has no time over the best.
     spending = [math.inf] * len(runs)
     if objective != "curve":
         spending = [spending_within(run.path) for run in runs]
@@ -194,8 +200,8 @@ def make_finding(
 ) -> Finding:
     """Compare: a row for the better form of each search, and the figure.
 
-    ``result.json`` has the tables (with ``origins``, one mapping each) and every form's numbers too; what is infinite
-    (no trial has reached the target, no estimate) is null there.
+    ``result.json`` has the tables (with ``origins``, one mapping each) and every form's numbers
+    too; what is infinite (no trial has reached the target, no estimate) is null there.
     """
     objective = benchmarks[0].problem.objective
     shown = list[Standing]()
@@ -204,7 +210,7 @@ def make_finding(
         shown += _by_group(_of_table(benchmark, standings))
         tables.append({**_table_result(benchmark), **origin})
     # Two forms may have equal numbers: what counts is which of them is in the table.
-    are_shown = {id(standing) for standing in shown}
+    are_shown = set(map(id, shown))
     results = [_result(standing, id(standing) in are_shown) for standing in standings]
     notes = _notes(benchmarks, standings, shown)
     return Finding(
@@ -227,7 +233,7 @@ def _notes(
     benchmarks: Sequence[Benchmark], standings: Sequence[Standing], shown: Sequence[Standing]
 ) -> list[str]:
     """Give the lines below the table: the tables, and the rules of the comparison."""
-    notes = [title(benchmark) for benchmark in benchmarks]
+    notes = list(map(title, benchmarks))
     if any(standing.cut_short for standing in shown):
         notes.append("* ended by the cap on trials")
     notes += RULES_OF_COMPARISON[benchmarks[0].problem.objective]
@@ -243,7 +249,10 @@ def title(benchmark: Benchmark) -> str:
     """Tell a table's target, its best cell and, for ``curve``, its B_crit."""
     batch_size, lr, cost = benchmark.best
     unit = "examples" if benchmark.problem.objective == "steps" else "s"
-    text = f"{benchmark.name}: {benchmark.problem.target}; best B {batch_size}, lr {lr:.3g}, {cost:.3g} {unit}"
+    text = (
+        f"{benchmark.name}: {benchmark.problem.target}; best B {batch_size}, lr {lr:.3g}, "
+        f"{cost:.3g} {unit}"
+    )
     if benchmark.problem.objective == "curve":
         text += (
             f"; B_crit {benchmark.b_crit:.0f}; the frontier costs {benchmark.frontier_cost:.3g} s"
@@ -266,8 +275,10 @@ def row(standing: Standing, objective: SearchObjective) -> dict[str, str]:
         if math.isfinite(median):
             spending = f"{median:.1f}"
         cells[f"to_{WITHIN:g}"] = spending
-    footnote = "*" if standing.cut_short else ""
-    cells["trials"] = f"{standing.trials:g}{footnote}"
+    cells["trials"] = f"{standing.trials:g}"
+    # What it means stands among the notes.
+    if standing.cut_short:
+        cells["trials"] += "*"
     return cells
 
 
@@ -304,7 +315,7 @@ def _result(standing: Standing, shown: bool) -> dict[str, object]:
 
 
 def sentence(benchmarks: Sequence[Benchmark], standings: Sequence[Standing]) -> str:
-    """Put the finding into words: of each table, the best of Optuna's samplers and the best other search."""
+    """Name, for each table, the best of Optuna's samplers and the best other search."""
     is_curve = benchmarks[0].problem.objective == "curve"
     parts = list[str]()
     for benchmark in benchmarks:
@@ -318,30 +329,40 @@ def sentence(benchmarks: Sequence[Benchmark], standings: Sequence[Standing]) -> 
     of_tables = "; ".join(parts)
     if is_curve:
         last = MULTIPLES["curve"][-1]
-        return f"After {last:g} times the frontier's cost B_crit is off least (median factor) with {of_tables}."
+        return (
+            f"After {last:g} times the frontier's cost B_crit is off least (median factor) with "
+            f"{of_tables}."
+        )
     return f"Spending until within {WITHIN:g} of the best, in its cost (median): {of_tables}."
 
 
 def _leaders(ordered: Sequence[Standing]) -> str:
-    """Name the best of Optuna's samplers and the best other search, and how many times as much the first one spends."""
+    """Name the best of Optuna's samplers, the best other search, and their spendings' ratio."""
     optunas, others = _apart(ordered)
-    texts = [_spending_of(best) for best in (*optunas[:1], *others[:1])]
-    text = ", ".join(texts)
+    text = ", ".join(map(_spending_of, (*optunas[:1], *others[:1])))
     if not optunas or not others:
         return text
+    # A ratio needs both: with searches of one kind alone they stand for themselves.
     optuna_spends, _ = optunas[0].within
     other_spends, _ = others[0].within
     if math.isfinite(other_spends):
         times = min(optuna_spends, MULTIPLES["time"][-1]) / other_spends
-        at_least = "" if math.isfinite(optuna_spends) else " or more"
-        text += f", {times:.1f} times as much{at_least}"
+        text += f", {times:.1f} times as much"
+        # One that never comes within has spent all that there was.
+        if math.isinf(optuna_spends):
+            text += " or more"
     return text
 
 
 def _apart(standings: Sequence[Standing]) -> tuple[list[Standing], list[Standing]]:
     """Give the standings of Optuna's samplers, and the others, each in their order."""
-    optunas = [standing for standing in standings if standing.entry.name in SAMPLERS]
-    others = [standing for standing in standings if standing.entry.name not in SAMPLERS]
+    optunas = list[Standing]()
+    others = list[Standing]()
+    for standing in standings:
+        if standing.entry.name in SAMPLERS:
+            optunas.append(standing)
+        else:
+            others.append(standing)
     return optunas, others
 
 
@@ -354,9 +375,11 @@ def _spending_of(standing: Standing) -> str:
 
 
 def _contenders(benchmark: Benchmark, standings: Iterable[Standing]) -> list[Standing]:
-    """Give a table's standings; bstune's only with its usual rule, which was not chosen on these seeds."""
+    """Give a table's standings; bstune's only with its usual rule, not chosen on these seeds."""
     of_table = _of_table(benchmark, standings)
-    if not any(standing.entry.key == FRONTIER for standing in of_table):
+    keys = {standing.entry.key for standing in of_table}
+    # Without its usual rule the others of bstune's are what there is to show of it.
+    if FRONTIER not in keys:
         return of_table
     contenders = list[Standing]()
     for standing in of_table:
@@ -368,23 +391,19 @@ def _contenders(benchmark: Benchmark, standings: Iterable[Standing]) -> list[Sta
 def paint(benchmarks: Sequence[Benchmark], standings: Sequence[Standing], figure: "Figure") -> None:
     """Draw a panel a table, a line for the best axis and form of each search, at most eight.
 
-    For ``time`` and ``steps`` a band shows 10 to 90% of the seeds of two lines, bstune's (or the best that is not
-    Optuna's) and the best of Optuna's: eight bands would hide each other. For ``curve`` every search has an error bar
-    of that width.
+    For ``time`` and ``steps`` a band shows 10 to 90% of the seeds of two lines, bstune's (or the
+    best that is not Optuna's) and the best of Optuna's: eight bands would hide each other. For
+    ``curve`` every search has an error bar of that width.
     """
     in_order = sorted(standings, key=_place_in_legend)
+    # One colour and one marker a name in every panel, whatever is best there.
     names = list(dict.fromkeys(standing.entry.name for standing in in_order))
     names = names[: len(SEARCH_COLOURS)]
     panels = np.atleast_1d(figure.subplots(1, len(benchmarks)))
     for axes, benchmark in zip(panels, benchmarks, strict=True):
         best = best_by(_contenders(benchmark, standings), lambda standing: standing.entry.name)
         lines = {standing.entry.name: standing for standing in best}
-        optunas, others = _apart(best)
-        banded = [standing.entry.name for standing in optunas[:1]]
-        if FRONTIER in lines:
-            banded.append(FRONTIER)
-        else:
-            banded += [standing.entry.name for standing in others[:1]]
+        banded = _names_with_band(best)
         for index, name in enumerate(names):
             if name not in lines:
                 continue
@@ -395,6 +414,18 @@ def paint(benchmarks: Sequence[Benchmark], standings: Sequence[Standing], figure
         _finish(axes, benchmark)
 
 
+def _names_with_band(best: Sequence[Standing]) -> set[str]:
+    """Name the two searches whose spread is drawn, of a table's best standings, the best first."""
+    optunas, others = _apart(best)
+    if any(standing.entry.name == FRONTIER for standing in others):
+        names = {FRONTIER}
+    else:
+        names = {standing.entry.name for standing in others[:1]}
+    if optunas:
+        names.add(optunas[0].entry.name)
+    return names
+
+
 def _place_in_legend(standing: Standing) -> tuple[bool, int, str]:
     """Order searches: bstune's, others by name, Optuna's in the order of SAMPLERS."""
     name = standing.entry.name
@@ -403,14 +434,14 @@ def _place_in_legend(standing: Standing) -> tuple[bool, int, str]:
 
 
 def _draw_line(axes: "Axes", standing: Standing, colour: str, with_band: bool) -> None:
-    """Draw the median; where it is infinite there is no line, and a band that is infinite above is open there."""
+    """Draw the median, with gaps where it is infinite; a band is open above where it is."""
     spending = np.geomspace(1.0, MULTIPLES["time"][-1], 400)
     ratios = list[list[float]]()
     for spent in spending.tolist():
         ratios.append([ratio_after(run.path, spent) for run in standing.runs])
     axes.plot(
         spending,
-        [_finite_or_nan(statistics.median(of_seeds)) for of_seeds in ratios],
+        _drawable(map(statistics.median, ratios)),
         "-",
         color=colour,
         drawstyle="steps-post",
@@ -424,17 +455,21 @@ def _draw_line(axes: "Axes", standing: Standing, colour: str, with_band: bool) -
 
 def _draw_bars(axes: "Axes", standing: Standing, index: int, count: int) -> None:
     """Draw the medians with 10 to 90% of the seeds, beside those of the other searches."""
+    # On a logarithmic axis equal factors are equal distances: error bars do not hide each other.
     beside = 1.045 ** (index - (count - 1) / 2.0)
-    spending = [mark.spending * beside for mark in standing.marks]
+    spending = list[float]()
+    medians = list[float]()
     factors = list[list[float]]()
-    for mark in range(len(standing.marks)):
-        factors.append([factor(run.b_crit[mark]) for run in standing.runs])
+    for index_of_mark, mark in enumerate(standing.marks):
+        spending.append(mark.spending * beside)
+        medians.append(mark.median)
+        factors.append([factor(run.b_crit[index_of_mark]) for run in standing.runs])
     low, high = _band(factors)
     colour = SEARCH_COLOURS[index]
     axes.vlines(spending, low, high, color=colour, linewidth=1.2, alpha=0.6)
     axes.plot(
         spending,
-        [_finite_or_nan(mark.median) for mark in standing.marks],
+        _drawable(medians),
         f"{SEARCH_MARKERS[index]}-",
         color=colour,
         linewidth=1.5,
@@ -445,28 +480,33 @@ def _draw_bars(axes: "Axes", standing: Standing, index: int, count: int) -> None
 def _band(values: Sequence[Sequence[float]]) -> tuple[list[float], list[float]]:
     """Give both ends of the band over the seeds' values at each place."""
     low_share, high_share = BAND_SHARES
-    low = [min(percentile(of_seeds, low_share), OVER_THE_TOP) for of_seeds in values]
-    high = [min(percentile(of_seeds, high_share), OVER_THE_TOP) for of_seeds in values]
+    low = list[float]()
+    high = list[float]()
+    for of_seeds in values:
+        low.append(min(percentile(of_seeds, low_share), OVER_THE_TOP))
+        high.append(min(percentile(of_seeds, high_share), OVER_THE_TOP))
     return low, high
 
 
-def _finite_or_nan(value: float) -> float:
-    return value if math.isfinite(value) else math.nan
+def _drawable(values: Iterable[float]) -> list[float]:
+    """Leave gaps where values are infinite, which matplotlib would stretch its axes for."""
+    return [value if math.isfinite(value) else math.nan for value in values]
 
 
 def _finish(axes: "Axes", benchmark: Benchmark) -> None:
     objective = benchmark.problem.objective
     axes.set_xscale("log")
     axes.set_yscale("log")
+    # A little below 1, so that a line at the best itself is seen.
     axes.set_ylim(0.97, MAX_RATIO)
     marks = MULTIPLES[objective]
     if objective == "curve":
         axes.set_xlim(marks[0] / 1.3, marks[-1] * 1.3)
     else:
         axes.set_xlim(1.0, marks[-1])
-    axes.set_xticks([*marks], labels=[f"{mark:g}" for mark in marks])
+    axes.set_xticks([*marks], labels=list(map("{:g}".format, marks)))
     ticks = (1.0, 1.25, 1.5, 2.0, 3.0, 5.0, 10.0)
-    axes.set_yticks([*ticks], labels=[f"{tick:g}" for tick in ticks])
+    axes.set_yticks([*ticks], labels=list(map("{:g}".format, ticks)))
     axes.minorticks_off()
     axes.grid(color="#e4e4e4", linewidth=0.6)
     axes.set_title(f"{benchmark.name}: {benchmark.problem.target}")

@@ -1,13 +1,14 @@
-"""One search run on one recorded table: what the search may know, what it is charged, and what counts.
+"""One search run on one recorded table: what it may know, what it is charged, what counts.
 
-A :class:`Search` proposes one trial after another; each is answered from the table (:func:`bstune.trial.replay.replay`)
-and charged its simulated training seconds, stopped trials included. A trial counts once it has finished: one that the
-limit on the spending cuts through is left out.
+A :class:`Search` proposes one trial after another; each is answered from the table
+(:func:`bstune.trial.replay.replay`) and charged its simulated training seconds, stopped trials
+included. A trial counts once it has finished: one that the limit on the spending cuts through is
+left out.
 """
 
 import math
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Literal, Protocol
@@ -17,6 +18,7 @@ import numpy as np
 from bstune.core.curve import CurveError, FrontierPoint, fit_curve, frontier_points, half_slope
 from bstune.core.errors import ConfigError, TableError
 from bstune.core.records import Budget, Status, Target, TrialResult, TrialSpec
+from bstune.trial.recorded_run import Run
 from bstune.trial.replay import Table, replay, unusable_target
 
 SearchObjective = Literal["time", "steps", "curve"]
@@ -44,11 +46,12 @@ MET_EXACTLY = 1.0 + 1e-9
 
 @dataclass(frozen=True)
 class Problem:
-    """What a search knows before its first trial; nothing of what the table holds at its learning rates.
+    """What a search knows before its first trial: nothing that the table has at its learning rates.
 
-    ``budget`` is what a trial gets while nothing has reached the target. ``seconds_per_step`` is tau at each of
-    ``batch_sizes``: a study measures it before its first trial, at no cost to its budget. ``noise_scale`` is the
-    table's own B_crit, more than a study would know; None where the table does not determine it.
+    ``budget`` is what a trial gets while nothing has reached the target. ``seconds_per_step`` is
+    tau at each of ``batch_sizes``: a study measures it before its first trial, at no cost to its
+    budget. ``noise_scale`` is the table's own B_crit, more than a study would know; None where the
+    table does not determine it.
     """
 
     # Those of the table, ascending; any integer between the first and the last is allowed.
@@ -70,7 +73,7 @@ class Problem:
         return min(max(lr, self.lr_low), self.lr_high)
 
     def tau(self, batch_size: float) -> float:
-        """Give seconds per step: log tau is linear in log B between the table's batch sizes, constant beyond."""
+        """Give seconds per step: log tau is linear in log B between sizes, constant beyond."""
         pairs = list(zip(self.batch_sizes, self.seconds_per_step, strict=True))
         if batch_size <= pairs[0][0]:
             return pairs[0][1]
@@ -82,19 +85,22 @@ class Problem:
 
 
 class Search(Protocol):
-    """A search to compare, made anew for each (problem, seed); ``finished`` are all its trials so far, in order."""
+    """A search to compare, made anew for each problem and seed.
+
+    ``finished`` are all of its trials so far, in order.
+    """
 
     def propose(self, finished: Sequence[TrialResult]) -> TrialSpec:
         """Choose the next trial, with ``number`` = ``len(finished)``.
 
-        ``max_steps`` None means the problem's budget; :func:`stopping_step` is the common stopping rule.
-        ``resumed_from`` names a stopped trial at the same batch size, learning rate and seed: its steps are not paid
-        again.
+        ``max_steps`` None means the problem's budget; :func:`stopping_step` is the common stopping
+        rule. ``resumed_from`` names a stopped trial at the same batch size, learning rate and seed:
+        its steps are not paid again.
         """
         ...
 
     def incumbent(self, finished: Sequence[TrialResult]) -> TrialResult | None:
-        """Name the trial whose batch size and learning rate would be used now, None if none reached the target."""
+        """Name the trial whose point would be used now; None if none reached the target."""
         return least(finished)
 
     def b_crit(self, finished: Sequence[TrialResult]) -> float | None:
@@ -112,8 +118,8 @@ class Benchmark:
     name: str  # of the table
     table: Table
     problem: Problem
-    # Batch size, lr and cost of the best cell, the median over its seeds: the fastest or, for the objective steps, the
-    # one of the fewest steps. A cost is in seconds, or in examples for steps.
+    # Batch size, lr and cost of the best cell, the median over its seeds: the fastest or, for the
+    # objective steps, the one of the fewest steps. A cost is in seconds, or in examples for steps.
     best: BestCell
     # The sum over batch sizes of the cheapest cell that reached the target.
     frontier_cost: float
@@ -128,7 +134,7 @@ class Benchmark:
         return cost
 
     def ratio(self, batch_size: int, lr: float) -> float | None:
-        """Give a point's median seconds (steps) over the best cell's; None if half of its runs miss the target."""
+        """Give a point's median seconds (steps) over the best cell's; None if half miss it."""
         cost = median_time(self.table, batch_size, lr, self.problem.target)
         if cost is None:
             return None
@@ -139,10 +145,10 @@ class Benchmark:
 
 @dataclass(frozen=True)
 class SearchRun:
-    """What one search came to on one benchmark with one seed; spendings are in ``Benchmark.unit``."""
+    """What a search came to on a benchmark with one seed; spendings are in ``Benchmark.unit``."""
 
-    # (spending, incumbent's time over the best) after each trial that changed the ratio; the ratio is None where the
-    # incumbent's point does not reach the target in half of the table's runs.
+    # (spending, incumbent's time over the best) after each trial that changed the ratio; the ratio
+    # is None where the incumbent's point does not reach the target in half of the table's runs.
     path: tuple[tuple[float, float | None], ...]
     # Estimate over the table's own after each multiple, for ``curve``.
     b_crit: tuple[float | None, ...]
@@ -162,9 +168,10 @@ def make_benchmark(
 ) -> Benchmark:
     """Pose the benchmark of a table; the two factors put its reference lr and its first budget off.
 
-    The reference is the geometric middle of the table's batch sizes and learning rates. The first budget is
-    ``BUDGET_FACTOR`` times the steps, and times the examples, of the best cell, whichever takes longer: at every batch
-    size at least that many times the frontier, as S* falls and B S* rises with B.
+    The reference is the geometric middle of the table's batch sizes and learning rates. The first
+    budget is ``BUDGET_FACTOR`` times the steps, and times the examples, of the best cell, whichever
+    takes longer: at every batch size at least that many times the frontier, as S* falls and B S*
+    rises with B.
     """
     for option, value in {"lr_factor": lr_factor, "budget_factor": budget_factor}.items():
         if not (math.isfinite(value) and value > 0):
@@ -220,7 +227,9 @@ def make_benchmark(
 
 def _without_hardware(table: Table) -> Table:
     """Give the table with examples in place of seconds, for the objective ``steps``."""
-    runs = [replace(run, seconds_per_step=float(run.batch_size)) for run in table.runs]
+    runs = list[Run]()
+    for run in table.runs:
+        runs.append(replace(run, seconds_per_step=float(run.batch_size)))
     return replace(table, runs=tuple(runs))
 
 
@@ -235,7 +244,7 @@ def _times_to_target(table: Table, target: Target) -> dict[tuple[int, float], fl
 
 
 def _best_cell(times: Mapping[tuple[int, float], float], objective: SearchObjective) -> BestCell:
-    """Give the best cell by the objective; of equals the one of the least cost, then the smallest."""
+    """Give the best cell by the objective; of equals the one of least cost, then the smallest."""
 
     def order(cell: tuple[int, float]) -> tuple[float, float, tuple[int, float]]:
         batch_size, _ = cell
@@ -247,18 +256,23 @@ def _best_cell(times: Mapping[tuple[int, float], float], objective: SearchObject
 
 
 def _seconds_per_step(table: Table, batch_size: int) -> float:
-    of_size = [run.seconds_per_step for run in table.runs if run.batch_size == batch_size]
+    of_size = list[float]()
+    for run in table.runs:
+        if run.batch_size == batch_size:
+            of_size.append(run.seconds_per_step)
     return statistics.median(of_size)
 
 
 def merit(objective: SearchObjective, cost: float, batch_size: int) -> float:
-    """Give what is minimised, by the cost of a run to the target: seconds, or steps where costs are examples."""
+    """Give what is minimised: a run's cost in seconds, or its steps where costs are examples."""
     return cost / batch_size if objective == "steps" else cost
 
 
 def median_time(table: Table, batch_size: float, lr: float, target: Target) -> float | None:
-    """Give the median time to target in seconds over the seeds; None if half of them did not reach it."""
-    draws = math.lcm(*{len(runs) for runs in table.cells.values()})
+    """Give the median seconds to target over the seeds; None if half of them did not reach it."""
+    # A cell is drawn from by a share: with so many even shares each of its runs comes equally
+    # often, however many runs a cell has.
+    draws = math.lcm(*set(map(len, table.cells.values())))
     times = list[float]()
     for draw in range(draws):
         outcome = table.read(batch_size, lr, target, (draw + 0.5) / draws)
@@ -267,18 +281,29 @@ def median_time(table: Table, batch_size: float, lr: float, target: Target) -> f
         else:
             times.append(outcome.steps * outcome.seconds_per_step)
     middle = statistics.median(times)
-    return middle if math.isfinite(middle) else None
+    if math.isinf(middle):
+        return None
+    return middle
+
+
+def median_steps(runs: Iterable[Run], target: Target) -> float:
+    """Give the median over runs of the steps to a target; infinite where half of them miss it."""
+    steps = list[float]()
+    for run in runs:
+        hit = run.steps_to(target)
+        steps.append(math.inf if hit is None else float(hit))
+    return statistics.median(steps)
 
 
 def dense_points(table: Table, target: Target) -> list[FrontierPoint]:
-    """Give the frontier of the table's cells, each with the median over its seeds of steps to target.
+    """Give the frontier of the table's cells, each at the median steps to target of its seeds.
 
-    A cell of which half the runs miss the target counts as stopped, at the last step that all of them ran.
+    A cell of which half the runs miss the target counts as stopped, at the last step that all of
+    them ran.
     """
     medians = list[TrialResult]()
     for number, ((batch_size, lr), runs) in enumerate(table.cells.items()):
-        hits = [run.steps_to(target) for run in runs]
-        steps = statistics.median(math.inf if hit is None else float(hit) for hit in hits)
+        steps = median_steps(runs, target)
         status: Status = "stopped"
         last = min(run.end for run in runs)
         low = last
@@ -295,10 +320,10 @@ def dense_points(table: Table, target: Target) -> list[FrontierPoint]:
 
 
 def dense_b_crit(table: Table, target: Target) -> float | None:
-    """Find where the slope of log S* over log B is -1/2, by all cells; None where they do not determine it.
+    """Find where the slope of log S* over log B is -1/2, by all cells; None if they leave it open.
 
-    Between and beyond the batch sizes S* is as far off the law fitted to them as at the nearest; a small-batch term of
-    the fit is left out, as it is of a study's B_crit.
+    Between and beyond the batch sizes S* is as far off the law fitted to them as at the nearest; a
+    small-batch term of the fit is left out, as it is of a study's B_crit.
     """
     points = dense_points(table, target)
     try:
@@ -310,6 +335,8 @@ def dense_b_crit(table: Table, target: Target) -> float | None:
         return None
     reached = [(point.batch_size, point.steps) for point in points if not point.stopped]
     sizes, steps = np.array(reached).T
+    # The table need not follow the law; its distance from it is carried over to where the slope is
+    # sought.
     law = 1.0 + b_crit / sizes + ((fit.b_opt or 0.0) / sizes) ** 2
     off = np.log(steps) - np.log(law)
     low = math.log(sizes[0]) - SOUGHT_BEYOND
@@ -322,7 +349,7 @@ def dense_b_crit(table: Table, target: Target) -> float | None:
 def least(
     finished: Sequence[TrialResult], objective: SearchObjective = "time"
 ) -> TrialResult | None:
-    """Name the trial with the least time to target, or the fewest steps, the first of equals; None if none did."""
+    """Name the trial of the least time to target, or the fewest steps, the first of equals."""
     reached = list[tuple[float, int, TrialResult]]()
     for trial in finished:
         time = trial.time_to_target
@@ -335,13 +362,14 @@ def least(
 
 
 def stopping_step(problem: Problem, batch_size: int, finished: Sequence[TrialResult]) -> int:
-    """Give the last step of a trial at ``batch_size`` under the rule that all general searches follow.
+    """Give the last step of a trial at ``batch_size`` by the rule that all general searches follow.
 
-    While nothing has reached the target it is the budget's. After that, for ``time``, a trial ends once it has cost
-    ``STOP_FACTOR`` times the seconds of the fastest (for ``steps``, the steps of the one with the fewest). For
-    ``curve`` that would cut off both ends of the frontier: there a trial ends once it has taken as many times the steps
-    of a trial at no larger a batch size, or the examples of one at no smaller: S* falls and B S* rises with B. No trial
-    runs past the budget.
+    While nothing has reached the target it is the budget's. After that, for ``time``, a trial ends
+    once it has cost ``STOP_FACTOR`` times the seconds of the fastest (for ``steps``, the steps of
+    the one with the fewest). For ``curve`` that would cut off both ends of the frontier: there a
+    trial ends once it has taken as many times the steps of a trial at no larger a batch size, or
+    the examples of one at no smaller: S* falls and B S* rises with B. No trial runs past the
+    budget.
     """
     budget = problem.budget.last_step(batch_size)
     reached = [trial for trial in finished if trial.reached]
@@ -367,9 +395,10 @@ def _least_frontier_steps(trial: TrialResult, batch_size: int) -> float:
 def run_search(
     search: Search, benchmark: Benchmark, multiples: Sequence[float], max_trials: int = MAX_TRIALS
 ) -> SearchRun:
-    """Let a new search spend up to the largest of the ascending ``multiples`` of ``Benchmark.unit``.
+    """Let a new search spend up to the last of the rising ``multiples`` of ``Benchmark.unit``.
 
-    B_crit is asked for at each multiple. After ``max_trials`` a search ends and keeps what it has found.
+    B_crit is asked for at each multiple. After ``max_trials`` a search ends and keeps what it has
+    found.
     """
     finished = list[TrialResult]()
     path = list[tuple[float, float | None]]()
@@ -417,7 +446,9 @@ def _answer(spec: TrialSpec, benchmark: Benchmark, finished: Sequence[TrialResul
     last = spec.max_steps
     if last is None:
         last = problem.budget.last_step(spec.batch_size)
-    done = 0 if resumed_from is None else resumed_from.steps
+    done = 0
+    if resumed_from is not None:
+        done = resumed_from.steps
     if last <= done:
         raise ConfigError(
             f"trial {spec.number} needs max_steps past the {done} steps it has, but got {last}"
@@ -448,15 +479,18 @@ def _estimate(
     if benchmark.problem.objective != "curve" or benchmark.b_crit is None:
         return None
     b_crit = search.b_crit(finished)
-    return None if b_crit is None else b_crit / benchmark.b_crit
+    if b_crit is None:
+        return None
+    return b_crit / benchmark.b_crit
 
 
 def ratio_after(path: Sequence[tuple[float, float | None]], multiple: float) -> float:
-    """Give the incumbent's time over the best after spending ``multiple``; infinite if none reached the target."""
+    """Give the incumbent's time over the best after spending ``multiple``; infinite for none."""
     ratio = math.inf
     for spent, value in path:
+        # The last change within the spending counts: an incumbent may have become a worse one.
         if spent <= multiple * MET_EXACTLY:
-            ratio = value if value is not None else math.inf
+            ratio = math.inf if value is None else value
     return ratio
 
 
@@ -476,6 +510,6 @@ def factor(ratio: float | None) -> float:
 
 
 def percentile(values: Sequence[float], share: float) -> float:
-    """Give the least of ``values`` that at least ``share`` of them do not exceed; infinite ones count as largest."""
+    """Give the least value that at least ``share`` of them do not exceed; it may be infinite."""
     rank = math.ceil(share * len(values) / MET_EXACTLY)
     return sorted(values)[max(0, rank - 1)]

@@ -1,12 +1,15 @@
 """Studies that differ in one factor, compared: what moves the critical batch size, and by how much.
 
-Shallue et al. 2018 (arXiv 1811.03600) tuned each batch size of 35 workloads and compared how far steps to target kept
-falling over models, algorithms, data sets and regularisation. Here each of a sweep's studies is an ordinary study of
-bstune, with its own folder; the same command continues those that have not ended, and ends in one comparison.
+Shallue et al. 2018 (arXiv 1811.03600) tuned each batch size of 35 workloads and compared how far
+steps to target kept falling over models, algorithms, data sets and regularisation. Here each of a
+sweep's studies is an ordinary study of bstune, with its own folder; the same command continues
+those that have not ended (:mod:`bstune.sweeps.unit_log` keeps which have), and ends in one
+comparison.
 
-One panel stands below the comparison's: the fewest steps within a budget of examples. A larger batch takes fewer steps
-for more examples, so S*(B) over E(B) = B S*(B) is what a budget of examples buys (McCandlish et al. 2018, arXiv
-1812.06162, section 2.3). It is drawn from the batch size with the fewest examples on: below it both would be wasted.
+One panel stands below the comparison's: the fewest steps within a budget of examples. A larger
+batch takes fewer steps for more examples, so S*(B) over E(B) = B S*(B) is what a budget of examples
+buys (McCandlish et al. 2018, arXiv 1812.06162, section 2.3). It is drawn from the batch size with
+the fewest examples on: below it both would be wasted.
 """
 
 import functools
@@ -30,7 +33,9 @@ from bstune.result import StudyResult
 from bstune.study.prepare import compose_checked
 from bstune.study.run import run as run_study
 from bstune.sweeps.harness import Finding
-from bstune.system.console import format_count, format_number, quieten
+from bstune.sweeps.unit_log import UnitLog, UnitPlan, check_only
+from bstune.system.console import format_count, format_number, plural, quieten
+from bstune.system.files import Output
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -44,22 +49,26 @@ UNQUOTED = re.compile(r"[\w./:-]+")
 
 def run(
     console: Console,
+    log: UnitLog,
     *,
     factor: str,
     folder: str,
     common: list[str],
     studies: dict[str, list[str]],
     options: list[str],
+    only: list[str],
 ) -> Finding:
     """Run or continue each study, and compare them.
 
     Args:
         console: for what the studies say.
+        log: of the studies that have ended.
         factor: what they differ in, in words.
         folder: of the studies' folders and of their storage.
         common: arguments of every study, as on the command line.
         studies: further arguments of each study, by a name.
         options: arguments of every study, after all others.
+        only: studies to run now; none: all.
 
     Raises:
         ConfigError: for no study, or one that cannot be composed, before any of them runs.
@@ -76,9 +85,18 @@ def run(
             composed[name] = compose_checked(arguments[name])
         except ConfigError as error:
             raise ConfigError(f"sweep.experiment.studies.{name}: {error}") from error
+    check_only(only, list(composed))
+    # Studies check for themselves what may change while they go on; one whose arguments are
+    # others is run again, and continues or refuses them.
+    log.begin(None, ("factor", "folder", "common", "studies", "options"))
     root.mkdir(parents=True, exist_ok=True)
     quieten(training=True)
-    for number, (name, study) in enumerate(composed.items(), start=1):
+    # One whose folder has been moved away since runs again.
+    log.drop(lambda record: not Output(root / record.unit).curve.exists())
+
+    def run_to_its_end(name: str) -> int:
+        study = composed[name]
+        number = list(composed).index(name) + 1
         console.print(
             f"\n{factor} {name}, study {number} of {len(composed)}", soft_wrap=True, markup=False
         )
@@ -89,6 +107,18 @@ def run(
             raise Interrupted(
                 f"interrupted: {root} keeps all finished trials; the same command goes on"
             ) from error
+        return read_study(root / name).result.trials
+
+    plan = UnitPlan(
+        names=list(composed),
+        only=only,
+        noun="study",
+        read=int,
+        inputs=arguments,
+        shown=lambda trials: plural(trials, "trial"),
+    )
+    ended = log.measure(plan, run_to_its_end)
+    log.check_finished(plan.names, ended)
     results = {name: read_study(root / name).result for name in composed}
     named = list[Compared]()
     for name, result in results.items():
@@ -105,7 +135,7 @@ def run(
         paint=functools.partial(_paint_comparison, found),
         inches=(width, height + BUDGET_INCHES),
         notes=found.notes,
-        details={"pairs": [str(pair) for pair in found.pairs], "arguments": arguments},
+        details={"pairs": list(map(str, found.pairs)), "arguments": arguments},
     )
 
 
@@ -124,25 +154,37 @@ def _kept_within(name: str, root: Path) -> list[str]:
 def row(study: Compared, result: StudyResult) -> dict[str, object]:
     """Give what a study found.
 
-    Slopes are those of log S*(B) over log B, over a factor of 4 at the small and at the large end of the batch sizes
-    that reached the target: -1 is perfect scaling, 0 none. ``steps`` and ``examples`` are the least of a reached trial.
-    ``searched`` has what the winner's trial has of what was searched besides, such as a momentum.
+    Slopes are those of log S*(B) over log B, over a factor of 4 at the small and at the large end
+    of the batch sizes that reached the target: -1 is perfect scaling, 0 none. ``steps`` and
+    ``examples`` are the least of a reached trial. ``searched`` has what the winner's trial has of
+    what was searched besides, such as a momentum.
     """
     small, large = end_slopes(study)
-    searched = {} if result.winner is None else dict(result.winner.hyperparameters)
-    sizes = [point.batch_size for point in study.points]
+    searched = dict[str, float | None]()
+    if result.winner is not None:
+        searched.update(result.winner.hyperparameters)
+    sizes = list[float]()
+    steps = list[float]()
+    examples = list[float]()
+    for point in study.points:
+        sizes.append(point.batch_size)
+        steps.append(point.steps)
+        examples.append(point.steps * point.batch_size)
     reached_at = "-"
     if sizes:
         reached_at = f"{format_count(min(sizes))} to {format_count(max(sizes))}"
+    slopes = "-"
+    if small is not None:
+        slopes = f"{small:.2f}, {large:.2f}"
     return {
         "study": study.name,
         "B_crit": study.critical,
-        "slopes": "-" if small is None else f"{small:.2f}, {large:.2f}",
+        "slopes": slopes,
         "exponent of lr": study.exponent_text,
         "searched": _searched_text(searched),
         "reached at B": reached_at,
-        "steps": min((point.steps for point in study.points), default=None),
-        "examples": min((point.steps * point.batch_size for point in study.points), default=None),
+        "steps": min(steps, default=None),
+        "examples": min(examples, default=None),
         "reached": f"{result.statuses['reached']} of {result.trials}",
         "details": {
             "b_crit": study.b_crit,
@@ -160,19 +202,23 @@ def row(study: Compared, result: StudyResult) -> dict[str, object]:
 
 
 def _searched_text(values: Mapping[str, float | None]) -> str:
-    """Give ``momentum 0.93``; a dash where nothing was searched besides batch size and learning rate."""
-    known = [(name, value) for name, value in values.items() if value is not None]
-    return ", ".join(f"{name} {format_number(value)}" for name, value in known) or "-"
+    """Give ``momentum 0.93``; a dash where only batch size and learning rate were searched."""
+    texts = list[str]()
+    for name, value in values.items():
+        if value is not None:
+            texts.append(f"{name} {format_number(value)}")
+    return ", ".join(texts) or "-"
 
 
 def end_slopes(study: Compared) -> tuple[float | None, float | None]:
-    """Give the slopes of log S*(B) over log B at the small and the large end of what was seen; None for no curve."""
+    """Give the slopes of log S*(B) over log B at both ends of what was seen; None for no curve."""
     if not study.steps.size or not study.points:
         return None, None
     low = study.points[0].batch_size
     high = study.points[-1].batch_size
     if low == high:
         return None, None
+    # Where batch sizes reached the target over less than that, both slopes are over all of them.
     span = min(END_SPAN, high / low)
 
     def slope(start: float) -> float:
@@ -184,7 +230,7 @@ def end_slopes(study: Compared) -> tuple[float | None, float | None]:
 
 
 def sentence(factor: str, found: Comparison) -> str:
-    """Put the finding into words: the largest and the smallest critical batch size, and whether they differ."""
+    """Name the largest and the smallest critical batch size, and say whether they differ."""
     placed = list[tuple[float, Compared]]()
     missing = list[str]()
     for study in found.studies:
@@ -192,12 +238,18 @@ def sentence(factor: str, found: Comparison) -> str:
             missing.append(study.name)
         else:
             placed.append((study.b_crit, study))
-    unknown = f" That of {' and '.join(missing)} is not known." if missing else ""
+    unknown = ""
+    if missing:
+        unknown = f" That of {' and '.join(missing)} is not known."
     if len(placed) < 2:
-        return f"Of {len(found.studies)} studies too few have a critical batch size to compare them.{unknown}"
+        return (
+            f"Of {len(found.studies)} studies too few have a critical batch size to compare them."
+            f"{unknown}"
+        )
     placed.sort(key=lambda pair: pair[0])
     _, small = placed[0]
     _, large = placed[-1]
+    # The comparison has each pair of studies once, in either order.
     ends = {small.name, large.name}
     pair = next(pair for pair in found.pairs if {pair.larger, pair.smaller} == ends)
     differ = sum(pair.differ is True for pair in found.pairs)
@@ -212,12 +264,14 @@ def _verdict(pair: Pair) -> str:
     ratio = f"{format_number(pair.ratio, 2)} times as large"
     if pair.differ is None:
         return f"{ratio}, with an open interval"
-    shown = "which differ" if pair.differ else "which are not shown to differ"
+    shown = "which are not shown to differ"
+    if pair.differ:
+        shown = "which differ"
     return f"{ratio} ({pair.interval}), {shown}"
 
 
 def budget_curve(study: Compared) -> tuple[np.ndarray, np.ndarray]:
-    """Give examples E(B) and the fewest steps S*(B) within them, (n,) each, from the fewest examples on."""
+    """Give examples E(B) and the fewest steps within them, (n,) each, from the least E on."""
     if not study.steps.size or not study.points:
         return np.empty(0), np.empty(0)
     from_smallest = study.batch_size >= study.points[0].batch_size
@@ -225,7 +279,10 @@ def budget_curve(study: Compared) -> tuple[np.ndarray, np.ndarray]:
     seen = from_smallest & to_largest
     examples = (study.batch_size * study.steps)[seen]
     steps = study.steps[seen]
-    start = int(np.argmin(examples)) if examples.size else 0
+    if not examples.size:
+        return examples, steps
+    # Below the batch size of the fewest examples, steps and examples would both be wasted.
+    start = int(np.argmin(examples))
     return examples[start:], np.minimum.accumulate(steps[start:])
 
 

@@ -1,35 +1,34 @@
-"""The best error that each batch size reaches within a budget, which says whether large batches generalise worse.
+"""The best error of each batch size within a budget: whether large ones generalise worse.
 
-Shallue et al. 2018 (arXiv 1811.03600), section 4.8: solution quality depends on the budget more than on the batch
-size. Within a budget of examples large batches take few steps, and within one of steps small batches see few examples;
-within the longer of the two neither is short.
+Shallue et al. 2018 (arXiv 1811.03600), section 4.8: solution quality depends on the budget more
+than on the batch size. Within a budget of examples large batches take few steps, and within one of
+steps small batches see few examples; within the longer of the two neither is short.
 
-Each batch size is trained at each learning rate on the first seed. A budget's best learning rate there is trained on
-the other seeds, which alone are reported: what was chosen by is no evidence. A run lasts until both budgets are spent,
-and its history says what it had reached within either.
+Each batch size is trained at each learning rate on the first seed. A budget's best learning rate
+there is trained on the other seeds, which alone are reported: what was chosen by is no evidence. A
+run lasts until both budgets are spent, and its history says what it had reached within either. It
+is kept as it ends (:mod:`bstune.sweeps.unit_log`).
 """
 
 import functools
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from hashlib import sha256
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypedDict
+from itertools import product
+from typing import TYPE_CHECKING, TypedDict
 
 import numpy as np
-from rich.console import Console
+from pydantic import TypeAdapter
 from scipy import stats
 
 from bstune.config import Composed
-from bstune.core.errors import ConfigError, InputError, Interrupted, TableError
-from bstune.core.records import Budget, TrialProtocol, TrialResult, TrialSpec, dump_json
-from bstune.options import flat_settings
+from bstune.core.errors import ConfigError
+from bstune.core.records import Budget, Status, TrialProtocol, TrialResult, TrialSpec
 from bstune.report.drawing import BLUE, INK, VERMILION, log_axis, log_limits
 from bstune.study.record import row as row_of
 from bstune.sweeps.harness import Finding
+from bstune.sweeps.unit_log import UnitLog, UnitPlan, check_only
 from bstune.system.console import format_count, format_number
-from bstune.system.inputs import parse_json, read_text
 from bstune.trial.devices.device import device_name
 from bstune.trial.loop import Workload, run_trial
 from bstune.trial.workload import load
@@ -46,7 +45,7 @@ MetricHistory = Sequence[tuple[int, float]]
 
 
 class ErrorRow(TypedDict):
-    """The mean of a batch size's best values within a budget, one value a seed; None where one diverged."""
+    """The mean of a batch size's best values within a budget, one a seed; None if one diverged."""
 
     budget: str
     batch_size: int
@@ -67,14 +66,17 @@ class TrainingBudget:
 
     def last_step(self, batch_size: int) -> float:
         """Give the steps that it allows at a batch size."""
-        by_steps = math.inf if self.steps is None else self.steps
-        by_examples = math.inf if self.examples is None else self.examples / batch_size
-        return min(by_steps, by_examples)
+        last = math.inf
+        if self.steps is not None:
+            last = min(last, self.steps)
+        if self.examples is not None:
+            last = min(last, self.examples / batch_size)
+        return last
 
 
 def run(
     composed: Composed,
-    console: Console,
+    log: UnitLog,
     *,
     batch_sizes: list[int],
     lrs: list[float],
@@ -82,42 +84,79 @@ def run(
     steps: int,
     examples: int,
     level: float,
-    runs: str,
+    only: list[str],
     trainer: Callable[[Workload, TrialSpec, TrialProtocol], TrialResult] = run_trial,
 ) -> Finding:
-    """Train each batch size as the module says, but for what the file ``runs`` has, and compare the best errors.
+    """Train each batch size as the module says, and compare the best errors.
 
-    ``level`` is that of the intervals; the metric is the workload's target's, whose direction says what is best. Tests
-    replace ``trainer``.
+    ``level`` is that of the intervals; the metric is the workload's target's, whose direction says
+    what is best. Tests replace ``trainer``.
     """
     options = composed.options
+    # The target sets what is measured, and no trial ends at it.
     workload, protocol = load(options, composed.trained)
     _check_grid(batch_sizes, lrs, seeds, workload.train_examples)
     target = protocol.target
-    protocol = replace(protocol.for_steps_only(Budget(steps, examples)), noise_scale_every=None)
-    settings = {**flat_settings(options), "budget.steps": steps, "budget.examples": examples}
-    kept = _KeptRuns(runs, sha256(dump_json(settings).encode()).hexdigest()[:16])
-    train = functools.partial(_train_missing, kept, workload, protocol, trainer, console)
+    budget_of_runs = Budget(steps, examples)
+    protocol = replace(protocol.for_steps_only(budget_of_runs), noise_scale_every=None)
     chosen_by, *reported = seeds
-    train([(size, lr, chosen_by) for size in batch_sizes for lr in lrs])
+    # All that may be trained: only the best rates of the first seed are trained on others.
+    grid = dict[str, SeedRun]()
+    for seed_run in product(batch_sizes, lrs, seeds):
+        grid[_run_name(seed_run)] = seed_run
+    check_only(only, list(grid))
+    device = device_name(protocol.trainer)
+    log.begin(device, ("batch_sizes", "lrs", "seeds", "level"))
+
+    def train(name: str) -> dict[str, object]:
+        size, lr, seed = grid[name]
+        number = list(grid).index(name)
+        return row_of(trainer(workload, TrialSpec(number, number, size, lr, None, seed), protocol))
+
+    def trained(wanted: Iterable[SeedRun]) -> dict[str, ErrorRun]:
+        names = list(dict.fromkeys(map(_run_name, wanted)))
+        work = {name: float(budget_of_runs.last_step(grid[name][0])) for name in names}
+        plan = UnitPlan(
+            names=names,
+            only=only,
+            noun="run",
+            read=READ_RUN.validate_python,
+            choices=list(grid),
+            work=work,
+            shown=lambda run: run.status,
+        )
+        return log.measure(plan, train)
+
+    choosing = list(product(batch_sizes, lrs, [chosen_by]))
+    runs = trained(choosing)
     budgets = (
         TrainingBudget(f"{format_count(examples)} examples", examples=examples),
         TrainingBudget(f"{format_count(steps)} steps", steps=steps),
         TrainingBudget("both"),
     )
+    # A batch size of which a learning rate is not trained yet, as it was not chosen, has no best.
+    sizes_to_report = list[int]()
+    for size in batch_sizes:
+        if all(_run_name((size, lr, chosen_by)) in runs for lr in lrs):
+            sizes_to_report.append(size)
     chosen = list[tuple[TrainingBudget, int, float]]()
     for budget in budgets:
-        for size in batch_sizes:
-            by_lr = {lr: kept.histories[size, lr, chosen_by] for lr in lrs}
+        for size in sizes_to_report:
+            by_lr = {lr: runs[_run_name((size, lr, chosen_by))].history for lr in lrs}
             chosen.append((budget, size, _best_lr(by_lr, budget, size, target.sign)))
-    again = [(size, lr, seed) for _, size, lr in chosen for seed in reported]
-    train(list(dict.fromkeys(again)))
+    again = list[SeedRun]()
+    for _, size, lr in chosen:
+        again += product([size], [lr], reported)
+    runs |= trained(again)
+    needed = dict.fromkeys(map(_run_name, [*choosing, *again]))
+    log.check_finished(needed, runs)
     rows = list[ErrorRow]()
     for budget, size, lr in chosen:
-        histories = [kept.histories[size, lr, seed] for seed in reported]
-        values = [best(history, size, target.sign, budget) for history in histories]
+        values = list[float]()
+        for seed in reported:
+            history = runs[_run_name((size, lr, seed))].history
+            values.append(best(history, size, target.sign, budget))
         rows.append(row(budget.name, size, lr, values, level))
-    device = device_name(protocol.trainer)
     title = (
         f"{options.workload.name} on {device}: best {target.metric}, {len(reported)} seeds, "
         f"{level:.0%} intervals"
@@ -132,29 +171,26 @@ def run(
     )
 
 
-def _train_missing(
-    kept: "_KeptRuns",
-    workload: Workload,
-    protocol: TrialProtocol,
-    trainer: Callable[[Workload, TrialSpec, TrialProtocol], TrialResult],
-    console: Console,
-    wanted: Sequence[SeedRun],
-) -> None:
-    """Train what is wanted and not kept yet, with a line for each."""
-    for number, (size, lr, seed) in enumerate(wanted, start=1):
-        if (size, lr, seed) in kept.histories:
-            continue
-        spec = TrialSpec(number, number, size, lr, None, seed)
-        try:
-            result = trainer(workload, spec, protocol)
-        # Lightning turns the first into the second.
-        except (KeyboardInterrupt, SystemExit) as error:
-            raise Interrupted(
-                f"interrupted: {kept.file} keeps finished runs; the same command goes on"
-            ) from error
-        kept.add(result)
-        line = f"{number} of {len(wanted)}  B {size}  lr {format_number(lr)}  seed {seed}: {result.status}"
-        console.print(line, soft_wrap=True, markup=False, highlight=False)
+@dataclass(frozen=True)
+class ErrorRun:
+    """What is kept of a trial: how it ended, and the metric over its steps."""
+
+    status: Status
+    steps: list[int]
+    metric: list[float]
+
+    @property
+    def history(self) -> MetricHistory:
+        """Pairs of a step and the metric there."""
+        return list(zip(self.steps, self.metric, strict=True))
+
+
+READ_RUN = TypeAdapter(ErrorRun)
+
+
+def _run_name(seed_run: SeedRun) -> str:
+    """Name a run by batch size, learning rate and seed."""
+    return "/".join(map(str, seed_run))
 
 
 def _best_lr(
@@ -180,51 +216,18 @@ def _check_grid(
         )
 
 
-class _KeptRuns:
-    """The finished runs of one setting, in a file of JSON lines that may hold others; one cut short is none."""
-
-    def __init__(self, file: str, settings: str) -> None:
-        self.file = file
-        self._path = Path(file)
-        self._settings = settings
-        self.histories = dict[SeedRun, MetricHistory]()
-        text = ""
-        if self._path.exists():
-            text = read_text(self._path, "the file of runs")
-        whole_lines = text[: text.rfind("\n") + 1].splitlines()
-        for number, line in enumerate(whole_lines, start=1):
-            try:
-                values: Any = parse_json(line, "it")
-                if values["settings"] == settings:
-                    self._take(values)
-            except (InputError, ValueError, LookupError, TypeError) as error:
-                raise TableError(
-                    f"{self._path}, line {number} is no run of this sweep: delete the line"
-                ) from error
-
-    def _take(self, values: Mapping[str, Any]) -> None:
-        place = values["batch_size"], values["lr"], values["seed"]
-        self.histories[place] = list(zip(values["steps"], values["metric"], strict=True))
-
-    def add(self, result: TrialResult) -> None:
-        """Append a trial."""
-        values = {"settings": self._settings, **row_of(result)}
-        self._path.parent.mkdir(parents=True, exist_ok=True)
-        with self._path.open("a", encoding="utf-8") as file:
-            file.write(dump_json(values) + "\n")
-        self._take(values)
-
-
 def best(history: MetricHistory, batch_size: int, sign: float, budget: TrainingBudget) -> float:
     """Give the best value within a budget; the worst there can be where nothing was measured."""
     limit = budget.last_step(batch_size)
+    # With the sign a smaller one is better, whichever way the metric is to go.
     heights = [sign * value for step, value in history if step <= limit]
     return sign * min(heights, default=math.inf)
 
 
 def row(budget: str, batch_size: int, lr: float, values: Sequence[float], level: float) -> ErrorRow:
-    """Give the mean of a batch size's best values, one a seed, with Student's interval; None where one diverged."""
+    """Give the mean of a batch size's best values with Student's interval; None if one diverged."""
     mean = float(np.mean(values))
+    # A trial without a value within the budget has an infinite one, and so has the mean.
     if not math.isfinite(mean):
         return {
             "budget": budget,
@@ -258,7 +261,7 @@ def _with_values(rows: Sequence[ErrorRow]) -> dict[str, list[ErrorRow]]:
 
 
 def sentence(rows: Sequence[ErrorRow], metric: str, mode: str, level: float) -> str:
-    """Put the finding into words: of each budget, whether the largest batch size is worse than the smallest.
+    """Say of each budget whether the largest batch size is worse than the smallest.
 
     Welch's t interval of the difference, not corrected for the number of budgets.
     """
@@ -286,10 +289,12 @@ def _verdict_of(low: float, high: float, mode: str) -> str:
     """Say what an interval of the larger batch size's value less the smaller one's shows."""
     rises = low > 0.0
     falls = high < 0.0
-    if rises or falls:
-        is_worse = rises if mode == "min" else falls
-        return "larger is worse" if is_worse else "larger is better"
-    return "no difference is shown"
+    if not rises and not falls:
+        return "no difference is shown"
+    # Of an accuracy a rise is what is wanted.
+    if rises == (mode == "min"):
+        return "larger is worse"
+    return "larger is better"
 
 
 def _budget_text(budget: str) -> str:
@@ -297,7 +302,7 @@ def _budget_text(budget: str) -> str:
 
 
 def difference(one: Sequence[float], other: Sequence[float], level: float) -> tuple[float, float]:
-    """Give Welch's interval of the difference of two means; the difference itself where neither scatters."""
+    """Give Welch's interval of two means' difference; the difference itself if neither scatters."""
     if np.ptp(one) == 0.0 and np.ptp(other) == 0.0:
         exact = float(np.mean(one) - np.mean(other))
         return exact, exact
@@ -310,12 +315,13 @@ def _paint_errors(rows: Sequence[ErrorRow], title: str, figure: "Figure") -> Non
     axes = figure.subplots()
     by_budget = _with_values(rows)
     for colour, (name, of_budget) in zip(BUDGET_COLOURS, by_budget.items(), strict=True):
-        middle = np.array([row["mean"] for row in of_budget])
-        ends = np.array([[row["low"], row["high"]] for row in of_budget]).reshape(-1, 2).T
+        columns = [(row["batch_size"], row["mean"], row["low"], row["high"]) for row in of_budget]
+        # A budget may have no row, and an empty array has no columns of its own.
+        sizes, middle, low, high = np.array(columns, dtype=np.float64).reshape(-1, 4).T
         axes.errorbar(
-            [row["batch_size"] for row in of_budget],
+            sizes,
             middle,
-            np.abs(ends - middle),
+            [middle - low, high - middle],
             color=colour,
             marker="o",
             capsize=3,

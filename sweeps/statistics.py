@@ -1,12 +1,12 @@
-"""Does one batch size step out of the line through its neighbours? Triplets P - 1, P, P + 1, tested over rounds.
+"""Is one batch size off the line through its neighbours? Triplets P - 1, P, P + 1 over rounds.
 
-The contrast of a round is c = log tau(P) - (log tau(P - 1) + log tau(P + 1)) / 2, with tau the seconds per step. For
-tau = alpha + beta B it is -log(1 - x^2)/2 with x = beta/(alpha + beta P) <= 1/P: under 4e-5 from P = 120 on. What is
-common to a round, such as a machine that is slower for a while, drops out too. So a mean over rounds that is not 0 is
-the batch size's own.
+The contrast of a round is c = log tau(P) - (log tau(P - 1) + log tau(P + 1)) / 2, with tau the
+seconds per step. For tau = alpha + beta B it is -log(1 - x^2)/2 with x = beta/(alpha + beta P) <=
+1/P: under 4e-5 from P = 120 on. What is common to a round, such as a machine that is slower for a
+while, drops out too. So a mean over rounds that is not 0 is the batch size's own.
 
-Assumed is that rounds are independent, and that what disturbs a visit knows nothing of its batch size: hence the
-shuffled order.
+Assumed is that rounds are independent, and that what disturbs a visit knows nothing of its batch
+size: hence the shuffled order.
 """
 
 import math
@@ -57,13 +57,13 @@ def is_power_of_two(number: int) -> bool:
 
 
 def choose_batch_sizes(alone: Iterable[int], centres: Iterable[int], ceiling: int) -> Choice:
-    """Choose the batch sizes ``alone``, the triplets and the ceiling, each once, without what does not fit.
+    """Choose the batch sizes ``alone``, the triplets and the ceiling, each once, if they fit.
 
     One triplet more than asked for is around the largest power of two below the ceiling.
     """
     alone = set(alone)
     centres = set(centres)
-    if any(size < 1 for size in alone):
+    if min(alone, default=1) < 1:
         raise ConfigError(f"sweep.experiment.batch_sizes must be positive, but got {sorted(alone)}")
     odd = [centre for centre in sorted(centres) if centre < 2 or not kind(centre)]
     if odd:
@@ -77,6 +77,7 @@ def choose_batch_sizes(alone: Iterable[int], centres: Iterable[int], ceiling: in
             "give the training more memory, or a smaller model"
         )
     power = 1 << (ceiling - 1).bit_length() - 1
+    # The upper neighbour of a centre below the ceiling is the ceiling at most.
     fitting = {centre for centre in centres if centre < ceiling} | {power}
     asked = alone | _triplets(centres | {power}) | {ceiling}
     sizes = {size for size in alone if size <= ceiling} | _triplets(fitting) | {ceiling}
@@ -112,7 +113,7 @@ def kind(size: int) -> str:
 
 def contrasts(seconds: Mapping[int, Sequence[float]], centre: int) -> Array:
     """Give c of every round, (rounds,), from tau of every round by batch size."""
-    rounds = np.array([seconds[size] for size in _triplet(centre)], dtype=np.float64)
+    rounds = np.array(list(map(seconds.__getitem__, _triplet(centre))), dtype=np.float64)
     if not np.all(np.isfinite(rounds) & (rounds > 0.0)):
         raise HardwareError(
             f"a contrast needs positive seconds, but got {rounds.ravel().tolist()} around batch "
@@ -125,7 +126,7 @@ def contrasts(seconds: Mapping[int, Sequence[float]], centre: int) -> Array:
 def speed_gain(
     seconds: Mapping[int, Sequence[float]], before: int, after: int, level: float
 ) -> Effect:
-    """Compare examples per second at one batch size over those at another, less 1, from tau of every round by size."""
+    """Compare examples per second at ``after`` with those at ``before``: their ratio less 1."""
     # Paired by round: what is common to a round drops out.
     log_after = np.log(after / np.array(seconds[after], dtype=np.float64))
     log_before = np.log(before / np.array(seconds[before], dtype=np.float64))
@@ -136,7 +137,7 @@ def speed_gain(
 def off_the_line(
     seconds: Mapping[int, Sequence[float]], low: int, middle: int, high: int, level: float
 ) -> Effect:
-    """Compare tau at a batch size with the one on the line through two others, less 1: log-ratios over rounds."""
+    """Compare tau at a batch size with the one on the line through two others, less 1, by round."""
     below = np.array(seconds[low], dtype=np.float64)
     at = np.array(seconds[middle], dtype=np.float64)
     above = np.array(seconds[high], dtype=np.float64)
@@ -170,17 +171,23 @@ def estimate(name: str, centres: Sequence[int], values: Array, level: float) -> 
 def effects(
     seconds: Mapping[int, Sequence[float]], centres: Sequence[int], level: float
 ) -> tuple[Effect, ...]:
-    """Test the effects of each triplet, of all powers of two together and of all multiples of 8 together.
+    """Test the effects of each triplet, of all powers of two and of all multiples of 8 together.
 
-    Together means the mean contrast of a round, so n stays the number of rounds: triplets of one round are not
-    independent. A group of one triplet, or of the same triplets as another one, is left out. The p-values are corrected
-    for the number of all effects, since the finding names whichever of them is significant.
+    Together means the mean contrast of a round, so n stays the number of rounds: triplets of one
+    round are not independent. A group of one triplet, or of the same triplets as another one, is
+    left out. The p-values are corrected for the number of all effects, since the finding names
+    whichever of them is significant.
     """
-    by_centre = {centre: contrasts(seconds, centre) for centre in centres}
-    powers = [centre for centre in centres if is_power_of_two(centre)]
-    aligned = [centre for centre in centres if centre % ALIGNED == 0]
+    by_centre = dict[int, Array]()
+    powers = list[int]()
+    aligned = list[int]()
     found = list[Effect]()
     for centre in centres:
+        by_centre[centre] = contrasts(seconds, centre)
+        if is_power_of_two(centre):
+            powers.append(centre)
+        if centre % ALIGNED == 0:
+            aligned.append(centre)
         name = f"{centre} ({kind(centre)})"
         found.append(estimate(name, [centre], by_centre[centre], level))
     groups = {
@@ -190,21 +197,26 @@ def effects(
     # By its members: where both groups are the same, the second name stands.
     for members, name in reversed(groups.items()):
         if len(members) > 1:
-            together = np.mean([by_centre[centre] for centre in members], axis=0)
+            # A mean a round: the triplets of a round share what disturbed it.
+            together = np.mean(list(map(by_centre.__getitem__, members)), axis=0)
             found.append(estimate(name, members, together, level))
     corrected = holm([effect.p for effect in found])
-    return tuple(replace(effect, corrected=p) for effect, p in zip(found, corrected, strict=True))
+    with_correction = list[Effect]()
+    for effect, p in zip(found, corrected, strict=True):
+        with_correction.append(replace(effect, corrected=p))
+    return tuple(with_correction)
 
 
 def holm(p: Sequence[float]) -> list[float]:
     """Give p-values corrected for their number, in their order; empty for none.
 
-    Holm 1979, Scand. J. Statist. 6, 65-70: the k-th smallest of m times m - k + 1, at most 1, and none below a smaller
-    one's. It holds whatever the dependence between the tests.
+    Holm 1979, Scand. J. Statist. 6, 65-70: the k-th smallest of m times m - k + 1, at most 1, and
+    none below a smaller one's. It holds whatever the dependence between the tests.
     """
     order = sorted(range(len(p)), key=lambda i: p[i])
     corrected = [0.0] * len(p)
     least = 0.0
+    # From the smallest p on, so that none is below one that was smaller before the correction.
     for rank, i in enumerate(order):
         least = max(least, min(1.0, (len(p) - rank) * p[i]))
         corrected[i] = least
@@ -213,7 +225,7 @@ def holm(p: Sequence[float]) -> list[float]:
 
 @dataclass(frozen=True)
 class Difference:
-    """A mean of paired differences; its interval and its p are None for fewer than two pairs, the mean for none."""
+    """A mean of paired differences, None for none; interval and p are None for fewer than two."""
 
     pairs: int
     mean: float | None
@@ -233,15 +245,18 @@ def compare_pairs(
             pairs.append((value, value_before))
     if not pairs:
         return Difference(0, None, None, None, None)
-    differences = [value - value_before for value, value_before in pairs]
+    values, values_before = np.array(pairs, dtype=np.float64).T
+    differences = values - values_before
     mean = float(np.mean(differences))
     if len(pairs) < 2:
         return Difference(len(pairs), mean, None, None, None)
     if np.ptp(differences) == 0.0:
         # Without any spread Student's t is not defined, and there is no doubt.
-        p = 0.0 if mean else 1.0
+        p = 1.0
+        if mean:
+            p = 0.0
         return Difference(len(pairs), mean, mean, mean, p)
-    test = stats.ttest_rel(*zip(*pairs, strict=True))
+    test = stats.ttest_rel(values, values_before)
     interval = test.confidence_interval(level)
     low = float(interval.low)
     high = float(interval.high)

@@ -1,20 +1,25 @@
-"""A matrix product in four ways: what a device does with the same arithmetic in pieces of different size.
+"""A matrix product in four ways: the same arithmetic in pieces of different size.
 
-Zhang, Lipton, Li and Smola, Dive into Deep Learning, 12.5.1 and 12.5.2: A = B C element by element (dot products),
-column by column (products of the matrix and a vector), in blocks of columns, and whole. A product of n x n matrices is
-counted as 2 n^3 FLOPs, a multiplication and an addition being one each. What pieces cost is their calls, and what they
-leave in the caches (12.5.1): so vectors of growing size are read as well, each again and again by sums over it.
+Zhang, Lipton, Li and Smola, Dive into Deep Learning, 12.5.1 and 12.5.2: A = B C element by element
+(dot products), column by column (products of the matrix and a vector), in blocks of columns, and
+whole. A product of n x n matrices is counted as 2 n^3 FLOPs, a multiplication and an addition being
+one each. What pieces cost is their calls, and what they leave in the caches (12.5.1): so vectors of
+growing size are read as well, each again and again by sums over it.
+
+A repeat of all ways, and one of all readings, is kept as it ends (:mod:`bstune.sweeps.unit_log`).
 """
 
 import functools
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, TypedDict
 
 import numpy as np
 import torch
+from pydantic import TypeAdapter
 from torch import Tensor
 from torch.utils.benchmark import Timer
 
@@ -23,10 +28,12 @@ from bstune.hardware.roofline import DTYPES
 from bstune.report.drawing import BLUE, INK
 from bstune.sweeps.harness import Finding
 from bstune.sweeps.statistics import QUARTILES
+from bstune.sweeps.unit_log import UnitLog, UnitPlan, check_only
 from bstune.system.console import format_number
 from bstune.trial.devices.device import device_name, resolve_device, synchronize
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 # Tf32 is a mode of fp32's, no type.
@@ -42,6 +49,9 @@ NO_CACHE = "no cache"
 # Seconds, below which torch read a clock that stands still: it takes 1e-9 then.
 STANDING_STILL = 1e-8
 Way = Callable[[Tensor, Tensor, Tensor], None]
+# Of a repeat: seconds of one call, by way; without those that have had their time.
+RepeatSeconds = dict[str, float]
+READ_REPEAT: TypeAdapter[RepeatSeconds] = TypeAdapter(RepeatSeconds)
 
 
 class ProductRow(TypedDict):
@@ -83,7 +93,7 @@ def column_by_column(a: Tensor, b: Tensor, c: Tensor) -> None:
 
 
 def in_blocks(a: Tensor, b: Tensor, c: Tensor, block: int) -> None:
-    """Write b c, both (n, n), into a: products of a matrix and ``block`` columns, the last one maybe fewer."""
+    """Write b c, both (n, n), into a: products of a matrix and ``block`` columns at a time."""
     for j in range(0, len(a), block):
         a[:, j : j + block] = torch.mm(b, c[:, j : j + block])
 
@@ -103,7 +113,23 @@ def ways(block: int) -> dict[str, Way]:
     }
 
 
+@dataclass(frozen=True)
+class RepeatTiming:
+    """How calls are timed.
+
+    Args:
+        repeats: of all ways, each in an order of its own.
+        segment_seconds: calls between two readings of the clock take about so long.
+        limit_seconds: a way that has taken so long is not repeated again.
+    """
+
+    repeats: int
+    segment_seconds: float
+    limit_seconds: float
+
+
 def run(
+    log: UnitLog,
     *,
     device: str,
     dtype: str,
@@ -114,9 +140,11 @@ def run(
     segment_seconds: float,
     limit_seconds: float,
     seed: int,
+    only: list[str],
     now: Callable[[], float] = time.perf_counter,
 ) -> Finding:
-    """Measure the four ways and the readings: their GFLOP/s and GB/s, median and quartiles over repeats."""
+    """Measure the ways' GFLOP/s and the readings' GB/s, median and quartiles over repeats."""
+    # Before anything else, so that a missing device is what is said.
     place = resolve_device(device, "sweep.experiment.device")
     if dtype not in FLOATS:
         raise ConfigError(
@@ -137,6 +165,13 @@ def run(
             f"sweep.experiment.working_sets must be KiB from 1 to {2**22}, but got "
             f"{list(working_sets)}"
         )
+    product_names = _repeat_names("product", repeats)
+    reading_names = _repeat_names("reading", repeats)
+    unit_names = [*product_names, *reading_names]
+    check_only(only, unit_names)
+    device_text = device_name({"accelerator": place.type, "devices": [place.index or 0]})
+    # The device has its own place in the header, whatever it is called here.
+    log.begin(device_text, ("repeats", "device"))
     generator = torch.Generator().manual_seed(seed)
     b = torch.randn(size, size, generator=generator).to(place, FLOATS[dtype])
     c = torch.randn(size, size, generator=generator).to(place, FLOATS[dtype])
@@ -144,18 +179,37 @@ def run(
     products = {name: functools.partial(way, a, b, c) for name, way in ways(block).items()}
 
     def clock() -> float:
+        # CUDA's calls return before their work is done.
         synchronize(place)
         return now()
 
     rng = np.random.default_rng(seed)
-    seconds = measure(products, repeats, segment_seconds, limit_seconds, rng, clock)
-    rows = _product_rows(seconds, 2.0 * size**3)
+    timing = RepeatTiming(repeats, segment_seconds, limit_seconds)
+
+    def measured(
+        names: Sequence[str], timed: Mapping[str, Callable[[], object]]
+    ) -> dict[str, RepeatSeconds]:
+        plan = UnitPlan(
+            names=names,
+            only=only,
+            noun="repeat",
+            read=READ_REPEAT.validate_python,
+            choices=unit_names,
+        )
+        return measure(log, plan, timed, timing, rng, clock)
+
+    product_repeats = measured(product_names, products)
     reads = reading(working_sets, place)
     named_reads = {str(kib): read for kib, read in reads.items()}
-    read_seconds = measure(named_reads, repeats, segment_seconds, limit_seconds, rng, clock)
+    reading_repeats = measured(reading_names, named_reads)
+    log.check_finished(unit_names, {*product_repeats, *reading_repeats})
+    rows = _product_rows(by_way(product_repeats, products), 2.0 * size**3)
+    read_seconds = by_way(reading_repeats, named_reads)
     levels = cache_levels(place)
-    read_rows = [_read_row(kib, read_seconds[str(kib)], levels) for kib in reads]
-    device_text = device_name({"accelerator": place.type, "devices": [place.index or 0]})
+    read_rows = list[ReadRow]()
+    for kib in reads:
+        read_rows.append(_read_row(kib, read_seconds[str(kib)], levels))
+    # A slow way has fewer repeats than were asked for.
     n = min(row["repeats"] for row in [*rows, *read_rows])
     title = f"A = B C of {size} x {size} matrices in {dtype}, {device_text}"
     return Finding(
@@ -170,11 +224,12 @@ def run(
 
 
 def reading(working_sets: Sequence[int], place: torch.device) -> dict[int, Callable[[], Tensor]]:
-    """Give calls that read a vector of so many KiB of fp32 again and again, by these: one call reads READ_BYTES."""
+    """Give calls, by KiB, that read a vector of fp32 again and again, READ_BYTES in a call."""
     calls = dict[int, Callable[[], Tensor]]()
     for kib in sorted(set(working_sets)):
         # Ones, as untouched pages of a host are not memory.
         vector = torch.ones(kib * KIB // FP32_BYTES, device=place)
+        # Rows of stride 0: the same bytes, so that only the vector itself has to fit a cache.
         again = vector.expand(_reads_of_call(kib), len(vector))
         calls[kib] = functools.partial(torch.sum, again, dim=1)
     return calls
@@ -185,7 +240,7 @@ def _reads_of_call(kib: int) -> int:
 
 
 def cache_levels(place: torch.device, folder: Path = CACHES) -> dict[str, int]:
-    """Give the bytes of each cache that holds data, the smallest first; empty where the system does not say."""
+    """Give the bytes of each cache that holds data, the smallest first, if the system says them."""
     if place.type == "cuda":
         return {"L2": int(torch.cuda.get_device_properties(place).L2_cache_size)}
     levels = dict[str, int]()
@@ -193,6 +248,7 @@ def cache_levels(place: torch.device, folder: Path = CACHES) -> dict[str, int]:
         kind = (cache / "type").read_text().strip()
         level = (cache / "level").read_text().strip()
         size = (cache / "size").read_text().strip()
+        # Linux gives these sizes in KiB.
         if kind != "Instruction" and size.endswith("K"):
             levels[f"L{level}"] = int(size[:-1]) * KIB
     return dict(sorted(levels.items(), key=lambda item: item[1]))
@@ -214,18 +270,22 @@ def _read_row(kib: int, seconds: Sequence[float], levels: Mapping[str, int]) -> 
 
 def _smallest_that_holds(kib: int, levels: Mapping[str, int]) -> str | None:
     """Name the smallest cache that holds so much; None where the system does not say."""
+    if not levels:
+        return None
     for level, size in levels.items():
         if kib * KIB <= size:
             return level
-    return NO_CACHE if levels else None
+    return NO_CACHE
 
 
 def _size_text(kib: int) -> str:
-    return f"{kib // KIB} MiB" if kib % KIB == 0 else f"{kib} KiB"
+    if kib % KIB == 0:
+        return f"{kib // KIB} MiB"
+    return f"{kib} KiB"
 
 
 def read_sentence(rows: Sequence[ReadRow]) -> str:
-    """Say what the fastest reading has over that of the largest vector; nothing for fewer than two."""
+    """Say what the fastest reading has over the largest vector's; nothing for fewer than two."""
     if len(rows) < 2:
         return ""
     best = max(rows, key=lambda row: row["gb_per_second"])
@@ -249,43 +309,80 @@ def _where_text(row: ReadRow) -> str:
     return f"{size}, which fits {row['fits']},"
 
 
+def _repeat_names(group: str, repeats: int) -> list[str]:
+    return [f"{group}/{number}" for number in range(1, repeats + 1)]
+
+
 def measure(
+    log: UnitLog,
+    plan: UnitPlan[RepeatSeconds],
     named: Mapping[str, Callable[[], object]],
-    repeats: int,
-    segment_seconds: float,
-    limit_seconds: float,
+    timing: RepeatTiming,
     rng: np.random.Generator,
     clock: Callable[[], float],
-) -> dict[str, list[float]]:
-    """Return the seconds of one call of each, once a repeat, warm-up left out; each repeat has an order of its own.
+) -> dict[str, RepeatSeconds]:
+    """Give the seconds of one call of each way by repeat, warm-up left out."""
+    # All of them are drawn, so that a repeat has the same order whichever repeats are kept.
+    orders = {name: rng.permutation(list(named)).tolist() for name in plan.names}
+    kept = log.recorded(plan)
 
-    Calls between two readings of the clock take about ``segment_seconds``. A way that has taken ``limit_seconds`` is
-    not repeated again.
-    """
+    def time_repeats(names: Sequence[str]) -> Iterator[tuple[str, RepeatSeconds]]:
+        timers = _timers(named, clock)
+        calls = {name: _calls_of_segment(timers[name], timing) for name in named}
+        spent = by_way(kept, named)
+        for repeat in names:
+            seconds = RepeatSeconds()
+            for way in orders[repeat]:
+                # Element by element takes a thousand times as long as the whole: each has its
+                # own limit, and one repeat at least.
+                has_time = calls[way] * sum(spent[way]) < timing.limit_seconds
+                if not spent[way] or has_time:
+                    seconds[way] = timers[way].timeit(calls[way]).median
+                    spent[way].append(seconds[way])
+            yield repeat, seconds
+
+    return log.measure_as_they_end(plan, time_repeats)
+
+
+def _timers(
+    named: Mapping[str, Callable[[], object]], clock: Callable[[], float]
+) -> dict[str, Timer]:
     timers = dict[str, Timer]()
-    calls = dict[str, int]()
     for name, way in named.items():
         names = {"way": way}
-        timer = Timer("way()", globals=names, timer=clock, num_threads=torch.get_num_threads())
-        once = timer.timeit(1).median
-        timers[name] = timer
-        calls[name] = 1
-        if once >= STANDING_STILL:
-            calls[name] = max(1, math.ceil(segment_seconds / once))
+        timers[name] = Timer(
+            "way()", globals=names, timer=clock, num_threads=torch.get_num_threads()
+        )
+    return timers
+
+
+def _calls_of_segment(timer: Timer, timing: RepeatTiming) -> int:
+    """Time a call, to tell how many of them a segment has."""
+    once = timer.timeit(1).median
+    if once < STANDING_STILL:
+        return 1
+    return max(1, math.ceil(timing.segment_seconds / once))
+
+
+def by_way(
+    repeats: Mapping[str, RepeatSeconds], named: Mapping[str, object]
+) -> dict[str, list[float]]:
+    """Give the seconds of one call over the repeats, by way."""
     seconds: dict[str, list[float]] = {name: [] for name in named}
-    for _ in range(repeats):
-        for name in rng.permutation(list(named)).tolist():
-            if not seconds[name] or calls[name] * sum(seconds[name]) < limit_seconds:
-                seconds[name].append(timers[name].timeit(calls[name]).median)
+    for of_repeat in repeats.values():
+        for name, value in of_repeat.items():
+            seconds[name].append(value)
     return seconds
 
 
 def _product_rows(seconds: Mapping[str, Sequence[float]], flops: float) -> list[ProductRow]:
     rows = list[ProductRow]()
+    slowest = math.nan
     for name, values in seconds.items():
         low, middle, high = np.quantile(flops / np.array(values) / 1e9, QUARTILES).tolist()
         # The first way has the smallest pieces and is the slowest.
-        slowest = rows[0]["gflops"] if rows else middle
+        if not rows:
+            slowest = middle
         rows.append(
             {
                 "way": name,
@@ -317,15 +414,24 @@ def _paint_rates(
     title: str,
     figure: "Figure",
 ) -> None:
-    """Draw one bar a way, with its quartiles and its number, and the rates of reading over the vector's size."""
+    """Draw a bar a way with its quartiles, and the rates of reading over the vector's size."""
     axes, reads = figure.subplots(1, 2)
-    values = [row["gflops"] for row in rows]
-    below = [row["gflops"] - row["gflops_low"] for row in rows]
-    above = [row["gflops_high"] - row["gflops"] for row in rows]
+    _draw_products(axes, rows)
+    _draw_readings(reads, read_rows, levels)
+    figure.suptitle(title, fontsize=10.5, parse_math=False)
+
+
+def _draw_products(axes: "Axes", rows: Sequence[ProductRow]) -> None:
     names = list[str]()
+    values = list[float]()
+    below = list[float]()
+    above = list[float]()
     for row in rows:
         way = row["way"].replace(" by ", "\nby ")
         names.append(f"{way}\nn = {row['repeats']}")
+        values.append(row["gflops"])
+        below.append(row["gflops"] - row["gflops_low"])
+        above.append(row["gflops_high"] - row["gflops"])
     axes.bar(names, values, color=BLUE, width=0.6, zorder=2)
     axes.errorbar(
         range(len(rows)),
@@ -344,16 +450,26 @@ def _paint_rates(
             textcoords="offset points",
             ha="center",
         )
+    # The smallest pieces are a thousandth as fast as the whole.
     axes.set_yscale("log")
     axes.set_ylim(min(values) / 3.0, max(values) * 3.0)
     axes.set_ylabel("GFLOP/s, median and quartiles")
     axes.grid(axis="y", color=INK, alpha=0.07, linewidth=0.6)
-    sizes = [row["kib"] for row in read_rows]
-    rates = [row["gb_per_second"] for row in read_rows]
-    low = [row["gb_low"] for row in read_rows]
-    high = [row["gb_high"] for row in read_rows]
+
+
+def _draw_readings(reads: "Axes", read_rows: Sequence[ReadRow], levels: Mapping[str, int]) -> None:
+    sizes = list[int]()
+    rates = list[float]()
+    low = list[float]()
+    high = list[float]()
+    for row in read_rows:
+        sizes.append(row["kib"])
+        rates.append(row["gb_per_second"])
+        low.append(row["gb_low"])
+        high.append(row["gb_high"])
     reads.plot(sizes, rates, "o-", color=BLUE, label="a vector, read again and again")
     reads.fill_between(sizes, low, high, color=BLUE, alpha=0.2)
+    # A rate falls where a vector no longer fits a cache.
     for level, size in levels.items():
         reads.axvline(size / KIB, color=INK, linewidth=0.9, linestyle="--")
         reads.text(size / KIB, 0.97, f" {level}", transform=reads.get_xaxis_transform(), va="top")
@@ -364,4 +480,3 @@ def _paint_rates(
         ylabel="GB/s, median and quartiles",
     )
     reads.grid(color=INK, alpha=0.07, linewidth=0.6)
-    figure.suptitle(title, fontsize=10.5, parse_math=False)

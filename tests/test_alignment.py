@@ -7,6 +7,7 @@ import pytest
 import torch
 from rich.console import Console
 from torch import nn
+from unit_logs import StoppedError, log_at, stopping_after, units_in, unkept
 
 from bstune.core.errors import ConfigError
 from bstune.hardware.roofline import TensorCoreMisalignment
@@ -99,10 +100,35 @@ def test_the_sentence_is_computed():
     assert "nothing to time" in sentence([], 1)
 
 
-def found(*options):
+def found(*options, log=None):
     options = ("workload=digits", "device=cpu", *options)
     checked = check_sweep("alignment", compose_sweep("alignment", options))
-    return checked.find(Console())
+    return checked.find(Console(quiet=True), log=log or unkept())
+
+
+def test_a_sweep_that_is_stopped_goes_on(tmp_path, monkeypatch):
+    path = tmp_path / "runs.jsonl"
+
+    def timed(layer, row, *rest):
+        return [(0.5, 0.5 * row.size / row.padded), (0.4, 0.1)]
+
+    monkeypatch.setattr(alignment, "padding_times", timed)
+    size = "sweep.experiment.batch_size=12"
+    whole = found(size)
+    assert len(whole.rows) > 2
+    for _ in range(2):
+        with monkeypatch.context() as patched:
+            patched.setattr(alignment, "padding_times", stopping_after(1, timed))
+            with pytest.raises(StoppedError):
+                found(size, log=log_at(path))
+    assert len(units_in(path)) == 2
+    assert found(size, log=log_at(path)).rows == whole.rows
+    monkeypatch.setattr(alignment, "padding_times", None)
+    assert found(size, log=log_at(path)).rows == whole.rows
+    names = [f"{row['layer']}/{row['dimension']}" for row in whole.rows]
+    assert units_in(path) == names
+    with pytest.raises(ConfigError, match=f"names none, .*units: {'; '.join(names)}"):
+        found(size, "sweep.experiment.only=[none]")
 
 
 @pytest.mark.usefixtures("rendered")

@@ -6,6 +6,7 @@ import math
 import numpy as np
 import pytest
 from toolbox import write_rows
+from unit_logs import StoppedError, log_at, stopping_after, units_in, unkept
 
 from bstune.core.errors import ConfigError, TableError
 from bstune.core.records import Target
@@ -23,28 +24,61 @@ EXPONENT = 0.5  # of the best learning rate
 
 def made(power, every=1.03):
     """Return the rows of runs whose B_crit is 60 at the loss 2 and goes with that power of it."""
-    losses = 3.2 / every ** np.arange(round(math.log(3.2 / 1.9) / math.log(every)) + 1)
+    evaluations = round(math.log(3.2 / 1.9) / math.log(every)) + 1
+    losses = 3.2 / every ** np.arange(evaluations)
+    b_crit = 60.0 * (losses / 2.0) ** power
+    s_min = 3000.0 * (losses / 2.0) ** -6.0
     rows = []
     for size in SIZES:
-        best = 0.01 * size**EXPONENT
-        for away in (-1.3, -0.3, 0.7):  # octaves from the best rate
-            steps = (
-                3000.0
-                * (losses / 2.0) ** -6.0
-                * (1.0 + 60.0 * (losses / 2.0) ** power / size)
-                * 2.0 ** (away**2)
-            )
-            run = {
-                "batch_size": size,
-                "lr": best * 2.0**away,
-                "seed": 0,
-                "seconds_per_step": 0.1,
-                "status": "reached",
-            }
+        best_lr = 0.01 * size**EXPONENT
+        for octaves in (-1.3, -0.3, 0.7):
+            steps = s_min * (1.0 + b_crit / size) * 2.0 ** (octaves**2)
             rows.append(
-                {**run, "steps": np.round(steps).astype(int).tolist(), "metric": losses.tolist()}
+                {
+                    "batch_size": size,
+                    "lr": best_lr * 2.0**octaves,
+                    "seed": 0,
+                    "seconds_per_step": 0.1,
+                    "status": "reached",
+                    "steps": np.round(steps).astype(int).tolist(),
+                    "metric": losses.tolist(),
+                }
             )
     return rows
+
+
+def find(log=None, **options):
+    return critical_batch.run(log or unkept(), **{"only": [], **options})
+
+
+def test_a_sweep_that_is_stopped_goes_on(tmp_path, monkeypatch):
+    table = write_rows(tmp_path / "made.jsonl", made(-4.0))
+    path = tmp_path / "runs.jsonl"
+    # 9 times the target is passed at the first evaluation: that cell is left out.
+    options = {"tables": [str(table)], "target": 2.0, "easier": [1.0, 1.2, 1.5, 4.5], "level": 0.9}
+    whole = find(**options)
+    assert (len(whole.rows), len(whole.notes)) == (3, 1)
+    read_cell = critical_batch.cell_record
+    for _ in range(2):
+        with monkeypatch.context() as patched:
+            patched.setattr(critical_batch, "cell_record", stopping_after(1, read_cell))
+            with pytest.raises(StoppedError):
+                find(log_at(path), **options)
+    finding = find(log_at(path), **options)
+    assert units_in(path) == ["made/1", "made/1.2", "made/1.5", "made/4.5"]
+    assert (finding.sentence, finding.rows, finding.notes) == (
+        whole.sentence,
+        whole.rows,
+        whole.notes,
+    )
+    monkeypatch.setattr(critical_batch, "cell_record", None)
+    assert find(log_at(path), **options).details == whole.details
+    with pytest.raises(ConfigError, match=r"names made/7, .*units: made/1; made/1\.2"):
+        find(log_at(path), **options, only=["made/7"])
+    # A table that has changed is read again.
+    write_rows(table, made(-3.0))
+    with pytest.raises(TypeError):
+        find(log_at(path), **options)
 
 
 def table_of(tmp_path, power, every=1.03):
@@ -69,7 +103,7 @@ def test_a_laws_numbers_are_found_at_every_target(tmp_path, power, loss):
 def test_the_sign_of_its_growth_is_said(tmp_path, power, word):
     path = write_rows(tmp_path / "made.jsonl", made(power))
     options = {"tables": [str(path)], "target": 2.0, "easier": [1.0, 1.2, 1.5], "level": 0.9}
-    finding = critical_batch.run(**options)
+    finding = find(**options)
     assert f"made: from error 3 to 2 B_crit {word}, as its power " in finding.sentence
     assert float(finding.sentence.split("power ")[1].split(" ")[0]) == pytest.approx(power, abs=0.3)
     assert [one["B_crit"] for one in finding.rows] == [
@@ -94,9 +128,8 @@ def test_targets_that_were_not_evaluated_closely_are_left_out(tmp_path):
         too_coarse(coarse, target)
         == "33 of 33 runs that passed it were not evaluated closely there"
     )
-    assert too_coarse(close, Target("val/loss", 9.0, "min")).startswith(
-        "33 of 33"
-    )  # at its first evaluation
+    # At its first evaluation.
+    assert too_coarse(close, Target("val/loss", 9.0, "min")).startswith("33 of 33")
     options = {
         "tables": [str(tmp_path / "made.jsonl")],
         "target": 2.0,
@@ -106,7 +139,7 @@ def test_targets_that_were_not_evaluated_closely_are_left_out(tmp_path):
     with pytest.raises(
         TableError, match=r"no table determines anything: made, error <= 2 is left out: 33 of 33"
     ):
-        critical_batch.run(**options)
+        find(**options)
 
 
 @pytest.mark.parametrize(
@@ -125,7 +158,7 @@ def test_targets_that_were_not_evaluated_closely_are_left_out(tmp_path):
 def test_mistakes(changes, message):
     options = {"tables": [], "target": None, "easier": [1.0], "level": 0.9} | changes
     with pytest.raises((ConfigError, TableError), match=message):
-        critical_batch.run(**options)
+        find(**options)
 
 
 def test_too_few_targets_tell_no_growth():
@@ -143,7 +176,7 @@ def test_too_few_targets_tell_no_growth():
 def test_tables_that_ship_and_the_sign_of_their_growth():
     """On recorded runs, too: harder targets have larger critical batch sizes."""
     options = {"tables": ["fashion_mlp"], "target": None, "easier": [1.0, 1.2, 1.5], "level": 0.9}
-    finding = critical_batch.run(**options)
+    finding = find(**options)
     sizes = [one["b_crit"] for one in finding.details["numbers"]]
     assert sizes == sorted(sizes, reverse=True)
     assert "B_crit rises" in finding.sentence

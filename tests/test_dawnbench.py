@@ -1,5 +1,6 @@
 """The sweep dawnbench: its rungs on top of one another, its trials, its rows and its sentence."""
 
+import copy
 import io
 import json
 import math
@@ -10,10 +11,13 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+import yaml
+from omegaconf import OmegaConf
 from rich.console import Console
 from toolbox import FakeTime, make_result, make_spec
+from unit_logs import StoppedError, log_at, stopping_after, units_in, unkept
 
-from bstune.core.errors import ConfigError
+from bstune.core.errors import ConfigError, StudyError
 from bstune.core.records import Target
 from bstune.options import flatten
 from bstune.recipe import TrialValues
@@ -21,6 +25,7 @@ from bstune.sweeps import dawnbench
 from bstune.sweeps.dawnbench import BuiltRung, Rung, applied, climb, data_note, make_rows
 from bstune.sweeps.dawnbench_report import sentence, shown
 from bstune.sweeps.harness import check_sweep, compose_sweep, write
+from bstune.sweeps.unit_log import UnfinishedError
 from bstune.trial.loop import run_trial
 from bstune.trial.workload import load_data
 from bstune.workloads.datasets import ImageDataset, Images
@@ -55,15 +60,25 @@ LADDER = [
 ]
 
 
+@pytest.fixture(scope="module")
+def composed():
+    """Return the sweep's config on digits, without its rungs: composing it takes longer than most tests."""
+    options = ("workload=digits", "device=cpu", "sweep.experiment.seeds=[3,5]")
+    config = compose_sweep("dawnbench", options)
+    config.sweep.experiment.rungs = []
+    return config
+
+
 @pytest.fixture
-def checked(tmp_path, monkeypatch):
+def checked(composed, tmp_path, monkeypatch):
     """Return a function that checks the sweep on digits with rungs of its own."""
     monkeypatch.chdir(tmp_path)
 
     def check(*options, rungs=LADDER, lr=None, reduced=None, left_out=()):
-        config = compose_sweep(
-            "dawnbench", ("workload=digits", "device=cpu", "sweep.experiment.seeds=[3,5]", *options)
-        )
+        config = copy.deepcopy(composed)
+        for option in options:
+            key, _, value = option.partition("=")
+            OmegaConf.update(config, key, yaml.safe_load(value))
         config.sweep.experiment.rungs = rungs
         config.sweep.experiment.reduced.lr = lr or {}
         config.sweep.experiment.reduced.set = reduced or {}
@@ -73,10 +88,10 @@ def checked(tmp_path, monkeypatch):
     return check
 
 
-def run(sweep, **arguments):
+def run(sweep, log=None, **arguments):
     """Return the finding and what was printed."""
     console = Console(record=True, width=200, file=io.StringIO())
-    finding = sweep.find(console, **arguments)
+    finding = sweep.find(console, log=log or unkept(), **arguments)
     return finding, console.export_text()
 
 
@@ -92,19 +107,78 @@ def untrained(sweep, **changes):
 
     def trainer(workload, spec, protocol):
         seen.append((workload, spec, protocol))
-        steps = protocol.budget.steps
-        values = {
-            "status": "stopped",
-            "steps": steps,
-            "history": ((steps, 0.1 + 0.001 * spec.number),),
-            **changes,
-        }
-        return make_result(seed=spec.seed, batch_size=spec.batch_size, lr=spec.lr, **values)
+        return made_result(spec, protocol, **changes)
 
     return seen, *run(sweep, trainer=trainer)
 
 
+def made_result(spec, protocol, **changes):
+    """Return the result of a trial without training it; its error is its number's own."""
+    steps = protocol.budget.steps
+    values = {
+        "status": "stopped",
+        "steps": steps,
+        "history": ((steps, 0.1 + 0.001 * spec.number),),
+        **changes,
+    }
+    return make_result(seed=spec.seed, batch_size=spec.batch_size, lr=spec.lr, **values)
+
+
+def made(workload, spec, protocol):
+    return made_result(spec, protocol)
+
+
 # The trials
+
+
+def test_a_ladder_that_is_stopped_goes_on(checked, tmp_path, monkeypatch):
+    path = tmp_path / "runs.jsonl"
+    # What the first rung's batches take is timed anew each time.
+    monkeypatch.setattr(dawnbench, "data_note", lambda *arguments: "A note.")
+    whole, _ = run(checked(), trainer=made)
+    for count in (2, 3):
+        with pytest.raises(StoppedError):
+            run(checked(), log_at(path), trainer=stopping_after(count, made))
+    finding, _ = run(checked(), log_at(path), trainer=stopping_after(1, made))
+    units = units_in(path)
+    assert sorted(units) == sorted(f"{rung['name']}/{seed}" for rung in LADDER for seed in (3, 5))
+    assert (finding.sentence, finding.rows) == (whole.sentence, whole.rows)
+    again, _ = run(checked(), log_at(path), trainer=None)
+    assert again.rows == whole.rows
+
+
+def test_a_choice_of_rungs_trains_those_alone(checked, tmp_path):
+    path = tmp_path / "runs.jsonl"
+    with pytest.raises(UnfinishedError, match="3 of 6 units"):
+        run(
+            checked("sweep.experiment.only=[smoothing,start/5]"),
+            log_at(path),
+            trainer=stopping_after(3, made),
+        )
+    assert set(units_in(path)) == {"smoothing/3", "smoothing/5", "start/5"}
+    with pytest.raises(ConfigError) as caught:
+        run(checked("sweep.experiment.only=[muon]"), log_at(path), trainer=made)
+    assert "only names muon, which is no unit" in str(caught.value)
+    assert "momentum/5" in str(caught.value)
+
+
+def test_a_ladder_goes_on_with_more_seeds_and_not_with_another_rate(checked, tmp_path):
+    """The sweep's own log, with all of its options."""
+    quiet = Console(quiet=True)
+    sweep = checked("sweep.experiment.seeds=[3]")
+    sweep.find(quiet, trainer=stopping_after(3, made))
+    checked().find(quiet, trainer=stopping_after(3, made))
+    before = sweep.runs.read_text()
+    other = [LADDER[0], {**LADDER[1], "lr": 0.5}, LADDER[2]]
+    for changed, lines in (
+        (checked(rungs=other), "sweep.experiment.rungs.1.lr: was 0.4, now 0.5"),
+        (checked("protocol.warmup_steps=9"), "protocol.warmup_steps: was "),
+        (checked("precision=bf16-mixed"), ", now 'bf16-mixed'"),
+    ):
+        with pytest.raises(StudyError) as caught:
+            changed.find(quiet, trainer=made)
+        assert lines in str(caught.value)
+        assert sweep.runs.read_text() == before
 
 
 @pytest.mark.parametrize(("device", "calls"), [("cpu", 1), ("meta", 3)])
@@ -147,53 +221,47 @@ def test_each_rung_trains_once_a_seed_for_its_own_epochs(checked):
 
 
 def test_the_order_is_shuffled_anew_for_each_seed(checked):
-    many = [
-        rung(f"rung {place}", DIGITS if not place else {}, lr=0.1 + place) for place in range(6)
-    ]
-    first, again, other = (
-        [
-            spec.lr
-            for _, spec, _ in untrained(checked(f"sweep.experiment.order_seed={seed}", rungs=many))[
-                0
-            ]
-        ]
-        for seed in (0, 0, 1)
-    )
-    assert sorted(first[:6]) == sorted(first[6:])
-    assert first[:6] != first[6:] != sorted(first[6:]) != first[:6] != sorted(first[:6])
-    assert again == first != other
+    rungs = [rung("first", DIGITS)]
+    for place in range(1, 6):
+        rungs.append(rung(f"rung {place}", lr=0.1 + place))
+
+    def rates(order_seed):
+        """Return the rates of the first seed's trials and of the second's, in order."""
+        sweep = checked(f"sweep.experiment.order_seed={order_seed}", rungs=rungs)
+        seen, _, _ = untrained(sweep)
+        in_order = [spec.lr for _, spec, _ in seen]
+        return in_order[:6], in_order[6:]
+
+    first_seed, second_seed = rates(0)
+    assert sorted(first_seed) == sorted(second_seed)
+    orders = [first_seed, second_seed, sorted(first_seed), *rates(1)]
+    assert len(set(map(tuple, orders))) == len(orders)
+    assert rates(0) == (first_seed, second_seed)
 
 
 def test_a_trial_is_evaluated_at_its_end_alone_and_its_schedule_ends_there(checked):
-    finding, printed = run(checked("sweep.experiment.seeds=[3]"))
+    finding, _ = run(checked("sweep.experiment.seeds=[3]"))
     for row, steps in zip(finding.rows, (12, 24, 24), strict=True):
         (trial,) = row["trials"]
         assert (trial["status"], row["steps"], row["n"]) == ("stopped", steps, 1)
         assert 0.05 < trial["accuracy"] <= 1.0
-        assert f"{row['rung']}, seed 3: accuracy {trial['accuracy']:.4f}, stopped" in printed
     rungs, left_out = climbed(checked())
     assert left_out == {}
-    evaluations, built = [], []
-    for one in rungs:
-        spec = make_spec(one.batch_size, one.lr, seed=3)
-        evaluations.append([at for at, _ in run_trial(one.workload, spec, one.protocol).history])
-        module = one.workload.build_module(spec)
-        optimizer = module.configure_optimizers()
-        built.append(
-            (
-                module.loss.label_smoothing,
-                module.average,
-                optimizer["optimizer"].defaults["momentum"],
-            )
-        )
-        factor = optimizer["lr_scheduler"]["scheduler"].lr_lambdas[0]
-        assert factor(one.steps - 1) == 0.0 < factor(one.steps - 2)
+    evaluations = []
+    settings = []
+    for built_rung in rungs:
+        spec = make_spec(built_rung.batch_size, built_rung.lr, seed=3)
+        result = run_trial(built_rung.workload, spec, built_rung.protocol)
+        evaluations.append([step for step, _ in result.history])
+        module = built_rung.workload.build_module(spec)
+        configured = module.configure_optimizers()
+        momentum = configured["optimizer"].defaults["momentum"]
+        settings.append((module.loss.label_smoothing, module.average, momentum))
+        factor = configured["lr_scheduler"]["scheduler"].lr_lambdas[0]
+        assert factor(built_rung.steps - 1) == 0.0 < factor(built_rung.steps - 2)
     assert evaluations == [[12], [24], [24]]
-    assert built == [
-        (0.0, None, 0.0),
-        (0.2, None, 0.0),
-        (0.2, None, 0.9),
-    ]  # each rung stands on all rungs before
+    # Each rung stands on all rungs before.
+    assert settings == [(0.0, None, 0.0), (0.2, None, 0.0), (0.2, None, 0.9)]
 
 
 # The rungs
@@ -289,7 +357,8 @@ def test_the_reduced_setting_leaves_rungs_out_whose_settings_stay(checked):
     assert [row["rung"] for row in finding.rows] == ["start", "momentum"]
     assert "left out" not in printed
     losses = {workload.build_module(spec).loss.label_smoothing for workload, spec, _ in seen}
-    assert losses == {0.0, 0.2}  # the last rung stands on the one that is left out
+    # The last rung stands on the one that is left out.
+    assert losses == {0.0, 0.2}
 
 
 # The ladder that ships

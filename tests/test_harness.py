@@ -1,17 +1,22 @@
 """``bstune sweep``: every sweep composes, bad input writes nothing, and outputs are whole or not there."""
 
 import json
+import os
+import signal
 import subprocess
 import sys
+import time
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 from omegaconf import OmegaConf
 from rich.console import Console
+from unit_logs import headers_in, units_in
 
 from bstune.core.errors import BstuneError, ConfigError, Interrupted, StudyError
 from bstune.options import TrainedOptions
+from bstune.sweeps import vectorization
 from bstune.sweeps.harness import (
     Finding,
     check_sweep,
@@ -39,7 +44,14 @@ NAMES = [
     "vectorization",
 ]
 NAMES.sort()
-TINY = ("size=4", "block=2", "repeats=2", "segment_seconds=1e-5", "device=cpu")
+TINY = (
+    "size=4",
+    "block=2",
+    "repeats=2",
+    "segment_seconds=1e-5",
+    "device=cpu",
+    "working_sets=[16,64]",
+)
 
 
 @pytest.fixture
@@ -161,6 +173,7 @@ def test_a_run_leaves_its_result_and_its_figure_and_prints_the_sentence(sweep, t
         "here/there",
         "here/there/figure.png",
         "here/there/result.json",
+        "here/there/runs.jsonl",
     ]
     assert (tmp_path / "here/there/figure.png").read_bytes().startswith(b"\x89PNG")
     result = json.loads(
@@ -252,6 +265,99 @@ def test_an_interruption_says_that_nothing_is_written(sweep, tmp_path, monkeypat
     with pytest.raises(Interrupted, match="interrupted: the sweep has written nothing"):
         sweep("vectorization")
     assert files_in(tmp_path) == []
+
+
+def test_an_interruption_after_a_unit_says_what_is_kept(sweep, tmp_path, monkeypatch):
+    options = [f"sweep.experiment.{option}" for option in TINY]
+    measure = vectorization.measure
+
+    def first_alone(log, plan, *rest):
+        if plan.names[0].startswith("reading"):
+            raise KeyboardInterrupt
+        return measure(log, plan, *rest)
+
+    monkeypatch.setattr(vectorization, "measure", first_alone)
+    with pytest.raises(Interrupted, match=r"vectorization/runs\.jsonl keeps what has ended; the"):
+        sweep("vectorization", *options)
+    folder = tmp_path / "outputs/sweeps/vectorization"
+    assert files_in(folder) == ["runs.jsonl"]
+    (header,) = headers_in(folder / "runs.jsonl")
+    assert header["sweep"] == "vectorization"
+    assert header["device"].startswith("cpu (")
+    assert set(header["versions"]) >= {"bstune", "torch"}
+    assert header["settings"]["sweep.experiment.size"] == 4
+    monkeypatch.setattr(vectorization, "measure", measure)
+    sweep("vectorization", *options)
+    result = json.loads((folder / "result.json").read_text())
+    names = ("device", "versions", "commit")
+    assert result["measured_with"] == [{name: header[name] for name in names}]
+
+
+def test_a_choice_of_units_writes_no_result(sweep, tmp_path):
+    options = [f"sweep.experiment.{option}" for option in TINY]
+    out = sweep("vectorization", *options, "sweep.experiment.only=[product/2]")
+    assert "1 of 4 units are measured in outputs/sweeps/vectorization/runs.jsonl" in out
+    assert files_in(tmp_path / "outputs/sweeps/vectorization") == ["runs.jsonl"]
+    sweep("vectorization", *options)
+    assert "result.json" in files_in(tmp_path / "outputs/sweeps/vectorization")
+
+
+def command(*arguments):
+    return [sys.executable, "-u", "-m", "bstune", "sweep", *arguments]
+
+
+def killed_after(units, folder, path, arguments):
+    """Start a sweep, and kill it once its file has so many units."""
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    process = subprocess.Popen(
+        command(*arguments), cwd=folder, env=environment, stdout=subprocess.DEVNULL
+    )
+    while process.poll() is None:
+        if path.exists() and path.read_text().count('"unit"') >= units:
+            process.send_signal(signal.SIGKILL)
+        time.sleep(0.01)
+    return process.wait()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        (
+            "critical_batch",
+            ("tables=[fashion_mlp,mnist_mlp]", "easier=[1.0,1.1,1.2,1.3,1.4,1.5,1.6]"),
+        ),
+        ("search_benchmark", ("tables=[fashion_mlp]", "searches=[random/lr,zeus]", "seeds=8")),
+    ],
+)
+def test_a_sweep_that_is_killed_twice_ends_as_one_that_was_not(tmp_path, name, options):
+    arguments = [name, *(f"sweep.experiment.{option}" for option in options)]
+    results = []
+    for folder, kills in ((tmp_path / "whole", ()), (tmp_path / "killed", (2, 5))):
+        folder.mkdir()
+        path = folder / "outputs/sweeps" / name / "runs.jsonl"
+        for units in kills:
+            assert killed_after(units, folder, path, arguments) == -signal.SIGKILL
+            # Between two appends, or within one: what is left of that is dropped.
+            with path.open("a") as file:
+                file.write('{"unit": "cut sho')
+        subprocess.run(command(*arguments), cwd=folder, capture_output=True, check=True)
+        names = units_in(path)
+        assert len(set(names)) == len(names)
+        results.append((json.loads(path.with_name("result.json").read_text()), sorted(names)))
+    assert results[0] == results[1]
+
+
+def test_a_sweep_of_other_options_ends_with_status_2(sweep, tmp_path):
+    options = [f"sweep.experiment.{option}" for option in TINY]
+    sweep("vectorization", *options)
+    folder = tmp_path / "outputs/sweeps/vectorization"
+    before = {path.name: path.read_bytes() for path in folder.iterdir()}
+    with pytest.raises(StudyError) as caught:
+        sweep("vectorization", *options, "sweep.experiment.size=6")
+    assert caught.value.exit_status == 2
+    assert "sweep.experiment.size: was 4, now 6" in str(caught.value)
+    assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
 
 
 @dataclass(frozen=True)

@@ -9,9 +9,11 @@ import pytest
 import torch
 from rich.console import Console
 from toolbox import data_root, make_result
+from unit_logs import StoppedError, log_at, stopping_after, units_in, unkept
 
 from bstune.core.errors import ConfigError, DataError
 from bstune.core.records import TrialSpec
+from bstune.sweeps import minibatch_sgd
 from bstune.sweeps.harness import check_sweep, compose_sweep, write
 from bstune.sweeps.minibatch_sgd import Series, row, row_by_row, sentence
 from bstune.trial.workload import load
@@ -62,8 +64,43 @@ def seconds(workload, protocol, batch_size, lr, steps):
     return (1e-3 + (1e-5 * batch_size if one_by_one else 0.0),) * steps
 
 
-def run(sweep):
-    return sweep.find(Console(quiet=True), timer=seconds)
+def run(sweep, timer=seconds, log=None):
+    return sweep.find(Console(quiet=True), timer=timer, log=log or unkept())
+
+
+def trained(workload, spec, protocol):
+    """Return a trial of a made law, without training."""
+    steps = protocol.budget.steps
+    history = tuple((step, 1.0 / step + 1e-3 * spec.seed) for step in range(1, steps + 1))
+    return make_result(
+        batch_size=spec.batch_size, lr=spec.lr, seed=spec.seed, status="stopped", history=history
+    )
+
+
+def test_a_sweep_that_is_stopped_goes_on(root, tmp_path, monkeypatch):
+    """Of six trials and two rounds of six timings it is stopped in a trial, and in a round."""
+    path = tmp_path / "runs.jsonl"
+    sweep = checked(root, "sweep.experiment.loader.rounds=2")
+    monkeypatch.setattr(minibatch_sgd, "run_trial", trained)
+    whole = run(sweep)
+    with monkeypatch.context() as patched:
+        patched.setattr(minibatch_sgd, "run_trial", stopping_after(2, trained))
+        with pytest.raises(StoppedError):
+            run(sweep, log=log_at(path))
+    assert len(units_in(path)) == 2
+    with monkeypatch.context() as patched:
+        patched.setattr(minibatch_sgd, "run_trial", stopping_after(4, trained))
+        with pytest.raises(StoppedError):
+            run(sweep, stopping_after(8, seconds), log_at(path))
+    units = units_in(path)
+    assert len(set(units)) == len(units) == 7
+    assert units[-1] == "loader/1"
+    monkeypatch.setattr(minibatch_sgd, "run_trial", None)
+    finding = run(sweep, stopping_after(6, seconds), log_at(path))
+    assert (finding.sentence, finding.rows) == (whole.sentence, whole.rows)
+    assert run(sweep, None, log_at(path)).rows == whole.rows
+    with pytest.raises(ConfigError, match=r"only names nine/3, .*units: .*; loader/1; loader/2$"):
+        run(checked(root, "sweep.experiment.loader.rounds=2", "sweep.experiment.only=[nine/3]"))
 
 
 def descend(x, y, seed, lr, steps):
@@ -210,9 +247,11 @@ def test_the_sentence_is_computed(steps, n, text):
     [
         (
             "sweep.experiment.runs=[]",
-            "this sweep needs runs, and seeds from 0, but got 0 runs and seeds [3, 4]",
+            "this sweep needs runs, and seeds from 0, each once, but got 0 runs and seeds [3, 4]",
         ),
         ("sweep.experiment.seeds=[-1]", "but got 3 runs and seeds [-1]"),
+        ("sweep.experiment.seeds=[3,3]", "each once, but got 3 runs and seeds [3, 3]"),
+        ("sweep.experiment.runs.0.name=one", "a name of its own, but got one, one, seven"),
         (
             "sweep.experiment.runs.0.batch_size=31",
             "a run needs a batch size from 1 to 30, and a positive lr",

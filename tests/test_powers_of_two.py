@@ -2,7 +2,6 @@
 
 import inspect
 import json
-import math
 import re
 from io import StringIO
 from types import SimpleNamespace
@@ -10,6 +9,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 from rich.console import Console
+from unit_logs import StoppedError, log_at, stopping_after, units_in, unkept
 
 from bstune.core.errors import ConfigError, HardwareError
 from bstune.core.records import dump_json
@@ -19,6 +19,7 @@ from bstune.hardware.timing import visits
 from bstune.report.drawing import save_figure
 from bstune.sweeps.harness import check_sweep, compose_sweep, show
 from bstune.sweeps.powers_of_two import run
+from bstune.sweeps.unit_log import UnfinishedError
 from bstune.system.console import format_number
 
 # Of a sweep: a change elsewhere seldom breaks it, and CI runs it.
@@ -30,13 +31,18 @@ NEAR = [100, 119, 120, 121, 127, 128, 129, 156]
 class Machine:
     """A machine whose steps take a line in B, times what is planted at some batch sizes, times noise of 1%."""
 
-    def __init__(self, planted=None):
-        self.planted, self.visited, self.random = planted or {}, [], np.random.default_rng(0)
+    def __init__(self, planted=None, kept_rounds=0):
+        self.planted = planted or {}
+        self.kept_rounds = kept_rounds
+        self.visited = []
 
     def __call__(self, workload, protocol, batch_size, lr, steps):
+        # The noise of a visit is its round's own, whether earlier rounds are timed or kept.
+        earlier = self.kept_rounds + sum(size == batch_size for size, _, _ in self.visited)
+        rng = np.random.default_rng([batch_size, earlier])
         self.visited.append((batch_size, lr, protocol.warmup_steps))
-        at = (9e-3 + 4.4e-4 * batch_size) * self.planted.get(batch_size, 1.0)
-        return tuple(at * math.exp(value) for value in self.random.normal(0.0, 0.01, steps))
+        seconds = (9e-3 + 4.4e-4 * batch_size) * self.planted.get(batch_size, 1.0)
+        return tuple(seconds * np.exp(rng.normal(0.0, 0.01, steps)))
 
 
 def half(workload, protocol, batch_size, lr, steps):
@@ -55,12 +61,13 @@ def sweep(*options):
     return check_sweep("powers_of_two", compose_sweep("powers_of_two", options))
 
 
-def found(*options, machine=None, **changes):
+def found(*options, machine=None, log=None, **changes):
     """Return the finding and what was printed."""
-    checked, out = sweep(*options), StringIO()
+    checked = sweep(*options)
+    out = StringIO()
     console = Console(file=out, width=200)
     parameters = {**checked.parameters, "timer": machine or Machine(), "busy": half, **changes}
-    return run(checked.composed, console, **parameters), out.getvalue()
+    return run(checked.composed, console, log or unkept(), **parameters), out.getvalue()
 
 
 def test_the_finding_names_what_is_planted_and_how_large():
@@ -171,6 +178,45 @@ def test_a_ceiling_that_is_not_given_is_measured():
     ]
 
 
+def test_a_sweep_that_is_stopped_goes_on_with_the_same_ceiling_and_rounds(tmp_path):
+    """The ceiling is measured once, as a second one could be another; a round is timed once."""
+    path = tmp_path / "runs.jsonl"
+    ceilings = [SimpleNamespace(batch_size=300, above=None, notes=[])]
+
+    def measured(*arguments, **options):
+        return ceilings.pop()
+
+    repeats = "sweep.experiment.repeats=3"
+    whole, _ = found("sweep.experiment.ceiling=300", repeats)
+    # So many visits are a round. Twice it is stopped at the next round's second visit.
+    sizes = len(NEAR) + 4
+    for kept_rounds in (0, 1):
+        with pytest.raises(StoppedError):
+            found(
+                repeats,
+                machine=stopping_after(sizes + 1, Machine(kept_rounds=kept_rounds)),
+                log=log_at(path),
+                find_ceiling=measured,
+            )
+    machine = Machine(kept_rounds=2)
+    finding, _ = found(repeats, machine=machine, log=log_at(path), find_ceiling=measured)
+    assert len(machine.visited) == sizes
+    assert units_in(path) == ["ceiling", "round/1", "round/2", "round/3", "busy"]
+    assert (finding.sentence, finding.rows) == (whole.sentence, whole.rows)
+    again, _ = found(repeats, log=log_at(path), timer=None, busy=None, find_ceiling=measured)
+    assert again.rows == whole.rows
+
+
+def test_a_choice_of_units_measures_those_alone(tmp_path):
+    path = tmp_path / "runs.jsonl"
+    ceiling = "sweep.experiment.ceiling=300"
+    with pytest.raises(UnfinishedError, match="2 of 9 units"):
+        found(ceiling, "sweep.experiment.only=[round/3,busy]", log=log_at(path))
+    assert units_in(path) == ["round/3", "busy"]
+    with pytest.raises(ConfigError, match=r"only names round/9, .*units: round/1; .*; busy"):
+        found(ceiling, "sweep.experiment.only=[round/9]", log=log_at(path))
+
+
 def test_without_batch_sizes_of_its_own_the_ceilings_are_left():
     finding, _ = found(
         *(
@@ -238,7 +284,7 @@ def test_real_steps():
         "level=0.9",
     )
     checked = sweep(*(f"sweep.experiment.{option}" for option in options))
-    finding = checked.find(Console(file=StringIO()))
+    finding = checked.find(Console(file=StringIO()), log=unkept())
     rows = [row for row in finding.rows if "batch_size" in row]
     assert [row["batch_size"] for row in rows] == [20, 23, 24, 25, 31, 32, 33, 40]
     assert all(
@@ -252,7 +298,7 @@ def test_steps_that_two_processes_share():
     """Raschka's 255, 256 and 257 under DDP, here two processes of a CPU and a few steps."""
     options = ("ceiling=260", "centres=[]", "against_each_other=[]", "repeats=2", "steps=2")
     checked = sweep("devices=2", *(f"sweep.experiment.{option}" for option in options))
-    finding = checked.find(Console(file=StringIO()))
+    finding = checked.find(Console(file=StringIO()), log=unkept())
     assert [row["batch_size"] for row in finding.rows if "batch_size" in row] == [
         255,
         256,

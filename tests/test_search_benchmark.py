@@ -15,8 +15,9 @@ from optuna.trial import TrialState
 from rich.console import Console
 from searches import TABLE, Scripted, first_trials, posed, recorded
 from synthetic import Law, synthetic_table
+from unit_logs import StoppedError, stopping_after, units_in
 
-from bstune.core.errors import BstuneError, Interrupted, TableError
+from bstune.core.errors import BstuneError, ConfigError, Interrupted, StudyError
 from bstune.core.records import TrialResult, dump_json
 from bstune.sweeps import search_benchmark, search_problem
 from bstune.sweeps.baselines import (
@@ -28,7 +29,7 @@ from bstune.sweeps.baselines import (
     Zeus,
     rule_of,
 )
-from bstune.sweeps.harness import check_sweep, compose_sweep, write
+from bstune.sweeps.harness import check_sweep, compose_sweep, main, write
 from bstune.sweeps.search_benchmark_report import (
     RULES_OF_COMPARISON,
     best_by,
@@ -39,6 +40,7 @@ from bstune.sweeps.search_benchmark_report import (
     title,
 )
 from bstune.sweeps.search_problem import MULTIPLES, SearchRun, least, run_search, stopping_step
+from bstune.sweeps.unit_log import UnfinishedError
 from bstune.trial.recorded_run import Run
 from bstune.trial.replay import Table, find_table
 
@@ -474,11 +476,10 @@ def test_the_same_seeds_find_the_same_in_other_processes(folder, tmp_path):
     }
     one, two = go("one", **common), go("two", **common, workers=2)
     assert (one.rows, one.details) == (two.rows, two.details)
-    runs = [
-        line.partition('"run"')[2]
-        for line in (tmp_path / "one/runs.jsonl").read_text().splitlines()
-    ]
-    assert len(set(runs)) == len(runs)  # seeds differ
+    lines = (tmp_path / "one/runs.jsonl").read_text().splitlines()[1:]
+    values = [json.dumps(json.loads(line)["value"]) for line in lines]
+    # Seeds differ.
+    assert len(set(values)) == len(values) == 6
 
 
 @pytest.mark.slow
@@ -501,33 +502,59 @@ def test_kept_runs_are_not_run_again(folder, tmp_path, monkeypatch, write_table)
     assert runs(seeds=1)[1] == []  # the first ones
     path = tmp_path / "out/runs.jsonl"
     whole = path.read_text()
-    path.write_text(whole[:-40])  # a killed process left the last line half written
+    # A killed process left the last line half written.
+    path.write_text(whole[:-40])
     assert runs(seeds=3)[1] == [("zeus", 2)]
-    assert path.read_text() == whole
+    assert units_in(path) == [json.loads(line).get("unit") for line in whole.splitlines()[1:]]
     both = [("random/lr", 0), ("zeus", 0)]
-    for changed in (
-        {"lr_factor": 10},
-        {"budget_factor": 0.5},
-        {"target": 0.2},
-        {"objective": "curve"},
-    ):
-        assert runs(seeds=1, **changed)[1] == both, changed
-    assert runs(seeds=1, again=["zeus", "rand", "random/sqrt"])[1] == [
-        ("zeus", 0)
-    ]  # by whole parts of the name
-    assert (
-        path.read_text().count('"search": "zeus"') == 1
-    )  # with any options: the search has changed
-    assert runs(seeds=1, again=["random"])[1] == [("random/lr", 0)]
-    write_table(
-        folder / "easy.jsonl",
-        synthetic_table(Law(noise=0.2), (8, 128, 2048), (0.03, 0.1)),
-        "stopped",
-    )
+    # Another target is another search.
+    assert runs(seeds=1, target=0.2)[1] == both
     assert runs(seeds=1)[1] == both
-    path.write_text("{}\n" + whole)
-    with pytest.raises(TableError, match=r"line 1 is no run of a search"):
-        runs(seeds=1)
+    # By whole parts of the name.
+    assert runs(seeds=1, again=["zeus", "rand", "random/sqrt"])[1] == [("zeus", 0)]
+    # The search has changed, for every seed.
+    assert units_in(path).count("easy/zeus/0") == 1
+    assert "easy/zeus/1" not in units_in(path)
+    assert runs(seeds=1, again=["random"])[1] == [("random/lr", 0)]
+    table = synthetic_table(Law(noise=0.2), (8, 128, 2048), (0.03, 0.1))
+    write_table(folder / "easy.jsonl", table, "stopped")
+    assert runs(seeds=1)[1] == both
+    before = path.read_text()
+    for changed in ({"lr_factor": 10}, {"budget_factor": 0.5}, {"objective": "steps"}):
+        with pytest.raises(StudyError, match=next(iter(changed))):
+            runs(seeds=1, **changed)
+    assert path.read_text() == before
+    # What an earlier bstune kept is of another format.
+    path.write_text('{"key": {"search": "zeus"}, "run": {}}\n')
+    assert runs(seeds=1)[1] == both
+    assert path.with_name("runs.other-1.jsonl").exists()
+
+
+def test_a_comparison_that_is_stopped_goes_on(folder, tmp_path, monkeypatch):
+    common = {"searches": ["random/lr", "zeus"], "tables": ["easy"], "seeds": 2}
+    whole = go("whole", **common)
+    run = search_benchmark.Case.run
+    for count in (1, 2):
+        with monkeypatch.context() as patched:
+            patched.setattr(search_benchmark.Case, "run", stopping_after(count, run))
+            with pytest.raises(StoppedError):
+                go("stopped", **common)
+    with monkeypatch.context() as patched:
+        patched.setattr(search_benchmark.Case, "run", stopping_after(1, run))
+        found = go("stopped", **common)
+    assert (found.rows, found.details) == (whole.rows, whole.details)
+    paths = [tmp_path / name / "runs.jsonl" for name in ("whole", "stopped")]
+    assert units_in(paths[0]) == units_in(paths[1])
+
+
+def test_a_choice_of_searches_runs_those_alone(folder, tmp_path):
+    common = {"searches": ["random/lr", "zeus"], "tables": ["easy"], "seeds": 2}
+    with pytest.raises(UnfinishedError, match="3 of 4 units"):
+        go(only=["easy/zeus", "easy/random/lr/1"], **common)
+    units = ["easy/random/lr/1", "easy/zeus/0", "easy/zeus/1"]
+    assert units_in(tmp_path / "out/runs.jsonl") == units
+    with pytest.raises(ConfigError, match=r"only names zeus, .*units: easy/random/lr/0; "):
+        go(only=["zeus"], **common)
 
 
 def test_a_rule_without_a_noise_scale_is_left_out(folder):
@@ -556,7 +583,6 @@ def test_a_rule_without_a_noise_scale_is_left_out(folder):
         ),
         ({"seeds": 0}, "seeds and .workers must be at least 1, but got 0"),
         ({"objective": "price"}, "objective must be one of time, steps, curve, but got 'price'"),
-        ({"runs": "two.jsonl/x"}, "sweep.experiment.runs=two.jsonl/x"),
     ],
 )
 def test_unusable_input_is_refused_before_anything_runs(folder, tmp_path, options, message):
@@ -568,11 +594,15 @@ def test_unusable_input_is_refused_before_anything_runs(folder, tmp_path, option
 
 def test_an_interruption_names_the_file_of_kept_runs(folder, monkeypatch):
     def interrupted(case):
-        raise KeyboardInterrupt
+        if case.seed:
+            raise KeyboardInterrupt
+        return run(case)
 
+    run = search_benchmark.Case.run
     monkeypatch.setattr(search_benchmark.Case, "run", interrupted)
-    with pytest.raises(Interrupted, match=r"kept in out/runs\.jsonl; the same command goes on"):
-        go(tables=["easy"], searches=["zeus"])
+    options = ("tables=[easy]", "searches=[zeus]", "seeds=2")
+    with pytest.raises(Interrupted, match=r"/runs\.jsonl keeps what has ended; the same command"):
+        main(["search_benchmark", *(f"sweep.experiment.{option}" for option in options)])
 
 
 def test_every_objective_has_its_rules_in_the_report():

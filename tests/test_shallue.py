@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from rich.console import Console
 from test_compare import SIZES, UNREACHED, studies, summary
+from unit_logs import units_in, unkept
 
 from bstune.config import compose
 from bstune.core.errors import ConfigError, Interrupted
@@ -43,7 +44,10 @@ def test_each_study_runs_goes_on_and_is_compared(tmp_path, monkeypatch, capfd):
         ):
             sweep("sweep.experiment.options=['search.trials=2','sampler=random']")
     assert "regularisation decayed, study 2 of 2" in capfd.readouterr().out
-    sweep("sweep.experiment.options=['search.trials=4','sampler=random']")
+    assert units_in(folder / "runs.jsonl") == ["smoothed"]
+    more = "sweep.experiment.options=['search.trials=4','sampler=random']"
+    # Its arguments have changed, so that the one that had ended goes on too.
+    sweep(more)
     out = capfd.readouterr().out
     assert out.count("continues after 2 trials") == 1
     result = json.loads((folder / "result.json").read_text())
@@ -55,12 +59,35 @@ def test_each_study_runs_goes_on_and_is_compared(tmp_path, monkeypatch, capfd):
     )
     assert result["sentence"] in out
     assert {path.name for path in folder.glob("*.*")} == {
-        *("result.json", "figure.png", "studies.db", "comparison.html", "comparison.png")
+        *("result.json", "figure.png", "studies.db", "comparison.html", "comparison.png"),
+        "runs.jsonl",
     }
+    # Studies that have ended are compared again, and not run.
+    monkeypatch.setattr(shallue, "run_study", None)
+    sweep(more)
+    again = json.loads((folder / "result.json").read_text())
+    assert {**again, "command": None} == {**result, "command": None}
 
 
 def interrupted(*arguments):
     raise KeyboardInterrupt
+
+
+@pytest.mark.slow
+def test_a_choice_runs_one_study_and_the_comparison_waits(tmp_path, monkeypatch, capfd):
+    monkeypatch.chdir(tmp_path)
+    folder = tmp_path / "outputs/sweeps/shallue_regularisation"
+    few = "sweep.experiment.options=['search.trials=2','sampler=random']"
+    sweep(few, "sweep.experiment.only=[decayed]")
+    assert "1 of 2 units are measured" in capfd.readouterr().out
+    assert units_in(folder / "runs.jsonl") == ["decayed"]
+    assert not (folder / "result.json").exists()
+    with pytest.raises(ConfigError, match=r"only names none, .*units: smoothed; decayed"):
+        sweep(few, "sweep.experiment.only=[none]")
+    sweep(few)
+    assert units_in(folder / "runs.jsonl") == ["decayed", "smoothed"]
+    rows = json.loads((folder / "result.json").read_text())["rows"]
+    assert [row["study"] for row in rows] == ["smoothed", "decayed"]
 
 
 @pytest.mark.parametrize(
@@ -86,7 +113,7 @@ def test_a_sweep_of_no_study_is_refused(tmp_path):
         "shallue_widths", compose_sweep("shallue_widths", (f"sweep.output={tmp_path}",))
     )
     with pytest.raises(ConfigError, match=r"sweep\.experiment\.studies has none"):
-        shallue.run(Console(quiet=True), **{**checked.parameters, "studies": {}})
+        shallue.run(Console(quiet=True), unkept(), **{**checked.parameters, "studies": {}})
 
 
 @pytest.mark.parametrize("name", ["algorithms", "data", "regularisation", "widths", "workloads"])

@@ -6,11 +6,13 @@ import numpy as np
 import pytest
 from rich.console import Console
 from scipy import stats
-from toolbox import make_result
+from toolbox import entries, make_result
+from unit_logs import StoppedError, stopping_after, units_in
 
-from bstune.core.errors import ConfigError, Interrupted, TableError
+from bstune.core.errors import ConfigError, StudyError
 from bstune.sweeps.harness import check_sweep, compose_sweep
 from bstune.sweeps.shallue_error import TrainingBudget, best, difference, row, sentence
+from bstune.sweeps.unit_log import UnfinishedError
 
 # Of a sweep: a change elsewhere seldom breaks it, and CI runs it.
 pytestmark = pytest.mark.slow
@@ -79,32 +81,43 @@ def test_each_budget_counts_what_it_allows_on_fresh_seeds_and_runs_are_kept(tmp_
         one["high"] - one["mean"] == pytest.approx(stats.t.ppf(0.975, 2) * 1e-3 / 3**0.5)
         for one in found.rows
     )
-    assert run(tmp_path, trainer=None).rows == found.rows  # nothing is trained twice ...
-    with pytest.raises(TypeError):
-        run(
-            tmp_path, "workload.module.loss.label_smoothing=0.1", trainer=None
-        )  # ... but under other settings
+    # Nothing is trained twice, and runs under other settings are no part of it.
+    assert run(tmp_path, trainer=None).rows == found.rows
+    with pytest.raises(StudyError, match=r"loss\.label_smoothing: was 0\.0, now 0\.1"):
+        run(tmp_path, "workload.module.loss.label_smoothing=0.1", trainer=None)
+    with pytest.raises(StudyError, match=r"sweep\.experiment\.steps: was 50, now 60"):
+        run(tmp_path, "sweep.experiment.steps=60", trainer=None)
+    # A larger grid takes over what there is.
+    asked.clear()
+    run(tmp_path, "sweep.experiment.lrs=[0.2,0.4,0.8]", trainer=counting)
+    assert asked == [(16, 0.8, 0), (128, 0.8, 0)]
 
 
-def test_an_interruption_keeps_what_has_finished(tmp_path):
-    asked = []
+def test_a_sweep_that_is_stopped_goes_on(tmp_path):
+    """Of four runs that choose and six that are reported it is stopped in either."""
+    whole = run(tmp_path / "whole")
+    folder = tmp_path / "stopped"
+    for count in (3, 4):
+        with pytest.raises(StoppedError):
+            run(folder, trainer=stopping_after(count, law))
+    finding = run(folder, trainer=stopping_after(3, law))
+    assert (finding.sentence, finding.rows) == (whole.sentence, whole.rows)
+    assert units_in(folder / "runs.jsonl") == units_in(tmp_path / "whole" / "runs.jsonl")
+    assert len(set(units_in(folder / "runs.jsonl"))) == 10
 
-    def stops(workload, spec, protocol):
-        asked.append(spec)
-        if len(asked) == 3:
-            raise KeyboardInterrupt
-        return law(workload, spec, protocol)
 
-    with pytest.raises(
-        Interrupted, match=r"runs\.jsonl keeps finished runs; the same command goes on"
-    ):
-        run(tmp_path, trainer=stops)
-    with (tmp_path / "runs.jsonl").open("a") as file:
-        file.write('{"settings": "cut sho')
-    assert len((tmp_path / "runs.jsonl").read_text().splitlines()) == 3
-    (tmp_path / "runs.jsonl").write_text('{"settings": 3}\nno run\n')
-    with pytest.raises(TableError, match=r"runs\.jsonl, line 2 is no run of this sweep"):
-        run(tmp_path)
+def test_a_choice_of_a_batch_size_trains_it_to_its_end(tmp_path):
+    """Its best rate is chosen and reported though the other batch size has not begun."""
+    with pytest.raises(UnfinishedError, match="5 of 7 units"):
+        run(tmp_path, "sweep.experiment.only=[128]")
+    assert units_in(tmp_path / "runs.jsonl") == [
+        "128/0.2/0",
+        "128/0.4/0",
+        *(f"128/0.4/{seed}" for seed in (1, 2, 3)),
+    ]
+    with pytest.raises(ConfigError, match=r"names 64, .*units: 16/0\.2/0; "):
+        run(tmp_path, "sweep.experiment.only=[64]")
+    assert len(run(tmp_path, trainer=stopping_after(5, law)).rows) == 6
 
 
 @pytest.mark.parametrize(
@@ -127,7 +140,7 @@ def test_an_interruption_keeps_what_has_finished(tmp_path):
 def test_what_cannot_be_compared_is_refused(option, text, tmp_path):
     with pytest.raises(ConfigError, match=text):
         run(tmp_path, option)
-    assert list(tmp_path.iterdir()) == []
+    assert entries(tmp_path) == []
 
 
 @pytest.mark.parametrize(

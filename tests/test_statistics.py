@@ -143,16 +143,13 @@ def test_noise_alone_is_taken_for_an_effect_as_often_as_stated():
 def test_interval_and_p_are_students():
     values = np.array([0.01, -0.02, 0.03, 0.05])
     effect = estimate("x", [8], values, 0.9)
-    half = stats.t.ppf(0.95, 3) * values.std(ddof=1) / 2
-    ends = [
-        math.expm1(value) for value in (values.mean(), values.mean() - half, values.mean() + half)
-    ]
-    assert (effect.mean, effect.low, effect.high) == pytest.approx(ends)
-    assert (
-        effect.p
-        == effect.corrected
-        == pytest.approx(2 * stats.t.sf(values.mean() / (values.std(ddof=1) / 2), 3))
-    )
+    standard_error = values.std(ddof=1) / 2
+    reach = stats.t.ppf(0.95, 3) * standard_error
+    middle = values.mean()
+    expected = np.expm1([middle, middle - reach, middle + reach])
+    assert (effect.mean, effect.low, effect.high) == pytest.approx(tuple(expected))
+    assert effect.p == effect.corrected
+    assert effect.p == pytest.approx(2 * stats.t.sf(middle / standard_error, 3))
     with pytest.raises(
         HardwareError, match="it: all 2 rounds took the same time to the last digit"
     ):
@@ -172,14 +169,15 @@ def test_holm():
 def test_differences_are_students_over_pairs():
     rng = np.random.default_rng(0)
     a, b = rng.uniform(0.6, 0.8, 6), rng.uniform(0.6, 0.8, 6)
-    found = compare_pairs(
-        dict(enumerate(a)), dict(reversed(list(enumerate(b)))), 0.95
-    )  # by seed, whatever the order
-    mean, error = (b - a).mean(), (b - a).std(ddof=1) / math.sqrt(6)
+    # By seed, whatever the order.
+    backwards = dict(reversed(list(enumerate(b))))
+    difference = compare_pairs(dict(enumerate(a)), backwards, 0.95)
+    mean = (b - a).mean()
+    error = (b - a).std(ddof=1) / math.sqrt(6)
     reach = stats.t.ppf(0.975, 5) * error
-    assert (found.pairs, found.mean) == (6, pytest.approx(mean))
-    assert (found.low, found.high) == pytest.approx((mean - reach, mean + reach))
-    assert found.p == pytest.approx(2 * stats.t.sf(abs(mean) / error, 5))
+    assert (difference.pairs, difference.mean) == (6, pytest.approx(mean))
+    assert (difference.low, difference.high) == pytest.approx((mean - reach, mean + reach))
+    assert difference.p == pytest.approx(2 * stats.t.sf(abs(mean) / error, 5))
 
 
 def test_differences_of_few_or_equal_pairs():

@@ -99,7 +99,7 @@ def opened(
         files=Output(Path("outputs")),  # which has no checkpoint
     )
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("bstune.tracking.runs._git_commit", lambda: "0123abc")
+        patch.setattr("bstune.tracking.runs.git_commit", lambda: "0123abc")
         return Tracking(prepared, study)
 
 

@@ -7,11 +7,22 @@ import numpy as np
 import pytest
 import torch
 from toolbox import FakeTime
+from unit_logs import StoppedError, log_at, units_in, unkept
 
 from bstune.core.errors import ConfigError
 from bstune.report.drawing import save_figure
 from bstune.sweeps import vectorization
-from bstune.sweeps.vectorization import cache_levels, measure, read_sentence, sentence, ways
+from bstune.sweeps.unit_log import UnfinishedError, UnitPlan
+from bstune.sweeps.vectorization import (
+    READ_REPEAT,
+    RepeatTiming,
+    by_way,
+    cache_levels,
+    measure,
+    read_sentence,
+    sentence,
+    ways,
+)
 
 # Of a sweep: a change elsewhere seldom breaks it, and CI runs it.
 pytestmark = pytest.mark.slow
@@ -30,37 +41,82 @@ def test_each_way_is_the_product(size):
         np.testing.assert_allclose(a.numpy(), b.numpy() @ c.numpy(), rtol=1e-12)
 
 
-def measured(seconds, seed=0, **changes):
+def measured(seconds, seed=0, log=None, stop_after=None, **changes):
     """Return the seconds found for ways that take the given ones, and the names in the order of their calls."""
-    clock, calls = FakeTime(), []
-    named = {
-        name: lambda name=name: (calls.append(name), clock.sleep(seconds[name])) for name in seconds
-    }
+    clock = FakeTime()
+    calls = []
+
+    def call(name):
+        if len(calls) == stop_after:
+            raise StoppedError
+        calls.append(name)
+        clock.sleep(seconds[name])
+
+    named = {name: lambda name=name: call(name) for name in seconds}
     options = {"repeats": 5, "segment_seconds": 1e-6, "limit_seconds": math.inf, **changes}
-    return measure(named, **options, rng=np.random.default_rng(seed), clock=clock), calls
+    timing = RepeatTiming(**options)
+    names = [f"product/{number}" for number in range(1, timing.repeats + 1)]
+    plan = UnitPlan(names=names, only=(), noun="repeat", read=READ_REPEAT.validate_python)
+    log = log or unkept()
+    log.begin(None, ())
+    repeats = measure(log, plan, named, timing, np.random.default_rng(seed), clock)
+    return by_way(repeats, named), calls
+
+
+def test_repeats_that_are_kept_are_not_measured_again(tmp_path):
+    """A way that has had its time is not repeated past its limit after a stop either."""
+    path = tmp_path / "runs.jsonl"
+    seconds = {"slow": 3.0, "fast": 1e-5, "faster": 1e-6}
+    whole, _ = measured(seconds, limit_seconds=8.9)
+    # Nine calls are the calibration; three a way and repeat follow.
+    for stop_after in (20, 22):
+        with pytest.raises(StoppedError):
+            measured(seconds, log=log_at(path), stop_after=stop_after, limit_seconds=8.9)
+    found, _ = measured(seconds, log=log_at(path), limit_seconds=8.9)
+    assert units_in(path) == [f"product/{number}" for number in range(1, 6)]
+    assert {name: len(values) for name, values in found.items()} == {
+        "slow": 3,
+        "fast": 5,
+        "faster": 5,
+    }
+    assert {name: pytest.approx(values) for name, values in whole.items()} == found
+    assert measured(seconds, log=log_at(path), stop_after=0, limit_seconds=8.9)[0] == found
+
+
+def test_a_choice_of_repeats_measures_those_alone(tmp_path):
+    path = tmp_path / "runs.jsonl"
+    short = {"segment_seconds": 1e-6}
+    with pytest.raises(UnfinishedError, match="2 of 6 units"):
+        run(log_at(path), only=["product/2", "reading/3"], **short)
+    assert units_in(path) == ["product/2", "reading/3"]
+    with pytest.raises(ConfigError, match=r"only names blocks, .*units: product/1; "):
+        run(log_at(path), only=["blocks"], **short)
+    assert run(log_at(path), **short).n == 3
+    assert run(log_at(path), now=None, **short).n == 3
 
 
 @pytest.mark.parametrize(("once", "calls"), [(2.0, 1), (0.5, 2), (0.3, 4), (0.0, 1)])
 def test_short_calls_are_repeated_between_two_readings_of_the_clock(once, calls):
     found, called = measured({"x": once}, repeats=1, segment_seconds=1.0)
     assert found["x"] == [pytest.approx(once, abs=1e-9)]
-    assert Counter(called)["x"] == 2 + 1 + 2 + calls  # warm-up and one call, warm-up and a segment
+    # Warm-up and one call, warm-up and a segment.
+    assert Counter(called)["x"] == 2 + 1 + 2 + calls
 
 
 @pytest.mark.parametrize(("limit", "repeats"), [(0.1, 1), (3.1, 2), (8.9, 3), (1000.0, 5)])
 def test_a_slow_way_is_not_repeated_past_its_limit_and_the_order_is_shuffled(limit, repeats):
     seconds = {"slow": 3.0, "fast": 1e-5, "faster": 1e-6}
     found, calls = measured(seconds, limit_seconds=limit)
-    assert {name: len(found[name]) for name in seconds} == {"slow": repeats, "fast": 5, "faster": 5}
-    assert (
-        measured(seconds, limit_seconds=limit)[1]
-        == calls
-        != measured(seconds, seed=1, limit_seconds=limit)[1]
-    )
+    counts = {name: len(values) for name, values in found.items()}
+    assert counts == {"slow": repeats, "fast": 5, "faster": 5}
+    _, same_seed = measured(seconds, limit_seconds=limit)
+    _, other_seed = measured(seconds, seed=1, limit_seconds=limit)
+    assert same_seed == calls != other_seed
 
 
-def run(**changes):
+def run(log=None, **changes):
     options = {
+        "only": [],
         "device": "cpu",
         "dtype": "fp32",
         "size": 4,
@@ -69,22 +125,17 @@ def run(**changes):
         "working_sets": [],
     }
     options |= {"segment_seconds": 1.0, "limit_seconds": 100.0, "seed": 0}
-    return vectorization.run(**{**options, **changes})
+    return vectorization.run(log or unkept(), **{**options, **changes})
 
 
 def test_gflops_in_closed_form():
     ticks = iter(range(1000))
-    finding = run(
-        now=lambda: float(next(ticks))
-    )  # each segment takes a second, and one call is made in it
+    # Each segment takes a second, and one call is made in it.
+    finding = run(now=lambda: float(next(ticks)))
     assert [row["way"] for row in finding.rows] == NAMES
     for row in finding.rows:
-        assert (
-            row["gflops"]
-            == row["gflops_low"]
-            == row["gflops_high"]
-            == pytest.approx(2 * 4**3 / 1e9)
-        )
+        rates = [row[name] for name in ("gflops_low", "gflops", "gflops_high")]
+        assert rates == [pytest.approx(2 * 4**3 / 1e9)] * 3
         assert (row["repeats"], row["times_as_fast"], finding.n) == (3, 1.0, 3)
     rows = vectorization._product_rows({"slow": [4.0], "fast": [1.0, 2.0, 4.0, 8.0, 16.0]}, 16e9)
     assert [(row["gflops_low"], row["gflops"], row["gflops_high"]) for row in rows] == [
@@ -114,9 +165,8 @@ def test_the_sentence_is_computed():
 def test_rates_of_reading_in_closed_form(monkeypatch, tmp_path):
     monkeypatch.setattr(vectorization, "cache_levels", lambda place: {"L1": 2**15, "L2": 2**20})
     ticks = iter(range(1000))
-    finding = run(
-        now=lambda: float(next(ticks)), working_sets=[131072, 16, 1024, 64]
-    )  # a call a second
+    # A call a second.
+    finding = run(now=lambda: float(next(ticks)), working_sets=[131072, 16, 1024, 64])
     rows = [row for row in finding.rows if "kib" in row]
     assert [(row["way"].removeprefix("reading "), row["fits"]) for row in rows] == [
         ("16 KiB", "L1"),

@@ -13,7 +13,6 @@ or not to its end, is deleted when the study is opened and when it is finished.
 """
 
 import logging
-import subprocess
 import time
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -33,6 +32,7 @@ from bstune.study.prepare import PreparedStudy
 from bstune.study.storage.attributes import STUDY_ID
 from bstune.study.storage.trials import results
 from bstune.system.files import is_own
+from bstune.system.git import git_commit
 from bstune.tracking import colours, content, saved_view
 from bstune.tracking.address import database_path, opening, tracking_uri
 from bstune.tracking.client import FilteringClient
@@ -55,7 +55,6 @@ KIND_OF_EXPERIMENT = {"mlflow.experimentKind": "custom_model_development"}
 NOTE = "mlflow.note.content"
 # Of other studies the colours of so many times the palette are looked at, the newest ones.
 PALETTES_LOOKED_AT = 5
-GIT_SECONDS = 5.0
 _log = logging.getLogger(__name__)
 
 
@@ -87,7 +86,7 @@ class Tracking:
         self._metric = prepared.protocol.target.metric
         self._settings = options.mlflow
         self._uri = tracking_uri(options.mlflow)
-        self._commit = _git_commit()
+        self._commit = git_commit()
         self._tags = {
             STUDY_TAG: study_id,
             "bstune.study": options.study,
@@ -399,16 +398,3 @@ def _add_tags(client: MlflowClient, experiment: Experiment, tags: Mapping[str, s
     for key, value in tags.items():
         if key not in experiment.tags:
             client.set_experiment_tag(experiment.experiment_id, key, value)
-
-
-def _git_commit() -> str | None:
-    """Ask git for the commit of the working directory; None without a repository, or git."""
-    # The git of whoever runs the study.
-    command = ["git", "rev-parse", "HEAD"]
-    try:
-        commit = subprocess.check_output(  # noqa: S603
-            command, stderr=subprocess.DEVNULL, text=True, timeout=GIT_SECONDS
-        )
-        return commit.strip()
-    except (OSError, subprocess.SubprocessError):
-        return None

@@ -20,6 +20,7 @@ from rich.console import Console
 from bstune.report.drawing import save_figure
 from bstune.report.figure import draw_curve
 from bstune.sweeps import rule_cost, search_benchmark
+from bstune.sweeps.unit_log import UnitLog
 
 FIGURES: list[Figure] = [*of_readmes.FIGURES, *of_sweeps.FIGURES, *of_benchmarks.FIGURES]
 
@@ -38,8 +39,11 @@ def draw_all() -> None:
         tables=[], target=None, rules=settings["rules"], tuned_at=settings["tuned_at"]
     )
     save_figure(found.paint, found.inches, folder / "rule_cost.png")
+    log = UnitLog(None, "search_benchmark", {}, {}, None, Console())
+    # The record has all of these runs, so that none is run again.
+    log.take_over(of_sweeps.search_units(TOP / of_sweeps.RUNS))
     compared = search_benchmark.run(
-        Console(),
+        log,
         tables=list(of_sweeps.SEARCH_TABLES),
         target=None,
         searches=list(of_sweeps.RECORDED_SEARCHES),
@@ -50,8 +54,7 @@ def draw_all() -> None:
         budget_factor=1.0,
         again=[],
         workers=1,
-        # It has all of these runs, so that none is run again.
-        runs=str(TOP / of_sweeps.RUNS),
+        only=[],
     )
     save_figure(compared.paint, compared.inches, folder / "bench.png")
 

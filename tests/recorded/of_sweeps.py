@@ -24,6 +24,7 @@ from bstune.sweeps.critical_batch import row as critical_row
 from bstune.sweeps.critical_batch import too_coarse
 from bstune.sweeps.rule_cost import FAR_BATCH_SIZE, RuleCost, table_costs
 from bstune.sweeps.search_problem import percentile, ratio_after, spending_within
+from bstune.sweeps.unit_log import UnitRecord
 from bstune.trial.replay import read_index, read_table
 
 README = "sweeps/README.md"
@@ -508,6 +509,19 @@ def search_runs(path: Path) -> dict[tuple[str, str], list[Any]]:
         if "key" in row:
             runs[row["key"]["search"], row["key"]["table"]].append(row["run"]["path"])
     return dict(runs)
+
+
+def search_units(path: Path) -> list[UnitRecord]:
+    """Give the recorded runs as the sweep's units; how long each took is not recorded."""
+    units = list[UnitRecord]()
+    for line in path.read_text(encoding="utf-8").splitlines():
+        row = json.loads(line)
+        if "key" in row:
+            key = row["key"]
+            name = f"{key['table']}/{key['search']}/{key['seed']}"
+            inputs = {label: key[label] for label in ("search", "digest", "target")}
+            units.append(UnitRecord(name, inputs, math.nan, row["run"]))
+    return units
 
 
 def merits(paths: Sequence[Any]) -> tuple[float, ...]:

@@ -1,0 +1,509 @@
+"""Keeps what a long sweep has measured, so that the same command goes on where it was stopped.
+
+A sweep measures one unit after another: a trial, a round of timings, a study, a search, a cell of a
+table. Each has a name, such as ``start/0``, the rung ``start`` on seed 0::
+
+    log.begin(device="cpu (1 thread)", may_change=("seeds",))
+    plan = UnitPlan(names=("start/0", "start/1"), only=(), noun="trial", read=float)
+    accuracies = log.measure(plan, train)
+    log.check_finished(plan.names, accuracies)
+
+A unit's line is appended to the sweep's ``runs.jsonl`` as it ends, and is read in place of
+measuring it again. Above the units stands a header with what they depend on: the sweep, its
+options, the device, the versions of the packages and the commit. Other options or another device
+are refused, as one result cannot be made of both; other versions or another commit get a header of
+their own.
+"""
+
+import json
+import time
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any, Generic, TypeVar
+
+from pydantic import TypeAdapter
+from rich.console import Console
+
+from bstune.core.errors import ConfigError, InputError, StudyError
+from bstune.core.records import TrialResult, dump_json
+from bstune.system.console import format_seconds
+from bstune.system.files import append_text, write_text
+from bstune.system.inputs import parse_json, read_text
+
+# Of the file; a file of another number is measured again.
+UNITS_FORMAT = 1
+# Seconds between two lines on units of which no line of their own is wanted, such as rounds.
+LINE_EVERY_SECONDS = 10.0
+# Up to so many units are listed by name; of more, what their names begin with.
+MOST_LISTED_UNITS = 40
+# Of an experiment's parameters among the settings, and of the one that chooses units.
+PARAMETER_PREFIX = "sweep.experiment."
+ONLY = "only"
+
+Value = TypeVar("Value")
+
+
+class UnfinishedError(Exception):
+    """The chosen units are measured, and the result needs others; the message says how many."""
+
+
+@dataclass(frozen=True)
+class UnitHeader:
+    """What the units below it depend on, a line of the file."""
+
+    format: int
+    sweep: str
+    # By dotted key, as JSON has them.
+    settings: Mapping[str, object]
+    # None where a unit names its own, as a study does.
+    device: str | None
+    # By package.
+    versions: Mapping[str, str]
+    commit: str | None
+
+
+@dataclass(frozen=True)
+class UnitRecord:
+    """One unit that has ended, a line of the file."""
+
+    unit: str
+    # What it depends on besides the header, such as the digest of a table; None: nothing.
+    inputs: object
+    # From the end of the unit before, or the beginning.
+    seconds: float
+    # As JSON has it.
+    value: object
+
+
+@dataclass(frozen=True)
+class UnitFile:
+    """What a file of units holds; of two records of a unit the later one counts."""
+
+    headers: tuple[UnitHeader, ...] = ()
+    records: Mapping[str, UnitRecord] = field(default_factory=dict)
+    # All of its whole lines.
+    text: str = ""
+    # A line that a killed process left without its end stands below them.
+    is_torn: bool = False
+    # It holds other lines than those of this format, and nothing of it is read.
+    is_foreign: bool = False
+
+
+@dataclass(frozen=True)
+class UnitPlan(Generic[Value]):
+    """Units to measure.
+
+    Args:
+        names: of the units, in the order in which they are measured.
+        only: those of them that are chosen, by name or by what names begin with before a slash;
+            empty: all.
+        noun: what a unit is, for messages.
+        read: makes a unit's value of JSON's; AttributeError, LookupError, TypeError or ValueError
+            for another form.
+        choices: all names that may be chosen, where the sweep has units of other plans too.
+        inputs: what units depend on besides the header, by name; a record with others does not
+            count.
+        work: how long units take in comparison, by name; 1 each if it is empty.
+        shown: makes the text of a unit's own line; None: units are too short for that.
+    """
+
+    names: Sequence[str]
+    only: Sequence[str]
+    noun: str
+    read: Callable[[Any], Value]
+    choices: Sequence[str] = ()
+    inputs: Mapping[str, object] = field(default_factory=dict)
+    work: Mapping[str, float] = field(default_factory=dict)
+    shown: Callable[[Value], str] | None = None
+
+
+class UnitLog:
+    """The units of one sweep.
+
+    Args:
+        path: the file; None: nothing is kept.
+        sweep: its name.
+        settings: all of its options, by dotted key.
+        versions: of the packages that results depend on.
+        commit: of the working directory; None where it is in no repository.
+        console: for progress.
+        now: the clock, in seconds; tests replace it.
+    """
+
+    def __init__(
+        self,
+        path: Path | None,
+        sweep: str,
+        settings: Mapping[str, object],
+        versions: Mapping[str, str],
+        commit: str | None,
+        console: Console,
+        now: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._path = path
+        self._sweep = sweep
+        self._settings = settings
+        self._versions = versions
+        self._commit = commit
+        self._console = console
+        self._now = now
+        self._file = UnitFile()
+        # Those of the file, and those of this command.
+        self._records = dict[str, UnitRecord]()
+        self._header = self._header_of(None, ())
+        # Whether a header stands in the file under which records may be appended.
+        self._has_header = False
+
+    def begin(self, device: str | None, may_change: Collection[str]) -> None:
+        """Read what has been measured, and check that it is of this sweep; nothing is written.
+
+        Args:
+            device: that all units are measured on.
+            may_change: parameters of the experiment, by dotted key, that choose units or that units
+                do not depend on: they may be others than in the command that measured them.
+
+        Raises:
+            StudyError: for a file of other options, another device or another sweep.
+        """
+        self._header = self._header_of(device, may_change)
+        if self._path is None:
+            return
+        self._take(read_units(self._path))
+        for header in self._file.headers:
+            self._check_same(header)
+        if self._file.headers:
+            self._has_header = self._file.headers[-1] == self._header
+
+    def take_over(self, records: Iterable[UnitRecord]) -> None:
+        """Count units that were recorded elsewhere, before the sweep begins; they are not written."""
+        for record in records:
+            self._records[record.unit] = record
+
+    def _take(self, file: UnitFile) -> None:
+        self._file = file
+        self._records |= file.records
+
+    def _header_of(self, device: str | None, may_change: Collection[str]) -> UnitHeader:
+        settings = dict[str, object]()
+        left_out = [f"{PARAMETER_PREFIX}{name}" for name in (ONLY, *may_change)]
+        for key, value in self._settings.items():
+            if not any(key == name or key.startswith(f"{name}.") for name in left_out):
+                settings[key] = value
+        header = UnitHeader(
+            format=UNITS_FORMAT,
+            sweep=self._sweep,
+            settings=settings,
+            device=device,
+            versions=self._versions,
+            commit=self._commit,
+        )
+        return UnitHeader(**as_json(asdict(header)))
+
+    def _check_same(self, header: UnitHeader) -> None:
+        # Optuna is behind it, which the list of the sweeps need not wait for.
+        from bstune.study.storage.opening import changes
+
+        elsewhere = "choose another folder with sweep.output=DIR"
+        if header.sweep != self._sweep:
+            raise StudyError(f"{self._path} is of the sweep {header.sweep}: {elsewhere}")
+        before = {**header.settings, "device": header.device}
+        now = {**self._header.settings, "device": self._header.device}
+        if before != now:
+            raise StudyError(
+                f"what is in {self._path} was measured with other options:\n{changes(before, now)}"
+                f"\ncontinue with those, or {elsewhere}"
+            )
+
+    def measure(self, plan: UnitPlan[Value], measure: Callable[[str], object]) -> dict[str, Value]:
+        """Measure the chosen units that no record counts for, one after another.
+
+        Args:
+            plan: the units.
+            measure: measures a unit, by its name; it gives plain values, which become JSON.
+
+        Returns:
+            The units that are measured, by name in the plan's order: those that are not chosen may
+            be missing.
+
+        Raises:
+            ConfigError: for a chosen unit that there is not.
+        """
+
+        def in_turn(names: Sequence[str]) -> Iterator[tuple[str, object]]:
+            for name in names:
+                yield name, measure(name)
+
+        return self.measure_as_they_end(plan, in_turn)
+
+    def measure_as_they_end(
+        self,
+        plan: UnitPlan[Value],
+        measure_all: Callable[[Sequence[str]], Iterable[tuple[str, object]]],
+    ) -> dict[str, Value]:
+        """Do the same where ``measure_all`` gives units as they end, as several processes do."""
+        check_only(plan.only, plan.choices or plan.names)
+        values = self.recorded(plan)
+        missing = list[str]()
+        for name in plan.names:
+            if name not in values and is_chosen(name, plan.only):
+                missing.append(name)
+        if missing:
+            self._make_writable()
+            values |= self._measured(plan, missing, values, measure_all)
+        in_order = dict[str, Value]()
+        for name in plan.names:
+            if name in values:
+                in_order[name] = values[name]
+        return in_order
+
+    def _measured(
+        self,
+        plan: UnitPlan[Value],
+        missing: Sequence[str],
+        recorded: Iterable[str],
+        measure_all: Callable[[Sequence[str]], Iterable[tuple[str, object]]],
+    ) -> dict[str, Value]:
+        """Measure what is missing, keep each unit as it ends, and say so."""
+        values = dict[str, Value]()
+        seconds = {name: self._records[name].seconds for name in recorded}
+        progress = UnitProgress(plan, seconds, missing, self._console)
+        progress.say_start()
+        began = self._now()
+        last_line = began
+        for name, measured in measure_all(missing):
+            ended = self._now()
+            # Read back, so that a result is the same whether it was measured or recorded.
+            value = as_json(measured)
+            inputs = as_json(plan.inputs.get(name))
+            self._append(UnitRecord(name, inputs, ended - began, value))
+            values[name] = plan.read(value)
+            progress.note(name, ended - began)
+            if progress.deserves_line(ended - last_line):
+                progress.say(name, values[name])
+                last_line = ended
+            began = ended
+        return values
+
+    def recorded(self, plan: UnitPlan[Value]) -> dict[str, Value]:
+        """Give the units of a plan that need not be measured again, by name."""
+        values = dict[str, Value]()
+        for name in plan.names:
+            record = self._records.get(name)
+            if record is None or record.inputs != as_json(plan.inputs.get(name)):
+                continue
+            try:
+                values[name] = plan.read(record.value)
+            except (AttributeError, LookupError, TypeError, ValueError):
+                self._say(
+                    f"{self._path}: the record of {name} cannot be read; it is measured again"
+                )
+        return values
+
+    def _make_writable(self) -> None:
+        """Have the file end with a whole line of this format, and say what is not taken over."""
+        if self._path is None:
+            return
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        if self._file.is_foreign:
+            aside = _free_name(self._path)
+            self._path.rename(aside)
+            self._say(
+                f"{self._path} holds records of another format: it is {aside.name} now, and "
+                "everything is measured again"
+            )
+        elif self._file.is_torn:
+            write_text(self._path, self._file.text)
+            self._say(f"the last line of {self._path} was cut short and is dropped")
+        if self._file.headers and not self._has_header:
+            self._say(f"{self._path} goes on with other versions, or at another commit")
+        # What was wrong is mended and said once.
+        self._file = replace(self._file, is_foreign=False, is_torn=False)
+
+    def _append(self, record: UnitRecord) -> None:
+        self._records[record.unit] = record
+        if self._path is None:
+            return
+        lines = dump_json(asdict(record)) + "\n"
+        # With the first record, so that a command that is interrupted before leaves nothing.
+        if not self._has_header:
+            lines = dump_json(asdict(self._header)) + "\n" + lines
+        append_text(self._path, lines)
+        self._has_header = True
+
+    def drop(self, is_dropped: Callable[[UnitRecord], bool]) -> None:
+        """Take the records of some units out of the file, so that they are measured again."""
+        dropped = {name for name, record in self._records.items() if is_dropped(record)}
+        if self._path is None or not dropped:
+            return
+        lines = list[str]()
+        for line in self._file.text.splitlines():
+            values = json.loads(line)
+            if values.get("unit") not in dropped:
+                lines.append(f"{line}\n")
+        write_text(self._path, "".join(lines))
+        for name in dropped:
+            del self._records[name]
+        self._take(read_units(self._path))
+
+    def check_finished(self, names: Collection[str], measured: Collection[str]) -> None:
+        """Raise UnfinishedError where units were chosen, and others are still to be measured."""
+        there = len(set(names) & set(measured))
+        if there == len(names):
+            return
+        where = ""
+        if self._path is not None:
+            where = f" in {self._path}"
+        raise UnfinishedError(
+            f"{there} of {len(names)} units are measured{where}. The result needs all of them: the "
+            f"same command without {PARAMETER_PREFIX}{ONLY} goes on."
+        )
+
+    def _say(self, line: str) -> None:
+        self._console.print(line, soft_wrap=True, markup=False, highlight=False)
+
+
+class UnitProgress(Generic[Value]):
+    """How far a plan's units are, and how long the rest is likely to take.
+
+    The rest is predicted from the seconds of the units that have ended, those of earlier commands
+    among them, in proportion to the plan's ``work``.
+    """
+
+    def __init__(
+        self,
+        plan: UnitPlan[Value],
+        seconds: Mapping[str, float],
+        missing: Sequence[str],
+        console: Console,
+    ) -> None:
+        self._plan = plan
+        self._seconds = dict(seconds)
+        self._left = dict.fromkeys(missing)
+        self._total = len(seconds) + len(missing)
+        self._console = console
+        self._said_any = False
+
+    def note(self, name: str, seconds: float) -> None:
+        """Note that a unit has ended after so many seconds."""
+        self._seconds[name] = seconds
+        del self._left[name]
+
+    def seconds_to_go(self) -> float | None:
+        """Predict the seconds until the last unit ends; None before any has ended."""
+        work_done = sum(map(self._work, self._seconds))
+        if not work_done:
+            return None
+        work_left = sum(map(self._work, self._left))
+        return sum(self._seconds.values()) / work_done * work_left
+
+    def _work(self, name: str) -> float:
+        return self._plan.work.get(name, 1.0)
+
+    def deserves_line(self, seconds_since_last: float) -> bool:
+        """Tell whether the unit that has just ended gets a line."""
+        is_first_or_last = not self._said_any or not self._left
+        has_own = self._plan.shown is not None
+        return has_own or is_first_or_last or seconds_since_last >= LINE_EVERY_SECONDS
+
+    def say_start(self) -> None:
+        """Say what is still to be measured."""
+        line = f"{len(self._left)} of {self._total} units to measure"
+        self._print("; ".join([line, *self._to_go()]))
+
+    def say(self, name: str, value: Value) -> None:
+        """Say that a unit has ended."""
+        parts = [f"{self._plan.noun} {len(self._seconds)} of {self._total}, {name}"]
+        if self._plan.shown is not None:
+            parts[0] += f": {self._plan.shown(value)}"
+        parts += self._to_go()
+        self._print("; ".join(parts))
+        self._said_any = True
+
+    def _to_go(self) -> list[str]:
+        seconds = self.seconds_to_go()
+        if seconds is None or not self._left:
+            return []
+        return [f"about {format_seconds(seconds)} to go"]
+
+    def _print(self, line: str) -> None:
+        self._console.print(line, soft_wrap=True, markup=False, highlight=False)
+
+
+def read_units(path: Path) -> UnitFile:
+    """Read a file of units; an empty one where there is none.
+
+    InputError where the file is no text.
+    """
+    if not path.exists():
+        return UnitFile()
+    text = read_text(path, "the file of units")
+    # A line is written at once: only the last one can lack its end, where a process was killed.
+    whole = text[: text.rfind("\n") + 1]
+    headers = list[UnitHeader]()
+    records = dict[str, UnitRecord]()
+    try:
+        for line in whole.splitlines():
+            values = parse_json(line, "it")
+            if isinstance(values, dict) and "format" in values:
+                headers.append(_READ_HEADER.validate_python(values))
+            else:
+                record = _READ_RECORD.validate_python(values)
+                records[record.unit] = record
+    # A value of pydantic that does not fit is a ValueError.
+    except (InputError, ValueError):
+        return UnitFile(is_foreign=True)
+    formats = {header.format for header in headers}
+    # Records without a header say nothing of what they depend on.
+    if not formats <= {UNITS_FORMAT} or (records and not headers):
+        return UnitFile(is_foreign=True)
+    return UnitFile(tuple(headers), records, whole, is_torn=whole != text)
+
+
+_READ_HEADER = TypeAdapter(UnitHeader)
+_READ_RECORD = TypeAdapter(UnitRecord)
+
+
+def read_trial(value: object) -> TrialResult:
+    """Make a trial's record of JSON's values; RecordError, a ValueError, where it is none."""
+    return TrialResult.from_json(dump_json(value))
+
+
+def as_json(value: object) -> Any:
+    """Give a value as it is once it has been written as JSON and read again."""
+    return json.loads(dump_json(value))
+
+
+def is_chosen(name: str, only: Sequence[str]) -> bool:
+    """Tell whether a unit is chosen, by its whole name or by what stands before a slash."""
+    if not only:
+        return True
+    return any(name == choice or name.startswith(f"{choice}/") for choice in only)
+
+
+def check_only(only: Sequence[str], names: Sequence[str]) -> None:
+    """Refuse a choice that no unit has; the ConfigError lists the units."""
+    unknown = list[str]()
+    for choice in only:
+        if not any(is_chosen(name, [choice]) for name in names):
+            unknown.append(choice)
+    if not unknown:
+        return
+    listed = list(names)
+    # Of thousands of searches nobody reads a list; their tables and searches can be chosen, too.
+    if len(listed) > MOST_LISTED_UNITS:
+        listed = list(dict.fromkeys(name.rpartition("/")[0] or name for name in names))
+    raise ConfigError(
+        f"{PARAMETER_PREFIX}{ONLY} names {'; '.join(unknown)}, which is no unit of this sweep; "
+        f"units: {'; '.join(listed)}"
+    )
+
+
+def _free_name(path: Path) -> Path:
+    """Give a name beside a file under which there is nothing."""
+    number = 1
+    while True:
+        aside = path.with_name(f"{path.stem}.other-{number}{path.suffix}")
+        if not aside.exists():
+            return aside
+        number += 1
