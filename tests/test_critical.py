@@ -8,7 +8,7 @@ from toolbox import make_result
 
 from bstune.core.records import Target
 from bstune.core.step_time import StepTime, StepTimes
-from bstune.report.answer import critical_text
+from bstune.report.words import critical_text
 from bstune.result import CriticalAtTarget
 from bstune.search.acquisition import most_telling
 from bstune.search.observations import Observation, Posterior, likelihood_data

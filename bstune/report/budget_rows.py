@@ -1,6 +1,6 @@
 """What the pictures of the objective loss draw: the metric at the budget's end over batch size.
 
-It is prepared once: the page (:mod:`bstune.report.budget_charts`) and ``curve.png``
+It is prepared once: the page (:mod:`bstune.report.charts.at_budget`) and ``curve.png``
 (:mod:`bstune.report.budget_figure`) draw these rows.
 """
 
@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from bstune.core.records import TrialResult
 from bstune.core.step_time import seconds_between
-from bstune.report.budget_answer import budget_words, point_words
+from bstune.report.lines.at_budget import budget_words, point_words
 from bstune.report.rows import YOURS
 from bstune.result import AtBudget, PointAtBudget, StudyResult
 from bstune.system.console import format_count, format_number, plural

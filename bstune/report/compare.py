@@ -28,11 +28,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bstune.core.errors import StudyError
-from bstune.report import budget_answer
-from bstune.report.answer import critical_text, device_text, expected_text, warnings
-from bstune.report.budget_answer import budget_words
+from bstune.report.lines import at_budget
+from bstune.report.lines.at_budget import budget_words
+from bstune.report.lines.cautions import warnings
 from bstune.report.schema import read_result
 from bstune.report.study_folder import StudyFolder, each_study, read_study
+from bstune.report.words import critical_text, device_text, expected_text
 from bstune.result import AtBudget, Gain, StudyResult
 from bstune.system.console import format_count, format_number, format_seconds, plural
 
@@ -571,7 +572,7 @@ def _notes(result: StudyResult, points: Sequence[Point]) -> list[str]:
     """Say what a reader has to know of a study."""
     # It has a vocabulary of its own: no target that could be missed.
     if result.objective == "loss":
-        return [line for line in budget_answer.cautions(result) if line is not None]
+        return [line for line in at_budget.cautions(result) if line is not None]
     lines = list(warnings(result))
     if points and points[0].batch_size == points[-1].batch_size:
         lines.append("the target was reached at one batch size, so there is no curve")

@@ -8,7 +8,7 @@ from rich.console import Console
 from rich.text import Text
 
 from bstune.core.errors import StudyError
-from bstune.report.answer import INDENT
+from bstune.report.block import INDENT
 from bstune.report.compare import Compared, Comparison, Pair
 from bstune.report.compare_figure import draw_comparison
 from bstune.report.compare_page import comparison_page

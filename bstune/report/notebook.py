@@ -9,7 +9,8 @@ import io
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
-from bstune.report.answer import Answer, Line, shown_lines
+from bstune.report.answer import Answer, Line
+from bstune.report.block import shown_lines
 from bstune.report.compare import Comparison
 from bstune.system.terminal import printable
 

@@ -16,11 +16,12 @@ from bstune.core.objectives import SOUGHT
 from bstune.core.records import TrialResult
 from bstune.options import StudyOptions
 from bstune.recipe import Recipe
-from bstune.report.answer import answer, unreached_advice
+from bstune.report.answer import answer
 from bstune.report.budget_figure import budget_figure
 from bstune.report.compare import Comparison, read_studies
 from bstune.report.compare import compare as compared
 from bstune.report.figure import curve_figure
+from bstune.report.lines.unreached import unreached_advice
 from bstune.report.notebook import answer_html
 from bstune.report.page import write_page
 from bstune.report.study_folder import read_study
