@@ -37,9 +37,9 @@ import bstune
 from bstune.core.errors import ConfigError, StudyError
 from bstune.report.study_folder import read_study
 from bstune.study.prepare import compose_joined, prepare
+from bstune.study.progress import Progress
 from bstune.study.report import Findings
 from bstune.study.result import NEEDED
-from bstune.study.run import Progress
 from bstune.study.storage.opening import find_study
 
 README = Path(bstune.__file__).parent / "README.md"

@@ -26,8 +26,10 @@ from bstune.system.console import format_count, format_number, plain_console, pl
 from bstune.system.inputs import open_regular
 from bstune.system.terminal import ArgumentParser, listed
 
-BRANCH_LEVEL = 0.9  # of the interval over seeds
-MULTIPLES = (1, 2, 4, 8, 16, 32)  # of the run's own batch size
+# Of the interval over seeds.
+BRANCH_LEVEL = 0.9
+# Of the run's own batch size.
+MULTIPLES = (1, 2, 4, 8, 16, 32)
 MIN_BRANCH_STEPS = 4
 
 
@@ -153,7 +155,8 @@ def run_branches(
     sizes = _sizes(batch_size, batch_sizes, examples, workload.train_examples)
     # Whole batches of the largest size; of the others as near as they come.
     examples = math.ceil(examples / sizes[-1]) * sizes[-1]
-    own_lr = options.scaling.lr  # until the checkpoint's own is read
+    # Until the checkpoint's own is read.
+    own_lr = options.scaling.lr
     branches = list[Branch]()
     start: float | None = None
     for seed in seeds:

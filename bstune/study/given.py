@@ -18,7 +18,8 @@ from bstune.trial.own_project.python_recipe import PythonRecipe, Trial, data_of,
 
 Module = Callable[[Trial], LightningModule] | type[LightningModule]
 Data = LightningDataModule | Sequence[Any] | Mapping[str, Any] | Callable[[int], Any]
-TUNABLE = {"low", "high", "log", "integer", "complement"}  # keys of a hyper-parameter's range
+# Keys of a hyper-parameter's range.
+TUNABLE = {"low", "high", "log", "integer", "complement"}
 # Of a study whose loop its user writes.
 NO_MODULE = "a loop of yours"
 

@@ -15,22 +15,26 @@ from pathlib import Path
 
 from bstune.core.objectives import SOUGHT
 from bstune.core.records import TrialResult
-from bstune.report.answer import Line, point_text
+from bstune.report.answer import Line
 from bstune.report.running_page import StudySoFar, is_running_page, running_page
 from bstune.report.study_folder import StudyFiles, StudyFolder
+from bstune.report.words import point_text
 from bstune.study.analysis.summary import Analysis, summarize
 from bstune.study.at_budget import best_full, is_full
 from bstune.study.live_table import CURVE_HEADS, curve_rows, octave_text, octaves
 from bstune.study.planning.baseline import baseline_runs
-from bstune.study.planning.plan import searched
+from bstune.study.planning.plan import points_of
 from bstune.study.prepare import PreparedStudy
-from bstune.study.report import asked_of, short_path
+from bstune.study.printed import short_path
+from bstune.study.report import asked_of
 from bstune.system.console import format_number, format_seconds, plural
 from bstune.system.failures import optional
 from bstune.system.files import write_text_once
 
-SHARE = 0.02  # of the study's time that goes to the page, at most
-LEAST_SECONDS = 0.1  # that a writing is taken to last: the first one comes after five seconds
+# Of the study's time, that goes to the page at most.
+SHARE = 0.02
+# Seconds that a writing is taken to last at least: the first one comes after five seconds.
+LEAST_SECONDS = 0.1
 NO_FIT = "the study has not ended"
 
 
@@ -90,7 +94,8 @@ class LivePage:
         self._path, self._elapsed, self._say, self._clock = path, elapsed, say, clock
         self._pace = PagePace()
         self._last: _Shown | None = None
-        self._written: int | None = None  # trials on the page that this run wrote last
+        # Trials on the page that this run wrote last.
+        self._written: int | None = None
         self._said = set[str]()
 
     def show(
@@ -153,7 +158,7 @@ def so_far(
 
 
 def _progress(prepared: PreparedStudy, done: Sequence[TrialResult], to_go: float | None) -> str:
-    points = sum(trial.resumed_from is None for trial in searched(done))
+    points = points_of(done)
     told = f"{points} of {plural(prepared.budget.trials, 'configuration')} tried"
     if len(done) > points:
         told += f", in {plural(len(done), 'run')}"

@@ -27,14 +27,18 @@ from bstune.search.ruler import scale_of
 from bstune.study.prepare import OwnGoal, PreparedStudy
 from bstune.study.storage.attributes import GOAL
 
-LAST_SHARE = 0.5  # of a trial's steps, from which on its evaluations say what it comes to
-FEWEST = 3  # evaluations that say it
-SEED_SCATTER = 0.25  # of log steps to one value, from seed to seed
+# Of a trial's steps, from which on its evaluations say what it comes to.
+LAST_SHARE = 0.5
+# Evaluations that say it, at least: two would always lie on a line.
+FEWEST = 3
+# Standard deviation of log steps to one value, from seed to seed.
+SEED_SCATTER = 0.25
 # Of the distance from the ideal value, where a schedule ends with the trial: one seed's last value differs from
 # another's by 3 to 5% in the middle, on two projects and two recorded tables (tests/benchmarks/README.md,
 # "A first call without arguments").
 ANNEALED_SCATTER = 0.05
-DIGITS = 4  # of a goal, which is read and typed
+# Significant digits of a goal, which is read and typed.
+DIGITS = 4
 
 
 @dataclass(frozen=True)

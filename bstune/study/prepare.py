@@ -50,14 +50,17 @@ if TYPE_CHECKING:
     from bstune.hardware.survey import Survey
     from bstune.trial.own_loop import LoopRunner
 
-BUDGET_SIZES = 33  # batch sizes whose seconds of a step are stored with a budget of seconds
-FEWEST_RUNS = 3  # trials of a whole budget that search.wall_seconds must have time for
-FEWEST_STEPS = 10  # of a trial of the objective loss at the smallest batch size
-LEAST_SURVEYED = 100.0  # of search.wall_seconds: a shorter study has no seconds for a survey
-SURVEY_SHARE = (
-    0.1  # of search.wall_seconds, that timing steps may take: the search is to have the rest
-)
-# Of the command without a line, where the process that trains says what it waits for after ten.
+# Batch sizes whose seconds of a step are stored with a budget of seconds.
+BUDGET_SIZES = 33
+# Trials of a whole budget that search.wall_seconds must have time for.
+FEWEST_RUNS = 3
+# Steps of a trial of the objective loss at the smallest batch size.
+FEWEST_STEPS = 10
+# Of search.wall_seconds: a shorter study has no seconds for a survey.
+LEAST_SURVEYED = 100.0
+# Of search.wall_seconds, that timing steps may take: the search is to have the rest.
+SURVEY_SHARE = 0.1
+# Seconds of the command without a line, where the process that trains says what it waits for after ten.
 OWN_SILENCE = 15.0
 HORIZON_CAVEAT = (
     "The workload's schedule ends with the trial, at its horizon: S(B) is the shortest horizon that reaches the "
@@ -86,9 +89,8 @@ NO_OWN_RUN = (
 SHARED_CAVEAT = "No plan for further devices: it starts from the seconds per step of one, and here {} share the steps."
 
 
-compose_checked = partial(
-    compose, complete=complete
-)  # a replayed workload takes from its table what is left open
+# A replayed workload takes from its table what is left open.
+compose_checked = partial(compose, complete=complete)
 
 
 def compose_joined(study: "optuna.Study", arguments: Sequence[str]) -> Composed:
@@ -128,23 +130,34 @@ class OwnGoal:
 class PreparedStudy:
     """A checked study, or one trial by itself."""
 
-    options: StudyOptions  # device and precision resolved
-    recipe: Recipe | None  # None: nothing is trained
+    options: StudyOptions
+    """Of the study, with device and precision resolved."""
+    recipe: Recipe | None
+    """None: nothing is trained."""
     budget: SearchBudget
-    space: Space  # what is searched, within what the hardware takes
+    space: Space
+    """What is searched, within what the hardware takes."""
     protocol: TrialProtocol
     backend: TrialBackend
     files: Output
-    trial: TrialSpec | None  # the one trial to run instead of a study
-    frozen_settings: Mapping[str, Any]  # flat, which must not change while a study goes on
-    survey: "Survey | None"  # None where the hardware was not surveyed
+    trial: TrialSpec | None
+    """The one trial to run instead of a study."""
+    frozen_settings: Mapping[str, Any]
+    """Options by their dotted names, which must not change while a study goes on."""
+    survey: "Survey | None"
+    """None where the hardware was not surveyed."""
     # So many processes that train; None: trials run in this one.
     open_processes: "Callable[[int], Workers | LoopRunner] | None"
-    training: Training | None  # None: nothing is trained
-    notes: list[str]  # further lines of the printed plan
-    elapsed: Callable[[], float]  # seconds of the command, which search.wall_seconds is of
-    baseline: Baseline | None = None  # what trial 0 runs; None: the search's own first point
-    goal: OwnGoal | None = None  # the target's, where trial 0 has set it
+    training: Training | None
+    """None: nothing is trained."""
+    notes: list[str]
+    """Further lines of the printed plan."""
+    elapsed: Callable[[], float]
+    """Seconds of the command, which search.wall_seconds is of."""
+    baseline: Baseline | None = None
+    """What trial 0 runs; None: the search's own first point."""
+    goal: OwnGoal | None = None
+    """The value of the target, where trial 0 has set it."""
     # Batch sizes and seconds of a step with which a study for the loss began; None: measured now.
     budget_times: tuple[tuple[int, float], ...] | None = None
 
@@ -575,7 +588,8 @@ def _several(
     trial: TrialSpec | None,
 ) -> list[str]:
     """Time steps on several devices where no survey and no single trial does, and return the plan's note."""
-    from bstune.hardware.several import shared_step_time  # 4 s, as above
+    # torch takes seconds to import.
+    from bstune.hardware.several import shared_step_time
 
     if survey is None and trial is None:
         backend.step_time = shared_step_time(options, recipe, space)

@@ -29,9 +29,12 @@ from bstune.system.inputs import parse_json, read_text
 from bstune.system.terminal import ArgumentParser, listed, write_out
 from bstune.trial.replay import COLUMNS
 
-THINNING_RATIO = 1.12  # of the recorded steps, but for those that brought a new best value
-METRIC_DIGITS = 6  # so many that rounding takes no value past a target
-SECONDS_DIGITS = 4  # of seconds per step: far below the noise from run to run
+# Ratio of recorded steps to the ones before, but for those that brought a new best value.
+THINNING_RATIO = 1.12
+# Of a metric: so many that rounding takes no value past a target.
+METRIC_DIGITS = 6
+# Of seconds per step: the error is far below the noise from run to run.
+SECONDS_DIGITS = 4
 # Statuses of rows: an out-of-memory or failed trial bounds no steps.
 RECORDED_STATUSES = ("reached", "stopped", "diverged")
 # What settings begin with that must be the same when a table is continued.

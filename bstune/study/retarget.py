@@ -29,15 +29,18 @@ from bstune.study.analysis.summary import Analysis, Asked, OverTarget, summarize
 from bstune.study.folder_config import options_of_folder
 from bstune.study.planning.baseline import baseline_of
 from bstune.study.prepare import PreparedStudy, search_budget
-from bstune.study.report import NO_TARGET, asked_of, show
+from bstune.study.printed import show
+from bstune.study.report import NO_TARGET, asked_of
 from bstune.system.console import format_count, format_number, format_seconds, plain_console
 from bstune.system.files import Output
 from bstune.system.terminal import ArgumentParser
 from bstune.trial.backend import Timed, TrialBackend, make_protocol, make_space
 from bstune.trial.replay import ReplayBackend
 
-SHORTER_BUDGET = "budget.seconds="  # an argument that asks for one begins so
-LADDER = 33  # batch sizes among which extrapolation seeks the best
+# An argument that asks for a shorter budget begins so.
+SHORTER_BUDGET = "budget.seconds="
+# Batch sizes among which extrapolation seeks the best.
+LADDER = 33
 # By how much the steps were too low, at the place of least time: 1.9 for fashion_mlp from 0.16 to
 # 0.14, 3.5 for cifar_mlp from 0.6 to 0.55, against a study of the harder target.
 TOO_LOW = "2 to 4 times"

@@ -29,7 +29,7 @@ from bstune.study.analysis.model import (
 )
 from bstune.study.analysis.step_times import with_common_step_time
 from bstune.study.at_budget import is_full
-from bstune.study.planning.plan import SearchEnd, searched
+from bstune.study.planning.plan import SearchEnd, points_of, searched
 from bstune.study.planning.replicates import next_replicate
 from bstune.study.planning.wall import WallTime
 from bstune.study.prepare import PreparedStudy
@@ -48,7 +48,7 @@ from bstune.study.searching.means import (
     within_time,
 )
 from bstune.study.searching.rescue import choose_rescue, needs_rescue
-from bstune.study.searching.time_to_go import PointEnds, points_of, study_seconds_to_go
+from bstune.study.searching.time_to_go import PointEnds, study_seconds_to_go
 from bstune.study.searching.trial_files import TrialFiles, may_go_on, may_win
 from bstune.study.storage.asking import Ranking, ask, ask_continuation, ask_replicate
 from bstune.study.storage.attributes import DEVICE, OUTPUT
@@ -73,7 +73,8 @@ from bstune.trial.processes.workers import Finished, Runner
 if TYPE_CHECKING:
     from bstune.tracking.runs import Tracking
 
-OTHERS_SECONDS = 0.5  # between looks at what other processes do
+# Seconds between looks at what other processes do.
+OTHERS_SECONDS = 0.5
 Answer = TypeVar("Answer")
 Paused = Generator[None, None, Answer]
 """What pauses before it waits for a trial, and comes to an answer."""
@@ -121,7 +122,8 @@ class Search:
         has_one_value = len(SOUGHT[self._budget.objective].values) == 1
         is_ranked = has_one_value and not stops_trials(prepared.options)
         self._ranking = Ranking(prepared.protocol.target) if is_ranked else None
-        self._asked: dict[int, AskedTrial] = {}  # by their numbers
+        # The trials that this process has begun, by their numbers.
+        self._asked: dict[int, AskedTrial] = {}
         self._point_ends = PointEnds()
         # Trials of which it was last decided whether they suffice.
         self._looked = 0

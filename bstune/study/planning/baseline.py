@@ -26,7 +26,8 @@ from bstune.study.planning.plan import MEANS_SHARE, SearchBudget, is_baseline_re
 from bstune.study.planning.replicates import Winner, same_point
 from bstune.trial.backend import chooses_batch_sizes
 
-POSTERIOR_DEGREES = 8  # of freedom, that the posterior's scatter from seed to seed counts for
+# Degrees of freedom that the posterior's scatter from seed to seed counts for.
+POSTERIOR_DEGREES = 8
 # Of the steps of a run that met the target at its first evaluation: those that are taken to have
 # missed it.
 MISSED_SHARE = 0.5

@@ -30,8 +30,11 @@ FreshRuns = Mapping[int, tuple[TrialResult, ...]]
 """Runs on fresh seeds, by the number of the trial that they repeat."""
 Predicted = Mapping[int, float]
 """Steps that a fresh seed is predicted to take, by a trial's number."""
-CANDIDATES = 8  # trials of the best single runs, which may win: their checkpoints are kept
-WORTH_A_CHANGE = 0.1  # by so much a point without fresh seeds is to be better than one with them
+# Trials of the best single runs, which may win: their checkpoints are kept.
+CANDIDATES = 8
+# A point without fresh seeds is to be better by so much than one with them: what was measured is
+# worth more than what is predicted.
+WORTH_A_CHANGE = 0.1
 # Octaves: closer than this in both batch size and learning rate, two trials are at one point.
 SAME_POINT = 0.2
 

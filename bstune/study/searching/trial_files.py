@@ -15,7 +15,8 @@ from bstune.system.files import Output, keep_trials, write_text
 
 # A stopped trial beyond so many times the best trial's time or steps is not continued.
 ABANDON_FACTOR = 1.2
-MAX_STATES = 32  # of stopped trials, that are kept
+# States of stopped trials that are kept: each is as large as the model and its optimizer.
+MAX_STATES = 32
 # Times the trials in trials.jsonl: it is written again once there are so many, and at the end.
 REWRITE_GROWTH = 1.01
 
@@ -25,8 +26,10 @@ class TrialFiles:
 
     def __init__(self, files: Output) -> None:
         self._files = files
-        self._ended: set[int] = set()  # numbers of the finished trials
-        self._lines: dict[int, str] = {}  # of trials.jsonl, by number
+        # Numbers of the finished trials.
+        self._ended: set[int] = set()
+        # Lines of trials.jsonl, by their trials' numbers.
+        self._lines: dict[int, str] = {}
 
     def update(
         self,

@@ -51,8 +51,10 @@ from bstune.study.storage.turns import (
 )
 from bstune.system.secrets import redact_values
 
-REPORTED = 1  # step of the one value of a stopped trial that samplers see
-REPLICATE_LIMIT = 2  # times the steps of the trial that it replicates, or those predicted
+# Step of the one value of a stopped trial that samplers see.
+REPORTED = 1
+# Times the steps of the trial that it replicates, or those predicted.
+REPLICATE_LIMIT = 2
 
 
 def _begin(

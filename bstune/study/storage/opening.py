@@ -43,7 +43,8 @@ from bstune.study.storage.trials import is_asked, read, record_of, spec_of
 from bstune.system.inputs import one_line, parse_json
 from bstune.system.secrets import redact_values
 
-OWN_PREFIX = "bstune:"  # of the study's attributes
+# The keys of the study's attributes begin so.
+OWN_PREFIX = "bstune:"
 
 
 def open_study(

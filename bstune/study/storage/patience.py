@@ -25,8 +25,10 @@ from sqlalchemy.exc import (
 from bstune.core.errors import StudyError
 
 logger = logging.getLogger(__name__)
-RETRY_SECONDS = 120.0  # from the first call that was not answered, until the study ends
-WAIT_SECONDS = (0.2, 0.5, 1.0, 2.0, 5.0)  # between tries; the last one again and again
+# Seconds from the first call that was not answered until the study ends.
+RETRY_SECONDS = 120.0
+# Seconds between tries; the last one again and again.
+WAIT_SECONDS = (0.2, 0.5, 1.0, 2.0, 5.0)
 Errors = tuple[type[Exception], ...]
 STORAGE_ERRORS: Errors = (SQLAlchemyError, StorageInternalError)
 if importlib.util.find_spec("grpc") is not None:

@@ -28,7 +28,8 @@ from bstune.system.files import Output
 from bstune.system.inputs import read_bytes
 
 logger = logging.getLogger(__name__)
-RECORD_BEGINS = '{"number": '  # of TrialResult.to_json
+# What TrialResult.to_json begins with.
+RECORD_BEGINS = '{"number": '
 
 
 def within_steps(spec: TrialSpec, max_steps: int) -> TrialSpec:
