@@ -49,11 +49,13 @@ from bstune.search.ruler import Ruler
 class BudgetCandidates:
     """What there is to choose from; the first ``len(waiting)`` are stopped trials to go on with."""
 
-    waiting: tuple[int, ...]  # places among the posterior's runs
+    waiting: tuple[int, ...]
+    """Places among the posterior's runs."""
     x: Array
     z: Array
     other: Array
-    done: Array  # share of the budget
+    done: Array
+    """Share of the budget."""
 
 
 def suggest_within_budget(

@@ -69,10 +69,13 @@ class BudgetPosterior:
     data: LikelihoodData
     theta: Array
     prior: Prior
-    budget: Callable[[float], float]  # steps over batch size
+    budget: Callable[[float], float]
+    """Steps over batch size."""
     scale: Scale
-    ruler: Ruler | None  # None before any trial is full
-    spent: float  # in full trials
+    ruler: Ruler | None
+    """None before any trial is full."""
+    spent: float
+    """What the search has spent, in full trials."""
     # Log2 of the smallest batch size that ran out of memory, infinite if none did.
     too_large: float
 

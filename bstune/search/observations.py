@@ -69,8 +69,9 @@ BOUND_DEVIATION = 0.05
 GUESSED_LOG_FACTOR = 1.6
 GUESSED_SPREAD = 0.5
 
-# Of many trials a posterior is sampled from that of fewer of them, at sizes that are the same for every decision.
-FIRST_START = 80  # trials
+# Of many trials a posterior is sampled from that of fewer of them, at sizes that are the same for
+# every decision; this is the first of these sizes, in trials.
+FIRST_START = 80
 # 1.25: the next posterior is near, two or three temperatures away, and a study of 1,000 trials has ten of them.
 START_GROWTH = 1.25
 # Of the trials, at most, that a start is made of: those before that were slow to end are in by then.
@@ -90,8 +91,10 @@ class Observation:
     # Of a reached one: the last step that missed the target, 0 if it was not looked at before.
     steps_low: int
     seconds_per_step: float | None
-    x: float  # log2 of the batch size
-    z: float  # log2 of the learning rate
+    x: float
+    """Log2 of the batch size."""
+    z: float
+    """Log2 of the learning rate."""
     other: tuple[float, ...]
     # Extrapolated log(steps to target/steps), and its standard deviation; None if the history does not allow it.
     log_factor: float | None

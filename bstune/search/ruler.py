@@ -114,7 +114,8 @@ def _finite_evaluations(history: Evaluations) -> list[tuple[int, float]]:
 class RunningBest:
     """A trial's best height so far at each of its evaluations, in order: arrays of shape (n,)."""
 
-    log_shares: Array  # log of the share of the budget, at most 0
+    log_shares: Array
+    """Log of the share of the budget, at most 0."""
     heights: Array
 
     @property
