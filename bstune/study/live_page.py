@@ -106,7 +106,17 @@ class LivePage:
         ``to_go``: the seconds that the rest of the study is predicted to take; None: not known.
         """
         self._last = _Shown(prepared, done, to_go)
-        if len(done) != self._written and self._pace.is_due(self._elapsed()):
+        self.catch_up()
+
+    def catch_up(self) -> None:
+        """Show what was not due when its trial ended, if it is due now.
+
+        Called before a trial begins: a long one would leave the page without the trials that ended
+        shortly before it, until it has ended itself.
+        """
+        if self._last is None or len(self._last.done) == self._written:
+            return
+        if self._pace.is_due(self._elapsed()):
             self._write(self._last, is_running=True)
 
     def leave(self) -> None:

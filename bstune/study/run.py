@@ -207,7 +207,7 @@ def paused_study(
         with left_unless_ended(page):
             show = shown_by(progress, page, prepared)
             with progress.live or nullcontext(), heard(progress):
-                search = Search(prepared, study, leases, tracking, show)
+                search = Search(prepared, study, leases, tracking, show, page.catch_up)
                 end = yield from search.paused()
             interruption.enter(Stage.REPORT)
             return report_study(
@@ -236,7 +236,8 @@ def _with_own_target(
         interruption.enter(Stage.SEARCH)
         progress = Progress(prepared.budget.trials, metric, console)
         with progress.live or nullcontext(), heard(progress), left_unless_ended(page):
-            search = Search(prepared, study, leases, None, shown_by(progress, page, prepared))
+            show = shown_by(progress, page, prepared)
+            search = Search(prepared, study, leases, None, show, page.catch_up)
             yield from search.paused_baseline(met_target)
     goal = stored_goal(study)
     assert goal is not None  # noqa: S101 (set just now)

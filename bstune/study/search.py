@@ -100,13 +100,24 @@ class Search:
         leases: Leases,
         tracking: "Tracking | None",
         show: Callable[[Sequence[TrialResult], float | None], None],
+        before_trial: Callable[[], None] | None = None,
     ) -> None:
-        """``show`` gets the finished trials, and the seconds to go as far as they are known."""
+        """Take what the trials of a study need.
+
+        Args:
+            prepared: the study.
+            study: with its trials.
+            leases: of this process, and of those beside it.
+            tracking: of MLflow; None where it is off.
+            show: gets the finished trials, and the seconds to go as far as they are known.
+            before_trial: called before each trial begins; None: nothing is.
+        """
         self._prepared = prepared
         self._study = study
         self._leases = leases
         self._tracking = tracking
         self._show = show
+        self._before_trial = before_trial
         self._budget = prepared.budget
         self._worker = leases.own.id
         self._is_owner = leases.own.role == "owner"
@@ -361,6 +372,8 @@ class Search:
         goal = self._prepared.goal
         goal_value = None if goal is None else goal.value
         spec = replace(spec, max_seconds=max_seconds, goal=goal_value)
+        if self._before_trial is not None:
+            self._before_trial()
         runner.start(spec, self._prepared.files, resumed_from)
 
     def _store(
