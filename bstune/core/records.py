@@ -16,6 +16,8 @@ from bstune.core.evaluation_schedule import EvaluationSchedule
 
 Status = Literal["reached", "stopped", "diverged", "out of memory", "failed"]
 STATUSES: tuple[str, ...] = get_args(Status)
+# Which way a metric is to go.
+Mode = Literal["min", "max"]
 # What a winner is best by.
 Merit = Literal["time", "steps"]
 # Of counts and measurements in a record.
@@ -29,7 +31,7 @@ FastMode = Literal["auto", "off", "graph"]
 StepsOf = Literal["trainer", "lean"]
 
 
-def sign_of(mode: Literal["min", "max"]) -> float:
+def sign_of(mode: Mode) -> float:
     """Give 1 for a metric that is to fall, -1 for one that is to rise: times it, a lower value is a better one."""
     return 1.0 if mode == "min" else -1.0
 
@@ -49,7 +51,7 @@ class Target:
 
     metric: str
     value: float
-    mode: Literal["min", "max"]
+    mode: Mode
 
     def __post_init__(self) -> None:
         if self.mode not in ("min", "max"):
@@ -235,7 +237,7 @@ class TrialResult:
             return None
         return self.steps * self.seconds_per_step
 
-    def best_value(self, mode: Literal["min", "max"]) -> float | None:
+    def best_value(self, mode: Mode) -> float | None:
         """Give the best value of the metric after training began; None where it has none."""
         values = [value for step, value in self.history if step > 0 and value is not None]
         if not values:

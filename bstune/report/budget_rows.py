@@ -108,7 +108,7 @@ def budget_rows(trials: Sequence[TrialResult], result: StudyResult) -> BudgetRow
     )
 
 
-def last_step_of(found: AtBudget, trial: TrialResult) -> float:
+def budget_steps_of(found: AtBudget, trial: TrialResult) -> float:
     """Give the step at which a trial's budget is spent, as the result has it."""
     if found.steps is not None:
         return float(found.steps)
@@ -123,7 +123,7 @@ def last_step_of(found: AtBudget, trial: TrialResult) -> float:
 def _is_full(trial: TrialResult, found: AtBudget) -> bool:
     """Say whether a trial ran to its budget's end, which is a whole step."""
     ended = trial.status in ("stopped", "reached")
-    is_whole = trial.steps >= math.floor(last_step_of(found, trial))
+    is_whole = trial.steps >= math.floor(budget_steps_of(found, trial))
     return ended and is_whole
 
 

@@ -48,7 +48,7 @@ Array = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
-class Point:
+class ComparedPoint:
     """A batch size of the frontier, and what it took to the target."""
 
     batch_size: float
@@ -127,7 +127,7 @@ class Compared:
     """The metric and its value, in words."""
     device: str
     """What trained, in words."""
-    points: tuple[Point, ...]
+    points: tuple[ComparedPoint, ...]
     """Those that reached the target, in order of batch sizes."""
     batch_size: Array
     """Of the fitted curve, shape (n,); n is 0 where there is none."""
@@ -444,10 +444,10 @@ def compared(result: StudyResult, source: str) -> Compared:
     ``source``: the folder or run that it was read from.
     """
     # The frontier holds stopped trials, too, as bounds: these did not reach the target.
-    points = list[Point]()
+    points = list[ComparedPoint]()
     for point in result.points:
         if point.steps:
-            points.append(Point(point.batch_size, point.steps, point.time_to_target))
+            points.append(ComparedPoint(point.batch_size, point.steps, point.time_to_target))
     points.sort(key=lambda point: point.batch_size)
     curve = _curve(result)
     critical = _critical(result)
@@ -568,7 +568,7 @@ def _use_at_budget(metric: str, at_budget: AtBudget) -> Use:
     )
 
 
-def _notes(result: StudyResult, points: Sequence[Point]) -> list[str]:
+def _notes(result: StudyResult, points: Sequence[ComparedPoint]) -> list[str]:
     """Say what a reader has to know of a study."""
     # It has a vocabulary of its own: no target that could be missed.
     if result.objective == "loss":

@@ -61,7 +61,7 @@ class Look:
 
 
 @dataclass(frozen=True)
-class Row:
+class FigureRow:
     """What a study says in one line."""
 
     value: float | None
@@ -237,15 +237,15 @@ def _say(axes: "Axes", text: str) -> None:
     axes.set(xticks=[], yticks=[])
 
 
-def _critical_row(study: Compared) -> Row:
-    return Row(study.b_crit, study.b_crit_low, study.b_crit_high, study.critical)
+def _critical_row(study: Compared) -> FigureRow:
+    return FigureRow(study.b_crit, study.b_crit_low, study.b_crit_high, study.critical)
 
 
-def _time_row(study: Compared) -> Row:
+def _time_row(study: Compared) -> FigureRow:
     """Give the row of a study's time to target, all that it says to use, and what that gains."""
     use = study.use
     if use is None:
-        return Row(None, None, None, "target not reached")
+        return FigureRow(None, None, None, "target not reached")
     place = f"B = {format_count(use.batch_size)}, lr = {format_number(use.lr)}"
     below = list[str]()
     if use.further:
@@ -253,17 +253,17 @@ def _time_row(study: Compared) -> Row:
     below.append(_shortened(f"gain {study.gain_text}", LONGEST_LINE_BELOW))
     further = tuple(below)
     if use.seconds is None:
-        return Row(None, None, None, f"seconds not known; {place}", further=further)
+        return FigureRow(None, None, None, f"seconds not known; {place}", further=further)
     text = format_seconds(use.seconds)
     if not use.runs:
         text += " (predicted)"
     elif not use.reliable:
         text += f" ({use.reached} of {use.runs})"
-    return Row(use.seconds, use.low, use.high, f"{text}: {place}", use.reliable, further)
+    return FigureRow(use.seconds, use.low, use.high, f"{text}: {place}", use.reliable, further)
 
 
 def _draw_rows(
-    axes: "Axes", studies: Sequence[Look], row_of: Callable[[Compared], Row], title: str
+    axes: "Axes", studies: Sequence[Look], row_of: Callable[[Compared], FigureRow], title: str
 ) -> None:
     """Draw a row for each study: a mark, an interval, and above them in words what they say."""
     rows = [row_of(look.study) for look in studies]

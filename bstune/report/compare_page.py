@@ -13,7 +13,7 @@ from bstune.system.console import format_count, format_number, format_seconds
 # symbol.
 CSS_COLOURS = ("--blue", "--vermilion", "--green", "--purple", "--orange", "--sky", "--ink")
 SYMBOLS = ("circle", "square", "triangle-up", "diamond", "triangle-down", "cross", "x")
-BATCH_SIZE = "batch size B (examples per optimizer step)"
+BATCH_SIZE_AXIS = "batch size B (examples per optimizer step)"
 Trace = dict[str, Any]
 
 
@@ -138,7 +138,7 @@ def _curves(studies: Sequence[Compared]) -> str:
             place = {"x": study.mark[:1], "y": study.mark[1:], "legendgroup": str(i)}
             shown = {"mode": "markers", "marker": marker, "showlegend": False}
             traces.append({**shown, **place, **_hover([words])})
-    axes = {"xaxis": axis(BATCH_SIZE), "yaxis": axis("steps to target S")}
+    axes = {"xaxis": axis(BATCH_SIZE_AXIS), "yaxis": axis("steps to target S")}
     caption = "Lines: S*(B) by all of a study's trials. Large and hollow: its critical batch size."
     alt = f"Steps to target over batch size. {'. '.join(sentences)}."
     return chart(traces, axes, caption, alt=alt)
@@ -238,7 +238,7 @@ def _times(studies: Sequence[Compared]) -> str:
             traces.append({**star, **_hover([words])})
     if not traces:
         return paragraph("No study has a time to target.")
-    axes = {"xaxis": axis(BATCH_SIZE), "yaxis": axis("time to target T (seconds of training)")}
+    axes = {"xaxis": axis(BATCH_SIZE_AXIS), "yaxis": axis("time to target T (seconds of training)")}
     caption = (
         "Lines: S*(B) times the seconds per step. Dots: single runs. Stars: what to use, the "
         "median and range over fresh seeds; hollow where one missed the target, or none ran."

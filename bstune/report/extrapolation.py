@@ -253,7 +253,7 @@ def _exponent_text(found: Extrapolation, name: Quantity) -> str:
 def extrapolation_lines(found: Extrapolation) -> list[str]:
     """Say in words what to use at the wanted scale, and what to doubt."""
     lines = [f"USE       {_use_text(found)}"]
-    for caution in cautions(found):
+    for caution in extrapolation_cautions(found):
         lines.append(f"CAUTION   {caution}")
     for note in found.notes:
         lines.append(f"NOTE      {note}")
@@ -272,7 +272,7 @@ def _use_text(found: Extrapolation) -> str:
     return f"{point} at {place}, {beyond}: B is the {HEADINGS[found.size_to_use]}"
 
 
-def cautions(found: Extrapolation) -> list[str]:
+def extrapolation_cautions(found: Extrapolation) -> list[str]:
     """Warn of a scale far beyond what was measured, and of an answer that says little."""
     lines = list[str]()
     if found.beyond > WARN_BEYOND:
@@ -345,7 +345,7 @@ def card(found: Extrapolation, tokens: int | None) -> str:
             "checkpoints of a run, tell how the critical one grows within a training, where it "
             "surely grows."
         )
-    for caution in cautions(found):
+    for caution in extrapolation_cautions(found):
         comments.append(f"CAUTION: {caution}.")
     rows = list[str]()
     for comment in comments:

@@ -23,7 +23,7 @@ PRINTED_COLUMNS = 100
 # Pairs of studies that a cell shows; the page of a comparison has all of them.
 SHOWN_PAIRS = 6
 # A notebook centres tables and aligns their cells to the right.
-TABLE = "<table style='margin-left:0'>"
+TABLE_BEGINS = "<table style='margin-left:0'>"
 CELL = "style='text-align:left;vertical-align:top'"
 
 
@@ -35,7 +35,7 @@ def escaped(text: str) -> str:
 def answer_html(found: Answer, picture: "Picture", alt: str) -> str:
     """Show an answer: what was asked, a row for each line of it, and its picture."""
     rows = "".join(_answer_row(line) for line in shown_lines(found))
-    return f"<p>{escaped(found.title)}</p>{TABLE}{rows}</table>{image(picture, alt)}"
+    return f"<p>{escaped(found.title)}</p>{TABLE_BEGINS}{rows}</table>{image(picture, alt)}"
 
 
 def _answer_row(line: Line) -> str:
@@ -68,7 +68,7 @@ def table_html(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     for row in rows:
         cells = "".join(f"<td {CELL}>{escaped(text)}</td>" for text in row)
         lines.append(f"<tr>{cells}</tr>")
-    return f"{TABLE}<tr>{top}</tr>{''.join(lines)}</table>"
+    return f"{TABLE_BEGINS}<tr>{top}</tr>{''.join(lines)}</table>"
 
 
 def printed_html(*printed: "RenderableType") -> str:

@@ -28,8 +28,8 @@ MARK = '<meta name="bstune" content="a running study">\n'
 # Of a page's beginning, within which the mark stands.
 HEAD_BYTES = 1024
 NO_ANSWER = "This study is running. What to use, and how sure that is, is said at its end."
-LEFT = "This study was left before its end: the command that began it goes on with it."
-LUCK = "Each is one run: a fresh seed may differ."
+STUDY_LEFT = "This study was left before its end: the command that began it goes on with it."
+ONE_RUN_EACH = "Each is one run: a fresh seed may differ."
 
 
 @dataclass(frozen=True)
@@ -78,7 +78,7 @@ def is_running_page(path: Path) -> bool:
 
 def _state(so_far: StudySoFar) -> str:
     """Show that there is no answer yet, how far the study has come, and when that was."""
-    words = NO_ANSWER if so_far.is_running else LEFT
+    words = NO_ANSWER if so_far.is_running else STUDY_LEFT
     state = paragraph(words, "warning")
     stamp = text(so_far.written.isoformat(timespec="seconds"))
     shown = text(so_far.written.strftime("%Y-%m-%d %H:%M:%S %z"))
@@ -95,4 +95,4 @@ def _curve(so_far: StudySoFar) -> str:
     if so_far.study.result.objective != "loss":
         drawn = frontier_charts(so_far.study)
     rows = table(so_far.curve_heads, so_far.curve_rows, sortable=False, name="the curve so far")
-    return f"{drawn}{rows}{paragraph(LUCK, 'faint')}"
+    return f"{drawn}{rows}{paragraph(ONE_RUN_EACH, 'faint')}"

@@ -34,7 +34,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from bstune.core.objectives import Objective
-from bstune.core.records import TrialResult
+from bstune.core.records import Mode, TrialResult
 from bstune.search.acquisition import Policy
 from bstune.search.budget_runs import (
     BudgetRun,
@@ -46,7 +46,7 @@ from bstune.search.budget_runs import (
 from bstune.search.drift import Drift, fit_drift, stopped_spread
 from bstune.search.observations import FAILURE_FACTOR, Point, steps_before
 from bstune.search.posterior import NOISE, LikelihoodData, Prior, log_steps, sample_posterior
-from bstune.search.ruler import Array, Mode, Ruler, Scale, make_ruler, scale_of
+from bstune.search.ruler import Array, Ruler, Scale, make_ruler, scale_of
 
 LOSS: Objective = "loss"
 # Standard deviation of ``behind`` of a full trial: evaluations have a distance.

@@ -60,7 +60,7 @@ from optuna.trial import FrozenTrial, TrialState
 
 from bstune.core.errors import ConfigError
 from bstune.core.objectives import OBJECTIVES, Objective
-from bstune.core.records import Status, Target, TrialResult, TrialSpec
+from bstune.core.records import Mode, Status, Target, TrialResult, TrialSpec
 from bstune.search.acquisition import Pending, Policy, Suggestion, suggest
 from bstune.search.budget_decision import suggest_within_budget
 from bstune.search.budget_runs import last_whole_step
@@ -74,7 +74,6 @@ from bstune.search.fixed_budget import (
 )
 from bstune.search.observations import Posterior, infer, smoothed, start_of
 from bstune.search.posterior import Prior, make_prior, noise_scale_prior
-from bstune.search.ruler import Mode
 
 logger = logging.getLogger(__name__)
 # The trial's record, as JSON, among its user attributes.

@@ -41,7 +41,7 @@ SMALLEST_PART = 16
 # Of the objective loss, where nothing says how long a trial is: twenty fit into the study's time.
 BUDGET_SECONDS = QUICK_SECONDS / 20.0
 # Arguments of the Trainer that say how the project itself trains, and what is made of them.
-LENGTHS = ("max_epochs", "max_steps")
+TRAINER_LENGTHS = ("max_epochs", "max_steps")
 ACCUMULATED = "accumulate_grad_batches"
 # Of a data set that is read once, to ask it for its batch size.
 ANY_BATCH_SIZE = 32
@@ -230,7 +230,7 @@ class _Project:
     def take_length(self, batch_size: int) -> _Length:
         """Take the length of the Trainer's arguments; without one it is so long that time ends the study."""
         examples = own_examples(self.trainer, batch_size, self.batches.examples)
-        for length in LENGTHS:
+        for length in TRAINER_LENGTHS:
             self.trainer.pop(length, None)
         epoch = f"epochs of {format_count(self.batches.examples)} examples"
         if examples is not None:

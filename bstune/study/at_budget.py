@@ -185,7 +185,7 @@ def _original(trials: Sequence[TrialResult], run: TrialResult) -> TrialResult:
     return original
 
 
-def budget_text(options: StudyOptions) -> str:
+def spending_text(options: StudyOptions) -> str:
     """Say what a trial of the objective loss may spend."""
     budget = options.budget
     if budget.seconds is not None:
@@ -199,4 +199,4 @@ def question_of(options: StudyOptions) -> str:
     """Say what a study of the objective loss asks."""
     target = options.workload.target
     extreme = "least" if target.mode == "min" else "most"
-    return f"{extreme} {target.metric} within {budget_text(options)}"
+    return f"{extreme} {target.metric} within {spending_text(options)}"

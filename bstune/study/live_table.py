@@ -10,7 +10,9 @@ from bstune.system.console import format_count, format_number, format_seconds
 LAST_TRIALS = 8
 TRIAL_HEADS = ("trial", "batch size", "learning rate", "ended", "value", "steps", "time to target")
 CURVE_HEADS = ("batch sizes", "trials", "reached", "fewest steps", "least time to target")
-LUCK = "Each is one run: a fresh seed may take more. The answer at the end says what to expect."
+ONE_RUN_UNTIL_THE_ANSWER = (
+    "Each is one run: a fresh seed may take more. The answer at the end says what to expect."
+)
 
 
 def live_html(done: Sequence[TrialResult], line: str) -> str:
@@ -20,7 +22,7 @@ def live_html(done: Sequence[TrialResult], line: str) -> str:
     newest = sorted(done, key=lambda trial: trial.number, reverse=True)[:LAST_TRIALS]
     trials = table_html(TRIAL_HEADS, map(_trial_row, newest))
     curve = table_html(CURVE_HEADS, curve_rows(done))
-    return f"<p>{escaped(line)}</p>{trials}<p>{escaped(LUCK)}</p>{curve}"
+    return f"<p>{escaped(line)}</p>{trials}<p>{escaped(ONE_RUN_UNTIL_THE_ANSWER)}</p>{curve}"
 
 
 def _trial_row(trial: TrialResult) -> tuple[str, ...]:

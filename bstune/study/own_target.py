@@ -15,13 +15,12 @@ another schedule. It tells by how much the metric still moves.)
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
 
 import numpy as np
 import optuna
 
 from bstune.core.errors import StudyError
-from bstune.core.records import Target, TrialResult, sign_of
+from bstune.core.records import Mode, Target, TrialResult, sign_of
 from bstune.options import with_option
 from bstune.search.ruler import scale_of
 from bstune.study.prepare import OwnGoal, PreparedStudy
@@ -58,7 +57,7 @@ class OwnResult:
 
 def own_result(
     history: Sequence[tuple[int, float | None]],
-    mode: Literal["min", "max"],
+    mode: Mode,
     *,
     anneals: bool = False,
     ideal: float | None = None,

@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
 ALT = "steps and time to target over batch size"
 # Columns of the trials' table; further hyper-parameters follow the learning rate.
-NEEDED = (
+TRIAL_COLUMNS = (
     "number",
     "batch_size",
     "lr",
@@ -172,7 +172,7 @@ class Result:
         )
         names += [*searched, "time_to_target", "value"]
         if columns == "needed":
-            names = [*NEEDED[:3], *searched, *NEEDED[3:]]
+            names = [*TRIAL_COLUMNS[:3], *searched, *TRIAL_COLUMNS[3:]]
         table = pandas.DataFrame(rows, columns=list(dict.fromkeys(names)))
         return table.astype({name: kind for name, kind in KINDS.items() if name in names})
 

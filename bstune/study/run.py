@@ -30,7 +30,7 @@ from bstune.study.search import Paused, Search, go_through
 from bstune.study.storage.attributes import (
     ARGUMENTS,
     BUDGET_TIMES,
-    DEVICE,
+    DEVICE_KIND,
     GOAL,
     OUTPUT,
     STUDY_ID,
@@ -281,8 +281,8 @@ def run_worker(prepared: PreparedStudy, study: optuna.Study, console: Console) -
         run_by = ", ".join(owners) or "nobody now"
         print_line(console, f"joins study {study.study_name}, run by {run_by}")
         device = prepared.backend.device_kind
-        if device != study.user_attrs[DEVICE]:
-            seconds = f"its seconds are those of {study.user_attrs[DEVICE]}"
+        if device != study.user_attrs[DEVICE_KIND]:
+            seconds = f"its seconds are those of {study.user_attrs[DEVICE_KIND]}"
             console.print(f"{seconds}: trials on {device} give steps only", soft_wrap=True)
         make_inside(prepared.files.checkpoints)
         progress = Progress(prepared.budget.trials, prepared.protocol.target, console)

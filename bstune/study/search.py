@@ -51,7 +51,7 @@ from bstune.study.searching.rescue import choose_rescue, needs_rescue
 from bstune.study.searching.time_to_go import PointEnds, study_seconds_to_go
 from bstune.study.searching.trial_files import TrialFiles, may_go_on, may_win
 from bstune.study.storage.asking import Ranking, ask, ask_continuation, ask_replicate
-from bstune.study.storage.attributes import DEVICE, OUTPUT
+from bstune.study.storage.attributes import DEVICE_KIND, OUTPUT
 from bstune.study.storage.lease import Leases
 from bstune.study.storage.patience import StorageGoneError
 from bstune.study.storage.samplers import build_sampler
@@ -75,18 +75,18 @@ if TYPE_CHECKING:
 
 # Seconds between looks at what other processes do.
 OTHERS_SECONDS = 0.5
-Answer = TypeVar("Answer")
-Paused = Generator[None, None, Answer]
+Outcome = TypeVar("Outcome")
+Paused = Generator[None, None, Outcome]
 """What pauses before it waits for a trial, and comes to an answer."""
 
 
-def go_through(paused: Paused[Answer]) -> Answer:
+def go_through(paused: Paused[Outcome]) -> Outcome:
     """Go on after each pause at once, as where a runner trains the trials, and give the answer."""
     while True:
         try:
             next(paused)
         except StopIteration as end:
-            answer: Answer = end.value
+            answer: Outcome = end.value
             return answer
 
 
@@ -123,7 +123,7 @@ class Search:
         self._is_owner = leases.own.role == "owner"
         self._wall = WallTime(study, prepared.budget, prepared.elapsed, self._is_owner)
         self._stops = prepared.backend.stops and stops_trials(prepared.options)
-        self._counts_seconds = study.user_attrs[DEVICE] == prepared.backend.device_kind
+        self._counts_seconds = study.user_attrs[DEVICE_KIND] == prepared.backend.device_kind
         # A worker on another machine keeps the files of its own trials.
         keeps_files = self._is_owner or str(prepared.files.root) != study.user_attrs[OUTPUT]
         self._files = TrialFiles(prepared.files) if keeps_files else None

@@ -18,7 +18,7 @@ OUTPUT = "bstune:output"
 # Test metrics by trial number.
 TESTS = "bstune:tests"
 # The kind of device whose seconds count.
-DEVICE = "bstune:device"
+DEVICE_KIND = "bstune:device"
 # Arguments of the command line, which compose the config elsewhere.
 ARGUMENTS = "bstune:arguments"
 # Batch sizes and seconds of a step, of a budget of seconds.
@@ -40,7 +40,7 @@ WINNER = "winner"
 STUDY_ATTRIBUTES: Mapping[str, TypeAdapter[Any]] = {
     STUDY_ID: TypeAdapter(str),
     OUTPUT: TypeAdapter(str),
-    DEVICE: TypeAdapter(str),
+    DEVICE_KIND: TypeAdapter(str),
     ARGUMENTS: TypeAdapter(list[str]),
     FROZEN_SETTINGS: TypeAdapter(str),
     TESTS: TypeAdapter(dict[str, dict[str, float]]),

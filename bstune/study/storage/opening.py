@@ -21,7 +21,7 @@ from bstune.search.sampler import RECORD
 from bstune.study.storage.attributes import (
     ARGUMENTS,
     BUDGET_TIMES,
-    DEVICE,
+    DEVICE_KIND,
     FORMAT,
     FORMAT_VERSION,
     FROZEN_SETTINGS,
@@ -66,7 +66,7 @@ def open_study(
         FORMAT: FORMAT_VERSION,
         STUDY_ID: uuid.uuid4().hex,
         OUTPUT: str(output),
-        DEVICE: device,
+        DEVICE_KIND: device,
         ARGUMENTS: list(arguments),
         # The last one: where it is there, the study is made.
         FROZEN_SETTINGS: dump_json(frozen_settings),

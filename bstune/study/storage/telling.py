@@ -11,8 +11,8 @@ from optuna.study import StudyDirection
 from optuna.trial import TrialState
 
 from bstune.core.errors import RecordError, StudyError
-from bstune.core.objectives import SOUGHT, Mode, Objective
-from bstune.core.records import TrialResult, TrialSpec
+from bstune.core.objectives import SOUGHT, Objective
+from bstune.core.records import Mode, TrialResult, TrialSpec
 from bstune.search.sampler import RECORD
 from bstune.study.storage.attributes import OUTCOME, SPEC
 from bstune.study.storage.patience import StorageGoneError, patient
