@@ -125,6 +125,7 @@ class TrialSpec:
 
     def trial_fields(self) -> dict[str, Any]:
         """Give the fields that a trial's record takes over as they are: all but its limits."""
+        # How far a trial was let run says nothing of what it is.
         limits = ("max_steps", "max_seconds", "dense_steps", "goal")
         names = [spec_field.name for spec_field in fields(self) if spec_field.name not in limits]
         return {name: getattr(self, name) for name in names}
@@ -239,6 +240,7 @@ class TrialResult:
 
     def best_value(self, mode: Mode) -> float | None:
         """Give the best value of the metric after training began; None where it has none."""
+        # At step 0 nothing is trained yet.
         values = [value for step, value in self.history if step > 0 and value is not None]
         if not values:
             return None
@@ -274,6 +276,7 @@ class TrialResult:
             values = json.loads(text)
         except (ValueError, RecursionError) as error:
             raise RecordError(f"a trial record is a line of JSON, but got {text[:80]!r}") from error
+        # No more of what anybody wrote than a line goes to the console.
         if not isinstance(values, dict):
             raise RecordError(f"a trial record is a JSON object, but got {text[:80]!r}")
         _check_names(values)
@@ -320,6 +323,7 @@ class _Field(NamedTuple):
 
 
 def _is_number(value: object) -> bool:
+    # To Python true and false are whole numbers.
     if isinstance(value, bool) or not isinstance(value, int | float):
         return False
     return abs(value) <= LARGEST_RECORDED
@@ -421,6 +425,7 @@ def dump_json(value: Any, indent: int | None = None) -> str:
 
 
 def _finite(value: Any) -> Any:
+    # JSON has no name for NaN and the infinities, and its keys are texts.
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, Mapping):

@@ -53,6 +53,7 @@ def answer(result: StudyResult) -> Answer:
     """Put into words what a study answers."""
     title = f"{question(result)} · {plural(result.trials, 'trial')}"
     headline = _headline(result)
+    # Within a budget there is no target, and so no steps or seconds to one.
     if result.objective == "loss":
         return Answer(
             title,

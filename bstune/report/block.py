@@ -11,15 +11,15 @@ INDENT = 10
 SHOWN_CAUTIONS = 3
 
 
-def block(found: Answer, further: Sequence[Line] = (), width: int = WIDTH) -> list[str]:
+def block(study_answer: Answer, further: Sequence[Line] = (), width: int = WIDTH) -> list[str]:
     """Give an answer as lines of the console, of so many columns.
 
     ``further`` follows, such as the page's path. Neither it nor a command is broken.
     """
-    rows = [*wrapped(found.title, width), ""]
-    shown = shown_lines(found)
+    rows = [*wrapped(study_answer.title, width), ""]
+    shown = shown_lines(study_answer)
     # The lines of the answer come first, then what to do, which may be a command.
-    count = len(found.lines)
+    count = len(study_answer.lines)
     for label, texts in shown[:count]:
         rows += labelled_rows(label, texts, width)
     for label, texts in (*shown[count:], *further):
@@ -27,16 +27,16 @@ def block(found: Answer, further: Sequence[Line] = (), width: int = WIDTH) -> li
     return rows
 
 
-def shown_lines(found: Answer) -> list[Line]:
+def shown_lines(study_answer: Answer) -> list[Line]:
     """Give the lines that the console and a notebook show: the first cautions, then what to do."""
     shown = list[Line]()
-    for label, texts in found.lines:
+    for label, texts in study_answer.lines:
         if label == "CAUTION" and len(texts) > SHOWN_CAUTIONS:
             not_shown = len(texts) - SHOWN_CAUTIONS
             texts = (*texts[:SHOWN_CAUTIONS], f"{not_shown} more in the page")
         shown.append((label, texts))
     # What would show more is for the page's reader: the console says what to do next.
-    for label, texts in found.actions:
+    for label, texts in study_answer.actions:
         if label != "MORE":
             shown.append((label, texts))
     return shown
@@ -44,14 +44,15 @@ def shown_lines(found: Answer) -> list[Line]:
 
 def labelled_rows(label: str, texts: Sequence[str], width: int | None) -> list[str]:
     """Lay out a labelled line, its texts below each other, wrapped to the width; None: whole."""
-    texts_rows = list[str]()
+    words = list[str]()
     for text in texts:
         if width is None:
-            texts_rows.append(text)
+            words.append(text)
         else:
-            texts_rows += wrapped(text, width - INDENT)
+            words += wrapped(text, width - INDENT)
     rows = list[str]()
-    for row in texts_rows:
+    for row in words:
+        # The label stands once, and what follows is indented below it.
         shown_label = "" if rows else label
         rows.append(f"{shown_label:<{INDENT}}{row}")
     return rows

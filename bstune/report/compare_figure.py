@@ -78,38 +78,40 @@ class FigureRow:
     """What is written below it, a line each."""
 
 
-def draw_comparison(found: Comparison, path: Path) -> None:
+def draw_comparison(comparison: Comparison, path: Path) -> None:
     """Write the figure: S(B) above, the collapse below it.
 
     Then there is a row for each study's B_crit and time to target.
     """
-    save_figure(lambda figure: paint_comparison(figure, found), comparison_inches(found), path)
+    save_figure(
+        lambda figure: paint_comparison(figure, comparison), comparison_inches(comparison), path
+    )
 
 
-def comparison_figure(found: Comparison) -> "Picture":
+def comparison_figure(comparison: Comparison) -> "Picture":
     """Draw what :func:`draw_comparison` writes, of a page's resolution."""
-    paint = partial(paint_comparison, found=found)
-    return figure_of(paint, comparison_inches(found), PAGE_DPI)
+    paint = partial(paint_comparison, comparison=comparison)
+    return figure_of(paint, comparison_inches(comparison), PAGE_DPI)
 
 
-def comparison_inches(found: Comparison) -> tuple[float, float]:
+def comparison_inches(comparison: Comparison) -> tuple[float, float]:
     """Give width and height of the figure."""
-    return INCHES_WIDE, TOP_INCHES + FOOT_INCHES + ROW_INCHES * len(found.studies)
+    return INCHES_WIDE, TOP_INCHES + FOOT_INCHES + ROW_INCHES * len(comparison.studies)
 
 
-def paint_comparison(figure: "Figure | SubFigure", found: Comparison) -> None:
+def paint_comparison(figure: "Figure | SubFigure", comparison: Comparison) -> None:
     """Draw what :func:`draw_comparison` writes, on a figure, or on a part of one.
 
     The other parts of that are drawn already.
     """
-    studies = looks(found.studies)
+    studies = looks(comparison.studies)
     (top,), (foot,) = figure.subfigures(
         2, 1, squeeze=False, height_ratios=[TOP_INCHES, FOOT_INCHES + ROW_INCHES * len(studies)]
     )
     curves, law = top.subplots(2, 1, gridspec_kw={"height_ratios": [1.25, 1.0]})
     critical, times = foot.subplots(1, 2)
     _draw_curves(curves, studies)
-    _draw_collapse(law, studies, found.collapse)
+    _draw_collapse(law, studies, comparison.collapse)
     _draw_rows(critical, studies, _critical_row, "Critical batch size (examples)")
     _draw_rows(times, studies, _time_row, "Time to target (seconds)")
     # The names stand once, at the left of both columns of rows.

@@ -32,10 +32,10 @@ def escaped(text: str) -> str:
     return html.escape(printable(text))
 
 
-def answer_html(found: Answer, picture: "Picture", alt: str) -> str:
+def answer_html(study_answer: Answer, picture: "Picture", alt: str) -> str:
     """Show an answer: what was asked, a row for each line of it, and its picture."""
-    rows = "".join(_answer_row(line) for line in shown_lines(found))
-    return f"<p>{escaped(found.title)}</p>{TABLE_BEGINS}{rows}</table>{image(picture, alt)}"
+    rows = "".join(_answer_row(line) for line in shown_lines(study_answer))
+    return f"<p>{escaped(study_answer.title)}</p>{TABLE_BEGINS}{rows}</table>{image(picture, alt)}"
 
 
 def _answer_row(line: Line) -> str:
@@ -44,11 +44,11 @@ def _answer_row(line: Line) -> str:
     return f"<tr><th {CELL}>{escaped(label)}</th><td {CELL}>{shown}</td></tr>"
 
 
-def comparison_html(found: Comparison) -> str:
+def comparison_html(comparison: Comparison) -> str:
     """Show what each study says to use, the pairs, the notes, and the picture."""
     heads = ("study", "target", "use", "takes", "gain", "critical batch size", "spent")
     rows = list[tuple[str, ...]]()
-    for study in found.studies:
+    for study in comparison.studies:
         use = "-"
         takes = "-"
         if study.use is not None:
@@ -56,9 +56,9 @@ def comparison_html(found: Comparison) -> str:
             takes = study.use.text
         cells = (study.name, study.target, use, takes, study.gain_text, study.critical, study.spend)
         rows.append(cells)
-    further = [*map(str, found.pairs[:SHOWN_PAIRS]), *found.notes]
+    further = [*map(str, comparison.pairs[:SHOWN_PAIRS]), *comparison.notes]
     lines = "".join(f"<p>{escaped(line)}</p>" for line in further)
-    return f"{table_html(heads, rows)}{lines}{image(found.plot(), found.title)}"
+    return f"{table_html(heads, rows)}{lines}{image(comparison.plot(), comparison.title)}"
 
 
 def table_html(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:

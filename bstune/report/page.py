@@ -22,6 +22,7 @@ from bstune.result import Curve, StudyResult
 from bstune.system.console import format_count, format_number, format_seconds, plural
 from bstune.system.files import write_text
 
+# The page is passed on without its README: it says its terms itself.
 GLOSSARY = {
     "batch size B": "examples per applied optimizer step, over all devices and all accumulated micro-batches",
     "target": "a validation metric and its goal; reached at the first evaluation that meets it",
@@ -113,6 +114,7 @@ def _action(line: Line) -> str:
     name, texts = line
     parts = [f"<h3>{text(name)}</h3>"]
     for words in texts:
+        # A command stands in a line of its own, to be copied as it is.
         if words.startswith("bstune "):
             parts.append(f'<div class="do"><pre class="command">{text(words)}</pre></div>')
         else:
@@ -181,6 +183,7 @@ def trials_table(trials: Sequence[TrialResult]) -> str:
     """Show the trials as a table, with the columns that any of them fills."""
     if not trials:
         return ""
+    # A column that no trial fills would only widen the table.
     names = sorted({name for trial in trials for name in trial.hyperparameters})
     has_effective_lr = any(trial.effective_lr is not None for trial in trials)
     has_horizon = any(trial.horizon is not None for trial in trials)
@@ -215,6 +218,7 @@ def _outcome_cells(trial: TrialResult) -> list[Cell | str]:
     for _, value in trial.history:
         if value is not None:
             last = value
+    # The trial's number has a column of its own.
     _, _, part = part_text(trial).partition(", ")
     remarks = [remark for remark in (part, trial.message) if remark]
     return [

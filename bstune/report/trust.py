@@ -87,6 +87,7 @@ def trust_in_timing(result: StudyResult) -> Trust | None:
     if timing.not_told_apart:
         sizes = " and ".join(map(format_count, timing.not_told_apart))
         error += f", too little to tell USE from batch size {sizes}"
+    # What other programs took is told apart from the noise of the timings themselves.
     if timing.waited > BUSY_SHARE:
         waited = f"timed steps waited for a processor {timing.waited:.0%} of the time"
         busy = f"the machine was busy: {waited}, which is left out"

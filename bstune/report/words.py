@@ -75,6 +75,7 @@ def expected_text(winner: WinnerResult) -> str:
     reached = fresh_text(fresh)
     ranges = [range_text("time", fresh), range_text("steps", fresh)]
     interval = ", ".join(text for text in ranges if text)
+    # Where no fresh seed reached the target there is no time to tell.
     if not interval:
         return f"not known: {reached} reached the target"
     # Where half of the seeds missed the target the median is one that missed it.
@@ -110,6 +111,7 @@ def range_text(merit: Merit, fresh: Confirmed) -> str | None:
             last = format_number(high / scale, 3)
     if high is None:
         return f"{first} {unit} and more"
+    # What differs by less than the digits that are shown is one number.
     if first == last:
         return f"{first} {unit}"
     return f"{first} to {last} {unit}"

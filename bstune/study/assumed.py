@@ -180,9 +180,9 @@ def _from_project(stated: Stated, module: Module, data: Data) -> Completed:
         build = module_builder(module, list(stated.tunable or ()), overrides_lr=stated.overrides_lr)
         built = build(trial)
         accelerator = "cpu" if stated.device == "cpu" else "auto"
-        found = own_metric(built, project.data, project.trainer, accelerator)
-        target = Target(found.name, 0.0, found.mode).never_met
-        lines.append(_line_on(found, stated.objective))
+        metric = own_metric(built, project.data, project.trainer, accelerator)
+        target = Target(metric.name, 0.0, metric.mode).never_met
+        lines.append(_line_on(metric, stated.objective))
     given = _given(replace(stated, trainer=project.trainer), target, sizes, reference, budget)
     return Completed(given, wall_seconds, tuple(lines), budget_seconds)
 
@@ -238,15 +238,15 @@ class _Project:
         return _Length(MOST_EPOCHS * self.batches.examples, False, f"{MOST_EPOCHS} {epoch}")
 
 
-def _line_on(found: OwnMetric, objective: str | None) -> str:
+def _line_on(metric: OwnMetric, objective: str | None) -> str:
     """Say which metric a study goes by, and what it is to come to."""
-    others = f", not {', '.join(found.others)}" if found.others else ""
+    others = f", not {', '.join(metric.others)}" if metric.others else ""
     if objective == "loss":
-        return f"target={found.name!r}: the metric that is compared{others}, as {found.why}"
-    sign = "<=" if found.mode == "min" else ">="
+        return f"target={metric.name!r}: the metric that is compared{others}, as {metric.why}"
+    sign = "<=" if metric.mode == "min" else ">="
     return (
-        f"target={found.name!r}: what your own configuration comes to, by {found.name}{others}, as "
-        f"{found.why}; target='{found.name}{sign}VALUE' sets another"
+        f"target={metric.name!r}: what your own configuration comes to, by {metric.name}{others}, as "
+        f"{metric.why}; target='{metric.name}{sign}VALUE' sets another"
     )
 
 

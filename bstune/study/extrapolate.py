@@ -82,7 +82,10 @@ def main(arguments: list[str]) -> str:
     parser.add_argument("--figure", type=Path, metavar="FILE", help="draw the laws, PNG or SVG")
     options = parser.parse_args(arguments)
     name, wanted = _scale("--at", options.at)
-    values = None if options.values is None else _values(options.values)
+    values: dict[str, float] | None = None
+    if options.values is not None:
+        values = _values(options.values)
+    # A path that cannot be written is told before all studies are read.
     for option, path in (("--card", options.card), ("--figure", options.figure)):
         if path is not None:
             check_writable(path, f"{option} {path}")

@@ -91,7 +91,10 @@ class LivePage:
         say: Callable[[str], None],
         clock: Callable[[], datetime] = local_time,
     ) -> None:
-        self._path, self._elapsed, self._say, self._clock = path, elapsed, say, clock
+        self._path = path
+        self._elapsed = elapsed
+        self._say = say
+        self._clock = clock
         self._pace = PagePace()
         self._last: _Shown | None = None
         # Trials on the page that this run wrote last.
@@ -128,8 +131,9 @@ class LivePage:
         began = self._elapsed()
         faults = list[str]()
         with optional("no page while the study runs", faults):
-            found = so_far(shown.prepared, shown.done, shown.to_go, self._clock(), is_running)
-            write_text_once(self._path, running_page(found))
+            study = so_far(shown.prepared, shown.done, shown.to_go, self._clock(), is_running)
+            write_text_once(self._path, running_page(study))
+        # A writing that failed has taken its time, too.
         self._pace.wrote(began, self._elapsed())
         self._written = len(shown.done)
         if faults:
@@ -153,7 +157,10 @@ def so_far(
     """Tell what the trials of a study that has not ended have come to."""
     result = summarize(done, asked_of(prepared, None), Analysis(fit=NO_FIT))
     files = StudyFiles(prepared.files.root, tuple(done), None, None, None, ())
-    lines: list[Line] = [("SO FAR", (_progress(prepared, done, to_go if is_running else None),))]
+    # A study that was left has no end to foretell.
+    if not is_running:
+        to_go = None
+    lines: list[Line] = [("SO FAR", (_progress(prepared, done, to_go),))]
     if done:
         lines.append(("BEST", (_best(prepared, done),)))
     runs = baseline_runs(done, prepared.baseline)
@@ -172,12 +179,15 @@ def _progress(prepared: PreparedStudy, done: Sequence[TrialResult], to_go: float
     told = f"{points} of {plural(prepared.budget.trials, 'configuration')} tried"
     if len(done) > points:
         told += f", in {plural(len(done), 'run')}"
-    return told if to_go is None else f"{told}; about {format_seconds(to_go)} to go"
+    if to_go is not None:
+        told += f"; about {format_seconds(to_go)} to go"
+    return told
 
 
 def _best(prepared: PreparedStudy, done: Sequence[TrialResult]) -> str:
     """Tell the best single run, or how close to the target the trials came."""
-    objective, target = prepared.budget.objective, prepared.protocol.target
+    objective = prepared.budget.objective
+    target = prepared.protocol.target
     if objective == "loss":
         full = best_full(done, prepared.last_step, target)
         if full is None:
@@ -215,8 +225,11 @@ def _cost(trial: TrialResult, in_steps: bool) -> tuple[float, int]:
     """Give what a trial took, by which the least is the best."""
     if in_steps:
         return 0.0, trial.steps
+    # One without seconds comes after any that has them.
     seconds = trial.time_to_target
-    return (math.inf if seconds is None else seconds), trial.steps
+    if seconds is None:
+        seconds = math.inf
+    return seconds, trial.steps
 
 
 def _run_text(trial: TrialResult) -> str:
@@ -243,7 +256,9 @@ def _budget_curve(
     for octave, trials in octaves(done):
         full = [trial for trial in trials if is_full(trial, prepared.last_step)]
         best = best_full(trials, prepared.last_step, target)
-        value = None if best is None else best.best_value(target.mode)
+        value: float | None = None
+        if best is not None:
+            value = best.best_value(target.mode)
         counts = (str(len(trials)), str(len(full)))
         rows.append((octave_text(octave), *counts, format_number(value)))
     return heads, rows

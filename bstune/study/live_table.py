@@ -58,10 +58,10 @@ def curve_rows(done: Sequence[TrialResult]) -> list[tuple[str, ...]]:
 
 def octaves(done: Sequence[TrialResult]) -> list[tuple[int, list[TrialResult]]]:
     """Divide trials by the octaves of their batch sizes, from 2^i to 2^(i + 1), in their order."""
-    found = dict[int, list[TrialResult]]()
+    by_octave = dict[int, list[TrialResult]]()
     for trial in done:
-        found.setdefault(math.floor(math.log2(trial.batch_size)), []).append(trial)
-    return sorted(found.items())
+        by_octave.setdefault(math.floor(math.log2(trial.batch_size)), []).append(trial)
+    return sorted(by_octave.items())
 
 
 def octave_text(octave: int) -> str:

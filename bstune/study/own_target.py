@@ -119,7 +119,7 @@ def goal_of(record: TrialResult, target: Target, bounds: Sequence[float] | None 
     if bounds is not None:
         ideal = bounds[0] if target.mode == "min" else bounds[1]
     anneals = record.horizon is not None
-    found = own_result(record.history, target.mode, anneals=anneals, ideal=ideal)
+    outcome = own_result(record.history, target.mode, anneals=anneals, ideal=ideal)
     how_else = "give the target a value, target=VALUE, or another reference, scaling.lr=LR"
     if record.status not in ("stopped", "reached"):
         because = "" if record.message is None else f": {record.message}"
@@ -127,12 +127,12 @@ def goal_of(record: TrialResult, target: Target, bounds: Sequence[float] | None 
             f"the target is to be what your own configuration comes to, but its run at batch size "
             f"{record.batch_size} and learning rate {record.lr:g} ended as {record.status}{because}; {how_else}"
         )
-    if found is None:
+    if outcome is None:
         raise StudyError(
             f"the target is to be what your own configuration comes to, but its run was not evaluated in "
             f"{record.steps} steps; {how_else}"
         )
-    return found.goal
+    return outcome.goal
 
 
 def stored_goal(study: optuna.Study) -> float | None:

@@ -122,8 +122,10 @@ class OwnGoal:
         """How long the trial ran, in words; empty where its record is not at hand."""
         if not self.steps:
             return "in its first run"
-        steps = f"after {plural(self.steps, 'step')}"
-        return steps if self.seconds is None else f"{steps}, {format_seconds(self.seconds)}"
+        words = f"after {plural(self.steps, 'step')}"
+        if self.seconds is not None:
+            words += f", {format_seconds(self.seconds)}"
+        return words
 
 
 @dataclass(frozen=True)
@@ -162,7 +164,7 @@ class PreparedStudy:
     budget_times: tuple[tuple[int, float], ...] | None = None
 
     def open_runner(self, count: int | None = None) -> "Workers | InProcess | LoopRunner":
-        """Return what runs the trials, ``search.workers`` or ``count`` at a time."""
+        """Give what runs the trials, ``search.workers`` or ``count`` at a time."""
         if self.open_processes is None:
             return InProcess(self.backend.run)
         return self.open_processes(count or self.options.search.workers)
@@ -179,9 +181,11 @@ class PreparedStudy:
 
     def measured_budget_times(self) -> tuple[tuple[int, float], ...]:
         """Give batch sizes over the range, the reference's among them, and the seconds of a step."""
-        low, high = self.space.low, self.space.high
+        low = self.space.low
+        high = self.space.high
         shares = np.linspace(0.0, 1.0, BUDGET_SIZES)
         sizes = {round(low * (high / low) ** share) for share in shares.tolist()}
+        # The baseline's own budget is exact.
         sizes.add(round(self.options.scaling.batch_size))
         return tuple((size, self.backend.step_time(size)) for size in sorted(sizes))
 
@@ -209,7 +213,7 @@ class PreparedStudy:
     @property
     def caveats(self) -> list[str]:
         """What the report prints below its table."""
-        caveats = []
+        caveats = list[str]()
         if self.backend.horizon and chooses_horizons(self.options):
             caveats.append(HORIZON_CAVEAT)
         elif self.backend.horizon:
@@ -247,7 +251,7 @@ def prepare(
     if options.quick and options.search.wall_seconds is None:
         options = with_option(options, "search.wall_seconds", QUICK_SECONDS)
     if backend is None and recipe is not None:
-        # torch and lightning take 4 s to import, and a replayed study needs neither
+        # torch and lightning take 4 s to import, and a replayed study needs neither.
         from bstune.trial.workload import checked_protocol, resolve
 
         options = _with_stored_threads(options)
@@ -262,10 +266,14 @@ def prepare(
         protocol = make_protocol(options, recipe)
         backend = backend or ReplayBackend(options, protocol)
     budget = search_budget(options)
-    # What trains takes any learning rate.
-    space = make_space(options, TrialBackend.lr_range if backend is None else backend.lr_range)
+    # What trains takes any learning rate; a table has its own range.
+    lr_range = TrialBackend.lr_range
+    if backend is not None:
+        lr_range = backend.lr_range
+    space = make_space(options, lr_range)
     files = Output(Path(options.output).absolute())
     check_writable(files.root / "trials.jsonl", f"output={options.output}")
+    # What a sampler refuses is told now, and not after a survey of minutes.
     build_sampler(options, budget, 0)
     trial = _single_trial(options)
     if trial is None:
@@ -280,8 +288,11 @@ def prepare(
     if backend is None:
         assert recipe is not None  # noqa: S101 (else the backend replays)
         prepared = _prepare_training(options, recipe, protocol, space, trial, budget, files, log)
-        training, backend, space = prepared.training, prepared.backend, prepared.space
-        survey, open_processes = prepared.survey, prepared.open_runner
+        training = prepared.training
+        backend = prepared.backend
+        space = prepared.space
+        survey = prepared.survey
+        open_processes = prepared.open_runner
         notes += prepared.notes
     backend.check(space, trial)
     if backend.validates_on_test:
@@ -290,7 +301,8 @@ def prepare(
     baseline: Baseline | None = None
     if trial is None:
         baseline, why_none = baseline_of(options, space, _largest(backend, survey))
-        notes += [] if why_none is None else [why_none]
+        if why_none is not None:
+            notes.append(why_none)
     is_for_target = options.search.objective != "loss"
     if is_for_target and protocol.target.is_open and baseline is None:
         raise ConfigError(NO_OWN_RUN.format(because=_why_no_own_run(options, trial, notes)))
@@ -412,11 +424,13 @@ def _with_stored_threads(options: StudyOptions) -> StudyOptions:
     if options.threads != "auto" or _single_trial(options) is not None:
         return options
     threads = stored_setting(options.study, options.storage, "threads")
-    return with_option(options, "threads", threads) if isinstance(threads, int) else options
+    if not isinstance(threads, int):
+        return options
+    return with_option(options, "threads", threads)
 
 
 def _single_trial(options: StudyOptions) -> TrialSpec | None:
-    """Return the one trial that is asked for in place of a study."""
+    """Give the one trial that is asked for in place of a study."""
     asked = options.trial
     if asked.batch_size is None or asked.lr is None:
         return None
@@ -426,11 +440,11 @@ def _single_trial(options: StudyOptions) -> TrialSpec | None:
 def _checked_tracking(
     options: StudyOptions, trial: TrialSpec | None
 ) -> tuple[StudyOptions, list[str]]:
-    """Check where MLflow is; return options without it, and a note, where it cannot be imported."""
+    """Check where MLflow is; give options without it, and a note, where it cannot be imported."""
     if not options.mlflow.enabled or trial is not None:
         return options, []
     try:
-        # mlflow takes seconds to import
+        # mlflow takes seconds to import.
         from bstune.tracking.address import check_uri, tracking_uri
     except ImportError as error:
         note = f"not logged in MLflow, which cannot be imported: {cause(error)}"
@@ -462,7 +476,7 @@ def _prepare_training(
     log: Callable[[str], None],
 ) -> _Prepared:
     """Try a few steps, survey the hardware, and say which processes train."""
-    # 4 s, as above
+    # torch takes seconds to import.
     from bstune.trial.checks.preflight import check_takes_rate
 
     if not options.scaling.override_lr:
@@ -488,15 +502,18 @@ def _prepare_training(
 
 
 def _largest(backend: TrialBackend, survey: "Survey | None") -> int | None:
-    """Return the largest batch size that the data and the memory allow; None where neither is known."""
-    limits = [] if backend.train_examples is None else [backend.train_examples]
+    """Give the largest batch size that the data and the memory allow; None where neither is known."""
+    limits = list[int]()
+    if backend.train_examples is not None:
+        limits.append(backend.train_examples)
+    # Without a size that did not fit, the ceiling is the data's or the search's.
     if survey is not None and survey.ceiling.above is not None:
         limits.append(survey.ceiling.batch_size)
     return min(limits, default=None)
 
 
 def search_budget(options: StudyOptions) -> SearchBudget:
-    """Return the budget of the search."""
+    """Give the budget of the search."""
     search = options.search
     return SearchBudget(
         objective=search.objective,
@@ -524,7 +541,7 @@ def _try_and_survey(
     say: Callable[[str], None],
 ) -> "tuple[TriedBackend, Space, Survey | None, list[str]]":
     """Take a few steps and survey the hardware: the backend, the space that fits, the survey and notes."""
-    # 4 s, as above
+    # torch takes seconds to import.
     from bstune.hardware.report import headline
     from bstune.hardware.survey import cached, measure_with
 
@@ -545,7 +562,8 @@ def _try_and_survey(
         if advice is not None:
             say(advice)
             backend.notes += (advice,)
-    key, how = tried.survey_key, tried.how_timed
+    key = tried.survey_key
+    how = tried.how_timed
     if key is None or how is None:
         return backend, space, None, []
     timed = options
@@ -572,7 +590,9 @@ def _try_and_survey(
     space = replace(space, low=survey.ceiling.smallest, high=high)
     backend.step_time = survey.step_time or tried.findings.step_time
     if survey.step_time is not None:
-        threads = None if survey.threads is None else survey.threads.threads
+        threads: int | None = None
+        if survey.threads is not None:
+            threads = survey.threads.threads
         backend.timed = Timed(survey.seconds_of, survey.measured.waited, threads)
     if survey.threads is not None:
         backend.rename(training.use_threads(survey.threads.threads))
@@ -587,7 +607,7 @@ def _several(
     survey: "Survey | None",
     trial: TrialSpec | None,
 ) -> list[str]:
-    """Time steps on several devices where no survey and no single trial does, and return the plan's note."""
+    """Time steps on several devices where no survey and no single trial does, and give the plan's note."""
     # torch takes seconds to import.
     from bstune.hardware.several import shared_step_time
 
@@ -602,8 +622,8 @@ def _several(
 def _runner_of(
     processes: TrainingProcess, options: StudyOptions, survey: "Survey | None"
 ) -> tuple[Callable[[int], Workers], list[str]]:
-    """Return what starts so many processes that train, and the plan's notes about them."""
-    # 4 s, as above
+    """Give what starts so many processes that train, and the plan's notes about them."""
+    # It takes seconds to import.
     import torch
 
     count = options.search.workers
@@ -614,26 +634,33 @@ def _runner_of(
             f"search.workers={count} needs steps that are timed at two batch sizes or more, with nothing beside them: "
             "widen search.batch_size, or use search.workers=1"
         )
-    cuda = options.device.startswith("cuda")
-    threads = None if cuda else max(1, torch.get_num_threads() // count)
-    if threads is not None and survey.threads is not None:
-        threads = min(threads, survey.threads.threads)
+    on_cuda = options.device.startswith("cuda")
     share = survey.ceiling.at.limit
-    limit = share if cuda else None
+    threads: int | None = None
+    limit: int | None = None
+    if on_cuda:
+        limit = share
+    else:
+        # Together they have the machine's cores, and each no more threads than are fastest.
+        threads = max(1, torch.get_num_threads() // count)
+        if survey.threads is not None:
+            threads = min(threads, survey.threads.threads)
 
     def open_runner(count: int) -> Workers:
         if count == 1:
             return processes.runner(1)
         return processes.runner(count, threads, limit)
 
-    each = "" if threads is None else f" with {threads} thread{'s' if threads > 1 else ''}"
+    each = ""
+    if threads is not None:
+        each = f" with {plural(threads, 'thread')}"
     note = (
         f"{count} trials at once, each{each} within {share / 2**20:,.0f} MiB; seconds per step are the survey's, "
         "measured alone; which trial comes next depends on which ends first"
     )
     if options.search.replicates:
         note += "; winners run again alone"
-    if cuda and not mps_runs():
+    if on_cuda and not mps_runs():
         note += "; they take turns on the device, as NVIDIA's MPS does not run (nvidia-cuda-mps-control -d starts it)"
     if options.search.tune:
         note += f"; they are those of the config's own {', '.join(options.search.tune)}, whatever a trial's"

@@ -271,15 +271,15 @@ def load(folder: str | Path, *, trust: bool = False) -> Result:
         StudyError: where there is no study, or its files are not of this version of bstune.
     """
     path = Path(folder)
-    found = study_so_far(path, trust)
-    notes = list(found.files.notes)
+    folder = study_so_far(path, trust)
+    notes = list(folder.files.notes)
     options: StudyOptions | None = None
-    if found.files.config is not None:
+    if folder.files.config is not None:
         try:
-            options = options_of_folder(found.files.config, Output(path).config, trust)
+            options = options_of_folder(folder.files.config, Output(path).config, trust)
         except StudyError as error:
             notes.append(str(error))
-    return Result(path, found.result, found.files.trials, options, None, tuple(notes))
+    return Result(path, folder.result, folder.files.trials, options, None, tuple(notes))
 
 
 def compare(*studies: str | Path | Result) -> Comparison:

@@ -19,6 +19,7 @@ from bstune.report.words import winner_text
 from bstune.result import StudyResult
 from bstune.system.console import format_count, format_number, plural
 
+# Rules are drawn in one colour: their dashes tell them apart.
 RATE_DASHES = {"none": "dot", "sqrt": "dash", "linear": "dashdot", LAW: "solid"}
 
 

@@ -49,9 +49,9 @@ def progress(study: StudyFolder) -> str:
         return ""
     in_seconds = any(trial.time_to_target is not None for trial in trials)
     rows = _spent(trials, in_seconds)
-    spent = [row.seconds for row in rows]
+    seconds_spent = [row.seconds for row in rows]
     best_so_far = [row.best for row in rows]
-    best_line = line_trace(spent, best_so_far, "best run so far", None, "--vermilion")
+    best_line = line_trace(seconds_spent, best_so_far, "best run so far", None, "--vermilion")
     # Stairs: it falls where a trial ends, and not on the way there.
     best_line["line"] |= {"shape": "hv"}
     searched = list[_Spent]()

@@ -16,6 +16,7 @@ def as_good(result: StudyResult) -> Iterator[str | None]:
     if nearly_best.merit == "time":
         least = "least time"
     within = f"within {nearly_best.within:.0%} of the {least}"
+    # Both ends are the winner itself.
     if nearly_best.low == nearly_best.high:
         yield f"no other batch size that was tried is {within}"
         return
@@ -25,9 +26,9 @@ def as_good(result: StudyResult) -> Iterator[str | None]:
         nearly_best.middle: nearly_best.lr_middle,
         nearly_best.high: nearly_best.lr_high,
     }
-    rates = ", ".join(
-        f"{format_number(lr, 3)} at {format_count(size)}" for size, lr in lr_of_size.items()
-    )
+    rates = list[str]()
+    for size, lr in lr_of_size.items():
+        rates.append(f"{format_number(lr, 3)} at {format_count(size)}")
     sizes = f"batch sizes {format_count(nearly_best.low)} to {format_count(nearly_best.high)}"
     beyond = beyond_text(nearly_best.is_low_open, nearly_best.is_high_open, "are not known")
-    yield f"{sizes}, predicted {within}; learning rate {rates}{beyond}"
+    yield f"{sizes}, predicted {within}; learning rate {', '.join(rates)}{beyond}"

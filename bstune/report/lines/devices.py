@@ -21,6 +21,7 @@ def devices(result: StudyResult) -> Iterator[str | None]:
     if critical is None:
         yield "not known yet"
         return
+    # One batch size tells no slope, and so nothing of others.
     if critical.is_of_one_size:
         size = format_count(critical.smallest)
         yield f"critical batch size not known, as batch size {size} alone reached the target"
@@ -44,6 +45,7 @@ def _plan_text(result: StudyResult) -> str | None:
             paying.append(row)
         else:
             wasting.append(row)
+    # Without a stated all-reduce the plan is of devices that share a batch for nothing.
     communication = ", communication not counted"
     if result.scale_out.with_all_reduce:
         communication = ""

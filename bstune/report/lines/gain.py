@@ -27,10 +27,12 @@ def gain(result: StudyResult) -> Iterator[str | None]:
     if compared.merit == "time":
         better = "as fast as"
     ratio = _ratio_text(compared.ratio)
+    # What was stopped takes longer than that: the ratio is a bound, without an interval.
     if compared.at_least or compared.low is None:
         yield f"at least {ratio} times {better} {yours}, stopped before the target"
         return
     interval = f"{compared.level:.0%} interval: {_ratio_text(compared.low)} to {_ratio_text(compared.high)}"
+    # Where its interval holds 1 the winner may be no faster at all.
     if compared.low <= 1.0:
         yield f"not shown to be faster than {yours}: keep what you have ({ratio} times, {interval})"
     else:

@@ -34,6 +34,7 @@ def _is_less(result: StudyResult, merit: Merit) -> bool:
     """Whether the other winner takes less than the one to use, as far as both are known."""
     if result.winner is None or result.other_winner is None:
         return False
+    # What is not known of one of them does not speak against showing the other.
     of_use = result.winner.expected(merit)
     of_other = result.other_winner.expected(merit)
     return of_other is None or of_use is None or of_other < of_use

@@ -78,6 +78,7 @@ def cause_of(result: StudyResult) -> Cause:
     if most == "out of memory":
         return Cause(f"{share} ran out of memory", "a smaller search.batch_size.high")
     if most == "diverged" and unreached.smallest_diverged_lr is not None:
+        # Well below the smallest rate that diverged.
         rate = format_number(unreached.smallest_diverged_lr / 10.0, 2)
         return Cause(f"{share} diverged", f"smaller learning rates: scaling.lr={rate}")
     return _cause_of_stops(unreached, unreached.stopped, result)
@@ -87,6 +88,7 @@ def _cause_of_stops(unreached: Unreached, count: int, result: StudyResult) -> Ca
     """Why stopped trials, so many, did not reach the target: by how many still improved."""
     stopped = plural(count, "stopped trial")
     improving = unreached.improving
+    # Most had come to rest: more steps would not bring them to the target.
     if 2 * improving < count:
         changes = ["another learning rate (scaling.lr), another model or schedule"]
         if unreached.easier:
@@ -94,6 +96,7 @@ def _cause_of_stops(unreached: Unreached, count: int, result: StudyResult) -> Ca
             changes.insert(0, f"an easier target (workload.target.value={value})")
         why = f"{count - improving} of {stopped} no longer improved when they were stopped"
         return Cause(why, " or ".join(changes))
+    # Of those that still improved, what most were stopped by is what to give more of.
     improving_at_budget = unreached.improving_at_budget
     if 2 * improving_at_budget >= improving:
         why = f"{improving_at_budget} of {stopped} still improved at the end of their budget"

@@ -34,6 +34,6 @@ def metrics_on_test_set(result: StudyResult) -> Iterator[str | None]:
         return
     # The other winner's metrics are not those of this point.
     metrics = result.test.get(result.use, {})
-    values = ", ".join(f"{name} {format_number(value)}" for name, value in metrics.items())
+    values = [f"{name} {format_number(value)}" for name, value in metrics.items()]
     if values:
-        yield f"{values} of one run, on data that took no part in the choice"
+        yield f"{', '.join(values)} of one run, on data that took no part in the choice"

@@ -56,10 +56,10 @@ class TrialFiles:
     def write(self, trials: Sequence[TrialResult]) -> None:
         """Write ``trials.jsonl``: one record a trial, in order of their numbers."""
         # A record never changes, and there may be thousands.
-        self._lines = {
-            trial.number: self._lines.get(trial.number) or trial.to_json() + "\n"
-            for trial in trials
-        }
+        lines = dict[int, str]()
+        for trial in trials:
+            lines[trial.number] = self._lines.get(trial.number) or trial.to_json() + "\n"
+        self._lines = lines
         write_text(self._files.trials, "".join(self._lines.values()))
 
 
@@ -76,6 +76,7 @@ def may_go_on(
     """Give the numbers of the stopped trials that are continued now, or may be."""
     if not prepared.backend.continues:
         return set()
+    # A process may just be reading the state of a trial that it continues.
     needed = {spec.resumed_from for spec in running if spec.resumed_from is not None}
     unfinished = trials
     if is_for_loss(prepared):
@@ -92,12 +93,17 @@ def worth_continuing(trials: Sequence[TrialResult], objective: Objective) -> set
     """
     # A continuation that was cut short is asked again, from the same state.
     resumed = {trial.resumed_from for trial in trials if trial.status != "failed"}
-    reached = [trial for trial in trials if trial.reached and trial.replicate_of is None]
-    times = [trial.time_to_target for trial in reached if trial.time_to_target is not None]
-    fastest = min(times, default=math.inf)
-    fewest = min((trial.steps for trial in reached), default=math.inf)
+    fastest = math.inf
+    fewest = math.inf
+    for trial in trials:
+        if not trial.reached or trial.replicate_of is not None:
+            continue
+        fewest = min(fewest, trial.steps)
+        if trial.time_to_target is not None:
+            fastest = min(fastest, trial.time_to_target)
 
     def can_still_win(trial: TrialResult) -> bool:
+        # Of these no trial that reached a target says how far another one may go.
         if objective in ("curve", "loss"):
             return True
         seconds = trial.steps * (trial.seconds_per_step or 0.0)
@@ -107,10 +113,9 @@ def worth_continuing(trials: Sequence[TrialResult], objective: Objective) -> set
         }
         return any(by_merit[merit] for merit in SOUGHT[objective].merits)
 
-    stopped = [
-        trial
-        for trial in searched(trials)
-        if trial.status == "stopped" and trial.number not in resumed
-    ]
+    stopped = list[TrialResult]()
+    for trial in searched(trials):
+        if trial.status == "stopped" and trial.number not in resumed:
+            stopped.append(trial)
     in_order = sorted(stopped, key=lambda trial: (can_still_win(trial), trial.number))
     return {trial.number for trial in in_order[-MAX_STATES:]}
