@@ -251,9 +251,9 @@ def _until_the_end(run: BudgetRun, drift: Drift | None, policy: Policy) -> tuple
 
 def _full_trials_paid(trials: Sequence[TrialResult], budget: Callable[[float], float]) -> float:
     """Give what the trials have cost, in full trials: those that they continue are paid once."""
-    before = steps_before(trials)
+    earlier_steps = steps_before(trials)
     paid = 0.0
     for trial in trials:
-        own_steps = max(trial.steps - before[trial.number], 0)
+        own_steps = max(trial.steps - earlier_steps[trial.number], 0)
         paid += own_steps / last_whole_step(budget(float(trial.batch_size)))
     return paid

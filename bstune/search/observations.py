@@ -204,10 +204,10 @@ def infer(
 
 def _cost_so_far(trials: Sequence[TrialResult], tau: StepTimes) -> float:
     """Add up the costs of each trial's own steps: those that it continues are not paid again."""
-    before = steps_before(trials)
+    earlier_steps = steps_before(trials)
     costs = list[float]()
     for trial in trials:
-        own_steps = max(trial.steps - before[trial.number], 0)
+        own_steps = max(trial.steps - earlier_steps[trial.number], 0)
         costs.append(float(own_steps * tau(np.array(float(trial.batch_size)))))
     return sum(costs)
 
@@ -226,14 +226,14 @@ def observed(
     histories = {trial.number: _history_towards(trial, target, ideal) for trial in last}
     reached = [trial for trial in last if trial.reached and len(histories[trial.number]) > 2]
     slowdown = fit_slowdown([_until_target(trial, histories) for trial in reached])
-    before = steps_before(trials)
+    earlier_steps = steps_before(trials)
     reached_trials = ReachedTrials(reached)
     observations = list[Observation]()
     for trial in last:
         observation = _observation(
             trial,
             others.get(trial.number, ()),
-            before[trial.number],
+            earlier_steps[trial.number],
             histories,
             reached_trials,
             slowdown,
@@ -259,12 +259,12 @@ def _until_target(trial: TrialResult, histories: Mapping[int, History]) -> tuple
 def steps_before(trials: Sequence[TrialResult]) -> dict[int, int]:
     """Give the steps of what each trial continues, by its number; 0 of one that starts afresh."""
     steps = {trial.number: trial.steps for trial in trials}
-    before = dict[int, int]()
+    earlier_steps = dict[int, int]()
     for trial in trials:
-        before[trial.number] = 0
+        earlier_steps[trial.number] = 0
         if trial.resumed_from is not None:
-            before[trial.number] = steps.get(trial.resumed_from, 0)
-    return before
+            earlier_steps[trial.number] = steps.get(trial.resumed_from, 0)
+    return earlier_steps
 
 
 def weight_of_histories(trials: Sequence[TrialResult]) -> Array:
@@ -344,7 +344,7 @@ def start_of(
     if key not in _starts:
         last, observations = observed(first, others, prior, target, ideal)
         data = _data_of(observations, last, prior, independent)
-        before = start_of(
+        smaller_start = start_of(
             first,
             others,
             prior_of=prior_of,
@@ -355,7 +355,7 @@ def start_of(
             independent=independent,
         )
         rng = np.random.default_rng([START_SEED, len(first)])
-        theta = sample_posterior(data, prior, rng, particles, moves, before)
+        theta = sample_posterior(data, prior, rng, particles, moves, smaller_start)
         if len(_starts) >= STARTS_KEPT:
             oldest = next(iter(_starts))
             del _starts[oldest]

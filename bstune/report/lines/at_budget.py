@@ -88,7 +88,7 @@ def gain(result: StudyResult) -> Iterator[str | None]:
     yours = f"your batch size {size}, learning rate {format_number(baseline.lr)}"
     difference = at_budget.gain
     if difference is None:
-        yield f"none: {yours} is the best that was at_budget"
+        yield f"none: {yours} is the best that was found"
         return
     reached = metric_words(baseline.expected, at_budget)
     interval = ""

@@ -9,7 +9,7 @@ from bstune.system.console import format_number
 
 
 def use(result: StudyResult) -> Iterator[str | None]:
-    """Give the winner and what it takes; without one, the point that came closest_texts."""
+    """Give the winner and what it takes; without one, the point that came closest."""
     winner = result.winner
     if winner is None:
         yield from closest_texts(result)
