@@ -325,7 +325,8 @@ def card(extrapolation: Extrapolation, tokens: int | None) -> str:
         share = shrinkage_of(size, half_lives["weight_decay_half_life"])
         values["weight_decay"] = _short(share / rate.wanted.value)
     comments = [
-        f"Made by bstune extrapolate of {plural(len(extrapolation.rows), 'row')}, over {extrapolation.meaning}.",
+        f"Made by bstune extrapolate of {plural(len(extrapolation.rows), 'row')}, over "
+        f"{extrapolation.meaning}.",
         f"Intervals hold {LAW_LEVEL:.0%}; half-lives are in examples.",
     ]
     if extrapolation.schedule:

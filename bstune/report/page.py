@@ -27,11 +27,13 @@ GLOSSARY = {
     "batch size B": "examples per applied optimizer step, over all devices and all accumulated micro-batches",
     "target": "a validation metric and its goal; reached at the first evaluation that meets it",
     "steps to target S": "optimizer steps applied until the target; known as an interval, from the last evaluation "
-    "that missed it to the first that met it. S*(B) is the least at a batch size, over learning rates",
+    "that missed it to the first that met it. S*(B) is the least at a batch size, over learning "
+    "rates",
     "time to target T": "S times the seconds per training step, which the survey measured beforehand; evaluation, "
     "compilation and start-up are measured apart and not in it",
     "critical batch size": "the batch size at which the slope of log S* over log B is -1/2: of S*(B) = S_min (1 + "
-    "B_crit/B) it is B_crit. Well below it twice the batch halves the steps, well above it more gains nothing",
+    "B_crit/B) it is B_crit. Well below it twice the batch halves the steps, well above it more "
+    "gains nothing",
     "90% interval": "where the critical batch size lies with a probability of 90%, by all trials; an end that only the "
     "prior sets is left open",
     "fresh seeds": "the winner is run again on seeds that took no part in the choice; what is reported of it is their "

@@ -65,7 +65,8 @@ Columns = slice | NDArray[np.bool_]
     B_OPT,
     ROUGHNESS,
 ) = range(12)
-# Then three for each other hyper-parameter: its best value, log curvature, shift; then horizons' law; then the knots.
+# Then three for each other hyper-parameter: its best value, log curvature, shift; then horizons'
+# law; then the knots.
 OTHER = 12
 # Mean and standard deviation of each of the three.
 OTHER_NORMAL = [(0.5, 0.35), (math.log(0.3), 1.0), (0.0, 1.0)]
@@ -80,7 +81,8 @@ DIVERGED_PENALTY = 1.5
 DIVERGED_SPREAD = 0.4
 # Of a particle by a step towards the fitted normal distribution, in its deviations.
 KEPT_BY_STEP = (0.3, 0.7, 0.95)
-# Values of log S worked out at a time, 320 kB: likelihoods of 1,000 trials take two thirds of the time so.
+# Values of log S worked out at a time, 320 kB: likelihoods of 1,000 trials take two thirds of the
+# time so.
 CACHED_VALUES = 40_000
 # Batch sizes an octave, at which what depends on them alone is worked out for many trials.
 NODES_AN_OCTAVE = 8
@@ -598,7 +600,8 @@ def _temper(theta: Array, path: _Path, rng: np.random.Generator, moves: int) -> 
         step = _next_step(rise, temperature)
         temperature += step
         weight = np.exp(step * (rise - rise.max()))
-        # Systematic resampling: evenly spaced places on the cumulative weights, shifted together at random.
+        # Systematic resampling: evenly spaced places on the cumulative weights, shifted together at
+        # random.
         places = (rng.random() + np.arange(count)) / count
         chosen = np.minimum(np.searchsorted(np.cumsum(weight / weight.sum()), places), count - 1)
         theta = theta[chosen]
@@ -645,8 +648,8 @@ def _move(
 ) -> tuple[Array, Array, Array]:
     """Take Metropolis steps; give the particles and the two parts of their log density."""
     for i in range(moves):
-        # Alternately towards a normal distribution fitted to the particles, which moves far in many dimensions, and by
-        # the difference of two particles, which does not trust that shape.
+        # Alternately towards a normal distribution fitted to the particles, which moves far in many
+        # dimensions, and by the difference of two particles, which does not trust that shape.
         if i % 2 == 0:
             proposed, correction = _towards_normal(theta, path.prior, rng)
         else:

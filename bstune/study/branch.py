@@ -136,7 +136,8 @@ def run_branches(
     fixed = [name for name in (*HALF_LIVES, OVERRIDE_LR) if option_at(options, name)]
     if fixed:
         raise ConfigError(
-            f"a branch has the checkpoint's optimizer, which {fixed[0]} would not change: leave it out"
+            f"a branch has the checkpoint's optimizer, which {fixed[0]} would not change: leave it "
+            "out"
         )
     if options.devices > 1:
         raise ConfigError(
@@ -232,12 +233,13 @@ def _check_sizes(own_size: int, given: Sequence[int], examples: int) -> tuple[in
         )
     if len(sizes) < 2:
         raise ConfigError(
-            f"--batch-sizes={own_size} is the run's own, --batch-size={own_size}: give at least one larger one"
+            f"--batch-sizes={own_size} is the run's own, --batch-size={own_size}: give at least "
+            "one larger one"
         )
     if sizes[-1] * MIN_BRANCH_STEPS > examples:
         raise ConfigError(
-            f"--examples={examples} are fewer than {MIN_BRANCH_STEPS} steps at batch size {sizes[-1]}: "
-            f"give --examples={MIN_BRANCH_STEPS * sizes[-1]} or more"
+            f"--examples={examples} are fewer than {MIN_BRANCH_STEPS} steps at batch size "
+            f"{sizes[-1]}: give --examples={MIN_BRANCH_STEPS * sizes[-1]} or more"
         )
     return sizes
 
@@ -314,20 +316,20 @@ def _largest_text(branches: Branches) -> str:
         below = format_count(smaller)
         above = format_count(larger)
         return (
-            f"batch size {below} {nothing}, {above} far more: the largest one lies between {below} and "
-            f"{above}, look there, --batch-sizes"
+            f"batch size {below} {nothing}, {above} far more: the largest one lies between {below} "
+            f"and {above}, look there, --batch-sizes"
         )
     if largest.low is None:
         return (
-            f"batch size {size} {nothing}, on {plural(seeds, 'seed')}: give {LEAST_SEEDS} --seeds or "
-            "more for an interval"
+            f"batch size {size} {nothing}, on {plural(seeds, 'seed')}: give {LEAST_SEEDS} --seeds "
+            "or more for an interval"
         )
     level = f"{BRANCH_LEVEL:.0%}"
     low = format_count(largest.low)
     if largest.high is None:
         return (
-            f"batch size {size} {nothing} ({level}: {low} to no end seen: {largest.unbounded} of {seeds} "
-            "seeds lost nothing at the largest one)"
+            f"batch size {size} {nothing} ({level}: {low} to no end seen: {largest.unbounded} of "
+            f"{seeds} seeds lost nothing at the largest one)"
         )
     high = format_count(largest.high)
     return f"batch size {size} {nothing} ({level}: {low} to {high}, over {plural(seeds, 'seed')})"

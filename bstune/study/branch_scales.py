@@ -68,7 +68,8 @@ def extrapolate_branches(
     """
     if name not in PROGRESS_SCALES:
         raise ConfigError(
-            f"branches tell how far a run is in {listing(PROGRESS_SCALES)}, but got --at {one_line(name)}"
+            f"branches tell how far a run is in {listing(PROGRESS_SCALES)}, but got --at "
+            f"{one_line(name)}"
         )
     _check_one_run(checkpoints)
     points, notes = _points(checkpoints, name)
@@ -90,8 +91,8 @@ def extrapolate_branches(
     # With the exponent 0 the rate stays the run's: there is nothing to follow.
     if schedule and exponent:
         notes.append(
-            f"the branches' learning rates were the run's times (B/B0)^{format_number(exponent)}: let "
-            "yours follow each step of the schedule so"
+            f"the branches' learning rates were the run's times (B/B0)^{format_number(exponent)}: "
+            "let yours follow each step of the schedule so"
         )
     rows = list[ScaleRow]()
     for point in sorted(points, key=lambda point: point.scale):
@@ -117,7 +118,8 @@ def _check_one_run(checkpoints: Sequence[Branches]) -> None:
         values = list(dict.fromkeys(texts))
         if len(values) > 1:
             raise StudyError(
-                f"the branches differ in more than the checkpoint: {field} is {one_line(listing(values))}"
+                f"the branches differ in more than the checkpoint: {field} is "
+                f"{one_line(listing(values))}"
             )
 
 

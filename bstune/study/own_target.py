@@ -32,9 +32,9 @@ LAST_SHARE = 0.5
 FEWEST = 3
 # Standard deviation of log steps to one value, from seed to seed.
 SEED_SCATTER = 0.25
-# Of the distance from the ideal value, where a schedule ends with the trial: one seed's last value differs from
-# another's by 3 to 5% in the middle, on two projects and two recorded tables (tests/benchmarks/README.md,
-# "A first call without arguments").
+# Of the distance from the ideal value, where a schedule ends with the trial: one seed's last value
+# differs from another's by 3 to 5% in the middle, on two projects and two recorded tables
+# (tests/benchmarks/README.md, "A first call without arguments").
 ANNEALED_SCATTER = 0.05
 # Significant digits of a goal, which is read and typed.
 DIGITS = 4
@@ -124,13 +124,14 @@ def goal_of(record: TrialResult, target: Target, bounds: Sequence[float] | None 
     if record.status not in ("stopped", "reached"):
         because = "" if record.message is None else f": {record.message}"
         raise StudyError(
-            f"the target is to be what your own configuration comes to, but its run at batch size "
-            f"{record.batch_size} and learning rate {record.lr:g} ended as {record.status}{because}; {how_else}"
+            "the target is to be what your own configuration comes to, but its run at batch size "
+            f"{record.batch_size} and learning rate {record.lr:g} ended as "
+            f"{record.status}{because}; {how_else}"
         )
     if outcome is None:
         raise StudyError(
-            f"the target is to be what your own configuration comes to, but its run was not evaluated in "
-            f"{record.steps} steps; {how_else}"
+            "the target is to be what your own configuration comes to, but its run was not "
+            f"evaluated in {record.steps} steps; {how_else}"
         )
     return outcome.goal
 

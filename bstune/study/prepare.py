@@ -60,22 +60,25 @@ FEWEST_STEPS = 10
 LEAST_SURVEYED = 100.0
 # Of search.wall_seconds, that timing steps may take: the search is to have the rest.
 SURVEY_SHARE = 0.1
-# Seconds of the command without a line, where the process that trains says what it waits for after ten.
+# Seconds of the command without a line, where the process that trains says what it waits for after
+# ten.
 OWN_SILENCE = 15.0
 HORIZON_CAVEAT = (
-    "The workload's schedule ends with the trial, at its horizon: S(B) is the shortest horizon that reaches the "
-    "target, and a point stands where a run met the target, at its horizon's end or before."
+    "The workload's schedule ends with the trial, at its horizon: S(B) is the shortest horizon "
+    "that reaches the target, and a point stands where a run met the target, at its horizon's end "
+    "or before."
 )
 FIXED_HORIZON_CAVEAT = (
-    "The workload's schedule ends with the budget, which this sampler leaves as it is: the curve shows where this "
-    "schedule stops working rather than the fewest steps (sampler=frontier chooses each trial's horizon)."
+    "The workload's schedule ends with the budget, which this sampler leaves as it is: the curve "
+    "shows where this schedule stops working rather than the fewest steps (sampler=frontier "
+    "chooses each trial's horizon)."
 )
 ON_TEST_CAVEAT = "The target is measured on the test images, as the workload's source does: there is no other test."
 ON_TEST_NOTE = "the target is measured on the test images, as the workload's source does"
 
 OVERRIDDEN_CAVEAT = (
-    "The learning rate was set in the optimizer that configure_optimizers builds, in place of its own, all groups and "
-    "schedules in proportion."
+    "The learning rate was set in the optimizer that configure_optimizers builds, in place of its "
+    "own, all groups and schedules in proportion."
 )
 OWN_TARGET_CAVEAT = (
     "The target is what your own configuration came to {after}: {target}, which is made easier by what chance is "
@@ -97,8 +100,8 @@ def compose_joined(study: "optuna.Study", arguments: Sequence[str]) -> Composed:
     """Compose what a process that joins a study runs; the owner alone sends it to MLflow, which takes a second."""
     if not study.user_attrs[ARGUMENTS]:
         raise ConfigError(
-            f"the study {study.study_name!r} trains Python objects, which no command line has: continue it by the call "
-            "of bstune.tune() that began it"
+            f"the study {study.study_name!r} trains Python objects, which no command line has: "
+            "continue it by the call of bstune.tune() that began it"
         )
     return compose_checked([*study.user_attrs[ARGUMENTS], *arguments, "mlflow.enabled=false"])
 
@@ -366,9 +369,9 @@ def _single_tau(options: StudyOptions, recipe: Recipe | None) -> float:
     times = stored_budget_times(options.study, options.storage)
     if times is None:
         raise ConfigError(
-            f"budget.seconds={shown(options.budget.seconds)} of a single trial are counted by the seconds of a step "
-            f"that study={options.study} has measured, and it has measured none: run the study first, or give "
-            "budget.steps=N budget.examples=1"
+            f"budget.seconds={shown(options.budget.seconds)} of a single trial are counted by the "
+            f"seconds of a step that study={options.study} has measured, and it has measured none: "
+            "run the study first, or give budget.steps=N budget.examples=1"
         )
     return seconds_between(times, batch_size)
 
@@ -387,8 +390,8 @@ def _check_budget(prepared: PreparedStudy) -> None:
             )
         if prepared.recipe is not None and prepared.survey is None:
             raise ConfigError(
-                f"budget.seconds={budget.seconds:g} needs steps that are timed over all batch sizes: let "
-                "hardware.enabled=true, or give budget.examples or budget.steps"
+                f"budget.seconds={budget.seconds:g} needs steps that are timed over all batch "
+                "sizes: let hardware.enabled=true, or give budget.examples or budget.steps"
             )
     smallest = prepared.space.low
     steps = prepared.last_step(smallest)
@@ -403,8 +406,8 @@ def _check_budget(prepared: PreparedStudy) -> None:
     else:
         least = f"budget.steps={FEWEST_STEPS}"
     raise ConfigError(
-        f"a trial at the smallest batch size, {smallest}, ends after {plural(steps, 'step')}, which tells "
-        f"nothing: give {least} at least"
+        f"a trial at the smallest batch size, {smallest}, ends after {plural(steps, 'step')}, "
+        f"which tells nothing: give {least} at least"
     )
 
 
@@ -547,7 +550,8 @@ def _try_and_survey(
 
     wall_seconds = options.search.wall_seconds
     has_time = wall_seconds is None or wall_seconds >= LEAST_SURVEYED
-    # Several trials side by side take their seconds from the survey, and so does a budget of seconds.
+    # Several trials side by side take their seconds from the survey, and so does a budget of
+    # seconds.
     needs_seconds = options.search.workers > 1 or options.budget.seconds is not None
     has_time = has_time or needs_seconds
     surveyed = trial is None and options.hardware.enabled and has_time
@@ -631,8 +635,8 @@ def _runner_of(
         return processes.runner, []
     if survey is None or survey.step_time is None:
         raise ConfigError(
-            f"search.workers={count} needs steps that are timed at two batch sizes or more, with nothing beside them: "
-            "widen search.batch_size, or use search.workers=1"
+            f"search.workers={count} needs steps that are timed at two batch sizes or more, with "
+            "nothing beside them: widen search.batch_size, or use search.workers=1"
         )
     on_cuda = options.device.startswith("cuda")
     share = survey.ceiling.at.limit
@@ -655,8 +659,8 @@ def _runner_of(
     if threads is not None:
         each = f" with {plural(threads, 'thread')}"
     note = (
-        f"{count} trials at once, each{each} within {share / 2**20:,.0f} MiB; seconds per step are the survey's, "
-        "measured alone; which trial comes next depends on which ends first"
+        f"{count} trials at once, each{each} within {share / 2**20:,.0f} MiB; seconds per step are "
+        "the survey's, measured alone; which trial comes next depends on which ends first"
     )
     if options.search.replicates:
         note += "; winners run again alone"

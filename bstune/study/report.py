@@ -177,7 +177,8 @@ def _analysis_of(
         with optional("no answer for the budget's end", missing):
             at_budget = analyse_at_budget(prepared, done)
         return Analysis(fit=NO_TARGET, at_budget=at_budget)
-    # Without runs on fresh seeds there is none yet, and another process may have ended a trial since.
+    # Without runs on fresh seeds there is none yet, and another process may have ended a trial
+    # since.
     if sampled is None or sampled[0] != done:
         posterior = study_posterior(prepared, done, REPORT_PARTICLES)
     else:

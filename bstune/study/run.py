@@ -269,8 +269,8 @@ def run_worker(prepared: PreparedStudy, study: optuna.Study, console: Console) -
         goal = stored_goal(study)
         if goal is None:
             raise StudyError(
-                f"the study {study.study_name!r} has its target from its first trial, which has not "
-                "ended yet: join it then"
+                f"the study {study.study_name!r} has its target from its first trial, which has "
+                "not ended yet: join it then"
             )
         prepared = with_goal(prepared, goal, None)
     prepared = replace(prepared, budget_times=budget_times_of(study))
