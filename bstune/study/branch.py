@@ -20,7 +20,7 @@ from bstune.core.branching import LEAST_SEEDS, Branch, Branches, largest_batch
 from bstune.core.errors import ConfigError
 from bstune.core.records import Target, TrialSpec, dump_json
 from bstune.core.search_space import HALF_LIVES, OVERRIDE_LR
-from bstune.options import option_at
+from bstune.options import StudyOptions, option_at
 from bstune.study.prepare import compose_checked
 from bstune.system.console import format_count, format_number, plain_console, plural, quieten
 from bstune.system.inputs import open_regular
@@ -35,6 +35,27 @@ MIN_BRANCH_STEPS = 4
 
 def main(arguments: list[str]) -> str:
     """Run ``bstune branch`` with the arguments after it, and give all branches as JSON."""
+    options, overrides = _parser().parse_known_args(arguments)
+    console = plain_console()
+    branches = run_branches(
+        options.checkpoint,
+        [*overrides, "mlflow.enabled=false"],
+        batch_size=options.batch_size,
+        batch_sizes=options.batch_sizes,
+        examples=options.examples,
+        seeds=options.seeds,
+        tolerance=options.tolerance,
+        lr_exponent=options.lr_exponent,
+        trusted=options.trusted,
+        log=lambda line: console.print(line, soft_wrap=True),
+    )
+    console.print(branch_table(branches))
+    for line in branch_lines(branches):
+        console.print(line, soft_wrap=True)
+    return dump_json(asdict(branches), indent=1)
+
+
+def _parser() -> ArgumentParser:
     parser = ArgumentParser(
         prog="bstune branch",
         usage="%(prog)s CHECKPOINT --batch-size B0 --examples N [--batch-sizes N,...] workload=NAME [OPTION=VALUE ...]",
@@ -75,24 +96,7 @@ def main(arguments: list[str]) -> str:
     parser.add_argument(
         "--trusted", action="store_true", help="read a checkpoint that holds more than plain data"
     )
-    options, overrides = parser.parse_known_args(arguments)
-    console = plain_console()
-    branches = run_branches(
-        options.checkpoint,
-        [*overrides, "mlflow.enabled=false"],
-        batch_size=options.batch_size,
-        batch_sizes=options.batch_sizes,
-        examples=options.examples,
-        seeds=options.seeds,
-        tolerance=options.tolerance,
-        lr_exponent=options.lr_exponent,
-        trusted=options.trusted,
-        log=lambda line: console.print(line, soft_wrap=True),
-    )
-    console.print(branch_table(branches))
-    for line in branch_lines(branches):
-        console.print(line, soft_wrap=True)
-    return dump_json(asdict(branches), indent=1)
+    return parser
 
 
 def _between(kind: Callable[[str], float], smallest: float, largest: float, text: str) -> float:
@@ -133,16 +137,7 @@ def run_branches(
         raise ConfigError(
             "recorded runs have no checkpoint to go on from: name a workload that is trained"
         )
-    fixed = [name for name in (*HALF_LIVES, OVERRIDE_LR) if option_at(options, name)]
-    if fixed:
-        raise ConfigError(
-            f"a branch has the checkpoint's optimizer, which {fixed[0]} would not change: leave it "
-            "out"
-        )
-    if options.devices > 1:
-        raise ConfigError(
-            f"branches are trained on one device, but got devices={options.devices}: use devices=1"
-        )
+    _check_options(options)
     _check_sizes(batch_size, batch_sizes or (2 * batch_size,), examples)
     os.close(open_regular(path, "the checkpoint"))
 
@@ -193,6 +188,20 @@ def run_branches(
         examples_seen=examples_seen(checkpoint, batch_size),
         tokens=options.workload.tokens,
     )
+
+
+def _check_options(options: StudyOptions) -> None:
+    """Refuse options that a branch, which goes on with the checkpoint's state, cannot have."""
+    fixed = [name for name in (*HALF_LIVES, OVERRIDE_LR) if option_at(options, name)]
+    if fixed:
+        raise ConfigError(
+            f"a branch has the checkpoint's optimizer, which {fixed[0]} would not change: leave it "
+            "out"
+        )
+    if options.devices > 1:
+        raise ConfigError(
+            f"branches are trained on one device, but got devices={options.devices}: use devices=1"
+        )
 
 
 def _branch_line(branch: Branch, target: Target) -> str:

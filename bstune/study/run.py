@@ -8,6 +8,7 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import optuna
 from rich.console import Console
@@ -53,6 +54,9 @@ from bstune.system.files import (
     write_text,
 )
 from bstune.system.interruption import Stage
+
+if TYPE_CHECKING:
+    from bstune.tracking.runs import Tracking
 
 # Options that another machine that joins the study gives itself, or has no use for.
 MACHINE_OPTIONS = (
@@ -170,14 +174,7 @@ def paused_study(
     say = partial(print_line, console)
     missing = list[str]()
     with leases.acquired(say), owned(files, identity):
-        # A worker joins by these what goes on now.
-        if again and again != study.user_attrs[ARGUMENTS]:
-            study.set_user_attr(ARGUMENTS, again)
-        remove_partials(files.root)
-        store_unstored(study, files)
-        living = leases.living()
-        finish_abandoned(study, objective, lambda worker: worker not in living)
-        prepared.backend.look_back(results(study), files)
+        _take_over(prepared, study, leases, again)
         say(plan_text(prepared, results(study)))
         make_inside(files.checkpoints)
         write_text(files.config, text_of_options(options))
@@ -186,22 +183,12 @@ def paused_study(
             from bstune.hardware.report import write_survey
 
             write_survey(prepared.survey, files, missing)
-        if options.budget.seconds is not None:
-            if BUDGET_TIMES not in study.user_attrs:
-                times = [list(pair) for pair in prepared.measured_budget_times()]
-                patient(study.set_user_attr)(BUDGET_TIMES, times)
-            prepared = replace(prepared, budget_times=budget_times_of(study))
+        prepared = _with_budget_times(prepared, study)
         page = LivePage(files.report, prepared.elapsed, say)
         if prepared.sets_target:
             prepared = yield from _with_own_target(prepared, study, leases, console, page)
             write_text(files.config, text_of_options(prepared.options))
-        tracking = None
-        if options.mlflow.enabled:
-            # mlflow takes seconds to import.
-            from bstune.tracking.runs import open_tracking
-
-            with optional("MLflow", missing):
-                tracking = open_tracking(prepared, study)
+        tracking = _opened_tracking(prepared, study, missing)
         progress = Progress(prepared.budget.trials, prepared.protocol.target, console)
         interruption.enter(Stage.SEARCH)
         with left_unless_ended(page):
@@ -213,6 +200,48 @@ def paused_study(
             return report_study(
                 prepared, study, tracking, end, arguments, console, search.sampled, missing
             )
+
+
+def _take_over(
+    prepared: PreparedStudy, study: optuna.Study, leases: Leases, arguments: list[str]
+) -> None:
+    """Put in order what an earlier run of the study has left, as one that was killed."""
+    # A worker joins by these what goes on now.
+    if arguments and arguments != study.user_attrs[ARGUMENTS]:
+        study.set_user_attr(ARGUMENTS, arguments)
+    remove_partials(prepared.files.root)
+    # Records that the storage did not take come first: they are among the results below.
+    store_unstored(study, prepared.files)
+    living = leases.living()
+    finish_abandoned(study, prepared.budget.objective, lambda worker: worker not in living)
+    prepared.backend.look_back(results(study), prepared.files)
+
+
+def _with_budget_times(prepared: PreparedStudy, study: optuna.Study) -> PreparedStudy:
+    """Give the study with the seconds of a step by which its budget is counted, if it is of seconds.
+
+    They are stored by the first run: a later survey must not change what is compared.
+    """
+    if prepared.options.budget.seconds is None:
+        return prepared
+    if BUDGET_TIMES not in study.user_attrs:
+        times = [list(pair) for pair in prepared.measured_budget_times()]
+        patient(study.set_user_attr)(BUDGET_TIMES, times)
+    return replace(prepared, budget_times=budget_times_of(study))
+
+
+def _opened_tracking(
+    prepared: PreparedStudy, study: optuna.Study, missing: list[str]
+) -> "Tracking | None":
+    """Open the study's run in MLflow; None where it is off, or cannot be opened."""
+    if not prepared.options.mlflow.enabled:
+        return None
+    # mlflow takes seconds to import.
+    from bstune.tracking.runs import open_tracking
+
+    with optional("MLflow", missing):
+        return open_tracking(prepared, study)
+    return None
 
 
 def _with_own_target(
