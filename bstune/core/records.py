@@ -7,7 +7,7 @@ needs neither torch nor numpy, so that everything that works on recorded trials 
 import json
 import math
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, asdict, dataclass, field, fields, replace
 from typing import Any, Literal, NamedTuple, get_args
 
@@ -73,6 +73,13 @@ class Target:
     def sign(self) -> float:
         """That of :func:`sign_of`."""
         return sign_of(self.mode)
+
+    def best_bound(self, bounds: Sequence[float]) -> float:
+        """Give the better one of the metric's least and greatest value."""
+        low, high = bounds
+        if self.mode == "min":
+            return low
+        return high
 
     @property
     def never_met(self) -> "Target":

@@ -105,8 +105,7 @@ def ideal_value(target: Target, bounds: Sequence[float] | None) -> float | None:
     It is one of its bounds, or 0 for a metric that falls to a positive goal.
     """
     if bounds is not None and len(bounds) == 2:
-        low, high = bounds
-        best = low if target.mode == "min" else high
+        best = target.best_bound(bounds)
         if math.isfinite(best) and target.gap(best) < 0:
             return best
     falls_to_positive = target.mode == "min" and target.value > 0

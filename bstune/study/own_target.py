@@ -117,12 +117,14 @@ def goal_of(record: TrialResult, target: Target, bounds: Sequence[float] | None 
     """
     ideal: float | None = None
     if bounds is not None:
-        ideal = bounds[0] if target.mode == "min" else bounds[1]
+        ideal = target.best_bound(bounds)
     anneals = record.horizon is not None
     outcome = own_result(record.history, target.mode, anneals=anneals, ideal=ideal)
     how_else = "give the target a value, target=VALUE, or another reference, scaling.lr=LR"
     if record.status not in ("stopped", "reached"):
-        because = "" if record.message is None else f": {record.message}"
+        because = ""
+        if record.message is not None:
+            because = f": {record.message}"
         raise StudyError(
             "the target is to be what your own configuration comes to, but its run at batch size "
             f"{record.batch_size} and learning rate {record.lr:g} ended as "
@@ -144,7 +146,9 @@ def stored_goal(study: optuna.Study) -> float | None:
 
 def with_goal(prepared: PreparedStudy, value: float, first: TrialResult | None) -> PreparedStudy:
     """Give the study with its target known; ``first``: the record of the trial that set it, if it is at hand."""
-    steps = 0 if first is None or not first.history else first.history[-1][0]
+    steps = 0
+    if first is not None and first.history:
+        steps = first.history[-1][0]
     seconds: float | None = None
     if first is not None and first.seconds_per_step is not None:
         seconds = steps * first.seconds_per_step
