@@ -41,12 +41,7 @@ from bstune.study.searching.fresh_seeds import (
     due_of_baseline,
     has_time_for,
 )
-from bstune.study.searching.means import (
-    is_for_loss,
-    limit_reached,
-    limited_baseline,
-    within_time,
-)
+from bstune.study.searching.means import is_for_loss, limit_reached, limited_baseline, within_time
 from bstune.study.searching.rescue import choose_rescue, needs_rescue
 from bstune.study.searching.time_to_go import PointEnds, study_seconds_to_go
 from bstune.study.searching.trial_files import TrialFiles, may_go_on, may_win

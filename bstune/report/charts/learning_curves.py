@@ -7,9 +7,7 @@ from dataclasses import dataclass
 from bstune.core.records import TrialResult
 from bstune.report.charts.traces import WORD_DIGITS, Layout, Trace, log_range, trial_lines
 from bstune.report.html import axis, chart, label
-from bstune.report.rows import (
-    last_parts,
-)
+from bstune.report.rows import last_parts
 from bstune.report.study_folder import StudyFolder
 from bstune.system.console import format_count, format_number, plural
 

@@ -41,14 +41,7 @@ from bstune.study.storage.trials import (
     trial_index_of,
     worker_of,
 )
-from bstune.study.storage.turns import (
-    HOLDS_INDEX,
-    TRIES,
-    Turn,
-    count_failures,
-    failed_at,
-    turn_at,
-)
+from bstune.study.storage.turns import HOLDS_INDEX, TRIES, Turn, count_failures, failed_at, turn_at
 from bstune.system.secrets import redact_values
 
 # Step of the one value of a stopped trial that samplers see.
