@@ -271,15 +271,15 @@ def load(folder: str | Path, *, trust: bool = False) -> Result:
         StudyError: where there is no study, or its files are not of this version of bstune.
     """
     path = Path(folder)
-    folder = study_so_far(path, trust)
-    notes = list(folder.files.notes)
+    study = study_so_far(path, trust)
+    notes = list(study.files.notes)
     options: StudyOptions | None = None
-    if folder.files.config is not None:
+    if study.files.config is not None:
         try:
-            options = options_of_folder(folder.files.config, Output(path).config, trust)
+            options = options_of_folder(study.files.config, Output(path).config, trust)
         except StudyError as error:
             notes.append(str(error))
-    return Result(path, folder.result, folder.files.trials, options, None, tuple(notes))
+    return Result(path, study.result, study.files.trials, options, None, tuple(notes))
 
 
 def compare(*studies: str | Path | Result) -> Comparison:

@@ -234,14 +234,14 @@ def _opened_tracking(
     prepared: PreparedStudy, study: optuna.Study, missing: list[str]
 ) -> "Tracking | None":
     """Open the study's run in MLflow; None where it is off, or cannot be opened."""
-    if not prepared.options.mlflow.enabled:
-        return None
-    # mlflow takes seconds to import.
-    from bstune.tracking.runs import open_tracking
+    tracking: Tracking | None = None
+    if prepared.options.mlflow.enabled:
+        # mlflow takes seconds to import.
+        from bstune.tracking.runs import open_tracking
 
-    with optional("MLflow", missing):
-        return open_tracking(prepared, study)
-    return None
+        with optional("MLflow", missing):
+            tracking = open_tracking(prepared, study)
+    return tracking
 
 
 def _with_own_target(
